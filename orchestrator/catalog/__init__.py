@@ -1,0 +1,26 @@
+"""Chips and models as data: the only room with datasheets. Every number names its source."""
+
+from orchestrator.catalog.architectures import model, model_source, models
+from orchestrator.catalog.chip import Chip, Quantity, Slices, Topology
+from orchestrator.catalog.citations import Source, sources
+from orchestrator.catalog.datasheets import chip, chips
+from orchestrator.catalog.renting import hosts, schedulable
+from orchestrator.catalog.shapes import topologies, topology
+
+__all__ = [
+    "Chip",
+    "Quantity",
+    "Slices",
+    "Source",
+    "Topology",
+    "chip",
+    "chips",
+    "hosts",
+    "model",
+    "model_source",
+    "models",
+    "schedulable",
+    "sources",
+    "topologies",
+    "topology",
+]

@@ -1,0 +1,36 @@
+"""Every error that orch raises on purpose, in one tree. Imports nothing.
+
+`cli` prints the text and exits with `exit_code`; anything else that escapes is a bug.
+"""
+
+
+class OrchError(Exception):
+    """A failure with one clear message for the person at the terminal."""
+
+    exit_code = 1
+
+
+class Unservable(OrchError):
+    """The spec cannot be served as it stands: it is wrong, or no plan can meet it."""
+
+    exit_code = 2
+
+
+class UnknownName(Unservable):
+    """A chip, model, topology or key that nobody knows; the text lists what is known."""
+
+    def __init__(self, kind: str, name: object, known: list[str]) -> None:
+        self.kind, self.name, self.known = kind, name, known
+        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(known)}")
+
+
+class DataUnusable(Unservable):
+    """A token set is missing, damaged, too small, or made for another vocabulary."""
+
+
+class CheckpointFailed(OrchError):
+    """A checkpoint could not be written, or none that is there can be read."""
+
+
+class LossNotFinite(OrchError):
+    """The loss or its gradient became infinite or no number at all."""

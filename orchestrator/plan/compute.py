@@ -1,0 +1,69 @@
+"""Plan room: FLOPs that one device executes in a step, and what of them is done twice.
+
+FLOPs here are executed ones. The FLOPs that MFU counts are in plan.flops.
+"""
+
+from orchestrator.plan.flops import mlp_matrices
+from orchestrator.plan.layout import Layout, Number
+
+BACKWARD_OVER_FORWARD = 2  # a matmul's backward is two matmuls: of the input, of the weight
+# A flash kernel's backward has five matmuls where its forward has two: it makes the scores again.
+ATTENTION_BACKWARD_OVER_FORWARD = 2.5
+
+
+def projection_flops(layout: Layout) -> dict[str, Number]:
+    """Forward FLOPs of each matmul of one layer, by the tensor it makes: 2 x tokens x weights."""
+    model, per_weight = layout.model, 2 * layout.step_tokens * layout.model.d_model
+    head = model.head_dim
+    flops = {
+        "q": per_weight * layout.heads * head,
+        "k": per_weight * layout.kv_heads * head,
+        "v": per_weight * layout.kv_heads * head,
+        "mid": per_weight * layout.heads * head,
+        "up": per_weight * layout.d_ff,
+        "down": per_weight * layout.d_ff,
+    }
+    if mlp_matrices(model) == 3:
+        flops["gate"] = per_weight * layout.d_ff
+    return flops
+
+
+def layers_forward_flops(layout: Layout) -> Number:
+    """All layers' matmuls, attention scores apart."""
+    return layout.model.layers * sum(projection_flops(layout).values())
+
+
+def layers_recompute_flops(layout: Layout) -> Number:
+    """Matmuls that the backward pass repeats, because the policy did not keep what they make.
+
+    The down projection is never repeated: the backward pass needs its input, not its result.
+    """
+    again = [
+        flops
+        for tensor, flops in projection_flops(layout).items()
+        if tensor != "down" and layout.remat.recomputes(tensor)
+    ]
+    return layout.model.layers * sum(again)
+
+
+def attention_forward_flops(layout: Layout) -> Number:
+    """Causal scores and values of all layers: 2 S H a query head and token.
+
+    Positions lie in zigzag over `sequence`, so every device has the mean.
+    """
+    head = layout.heads * layout.model.head_dim
+    return layout.model.layers * 2 * layout.step_tokens * layout.length * head
+
+
+def attention_backward_flops(layout: Layout) -> Number:
+    return ATTENTION_BACKWARD_OVER_FORWARD * attention_forward_flops(layout)
+
+
+def attention_recompute_flops(layout: Layout) -> Number:
+    """The forward kernel again, where its result was not kept."""
+    return attention_forward_flops(layout) if layout.remat.recomputes("attention") else 0.0
+
+
+def unembedding_forward_flops(layout: Layout) -> Number:
+    """Logits: 2 tokens D V."""
+    return 2 * layout.step_tokens * layout.table_elements

@@ -1,0 +1,112 @@
+"""Plan room: the Forecast of one layout, from its two ledgers."""
+
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.plan import flops
+from orchestrator.plan.layout import Layout
+from orchestrator.plan.memory import phases
+from orchestrator.plan.time import StepTime, peak, step_time, time_lines
+from orchestrator.stations.plan import Bounds, Forecast, Line, Mfu, Phase
+from orchestrator.stations.spec import Experiment, Resources
+
+DAY_S, HOUR_S = 86_400, 3_600
+
+
+def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Forecast:
+    """What the layout should take, from plain numbers."""
+    memory = tuple(plain_phase(phase) for phase in phases(layout))
+    lines = time_lines(layout)
+    time = step_time(layout, lines)
+    step_s = Bounds(lower=float(time.lower_s), unoverlapped=float(time.unoverlapped_s))
+    bound, bound_by = binding(layout, time)
+    usable = layout.chip.hbm_usable_bytes.value
+    peak_bytes = max(phase.bytes for phase in memory)
+    return Forecast(
+        memory_bytes_per_device=peak_bytes,
+        hbm_bytes_per_device=usable,
+        fits=peak_bytes <= usable,
+        memory=memory,
+        time=tuple(plain_line(line) for line in lines if line.value > 0),
+        step_s=step_s,
+        bound=bound,
+        bound_by=bound_by,
+        **utilization(layout, experiment, step_s),
+        **cost(layout, experiment, resources, step_s),
+    )
+
+
+def plain(value: Any) -> float:
+    """A numpy scalar as a plain float."""
+    return float(value)
+
+
+def plain_line(line: Line) -> Line:
+    inputs = {name: plain(value) for name, value in line.inputs.items()}
+    return replace(line, value=plain(line.value), inputs=inputs)
+
+
+def plain_phase(phase: Phase) -> Phase:
+    lines = tuple(plain_line(line) for line in phase.lines if line.value > 0)
+    return replace(phase, lines=lines, bytes=plain(phase.bytes))
+
+
+def binding(layout: Layout, time: StepTime) -> tuple[str, float]:
+    """The resource that sets the lower bound, and by what fraction it exceeds the next."""
+    names = {"mxu": "matmul", "hbm": "hbm", "host": "host", "pods": "dcn pods"}
+    busy = {names[name]: float(s) for name, s in time.busy_s.items() if name in names}
+    slowest = max(range(len(time.torus_axis_s)), key=lambda i: float(time.torus_axis_s[i]))
+    on_axis = {g: time.busy_s[g] for g, uses in layout.links.uses.items() if uses[slowest]}
+    if on_axis:
+        most = max(on_axis, key=lambda group: float(on_axis[group]))
+        busy[f"ici {most}"] = float(time.torus_axis_s[slowest])
+    ordered = sorted(busy, key=lambda name: -busy[name])
+    first, second = busy[ordered[0]], busy[ordered[1]]
+    return ordered[0], first / second - 1 if second else 0.0
+
+
+def both(values: Bounds, scale: float) -> Bounds:
+    return Bounds(lower=values.lower * scale, unoverlapped=values.unoverlapped * scale)
+
+
+def utilization(layout: Layout, experiment: Experiment, step_s: Bounds) -> dict[str, Any]:
+    """MFU by its one definition, and by 6 P."""
+    tokens = float(layout.sequences) * layout.length
+    per_device = peak(layout.chip, layout.precision.compute).value / layout.chip.devices
+    devices = int(layout.devices)
+
+    def mfu(step_flops: float) -> Mfu:
+        return Mfu(
+            roofline=flops.mfu(step_flops, step_s.lower, devices, per_device),
+            unoverlapped=flops.mfu(step_flops, step_s.unoverlapped, devices, per_device),
+        )
+
+    step_flops = tokens * flops.model_flops_per_token(experiment.model, layout.length)
+    return {
+        "model_flops_per_step": step_flops,
+        "mfu_definition": flops.MFU_DEFINITION,
+        "mfu": mfu(step_flops),
+        "mfu_6p": mfu(tokens * flops.simple_flops_per_token(experiment.model)),
+        "tokens_per_s": Bounds(
+            lower=tokens / step_s.lower, unoverlapped=tokens / step_s.unoverlapped
+        ),
+    }
+
+
+def cost(
+    layout: Layout, experiment: Experiment, resources: Resources, step_s: Bounds
+) -> dict[str, Any]:
+    """Days, chip-hours and dollars for all tokens at the stated goodput."""
+    steps = experiment.tokens / (float(layout.sequences) * layout.length)
+    total_s = both(step_s, steps / resources.goodput)
+    chips = int(layout.devices) // layout.chip.devices
+    chip_hours = both(total_s, chips / HOUR_S)
+    listed = layout.chip.dollars_per_hour
+    price = resources.dollars_per_chip_hour or (listed.value if listed else None)
+    return {
+        "goodput": resources.goodput,
+        "days": both(total_s, 1 / DAY_S),
+        "chip_hours": chip_hours,
+        "dollars": both(chip_hours, price) if price is not None else None,
+        "dollars_per_chip_hour": price,
+    }

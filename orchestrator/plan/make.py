@@ -1,0 +1,199 @@
+"""Plan room: Spec to Plan, the arrow of this room."""
+
+from dataclasses import asdict, replace
+from math import prod
+
+import numpy as np
+
+from orchestrator import catalog
+from orchestrator.plan import flops
+from orchestrator.plan import torus as links
+from orchestrator.plan.forecast import forecast
+from orchestrator.plan.layout import Layout
+from orchestrator.plan.refuse import refusal
+from orchestrator.plan.remat import policy
+from orchestrator.plan.search import RULE, Ask, Choice, Found, layout_of, ranked, search
+from orchestrator.plan.time import pods_rate
+from orchestrator.plan.torus import POD_AXES
+from orchestrator.stations import codec
+from orchestrator.stations.plan import (
+    AXES,
+    Axis,
+    Group,
+    Plan,
+    PlannedBatch,
+    PlannedModel,
+    Search,
+)
+from orchestrator.stations.spec import Spec
+
+SCHEMA = 1
+
+# Which mesh axes shard each dimension of the trainer's tensors.
+SHARDINGS: dict[str, tuple[str, ...]] = {
+    "sequences": ("pods", "data", "fsdp"),
+    "positions": ("sequence",),
+    "residual_positions": ("sequence", "tensor"),
+    "d_model_of_weights": ("fsdp", "sequence"),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "d_ff": ("tensor",),
+    "vocab": ("tensor",),
+    "layers": (),
+    "norms": (),
+}
+UNDIGESTED = ("digest", "name", "overrides", "warnings", "search", "forecast")
+
+
+def make_plan(spec: Spec) -> Plan:
+    """The fastest realizable plan of a spec; `Unservable` says why there is none."""
+    return make_plans(spec, 1)[0]
+
+
+def make_plans(spec: Spec, most: int) -> list[Plan]:
+    """The plan of a spec and its runners-up, best first, each on another mesh."""
+    ask = ask_of(spec)
+    found = search(ask)
+    choices = ranked(ask, found.candidates, most)
+    if not choices:
+        raise refusal(ask, found)
+    return [planned(spec, ask, found, choice) for choice in choices]
+
+
+def ask_of(spec: Spec) -> Ask:
+    chip = catalog.chip(spec.resources.chip)
+    topology = catalog.topology(chip, spec.resources.topology)
+    return Ask(
+        chip=chip,
+        topology=topology,
+        torus=links.torus(chip, topology),
+        experiment=spec.experiment,
+        mesh=spec.resources.mesh,
+        pods=spec.resources.pods.max,
+    )
+
+
+def planned(spec: Spec, ask: Ask, found: Found, choice: Choice) -> Plan:
+    """One choice written out, with its forecast and digest."""
+    layout = plain_layout(ask, choice)
+    mesh = dict(zip(AXES, (ask.pods, *choice.mesh), strict=True))
+    experiment = spec.experiment
+    replicas = ask.pods * mesh["data"] * mesh["fsdp"]
+    reduces = ask.pods * mesh["data"] > 1
+    plan = Plan(
+        schema=SCHEMA,
+        digest="",
+        name=spec.name,
+        spec_digest=codec.digest(experiment),
+        overrides=spec.overrides,
+        model=PlannedModel(
+            **asdict(experiment.model), parameters=flops.parameters(experiment.model)
+        ),
+        tokens=experiment.tokens,
+        batch=PlannedBatch(
+            sequences=choice.sequences,
+            length=experiment.batch.length,
+            tokens=choice.sequences * experiment.batch.length,
+            asked_sequences=experiment.batch.sequences,
+            sequences_per_replica=choice.sequences // replicas,
+            microbatches=choice.microbatches,
+        ),
+        optimizer=experiment.optimizer,
+        precision=experiment.precision,
+        remat=choice.remat,
+        data=experiment.data,
+        seed=experiment.seed,
+        compiler_options=experiment.compiler_options,
+        chip=ask.chip.name,
+        topology=str(ask.topology),
+        pods=ask.pods,
+        chips=ask.pods * ask.topology.chips,
+        devices=prod(mesh.values()),
+        hosts=ask.pods * catalog.hosts(ask.chip, ask.topology),
+        mesh=mesh,
+        axes=axes(ask, choice, mesh),
+        groups=groups(ask, choice, layout),
+        shardings=SHARDINGS,
+        gradient_reduction="per_layer" if reduces and choice.microbatches == 1 else "at_end",
+        forecast=forecast(layout, experiment, spec.resources),
+        search=Search(
+            enumerated=found.enumerated,
+            realizable=found.realizable,
+            priced=len(found.candidates),
+            rule=RULE,
+        ),
+        warnings=warnings(spec, ask, found),
+    )
+    return replace(plan, digest=plan_digest(plan))
+
+
+def plan_digest(plan: Plan) -> str:
+    """Identity of what will be done; what it is called and what it should take are left out."""
+    fields = asdict(plan)
+    return codec.digest({key: fields[key] for key in fields if key not in UNDIGESTED})
+
+
+def factors_of(choice: Choice) -> links.Ints:
+    return np.array([choice.factors], np.int64)
+
+
+def plain_layout(ask: Ask, choice: Choice) -> Layout:
+    """The layout of one choice, as plain numbers."""
+    found = links.links_of(ask.torus, factors_of(choice))
+    row = links.Links(
+        rates={name: float(rate[0]) for name, rate in found.rates.items()},
+        hops={name: float(hops[0]) for name, hops in found.hops.items()},
+        uses={name: uses[0] for name, uses in found.uses.items()},
+    )
+    sizes = dict(zip(POD_AXES, choice.mesh, strict=True))
+    remat = policy(choice.remat)
+    return layout_of(ask, sizes, choice.sequences, choice.microbatches, remat, row)
+
+
+def axes(ask: Ask, choice: Choice, mesh: dict[str, int]) -> tuple[Axis, ...]:
+    """Each mesh axis with its link and the torus axes it lies on."""
+    factors = factors_of(choice)[0]
+    inside = (
+        Axis(
+            name=name,
+            size=mesh[name],
+            link="ici",
+            spans=links.spans_of(ask.torus, factors, (name,)),
+        )
+        for name in POD_AXES
+    )
+    return (Axis(name="pods", size=ask.pods, link="dcn", spans=()), *inside)
+
+
+def groups(ask: Ask, choice: Choice, layout: Layout) -> dict[str, Group]:
+    """Each set of devices that a collective joins, with its rate; single devices omitted."""
+    factors = factors_of(choice)[0]
+    sizes = dict(zip(POD_AXES, choice.mesh, strict=True))
+    found = {
+        name: Group(
+            axes=members,
+            size=prod(sizes[axis] for axis in members),
+            link="ici",
+            spans=links.spans_of(ask.torus, factors, members),
+            bytes_per_s=layout.links.rates[name],
+        )
+        for name, members in links.GROUPS.items()
+        if prod(sizes[axis] for axis in members) > 1
+    }
+    if ask.pods > 1:
+        rate = pods_rate(ask.chip)
+        found["pods"] = Group(axes=("pods",), size=ask.pods, link="dcn", spans=(), bytes_per_s=rate)
+    return found
+
+
+def warnings(spec: Spec, ask: Ask, found: Found) -> tuple[str, ...]:
+    """What a person should know before paying for this plan."""
+    said = list(catalog.schedulable(ask.chip, ask.topology, ask.pods))
+    if spec.experiment.remat == "auto" and found.margin == 0:
+        said.append("nothing fits with a tenth of HBM to spare: this plan uses the margin")
+    if spec.experiment.precision.parameters == "bf16":
+        said.append(
+            "bf16 parameters without an fp32 master copy lose small updates; the book counts"
+            " memory this way, few train this way"
+        )
+    return tuple(said)

@@ -1,0 +1,207 @@
+"""Plan room: why no plan serves a spec, with the arithmetic, and the nearest specs that can."""
+
+from dataclasses import replace
+from itertools import product
+from math import gcd
+
+import numpy as np
+
+from orchestrator import catalog
+from orchestrator.errors import Unservable
+from orchestrator.plan import torus as links
+from orchestrator.plan.realize import (
+    as_sizes,
+    batch_range,
+    model_rules,
+    placements,
+    realizable,
+)
+from orchestrator.plan.search import Ask, Found, ranked, search
+from orchestrator.plan.torus import POD_AXES, Ints
+from orchestrator.stations.spec import MeshWish
+
+GIB = 2**30
+ANY_REPLICAS = 2**62
+
+
+class NoPlan(Unservable):
+    """No plan: what fails, and `--set` overrides that would do instead."""
+
+    def __init__(self, reasons: list[str], instead: list[str]) -> None:
+        self.reasons, self.instead = reasons, instead
+        lines = ["no realizable plan", *(f"  {reason}" for reason in reasons)]
+        if instead:
+            lines += ["", "nearest that can:", *(f"  {spec}" for spec in instead)]
+        super().__init__("\n".join(lines))
+
+
+def refusal(ask: Ask, found: Found) -> NoPlan:
+    """The error for a search that came back empty."""
+    if found.realizable:
+        return does_not_fit(ask, found)
+    meshes = all_meshes(ask)
+    if len(meshes):
+        return batch_does_not_divide(ask, meshes)
+    wish_free = replace(ask, mesh=MeshWish())
+    if len(all_meshes(wish_free)):
+        return mesh_is_not_realizable(ask)
+    return NoPlan(model_reasons(ask), other_slices(ask))
+
+
+def all_meshes(ask: Ask) -> Ints:
+    """Meshes that the model and the wish allow, whatever the batch."""
+    found = placements(
+        ask.torus, ask.experiment.model, ask.experiment.batch.length, ask.mesh, ANY_REPLICAS
+    )
+    return np.unique(links.sizes(found), axis=0)
+
+
+def does_not_fit(ask: Ask, found: Found) -> NoPlan:
+    usable = ask.chip.hbm_usable_bytes.value
+    reason = (
+        f"memory: the least that any of {found.realizable:,} placements needs is"
+        f" {found.smallest_bytes / GIB:,.2f} GiB a device, of {usable / GIB:,.2f} GiB that"
+        f" {ask.chip.name} allows"
+    )
+    instead = []
+    if ask.experiment.remat not in ("auto", "full"):
+        instead.append("--set experiment.remat=full")
+    if found.smallest_bytes > usable:
+        share = int(np.ceil(found.smallest_bytes / usable))
+        instead.append(f"a topology of at least {share} times the chips, or a smaller model")
+    return NoPlan([reason], instead)
+
+
+def batch_does_not_divide(ask: Ask, meshes: Ints) -> NoPlan:
+    """Every mesh splits the batch in ways that no batch within the tolerance is a multiple of."""
+    batch = ask.experiment.batch
+    replicas = np.unique(ask.pods * meshes[:, 0] * meshes[:, 1])
+    common = gcd(*map(int, replicas))
+    low, high = batch_range(batch)
+    asked = f"{batch.sequences:,} sequences"
+    if batch.tolerance:
+        asked += f" (within {batch.tolerance:.0%}: {low:,} to {high:,})"
+    reasons = [*slice_reasons(ask)]
+    if batch.sequences % common:
+        reasons.append(
+            f"so pods x data x fsdp is a multiple of {common:,} in every mesh, and {asked} hold"
+            f" no multiple of it"
+        )
+    else:
+        ways = ", ".join(f"{r:,}" for r in replicas[:8])
+        reasons.append(f"meshes split sequences in {ways}... ways; {asked} hold no multiple")
+    return NoPlan(reasons, [*other_batches(ask, replicas), *other_slices(ask)])
+
+
+def slice_reasons(ask: Ask) -> list[str]:
+    """What a slice's chips factor into, and what can be split that way."""
+    model, batch = ask.experiment.model, ask.experiment.batch
+    dims = {
+        "heads": model.heads,
+        "d_ff": model.d_ff,
+        "vocab": model.vocab,
+        "d_model": model.d_model,
+        "length": batch.length,
+        "sequences": batch.sequences,
+    }
+    devices = ask.torus.devices
+    return [
+        f"{ask.pods} x {ask.topology}: {devices:,} devices a pod = {factored(devices)}",
+        "to split: " + ", ".join(f"{k} {v:,} = {factored(v)}" for k, v in dims.items()),
+    ]
+
+
+def model_reasons(ask: Ask) -> list[str]:
+    return [*slice_reasons(ask), "no mesh of that many devices divides what its axes shard"]
+
+
+def mesh_is_not_realizable(ask: Ask) -> NoPlan:
+    """The wished mesh breaks rules: name each one that its own sizes break."""
+    wish = {axis: getattr(ask.mesh, axis) or 1 for axis in POD_AXES}
+    sizes = as_sizes(np.array([[wish[axis] for axis in POD_AXES]], np.int64))
+    rules = model_rules(ask.experiment.model, ask.experiment.batch.length)
+    broken = [
+        f"{rule.name} {rule.total:,} is not divided by {rule.ways}"
+        for rule in rules
+        if not realizable([rule], sizes)[0]
+    ]
+    asked = {axis: size for axis in POD_AXES if (size := getattr(ask.mesh, axis))}
+    devices = ask.torus.devices
+    ways = int(np.prod(list(asked.values())))
+    text = ", ".join(f"{axis} {size}" for axis, size in asked.items())
+    if devices % ways or (len(asked) == len(POD_AXES) and devices != ways):
+        broken.append(f"{text}: {ways:,} devices, against {devices:,} in a pod of {ask.topology}")
+    reasons = [f"mesh {text}", *(broken or model_reasons(ask))]
+    return NoPlan(reasons, [f"--set resources.mesh={free_mesh(ask)}"])
+
+
+def free_mesh(ask: Ask) -> str:
+    """The mesh that would be chosen without a wish."""
+    free = replace(ask, mesh=MeshWish())
+    best = ranked(free, search(free).candidates, 1)
+    if not best:
+        return "auto"
+    sizes = zip(POD_AXES, best[0].mesh, strict=True)
+    return "'{" + ", ".join(f"{axis}: {size}" for axis, size in sizes) + "}'"
+
+
+def other_batches(ask: Ask, replicas: Ints) -> list[str]:
+    """The realizable batches next to the asked one, on either side, that also fit."""
+    asked = ask.experiment.batch.sequences
+    below = {int(asked // r * r) for r in replicas} - {0}
+    above = {int(-(-asked // r) * r) for r in replicas}
+    found = []
+    for sequences in (*sorted(below, reverse=True)[:1], *sorted(above)[:1]):
+        batch = replace(ask.experiment.batch, sequences=sequences, tolerance=0.0)
+        tried = replace(ask, experiment=replace(ask.experiment, batch=batch))
+        if choices := ranked(tried, search(tried).candidates, 1):
+            moved = sequences / asked - 1
+            found.append(
+                f"--set experiment.batch.sequences={sequences}"
+                f"  ({moved:+.1%}; mesh {mesh_text(choices[0].mesh)})"
+            )
+    return found
+
+
+def mesh_text(mesh: tuple[int, ...]) -> str:
+    sizes = zip(POD_AXES, mesh, strict=True)
+    return ", ".join(f"{axis} {size}" for axis, size in sizes)
+
+
+def other_slices(ask: Ask) -> list[str]:
+    """The largest smaller slice that serves the spec as it stands."""
+    shapes = sorted(smaller_shapes(ask), key=lambda shape: -int(np.prod(shape)))
+    for shape in shapes:
+        text = "x".join(map(str, shape))
+        try:
+            topology = catalog.topology(ask.chip, text)
+        except Unservable:
+            continue
+        tried = replace(ask, topology=topology, torus=links.torus(ask.chip, topology))
+        if ranked(tried, search(tried).candidates, 1):
+            idle = (ask.topology.chips - topology.chips) * ask.pods
+            chips = f"{topology.chips * ask.pods:,} chips, {idle:,} left idle"
+            return [f"--set resources.topology={topology}  ({chips})"]
+    return []
+
+
+def smaller_shapes(ask: Ask) -> list[tuple[int, ...]]:
+    """Shapes within the asked one whose chips are a smaller number."""
+    ranges = [
+        links.divisors(length) + list(range(4, length + 1, 4)) for length in ask.topology.shape
+    ]
+    shapes = {tuple(sorted(shape)) for shape in product(*ranges)}
+    return [shape for shape in shapes if int(np.prod(shape)) < ask.topology.chips]
+
+
+def factored(number: int) -> str:
+    """A number as the product of its primes: 8,960 = 2^8 x 5 x 7."""
+    parts, left, prime = [], number, 2
+    while left > 1:
+        power = 0
+        while left % prime == 0:
+            left, power = left // prime, power + 1
+        if power:
+            parts.append(f"{prime}^{power}" if power > 1 else str(prime))
+        prime += 1
+    return " x ".join(parts) or "1"

@@ -1,0 +1,181 @@
+"""Plan room: the links of one slice, and how mesh axes lie on them.
+
+A mesh axis is spread over torus axes as factors: on a torus axis of length L the factors of data,
+fsdp, sequence and tensor multiply to L, data outermost and tensor innermost. Every row of an array
+of factors is one placement, so one function serves a search over thousands and a single plan.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.catalog.chip import Chip, Topology
+from orchestrator.stations.plan import Span
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+POD_AXES = ("data", "fsdp", "sequence", "tensor")
+HOP_S = 1e-6  # one hop of one link, about
+HOP_SOURCE = "scaling-book-tpus"
+DIE_AXIS = "d"
+
+# The collectives of a step join these mesh axes. Each group is contiguous in POD_AXES, so that on
+# every torus axis it is one span.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "data": ("data",),
+    "weights": ("fsdp", "sequence"),
+    "sequence": ("sequence",),
+    "tensor": ("tensor",),
+    "replicas": ("fsdp", "sequence", "tensor"),
+}
+
+
+@dataclass(frozen=True)
+class TorusAxis:
+    """`bytes_per_s` is what one chip sends both ways along this axis."""
+
+    name: str
+    length: int
+    wraps: bool
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Torus:
+    """The axes of a slice, outermost first; the dies of a chip come last, as axis `d`."""
+
+    axes: tuple[TorusAxis, ...]
+    devices_per_chip: int
+    switched: bool
+
+    @property
+    def devices(self) -> int:
+        return prod(axis.length for axis in self.axes)
+
+
+def torus(chip: Chip, topology: Topology) -> Torus:
+    """The links of a slice of that chip. Two links an axis, except in a switched domain."""
+    links = 1 if chip.switched else 2
+    names = ("x", "y", "z")
+    axes = [
+        TorusAxis(names[i], length, wraps, links * chip.ici_link_bytes_per_s.value)
+        for i, (length, wraps) in enumerate(zip(topology.shape, topology.wraps, strict=True))
+    ]
+    if chip.devices > 1:
+        assert chip.die_link_bytes_per_s is not None
+        axes.append(TorusAxis(DIE_AXIS, chip.devices, False, 2 * chip.die_link_bytes_per_s.value))
+    return Torus(tuple(axes), chip.devices, chip.switched)
+
+
+def factorizations(length: int, parts: int) -> list[tuple[int, ...]]:
+    """Every ordered way to write `length` as a product of `parts` numbers."""
+    if parts == 1:
+        return [(length,)]
+    return [
+        (first, *rest)
+        for first in divisors(length)
+        for rest in factorizations(length // first, parts - 1)
+    ]
+
+
+def count_placements(slice_torus: Torus) -> int:
+    """Placements of a slice: ordered factorizations of every torus axis, multiplied."""
+    return prod(len(factorizations(axis.length, len(POD_AXES))) for axis in slice_torus.axes)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def sizes(factors: Ints) -> Ints:
+    """Mesh axis sizes of each placement: rows x POD_AXES."""
+    return np.asarray(factors.prod(axis=1))
+
+
+def group_spans(factors: Ints, group: tuple[str, ...]) -> tuple[Ints, Ints]:
+    """Size and stride of a group's span on each torus axis: rows x torus axes."""
+    first, last = POD_AXES.index(group[0]), POD_AXES.index(group[-1])
+    size = factors[:, :, first : last + 1].prod(axis=2)
+    stride = factors[:, :, last + 1 :].prod(axis=2)
+    return size, stride
+
+
+def closes(slice_torus: Torus, size: Ints, stride: Ints) -> NDArray[np.bool_]:
+    """Whether a span goes all the way round an axis that wraps, or stands in a switched domain."""
+    lengths = np.array([axis.length for axis in slice_torus.axes])
+    wraps = np.array([axis.wraps for axis in slice_torus.axes])
+    return np.asarray((wraps & (size * stride == lengths)) | slice_torus.switched)
+
+
+def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
+    """Bytes per second at which each device receives in a collective over the group.
+
+    A ring gives an axis both its directions, an open line half of that; a stride of s shares every
+    link with s - 1 interleaved groups; spans on several axes add up. The devices of one chip share
+    its links, unless the group holds all of them: then the chip fetches each byte once. A group
+    within one chip runs at the die link. A group of one device has no need: infinite.
+    """
+    size, stride = group_spans(factors, group)
+    shape = np.where(closes(slice_torus, size, stride), 1.0, 0.5)
+    shared = np.ones_like(stride) if slice_torus.switched else stride
+    link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
+    per_axis = np.where(size > 1, link * shape / shared, 0.0)
+    on_die = np.array([axis.name == DIE_AXIS for axis in slice_torus.axes])
+    die_rate = per_axis[:, on_die].sum(axis=1)
+    share = np.where(die_rate > 0, 1.0, 1.0 / slice_torus.devices_per_chip)
+    torus_rate = per_axis[:, ~on_die].sum(axis=1) * share
+    rate = np.where(torus_rate > 0, torus_rate, die_rate)
+    return np.where(rate > 0, rate, np.inf)
+
+
+def group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
+    """Hops one collective needs: half way round a ring, to the far end of a line, in each span."""
+    size, stride = group_spans(factors, group)
+    ring = closes(slice_torus, size, stride)
+    if slice_torus.switched:
+        return np.asarray((size > 1).any(axis=1).astype(float))
+    hops = np.where(ring, size // 2, size - 1) * stride
+    return np.asarray(hops.sum(axis=1).astype(float))
+
+
+def group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Which torus axes a group keeps busy: rows x torus axes."""
+    return group_spans(factors, group)[0] > 1
+
+
+@dataclass(frozen=True)
+class Links:
+    """What each of GROUPS gets from the torus: bytes per second, hops, torus axes it uses."""
+
+    rates: dict[str, Any]
+    hops: dict[str, Any]
+    uses: dict[str, Any]
+
+
+NO_LINKS = Links({}, {}, {})
+
+
+def links_of(slice_torus: Torus, factors: Ints) -> Links:
+    """The links of each placement, an array an entry."""
+    groups = GROUPS.items()
+    return Links(
+        rates={name: group_rate(slice_torus, factors, axes) for name, axes in groups},
+        hops={name: group_hops(slice_torus, factors, axes) for name, axes in groups},
+        uses={name: group_uses(factors, axes) for name, axes in groups},
+    )
+
+
+def spans_of(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> tuple[Span, ...]:
+    """The spans of one placement's group, as the Plan states them."""
+    size, stride = group_spans(factors[None], group)
+    ring = closes(slice_torus, size, stride)[0]
+    return tuple(
+        Span(torus=axis.name, size=int(size[0, i]), stride=int(stride[0, i]), ring=bool(ring[i]))
+        for i, axis in enumerate(slice_torus.axes)
+        if size[0, i] > 1
+    )

@@ -1,0 +1,189 @@
+"""Render room: a Plan on one screen."""
+
+import re
+from collections.abc import Callable
+
+from orchestrator.render.text import (
+    columns,
+    count,
+    dollars,
+    gib,
+    indent,
+    percent,
+    scaled,
+    seconds,
+    span,
+    title,
+    with_unit,
+)
+from orchestrator.stations.codec import short
+from orchestrator.stations.plan import Axis, Bounds, Line, Plan
+
+# Lines of time below this share of the unoverlapped step are shown together.
+SMALL = 0.004
+
+
+def screen(plan: Plan, next_command: str) -> str:
+    """The whole plan: what will be done, two ledgers, what it comes to, and what to do next."""
+    blocks = [
+        [title(headline(plan), f"plan {short(plan.digest)}")],
+        indent(decisions(plan)),
+        indent(memory(plan)),
+        indent(time(plan)),
+        indent(outcome(plan)),
+        [f"warning: {warning}" for warning in plan.warnings],
+        [verdict(plan), f"Next: {next_command}"],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def headline(plan: Plan) -> str:
+    slices = f"{plan.pods} {'pod' if plan.pods == 1 else 'pods'} of {plan.topology}"
+    return f"{plan.name}: {count(plan.chips)} {plan.chip} chips, {slices}"
+
+
+def decisions(plan: Plan) -> list[str]:
+    """What was asked and what was decided, a line each."""
+    inside = ", ".join(axis_text(axis) for axis in plan.axes if axis.link == "ici")
+    rows = [
+        ("model", f"{plan.model.name}, {scaled(plan.model.parameters, 4)} parameters"),
+        ("mesh", f"pods {plan.pods} dcn | {inside}"),
+        ("batch", batch(plan)),
+        ("step", step(plan)),
+        ("searched", searched(plan)),
+    ]
+    if plan.overrides:
+        rows.append(("set", " ".join(plan.overrides)))
+    return columns(rows, "<<")
+
+
+def axis_text(axis: Axis) -> str:
+    """An axis with the torus axes it lies on: `tensor 8 (x)`, `data 35 (y/4 z/4)` when strided."""
+    where = " ".join(s.torus + (f"/{s.stride}" if s.stride > 1 else "") for s in axis.spans)
+    return f"{axis.name} {axis.size}" + (f" ({where})" if where else "")
+
+
+def batch(plan: Plan) -> str:
+    size = plan.batch
+    text = f"{count(size.sequences)} sequences x {count(size.length)}"
+    text += f" = {scaled(size.tokens)} tokens"
+    if size.sequences != size.asked_sequences:
+        moved = size.sequences / size.asked_sequences - 1
+        text += f" (asked {count(size.asked_sequences)}: moved {moved * 100:+.1f} % to divide)"
+    return text
+
+
+def step(plan: Plan) -> str:
+    parts = plan.batch.microbatches
+    micro = "1 microbatch" if parts == 1 else f"{parts} microbatches"
+    when = {"per_layer": "layer by layer", "at_end": "at its end"}[plan.gradient_reduction]
+    precision = plan.precision
+    return (
+        f"{micro}, remat {plan.remat}, {precision.compute} on {precision.parameters} parameters,"
+        f" gradients reduced {when}"
+    )
+
+
+def searched(plan: Plan) -> str:
+    found = plan.search
+    return (
+        f"{count(found.enumerated)} placements, {count(found.realizable)} realizable,"
+        f" {count(found.priced)} priced"
+    )
+
+
+def memory(plan: Plan) -> list[str]:
+    """The ledger of the largest phase."""
+    forecast = plan.forecast
+    largest = max(forecast.memory, key=lambda phase: phase.bytes)
+    others = [phase for phase in forecast.memory if phase is not largest]
+    rows = [(line.name, put_in(line), gib(line.value), "") for line in largest.lines]
+    usable = f"of {gib(forecast.hbm_bytes_per_device)}"
+    rows.append((f"peak: {largest.name}", "", gib(largest.bytes), usable))
+    rest = ", ".join(f"{phase.name} {gib(phase.bytes)}" for phase in others)
+    return ["memory per device", *indent([*columns(rows, "<<><"), f"other phases: {rest}"])]
+
+
+def put_in(line: Line) -> str:
+    """The formula with its numbers: `size x owned` is 4 x 1.13B."""
+    return re.sub(r"[a-z_]{2,}", lambda name: number(line, name[0]), line.formula)
+
+
+def number(line: Line, name: str) -> str:
+    return scaled(line.inputs[name]) if name in line.inputs else name
+
+
+def amount(line: Line) -> str:
+    """What the line's resource works through, and how fast."""
+    inputs = line.inputs
+    if "calls" in inputs and "hops" in inputs:
+        return f"{count(inputs['calls'])} calls x {count(inputs['hops'])} hops"
+    name, unit = ("flops", "FLOP") if "flops" in inputs else ("bytes", "B")
+    return f"{with_unit(inputs[name], unit)} at {with_unit(inputs['rate'], unit + '/s')}"
+
+
+def resource(line: Line) -> str:
+    """Where the line's time is spent, as the bound names it."""
+    names = {"mxu": "matmul", "pods": "dcn pods", "hbm": "hbm", "host": "host", "latency": "ici"}
+    assert line.resource is not None
+    return names.get(line.resource, f"ici {line.resource}")
+
+
+def time(plan: Plan) -> list[str]:
+    """The ledger of seconds, largest first within its resource; small lines together."""
+    forecast = plan.forecast
+    least = SMALL * forecast.step_s.unoverlapped
+    shown = [line for line in forecast.time if line.value >= least]
+    small = [line for line in forecast.time if line.value < least]
+    rows = [
+        (line.name, resource(line), amount(line), seconds(line.value), mark(plan, line))
+        for line in shown
+    ]
+    if small:
+        total = seconds(sum(line.value for line in small))
+        rows.append((f"{len(small)} small lines", "", "", total, ""))
+    rows.append(("unoverlapped", "", "all lines", seconds(forecast.step_s.unoverlapped), ""))
+    rows.append(("lower bound", forecast.bound, "", seconds(forecast.step_s.lower), ""))
+    return ["time per step", *indent(columns(rows, "<<<><"))]
+
+
+def mark(plan: Plan, line: Line) -> str:
+    return "<- binds" if resource(line) == plan.forecast.bound else ""
+
+
+def outcome(plan: Plan) -> list[str]:
+    """MFU, throughput, days and money at both figures."""
+    forecast = plan.forecast
+    rows = [
+        ("", "lower bound", "unoverlapped"),
+        ("MFU", percent(forecast.mfu.roofline), percent(forecast.mfu.unoverlapped)),
+        ("MFU by 6 P", percent(forecast.mfu_6p.roofline), percent(forecast.mfu_6p.unoverlapped)),
+        ("tokens/s", *pair(forecast.tokens_per_s, scaled)),
+        (f"{scaled(plan.tokens)} tokens", *pair(forecast.days, "{:,.1f} days".format)),
+        ("chip-hours", *pair(forecast.chip_hours, scaled)),
+    ]
+    if forecast.dollars is not None:
+        price = f"${forecast.dollars_per_chip_hour:,.2f} a chip-hour"
+        rows.append((price, *pair(forecast.dollars, dollars)))
+    lines = columns(rows, "<>>", gap="   ")
+    if forecast.goodput != 1:
+        lines.append(f"at a goodput of {percent(forecast.goodput)}")
+    return lines
+
+
+def pair(bounds: Bounds, show: Callable[[float], str]) -> tuple[str, str]:
+    return show(bounds.lower), show(bounds.unoverlapped)
+
+
+def verdict(plan: Plan) -> str:
+    """The plan in one line."""
+    forecast = plan.forecast
+    days = span(f"{forecast.days.lower:,.1f}", f"{forecast.days.unoverlapped:,.1f}")
+    parts = [
+        "fits" if forecast.fits else "does not fit",
+        f"bound by {forecast.bound} by {percent(forecast.bound_by)}",
+        f"{days} days",
+    ]
+    if forecast.dollars is not None:
+        parts.append(span(dollars(forecast.dollars.lower), dollars(forecast.dollars.unoverlapped)))
+    return f"Plan: {', '.join(parts)}."

@@ -1,0 +1,1 @@
+"""Tests: one module per room, and those of the whole program."""

@@ -1,0 +1,50 @@
+"""Specs for tests of the plan room, built without a file."""
+
+from orchestrator import catalog
+from orchestrator.stations.spec import (
+    Batch,
+    Experiment,
+    MeshWish,
+    Model,
+    Pods,
+    Precision,
+    Resources,
+    Spec,
+)
+
+TINY = Model(
+    name="tiny", layers=2, d_model=64, d_ff=192, heads=8, kv_heads=4, head_dim=16, vocab=384
+)
+
+
+def spec_of(
+    model: str | Model = "llama3-70b",
+    *,
+    sequences: int = 1024,
+    length: int = 4096,
+    tolerance: float = 0.1,
+    chip: str = "v5p",
+    topology: str = "16x20x28",
+    pods: int = 4,
+    mesh: MeshWish | None = None,
+    remat: str = "auto",
+    precision: Precision | None = None,
+    tokens: int = 15 * 10**12,
+) -> Spec:
+    """A spec; what is not named is the Llama 3 70B on four pods of the book's questions."""
+    return Spec(
+        name="asked",
+        experiment=Experiment(
+            model=catalog.model(model) if isinstance(model, str) else model,
+            tokens=tokens,
+            batch=Batch(sequences=sequences, length=length, tolerance=tolerance),
+            precision=precision or Precision(),
+            remat=remat,
+        ),
+        resources=Resources(
+            chip=chip,
+            topology=topology,
+            pods=Pods(min=pods, max=pods),
+            mesh=mesh or MeshWish(),
+        ),
+    )

@@ -1,0 +1,190 @@
+"""The Plan as a whole: its keys, its digest, its bytes, and what it warns of."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from orchestrator import catalog
+from orchestrator.plan.make import make_plan, make_plans
+from orchestrator.stations import codec
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.spec import MeshWish, Precision
+from tests.asks import TINY, spec_of
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def four_pods() -> Plan:
+    return make_plan(spec_of())
+
+
+def test_the_documented_keys_are_there(four_pods: Plan) -> None:
+    """What scripts read from `orch plan --json`."""
+    plan = json.loads(codec.to_json(four_pods))
+    assert plan["digest"] == four_pods.digest
+    assert plan["chips"] == plan["devices"] == 35_840
+    assert prod(plan["mesh"].values()) == plan["devices"]
+    assert plan["mesh"]["pods"] == 4
+    assert 922 <= plan["batch"]["sequences"] <= 1126
+    assert plan["model"]["parameters"] == 70_553_706_496
+    forecast = plan["forecast"]
+    assert forecast["memory_bytes_per_device"] < forecast["hbm_bytes_per_device"]
+    assert forecast["fits"] is True
+    assert isinstance(forecast["bound"], str)
+    for key in ("step_s", "days", "dollars", "chip_hours"):
+        assert 0 < forecast[key]["lower"] < forecast[key]["unoverlapped"]
+    assert 1 > forecast["mfu"]["roofline"] > forecast["mfu"]["unoverlapped"] > 0
+
+
+def test_a_plan_survives_json(four_pods: Plan) -> None:
+    """To text and back it is the same station, to the last float."""
+    assert codec.from_json(codec.to_json(four_pods), Plan) == four_pods
+
+
+def test_the_ledgers_add_up(four_pods: Plan) -> None:
+    """Nothing is in a total that has no line."""
+    forecast = four_pods.forecast
+    total = sum(line.value for line in forecast.time)
+    assert total == pytest.approx(forecast.step_s.unoverlapped, rel=1e-12)
+    for phase in forecast.memory:
+        assert sum(line.value for line in phase.lines) == pytest.approx(phase.bytes, rel=1e-12)
+    assert forecast.memory_bytes_per_device == max(phase.bytes for phase in forecast.memory)
+
+
+def test_every_line_names_a_source_that_exists(four_pods: Plan) -> None:
+    """Each outside number of the time ledger leads to the catalog."""
+    known = catalog.sources()
+    for line in four_pods.forecast.time:
+        assert line.sources, line.name
+        assert set(line.sources) <= set(known), line.name
+
+
+def test_mesh_axes_say_where_they_lie(four_pods: Plan) -> None:
+    """Spans multiply to the axis, and all axes together fill the slice."""
+    for axis in four_pods.axes:
+        if axis.name != "pods":
+            assert prod(span.size for span in axis.spans) == axis.size
+    by_torus = {"x": 1, "y": 1, "z": 1}
+    for axis in four_pods.axes:
+        for span in axis.spans:
+            by_torus[span.torus] *= span.size
+    assert by_torus == {"x": 16, "y": 20, "z": 28}
+
+
+def test_gradients_cross_pods_once_a_step(four_pods: Plan) -> None:
+    """One collective over dcn: 24 MB a chip and step for 70B on 4 x 8,960 chips."""
+    over_dcn = [
+        line.collective
+        for line in four_pods.forecast.time
+        if line.collective and line.collective.link == "dcn"
+    ]
+    (only,) = over_dcn
+    assert only is not None
+    assert only.calls_per_step == 1
+    assert only.bytes_per_step == pytest.approx(23.6e6, rel=0.03)
+
+
+def test_the_digest_is_of_what_will_be_done() -> None:
+    """Names, prices and overrides do not change it; meshes, models and compiler options do."""
+    spec = spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)
+    plan = make_plan(spec)
+    renamed = replace(spec, name="other", overrides=("name=other",))
+    pricier = replace(spec, resources=replace(spec.resources, dollars_per_chip_hour=9.0))
+    assert make_plan(renamed).digest == make_plan(pricier).digest == plan.digest
+    options = {"xla_tpu_scoped_vmem_limit_kib": 98304}
+    tuned = replace(spec, experiment=replace(spec.experiment, compiler_options=options))
+    meshes = [
+        replace(spec, resources=replace(spec.resources, mesh=MeshWish(tensor=size)))
+        for size in (1, 4)
+    ]
+    assert make_plan(tuned).digest != plan.digest
+    assert make_plan(meshes[0]).digest != make_plan(meshes[1]).digest
+
+
+def test_only_the_experiment_is_the_identity() -> None:
+    """On other chips it is another plan of the same spec."""
+    small = spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)
+    large = replace(small, resources=replace(small.resources, topology="4x8"))
+    one, other = make_plan(small), make_plan(large)
+    assert one.spec_digest == other.spec_digest
+    assert one.digest != other.digest
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "4242"])
+def test_the_same_bytes_whatever_the_process(seed: str, four_pods: Plan) -> None:
+    """Hash seeds and locales leave no trace."""
+    code = (
+        "import sys; sys.path.insert(0, '.');"
+        "from tests.asks import spec_of; from orchestrator.plan.make import make_plan;"
+        "from orchestrator.stations import codec;"
+        "sys.stdout.buffer.write(codec.to_json(make_plan(spec_of())))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True
+    )
+    assert done.stdout == codec.to_json(four_pods)
+
+
+def test_alternatives_are_other_meshes_and_no_better(four_pods: Plan) -> None:
+    """Runners-up follow the plan, each on another mesh."""
+    plans = make_plans(spec_of(), 5)
+    assert plans[0] == four_pods
+    assert len({tuple(plan.mesh.values()) for plan in plans}) == 5
+    first = four_pods.forecast.step_s.lower / four_pods.batch.tokens
+    for plan in plans[1:]:
+        assert plan.forecast.step_s.lower / plan.batch.tokens >= first / 1.01
+
+
+def test_it_warns_of_what_cannot_be_rented(four_pods: Plan) -> None:
+    """Four whole v5p pods exceed both the largest slice and Multislice."""
+    text = " ".join(four_pods.warnings)
+    assert "6,144" in text
+    assert "18,432" in text
+
+
+def test_the_books_precision_is_a_choice_with_a_warning() -> None:
+    """bf16 parameters halve their line, and the plan says what that costs."""
+    book = Precision(parameters="bf16")
+    plan = make_plan(spec_of(precision=book, mesh=MeshWish(data=35, fsdp=8, tensor=8)))
+    ours = make_plan(spec_of(mesh=MeshWish(data=35, fsdp=8, tensor=8)))
+    lines = [{line.name: line.value for line in p.forecast.memory[0].lines} for p in (plan, ours)]
+    assert lines[0]["parameters"] * 2 == lines[1]["parameters"]
+    assert any("bf16 parameters" in warning for warning in plan.warnings)
+
+
+def test_goodput_and_price_scale_the_bill() -> None:
+    """Days grow with lost time, dollars with the price; the step does not."""
+    spec = spec_of()
+    half = replace(spec, resources=replace(spec.resources, goodput=0.5, dollars_per_chip_hour=1.0))
+    full, lossy = make_plan(spec).forecast, make_plan(half).forecast
+    assert lossy.step_s == full.step_s
+    assert lossy.days.lower == pytest.approx(2 * full.days.lower)
+    assert lossy.dollars is not None
+    assert lossy.dollars.lower == pytest.approx(lossy.chip_hours.lower)
+
+
+def test_a_chip_without_a_price_has_no_dollars() -> None:
+    """Unknown stays unknown: tpu7x has no public price."""
+    plan = make_plan(spec_of("llama3-8b", sequences=128, chip="tpu7x", topology="4x4x4", pods=1))
+    assert plan.forecast.dollars is None
+    assert plan.devices == 2 * plan.chips == 128
+
+
+@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "h200", "b200"])
+def test_every_chip_can_be_planned_for(chip: str) -> None:
+    """8B on some slice of each, by its own torus rules."""
+    topology = {"v5e": "16x16", "v6e": "8x8", "h100": "8", "h200": "8", "b200": "8"}
+    plan = make_plan(
+        spec_of("llama3-8b", sequences=256, chip=chip, pods=2,
+                topology=topology.get(chip, "4x4x4"))
+    )  # fmt: skip
+    assert plan.forecast.fits
+    assert plan.mesh["pods"] == 2

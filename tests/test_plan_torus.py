@@ -1,0 +1,129 @@
+"""Where mesh axes lie on the torus, and the rate that each group of devices gets there."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import catalog
+from orchestrator.plan import torus as links
+from orchestrator.plan.torus import POD_AXES, TorusAxis
+
+V5P_AXIS = 200e9  # two links of 100 GB/s one way
+
+
+def slice_of(chip: str, topology: str) -> links.Torus:
+    sheet = catalog.chip(chip)
+    return links.torus(sheet, catalog.topology(sheet, topology))
+
+
+def rate(torus: links.Torus, factors: list[tuple[int, ...]], group: str) -> float:
+    """The rate of one placement; a tuple (data, fsdp, sequence, tensor) for each torus axis."""
+    return float(links.group_rate(torus, np.array([factors]), links.GROUPS[group])[0])
+
+
+ONE = (1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("factors", "group", "expected", "why"),
+    [
+        ([(1, 1, 1, 16), ONE, ONE], "tensor", V5P_AXIS, "all of a ring"),
+        ([(1, 2, 1, 8), ONE, ONE], "tensor", V5P_AXIS / 2, "inner half: an open line"),
+        ([(1, 2, 1, 8), ONE, ONE], "weights", V5P_AXIS / 8, "outer part: a ring shared by 8"),
+        ([(2, 2, 1, 4), ONE, ONE], "weights", V5P_AXIS / 8, "middle: a line shared by 4"),
+        ([(1, 4, 4, 1), ONE, ONE], "sequence", V5P_AXIS / 2, "sequence alone is open"),
+        ([(1, 4, 4, 1), ONE, ONE], "weights", V5P_AXIS, "fsdp x sequence closes the ring"),
+        ([(1, 16, 1, 1), (1, 16, 1, 1), ONE], "weights", 2 * V5P_AXIS, "two rings add up"),
+        ([(16, 1, 1, 1), ONE, ONE], "tensor", np.inf, "one device needs no link"),
+    ],
+)
+def test_a_group_gets_what_its_spans_allow(
+    factors: list[tuple[int, ...]], group: str, expected: float, why: str
+) -> None:
+    """Closed rings run at full rate, open lines at half, strided spans share their links."""
+    assert rate(slice_of("v5p", "16x16x16"), factors, group) == expected, why
+
+
+def test_axes_of_v5e_wrap_at_sixteen_only() -> None:
+    """On 8x16 the short axis is a line and the long one a ring; a link is 50 GB/s."""
+    torus = slice_of("v5e", "8x16")
+    assert rate(torus, [(1, 8, 1, 1), ONE], "weights") == 50e9
+    assert rate(torus, [ONE, (1, 16, 1, 1)], "weights") == 100e9
+
+
+def test_small_v5p_slices_do_not_wrap() -> None:
+    """Less than whole cubes: every axis is an open line."""
+    torus = slice_of("v5p", "2x2x4")
+    assert rate(torus, [ONE, ONE, (1, 4, 1, 1)], "weights") == V5P_AXIS / 2
+
+
+def test_the_devices_of_a_tpu7x_chip_share_its_links() -> None:
+    """Alone each has half of the chip's links; together they fetch every byte once."""
+    torus = slice_of("tpu7x", "4x4x4")
+    assert torus.devices == 128
+    ring = [(1, 4, 1, 1), ONE, ONE]
+    assert rate(torus, [*ring, (2, 1, 1, 1)], "weights") == V5P_AXIS / 2
+    assert rate(torus, [*ring, (1, 2, 1, 1)], "weights") == V5P_AXIS
+    die = catalog.chip("tpu7x").die_link_bytes_per_s
+    assert die is not None
+    assert rate(torus, [ONE, ONE, ONE, (1, 1, 1, 2)], "tensor") == die.value
+
+
+def test_a_switched_domain_has_no_neighbours() -> None:
+    """In an NVLink domain any group gets all links of a GPU."""
+    torus = slice_of("h100", "8")
+    for factors in ([(1, 8, 1, 1)], [(2, 4, 1, 1)], [(1, 4, 1, 2)]):
+        assert rate(torus, factors, "weights") == 450e9
+
+
+def test_hops_are_half_a_ring_or_a_whole_line() -> None:
+    """A ring of 16 is 8 hops across, a line of 8 is 7, and a stride multiplies them."""
+    torus = slice_of("v5p", "16x16x16")
+    for factors, group, hops in [
+        ((1, 1, 1, 16), "tensor", 8),
+        ((1, 2, 1, 8), "tensor", 7),
+        ((1, 4, 1, 4), "weights", 8),
+    ]:
+        found = links.group_hops(torus, np.array([[factors, ONE, ONE]]), links.GROUPS[group])
+        assert found[0] == hops
+
+
+def test_spans_say_what_the_rates_are_made_of() -> None:
+    """The plan names the torus axis, size, stride and closure of each span."""
+    torus = slice_of("v5p", "16x16x16")
+    factors = np.array([(1, 2, 1, 8), (16, 1, 1, 1), ONE])
+    (tensor,) = links.spans_of(torus, factors, ("tensor",))
+    assert (tensor.torus, tensor.size, tensor.stride, tensor.ring) == ("x", 8, 1, False)
+    (fsdp,) = links.spans_of(torus, factors, ("fsdp",))
+    assert (fsdp.torus, fsdp.size, fsdp.stride, fsdp.ring) == ("x", 2, 8, True)
+
+
+@given(st.integers(1, 360), st.integers(1, 4))
+def test_factorizations_are_all_and_each_once(length: int, parts: int) -> None:
+    """As many as choosing a place for every prime, none twice, each multiplying to the length."""
+    found = links.factorizations(length, parts)
+    assert len(found) == len(set(found))
+    assert all(int(np.prod(row)) == length for row in found)
+    primes: Counter[int] = Counter()
+    left, prime = length, 2
+    while left > 1:
+        while left % prime == 0:
+            primes[prime] += 1
+            left //= prime
+        prime += 1
+    count = 1
+    for power in primes.values():
+        # Stars and bars.
+        for step in range(parts - 1):
+            count = count * (power + step + 1) // (step + 1)
+    assert len(found) == count
+
+
+def test_the_catalog_counts_links_one_way() -> None:
+    """A v5p axis carries 200 GB/s: two links, each 100 GB/s in one direction."""
+    axis = slice_of("v5p", "16x20x28").axes[1]
+    assert axis == TorusAxis("y", 20, True, V5P_AXIS)
+    assert POD_AXES == ("data", "fsdp", "sequence", "tensor")
