@@ -12,14 +12,17 @@ LOCK_COMMAND := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest
 # pip writes bytecode whatever the environment says, unless it is told not to.
 INSTALL := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check --compile
 
+WANTED := Wanted: Python 3.11 or newer; say which with make setup PYTHON=python3.12
+refuse = { echo "setup: $(1)" >&2; exit 1; }
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench lock clean
 
 help:  ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
 		do printf '%-13s %s\n' "$$name" "$$text"; done
 
-setup: $(READY)  ## build .venv from requirements.lock (some minutes, some 3 GB)
+setup: $(READY)  ## build .venv from requirements.lock (minutes, 2.5 GB)
 	@:
 
 demo: setup  ## Llama 3 70B on four v5p pods
@@ -47,13 +50,12 @@ clean:  ## remove .venv and every cache; runs/ stays
 # An environment that was once ready is brought up to date in place. One that never was, because
 # setup was interrupted, may hold half a package that pip believes whole: it starts over.
 $(READY): requirements.lock pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { \
-		echo "setup: no $(PYTHON) on PATH: install Python 3.11 or newer, or say which: make setup PYTHON=python3.12" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "setup: $(PYTHON) is $$($(PYTHON) --version 2>&1), against Python 3.11 or newer; say which: make setup PYTHON=python3.12" >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
-		echo "setup: $(PYTHON) lacks the venv or ensurepip module (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
-	@echo "setup: installing the locked packages into .venv (some minutes)"
+	@command -v $(PYTHON) >/dev/null || $(call refuse,no $(PYTHON) on PATH. $(WANTED))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		$(call refuse,$(PYTHON) is $$($(PYTHON) --version 2>&1). $(WANTED))
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		$(call refuse,$(PYTHON) lacks venv or ensurepip (Debian: apt install python3-venv))
+	@echo "setup: installing the locked packages into .venv (minutes, 2.5 GB)"
 	@if [ -e $@ ]; then rm $@; else $(PYTHON) -m venv --clear .venv; fi
 	@$(INSTALL) --require-hashes --only-binary :all: -r requirements.lock
 	@$(INSTALL) --no-build-isolation --no-deps -e .

@@ -27,6 +27,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "launch": KNOWN_OF_A_RUN,
     "prove": KNOWN_OF_A_RUN,
     "record": KNOWN_OF_A_RUN,
+    "__main__": frozenset({"cli"}),
     "cli": ABOVE,
     "drive": ABOVE,
     "trainers": BOTTOM | {"plan"},

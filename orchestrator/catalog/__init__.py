@@ -4,6 +4,7 @@ from orchestrator.catalog.architectures import model, model_source, models
 from orchestrator.catalog.chip import Chip, Quantity, Slices, Topology
 from orchestrator.catalog.citations import Source, sources
 from orchestrator.catalog.datasheets import chip, chips
+from orchestrator.catalog.quotes import figures, questions
 from orchestrator.catalog.renting import hosts, schedulable
 from orchestrator.catalog.shapes import topologies, topology
 
@@ -15,10 +16,12 @@ __all__ = [
     "Topology",
     "chip",
     "chips",
+    "figures",
     "hosts",
     "model",
     "model_source",
     "models",
+    "questions",
     "schedulable",
     "sources",
     "topologies",

@@ -33,6 +33,12 @@ def layers_forward_flops(layout: Layout) -> Number:
     return layout.model.layers * sum(projection_flops(layout).values())
 
 
+def copied_heads_flops(layout: Layout) -> Number:
+    """What of it projects keys and values that another device projects as well."""
+    per_head = 2 * layout.step_tokens * layout.model.d_model * layout.model.head_dim
+    return layout.model.layers * 2 * per_head * layout.copied_heads
+
+
 def layers_recompute_flops(layout: Layout) -> Number:
     """Matmuls that the backward pass repeats, because the policy did not keep what they make.
 

@@ -121,3 +121,14 @@ class Layout:
     @property
     def owned_elements(self) -> Number:
         return self.matrix_elements + self.norm_elements
+
+    @property
+    def copied_heads(self) -> Number:
+        """Key heads on a device beyond its even share: zero unless heads are copied."""
+        return self.kv_heads - self.model.kv_heads / self.tensor
+
+    @property
+    def copied_elements(self) -> Number:
+        """Owned elements that are copies of another device's."""
+        heads = 2 * self.model.layers * self.copied_heads
+        return heads * self.model.d_model * self.model.head_dim / self.weight_ways

@@ -39,18 +39,18 @@ def line(name: str, formula: str, value: Number, **inputs: Number) -> Line:
 
 
 def resting_lines(layout: Layout) -> list[Line]:
-    """What a device holds all through the step."""
-    owned = layout.owned_elements
-    size, moment = (
-        DTYPE_BYTES[layout.precision.parameters],
-        DTYPE_BYTES[layout.precision.optimizer],
-    )
-    stacks = 1 + (layout.microbatches > 1)
-    gradients = stacks * ACCUMULATION_BYTES
+    """What a device holds all through the step; copied kv heads on a line of their own."""
+    copied = layout.copied_elements
+    own = layout.owned_elements - copied
+    parameter = DTYPE_BYTES[layout.precision.parameters]
+    moments = 2 * DTYPE_BYTES[layout.precision.optimizer]
+    gradients = ACCUMULATION_BYTES * (1 + (layout.microbatches > 1))
+    size = parameter + moments + gradients
     return [
-        line("parameters", "size x owned", size * owned, size=size, owned=owned),
-        line("optimizer", "2 x size x owned", 2 * moment * owned, size=moment, owned=owned),
-        line("gradients", "size x owned", gradients * owned, size=gradients, owned=owned),
+        line("parameters", "size x owned", parameter * own, size=parameter, owned=own),
+        line("optimizer", "size x owned", moments * own, size=moments, owned=own),
+        line("gradients", "size x owned", gradients * own, size=gradients, owned=own),
+        line("copied kv heads", "size x copied", size * copied, size=size, copied=copied),
     ]
 
 

@@ -84,8 +84,8 @@ def batch_does_not_divide(ask: Ask, meshes: Ints) -> NoPlan:
     reasons = [*slice_reasons(ask)]
     if batch.sequences % common:
         reasons.append(
-            f"so pods x data x fsdp is a multiple of {common:,} in every mesh, and {asked} hold"
-            f" no multiple of it"
+            f"pods x data x fsdp is a multiple of {common:,} in every mesh that divides these, and"
+            f" {asked} hold no multiple of it"
         )
     else:
         ways = ", ".join(f"{r:,}" for r in replicas[:8])
@@ -106,8 +106,8 @@ def slice_reasons(ask: Ask) -> list[str]:
     }
     devices = ask.torus.devices
     return [
-        f"{ask.pods} x {ask.topology}: {devices:,} devices a pod = {factored(devices)}",
-        "to split: " + ", ".join(f"{k} {v:,} = {factored(v)}" for k, v in dims.items()),
+        f"{ask.pods} x {ask.topology}: {devices:,} devices a pod = {factored(devices)}, to split:",
+        *(f"  {name:10}{size:9,} = {factored(size)}" for name, size in dims.items()),
     ]
 
 

@@ -41,12 +41,15 @@ def time_lines(layout: Layout) -> list[Line]:
 def math_lines(layout: Layout) -> list[Line]:
     """Executed FLOPs over the peak of the compute type."""
     both = 1 + compute.BACKWARD_OVER_FORWARD
+    copies = compute.copied_heads_flops(layout)
+    own = compute.layers_forward_flops(layout) - copies
     scores = compute.attention_forward_flops(layout)
     attention = scores + compute.attention_backward_flops(layout)
     again = compute.attention_recompute_flops(layout)
     repeats = f"matmuls that {layout.remat.name} repeats"
     return [
-        math_line(layout, "matmuls", "3 forward", both * compute.layers_forward_flops(layout)),
+        math_line(layout, "matmuls", "3 forward", both * own),
+        math_line(layout, "copied kv heads", "3 forward", both * copies),
         math_line(
             layout, "unembedding", "3 forward", both * compute.unembedding_forward_flops(layout)
         ),

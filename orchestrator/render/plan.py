@@ -175,13 +175,20 @@ def pair(bounds: Bounds, show: Callable[[float], str]) -> tuple[str, str]:
     return show(bounds.lower), show(bounds.unoverlapped)
 
 
+def lead(fraction: float) -> str:
+    """How far the binding resource is ahead of the next."""
+    if fraction < 1:
+        return f" by {percent(fraction)}"
+    return f", {1 + fraction:.1f} times the next"
+
+
 def verdict(plan: Plan) -> str:
     """The plan in one line."""
     forecast = plan.forecast
     days = span(f"{forecast.days.lower:,.1f}", f"{forecast.days.unoverlapped:,.1f}")
     parts = [
         "fits" if forecast.fits else "does not fit",
-        f"bound by {forecast.bound} by {percent(forecast.bound_by)}",
+        f"bound by {forecast.bound}{lead(forecast.bound_by)}",
         f"{days} days",
     ]
     if forecast.dollars is not None:

@@ -19,10 +19,10 @@ def scaled(value: float, digits: int = 3) -> str:
     return f"{to_digits(value / scale, digits)}{letter}"
 
 
-def with_unit(value: float, unit: str) -> str:
+def with_unit(value: float, unit: str, digits: int = 3) -> str:
     """A quantity with its decimal prefix: 459 TFLOP/s, 13.1 GB."""
     scale, letter = next(((s, at) for s, at in SI_SCALES if value >= s), (1, ""))
-    return f"{to_digits(value / scale, 3)} {letter}{unit}"
+    return f"{to_digits(value / scale, digits)} {letter}{unit}"
 
 
 def to_digits(value: float, digits: int) -> str:

@@ -28,9 +28,9 @@ class Opening:
 class Step:
     """One step as it was measured; `index` counts from 0.
 
-    `step_s` runs from the end of the step before to the end of this one; `data_s` and
-    `checkpoint_s` are the parts of it in which the loop waited for a batch and for a checkpoint to
-    leave the device. The first step of an attempt carries its `opening`; it includes warming up,
+    `step_s` runs from the end of the step before to the end of this one. `data_s` and
+    `checkpoint_s` are the parts of it in which the loop waited for a batch, and for a state to
+    leave the devices. The first step of an attempt carries its `opening`; it includes warming up,
     and has no rates. `mfu` is None where the peak of the device is not known.
     """
 

@@ -1,0 +1,50 @@
+"""Command line room: the only one that reads arguments, prints and exits."""
+
+import os
+import sys
+
+import click
+
+from orchestrator.cli import planning
+from orchestrator.errors import OrchError
+
+
+class InOrder(click.Group):
+    """Commands in the order in which they are used, not of the alphabet."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="orch")
+def orch() -> None:
+    """Plan, prove, run and measure JAX training on TPU pods, from one YAML spec.
+
+    \b
+    Example:
+      orch init my-run.yaml
+      orch plan my-run.yaml
+    """
+
+
+for command in planning.COMMANDS:
+    orch.add_command(command)
+
+
+def main() -> None:
+    """Run a command. Errors made on purpose end in their text and their exit code."""
+    try:
+        orch.main(standalone_mode=False)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        raise SystemExit(130) from None
+    except click.ClickException as error:
+        error.show()
+        raise SystemExit(error.exit_code) from None
+    except OrchError as error:
+        click.echo(str(error), err=True)
+        raise SystemExit(error.exit_code) from None
+    except BrokenPipeError:
+        # Whoever read our output has read enough; the interpreter must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None

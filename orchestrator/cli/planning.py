@@ -1,0 +1,128 @@
+"""Command line room: the commands that need no chip, no compiler and no cluster."""
+
+from pathlib import Path
+
+import click
+
+from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, say_json
+from orchestrator.errors import OrchError
+from orchestrator.stations.plan import Plan
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
+def init(path: Path) -> None:
+    """Write a small commented spec to start from. An existing file is never overwritten.
+
+    \b
+    Example:
+      orch init my-run.yaml
+    """
+    from orchestrator import spec
+
+    text = spec.starter(path)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise OrchError(f"{path}: exists already; name another file") from None
+    except OSError as error:
+        raise OrchError(f"{path}: cannot be written: {error.strerror}") from None
+    click.echo(f"wrote {path}\nNext: {next_command('plan', path, ())}")
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of a spec: the contract, and what editors complete from.
+
+    \b
+    Example:
+      orch schema > spec.schema.json
+    """
+    from orchestrator import spec
+
+    click.echo(spec.schema_text(), nl=False)
+
+
+@click.command()
+@SPEC
+@SET
+@JSON
+@click.option(
+    "--alternatives",
+    type=click.IntRange(0, 50),
+    default=0,
+    metavar="N",
+    help="Also show N runners-up and what each loses.",
+)
+def plan(spec: Path, overrides: tuple[str, ...], as_json: bool, alternatives: int) -> None:
+    """Find the fastest realizable plan of SPEC and forecast its memory, time and cost.
+
+    \b
+    Example:
+      orch plan specs/llama3_70b_4pod.yaml
+      orch plan specs/llama3_70b_4pod.yaml --set resources.pods=2 --alternatives 5
+    """
+    plans = make_plans(spec, overrides, 1 + alternatives)
+    if as_json:
+        say_json(plans if alternatives else plans[0])
+        return
+    from orchestrator.render import alternatives as runners_up
+    from orchestrator.render import plan as render
+
+    say(render.screen(plans[0], next_command("explain", spec, overrides)))
+    if alternatives:
+        say("\n" + runners_up.table(plans))
+
+
+@click.command()
+@SPEC
+@SET
+@JSON
+def explain(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Work SPEC out by hand, formula by formula, beside the published figures for it.
+
+    \b
+    Example:
+      orch explain specs/llama3_70b_4pod.yaml
+    """
+    from orchestrator import explain as answers
+    from orchestrator import spec as specs
+    from orchestrator.render import answers as render
+
+    sheet = answers.answer_sheet(specs.load(spec, overrides))
+    if as_json:
+        say_json(sheet)
+        return
+    say(render.screen(sheet, next_command("plan", spec, overrides)))
+
+
+@click.command()
+@SPEC
+@SET
+def submit(spec: Path, overrides: tuple[str, ...]) -> None:
+    """Validate and plan SPEC. Proof and launch are not built yet: it says so and stops there.
+
+    \b
+    Example:
+      orch submit specs/llama3_70b_4pod.yaml
+    """
+    from orchestrator.render import plan as render
+
+    made = make_plans(spec, overrides, 1)[0]
+    say(render.screen(made, next_command("plan", spec, overrides, "--alternatives", "5")))
+    say(
+        "\nsubmit stops here: the stations Proof, Run, Report and the MLflow record are not built"
+        " yet.\nNothing was compiled, no chip was asked for, and nothing was written.\n"
+    )
+
+
+def make_plans(path: Path, overrides: tuple[str, ...], most: int) -> list[Plan]:
+    """From a file to its plans, best first."""
+    from orchestrator import spec
+    from orchestrator.plan.make import make_plans as planned
+
+    return planned(spec.load(path, overrides), most)
+
+
+COMMANDS = (init, schema, plan, explain, submit)

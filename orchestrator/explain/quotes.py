@@ -1,0 +1,108 @@
+"""Explain room: published figures recomputed, from the inputs that give them and exactly."""
+
+from dataclasses import replace
+from decimal import Decimal
+
+from orchestrator import catalog
+from orchestrator.catalog.quotes import Beside, Figure, Question
+from orchestrator.explain.derivation import derive
+from orchestrator.explain.given import MFU, vendor_rates
+from orchestrator.explain.worksheet import compute
+from orchestrator.stations.answers import Agreement, Aside, Quote, Quotes
+from orchestrator.stations.spec import Batch, Experiment, Model, Pods, Resources, Spec
+
+
+def quotes_for(spec: Spec) -> tuple[Quotes, ...]:
+    """What was published about this very model on these very slices; mostly nothing."""
+    asked = {key: entry for key, entry in catalog.questions().items() if concerns(entry, spec)}
+    return tuple(quoted(key, question) for key, question in asked.items())
+
+
+def concerns(question: Question, spec: Spec) -> bool:
+    """Whether a question is about the spec's model and, if it says so, about its slices."""
+    if not same_shape(catalog.model(question.model), spec.experiment.model):
+        return False
+    if not question.quoted_for_pods:
+        return True
+    asked, chip = spec.resources, catalog.chip(question.chip)
+    if asked.chip != chip.name or asked.pods.max not in question.quoted_for_pods:
+        return False
+    shapes = (catalog.topology(chip, text) for text in (question.topology, asked.topology))
+    return next(shapes) == next(shapes)
+
+
+def same_shape(one: Model, other: Model) -> bool:
+    """Whether two models have the same parameters, whatever they are called."""
+    alike = replace(one, name=other.name, rope_theta=other.rope_theta)
+    return replace(alike, norm_epsilon=other.norm_epsilon) == other
+
+
+def quoted(key: str, question: Question) -> Quotes:
+    numbers = exact_numbers(question)
+    chosen = [figure for figure in catalog.figures() if key in figure.questions]
+    return Quotes(
+        title=question.title, figures=tuple(recomputed(figure, numbers) for figure in chosen)
+    )
+
+
+def exact_numbers(question: Question) -> dict[str, float]:
+    """The derivation of the question as it was asked, and the vendor's own figures."""
+    spec = spec_of(question)
+    chip = catalog.chip(question.chip)
+    vendor = vendor_rates(chip, spec.experiment.precision.compute)
+    return derive(spec, MFU).numbers | {
+        "C_vendor": vendor.peak_flops_per_s.value,
+        "w_vendor": vendor.link_bytes_per_s.value,
+        "HBM_vendor": vendor.hbm_bytes.value,
+    }
+
+
+def spec_of(question: Question) -> Spec:
+    return Spec(
+        name="question",
+        experiment=Experiment(
+            model=catalog.model(question.model),
+            tokens=question.tokens,
+            batch=Batch(sequences=question.sequences, length=question.length),
+        ),
+        resources=Resources(
+            chip=question.chip,
+            topology=question.topology,
+            pods=Pods(min=question.pods, max=question.pods),
+        ),
+    )
+
+
+def recomputed(figure: Figure, numbers: dict[str, float]) -> Quote:
+    """A figure beside what its inputs give, and beside what exact inputs give."""
+    reproduced = compute(figure.formula, numbers | figure.inputs)
+    exact = figure.inputs | numbers | figure.exact_inputs
+    return Quote(
+        about=figure.about,
+        printed=figure.printed,
+        unit=figure.unit,
+        source=figure.source,
+        reproduced=reproduced,
+        agreement=agreement(figure.printed, reproduced.value),
+        exact=compute(figure.exact or figure.formula, exact),
+        asides=tuple(aside(beside, figure.unit, numbers) for beside in figure.asides),
+        why=figure.why.strip(),
+    )
+
+
+def aside(beside: Beside, unit: str, numbers: dict[str, float]) -> Aside:
+    computed = compute(beside.formula, numbers | beside.inputs)
+    return Aside(
+        says=beside.says, unit=unit if beside.unit is None else beside.unit, computed=computed
+    )
+
+
+def agreement(printed: str, value: float) -> Agreement:
+    """Whether the printed digits are the value's: rounded, or cut off."""
+    figure = Decimal(printed)
+    last_digit = Decimal(1).scaleb(int(figure.as_tuple().exponent))
+    # The shortest digits of a float, not its binary tail: 3.645e25 is a tie, and rounds up.
+    off = Decimal(repr(float(value))) - figure
+    if abs(off) <= last_digit / 2:
+        return "rounded"
+    return "cut" if 0 <= off < last_digit else "differs"

@@ -1,0 +1,74 @@
+"""Explain room: Spec to AnswerSheet, the arrow of this room."""
+
+from collections.abc import Iterator
+
+from orchestrator import catalog
+from orchestrator.errors import Unservable
+from orchestrator.explain.derivation import Derived, derive
+from orchestrator.explain.given import MFU
+from orchestrator.explain.quotes import quotes_for
+from orchestrator.explain.realized import differences, planned
+from orchestrator.explain.sharding import mixed_times
+from orchestrator.explain.words import assumed, bound_by, in_days
+from orchestrator.plan.flops import MFU_DEFINITION
+from orchestrator.stations.answers import AnswerSheet, Citation, Quotes
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.spec import Spec
+
+SCHEMA = 1
+
+
+def answer_sheet(spec: Spec, mfu: float = MFU) -> AnswerSheet:
+    """The book's derivation for a spec, figures published about it, and what the plan does."""
+    derived, quotes, plan = derive(spec, mfu), quotes_for(spec), planned(spec)
+    served = isinstance(plan, Plan)
+    return AnswerSheet(
+        schema=SCHEMA,
+        name=spec.name,
+        overrides=spec.overrides,
+        model=spec.experiment.model.name,
+        chip=spec.resources.chip,
+        topology=str(catalog.topology(catalog.chip(spec.resources.chip), spec.resources.topology)),
+        pods=spec.resources.pods.max,
+        chips=int(derived.numbers["chips"]),
+        mfu_definition=MFU_DEFINITION,
+        given=derived.given,
+        sections=derived.sections,
+        quotes=quotes,
+        plan_digest=plan.digest if isinstance(plan, Plan) else None,
+        differences=differences(spec, plan, derived.numbers) if isinstance(plan, Plan) else (),
+        no_plan=None if served else str(plan),
+        sources=cited(derived, quotes),
+        summary=summary(derived, plan),
+    )
+
+
+def cited(derived: Derived, quotes: tuple[Quotes, ...]) -> tuple[Citation, ...]:
+    """Every source that the sheet names, in the order in which it does."""
+    known = catalog.sources()
+    return tuple(
+        Citation(key=key, title=known[key].title, where=known[key].where, date=known[key].date)
+        for key in dict.fromkeys(named(derived, quotes))
+    )
+
+
+def named(derived: Derived, quotes: tuple[Quotes, ...]) -> Iterator[str]:
+    yield from (entry.source for entry in derived.given if entry.source is not None)
+    for section in derived.sections:
+        for line in section.lines:
+            yield from line.sources
+    yield from (figure.source for entry in quotes for figure in entry.figures)
+
+
+def summary(derived: Derived, plan: Plan | Unservable) -> str:
+    """The whole sheet in one line."""
+    numbers = derived.numbers
+    parts = [f"{in_days(numbers['days'])} days at {assumed(numbers['mfu'])}"]
+    if "mixed_least" in numbers:
+        parts.append(f"FSDP + tensor {bound_by(mixed_times(numbers, 'mixed_least'))}")
+    if isinstance(plan, Plan):
+        days = plan.forecast.days
+        parts.append(f"planned {in_days(days.lower)} to {in_days(days.unoverlapped)} days")
+    else:
+        parts.append("no realizable plan")
+    return f"Answer: {', '.join(parts)}."

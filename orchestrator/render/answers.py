@@ -1,0 +1,151 @@
+"""Render room: an AnswerSheet as a text that reads from question to answer."""
+
+from textwrap import wrap
+
+from orchestrator.render.formula import as_printed, number, put_in, with_its_unit, written
+from orchestrator.render.text import columns, count, indent
+from orchestrator.stations.answers import (
+    AnswerSheet,
+    Citation,
+    Computed,
+    Derivation,
+    Difference,
+    Given,
+    Quote,
+    Quotes,
+    Section,
+)
+
+WIDTH = 100
+NAMES = 32  # columns for what a line is about
+LABELS = 10
+
+
+def screen(sheet: AnswerSheet, next_command: str) -> str:
+    """What is given, what follows, what was published, what the plan does, and where it is from."""
+    blocks = [
+        hanging("", headline(sheet)),
+        [*given(sheet.given), *hanging("  MFU counts ", sheet.mfu_definition)],
+        *(section(entry) for entry in sheet.sections),
+        *(quotes(entry) for entry in sheet.quotes),
+        realized(sheet),
+        sources(sheet.sources),
+        [sheet.summary, f"Next: {next_command}"],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def headline(sheet: AnswerSheet) -> str:
+    slices = f"{sheet.pods} {'pod' if sheet.pods == 1 else 'pods'} of {sheet.topology}"
+    changed = f", with {' '.join(sheet.overrides)}" if sheet.overrides else ""
+    return (
+        f"{sheet.name}: {sheet.model} on {count(sheet.chips)} {sheet.chip} chips, {slices},"
+        f" worked by hand{changed}"
+    )
+
+
+def given(entries: tuple[Given, ...]) -> list[str]:
+    rows = [(e.symbol, number(e.value), e.meaning, cite(e.source or "asked")) for e in entries]
+    return ["Given", *indent(columns(rows, "<><<"))]
+
+
+def cite(source: str) -> str:
+    return f"[{source}]"
+
+
+def section(entry: Section) -> list[str]:
+    lines = [entry.title]
+    for line in entry.lines:
+        lines += derivation(line)
+    for verdict in entry.verdicts:
+        lines += hanging("  -> ", f"{verdict.question} {sentence(verdict.words)}")
+    return lines
+
+
+def derivation(line: Derivation) -> list[str]:
+    """The formula; below it the same with numbers, the value, and where numbers are from."""
+    head = f"  {line.name:{NAMES - 2}}{line.symbol} = {written(line.computed.formula)}"
+    value = f"{put_in(line.computed)} = {with_its_unit(line.computed.value, line.unit)}"
+    cited = "".join(f" {cite(source)}" for source in line.sources)
+    return [head, *hanging(" " * NAMES + "= ", value + cited)]
+
+
+def sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def quotes(entry: Quotes) -> list[str]:
+    lines = [f"Published: {entry.title}"]
+    for figure in entry.figures:
+        lines += quote(figure)
+    return lines
+
+
+def quote(figure: Quote) -> list[str]:
+    """The figure, what gives it, what is exact, and what makes the difference."""
+    printed = f"{figure.about}: {as_printed(figure.printed, figure.unit)}"
+    agrees = "" if figure.agreement == "rounded" else f", {figure.agreement}"
+    lines = hanging("  ", f"{printed}  {cite(figure.source)}")
+    lines += labelled("from", f"{equation(figure.reproduced, figure.unit)}{agrees}")
+    if figure.exact == figure.reproduced:
+        lines += labelled("exact", "the same")
+    else:
+        lines += labelled("exact", equation(figure.exact, figure.unit))
+    for aside in figure.asides:
+        lines += labelled("beside", f"{aside.says}: {equation(aside.computed, aside.unit)}")
+    return lines + (labelled("why", figure.why) if figure.why else [])
+
+
+def equation(computed: Computed, unit: str) -> str:
+    """Symbols, numbers, value; a lone symbol and a formula without any need no second step."""
+    value = with_its_unit(computed.value, unit)
+    if computed.formula.isidentifier() or not computed.inputs:
+        return f"{written(computed.formula)} = {value}"
+    return f"{written(computed.formula)} = {put_in(computed)} = {value}"
+
+
+def labelled(label: str, text: str) -> list[str]:
+    return hanging(f"    {label:{LABELS}}", text)
+
+
+def hanging(start: str, text: str) -> list[str]:
+    """Wrapped, with later lines under the first word."""
+    return wrap(
+        text,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def realized(sheet: AnswerSheet) -> list[str]:
+    if sheet.no_plan is not None:
+        return [text for line in sheet.no_plan.splitlines() for text in kept_indent(line)]
+    lines = ["Where the realizable plan differs"]
+    for difference in sheet.differences:
+        lines += compared(difference)
+    return lines
+
+
+def kept_indent(line: str) -> list[str]:
+    """A line of a message, wrapped under itself."""
+    return hanging(" " * (len(line) - len(line.lstrip())), line.strip()) if line else [""]
+
+
+def compared(difference: Difference) -> list[str]:
+    return [
+        f"  {difference.about}",
+        *labelled("by hand", difference.derived),
+        *labelled("plan", difference.planned),
+        *labelled("why", difference.why),
+    ]
+
+
+def sources(cited: tuple[Citation, ...]) -> list[str]:
+    lines = ["Sources"]
+    for source in cited:
+        said = f"{source.title}; {source.where}; {source.date}"
+        lines += hanging(f"  {cite(source.key)} ", said)
+    return lines

@@ -1,0 +1,228 @@
+"""Spec room: a Hugging Face config.json to a Model. Knows the keys of that format.
+
+Only what the trainer computes is let through. A key that nobody here knows may change the model,
+so it is refused by name unless it is null or false.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.spec.checks import SHAPE_KEYS, shape_faults
+from orchestrator.spec.nodes import Mapping, parse
+from orchestrator.spec.problem import Place, Problem, Source, SpecProblems, shortened
+from orchestrator.spec.schema import Schema, definition, member, validator
+from orchestrator.spec.source import read
+from orchestrator.spec.words import must, plain
+from orchestrator.stations.spec import Model
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture that the trainer runs: its names, and its own defaults where they matter."""
+
+    architecture: str
+    model_type: str
+    kv_heads: int | None = None
+    sliding_window: int | None = None
+
+
+FAMILIES = (
+    Family("LlamaForCausalLM", "llama"),
+    Family("MistralForCausalLM", "mistral", kv_heads=8, sliding_window=4096),
+)
+# What other architectures compute that the trainer does not.
+STRANGERS = {
+    "qwen2": "its q, k and v have biases",
+    "qwen3": "it normalizes q and k",
+    "gemma": "it scales embeddings and uses GELU",
+    "gemma2": "it caps logits and alternates windows",
+    "gemma3": "it normalizes q and k and alternates windows",
+    "mixtral": "it is a mixture of experts",
+    "phi3": "its rotary embedding is scaled",
+    "gpt2": "it uses LayerNorm and learned positions",
+}
+SIZES = {
+    "num_hidden_layers": "layers",
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab",
+    "tie_word_embeddings": "tied",
+    "rope_theta": "rope_theta",
+    "rms_norm_eps": "norm_epsilon",
+}
+KEYS = {ours: theirs for theirs, ours in SIZES.items()}
+DEFAULTS = {"tie_word_embeddings": False, "rope_theta": 10_000.0, "rms_norm_eps": 1e-6}
+# The one value that the trainer can run, and why it can run no other.
+FIXED = {
+    "hidden_act": ("silu", "its MLP is SwiGLU"),
+    "attention_bias": (False, "its attention has no biases"),
+    "mlp_bias": (False, "its MLP has no biases"),
+    "attention_dropout": (0, "it has no dropout"),
+    "partial_rotary_factor": (1, "it turns whole heads"),
+}
+# Keys that do not change what is computed in pre-training.
+HARMLESS = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "initializer_range",
+        "max_position_embeddings",
+        "model_type",
+        "pad_token_id",
+        "pretraining_tp",
+        "return_dict",
+        "torch_dtype",
+        "transformers_version",
+        "unk_token_id",
+        "use_cache",
+    }
+)
+ROTARY = ("rope_scaling", "rope_parameters")
+PLAIN_ROTARY = frozenset({"type", "rope_type", "rope_theta"})
+
+
+def model_of(path: Path, name: str | None, length: int | None) -> Model:
+    """The model of a config.json, for sequences of that length; `SpecProblems` says why not."""
+    config = _Config(path)
+    family = config.family()
+    config.refuse_what_differs(family, length)
+    shape = config.shape(family)
+    if config.problems:
+        raise SpecProblems(config.problems)
+    return Model(name=name or family.model_type, **shape)
+
+
+class _Config:
+    """One config.json: its values, the places of its keys, and what is wrong with it."""
+
+    def __init__(self, path: Path) -> None:
+        source = read(path)
+        self.values = _json(source)
+        root, self.problems = parse(source)
+        self._root = root if isinstance(root, Mapping) else Mapping(root.place)
+        if not isinstance(self.values, dict):
+            self._tell("", "is no JSON object, must be a config.json", "")
+            raise SpecProblems(self.problems)
+
+    def family(self) -> Family:
+        """Which family it says to be; another one ends the reading."""
+        named = self.values.get("architectures") or []
+        architecture = named[0] if isinstance(named, list) and named else None
+        kind = self.values.get("model_type")
+        for family in FAMILIES if architecture or kind else ():
+            if architecture in (None, family.architecture) and kind in (None, family.model_type):
+                return family
+        key = "architectures" if architecture else "model_type"
+        known = " or ".join(f"{one.architecture} ({one.model_type})" for one in FAMILIES)
+        said = ", ".join(shortened(str(one)) for one in (architecture, kind) if one) or "missing"
+        why = STRANGERS.get(str(kind), "")
+        self._tell(key, f"is {said}, must be {known}" + (f": {why}" if why else ""), "")
+        raise SpecProblems(self.problems)
+
+    def shape(self, family: Family) -> dict[str, Any]:
+        """The sizes in our words. Those that are wrong are told and left out."""
+        values = DEFAULTS | {k: v for k, v in self.values.items() if k in SIZES and v is not None}
+        values |= self._rotary_theta()
+        heads = values.get("num_attention_heads")
+        values.setdefault("num_key_value_heads", family.kv_heads or heads)
+        if "head_dim" not in values:
+            values["head_dim"] = self._quotient(values.get("hidden_size"), heads)
+        legal = {SIZES[key]: values[key] for key in SIZES if self._is_legal(key, values.get(key))}
+        for key, message, hint in shape_faults(*(legal.get(key) for key in SHAPE_KEYS)):
+            self._tell(KEYS[key], message, hint.replace(key, KEYS[key]))
+        return legal
+
+    def _quotient(self, width: Any, heads: Any) -> int | None:
+        """The width of a head that is not given."""
+        if not (type(width) is type(heads) is int and heads > 0):
+            return None
+        if width % heads:
+            self._tell("hidden_size", f"is {width:,}, must be a multiple of {heads} heads", "")
+        return width // heads
+
+    def _is_legal(self, key: str, value: Any) -> bool:
+        if value is None and key in ("num_key_value_heads", "head_dim"):
+            return False
+        schema: Schema = member(definition("shape"), SIZES[key]) or {}
+        if validator().evolve(schema=schema).is_valid(value):
+            return True
+        what = "is missing" if value is None else f"is {shortened(plain(value))}"
+        self._tell(key, f"{what}, must be {must(schema)}", "")
+        return False
+
+    def _rotary_theta(self) -> dict[str, Any]:
+        parameters = self.values.get("rope_parameters")
+        theta = parameters.get("rope_theta") if isinstance(parameters, dict) else None
+        return {} if theta is None else {"rope_theta": theta}
+
+    def refuse_what_differs(self, family: Family, length: int | None) -> None:
+        """Tell every key that asks for something that the trainer does not compute."""
+        for key, value in self.values.items():
+            if key in FIXED and value is not None:
+                self._hold_fixed(key, value)
+            elif key in ROTARY:
+                self._hold_plain_rotary(key, value)
+            elif key == "layer_types":
+                self._hold_full_attention(value)
+            elif not self._is_known(key) and value not in (None, False):
+                message = "is unknown, and may change the model: the trainer cannot run it"
+                self._tell(key, message, "write the model as a mapping if it does not matter")
+        self._hold_no_window(self.values.get("sliding_window", family.sliding_window), length)
+
+    def _is_known(self, key: str) -> bool:
+        return key in SIZES or key in FIXED or key in HARMLESS or key == "sliding_window"
+
+    def _hold_fixed(self, key: str, value: Any) -> None:
+        only, why = FIXED[key]
+        if value != only:
+            message = f"is {shortened(plain(value))}, must be {plain(only)}: the trainer cannot"
+            self._tell(key, f"{message} run it, {why}", f"for example {key}: {plain(only)}")
+
+    def _hold_plain_rotary(self, key: str, value: Any) -> None:
+        """RoPE whose frequencies are not scaled: absent, or said to be the default."""
+        if value is None:
+            return
+        said = value if isinstance(value, dict) else {"rope_type": value}
+        kind = said.get("rope_type", said.get("type", "default"))
+        if kind != "default" or not said.keys() <= PLAIN_ROTARY:
+            message = f"is {shortened(plain(value))}, must be null: the trainer's is not scaled"
+            self._tell(key, message, "models are pre-trained without it, and scaled afterwards")
+
+    def _hold_full_attention(self, value: Any) -> None:
+        kinds = set(map(str, value)) if isinstance(value, list) else {str(value)}
+        if kinds - {"full_attention"}:
+            message = f"is {shortened(', '.join(sorted(kinds)))}, must be full_attention alone"
+            self._tell("layer_types", message, "")
+
+    def _hold_no_window(self, window: Any, length: int | None) -> None:
+        """A window that no sequence exceeds is none."""
+        wide = type(window) is int and length is not None and window >= length
+        if window is not None and not wide:
+            message = f"is {shortened(plain(window))}, must be null, or at least batch.length"
+            absent = " (the default of its family)" if "sliding_window" not in self.values else ""
+            self._tell("sliding_window", message + absent, "for example sliding_window: null")
+
+    def _tell(self, key: str, message: str, hint: str) -> None:
+        entry = self._root.entries.get(key)
+        place: Place = entry.key_place if entry else self._root.place
+        self.problems.append(place.problem(key, message, hint))
+
+
+def _json(source: Source) -> Any:
+    """The values of a JSON text; the places come from a second reading."""
+    try:
+        return json.loads("\n".join(source.lines))
+    except json.JSONDecodeError as error:
+        place = Place(source, error.lineno, error.colno)
+        raise SpecProblems([place.problem("", f"is not JSON: {error.msg}")]) from None
+    except (RecursionError, ValueError) as error:
+        problem: Problem = Place(source, 1, 1).problem("", f"is not JSON: {error}")
+        raise SpecProblems([problem]) from None

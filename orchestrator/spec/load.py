@@ -1,0 +1,100 @@
+"""Spec room: a file to a Spec, the arrow of this room."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from orchestrator import catalog
+from orchestrator.spec import huggingface
+from orchestrator.spec.asked import Asked, default
+from orchestrator.spec.checks import check
+from orchestrator.spec.judge import judge
+from orchestrator.spec.nodes import parse
+from orchestrator.spec.overrides import apply
+from orchestrator.spec.problem import Problem, SpecProblems
+from orchestrator.spec.schema import field
+from orchestrator.spec.source import read
+from orchestrator.spec.written import written
+from orchestrator.stations.spec import Model, Spec
+
+HUGGINGFACE = "huggingface"
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
+    """The spec of a file with `--set` overrides; `SpecProblems` has everything that is wrong."""
+    root, problems = parse(read(path))
+    problems += apply(root, overrides)
+    spec = written(root)
+    judge(spec)
+    asked = Asked(spec)
+    check(asked)
+    configured, in_config = _configured(asked, path.parent)
+    problems += spec.problems + in_config
+    if problems:
+        raise SpecProblems(problems)
+    return _spec(asked.values, configured, path.parent, tuple(overrides))
+
+
+def _configured(asked: Asked, folder: Path) -> tuple[Model | None, list[Problem]]:
+    """The model of the config.json that is named, or what is wrong with that file."""
+    model = asked["experiment.model"]
+    if not isinstance(model, dict) or HUGGINGFACE not in model:
+        return None, []
+    file, length = folder / model[HUGGINGFACE], asked["experiment.batch.length"]
+    try:
+        return huggingface.model_of(file, model.get("name"), length), []
+    except SpecProblems as error:
+        return None, error.problems
+
+
+def _spec(
+    values: dict[str, Any], configured: Model | None, folder: Path, overrides: tuple[str, ...]
+) -> Spec:
+    """Legal values as a station: what the file abbreviates, written out."""
+    sections = {
+        "experiment": _experiment(values["experiment"], configured, folder),
+        "resources": _resources(values["resources"]),
+        "run": _renamed(values.get("run", {}), "hang_limit", "hang_limit_s"),
+        "overrides": overrides,
+    }
+    kept = {key: value for key, value in values.items() if key != "schema"}
+    return msgspec.convert(kept | sections, Spec)
+
+
+def _experiment(
+    experiment: dict[str, Any], configured: Model | None, folder: Path
+) -> dict[str, Any]:
+    model = experiment["model"]
+    if isinstance(model, str):
+        model = msgspec.to_builtins(catalog.model(model))
+    elif configured:
+        model = msgspec.to_builtins(configured)
+    unnamed = {"name": default(field(("experiment", "model", "name")) or {})}
+    data = experiment.get("data", {})
+    if "path" in data:
+        data = data | {"path": _located(data["path"], folder)}
+    return experiment | {"model": unnamed | model, "data": data}
+
+
+def _located(path: str, folder: Path) -> str:
+    """Where a path that is relative to the spec leads from anywhere; addresses are left alone."""
+    return path if "://" in path else str((folder / path).resolve())
+
+
+def _resources(resources: dict[str, Any]) -> dict[str, Any]:
+    pods, mesh = resources.get("pods", 1), resources.get("mesh", "auto")
+    return resources | {
+        "topology": str(resources["topology"]),
+        "pods": {"min": pods, "max": pods} if isinstance(pods, int) else pods,
+        "mesh": {} if mesh == "auto" else {axis: _chosen(size) for axis, size in mesh.items()},
+    }
+
+
+def _chosen(size: int | str) -> int | None:
+    return None if isinstance(size, str) else size
+
+
+def _renamed(section: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {new if key == old else key: value for key, value in section.items()}

@@ -1,0 +1,198 @@
+"""Spec room: YAML text to nodes that know their place. The only file that knows PyYAML.
+
+Nodes are built from the stream of events: what could grow (depth, number, aliases) is refused
+before anything is built from it, and every value stays the text that was written.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import yaml
+
+from orchestrator.spec.problem import Place, Problem, Source, SpecProblems, shortened
+
+MOST_DEPTH = 16
+MOST_NODES = 2_000
+NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+NO_NAMES = NULLS | {"true", "True", "TRUE", "false", "False", "FALSE"}
+SYNTAX_HINTS = {
+    "mapping values": "indent the keys of a mapping alike, and quote a value that contains ': '",
+    "expected ':'": "write `key: value`, with a space after the colon",
+    "',' or '}'": "close { with }, with commas between the values",
+    "',' or ']'": "close [ with ], with commas between the values",
+    "cannot start any token": "put the value in quotes, and indent with spaces, not tabs",
+    "tab character": "indent with spaces",
+    "end of stream": "close the quote",
+    "expected key": "indent the keys of a mapping alike",
+    "block mapping": "indent the keys of a mapping alike",
+}
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One value as written; `plain` is without quotes."""
+
+    place: Place
+    text: str
+    plain: bool
+
+    @property
+    def empty(self) -> bool:
+        return self.plain and self.text in NULLS
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Something whose problem has been told already."""
+
+    place: Place
+
+
+@dataclass(frozen=True)
+class Entry:
+    key_place: Place
+    node: "Node"
+
+
+@dataclass(frozen=True)
+class Mapping:
+    place: Place
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    place: Place
+    items: tuple["Node", ...]
+
+
+Node = Scalar | Mapping | Sequence | Broken
+
+
+def parse(source: Source) -> tuple[Node, list[Problem]]:
+    """The root of a file, and what its notation has that a spec may not have."""
+    return _Builder(Place(source, 1, 1), "\n".join(source.lines), []).root()
+
+
+def parse_value(place: Place, text: str, keys: list[str]) -> tuple[Node, list[Problem]]:
+    """The value of a key by its path, which stands on one line from `place` on."""
+    return _Builder(place, text, keys).root()
+
+
+class _Builder:
+    """One pass over the events of one document, which begins at `origin`."""
+
+    def __init__(self, origin: Place, text: str, keys: list[str]) -> None:
+        self._origin = origin
+        self._keys = list(keys)
+        self._lines = text.rstrip().split("\n")
+        self._events: Iterator[Any] = yaml.parse(text, Loader=yaml.CSafeLoader)
+        self._problems: list[Problem] = []
+        self._count = 0
+
+    def root(self) -> tuple[Node, list[Problem]]:
+        try:
+            root = self._document()
+        except yaml.MarkedYAMLError as error:
+            self._refuse_syntax(error)
+        return root, self._problems
+
+    def _document(self) -> Node:
+        next(self._events)
+        start = next(self._events)
+        if isinstance(start, yaml.StreamEndEvent):
+            return Scalar(self._origin, "", plain=True)
+        if start.version or start.tags:
+            self._refuse(start, "has a directive (%), must be plain YAML", "remove it")
+        root = self._node(next(self._events), 0)
+        next(self._events)
+        after = next(self._events)
+        if not isinstance(after, yaml.StreamEndEvent):
+            self._refuse(after, "has a second document, must be one", "one file for each spec")
+        return root
+
+    def _node(self, event: Any, depth: int) -> Node:
+        self._hold_bounds(event, depth)
+        place = self._place(event.start_mark)
+        if isinstance(event, yaml.AliasEvent):
+            alias = shortened(str(event.anchor))
+            self._tell(place, f"is the alias *{alias}, must be a value", "write the value itself")
+            return Broken(place)
+        if event.anchor:
+            anchor = shortened(event.anchor)
+            self._tell(place, f"has the anchor &{anchor}, must be a value", f"remove &{anchor}")
+        if event.tag:
+            tag = shortened(event.tag.replace("tag:yaml.org,2002:", "!!"))
+            self._tell(place, f"has the tag {tag}, must be a value", f"remove {tag}")
+        if isinstance(event, yaml.ScalarEvent):
+            return Scalar(place, event.value, plain=not event.style)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return Sequence(place, tuple(self._items(depth)))
+        return self._mapping(place, depth)
+
+    def _items(self, depth: int) -> Iterator[Node]:
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            yield self._node(event, depth + 1)
+
+    def _mapping(self, place: Place, depth: int) -> Mapping:
+        mapping = Mapping(place)
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key = self._node(event, depth + 1)
+            name = self._name(key, mapping)
+            self._keys.append(name or "?")
+            value = self._node(next(self._events), depth + 1)
+            self._keys.pop()
+            if name:
+                mapping.entries[name] = Entry(key.place, value)
+        return mapping
+
+    def _name(self, key: Node, mapping: Mapping) -> str | None:
+        """The name that a key is; None, after the problem was told, when it is none."""
+        if isinstance(key, Broken):
+            return None
+        if not isinstance(key, Scalar) or (key.plain and key.text in NO_NAMES) or not key.text:
+            what = (
+                f"the key {key.text}" if isinstance(key, Scalar) else "a mapping or list as a key"
+            )
+            self._tell(key.place, f"has {what}, must have names as keys", "write `name: value`")
+        elif key.text == "<<":
+            message = "has a merge key (<<), must have names as keys"
+            self._tell(key.place, message, "write the keys that it stands for")
+        elif key.text in mapping.entries:
+            first = mapping.entries[key.text].key_place.line
+            message = f"has {shortened(key.text)} twice, must have it once"
+            self._tell(key.place, message, f"keep this one or the one on line {first}")
+        else:
+            return key.text
+        return None
+
+    def _hold_bounds(self, event: Any, depth: int) -> None:
+        self._count += 1
+        if depth > MOST_DEPTH:
+            self._refuse(event, f"is nested too deep, must have at most {MOST_DEPTH} levels")
+        if self._count > MOST_NODES:
+            self._refuse(event, f"is too much, must be at most {MOST_NODES:,} keys and values")
+
+    def _place(self, mark: Any) -> Place:
+        """Marks count from zero, from the origin on; the end of a text is that of its last line."""
+        line, column = mark.line, mark.column
+        if line >= len(self._lines):
+            line, column = len(self._lines) - 1, len(self._lines[-1])
+        col = column + (self._origin.col if line == 0 else 1)
+        return Place(self._origin.source, self._origin.line + line, col)
+
+    def _tell(self, place: Place, message: str, hint: str) -> None:
+        key = ".".join(map(shortened, self._keys))
+        self._problems.append(place.problem(key, message, hint))
+
+    def _refuse(self, event: Any, message: str, hint: str = "") -> NoReturn:
+        raise SpecProblems([self._place(event.start_mark).problem("", message, hint)])
+
+    def _refuse_syntax(self, error: yaml.MarkedYAMLError) -> NoReturn:
+        said = error.problem or "unreadable"
+        hint = next((hint for part, hint in SYNTAX_HINTS.items() if part in said), "")
+        if error.context:
+            said += f", {error.context} that begins on line {self._place(error.context_mark).line}"
+        place = self._place(error.problem_mark)
+        raise SpecProblems([place.problem("", f"is not YAML: {said}", hint)]) from None

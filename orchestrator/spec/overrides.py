@@ -1,0 +1,64 @@
+"""Spec room: `--set key=value`, put into the nodes of the file before anything is checked."""
+
+from collections.abc import Sequence
+
+from orchestrator.spec.nodes import Broken, Entry, Mapping, Node, Scalar, parse_value
+from orchestrator.spec.problem import Place, Problem, Source, SpecProblems
+from orchestrator.spec.words import shown
+
+FLAG = "--set"
+EXAMPLE = "for example --set experiment.batch.sequences=2048"
+
+
+def apply(root: Node, overrides: Sequence[str]) -> list[Problem]:
+    """Set each override in turn. Together they are one source, a line for each."""
+    source = Source(FLAG, tuple(overrides))
+    problems: list[Problem] = []
+    for line in range(1, len(overrides) + 1):
+        try:
+            problems += _set(root, Place(source, line, 1))
+        except SpecProblems as error:
+            problems += error.problems
+    return problems
+
+
+def _set(root: Node, start: Place) -> list[Problem]:
+    text = start.source.lines[start.line - 1]
+    path, equals, value = text.partition("=")
+    keys = path.split(".")
+    if not equals or not all(keys):
+        return [start.problem("", "must be KEY=VALUE, with dots between the keys", EXAMPLE)]
+    if not text.isprintable():
+        return [start.problem("", "is not plain text, must be on one line and printable", EXAMPLE)]
+    node, problems = parse_value(_at(start, len(path) + 1), value, keys)
+    if problems:
+        return problems
+    inside, place = root, start
+    for depth, key in enumerate(keys):
+        if isinstance(inside, Broken):
+            return []
+        if not isinstance(inside, Mapping):
+            return [_no_mapping(place, keys[:depth], inside)]
+        place = _at(start, len(".".join(keys[:depth])) + (depth > 0))
+        inside = _enter(inside, key, place, node if depth == len(keys) - 1 else None)
+    return []
+
+
+def _enter(mapping: Mapping, key: str, place: Place, value: Node | None) -> Node:
+    """Put the value under a key, or go on to the mapping there; `auto` gives way to one."""
+    there = mapping.entries[key].node if key in mapping.entries else None
+    gives_way = there is None or (isinstance(there, Scalar) and there.text == "auto")
+    node = value or (Mapping(place) if there is None or gives_way else there)
+    if node is not there:
+        mapping.entries[key] = Entry(place, node)
+    return node
+
+
+def _no_mapping(place: Place, keys: list[str], node: Node) -> Problem:
+    key = ".".join(keys)
+    message = f"is {shown(node, {})}, must be a mapping for a key of it to be set"
+    return place.problem(key, message, f"set the whole: {FLAG} '{key}={{...}}'")
+
+
+def _at(start: Place, offset: int) -> Place:
+    return Place(start.source, start.line, start.col + offset)

@@ -1,0 +1,114 @@
+"""Spec room: what is wrong, where, and what would be right. Knows no YAML."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from orchestrator.errors import Unservable
+
+SHOWN_PROBLEMS = 100
+SHOWN_COLUMNS = 100
+SHOWN_BEFORE_CARET = 60
+SHOWN_VALUE = 40
+INDENT = "    "
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text as it was given: a file, or the `--set` overrides, one a line.
+
+    What is `hidden` (a secret where its name belongs: line, column, length) is never shown.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    hidden: list[tuple[int, int, int]] = field(default_factory=list, compare=False)
+
+    def line(self, number: int) -> str:
+        """A line as it may be shown, every character in its column."""
+        text = list(self.lines[number - 1])
+        for line, col, length in self.hidden:
+            if line == number:
+                end = min(col - 1 + length, len(text))
+                text[col - 1 : end] = "*" * (end - col + 1)
+        return printable("".join(text))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A position in a source. Lines and columns count from 1; line 0 is the source as a whole."""
+
+    source: Source
+    line: int
+    col: int
+
+    def problem(self, key: str, message: str, hint: str = "") -> "Problem":
+        return Problem(place=self, key=key, message=message, hint=hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong: what is, against what must be, and a legal value."""
+
+    place: Place
+    key: str
+    message: str
+    hint: str
+
+    @property
+    def file(self) -> str:
+        return self.place.source.name
+
+    @property
+    def line(self) -> int:
+        return self.place.line
+
+    @property
+    def col(self) -> int:
+        return self.place.col
+
+    @property
+    def snippet(self) -> str:
+        """The line, cut to what a screen holds, and a caret below its column."""
+        if not self.line or not self.place.source.lines:
+            return ""
+        text = self.place.source.line(self.line)
+        before, rest = text[: self.col - 1], text[self.col - 1 :]
+        start = max(0, len(before) - SHOWN_BEFORE_CARET)
+        before = "..." * bool(start) + before[start:]
+        rest = shortened(rest, SHOWN_COLUMNS - len(before))
+        return f"{INDENT}{before}{rest}".rstrip() + f"\n{INDENT}{' ' * len(before)}^"
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}:{self.col}" if self.line else self.file
+        said = ": ".join(filter(None, (place, self.key, self.message)))
+        return "\n".join(filter(None, (said, self.snippet, self.hint and f"hint: {self.hint}")))
+
+
+def whole(name: str, message: str, hint: str = "") -> Problem:
+    """A problem of a file as a whole."""
+    return Place(Source(name, ()), 0, 0).problem("", message, hint)
+
+
+def printable(text: str) -> str:
+    """Safe for a terminal, one column a character."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def shortened(text: str, most: int = SHOWN_VALUE) -> str:
+    """A text as a message repeats it."""
+    return printable(text if len(text) <= most else text[:most] + "...")
+
+
+class SpecProblems(Unservable):
+    """Everything that is wrong with a spec, in the order of its text."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = sorted(problems, key=lambda found: (found.file, found.line, found.col))
+        super().__init__(_text(self.problems))
+
+
+def _text(problems: list[Problem]) -> str:
+    texts = [str(found) for found in problems[:SHOWN_PROBLEMS]]
+    if len(problems) > SHOWN_PROBLEMS:
+        texts.append(f"and {len(problems) - SHOWN_PROBLEMS:,} more problems")
+    return "\n\n".join(texts)

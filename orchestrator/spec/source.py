@@ -1,0 +1,87 @@
+"""Spec room: files to text. Knows sizes and encodings, and nothing of what the text means."""
+
+import re
+from difflib import get_close_matches
+from pathlib import Path
+
+from orchestrator.spec.problem import Place, Problem, Source, SpecProblems, whole
+
+MOST_BYTES = 2**20
+BYTE_ORDER_MARKS = (
+    (b"\xff\xfe\x00\x00", "UTF-32"),
+    (b"\x00\x00\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+    (b"\xef\xbb\xbf", "UTF-8 with a byte-order mark"),
+)
+# Control characters, byte-order marks, and the line ends that only some programs take for one.
+UNWRITABLE = re.compile(
+    "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
+LINE_END = re.compile("\r\n|\r|\n")
+
+
+def read(path: Path) -> Source:
+    """The text of a file, or the one reason why it has none."""
+    raw = _bytes(path)
+    name = str(path)
+    for mark, encoding in BYTE_ORDER_MARKS:
+        if raw.startswith(mark):
+            raise SpecProblems([_encoded(name, encoding)])
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise SpecProblems([_undecodable(name, raw, error.start)]) from None
+    if found := UNWRITABLE.search(text):
+        raise SpecProblems([_unwritable(name, text, found.start())])
+    return Source(name, tuple(LINE_END.split(text)))
+
+
+def _bytes(path: Path) -> bytes:
+    """The content of a file of legal size; pipes and devices may never end, and are no files."""
+    name = str(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise SpecProblems([whole(name, "is no regular file")])
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SpecProblems([whole(name, f"cannot be read: {reason}", _sibling(path))]) from None
+    if len(raw) > MOST_BYTES:
+        raise SpecProblems([whole(name, f"is larger than {MOST_BYTES:,} bytes")])
+    return raw
+
+
+def _sibling(path: Path) -> str:
+    """The file that was probably meant."""
+    try:
+        names = [other.name for other in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return ""
+    close = get_close_matches(path.name, names, 1)
+    return f"did you mean {path.parent / close[0]}?" if close else ""
+
+
+def _encoded(name: str, encoding: str) -> Problem:
+    start = Place(Source(name, ()), 1, 1)
+    message = f"is {encoding}, must be UTF-8 without a byte-order mark"
+    return start.problem("", message, "save it as plain UTF-8")
+
+
+def _undecodable(name: str, raw: bytes, start: int) -> Problem:
+    hint = f"save it as UTF-8; as Latin-1 this would be {chr(raw[start])!r}"
+    place = _place(name, raw.decode(errors="replace"), len(raw[:start].decode()))
+    return place.problem("", f"has the byte 0x{raw[start]:02x}, must be UTF-8", hint)
+
+
+def _unwritable(name: str, text: str, start: int) -> Problem:
+    hint = "it looks like UTF-16 or no text: save it as UTF-8" if text[start] == "\0" else ""
+    message = f"has the character U+{ord(text[start]):04X}, must be plain text"
+    return _place(name, text, start).problem("", message, hint or "remove it")
+
+
+def _place(name: str, text: str, start: int) -> Place:
+    lines = LINE_END.split(text[:start])
+    source = Source(name, tuple(LINE_END.split(text)))
+    return Place(source, len(lines), len(lines[-1]) + 1)

@@ -1,0 +1,139 @@
+"""Spec room: the contract in words: what a field must hold, and what would be right."""
+
+from difflib import get_close_matches
+from typing import Any
+
+from orchestrator.spec.nodes import Mapping, Node, Scalar
+from orchestrator.spec.problem import SHOWN_VALUE, shortened
+from orchestrator.spec.scalars import Misread, as_written, meaning, respellings
+from orchestrator.spec.schema import (
+    Schema,
+    alternatives,
+    constants,
+    homes,
+    kind,
+    properties,
+    resolved,
+    scalar_types,
+    validator,
+)
+
+BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
+NOUNS = {
+    "boolean": "true or false",
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "array": "a list",
+}
+
+
+def must(schema: Schema) -> str:
+    """What a field must hold."""
+    whole = resolved(schema)
+    if "title" in whole:
+        return str(whole["title"])
+    if "anyOf" in whole:
+        return " or ".join(map(must, alternatives(whole)))
+    if listed := constants(whole):
+        return ("one of " if len(listed) > 1 else "") + ", ".join(map(plain, listed))
+    if whole.get("type") == "object":
+        return f"a mapping of {', '.join(properties(whole)) or 'names to values'}"
+    bounds = [f"{words} {whole[key]:,}" for key, words in BOUNDS.items() if key in whole]
+    return ", ".join(filter(None, (NOUNS[whole["type"]], " and ".join(bounds))))
+
+
+def shown(node: Node, schema: Schema) -> str:
+    """What a field holds, as a message repeats it; what may be a secret is not repeated."""
+    if not isinstance(node, Scalar):
+        return "a mapping" if isinstance(node, Mapping) else "a list"
+    if schema.get("writeOnly"):
+        return "something else"
+    return shortened(node.text) if node.plain else f'"{shortened(node.text)}"'
+
+
+def hint(path: tuple[str | int, ...], schema: Schema, node: Node | None = None) -> str:
+    """A legal value instead of an illegal or missing one: what was meant, or an example."""
+    if isinstance(node, Scalar) and not schema.get("writeOnly"):
+        meant = likely(schema, node)
+        if meant is not None:
+            quoted = meant == node.text and not node.plain
+            return f"write {meant} without quotes" if quoted else f"did you mean {meant}?"
+    value = example(schema)
+    key = f"{path[-1]}: " if path and isinstance(path[-1], str) else ""
+    return "" if value is None else f"for example {key}{plain(value)}"
+
+
+def likely(schema: Schema, node: Scalar) -> str | None:
+    """The legal value that was probably meant."""
+    if not 0 < len(node.text) <= SHOWN_VALUE:
+        return None
+    listed = [value for one in alternatives(schema) for value in map(plain, constants(one))]
+    if close := get_close_matches(node.text.lower(), listed, 1):
+        return close[0]
+    return next((text for text in respellings(node.text) if is_legal(text, schema)), None)
+
+
+def is_legal(text: str, schema: Schema) -> bool:
+    """Whether a field could hold this text, without quotes."""
+    types = scalar_types(schema)
+    value = as_written(text, types)
+    if may_mean_either(types) and isinstance(value, str):
+        return False  # it needs quotes, or no other spelling
+    if not text.isprintable() or not validator().evolve(schema=schema).is_valid(value):
+        return False
+    try:
+        meaning(value, kind(schema))
+    except Misread:
+        return False
+    return True
+
+
+def may_mean_either(types: set[str]) -> bool:
+    """Whether a field holds text as well as truth values, so that text may be mistaken for one."""
+    return types >= {"boolean", "string"}
+
+
+def example(schema: Schema) -> Any:
+    """A legal value; None when the contract suggests none."""
+    whole = resolved(schema)
+    several = [found for one in whole.get("anyOf", ()) if (found := example(one)) is not None]
+    candidates = [*whole.get("examples", ())]
+    candidates += [whole[key] for key in ("default", "minimum") if key in whole]
+    candidates += [*constants(whole), *several]
+    inside = {key: example(one) for key, one in properties(whole).items()}
+    wanted = {key: inside[key] for key in whole.get("required", ())}
+    return candidates[0] if candidates else wanted or inside or None
+
+
+def key_hint(key: str, legal: list[str]) -> str:
+    """What to write instead of an unknown key."""
+    if key.isdigit():
+        return "write numbers without commas"
+    meant = [meant_key(key, legal), *homes(key)] if len(key) <= SHOWN_VALUE else []
+    return next((f"did you mean {one}?" for one in meant if one), "remove it")
+
+
+def meant_key(key: str, legal: list[str]) -> str | None:
+    """The legal key that was probably meant."""
+    if len(key) > SHOWN_VALUE:
+        return None
+    close = get_close_matches(key.lower(), legal, 1)
+    longer = [one for one in legal if one.startswith(key.lower())]
+    return next(iter(close + longer), None)
+
+
+def plain(value: Any) -> str:
+    """A JSON value as a spec has it on one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {plain(inside)}" for key, inside in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(plain, value))}]"
+    return str(value)

@@ -1,0 +1,134 @@
+"""Station AnswerSheet: a spec worked out by hand, beside what was published. Plain values."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# How a recomputed value stands to a printed figure: the figure is the value rounded or cut to the
+# digits that were printed, or it is another number.
+Agreement = Literal["rounded", "cut", "differs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A symbol and the number it stands for. `source` is None for what the spec asks itself."""
+
+    symbol: str
+    value: float
+    meaning: str
+    source: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    """A formula in the symbols of `inputs`, and what it comes to with those numbers put in."""
+
+    formula: str
+    inputs: dict[str, float]
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derivation:
+    """One line of a section. `sources` are those of the inputs that come from outside."""
+
+    name: str
+    symbol: str
+    unit: str
+    computed: Computed
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The answer to a section's question."""
+
+    question: str
+    holds: bool
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One question of the book, worked out for this spec."""
+
+    title: str
+    lines: tuple[Derivation, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aside:
+    """A value that belongs beside a quoted figure."""
+
+    says: str
+    unit: str
+    computed: Computed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quote:
+    """A published figure, the inputs that give it, and what exact inputs give instead.
+
+    `printed` has the digits that were printed, in the unit: 20.9e12 bytes was printed as 20.9 TB.
+    """
+
+    about: str
+    printed: str
+    unit: str
+    source: str
+    reproduced: Computed
+    agreement: Agreement
+    exact: Computed
+    asides: tuple[Aside, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quotes:
+    """The published figures of one question."""
+
+    title: str
+    figures: tuple[Quote, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """What the realizable plan does otherwise than the derivation, and why."""
+
+    about: str
+    derived: str
+    planned: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Citation:
+    """A source that the sheet names."""
+
+    key: str
+    title: str
+    where: str
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSheet:
+    """Everything `orch explain` says. Without a plan, `no_plan` says why there is none."""
+
+    schema: int
+    name: str
+    overrides: tuple[str, ...]
+    model: str
+    chip: str
+    topology: str
+    pods: int
+    chips: int
+    mfu_definition: str
+    given: tuple[Given, ...]
+    sections: tuple[Section, ...]
+    quotes: tuple[Quotes, ...]
+    plan_digest: str | None
+    differences: tuple[Difference, ...]
+    no_plan: str | None
+    sources: tuple[Citation, ...]
+    summary: str

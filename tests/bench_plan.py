@@ -1,0 +1,79 @@
+"""`make bench`: how fast the search prices candidates, and what `orch plan` costs a person.
+
+Seconds are printed for a feeling; what counts are the ratios, both sides measured in this run.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from orchestrator.plan.make import ask_of, plain_layout
+from orchestrator.plan.search import Ask, Choice, ranked, search
+from orchestrator.plan.time import step_time, time_lines
+from tests.asks import spec_of
+
+ROOT = Path(__file__).parent.parent
+IMPORTS = [sys.executable, "-c", "import numpy, yaml, jsonschema"]
+PLAN = [str(Path(sys.executable).with_name("orch")), "plan", "specs/llama3_70b_4pod.yaml"]
+ROUNDS = 7
+
+CASES = {
+    "70B, 4 pods of 16x20x28": spec_of(),
+    "70B, 1 pod of 16x16x16": spec_of(topology="16x16x16", pods=1),
+    "405B, 8 pods of 16x20x28": spec_of("llama3-405b", sequences=2048, pods=8),
+    "8B, 18,432 tpu7x devices": spec_of(
+        "llama3-8b", sequences=2048, chip="tpu7x", topology="16x24x24", pods=1
+    ),
+}
+
+
+def seconds(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def wall(command: list[str]) -> float:
+    return seconds(lambda: subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True))
+
+
+def imports_ratio(rounds: int = ROUNDS) -> tuple[float, float]:
+    """Least wall seconds of the bare imports and of `orch plan`, taken in turns."""
+    pairs = [(wall(IMPORTS), wall(PLAN)) for _ in range(rounds)]
+    return min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
+
+
+def choose(ask: Ask) -> Choice:
+    return ranked(ask, search(ask).candidates, 1)[0]
+
+
+def price_one_by_one(ask: Ask, most: int) -> int:
+    """The baseline: a ledger for each candidate, as an exhaustive planner would write it."""
+    candidates = search(ask).candidates
+    for row in range(min(most, len(candidates))):
+        layout = plain_layout(ask, candidates.choice(row))
+        step_time(layout, time_lines(layout))
+    return min(most, len(candidates))
+
+
+def main() -> None:
+    print(f"{'search':28} {'enumerated':>11} {'priced':>8} {'seconds':>8} {'priced/s':>10}")
+    for name, spec in CASES.items():
+        ask = ask_of(spec)
+        found = search(ask)
+        best = min(seconds(partial(choose, ask)) for _ in range(ROUNDS))
+        priced = len(found.candidates)
+        print(f"{name:28} {found.enumerated:11,} {priced:8,} {best:8.3f} {priced / best:10,.0f}")
+    ask = ask_of(spec_of())
+    count = price_one_by_one(ask, 300)
+    alone = count / seconds(partial(price_one_by_one, ask, 300))
+    print(f"one candidate at a time: {alone:,.0f} priced/s")
+    bare, plan = imports_ratio()
+    print(f"orch plan {plan:.3f} s, bare imports {bare:.3f} s: ratio {plan / bare:.2f} (at most 3)")
+
+
+if __name__ == "__main__":
+    main()

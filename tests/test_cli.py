@@ -1,0 +1,161 @@
+"""The command line as a person meets it: what is printed where, and how it ends."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, RunOrch
+
+FOUR_PODS = "specs/llama3_70b_4pod.yaml"
+
+
+def test_plan_ends_with_the_verdict_and_the_next_command(orch: RunOrch) -> None:
+    """The last two lines say what to think and what to do; nothing is on stderr."""
+    done = orch("plan", FOUR_PODS)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    *_, verdict, next_command = done.stdout.splitlines()
+    assert verdict.startswith("Plan: fits, bound by")
+    assert next_command == f"Next: orch explain {FOUR_PODS}"
+
+
+def test_the_next_command_keeps_the_overrides(orch: RunOrch) -> None:
+    """What is proposed is about the same spec, quoted for a shell."""
+    done = orch("plan", FOUR_PODS, "--set", "resources.mesh={tensor: 8}")
+    assert done.stdout.splitlines()[-1].endswith(
+        f"{FOUR_PODS} --set 'resources.mesh={{tensor: 8}}'"
+    )
+    assert "set       resources.mesh={tensor: 8}" in done.stdout
+
+
+def test_json_is_the_plan_and_nothing_else(orch: RunOrch) -> None:
+    """A script can parse all of stdout; with alternatives it is a list."""
+    assert json.loads(orch("plan", FOUR_PODS, "--json").stdout)["chips"] == 35_840
+    several = json.loads(orch("plan", FOUR_PODS, "--json", "--alternatives", "2").stdout)
+    assert len(several) == 3
+
+
+def test_the_order_of_keys_in_a_file_does_not_matter(orch: RunOrch, tmp_path: Path) -> None:
+    """The same spec written the other way round is the same plan, byte for byte."""
+    first = tmp_path / "a.yaml"
+    first.write_text(
+        "name: a\n"
+        "experiment: {model: llama3-8b, tokens: 1T, batch: {sequences: 64, length: 4096}}\n"
+        "resources: {chip: v5e, topology: 16x16}\n"
+    )
+    other = tmp_path / "b.yaml"
+    other.write_text(
+        "resources: {topology: 16x16, chip: v5e}\n"
+        "experiment: {batch: {length: 4096, sequences: 64}, tokens: 1e12, model: llama3-8b}\n"
+        "name: a\n"
+    )
+    one, two = (orch("plan", str(path), "--json") for path in (first, other))
+    assert one.returncode == 0, one.stderr
+    assert one.stdout == two.stdout
+
+
+def test_what_cannot_be_served_is_one_message_on_stderr(orch: RunOrch) -> None:
+    """Exit 2, the arithmetic, no traceback, nothing on stdout."""
+    done = orch("plan", FOUR_PODS, "--set", "experiment.batch.tolerance=0")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "no realizable plan" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "submit"])
+def test_a_missing_file_is_said_plainly(orch: RunOrch, command: str) -> None:
+    """Every command that reads a spec says the same."""
+    done = orch(command, "nowhere.yaml")
+    assert done.returncode == 2
+    assert "nowhere.yaml: cannot be read" in done.stderr
+
+
+def test_submit_says_what_is_missing(orch: RunOrch) -> None:
+    """It plans, and then tells the truth about the rest."""
+    done = orch("submit", FOUR_PODS)
+    assert done.returncode == 0
+    assert "Plan: fits" in done.stdout
+    assert "not built yet" in done.stdout
+    assert "no chip was asked for" in done.stdout
+
+
+def test_init_writes_what_plans_and_never_overwrites(orch: RunOrch, tmp_path: Path) -> None:
+    """From nothing to a plan in two commands."""
+    path = tmp_path / "first-run.yaml"
+    assert orch("init", str(path)).returncode == 0
+    written = path.read_text()
+    assert orch("plan", str(path)).returncode == 0
+    schema = written.splitlines()[0].split("$schema=")[1]
+    assert (tmp_path / schema).resolve() == ROOT / "orchestrator/spec/schema.json"
+    again = orch("init", str(path))
+    assert again.returncode == 1
+    assert "exists already" in again.stderr
+    assert path.read_text() == written
+
+
+def test_init_into_a_missing_folder_is_said_plainly(orch: RunOrch, tmp_path: Path) -> None:
+    """No traceback for what the file system refuses."""
+    done = orch("init", str(tmp_path / "none" / "a.yaml"))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_schema_is_json(orch: RunOrch) -> None:
+    """What editors read is what validates."""
+    assert json.loads(orch("schema").stdout)["$schema"].endswith("2020-12/schema")
+
+
+@pytest.mark.parametrize("command", ["init", "schema", "plan", "explain", "submit"])
+def test_each_command_shows_an_example(orch: RunOrch, command: str) -> None:
+    """Help that can be copied."""
+    done = orch(command, "--help")
+    assert done.returncode == 0
+    assert f"orch {command}" in done.stdout.split("Example:")[1]
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    """`orch plan … | head -1` ends quietly."""
+    orch_path = Path(sys.executable).with_name("orch")
+    done = subprocess.run(
+        f"{orch_path} plan {FOUR_PODS} --json | head -1",
+        shell=True, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+def on_a_terminal(**environment: str) -> str:
+    """What `orch plan` writes when its output is a terminal."""
+    leader, follower = pty.openpty()
+    shown = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | environment
+    process = subprocess.Popen(
+        [Path(sys.executable).with_name("orch"), "plan", FOUR_PODS],
+        cwd=ROOT, stdout=follower, stderr=follower, env=shown,
+    )  # fmt: skip
+    os.close(follower)
+    output = b""
+    while chunk := read(leader):
+        output += chunk
+    os.close(leader)
+    assert process.wait() == 0
+    return output.decode()
+
+
+def read(leader: int) -> bytes:
+    """The next bytes; a closed terminal reads as an error on Linux."""
+    try:
+        return os.read(leader, 65536)
+    except OSError:
+        return b""
+
+
+def test_colour_is_for_terminals_that_want_it() -> None:
+    """Warnings are yellow on a terminal, and plain under NO_COLOR."""
+    assert "\x1b[33m" in on_a_terminal()
+    assert "\x1b" not in on_a_terminal(NO_COLOR="1")

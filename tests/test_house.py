@@ -1,0 +1,189 @@
+"""The house: the size and the names of things, the lock, every spec."""
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests import rooms
+from tests.conftest import ROOT, RunOrch
+
+SOURCES = rooms.sources(ROOT, "orchestrator", "trainers", "tests")
+SPECS = sorted((ROOT / "specs").glob("*.yaml"))
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+VAGUE = {"manager", "helper", "util", "handler", "engine", "factory", "context", "base"}
+MODELINE = "# yaml-language-server: $schema="
+
+
+def place(path: Path) -> str:
+    """A file as the project's readers name it."""
+    return str(path.relative_to(ROOT))
+
+
+# --- size and names
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function of a file, nested ones too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_every_file_opens_with_what_it_is() -> None:
+    """The first line of each file is a docstring that says which room it is."""
+    texts = {place(path): path.read_text(encoding="utf-8") for path in SOURCES}
+    assert [file for file, text in texts.items() if not text.startswith('"""')] == []
+
+
+def test_every_test_says_what_it_holds() -> None:
+    """Each test has a docstring with the behaviour that it holds."""
+    assert [
+        f"{place(path)}:{test.lineno} {test.name}"
+        for path in SOURCES
+        if path.name.startswith("test_")
+        for test in functions(path)
+        if test.name.startswith("test_") and not ast.get_docstring(test)
+    ] == []
+
+
+def test_files_and_functions_are_short() -> None:
+    """A file is read in one sitting and a function on one screen."""
+    files = {place(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert {file: count for file, count in files.items() if count > MAX_FILE_LINES} == {}
+    lengths = {
+        f"{place(path)}:{f.lineno} {f.name}": (f.end_lineno or f.lineno) - f.lineno + 1
+        for path in SOURCES
+        for f in functions(path)
+    }
+    assert {name: count for name, count in lengths.items() if count > MAX_FUNCTION_LINES} == {}
+
+
+def test_names_say_what_a_thing_is() -> None:
+    """No module, class or function is named by a word that says nothing."""
+    named = [(place(path), path.stem) for path in SOURCES]
+    named += [
+        (f"{place(path)}:{node.lineno}", node.name)
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+    assert [f"{where} {name}" for where, name in named if rooms.words(name) & VAGUE] == []
+
+
+@pytest.mark.parametrize("name", ["RunManager", "json_utils", "_retry_helper", "BaseTrainer"])
+def test_vague_names_are_seen(name: str) -> None:
+    """A vague word is found in either case, in the plural, and among others."""
+    assert rooms.words(name) & VAGUE
+
+
+@pytest.mark.parametrize("name", ["database", "rebase", "based_on", "contextual"])
+def test_words_that_merely_contain_a_vague_one_pass(name: str) -> None:
+    """Only whole words count."""
+    assert not rooms.words(name) & VAGUE
+
+
+# --- the lock
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+ENTRIES = re.split(r"\n(?=[a-z0-9])", LOCK)[1:]
+PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
+PYTHONS = ["3.11", "3.12", "3.13"]
+
+
+def pin_of(entry: str) -> Requirement:
+    """The requirement that an entry of the lock starts with."""
+    return Requirement(entry.strip().splitlines()[0].rstrip("\\ "))
+
+
+def direct_requirements() -> list[Requirement]:
+    """What pyproject.toml asks for: to run, to develop, and to build."""
+    project = PYPROJECT["project"]
+    asked = project["dependencies"] + project["optional-dependencies"]["dev"]
+    return [Requirement(text) for text in asked + PYPROJECT["build-system"]["requires"]]
+
+
+def test_the_lock_names_no_host() -> None:
+    """The lock says what to install and never from where."""
+    assert re.findall(r"(?m)://|^-.*|^\S+ @ .*|^#.*[/\\].*", LOCK) == []
+
+
+def test_every_entry_of_the_lock_is_one_version_with_hashes() -> None:
+    """Nothing is installed that was not seen when the lock was written."""
+    assert len(ENTRIES) > 100
+    for entry in ENTRIES:
+        pin = pin_of(entry)
+        assert [specifier.operator for specifier in pin.specifier] == ["=="], entry
+        hashes = re.findall(r"--hash=sha256:[0-9a-f]{64}\b", entry)
+        assert hashes, entry
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize(("system", "machine"), PLATFORMS)
+def test_the_lock_serves_every_promised_machine(python: str, system: str, machine: str) -> None:
+    """Where a requirement applies it is pinned once, within what pyproject.toml asks."""
+    here = {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "sys_platform": system,
+        "platform_machine": machine,
+    }
+    pins: dict[str, str] = {}
+    for pin in map(pin_of, ENTRIES):
+        if pin.marker is None or pin.marker.evaluate(here):
+            assert pin.name not in pins
+            pins[pin.name] = next(iter(pin.specifier)).version
+    for asked in direct_requirements():
+        applies = asked.marker is None or asked.marker.evaluate(here)
+        assert (canonicalize_name(asked.name) in pins) == applies, asked
+        assert not applies or asked.specifier.contains(pins[asked.name]), asked
+    assert ("libtpu" in pins) == ((system, machine) == ("linux", "x86_64"))
+
+
+def test_libtpu_is_the_one_that_jax_pins() -> None:
+    """Compiled programs can be read only with the libtpu of the same jax."""
+    [libtpu] = [asked for asked in direct_requirements() if asked.name == "libtpu"]
+    by_jax = [Requirement(text) for text in metadata.requires("jax") or ()]
+    [pinned] = [r for r in by_jax if r.name == "libtpu" and "tpu" in str(r.marker)]
+    assert pinned.specifier.contains(next(iter(libtpu.specifier)).version)
+
+
+# --- specs
+
+
+def test_the_promised_specs_stand() -> None:
+    """The demonstration's spec is there, among others."""
+    assert ROOT / "specs/llama3_70b_4pod.yaml" in SPECS
+    assert len(SPECS) > 8
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.stem)
+def test_every_spec_is_planned(spec: Path, orch: RunOrch) -> None:
+    """Each shipped spec has a realizable plan that fits."""
+    done = orch("plan", place(spec), "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["forecast"]["fits"]
+    assert plan["devices"] >= plan["chips"] >= 1
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.stem)
+def test_every_spec_opens_with_what_a_reader_needs(spec: Path) -> None:
+    """The schema for editors, what it is, its command, and what to expect."""
+    lines = spec.read_text(encoding="utf-8").splitlines()
+    opening = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
+    assert opening[0].startswith(MODELINE)
+    assert (spec.parent / opening[0].removeprefix(MODELINE)).is_file()
+    assert re.match(r"# \w", opening[1])
+    said = "\n".join(opening[1:])
+    assert re.search(rf"\borch \w+ {re.escape(place(spec))}", said)
+    assert re.search(r"(?i)\bexpect", said)

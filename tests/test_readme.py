@@ -1,0 +1,153 @@
+"""The README and docs: every command they show is run, or names a target of the Makefile."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *sorted(path for folder in ("docs", "trainers") for path in (ROOT / folder).rglob("*.md")),
+]
+TIMEOUT_S = 600
+
+# Not run: they need the network, a second clone, or this very suite. Targets must exist.
+LEFT_OUT = re.compile(r"(git clone \S+|cd \S+|make (?P<target>[a-z-]+)( [A-Z]+=\S+)*)( +#.*)?")
+
+# What a person's checkout holds beside the project's own files.
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "runs", "mlruns")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A line that a document tells its reader to type, and the status it is said to return."""
+
+    place: str
+    text: str
+    status: int
+
+
+def commands_of(document: Path) -> list[Command]:
+    """The `$ ` lines of the ```console blocks; `# exit N` at the end states a status."""
+    text = document.read_text(encoding="utf-8")
+    found = []
+    for block in re.finditer(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for line in re.finditer(r"^\$ ((?:.*\\\n)*.*)$", block[1], re.MULTILINE):
+            number = text.count("\n", 0, block.start(1) + line.start()) + 1
+            stated = re.search(r"# exit (\d+)$", line[1])
+            found.append(
+                Command(
+                    place=f"{document.name}:{number}",
+                    text=line[1],
+                    status=int(stated[1]) if stated else 0,
+                )
+            )
+    return found
+
+
+def makefile_targets() -> set[str]:
+    """What `make` can be asked for."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+
+
+def fault_of(command: Command, project: Path) -> str | None:
+    """What happens to a reader who types the command; None when it does what it says."""
+    left_out = LEFT_OUT.fullmatch(command.text)
+    if left_out:
+        known = left_out["target"] is None or left_out["target"] in makefile_targets()
+        return None if known else f"{command.place}: no such target: {command.text}"
+    done = subprocess.run(
+        command.text,
+        shell=True,
+        cwd=project,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode == command.status:
+        return None
+    status = f"exit {done.returncode}, against {command.status}"
+    return f"{command.place}: {command.text}: {status}\n{done.stdout}{done.stderr}"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the project, so that what commands write stays out of the checkout."""
+    return shutil.copytree(ROOT, tmp_path / "orch", ignore=NOT_COPIED)
+
+
+def test_the_readme_stands() -> None:
+    """There is a README, and it shows the demonstration and how to plan."""
+    shown = [command.text for command in commands_of(ROOT / "README.md")]
+    for start in ("make demo", "orch plan specs/"):
+        assert any(text.startswith(start) for text in shown), start
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_stand_in_console_blocks_alone(document: Path) -> None:
+    """No block of another name shows commands, which nothing would then run."""
+    languages = re.findall(r"(?m)^```(\w+)", document.read_text(encoding="utf-8"))
+    assert set(languages) & {"bash", "sh", "shell", "zsh"} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_does_what_the_document_says(document: Path, project: Path) -> None:
+    """A reader who types a document's commands, one after another, meets no surprise."""
+    faults = [fault_of(command, project) for command in commands_of(document)]
+    assert [fault for fault in faults if fault] == []
+
+
+PAGE = """Prose, and a block that is no session:
+
+```yaml
+$ not a command
+```
+
+```console
+$ true
+its output
+$ false  # exit 1
+$ echo one \\
+    two
+```
+"""
+
+
+def test_commands_are_read_where_they_stand(tmp_path: Path) -> None:
+    """Only `$ ` lines of console blocks are commands; each knows its line and its status."""
+    page = tmp_path / "page.md"
+    page.write_text(PAGE, encoding="utf-8")
+    assert commands_of(page) == [
+        Command(place="page.md:8", text="true", status=0),
+        Command(place="page.md:10", text="false  # exit 1", status=1),
+        Command(place="page.md:11", text="echo one \\\n    two", status=0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("false", "exit 1, against 0"),
+        ("true  # exit 2", "exit 0, against 2"),
+        ("orch no-such-command", "exit 2, against 0"),
+        ("orchh plan", "exit 127, against 0"),
+        ("make coffee", "no such target"),
+    ],
+)
+def test_a_wrong_command_is_caught(text: str, fault: str, tmp_path: Path) -> None:
+    """A command that fails, does not fail as stated, or does not exist is a fault."""
+    page = tmp_path / "page.md"
+    page.write_text(f"```console\n$ {text}\n```\n", encoding="utf-8")
+    [command] = commands_of(page)
+    assert fault in (fault_of(command, tmp_path) or "")

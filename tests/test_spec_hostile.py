@@ -1,0 +1,190 @@
+"""The spec room: whatever a file holds, one clear answer, soon, in little memory."""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from orchestrator import spec
+from orchestrator.spec import SpecProblems
+from orchestrator.spec.nodes import MOST_NODES
+from orchestrator.spec.source import MOST_BYTES
+from orchestrator.stations import codec
+from orchestrator.stations.spec import Spec
+from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write
+
+MOST_SECONDS = 2.0
+MOST_MORE_BYTES = 200 * 2**20
+MANY = MOST_NODES - 50
+
+BOMBS = {
+    "brackets": "[" * 100_000,
+    "braces": "{a: " * 25_000,
+    "dashes in a line": "- " * 100_000,
+    "questions in a line": "? " * 100_000,
+    "steps": "".join(" " * depth + "a:\n" for depth in range(1000)),
+    "laughs": "a: &a [x, x]\n"
+    + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),  # noqa: E501
+    "merged laughs": "a: &a {x: 1}\n"
+    + "".join(f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 9)}]}}\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),  # noqa: E501
+    "anchors": "&a " * 300_000,
+    "bangs": "!" * (MOST_BYTES - 1),
+    "a tag without end": "!<" + "a" * (MOST_BYTES - 9),
+    "a long alias": "a: *" + "b" * (MOST_BYTES - 9),
+    "keys": "".join(f"key{i}: 1\n" for i in range(80_000)),
+    "unknown keys": "".join(f"nam{i}: 1\n" for i in range(MANY // 2)),
+    "the same key": "name: a\n" * (MANY // 2),
+    "items": "[" + "a, " * 300_000 + "]",
+    "a long key": "? " + "n" * (MOST_BYTES - 99) + "\n: 1\n",
+    "a long name": "name: " + "n" * (MOST_BYTES - 99),
+    "a long line of values": MINIMAL + "run: {secrets: [" + "a, " * MANY + "{}]}\n",
+    "many names and a mapping": MINIMAL
+    + f"run: {{secrets: [{', '.join(f'A{i}' for i in range(MANY))}, {{}}]}}\n",
+    "many bad options": MINIMAL.replace(
+        "tokens", f"compiler_options: {{{', '.join(f'X{i}: on' for i in range(MANY // 2))}}}\n  tokens"
+    ),
+    "digits": MINIMAL.replace("15T", "9" * (MOST_BYTES - 999)),
+    "digits of a count": MINIMAL.replace("15T", "9" * (MOST_BYTES - 999) + "T"),
+    "digits of a share": MINIMAL.replace("8192}", f"8192, tolerance: {'1' * 10**6}%}}"),
+    "a huge exponent": MINIMAL.replace("15T", "1e999999999"),
+    "sixties": MINIMAL + "run: {hang_limit: '" + "1:" * 400_000 + "'}\n",
+    "comments": "#\n" * (MOST_BYTES // 2 - 1),
+    "blank lines": "\n" * (MOST_BYTES - 1),
+    "spaces": " " * (MOST_BYTES - 1),
+    "tabs": "\t" * (MOST_BYTES - 1),
+    "a quote without end": '"' + "\\n" * (MOST_BYTES // 2 - 9),
+    "lines of one value": "name: " + "a\n " * (MOST_BYTES // 3 - 9),
+    "a block of lines": "name: |\n" + " \n" * (MOST_BYTES // 2 - 9),
+    "escapes": '"' + "\\U0001F600" * (MOST_BYTES // 10 - 9) + '"',
+    "directives": "%" * (MOST_BYTES - 1),
+    "colons": ": " * (MOST_BYTES // 2 - 1),
+    "more than a file may be": "a" * (MOST_BYTES + 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_a_clear_error(name: str, tmp_path: Path) -> None:
+    """Depth, size, aliases, digits: told within two seconds, on a page, in bounded memory."""
+    path = write(tmp_path, BOMBS[name])
+    held_bytes = peak_bytes()
+    began = time.perf_counter()
+    with pytest.raises(SpecProblems) as caught:
+        spec.load(path)
+    assert time.perf_counter() - began < MOST_SECONDS
+    assert peak_bytes() - held_bytes < MOST_MORE_BYTES
+    assert 0 < len(str(caught.value)) < 100_000
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def test_a_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
+    """The cap is on what no spec is: a spec with a megabyte of comments loads."""
+    text = MINIMAL + "#" * (MOST_BYTES - len(MINIMAL))
+    assert load_text(tmp_path, text) == load_text(tmp_path, MINIMAL)
+    [problem] = problems_of(write(tmp_path, text + "#"))
+    assert problem.message == "is larger than 1,048,576 bytes"
+
+
+NOTATION = ["{", "}", "[", "]", ":", ": ", ",", "#", "&a", "*a", "!", "|", ">", "'", '"', "%", "@"]
+NOTATION += ["-", "- ", "?", "~", "\n", "\t", " ", "\r\n", "---\n", "...\n", "<<: ", "\\", "null"]
+NOTATION += ["0", "1e9", ".", "T", "%", "true", "name", "auto", "\ufeff", "é", "\x85", "\0", "\x1b"]
+
+
+@st.composite
+def nearly(draw: st.DrawFn) -> str:
+    """A good spec with a few places cut, doubled or filled with notation."""
+    text = draw(st.sampled_from([COMPLETE, MINIMAL]))
+    for _ in range(draw(st.integers(1, 6))):
+        at = draw(st.integers(0, len(text)))
+        gone = draw(st.integers(0, 12))
+        put = draw(st.sampled_from(NOTATION) | st.text(max_size=3) | st.just(text[at : at + 40]))
+        text = text[:at] + put + text[at + gone :]
+    return text
+
+
+def answer(path: Path, *overrides: str) -> Spec | list[spec.Problem]:
+    """The spec of a file, or its problems, each of them at a place that exists."""
+    try:
+        loaded = spec.load(path, overrides)
+    except SpecProblems as error:
+        assert str(error)
+        for problem in error.problems:
+            lines = problem.place.source.lines
+            assert problem.line == 0 or not lines or 1 <= problem.line <= len(lines)
+            if problem.line and lines:
+                assert 1 <= problem.col <= len(lines[problem.line - 1]) + 1
+        assert error.problems
+        return error.problems
+    assert codec.from_json(codec.to_json(loaded), Spec) == loaded
+    return loaded
+
+
+SETTINGS = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@SETTINGS
+@given(text=nearly())
+def test_nearly_good_files_are_answered(text: str, tmp_path: Path) -> None:
+    """Whatever slips into a spec, it loads as a whole or its problems are told."""
+    (tmp_path / "spec.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
+    answer(tmp_path / "spec.yaml")
+
+
+@SETTINGS
+@given(raw=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+@example(raw=b"")
+@example(raw=b"\xff\xfe\x00\x00")
+@example(raw=b"\xed\xa0\x80")
+@example(raw=b"a: \xe2\x80\xa8b")
+def test_any_bytes_are_answered(raw: bytes, tmp_path: Path) -> None:
+    """No file is so strange that it ends in a traceback."""
+    (tmp_path / "spec.yaml").write_bytes(raw)
+    assert isinstance(answer(tmp_path / "spec.yaml"), list)
+
+
+KEYS = ["name", "experiment", "experiment.model", "experiment.batch.length", "resources.mesh.data"]
+KEYS += ["resources.pods", "run.secrets", "run.secrets.0", "run.hang_limit", "tracking.uri", "a.b"]
+KEYS += ["experiment.compiler_options.xla_a", "experiment.data", "resources", "", "."]
+
+
+@SETTINGS
+@given(key=st.sampled_from(KEYS), value=st.text(max_size=20) | st.sampled_from(NOTATION))
+def test_any_override_is_answered(key: str, value: str, tmp_path: Path) -> None:
+    """Nor is an override."""
+    answer(write(tmp_path, COMPLETE), f"{key}={value}")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inside: st.lists(inside, max_size=3)
+    | st.dictionaries(st.sampled_from(["min", "max", "data", "kind", "path", "a"]), inside),
+    max_leaves=8,
+)
+LEAVES = ["name", "experiment.model", "experiment.tokens", "experiment.batch", "experiment.data"]
+LEAVES += ["experiment.optimizer", "experiment.seed", "resources", "resources.pods", "run.secrets"]
+LEAVES += ["resources.mesh", "run.checkpoint", "cluster", "experiment.compiler_options.xla_a"]
+
+
+@SETTINGS
+@given(key=st.sampled_from(LEAVES), value=VALUES)
+def test_any_value_anywhere_is_answered(key: str, value: object, tmp_path: Path) -> None:
+    """A value of any kind, under any key, is taken or told."""
+    answer(write(tmp_path, COMPLETE), f"{key}={json.dumps(value)}")
+
+
+@pytest.mark.fuzz
+@settings(SETTINGS, max_examples=20_000)
+@given(text=nearly())
+def test_nearly_good_files_are_answered_at_length(text: str, tmp_path: Path) -> None:
+    """The same as above, for as long as somebody wants to wait."""
+    (tmp_path / "spec.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
+    answer(tmp_path / "spec.yaml")

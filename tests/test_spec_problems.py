@@ -1,0 +1,137 @@
+"""The spec room: what a bad file is told, as golden texts, and that the hints are right."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator import spec
+from orchestrator.spec import Problem, SpecProblems
+from orchestrator.spec.problem import SHOWN_PROBLEMS
+from tests.conftest import HoldGolden
+from tests.spec_texts import MINIMAL, load_text, problems_of, write
+
+FOLDER = Path(__file__).parent / "specs_bad"
+BAD = sorted(FOLDER.glob("*.yaml"))
+HINT = re.compile(r"(?:did you mean (?P<meant>.+)\?|for example (?P<key>\w+): (?P<example>.+))")
+
+
+@pytest.fixture(autouse=True)
+def in_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Golden texts name files as a person standing beside them would."""
+    monkeypatch.chdir(FOLDER)
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_a_bad_file_is_told_all_at_once(path: Path, golden: HoldGolden) -> None:
+    """Each class of mistake: place, key, what is against what must be, line, caret, hint."""
+    with pytest.raises(SpecProblems) as caught:
+        spec.load(Path(path.name))
+    golden(f"spec_{path.stem}.txt", f"{caught.value}\n")
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_a_caret_stands_below_its_place(path: Path) -> None:
+    """The snippet is the line of the problem, and the caret is below the column that is named."""
+    for problem in problems_of(Path(path.name)):
+        if not problem.snippet:
+            continue
+        shown, caret = problem.snippet.split("\n")
+        line = problem.place.source.line(problem.line)
+        rest = shown[caret.index("^") :].removesuffix("...")
+        assert line[problem.col - 1 :].startswith(rest.rstrip())
+        assert len(shown) < 115
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_a_hint_is_legal(path: Path) -> None:
+    """Writing what the hint says, in the place that it is about, takes that problem away."""
+    for problem in problems_of(Path(path.name)):
+        if value := value_of_hint(problem):
+            left = problems_of(Path(path.name), f"{problem.key}={value}")
+            assert problem.key not in [other.key for other in left]
+
+
+def value_of_hint(problem: Problem) -> str | None:
+    """The legal value that a hint names for the key of its problem."""
+    hint = HINT.fullmatch(problem.hint)
+    about_a_key = "unknown" in problem.message or "legal key" in problem.message
+    if not hint or about_a_key or not problem.key or problem.key[-1].isdigit():
+        return None
+    return hint["meant"] or hint["example"]
+
+
+def test_hints_are_held_by_the_test_above() -> None:
+    """The check of hints is not vacuous: most problems have a hint with a value."""
+    problems = [problem for path in BAD for problem in problems_of(Path(path.name))]
+    assert len([problem for problem in problems if value_of_hint(problem)]) > 60
+    assert [str(problem) for problem in problems if problem.key and not problem.hint] == []
+
+
+def test_problems_come_in_the_order_of_the_text() -> None:
+    """A reader goes through a file once."""
+    places = [(problem.line, problem.col) for problem in problems_of(Path("numbers.yaml"))]
+    assert len(places) > 15
+    assert places == sorted(places)
+
+
+def test_all_kinds_of_problems_come_together(tmp_path: Path) -> None:
+    """Notation, contract and contradiction are told in one go."""
+    text = (
+        MINIMAL.replace("15T", "&t 15T")
+        .replace("512", "0")
+        .replace("  tokens", "  data: {kind: tokens}\n  tokens")
+        .replace("4x4x4", "4x4x5")
+    )
+    keys = [problem.key for problem in problems_of(write(tmp_path, text), "run.steps=0")]
+    assert keys == [
+        "run.steps",
+        "experiment.data.path",
+        "experiment.tokens",
+        "experiment.batch.sequences",
+        "resources.topology",
+    ]
+
+
+def test_one_mistake_is_one_problem(tmp_path: Path) -> None:
+    """A misspelt key is not told again as a missing one, nor a bad size as a bad pair."""
+    [problem] = problems_of(write(tmp_path, MINIMAL.replace("sequences", "sequenses")))
+    assert problem.hint == "did you mean sequences?"
+    shape = "{layers: 2, d_model: 64, d_ff: 9, heads: 0, kv_heads: 4, head_dim: 16, vocab: 512}"
+    [problem] = problems_of(write(tmp_path, MINIMAL.replace("llama3-8b", shape)))
+    assert problem.key == "experiment.model.heads"
+
+
+def test_secrets_are_not_repeated() -> None:
+    """What stands where the name of a secret belongs is in no line of what is told."""
+    for name in ("secrets", "secret_alone", "passwords"):
+        [told] = [str(SpecProblems(problems_of(Path(f"{name}.yaml"))))]
+        for secret in ("hf_abc", "sk-123", "lovelace"):
+            assert secret not in told
+
+
+def test_secrets_are_not_repeated_beside_other_problems(tmp_path: Path) -> None:
+    """Another problem on the line of a secret hides it too, in the file and in overrides."""
+    text = MINIMAL + "run: {hang_limit: 1, secrets: [!x hf_abcdef], steps: 0}\n"
+    problems = problems_of(write(tmp_path, text), "run.retries={a: 1, failures: -1}")
+    assert len(problems) == 6
+    assert "hf_abc" not in str(SpecProblems(problems))
+    problems = problems_of(write(tmp_path, MINIMAL), "run={secrets: [hf_abcdef], steps: 0}")
+    assert len(problems) == 2
+    assert "hf_abc" not in str(SpecProblems(problems))
+
+
+def test_a_long_list_of_problems_ends(tmp_path: Path) -> None:
+    """Nobody reads thousands: the rest is counted, and still there for a program."""
+    text = MINIMAL + "".join(f"key-{index}: 1\n" for index in range(500))
+    with pytest.raises(SpecProblems) as caught:
+        load_text(tmp_path, text)
+    assert len(caught.value.problems) == 500
+    assert str(caught.value).endswith(f"\n\nand {500 - SHOWN_PROBLEMS} more problems")
+
+
+def test_what_is_told_is_safe_to_print(tmp_path: Path) -> None:
+    """No escape sequence, line break or invisible character of a file reaches the terminal."""
+    text = MINIMAL.replace("small", '"\\e[2J\\n\u202e"') + "\u202ezebra\u2066: '\u202e\U0001f600'\n"
+    told = str(SpecProblems(problems_of(write(tmp_path, text))))
+    assert all(line.isprintable() for line in told.split("\n"))
