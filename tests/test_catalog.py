@@ -235,6 +235,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
     for chip in map(catalog.chip, CHIPS):
         named |= {quantity.source for _, quantity in quantities(chip, chip.name)}
         named |= {chip.layout_source, chip.largest_slice_source, chip.slices.source}
+    named |= {figure.source for figure in catalog.figures()}
     assert named == catalog.sources().keys()
 
 

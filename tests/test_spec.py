@@ -121,7 +121,7 @@ def test_a_model_may_be_a_shape(tmp_path: Path) -> None:
 
 
 def test_a_shape_needs_no_name(tmp_path: Path) -> None:
-    """A shape without a name is `custom`, whatever the spec is called: renaming is no other plan."""
+    """A shape without a name is `custom`: renaming the spec makes no other experiment."""
     unnamed = MINIMAL.replace("llama3-8b", SHAPE.replace(", name: toy", ""))
     here, there = (load_text(tmp_path, unnamed, f"name={name}") for name in ("a", "b"))
     assert here.experiment.model.name == "custom"

@@ -79,18 +79,27 @@ def plan(spec: Path, overrides: tuple[str, ...], as_json: bool, alternatives: in
 @SPEC
 @SET
 @JSON
-def explain(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+@click.option(
+    "--mfu",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.4,
+    show_default=True,
+    metavar="FRACTION",
+    help="Model FLOPs utilization to assume for days.",
+)
+def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -> None:
     """Work SPEC out by hand, formula by formula, beside the published figures for it.
 
     \b
     Example:
       orch explain specs/llama3_70b_4pod.yaml
+      orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
     """
     from orchestrator import explain as answers
     from orchestrator import spec as specs
     from orchestrator.render import answers as render
 
-    sheet = answers.answer_sheet(specs.load(spec, overrides))
+    sheet = answers.answer_sheet(specs.load(spec, overrides), mfu=mfu)
     if as_json:
         say_json(sheet)
         return

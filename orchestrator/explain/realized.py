@@ -8,7 +8,7 @@ from orchestrator import catalog
 from orchestrator.errors import Unservable
 from orchestrator.explain.given import axes_of
 from orchestrator.explain.sharding import mixed_times
-from orchestrator.explain.words import assumed, bound_by, in_days, percent, power_of_two, short
+from orchestrator.explain.words import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.plan import torus as links
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.refuse import NoPlan, factored
@@ -195,9 +195,9 @@ def days(plan: Plan, numbers: dict[str, float]) -> Difference:
     low, high = plan.forecast.days.lower, plan.forecast.days.unoverlapped
     return Difference(
         about="days",
-        derived=f"{in_days(numbers['days'])} at {assumed(numbers['mfu'])} by 6 P,"
-        f" {in_days(numbers['days_mfu'])} as MFU counts",
-        planned=f"{in_days(low)} at the bound, {in_days(high)} with nothing hidden",
+        derived=f"{lasting(numbers['days'])} at {assumed(numbers['mfu'])} by 6 P,"
+        f" {lasting(numbers['days_mfu'])} as MFU counts",
+        planned=f"{lasting(low)} at the bound, {lasting(high)} with nothing hidden",
         why=place_of(numbers["days_mfu"], low, high),
     )
 

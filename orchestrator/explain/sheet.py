@@ -9,7 +9,7 @@ from orchestrator.explain.given import MFU
 from orchestrator.explain.quotes import quotes_for
 from orchestrator.explain.realized import differences, planned
 from orchestrator.explain.sharding import mixed_times
-from orchestrator.explain.words import assumed, bound_by, in_days
+from orchestrator.explain.words import assumed, bound_by, lasting, lasting_between
 from orchestrator.plan.flops import MFU_DEFINITION
 from orchestrator.stations.answers import AnswerSheet, Citation, Quotes
 from orchestrator.stations.plan import Plan
@@ -63,12 +63,12 @@ def named(derived: Derived, quotes: tuple[Quotes, ...]) -> Iterator[str]:
 def summary(derived: Derived, plan: Plan | Unservable) -> str:
     """The whole sheet in one line."""
     numbers = derived.numbers
-    parts = [f"{in_days(numbers['days'])} days at {assumed(numbers['mfu'])}"]
+    parts = [f"{lasting(numbers['days'])} at {assumed(numbers['mfu'])}"]
     if "mixed_least" in numbers:
         parts.append(f"FSDP + tensor {bound_by(mixed_times(numbers, 'mixed_least'))}")
     if isinstance(plan, Plan):
         days = plan.forecast.days
-        parts.append(f"planned {in_days(days.lower)} to {in_days(days.unoverlapped)} days")
+        parts.append(f"planned {lasting_between(days.lower, days.unoverlapped)}")
     else:
         parts.append("no realizable plan")
     return f"Answer: {', '.join(parts)}."

@@ -10,11 +10,19 @@ def percent(fraction: float, sign: str = "") -> str:
     return f"{fraction * 100:{sign}.1f} %"
 
 
-def in_days(value: float) -> str:
-    """Days to a tenth, as far as that says something: 44.7, 1,752, 0.034."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+def lasting(days: float) -> str:
+    """A duration in the unit that says something: 1,752 days, 44.7 days, 3.2 hours, 0.01 s."""
+    if days >= 100:
+        return f"{days:,.0f} days"
+    if days >= 1:
+        return f"{days:.1f} days"
+    return f"{days * 24:.1f} hours" if days * 24 >= 1 else f"{days * 86_400:.2g} s"
+
+
+def lasting_between(low: float, high: float) -> str:
+    """Two durations, with one unit if they share it: 18.4 to 36.3 days."""
+    first, last = lasting(low), lasting(high)
+    return f"{first.removesuffix(' ' + last.split()[-1])} to {last}"
 
 
 def assumed(mfu: float) -> str:
@@ -24,7 +32,7 @@ def assumed(mfu: float) -> str:
 
 def bound_by(times: float) -> str:
     """What binds, and by how much: `times` is what there is over what computing takes."""
-    return f"compute-bound by {times:.2f} x" if times > 1 else f"comms-bound by {1 / times:.2f} x"
+    return f"compute-bound by {times:.3g} x" if times > 1 else f"comms-bound by {1 / times:.3g} x"
 
 
 def power_of_two(limit: float) -> int:

@@ -11,10 +11,11 @@ from typing import Any
 
 from orchestrator.spec.checks import SHAPE_KEYS, shape_faults
 from orchestrator.spec.nodes import Mapping, parse
-from orchestrator.spec.problem import Place, Problem, Source, SpecProblems, shortened
+from orchestrator.spec.problem import Place, Source, SpecProblems, shortened
+from orchestrator.spec.scalars import Value, as_written
 from orchestrator.spec.schema import Schema, definition, member, validator
 from orchestrator.spec.source import read
-from orchestrator.spec.words import must, plain
+from orchestrator.spec.words import example, must
 from orchestrator.stations.spec import Model
 
 
@@ -57,13 +58,13 @@ SIZES = {
 }
 KEYS = {ours: theirs for theirs, ours in SIZES.items()}
 DEFAULTS = {"tie_word_embeddings": False, "rope_theta": 10_000.0, "rms_norm_eps": 1e-6}
-# The one value that the trainer can run, and why it can run no other.
+# The one value that the trainer can run, and what it is about the trainer that forbids others.
 FIXED = {
-    "hidden_act": ("silu", "its MLP is SwiGLU"),
-    "attention_bias": (False, "its attention has no biases"),
-    "mlp_bias": (False, "its MLP has no biases"),
-    "attention_dropout": (0, "it has no dropout"),
-    "partial_rotary_factor": (1, "it turns whole heads"),
+    "hidden_act": ("silu", "the trainer's MLP is SwiGLU"),
+    "attention_bias": (False, "the trainer's attention has no biases"),
+    "mlp_bias": (False, "the trainer's MLP has no biases"),
+    "attention_dropout": (0, "the trainer has no dropout"),
+    "partial_rotary_factor": (1, "the trainer turns whole heads"),
 }
 # Keys that do not change what is computed in pre-training.
 HARMLESS = frozenset(
@@ -105,11 +106,11 @@ class _Config:
 
     def __init__(self, path: Path) -> None:
         source = read(path)
-        self.values = _json(source)
         root, self.problems = parse(source)
+        self.values = _json(source)
         self._root = root if isinstance(root, Mapping) else Mapping(root.place)
         if not isinstance(self.values, dict):
-            self._tell("", "is no JSON object, must be a config.json", "")
+            self._tell("", "is no JSON object, must be a config.json", "begin with {")
             raise SpecProblems(self.problems)
 
     def family(self) -> Family:
@@ -124,7 +125,8 @@ class _Config:
         known = " or ".join(f"{one.architecture} ({one.model_type})" for one in FAMILIES)
         said = ", ".join(shortened(str(one)) for one in (architecture, kind) if one) or "missing"
         why = STRANGERS.get(str(kind), "")
-        self._tell(key, f"is {said}, must be {known}" + (f": {why}" if why else ""), "")
+        message = f"is {said}, must be {known}" + (f": {why}" if why else "")
+        self._tell(key, message, "write the model as a mapping to plan one of that shape")
         raise SpecProblems(self.problems)
 
     def shape(self, family: Family) -> dict[str, Any]:
@@ -145,7 +147,8 @@ class _Config:
         if not (type(width) is type(heads) is int and heads > 0):
             return None
         if width % heads:
-            self._tell("hidden_size", f"is {width:,}, must be a multiple of {heads} heads", "")
+            message = f"is {width:,}, must be a multiple of {heads} heads"
+            self._tell("hidden_size", message, "or give the head_dim")
         return width // heads
 
     def _is_legal(self, key: str, value: Any) -> bool:
@@ -154,8 +157,9 @@ class _Config:
         schema: Schema = member(definition("shape"), SIZES[key]) or {}
         if validator().evolve(schema=schema).is_valid(value):
             return True
-        what = "is missing" if value is None else f"is {shortened(plain(value))}"
-        self._tell(key, f"{what}, must be {must(schema)}", "")
+        what = "is missing" if value is None else f"is {_shown(value)}"
+        right = f"for example {_shown(key)}: {_shown(example(schema))}"
+        self._tell(key, f"{what}, must be {must(schema)}", right)
         return False
 
     def _rotary_theta(self) -> dict[str, Any]:
@@ -173,7 +177,7 @@ class _Config:
             elif key == "layer_types":
                 self._hold_full_attention(value)
             elif not self._is_known(key) and value not in (None, False):
-                message = "is unknown, and may change the model: the trainer cannot run it"
+                message = "is unknown, must be absent or null: it may change the model"
                 self._tell(key, message, "write the model as a mapping if it does not matter")
         self._hold_no_window(self.values.get("sliding_window", family.sliding_window), length)
 
@@ -183,8 +187,8 @@ class _Config:
     def _hold_fixed(self, key: str, value: Any) -> None:
         only, why = FIXED[key]
         if value != only:
-            message = f"is {shortened(plain(value))}, must be {plain(only)}: the trainer cannot"
-            self._tell(key, f"{message} run it, {why}", f"for example {key}: {plain(only)}")
+            message = f"is {_shown(value)}, must be {_shown(only)}: {why}"
+            self._tell(key, message, f"for example {_shown(key)}: {_shown(only)}")
 
     def _hold_plain_rotary(self, key: str, value: Any) -> None:
         """RoPE whose frequencies are not scaled: absent, or said to be the default."""
@@ -193,22 +197,22 @@ class _Config:
         said = value if isinstance(value, dict) else {"rope_type": value}
         kind = said.get("rope_type", said.get("type", "default"))
         if kind != "default" or not said.keys() <= PLAIN_ROTARY:
-            message = f"is {shortened(plain(value))}, must be null: the trainer's is not scaled"
+            message = f"is {_shown(value)}, must be null: the trainer does not scale RoPE"
             self._tell(key, message, "models are pre-trained without it, and scaled afterwards")
 
     def _hold_full_attention(self, value: Any) -> None:
         kinds = set(map(str, value)) if isinstance(value, list) else {str(value)}
         if kinds - {"full_attention"}:
             message = f"is {shortened(', '.join(sorted(kinds)))}, must be full_attention alone"
-            self._tell("layer_types", message, "")
+            self._tell("layer_types", message, "the trainer's layers are all alike")
 
     def _hold_no_window(self, window: Any, length: int | None) -> None:
         """A window that no sequence exceeds is none."""
-        wide = type(window) is int and length is not None and window >= length
-        if window is not None and not wide:
-            message = f"is {shortened(plain(window))}, must be null, or at least batch.length"
-            absent = " (the default of its family)" if "sliding_window" not in self.values else ""
-            self._tell("sliding_window", message + absent, "for example sliding_window: null")
+        if window is None or length is None or (type(window) is int and window >= length):
+            return
+        message = f"is {_shown(window)}, must be null or at least the batch's length of {length:,}"
+        absent = " (the default of its family)" if "sliding_window" not in self.values else ""
+        self._tell("sliding_window", message + absent, 'for example "sliding_window": null')
 
     def _tell(self, key: str, message: str, hint: str) -> None:
         entry = self._root.entries.get(key)
@@ -216,13 +220,20 @@ class _Config:
         self.problems.append(place.problem(key, message, hint))
 
 
+def _shown(value: Any) -> str:
+    return shortened(json.dumps(value, ensure_ascii=False))
+
+
 def _json(source: Source) -> Any:
-    """The values of a JSON text; the places come from a second reading."""
+    """The values of a JSON text whose places, and depth, are known already."""
+    text = "\n".join(source.lines)
     try:
-        return json.loads("\n".join(source.lines))
+        return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=str)
     except json.JSONDecodeError as error:
         place = Place(source, error.lineno, error.colno)
         raise SpecProblems([place.problem("", f"is not JSON: {error.msg}")]) from None
-    except (RecursionError, ValueError) as error:
-        problem: Problem = Place(source, 1, 1).problem("", f"is not JSON: {error}")
-        raise SpecProblems([problem]) from None
+
+
+def _number(text: str) -> Value:
+    """A number; what is none that can be computed with (too large, not a number) stays text."""
+    return as_written(text, {"integer", "number"})

@@ -84,12 +84,12 @@ def _located(path: str, folder: Path) -> str:
 
 
 def _resources(resources: dict[str, Any]) -> dict[str, Any]:
-    pods, mesh = resources.get("pods", 1), resources.get("mesh", "auto")
-    return resources | {
-        "topology": str(resources["topology"]),
-        "pods": {"min": pods, "max": pods} if isinstance(pods, int) else pods,
-        "mesh": {} if mesh == "auto" else {axis: _chosen(size) for axis, size in mesh.items()},
-    }
+    pods, mesh = resources.get("pods"), resources.get("mesh", "auto")
+    written_out: dict[str, Any] = {"topology": str(resources["topology"])}
+    if isinstance(pods, int):
+        written_out["pods"] = {"min": pods, "max": pods}
+    written_out["mesh"] = {} if mesh == "auto" else {axis: _chosen(n) for axis, n in mesh.items()}
+    return resources | written_out
 
 
 def _chosen(size: int | str) -> int | None:

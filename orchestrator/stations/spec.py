@@ -107,7 +107,7 @@ class Resources:
 
     chip: str
     topology: str
-    pods: Pods
+    pods: Pods = Pods(min=1, max=1)
     mesh: MeshWish = MeshWish()
     goodput: float = 1.0
     dollars_per_chip_hour: float | None = None

@@ -1,0 +1,176 @@
+"""The worked answer sheet: the plan that it is compared with, and how it reads."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from orchestrator import catalog, explain
+from orchestrator.explain import words
+from orchestrator.plan.make import make_plan
+from orchestrator.render import answers, formula
+from orchestrator.stations import codec
+from orchestrator.stations.answers import AnswerSheet, Computed
+from tests.asks import spec_of
+from tests.conftest import ROOT, HoldGolden
+from tests.sheets import ASKED, asked, lines_of, sheet_of
+
+# --- numbers
+
+
+def test_numbers_are_put_in_for_symbols_alone() -> None:
+    """Functions, exponents of numbers and longer names stay as they are."""
+    computed = Computed(
+        formula="floor(B / alpha) + 56.3e9 * B_pod**2",
+        inputs={"B": 4e6, "alpha": 2550, "B_pod": 4194304},
+        value=0,
+    )
+    assert formula.put_in(computed) == "floor(4,000,000 / 2,550) + 56.3e9 x 4,194,304^2"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(70_553_706_496, "70,553,706,496"), (4.59e14, "4.59e14"), (1.8e11, "1.8e11"), (8192, "8,192"),
+     (1618.26, "1,618"), (113.3946, "113.4"), (0.00065, "0.00065"), (6.34983e24, "6.35e24")],
+)  # fmt: skip
+def test_what_was_counted_keeps_its_digits(value: float, said: str) -> None:
+    """And what was measured or computed has four."""
+    assert formula.number(value) == said
+
+
+@pytest.mark.parametrize(
+    ("digits", "unit", "said"),
+    [("20.9e12", "bytes", "20.9 TB"), ("140e9", "bytes", "140 GB"), ("1752", "days", "1,752 days"),
+     ("500e3", "tokens", "500K tokens"), ("0.43", "MFU", "43 % MFU"),
+     ("4.2e11", "FLOP", "4.2e11 FLOP"), ("2.1e9", "parameters", "2.1e9 parameters")],
+)  # fmt: skip
+def test_a_figure_is_shown_with_the_digits_it_was_printed_with(
+    digits: str, unit: str, said: str
+) -> None:
+    """No digit more, none less."""
+    assert formula.as_printed(digits, unit) == said
+
+
+# --- the realizable plan
+
+
+def test_the_plan_compared_with_is_the_plan() -> None:
+    """The same digest, batch, mesh and days as `orch plan` has."""
+    sheet, plan = sheet_of("70b-four-pods"), make_plan(asked("70b-four-pods"))
+    assert sheet.plan_digest == plan.digest
+    said = {difference.about: difference for difference in sheet.differences}
+    assert said["batch"].planned.startswith(f"{plan.batch.sequences:,} sequences")
+    for axis, size in plan.mesh.items():
+        assert axis == "pods" or f"{axis} {size}" in said["mesh of a pod"].planned
+    assert f"{plan.forecast.days.lower:.1f} days at the bound" in said["days"].planned
+    assert plan.forecast.bound in said["what binds"].planned
+    assert f"`{plan.remat}`" in said["recompute"].planned
+    assert f"{plan.forecast.memory_bytes_per_device / 2**30:.2f} GiB" in said["memory"].planned
+
+
+def test_what_the_book_leaves_out_is_said() -> None:
+    """8,192 chips of 8,960, no even batch, half an axis, more chips than are rented."""
+    said = {difference.about: difference for difference in sheet_of("70b-four-pods").differences}
+    assert said["mesh of a pod"].derived.endswith("8,192 of 8,960 chips")
+    assert "8,960 = 2^8 x 5 x 7" in said["mesh of a pod"].why
+    assert "1,024 sequences hold no multiple" in said["batch"].why
+    assert "sequences=980" in said["batch"].why
+    assert "sequences=1120" in said["batch"].why
+    half = said["tensor 8 on an axis of 16"]
+    assert "no ring, 0.5 of the bandwidth" in half.planned
+    assert "226.8 tokens a chip" in half.planned
+    assert "6,144 v5p chips as one slice (16x16x24)" in said["renting"].why
+    assert "18,432 v5p chips by Multislice" in said["renting"].why
+
+
+def test_without_a_plan_the_derivation_still_stands() -> None:
+    """And the reason that there is none stands where the plan would."""
+    sheet = explain.answer_sheet(spec_of(tolerance=0))
+    assert (sheet.plan_digest, sheet.differences) == (None, ())
+    assert sheet.no_plan is not None
+    assert "multiple of 140" in sheet.no_plan
+    assert sheet.sections == sheet_of("70b-four-pods").sections
+    screen = answers.screen(sheet, "orch plan x.yaml")
+    assert "\nno realizable plan\n" in screen
+    assert "planned" not in sheet.summary
+
+
+# --- the sheet
+
+
+@pytest.mark.parametrize(
+    ("days", "said"),
+    [(1752.2, "1,752 days"), (44.68, "44.7 days"), (0.5, "12.0 hours"), (1e-7, "0.0086 s")],
+)
+def test_a_duration_takes_the_unit_that_says_something(days: float, said: str) -> None:
+    """A rehearsal takes no 0.0 days."""
+    assert words.lasting(days) == said
+
+
+@pytest.mark.parametrize("key", ASKED)
+def test_the_sheet_fits_and_ends_in_what_to_do(key: str) -> None:
+    """100 columns of plain ASCII, a summary in one line, the next command."""
+    lines = answers.screen(sheet_of(key), "orch plan specs/x.yaml").splitlines()
+    assert max(map(len, lines)) <= 100
+    assert all(line.isascii() and line == line.rstrip() for line in lines)
+    assert lines[-2].startswith("Answer: ")
+    assert lines[-1] == "Next: orch plan specs/x.yaml"
+
+
+@pytest.mark.parametrize("key", ASKED)
+def test_every_source_that_is_named_is_listed(key: str) -> None:
+    """Once, with its title, and none beside."""
+    sheet = sheet_of(key)
+    listed = [citation.key for citation in sheet.sources]
+    assert len(listed) == len(set(listed))
+    named = {source for line in lines_of(sheet) for source in line.sources}
+    named |= {entry.source for entry in sheet.given if entry.source}
+    named |= {quote.source for entry in sheet.quotes for quote in entry.figures}
+    assert named == set(listed)
+
+
+def test_every_quoted_source_is_in_the_catalog() -> None:
+    """With title, place and date."""
+    assert {figure.source for figure in catalog.figures()} <= catalog.sources().keys()
+
+
+@pytest.mark.parametrize("key", ["70b-four-pods", "405b-eight-pods"])
+def test_the_sheet_to_the_letter(key: str, golden: HoldGolden) -> None:
+    """Derivation and quotes; what the plan does is held where plans are."""
+    screen = answers.screen(sheet_of(key), "orch plan x.yaml")
+    by_hand, _, planned = screen.partition("\n\nWhere the realizable plan differs\n")
+    assert planned
+    golden(f"explain_{key.replace('-', '_')}.txt", by_hand + "\n")
+
+
+def test_a_sheet_survives_json() -> None:
+    """To text and back it is the same station."""
+    for key in ("70b-four-pods", "tied-one-chip"):
+        sheet = sheet_of(key)
+        assert codec.from_json(codec.to_json(sheet), AnswerSheet) == sheet
+
+
+def test_overrides_are_shown() -> None:
+    """What was changed on the command line stands in the first lines."""
+    spec = replace(asked("8b-v5e"), overrides=("experiment.batch.sequences=512",))
+    screen = answers.screen(explain.answer_sheet(spec), "orch plan x.yaml")
+    assert "experiment.batch.sequences=512" in "".join(screen.splitlines()[:2])
+
+
+def test_the_same_spec_has_the_same_bytes() -> None:
+    """Whatever the hash seed."""
+    code = (
+        "import sys; from orchestrator import explain; from orchestrator.stations import codec;"
+        "from tests.asks import spec_of;"
+        "sys.stdout.buffer.write(codec.to_json(explain.answer_sheet(spec_of(pods=1))))"
+    )
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert texts[0] == texts[1] == codec.to_json(sheet_of("70b-one-pod"))

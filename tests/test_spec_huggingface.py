@@ -1,0 +1,215 @@
+"""The spec room: models by their Hugging Face config.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import catalog
+from orchestrator.spec import Problem, SpecProblems
+from orchestrator.stations.spec import Model
+from tests.conftest import HoldGolden
+from tests.spec_texts import MINIMAL, load_text, problems_of, write
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.0.dev0",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+MISTRAL = LLAMA | {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "vocab_size": 32768,
+}
+ABSENT = object()
+LLAMA_3_1 = {
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+
+def changed(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A config with some keys changed, added, or absent."""
+    return {key: value for key, value in (config | changes).items() if value is not ABSENT}
+
+
+def spec_of(folder: Path, config: Any, named: str = "") -> Path:
+    """A spec beside a config.json that it names."""
+    text = config if isinstance(config, str) else json.dumps(config, indent=2)
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    model = f"{{huggingface: config.json{named}}}"
+    return write(folder, MINIMAL.replace("llama3-8b", model))
+
+
+def model_of(folder: Path, config: dict[str, Any], named: str = "") -> Model:
+    """The model that a config.json becomes."""
+    text = spec_of(folder, config, named).read_text(encoding="utf-8")
+    return load_text(folder, text).experiment.model
+
+
+def told(folder: Path, config: Any) -> list[Problem]:
+    """What is wrong with a config.json."""
+    return problems_of(spec_of(folder, config))
+
+
+def test_the_published_config_is_the_catalog_s_model(tmp_path: Path) -> None:
+    """Llama 3 8B by its config has the shape of Llama 3 8B by its name."""
+    named = catalog.model("llama3-8b")
+    assert model_of(tmp_path, LLAMA, ", name: llama3-8b") == named
+    assert model_of(tmp_path, LLAMA).name == "llama"
+
+
+def test_a_mistral_without_a_window_is_read(tmp_path: Path) -> None:
+    """The second family has the same shape by other defaults."""
+    named = catalog.model("mistral-7b")
+    assert model_of(tmp_path, MISTRAL, ", name: mistral-7b") == named
+    assert model_of(tmp_path, MISTRAL).name == "mistral"
+
+
+def test_what_a_config_leaves_out_has_the_default_of_its_family(tmp_path: Path) -> None:
+    """Old configs say less: kv heads, head width, RoPE and epsilon are what they were then."""
+    absent = dict.fromkeys(
+        ["num_key_value_heads", "rope_theta", "rms_norm_eps", "tie_word_embeddings"], ABSENT
+    )
+    model = model_of(tmp_path, changed(LLAMA, **absent))
+    assert (model.kv_heads, model.head_dim) == (32, 128)
+    assert (model.rope_theta, model.norm_epsilon, model.tied) == (10_000.0, 1e-6, False)
+    mistral = changed(MISTRAL, num_key_value_heads=ABSENT)
+    assert model_of(tmp_path, mistral).kv_heads == 8
+
+
+def test_a_head_may_have_a_width_of_its_own(tmp_path: Path) -> None:
+    """Heads need not make up d_model."""
+    assert model_of(tmp_path, changed(LLAMA, head_dim=64)).head_dim == 64
+    assert model_of(tmp_path, changed(LLAMA, head_dim=None)).head_dim == 128
+
+
+def test_the_newer_form_of_rope_is_read(tmp_path: Path) -> None:
+    """`rope_parameters` holds what `rope_theta` held."""
+    rope = {"rope_type": "default", "rope_theta": 250000.0}
+    config = changed(LLAMA, rope_theta=ABSENT, rope_scaling=ABSENT, rope_parameters=rope)
+    assert model_of(tmp_path, config).rope_theta == 250_000.0
+    assert model_of(tmp_path, changed(LLAMA, rope_scaling={"type": "default"})).rope_theta == 5e5
+
+
+HARMLESS = {
+    "a window as long as a sequence": changed(MISTRAL, sliding_window=8192),
+    "no architectures": changed(LLAMA, architectures=ABSENT),
+    "no model type": changed(LLAMA, model_type=ABSENT),
+    "full attention everywhere": changed(LLAMA, layer_types=["full_attention"] * 32),
+    "a key that is off": changed(LLAMA, qk_norm=False, quantization_config=None),
+    "sharded pre-training": changed(LLAMA, pretraining_tp=2),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_changes_nothing_is_let_through(name: str, tmp_path: Path) -> None:
+    """Keys without an effect on the computation are no reason to refuse."""
+    assert told(tmp_path, HARMLESS[name]) == []
+
+
+REFUSED = {
+    "qwen2": changed(LLAMA, architectures=["Qwen2ForCausalLM"], model_type="qwen2"),
+    "gemma": changed(LLAMA, architectures=["GemmaForCausalLM"], model_type="gemma"),
+    "mixtral": changed(
+        MISTRAL, architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=8
+    ),
+    "an unheard-of family": changed(LLAMA, architectures=["ZebraForCausalLM"], model_type="zebra"),
+    "a classifier": changed(LLAMA, architectures=["LlamaForSequenceClassification"]),
+    "a type that contradicts": changed(LLAMA, model_type="mistral"),
+    "no family": changed(LLAMA, architectures=ABSENT, model_type=ABSENT),
+    "llama 3.1": changed(LLAMA, rope_scaling=LLAMA_3_1),
+    "linear scaling": changed(LLAMA, rope_scaling={"type": "linear", "factor": 2.0}),
+    "scaling in the newer form": changed(LLAMA, rope_parameters=LLAMA_3_1 | {"rope_theta": 5e5}),
+    "biases": changed(LLAMA, attention_bias=True, mlp_bias=True),
+    "another activation": changed(LLAMA, hidden_act="gelu"),
+    "dropout": changed(LLAMA, attention_dropout=0.1),
+    "half a rotation": changed(LLAMA, partial_rotary_factor=0.5),
+    "quantized": changed(LLAMA, quantization_config={"bits": 4}),
+    "experts": changed(LLAMA, num_local_experts=8),
+    "an unheard-of key": changed(LLAMA, logits_scaling=8.0),
+    "a short window": changed(MISTRAL, sliding_window=4096),
+    "the window of its family": changed(MISTRAL, sliding_window=ABSENT),
+    "windows in some layers": changed(LLAMA, layer_types=["full_attention", "sliding_attention"]),
+    "sizes of the wrong kind": changed(LLAMA, hidden_size="4096", num_hidden_layers=-1),
+    "truth for a size": changed(LLAMA, vocab_size=True, num_attention_heads=False),
+    "missing sizes": changed(LLAMA, hidden_size=ABSENT, num_attention_heads=ABSENT),
+    "kv heads that divide nothing": changed(LLAMA, num_key_value_heads=5),
+    "heads that do not divide": changed(LLAMA, num_attention_heads=24),
+    "an odd head": changed(LLAMA, head_dim=127),
+    "everything is null": dict.fromkeys(LLAMA),
+    "not JSON": "{'architectures': []}",
+    "no object": "[1, 2]",
+    "the same key twice": '{"model_type": "llama", "model_type": "llama"}',
+    "no number": '{"model_type": "llama", "rope_theta": NaN, "rms_norm_eps": 1e999}',
+    "deep": "[" * 100_000,
+    "a number of many digits": '{"model_type": "llama", "vocab_size": ' + "9" * 9999 + "}",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_trainer_cannot_run_is_refused(name: str, tmp_path: Path) -> None:
+    """Every refusal names the config.json, and a place in it."""
+    problems = told(tmp_path, REFUSED[name])
+    assert problems
+    assert {problem.file for problem in problems} == {str(tmp_path / "config.json")}
+    assert all(problem.line for problem in problems)
+
+
+def test_refusals_name_the_key_and_the_reason(
+    tmp_path: Path, golden: HoldGolden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the trainer cannot run, key by key, in words."""
+    monkeypatch.chdir(tmp_path)
+    texts = [f"{name}\n{SpecProblems(told(Path(), config))}" for name, config in REFUSED.items()]
+    golden("spec_huggingface.txt", "\n\n".join(texts) + "\n")
+
+
+def test_a_config_s_problems_come_with_those_of_the_spec(tmp_path: Path) -> None:
+    """Both files are told at once."""
+    path = spec_of(tmp_path, changed(LLAMA, hidden_act="gelu"))
+    assert [problem.key for problem in problems_of(path, "resources.chip=v9")] == [
+        "resources.chip",
+        "hidden_act",
+    ]
+
+
+def test_a_config_is_relative_to_the_spec(tmp_path: Path) -> None:
+    """A missing config.json is told by its path from here."""
+    text = MINIMAL.replace("llama3-8b", "{huggingface: models/config.json}")
+    [problem] = problems_of(write(tmp_path, text))
+    assert problem.file == str(tmp_path / "models/config.json")
+    assert "No such file" in problem.message
+
+
+def test_compact_and_tabbed_json_is_read(tmp_path: Path) -> None:
+    """Any legal layout of JSON has places."""
+    for text in (json.dumps(LLAMA, separators=(",", ":")), json.dumps(LLAMA, indent="\t")):
+        spec_of(tmp_path, text)
+        assert told(tmp_path, text) == []
