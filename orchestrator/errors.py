@@ -34,3 +34,31 @@ class CheckpointFailed(OrchError):
 
 class LossNotFinite(OrchError):
     """The loss or its gradient became infinite or no number at all."""
+
+
+class JournalUnwritable(OrchError):
+    """The journal of a run cannot be written: a full disk, no permission, no hard links."""
+
+
+class JournalUnreadable(OrchError):
+    """A directory holds no journal that can be read, or that of a newer orch."""
+
+
+class RunExists(OrchError):
+    """The run key is taken; one key is one run."""
+
+    def __init__(self, key: str, path: object) -> None:
+        self.key, self.path = key, path
+        super().__init__(f"run {key} exists already, in {path}")
+
+
+class RunIsLive(OrchError):
+    """What was asked needs a run that nothing drives any more."""
+
+
+class RunHasEnded(OrchError):
+    """What was asked needs a run that has not ended."""
+
+
+class Superseded(OrchError):
+    """Another driver has taken over the run; this one must stop and write nothing more."""

@@ -151,11 +151,12 @@ class _Builder:
         """The name that a key is; None, after the problem was told, when it is none."""
         if isinstance(key, Broken):
             return None
-        if not isinstance(key, Scalar) or (key.plain and key.text in NO_NAMES) or not key.text:
-            what = (
-                f"the key {key.text}" if isinstance(key, Scalar) else "a mapping or list as a key"
-            )
-            self._tell(key.place, f"has {what}, must have names as keys", "write `name: value`")
+        if not isinstance(key, Scalar):
+            message = "has a mapping or list as a key, must have names as keys"
+            self._tell(key.place, message, "write `name: value`")
+        elif not key.text or (key.plain and key.text in NO_NAMES):
+            message = f"has the key {key.text or repr('')}, must have names as keys"
+            self._tell(key.place, message, "write `name: value`")
         elif key.text == "<<":
             message = "has a merge key (<<), must have names as keys"
             self._tell(key.place, message, "write the keys that it stands for")

@@ -1,0 +1,40 @@
+"""The page about specs: its table of keys is the contract's."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.spec.schema import Schema, alternatives, contract, member, properties
+from orchestrator.spec.words import must, plain
+from tests.conftest import ROOT
+
+PAGE = ROOT / "docs" / "spec.md"
+MARK = "--refresh-golden` -->\n"
+HEAD = "| key | what it is | must be | default |\n|---|---|---|---|\n"
+
+
+def rows(schema: Schema, prefix: str = "") -> Iterator[str]:
+    """A row for each key that holds a value; sections are told by the keys within."""
+    for one in alternatives(schema):
+        for key in properties(one):
+            inside = member(one, key) or {}
+            if inside.get("type") != "object" or "default" in inside:
+                yield row(prefix + key, inside, key in one.get("required", ()))
+            yield from rows(inside, f"{prefix}{key}.")
+
+
+def row(path: str, schema: Schema, is_required: bool) -> str:
+    """One key with its default, as a line of the table."""
+    absent = "required" if is_required else "none"
+    default = f"`{plain(schema['default'])}`" if "default" in schema else absent
+    return f"| `{path}` | {schema['description']} | {must(schema)} | {default} |"
+
+
+def test_the_page_lists_every_key(request: pytest.FixtureRequest) -> None:
+    """Each key stands there with its meaning, its limits and its default."""
+    table = HEAD + "".join(f"{line}\n" for line in dict.fromkeys(rows(contract())))
+    page = PAGE.read_text(encoding="utf-8")
+    above = page[: page.index(MARK) + len(MARK)]
+    if request.config.getoption("--refresh-golden"):
+        PAGE.write_text(f"{above}\n{table}", encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == f"{above}\n{table}"
