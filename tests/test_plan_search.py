@@ -180,14 +180,19 @@ def test_a_wished_mesh_is_kept() -> None:
     assert plan.batch.sequences == 1120
 
 
-def test_auto_remat_recomputes_only_when_memory_asks_for_it() -> None:
-    """With one long sequence a chip it keeps less, and leaves a tenth of HBM free."""
-    roomy = make_plan(spec_of("llama3-8b", sequences=64, topology="4x4x4", pods=1))
-    wish = MeshWish(fsdp=16)
-    tight = make_plan(spec_of("llama3-8b", sequences=16, length=8192, mesh=wish, **V5E))
-    assert roomy.remat == "none"
-    assert tight.remat != "none"
-    assert tight.forecast.memory_bytes_per_device <= 0.9 * tight.forecast.hbm_bytes_per_device
+def test_auto_remat_recomputes_only_what_memory_asks_for() -> None:
+    """One sequence a chip, ever longer: each policy keeps less, and a tenth of HBM stays free."""
+    chosen = []
+    for length in (2048, 4096, 8192, 16384):
+        asked = spec_of(
+            "llama3-8b", sequences=32, length=length, chip="v5e", topology="4x8", pods=1,
+            mesh=MeshWish(fsdp=32),
+        )  # fmt: skip
+        plan = make_plan(asked)
+        chosen.append(plan.remat)
+        forecast = plan.forecast
+        assert forecast.memory_bytes_per_device <= 0.9 * forecast.hbm_bytes_per_device
+    assert chosen == ["none", "keep_qkv", "keep_attention", "full"]
 
 
 def test_offloading_is_priced_when_it_is_named() -> None:

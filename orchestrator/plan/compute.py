@@ -7,8 +7,10 @@ from orchestrator.plan.flops import mlp_matrices
 from orchestrator.plan.layout import Layout, Number
 
 BACKWARD_OVER_FORWARD = 2  # a matmul's backward is two matmuls: of the input, of the weight
-# A flash kernel's backward has five matmuls where its forward has two: it makes the scores again.
-ATTENTION_BACKWARD_OVER_FORWARD = 2.5
+# The splash kernel's forward has two matmuls. Its backward is two kernels, one for the queries with
+# three and one for keys and values with four: both make the scores and their gradients again.
+ATTENTION_BACKWARD_OVER_FORWARD = 7 / 2
+ATTENTION_BLOCK = 512  # queries and keys that the kernel takes at a time, at most
 
 
 def projection_flops(layout: Layout) -> dict[str, Number]:
@@ -53,12 +55,14 @@ def layers_recompute_flops(layout: Layout) -> Number:
 
 
 def attention_forward_flops(layout: Layout) -> Number:
-    """Causal scores and values of all layers: 2 S H a query head and token.
+    """Causal scores and values of all layers: 2 S H a query head and token, by whole blocks.
 
-    Positions lie in zigzag over `sequence`, so every device has the mean.
+    The kernel computes every block that a query sees, also the half of it that none does: 1 + b/S
+    of the causal half. Positions lie in zigzag over `sequence`, so every device has the mean.
     """
+    seen = layout.length + min(ATTENTION_BLOCK, layout.length)
     head = layout.heads * layout.model.head_dim
-    return layout.model.layers * 2 * layout.step_tokens * layout.length * head
+    return layout.model.layers * 2 * layout.step_tokens * seen * head
 
 
 def attention_backward_flops(layout: Layout) -> Number:

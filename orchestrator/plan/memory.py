@@ -97,9 +97,19 @@ def saved_bytes(layout: Layout) -> Number:
 
 
 def saved_lines(layout: Layout) -> list[Line]:
-    """Activations of one microbatch kept in HBM for its backward pass."""
+    """What stands from a microbatch's forward pass to its backward pass.
+
+    The compiler casts all layers' matrices at once, before the loop over layers, wherever
+    parameters and compute differ in type.
+    """
     layers, size = layout.model.layers, saved_bytes(layout)
-    return [line("kept activations", "layers x size", layers * size, layers=layers, size=size)]
+    matrices = layers * layout.layer_elements / layout.weight_ways
+    differ = layout.precision.parameters != layout.precision.compute
+    cast = layout.compute_bytes * differ
+    return [
+        line("compute copy", "size x layers", cast * matrices, size=cast, layers=matrices),
+        line("kept activations", "layers x size", layers * size, layers=layers, size=size),
+    ]
 
 
 def layer_lines(layout: Layout) -> list[Line]:
@@ -111,7 +121,16 @@ def layer_lines(layout: Layout) -> list[Line]:
     keys = layout.tokens * layout.sequence * layout.kv_heads * head
     attention = ATTENTION_TENSORS * (layout.tokens * layout.heads * head + keys)
     mlp = MLP_TENSORS * layout.tokens * layout.d_ff * use
+    # Scattered to its owners only when the loop over layers is through.
+    table = layout.table_elements * (layout.weight_ways > 1)
     return [
+        line(
+            "unembedding gradient",
+            "size x table",
+            ACCUMULATION_BYTES * table,
+            size=ACCUMULATION_BYTES,
+            table=table,
+        ),
         line("gathered weights", "size x layer", both * layer, size=both, layer=layer),
         line("gathered stream", "3 x stream", 3 * stream, stream=stream),
         line(

@@ -53,7 +53,7 @@ def math_lines(layout: Layout) -> list[Line]:
         math_line(
             layout, "unembedding", "3 forward", both * compute.unembedding_forward_flops(layout)
         ),
-        math_line(layout, "attention", "7/2 forward", attention),
+        math_line(layout, "attention", "9/2 forward", attention),
         math_line(layout, "recompute", repeats, compute.layers_recompute_flops(layout)),
         math_line(layout, "attention recompute", "forward", again),
     ]
