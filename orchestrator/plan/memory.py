@@ -44,14 +44,17 @@ def resting_lines(layout: Layout) -> list[Line]:
     own = layout.owned_elements - copied
     parameter = DTYPE_BYTES[layout.precision.parameters]
     moments = 2 * DTYPE_BYTES[layout.precision.optimizer]
-    gradients = ACCUMULATION_BYTES * (1 + (layout.microbatches > 1))
-    size = parameter + moments + gradients
+    size, sums = parameter + moments, ACCUMULATION_BYTES * (layout.microbatches > 1)
     return [
         line("parameters", "size x owned", parameter * own, size=parameter, owned=own),
         line("optimizer", "size x owned", moments * own, size=moments, owned=own),
-        line("gradients", "size x owned", gradients * own, size=gradients, owned=own),
         line("copied kv heads", "size x copied", size * copied, size=size, copied=copied),
+        gradient_line("gradient sums", sums, layout.owned_elements),
     ]
+
+
+def gradient_line(name: str, size: Number, elements: Number) -> Line:
+    return line(name, "size x elements", size * elements, size=size, elements=elements)
 
 
 def kept_elements(layout: Layout) -> dict[str, Number]:
@@ -96,6 +99,11 @@ def saved_bytes(layout: Layout) -> Number:
     return block_input_bytes(layout) + kept_bytes(layout) - offloaded_bytes(layout)
 
 
+def layers_elements(layout: Layout) -> Number:
+    """Matrix elements of all layers that a device owns."""
+    return layout.model.layers * layout.layer_elements / layout.weight_ways
+
+
 def saved_lines(layout: Layout) -> list[Line]:
     """What stands from a microbatch's forward pass to its backward pass.
 
@@ -103,7 +111,7 @@ def saved_lines(layout: Layout) -> list[Line]:
     parameters and compute differ in type.
     """
     layers, size = layout.model.layers, saved_bytes(layout)
-    matrices = layers * layout.layer_elements / layout.weight_ways
+    matrices = layers_elements(layout)
     differ = layout.precision.parameters != layout.precision.compute
     cast = layout.compute_bytes * differ
     return [
@@ -113,7 +121,7 @@ def saved_lines(layout: Layout) -> list[Line]:
 
 
 def layer_lines(layout: Layout) -> list[Line]:
-    """The working set of one layer's backward pass: the larger of its two blocks'."""
+    """Gradients of the layers, and the working set of the larger of a layer's two blocks."""
     layer, use = layout.layer_elements, layout.compute_bytes
     both = use + layout.gradient_bytes
     stream = layout.tokens * layout.model.d_model * use
@@ -122,15 +130,10 @@ def layer_lines(layout: Layout) -> list[Line]:
     attention = ATTENTION_TENSORS * (layout.tokens * layout.heads * head + keys)
     mlp = MLP_TENSORS * layout.tokens * layout.d_ff * use
     # Scattered to its owners only when the loop over layers is through.
-    table = layout.table_elements * (layout.weight_ways > 1)
+    table = layout.table_elements
     return [
-        line(
-            "unembedding gradient",
-            "size x table",
-            ACCUMULATION_BYTES * table,
-            size=ACCUMULATION_BYTES,
-            table=table,
-        ),
+        gradient_line("gradients", ACCUMULATION_BYTES, layers_elements(layout)),
+        gradient_line("unembedding gradient", ACCUMULATION_BYTES, table),
         line("gathered weights", "size x layer", both * layer, size=both, layer=layer),
         line("gathered stream", "3 x stream", 3 * stream, stream=stream),
         line(
@@ -146,12 +149,15 @@ def loss_lines(layout: Layout) -> list[Line]:
     stream = layout.tokens * layout.model.d_model * layout.compute_bytes
     return [
         line("unembedding", "size x table", size * table, size=size, table=table),
-        line("logits", "2 x chunk", 2 * chunk, chunk=chunk),
+        line("logits", "chunk", chunk, chunk=chunk),
         line("gathered stream", "2 x stream", 2 * stream, stream=stream),
     ]
 
 
 def optimizer_lines(layout: Layout) -> list[Line]:
-    """Gradients as they travel between replicas, beside the fp32 sums."""
-    size, owned = layout.gradient_bytes, layout.owned_elements
-    return [line("gradients on the wire", "size x owned", size * owned, size=size, owned=owned)]
+    """All gradients, and beside the fp32 sums what of them travels between replicas."""
+    owned, wire = layout.owned_elements, layout.gradient_bytes
+    return [
+        gradient_line("gradients", ACCUMULATION_BYTES * (layout.microbatches == 1), owned),
+        gradient_line("gradients on the wire", wire, owned),
+    ]
