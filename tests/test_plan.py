@@ -78,11 +78,12 @@ def test_mesh_axes_say_where_they_lie(four_pods: Plan) -> None:
     assert by_torus == {"x": 16, "y": 20, "z": 28}
 
 
-def test_gradients_cross_pods_once_a_step(four_pods: Plan) -> None:
+def test_gradients_cross_pods_once_a_step() -> None:
     """One collective over dcn: 24 MB a chip and step for 70B on 4 x 8,960 chips."""
+    plan = make_plan(spec_of(mesh=MeshWish(data=35, fsdp=8, sequence=4, tensor=8)))
     over_dcn = [
         line.collective
-        for line in four_pods.forecast.time
+        for line in plan.forecast.time
         if line.collective and line.collective.link == "dcn"
     ]
     (only,) = over_dcn

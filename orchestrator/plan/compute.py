@@ -3,7 +3,6 @@
 FLOPs here are executed ones. The FLOPs that MFU counts are in plan.flops.
 """
 
-from orchestrator.plan.flops import mlp_matrices
 from orchestrator.plan.layout import Layout, Number
 
 BACKWARD_OVER_FORWARD = 2  # a matmul's backward is two matmuls: of the input, of the weight
@@ -15,19 +14,8 @@ ATTENTION_BLOCK = 512  # queries and keys that the kernel takes at a time, at mo
 
 def projection_flops(layout: Layout) -> dict[str, Number]:
     """Forward FLOPs of each matmul of one layer, by the tensor it makes: 2 x tokens x weights."""
-    model, per_weight = layout.model, 2 * layout.step_tokens * layout.model.d_model
-    head = model.head_dim
-    flops = {
-        "q": per_weight * layout.heads * head,
-        "k": per_weight * layout.kv_heads * head,
-        "v": per_weight * layout.kv_heads * head,
-        "mid": per_weight * layout.heads * head,
-        "up": per_weight * layout.d_ff,
-        "down": per_weight * layout.d_ff,
-    }
-    if mlp_matrices(model) == 3:
-        flops["gate"] = per_weight * layout.d_ff
-    return flops
+    matrices = layout.layer_matrices.items()
+    return {tensor: 2 * layout.step_tokens * elements for tensor, elements in matrices}
 
 
 def layers_forward_flops(layout: Layout) -> Number:

@@ -92,11 +92,22 @@ class Layout:
         return self.model.vocab / self.tensor
 
     @property
+    def layer_matrices(self) -> dict[str, Number]:
+        """Elements of each matrix of a layer on a device once gathered, by the tensor it makes."""
+        d_model, head = self.model.d_model, self.model.head_dim
+        matrices = {
+            "q": d_model * self.heads * head,
+            "k": d_model * self.kv_heads * head,
+            "v": d_model * self.kv_heads * head,
+            "mid": d_model * self.heads * head,
+            "up": d_model * self.d_ff,
+            "down": d_model * self.d_ff,
+        }
+        return matrices | ({"gate": d_model * self.d_ff} if self.model.gated else {})
+
+    @property
     def layer_elements(self) -> Number:
-        """Matrix elements of one layer on a device once gathered over the weight ways."""
-        attention = 2 * self.model.d_model * self.model.head_dim * (self.heads + self.kv_heads)
-        mlp = (3 if self.model.gated else 2) * self.model.d_model * self.d_ff
-        return attention + mlp
+        return sum(self.layer_matrices.values())
 
     @property
     def table_elements(self) -> Number:

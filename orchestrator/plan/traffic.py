@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.torus import GROUPS
 from orchestrator.stations.plan import Collective, Kind
@@ -12,6 +14,7 @@ TENSOR_GATHERS, TENSOR_GATHERS_AGAIN, TENSOR_SCATTERS = 4, 2, 4
 GATHER: Kind = "all-gather"
 SCATTER: Kind = "reduce-scatter"
 REDUCE: Kind = "all-reduce"
+TILE = 8 * 128  # elements that a collective moves without being rewritten
 ENDS = 2  # the embedding and the unembedding
 WEIGHT_GATHERS = 2  # forward and backward; recompute shares the backward's
 
@@ -108,7 +111,7 @@ def key_value_exchanges(layout: Layout) -> list[Exchange]:
 def gradient_exchanges(layout: Layout) -> list[Exchange]:
     """Once a step, after accumulation: scatter over `data`, reduce over `pods`, gather back."""
     wire, dtype = layout.gradient_bytes, layout.precision.gradients
-    owned, norms = layout.owned_elements * wire, layout.norm_elements * wire
+    owned, norms = padded_elements(layout) * wire, layout.norm_elements * wire
     key_values = 2 * layout.model.d_model * layout.model.head_dim * layout.kv_heads
     copied = layout.model.layers * key_values / layout.weight_ways * wire
     in_slice, data = layout.weight_ways * layout.tensor, layout.data
@@ -122,3 +125,24 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
         Exchange("data gather", GATHER, "data", say, data, owned, 1, dtype),
         Exchange("pods", REDUCE, "pods", f"{say} / data", layout.pods, owned / data, 1, dtype),
     ]
+
+
+def padded_elements(layout: Layout) -> Number:
+    """Gradient elements that a device reduces with its replicas, leaf by leaf.
+
+    A leaf is filled up to whole tiles for every device along `data`: a layer's own leaf where
+    gradients are reduced layer by layer, the stack of all layers' where they accumulate.
+    """
+    layers, d_model = layout.model.layers, layout.model.d_model
+    leaves = [size / layout.weight_ways for size in layout.layer_matrices.values()]
+    leaves += [d_model, d_model]  # norms
+    tables = [layout.table_elements / layout.weight_ways] * layout.tables
+    per_layer = layers * sum(padded(leaf, layout.data) for leaf in leaves)
+    stacked = sum(padded(layers * leaf, layout.data) for leaf in leaves)
+    ends = sum(padded(leaf, layout.data) for leaf in [*tables, d_model])
+    return np.where(layout.microbatches == 1, per_layer, stacked) + ends
+
+
+def padded(elements: Number, ways: Number) -> Number:
+    quantum = ways * TILE
+    return np.where(ways > 1, np.ceil(elements / quantum) * quantum, elements)
