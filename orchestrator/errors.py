@@ -24,6 +24,10 @@ class UnknownName(Unservable):
         super().__init__(f"unknown {kind} {name!r}; known: {', '.join(known)}")
 
 
+class CannotProve(OrchError):
+    """There is no verdict on a plan: no compiler is here for it, or the compiler failed."""
+
+
 class DataUnusable(Unservable):
     """A token set is missing, damaged, too small, or made for another vocabulary."""
 

@@ -89,7 +89,9 @@ def test_gradients_cross_pods_once_a_step() -> None:
     (only,) = over_dcn
     assert only is not None
     assert only.calls_per_step == 1
-    assert only.bytes_per_step == pytest.approx(23.6e6, rel=0.03)
+    gradients = 2 * plan.model.parameters / 8960
+    assert only.bytes_per_step == pytest.approx(2 * gradients * 3 / 4, rel=0.06)
+    assert only.bytes_per_step > 2 * gradients * 3 / 4, "leaves are filled up to whole tiles"
 
 
 def test_the_digest_is_of_what_will_be_done() -> None:

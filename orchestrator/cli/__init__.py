@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from orchestrator.cli import planning
+from orchestrator.cli import logs, planning, proving, running
 from orchestrator.errors import OrchError
 
 
@@ -28,7 +28,7 @@ def orch() -> None:
     """
 
 
-for command in planning.COMMANDS:
+for command in (*planning.COMMANDS, *proving.COMMANDS, *running.COMMANDS, *logs.COMMANDS):
     orch.add_command(command)
 
 

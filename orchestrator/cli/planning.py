@@ -4,9 +4,11 @@ from pathlib import Path
 
 import click
 
+from orchestrator.cli.proving import NO_FIT, known_line, proved, show
 from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, say_json
 from orchestrator.errors import OrchError
 from orchestrator.stations.plan import Plan
+from orchestrator.stations.spec import Spec
 
 
 @click.command()
@@ -63,14 +65,15 @@ def plan(spec: Path, overrides: tuple[str, ...], as_json: bool, alternatives: in
       orch plan specs/llama3_70b_4pod.yaml
       orch plan specs/llama3_70b_4pod.yaml --set resources.pods=2 --alternatives 5
     """
-    plans = make_plans(spec, overrides, 1 + alternatives)
+    loaded, plans = make_plans(spec, overrides, 1 + alternatives)
     if as_json:
         say_json(plans if alternatives else plans[0])
         return
     from orchestrator.render import alternatives as runners_up
     from orchestrator.render import plan as render
 
-    say(render.screen(plans[0], next_command("explain", spec, overrides)))
+    compiled = known_line(loaded, plans[0])
+    say(render.screen(plans[0], next_command("explain", spec, overrides), compiled))
     if alternatives:
         say("\n" + runners_up.table(plans))
 
@@ -109,8 +112,9 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 @click.command()
 @SPEC
 @SET
-def submit(spec: Path, overrides: tuple[str, ...]) -> None:
-    """Validate and plan SPEC. Proof and launch are not built yet: it says so and stops there.
+@click.option("--no-prove", is_flag=True, help="Do not compile the plan first.")
+def submit(spec: Path, overrides: tuple[str, ...], no_prove: bool) -> None:
+    """Validate, plan and prove SPEC. Launch is not built yet: it says so and stops there.
 
     \b
     Example:
@@ -118,20 +122,28 @@ def submit(spec: Path, overrides: tuple[str, ...]) -> None:
     """
     from orchestrator.render import plan as render
 
-    made = make_plans(spec, overrides, 1)[0]
-    say(render.screen(made, next_command("plan", spec, overrides, "--alternatives", "5")))
+    loaded, plans = make_plans(spec, overrides, 1)
+    following = next_command("plan", spec, overrides, "--alternatives", "5")
+    say(render.screen(plans[0], following))
+    if not no_prove:
+        proven = proved(loaded, plans[0])
+        say("\n")
+        show(proven, following)
+        if not proven.proof.passes:
+            raise SystemExit(NO_FIT)
     say(
-        "\nsubmit stops here: the stations Proof, Run, Report and the MLflow record are not built"
-        " yet.\nNothing was compiled, no chip was asked for, and nothing was written.\n"
+        "\nsubmit stops here: the stations Run, Report and the MLflow record are not built yet.\n"
+        f"{'Nothing was compiled, no' if no_prove else 'No'} chip was asked for.\n"
     )
 
 
-def make_plans(path: Path, overrides: tuple[str, ...], most: int) -> list[Plan]:
-    """From a file to its plans, best first."""
+def make_plans(path: Path, overrides: tuple[str, ...], most: int) -> tuple[Spec, list[Plan]]:
+    """From a file to its spec and its plans, best first."""
     from orchestrator import spec
     from orchestrator.plan.make import make_plans as planned
 
-    return planned(spec.load(path, overrides), most)
+    loaded = spec.load(path, overrides)
+    return loaded, planned(loaded, most)
 
 
 COMMANDS = (init, schema, plan, explain, submit)

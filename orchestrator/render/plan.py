@@ -23,12 +23,15 @@ from orchestrator.stations.plan import Axis, Bounds, Line, Plan
 SMALL = 0.004
 
 
-def screen(plan: Plan, next_command: str) -> str:
-    """The whole plan: what will be done, two ledgers, what it comes to, and what to do next."""
+def screen(plan: Plan, next_command: str, compiled: str = "") -> str:
+    """The whole plan: what will be done, two ledgers, what it comes to, and what to do next.
+
+    `compiled` is what an earlier proof of this plan said.
+    """
     blocks = [
         [title(headline(plan), f"plan {short(plan.digest)}")],
         indent(decisions(plan)),
-        indent(memory(plan)),
+        indent([*memory(plan), *([f"  {compiled}"] if compiled else [])]),
         indent(time(plan)),
         indent(outcome(plan)),
         [f"warning: {warning}" for warning in plan.warnings],

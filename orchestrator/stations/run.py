@@ -1,6 +1,20 @@
 """Station Run: what happened. Plain values; holds no prediction."""
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+from orchestrator.stations.plan import Bounds, Mfu
+
+# `lost` is a run that has not ended, and that nothing has driven for a while.
+State = Literal[
+    "submitted", "pending", "starting", "running", "stopping",
+    "succeeded", "failed", "cancelled", "lost",
+]  # fmt: skip
+EndState = Literal["succeeded", "failed", "cancelled"]
+
+# Why an attempt ended. An attempt is `lost` when its driver vanished before it could say.
+Reason = Literal["finished", "cancelled", "failure", "preemption", "hang"]
+LIVE: tuple[State, ...] = ("submitted", "pending", "starting", "running", "stopping")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,3 +70,144 @@ class Outcome:
     steps_done: int
     stopped: bool
     opening: Opening
+
+
+# Every `_at_s` is in seconds since 1970-01-01 UTC, by the clock of whoever wrote it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedStep:
+    """A step, and when it was written down."""
+
+    at_s: float
+    step: Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process that writes a journal, known well enough to tell on its machine that it is gone.
+
+    `machine` is one boot of one machine, and `started` tells a process from a later one of the same
+    pid; both are None where the system does not say.
+    """
+
+    host: str
+    pid: int
+    machine: str | None
+    started: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What is known of a run when it is submitted, and never changes.
+
+    `id` is of this run alone, also when its key is given to another one later. `rehearses` is the
+    digest of the plan that a rehearsal is a small copy of; `steps` are of the whole run.
+    """
+
+    id: str
+    name: str
+    rehearsal: bool
+    rehearses: str | None
+    spec_digest: str
+    plan_digest: str
+    pods: int
+    steps: int
+    environment: dict[str, str]
+    submitter: Process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracking:
+    """The MLflow run that a run is recorded in."""
+
+    mlflow_tracking_uri: str
+    mlflow_run_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One try at a run. `reason` is None while it goes on; `steps_done` are of the whole run.
+
+    `restored_steps` were done when its state was restored; it and `steps_done` are known from its
+    first step on.
+    """
+
+    number: int
+    plan_digest: str
+    pods: int
+    slices: tuple[str, ...]
+    started_at_s: float
+    ended_at_s: float | None = None
+    reason: Reason | Literal["lost"] | None = None
+    error: str | None = None
+    first_dead_rank: int | None = None
+    restored_steps: int = 0
+    steps_done: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recent:
+    """Medians over the last steps of an attempt, its first one left out."""
+
+    steps: int
+    step_s: float
+    mfu: float | None
+    tokens_per_s_per_chip: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as its journal tells it at `read_at_s`.
+
+    `why` says what it waits for, or why it ended or is lost. `pods` and `plan_digest` are those of
+    the newest attempt; `steps_done` and `last_step` of the newest that came to a step. `resumed_at`
+    is the number of the first attempt since a person last took the run up. `problems` are what the
+    journal holds and should not.
+    """
+
+    run: str
+    id: str
+    name: str
+    state: State
+    why: str | None
+    rehearsal: bool
+    rehearses: str | None
+    spec_digest: str
+    plan_digest: str
+    journal: str
+    mlflow_tracking_uri: str | None
+    mlflow_run_id: str | None
+    submitted_at_s: float
+    ended_at_s: float | None
+    read_at_s: float
+    cancel_asked_at_s: float | None
+    pods: int
+    pods_asked: int
+    steps: int
+    steps_done: int
+    last_step: TimedStep | None
+    since_last_step_s: float | None
+    since_last_sign_s: float
+    recent: Recent | None
+    driver: Process | None
+    resumed_at: int
+    attempts: tuple[Attempt, ...]
+    environment: dict[str, str]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foretold:
+    """What the plan of the newest attempt says that it should take."""
+
+    step_s: Bounds
+    mfu: Mfu
+    mfu_definition: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status(Run):
+    """A run beside the forecast of its plan; None where the plan cannot be read."""
+
+    forecast: Foretold | None

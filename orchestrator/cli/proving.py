@@ -1,0 +1,155 @@
+"""Command line room: the command that asks the compiler."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, say_json
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.spec import Spec
+
+if TYPE_CHECKING:
+    from orchestrator.prove import Proven
+
+NO_FIT = 3
+
+
+@click.command()
+@SPEC
+@SET
+@JSON
+@click.option(
+    "--hlo",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Keep the compiled program's text in DIR; compiles even what is in the cache.",
+)
+@click.option(
+    "--search-remat",
+    is_flag=True,
+    help="Also compile policies that compute less twice, until one fits.",
+)
+def prove(
+    spec: Path, overrides: tuple[str, ...], as_json: bool, hlo: Path | None, search_remat: bool
+) -> None:
+    """Let the real TPU compiler judge the plan of SPEC. It needs no TPU.
+
+    The trainer's own step is compiled for the plan's topology, and its memory, collectives and
+    FLOPs are held against the forecast. A result is kept, and the same question answered at once.
+
+    \b
+    Exit status:
+      0  the plan fits, and nothing but gradients crosses pods
+      1  there is no verdict: no compiler here, or it failed
+      2  the spec cannot be served
+      3  the plan does not fit, or more than gradients crosses pods
+
+    \b
+    Example:
+      orch prove specs/llama3_70b_4pod.yaml
+      orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full --json
+    """
+    asked, plan = planned(spec, overrides)
+    proven = proved(asked, plan, hlo)
+    tried = least_recompute(asked, plan) if search_remat else []
+    if as_json:
+        say_json([proven.proof, *(one.proof for one in tried)] if tried else proven.proof)
+    else:
+        show(proven, next_command("submit", spec, overrides))
+        show_tried(plan, tried, search_remat)
+    if not proven.proof.passes:
+        raise SystemExit(NO_FIT)
+
+
+def planned(path: Path, overrides: tuple[str, ...]) -> tuple[Spec, Plan]:
+    """The spec of a file and its plan."""
+    from orchestrator import spec
+    from orchestrator.plan.make import make_plan
+
+    loaded = spec.load(path, overrides)
+    return loaded, make_plan(loaded)
+
+
+def proved(spec: Spec, plan: Plan, hlo: Path | None = None) -> "Proven":
+    """The proof of a plan, with progress on the standard error stream while it compiles."""
+    from orchestrator import prove as room
+
+    if hlo:
+        hlo.mkdir(parents=True, exist_ok=True)
+    with progress() as show_stage:
+        return room.prove(spec, plan, show_stage.reached, hlo)
+
+
+def least_recompute(spec: Spec, plan: Plan) -> "list[Proven]":
+    from orchestrator import prove as room
+
+    with progress() as show_stage:
+        return room.least_recompute(spec, plan, show_stage.reached)
+
+
+def known_line(spec: Spec, plan: Plan) -> str:
+    """What an earlier proof of the plan said, as a line for its screen; empty without one."""
+    from orchestrator import prove as room
+    from orchestrator.render import proof as render
+
+    found = room.known(spec, plan)
+    return render.beside(found.proof, found.age_s or 0.0) if found else ""
+
+
+def show(proven: "Proven", following: str) -> None:
+    from orchestrator.render import proof as render
+
+    say(render.screen(proven.plan, proven.proof, proven.age_s, following))
+
+
+def show_tried(plan: Plan, tried: "list[Proven]", asked: bool) -> None:
+    """The policies that were compiled beside the plan's own."""
+    from orchestrator.render import proof as render
+
+    if tried:
+        say("\n" + render.remats([(one.plan, one.proof) for one in tried]))
+    elif asked:
+        say(f"\nno plan on this mesh computes less twice than remat {plan.remat} and may fit\n")
+
+
+class Progress:
+    """One line of where the compilation is; on a terminal it counts the seconds."""
+
+    def __init__(self) -> None:
+        self.began, self.stage, self.done = time.monotonic(), "", threading.Event()
+
+    def reached(self, stage: str) -> None:
+        self.stage = stage
+        if not sys.stderr.isatty():
+            click.echo(f"proving: {stage}", err=True)
+
+    def count(self) -> None:
+        """Until it is done, rewrite the line each second."""
+        while not self.done.wait(1):
+            if self.stage:
+                passed = time.monotonic() - self.began
+                click.echo(f"\r\033[Kproving: {self.stage} ({passed:.0f} s)", err=True, nl=False)
+        click.echo("\r\033[K", err=True, nl=False)
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    shown = Progress()
+    counting = threading.Thread(target=shown.count)
+    if sys.stderr.isatty():
+        counting.start()
+    try:
+        yield shown
+    finally:
+        shown.done.set()
+        if counting.ident:
+            counting.join()
+
+
+COMMANDS = (prove,)

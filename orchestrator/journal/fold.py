@@ -1,0 +1,201 @@
+"""Journal room: a story and the signs of life, folded into a Run. Pure: no files, no clock."""
+
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from orchestrator.journal.events import CancelRequest
+from orchestrator.journal.story import Story
+from orchestrator.stations.run import (
+    Attempt,
+    Opening,
+    Process,
+    Reason,
+    Recent,
+    Run,
+    State,
+    TimedStep,
+    Tracking,
+)
+
+BEAT_S = 2.0
+# So many beats missed, and a driver counts as gone.
+LOST_AFTER_BEATS = 5
+# A cluster may need so long to start the driver of a run that was submitted to it.
+UNCLAIMED_S = 600.0
+AFTER: dict[Reason, str] = {
+    "failure": "failed",
+    "preemption": "was preempted",
+    "hang": "hung",
+    "finished": "finished",
+    "cancelled": "was stopped",
+}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What an attempt's step file shows at its two ends."""
+
+    opening: Opening | None = None
+    last_steps: tuple[TimedStep, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What is seen beside the events when a journal is read.
+
+    `signed_at_s` is when the newest writer last gave a sign; `writer_is_gone` when its process is
+    known not to exist any more. `cancel` is the newest request that still counts.
+    """
+
+    now_s: float
+    signed_at_s: float | None = None
+    writer_is_gone: bool = False
+    cancel: CancelRequest | None = None
+    tracking: Tracking | None = None
+    traces: dict[int, Trace] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def folded(key: str, journal: str, story: Story, sight: Sight) -> Run:
+    """The run as it stands."""
+    submission = story.submitted.submission
+    attempts = tuple(_traced(attempt, sight.traces) for attempt in story.attempts)
+    state, why = judged(story, sight)
+    if attempts and attempts[-1].reason is None and state in ("lost", "cancelled"):
+        attempts = (*attempts[:-1], replace(attempts[-1], reason="lost"))
+    shown = attempts[-1] if attempts else None
+    recent_steps = _newest_steps(sight.traces)
+    last = recent_steps[-1] if recent_steps else None
+    tracking = sight.tracking
+    return Run(
+        run=key,
+        id=submission.id,
+        name=submission.name,
+        state=state,
+        why=why,
+        rehearsal=submission.rehearsal,
+        rehearses=submission.rehearses,
+        spec_digest=submission.spec_digest,
+        plan_digest=shown.plan_digest if shown else submission.plan_digest,
+        journal=journal,
+        mlflow_tracking_uri=tracking.mlflow_tracking_uri if tracking else None,
+        mlflow_run_id=tracking.mlflow_run_id if tracking else None,
+        submitted_at_s=story.submitted.at_s,
+        ended_at_s=story.ended.at_s if story.ended else None,
+        read_at_s=sight.now_s,
+        cancel_asked_at_s=sight.cancel.at_s if sight.cancel else None,
+        pods=shown.pods if shown else submission.pods,
+        pods_asked=submission.pods,
+        steps=submission.steps,
+        steps_done=last.step.index + 1 if last else 0,
+        last_step=last,
+        since_last_step_s=max(0.0, sight.now_s - last.at_s) if last else None,
+        since_last_sign_s=silence_s(story, sight),
+        recent=recent(recent_steps),
+        driver=story.claim.driver if story.claim else None,
+        resumed_at=story.resumed_at,
+        attempts=attempts,
+        environment=submission.environment,
+        problems=(*story.problems, *sight.problems),
+    )
+
+
+def judged(story: Story, sight: Sight) -> tuple[State, str | None]:
+    """The state, and what it waits for or why it ended or is lost."""
+    if story.ended:
+        return story.ended.state, story.ended.why
+    if gone := absence(story, sight):
+        return ("cancelled" if sight.cancel else "lost"), gone
+    if story.stopping:
+        return "stopping", story.stopping.why
+    if open_attempt := story.open_attempt:
+        stepped = sight.traces.get(open_attempt.number, Trace()).last_steps
+        return ("running" if stepped else "starting"), None
+    if story.pending:
+        return "pending", story.pending.why
+    if story.claim:
+        return "starting", after(story.attempts)
+    waited_s = sight.now_s - story.submitted.at_s
+    return "submitted", f"no driver has taken it up in {max(0.0, waited_s):,.0f} s"
+
+
+def absence(story: Story, sight: Sight) -> str | None:
+    """Why nothing drives the run any more; None while something does, or still may."""
+    silent_s = silence_s(story, sight)
+    if story.claim:
+        who, limit_s = "driver", story.claim.beat_s * LOST_AFTER_BEATS
+        process = story.claim.driver
+    else:
+        who, limit_s = "orch submit", UNCLAIMED_S
+        process = story.submitted.submission.submitter
+    # A real run may wait for its driver without whoever submitted it; a rehearsal cannot.
+    needed = story.claim is not None or story.submitted.submission.rehearsal
+    if sight.writer_is_gone and needed:
+        return f"its {who} ({named(process)}) is gone"
+    if silent_s > limit_s:
+        if not story.claim:
+            return f"no driver has taken it up in {silent_s:,.0f} s"
+        return f"its {who} ({named(process)}) has given no sign for {silent_s:,.0f} s"
+    return None
+
+
+def named(process: Process) -> str:
+    """A process as people find it."""
+    return f"process {process.pid} on {process.host}"
+
+
+def silence_s(story: Story, sight: Sight) -> float:
+    """Seconds since the last event, or the last sign of whoever writes the journal.
+
+    Steps are no sign: processes whose driver is gone may go on for a while, and nobody drives them.
+    """
+    return max(0.0, sight.now_s - max(story.last_at_s, sight.signed_at_s or 0.0))
+
+
+def after(attempts: tuple[Attempt, ...]) -> str | None:
+    """What the next attempt follows on, in a line."""
+    if not attempts:
+        return None
+    last = attempts[-1]
+    if last.reason is None or last.reason == "lost":
+        return f"attempt {last.number} was lost with its driver"
+    error = first_line(last.error)
+    return f"attempt {last.number} {AFTER[last.reason]}" + (f": {error}" if error else "")
+
+
+def first_line(text: str | None) -> str:
+    """The first line of an error, which says what it is."""
+    return next(iter((text or "").strip().splitlines()), "")
+
+
+def recent(steps: tuple[TimedStep, ...]) -> Recent | None:
+    """Medians over the steps that did not open an attempt; None when there are none."""
+    warm = [timed.step for timed in steps if timed.step.opening is None]
+    if not warm:
+        return None
+    return Recent(
+        steps=len(warm),
+        step_s=median(step.step_s for step in warm),
+        mfu=_median([step.mfu for step in warm]),
+        tokens_per_s_per_chip=_median([step.tokens_per_s_per_chip for step in warm]),
+    )
+
+
+def _median(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _traced(attempt: Attempt, traces: dict[int, Trace]) -> Attempt:
+    trace = traces.get(attempt.number, Trace())
+    return replace(
+        attempt,
+        restored_steps=trace.opening.steps_done if trace.opening else 0,
+        steps_done=trace.last_steps[-1].step.index + 1 if trace.last_steps else 0,
+    )
+
+
+def _newest_steps(traces: dict[int, Trace]) -> tuple[TimedStep, ...]:
+    """The last steps of the newest attempt that came to one."""
+    stepped = [number for number, trace in traces.items() if trace.last_steps]
+    return traces[max(stepped)].last_steps if stepped else ()

@@ -1,0 +1,89 @@
+"""Journal room: where in a run's directory each thing lies. Knows names alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.stations.codec import short
+
+
+@dataclass(frozen=True)
+class Places:
+    """The layout of the directory of one run."""
+
+    root: Path
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """What every run's directory holds."""
+        kept = (self.plans, self.proofs, self.documents)
+        return (self.events, self.requests, self.signs, *kept, self.attempts, self.driver_logs)
+
+    @property
+    def events(self) -> Path:
+        """Changes of state, numbered."""
+        return self.root / "events"
+
+    @property
+    def requests(self) -> Path:
+        """What others ask of the driver, numbered."""
+        return self.root / "requests"
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.json"
+
+    @property
+    def tracking(self) -> Path:
+        return self.root / "mlflow.json"
+
+    @property
+    def plans(self) -> Path:
+        return self.root / "plans"
+
+    @property
+    def proofs(self) -> Path:
+        return self.root / "proofs"
+
+    @property
+    def documents(self) -> Path:
+        """What else belongs to the run: its spec as written, the uncommitted changes, a report."""
+        return self.root / "documents"
+
+    @property
+    def attempts(self) -> Path:
+        return self.root / "attempts"
+
+    @property
+    def signs(self) -> Path:
+        return self.root / "signs"
+
+    @property
+    def driver_logs(self) -> Path:
+        return self.root / "logs"
+
+    def plan(self, digest: str) -> Path:
+        return self.plans / f"{short(digest)}.json"
+
+    def proof(self, plan_digest: str) -> Path:
+        """The proof of the plan of that digest."""
+        return self.proofs / f"{short(plan_digest)}.json"
+
+    def sign(self, writer: int) -> Path:
+        """The file whose time is the last sign of a writer."""
+        return self.signs / f"{writer:06d}"
+
+    def attempt(self, number: int) -> Path:
+        return self.attempts / f"{number:03d}"
+
+    def steps(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "steps.jsonl"
+
+    def logs(self, attempt: int) -> Path:
+        """The folder with a log for each rank of an attempt."""
+        return self.attempt(attempt) / "logs"
+
+    def rank_log(self, attempt: int, rank: int) -> Path:
+        return self.logs(attempt) / f"rank-{rank}.log"
+
+    def driver_log(self, writer: int) -> Path:
+        return self.driver_logs / f"driver-{writer:06d}.log"

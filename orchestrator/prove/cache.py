@@ -1,0 +1,107 @@
+"""Prove room: what was compiled before, on disk, so that the same question is answered at once.
+
+The key is everything that the program depends on: what the plan does, the sources of the trainers
+and of what they import here, the sources that read the program, and the compiler's versions. The
+Forecast is not in it: what was compiled is held against the Forecast of the day.
+"""
+
+import hashlib
+import os
+import re
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.prove.compiled import Recorded
+from orchestrator.stations import codec
+from orchestrator.stations.plan import Plan
+
+PACKAGES = ("jax", "jaxlib", "libtpu")
+IMPORTED = re.compile(
+    r"^from (orchestrator\.[\w.]+) import|^import (orchestrator\.[\w.]+)", re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was compiled, and the seconds since."""
+
+    recorded: Recorded
+    age_s: float
+
+
+def folder() -> Path:
+    """Where the results lie: below XDG_CACHE_HOME, which is ~/.cache unless it says otherwise."""
+    said = os.environ.get("XDG_CACHE_HOME", "")
+    home = Path(said) if Path(said).is_absolute() else Path.home() / ".cache"
+    return home / "orch" / "proofs"
+
+
+def find(plan: Plan, trainer: str) -> Kept | None:
+    """The result for that very program; what cannot be read is as good as absent."""
+    path = _path(plan, trainer)
+    try:
+        text = path.read_bytes()
+        age_s = max(0.0, time.time() - path.stat().st_mtime)
+        return Kept(codec.from_json(text, Recorded), age_s)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def keep(plan: Plan, trainer: str, recorded: Recorded) -> None:
+    """Written whole or not at all, whoever else writes the same."""
+    path = _path(plan, trainer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
+        part.write(codec.to_json(recorded))
+    Path(part.name).replace(path)
+
+
+def _path(plan: Plan, trainer: str) -> Path:
+    key = [plan.digest, trainer, sources_digest(), *versions().values()]
+    return folder() / f"{codec.digest(key)}.json"
+
+
+def versions() -> dict[str, str]:
+    """Of what compiles; empty for a package that this machine lacks."""
+    return {package: _version(package) for package in PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def sources_digest() -> str:
+    """Of every file that says what is compiled or how it is read."""
+    trainers = sorted(_package("trainers").rglob("*.py"))
+    readers = sorted(_package("orchestrator.prove").rglob("*.py"))
+    imported = {name for path in trainers for name in _imports(path.read_text(encoding="utf-8"))}
+    found = hashlib.sha256()
+    for path in [*trainers, *readers, *map(_module, sorted(imported))]:
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _imports(text: str) -> list[str]:
+    return [a or b for a, b in IMPORTED.findall(text)]
+
+
+def _package(name: str) -> Path:
+    spec = util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _module(name: str) -> Path:
+    spec = util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin)

@@ -1,0 +1,83 @@
+"""Prove room: the compiler's failures in words.
+
+libtpu ends the process when one of its checks fails; what is left then is what it wrote.
+"""
+
+import re
+from signal import Signals
+
+from orchestrator.errors import CannotProve, OrchError, Unservable
+from orchestrator.prove.compiled import Failed
+from orchestrator.stations.plan import Plan
+
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+UNKNOWN_OPTION = re.compile(r"No such compile option: '([^']*)'")
+# F1120 12:00:00.000000  123 file.cc:45] Check failed: ...
+CHECK = re.compile(r"^F\d{4} \S+\s+\d+ ([^:]+:\d+)\] (.*)$", re.MULTILINE)
+INTERNAL = re.compile(r"RET_CHECK failure \(([^)]*)\) (.*)")
+OPERATION = re.compile(r'op_name="([^"]*)"|%([\w.\-]+) = ')
+
+
+def is_out_of_memory(failed: Failed) -> bool:
+    return failed.said.startswith(OUT_OF_MEMORY)
+
+
+def sentence(failed: Failed) -> str:
+    """What the compiler said, without its code."""
+    return failed.said.splitlines()[0].partition(": ")[2]
+
+
+def no_compiler(platform: str, machine: str) -> CannotProve:
+    return CannotProve(
+        f"cannot prove: libtpu, the TPU compiler, is not installed ({platform} {machine})\n"
+        "It exists for Linux on x86-64 alone; there, `make setup` installs it. A plan can be run"
+        " without a proof: orch submit --no-prove"
+    )
+
+
+def failure(plan: Plan, failed: Failed) -> OrchError:
+    """The error for a compilation that came to no verdict."""
+    if failed.by == "trainer":
+        return Unservable(f"the trainer refuses the plan: {failed.said}")
+    if option := UNKNOWN_OPTION.search(failed.said):
+        return Unservable(
+            f"experiment.compiler_options: {option[1]} is no option of this TPU compiler"
+        )
+    if failed.exit_code is not None:
+        return _died(failed)
+    if "topology" in failed.said.lower():
+        return Unservable(
+            f"the TPU compiler knows no {plan.chip} slice {plan.topology}: {_first_line(failed)}"
+        )
+    if check := INTERNAL.search(failed.said):
+        return CannotProve(_check_text(check[1], check[2], failed.said))
+    return CannotProve(f"cannot prove: the TPU compiler failed: {_first_line(failed)}")
+
+
+def _died(failed: Failed) -> CannotProve:
+    """The process ended before it answered."""
+    assert failed.exit_code is not None
+    if check := CHECK.search(failed.said):
+        return CannotProve(_check_text(check[1], check[2], failed.said))
+    if failed.exit_code > 0:
+        last = failed.said.strip().splitlines()[-1:] or ["it wrote nothing"]
+        return CannotProve(f"cannot prove: the trainer failed while it was traced: {last[0]}")
+    name = Signals(-failed.exit_code).name
+    why = ": most likely the machine ran out of memory" if name == "SIGKILL" else ""
+    return CannotProve(f"cannot prove: the TPU compiler was ended by {name}{why}")
+
+
+def _check_text(place: str, check: str, said: str) -> str:
+    """One of the compiler's own checks failed: which, and on which operation."""
+    found = OPERATION.search(said[said.find(check) :])
+    operation = (found[1] or found[2]) if found else ""
+    where = f"\nIt was at the operation {operation}." if operation else ""
+    return (
+        "cannot prove: a check inside the TPU compiler failed, which is a bug of its own\n"
+        f"  {place.rsplit('/', 1)[-1]}: {check.strip()}{where}\n"
+        "Another mesh, remat or number of microbatches often avoids it: orch plan --alternatives 5"
+    )
+
+
+def _first_line(failed: Failed) -> str:
+    return failed.said.strip().splitlines()[0] if failed.said.strip() else "it said nothing"

@@ -1,0 +1,174 @@
+"""Prove room: HLO text as computations of instructions, nothing interpreted yet."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from orchestrator.prove.hlo.shapes import Array, arrays, end_of_shape
+from orchestrator.prove.hlo.sources import Sources, sources_of
+
+NAMED = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
+HEADING = re.compile(r"(ENTRY )?%([\w.\-]+) \(")
+OPCODE = re.compile(r"([\w\-]+)\(")
+OPERAND = re.compile(r"%([\w.\-]+)")
+CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%([\w.\-]+)"
+)
+BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction. `shape` and `rest`, what follows the operands, are as they are written."""
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    arguments: str
+    rest: str
+    is_root: bool
+
+    @cached_property
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays that it yields; more than one for a tuple."""
+        return arrays(self.shape)
+
+    @cached_property
+    def op_name(self) -> str:
+        """Where in the traced program it stands, by jax's scopes; empty where nothing is said."""
+        return self.quoted("op_name")
+
+    @cached_property
+    def frame(self) -> int | None:
+        found = re.search(r"stack_frame_id=(\d+)", self.rest)
+        return int(found[1]) if found else None
+
+    @cached_property
+    def called(self) -> tuple[str, ...]:
+        """The computations that it names."""
+        plain = QUOTED.sub('""', self.rest)
+        branches = [name for found in BRANCHES.findall(plain) for name in OPERAND.findall(found)]
+        return (*CALLED.findall(plain), *branches)
+
+    def attribute(self, key: str) -> str:
+        """The value of `key=value` up to the next comma or space; empty where there is none."""
+        found = re.search(rf"\b{key}=([^\s,]*)", self.rest)
+        return found[1] if found else ""
+
+    def braced(self, key: str) -> str:
+        """The text between the braces of `key={...}`, braces inside kept."""
+        start = self.rest.find(f"{key}={{")
+        return _enclosed(self.rest, start + len(key) + 1) if start >= 0 else ""
+
+    def quoted(self, key: str) -> str:
+        found = re.search(rf'\b{key}="([^"]*)"', self.rest)
+        return found[1] if found else ""
+
+
+@dataclass(frozen=True)
+class Computation:
+    name: str
+    instructions: dict[str, Instruction]
+    root: Instruction
+
+    @cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        """By their number."""
+        return {
+            int(instruction.arguments): instruction
+            for instruction in self.instructions.values()
+            if instruction.opcode == "parameter"
+        }
+
+    def operand(self, instruction: Instruction, place: int) -> Instruction:
+        return self.instructions[instruction.operands[place]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module. `partitions` are the devices of one slice."""
+
+    computations: dict[str, Computation]
+    entry: Computation
+    partitions: int
+    sources: Sources = field(default_factory=Sources)
+
+    def called(self, instruction: Instruction) -> list[Computation]:
+        return [self.computations[name] for name in instruction.called]
+
+
+def program_of(text: str) -> Program:
+    """Read a module's text."""
+    lines = text.splitlines()
+    computations, entry = {}, ""
+    for is_entry, computation in _computations(lines):
+        computations[computation.name] = computation
+        entry = computation.name if is_entry else entry
+    partitions = re.search(r"\bnum_partitions=(\d+)", lines[0])
+    return Program(
+        computations=computations,
+        entry=computations[entry],
+        partitions=int(partitions[1]) if partitions else 1,
+        sources=sources_of(lines),
+    )
+
+
+def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
+    """Each computation, from its heading to the brace that closes it."""
+    heading: re.Match[str] | None = None
+    body: list[str] = []
+    for line in lines:
+        if heading is None:
+            if line.endswith("{") and (found := HEADING.match(line)):
+                heading, body = found, []
+        elif line == "}":
+            yield bool(heading[1]), _computation(heading[2], body)
+            heading = None
+        elif NAMED.match(line):
+            body.append(line)
+        else:
+            body[-1] += line  # strings inside an instruction may hold line breaks
+
+
+def _computation(name: str, body: list[str]) -> Computation:
+    instructions = {}
+    root = None
+    for line in body:
+        instruction = _instruction(line)
+        instructions[instruction.name] = instruction
+        root = instruction if instruction.is_root else root
+    assert root is not None, f"computation {name} has no root"
+    return Computation(name, instructions, root)
+
+
+def _instruction(line: str) -> Instruction:
+    start = NAMED.match(line)
+    assert start is not None
+    after_shape = end_of_shape(line, start.end())
+    opcode = OPCODE.match(line, after_shape + 1)
+    assert opcode is not None, line[:200]
+    arguments = _enclosed(line, opcode.end() - 1)
+    return Instruction(
+        name=start[2],
+        shape=line[start.end() : after_shape],
+        opcode=opcode[1],
+        operands=tuple(OPERAND.findall(arguments)) if opcode[1] != "constant" else (),
+        arguments=arguments,
+        rest=line[opcode.end() + len(arguments) + 1 :],
+        is_root=bool(start[1]),
+    )
+
+
+def _enclosed(text: str, start: int) -> str:
+    """What stands between the bracket at `start` and the one that closes it."""
+    opening = text[start]
+    closing = {"(": ")", "{": "}"}[opening]
+    depth = 0
+    for found in re.finditer(rf"[{re.escape(opening + closing)}]", text[start:]):
+        depth += 1 if found[0] == opening else -1
+        if depth == 0:
+            return text[start + 1 : start + found.start()]
+    raise ValueError(f"a bracket is never closed: {text[start : start + 80]}")

@@ -1,0 +1,43 @@
+"""Prove room: what the TPU compiler calls a chip and its slices, and the environment it wants."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.errors import CannotProve
+from orchestrator.stations.plan import Plan
+
+# Catalog's name → the compiler's. These come as two devices a chip unless asked for as one.
+NAMES = {"v4": "v4", "v5e": "v5e", "v5p": "v5", "v6e": "v6e", "tpu7x": "tpu7x"}
+MEGACORE = {"v4", "v5p"}
+
+# Without these libtpu asks the machine which TPU it is, or refuses to be loaded twice at a time.
+SETTINGS = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_PLATFORMS": "cpu",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+# What a person's shell may hold for real runs; it would change what is compiled.
+LEFT_OUT = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
+
+
+def target(plan: Plan) -> tuple[str, dict[str, Any]]:
+    """Name and options of the plan's topology, as `get_topology_desc` takes them."""
+    if plan.chip not in NAMES:
+        raise CannotProve(
+            f"cannot prove: the TPU compiler knows {', '.join(NAMES)}, and no {plan.chip}\n"
+            "A plan can be run without a proof: orch submit --no-prove"
+        )
+    options: dict[str, Any] = {}
+    if plan.chip in MEGACORE:
+        options["chip_config_name"] = "megacore"
+    if plan.pods > 1:
+        options["num_slices"] = plan.pods
+    return f"{NAMES[plan.chip]}:{plan.topology}", options
+
+
+def environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The child's environment: nothing of it reaches the parent."""
+    kept = {key: value for key, value in inherited.items() if not key.startswith(LEFT_OUT)}
+    return kept | SETTINGS

@@ -1,0 +1,181 @@
+"""Render room: a Proof on one screen, beside the Forecast that it was held against."""
+
+from orchestrator.render.plan import headline
+from orchestrator.render.text import GIB, columns, count, gib, indent, percent, title, with_unit
+from orchestrator.stations.codec import short
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.proof import Buffer, Exchanged, Held, Proof
+
+LARGEST = 5  # buffers shown
+SMALL = 1e-3  # exchanges below this share of the largest on their link are left to --json
+UNITS = ((86_400, "day"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def screen(plan: Plan, proof: Proof, age_s: float | None, next_command: str) -> str:
+    """The verdict with everything that it stands on, and what to do next."""
+    blocks = [
+        [title(headline(plan), f"proof of plan {short(plan.digest)}")],
+        indent(compilation(proof, age_s)),
+        indent(memory(proof)),
+        indent(exchanges(proof)),
+        indent(crossings(proof)),
+        indent(flops(proof)),
+        advice(proof),
+        [verdict(proof), f"Next: {next_command}"],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def compilation(proof: Proof, age_s: float | None) -> list[str]:
+    """What compiled it, when, and at what cost."""
+    when = "now" if age_s is None else f"{ago(age_s)}: from the cache, nothing was compiled"
+    names = ", ".join(f"{name} {version}" for name, version in proof.versions.items())
+    cost = f"{proof.compile_s:.0f} s, {with_unit(proof.compiler_memory_bytes, 'B')} of this machine"
+    rows = [("compiled", when), ("by", names), ("took", cost)]
+    return columns(rows, "<<")
+
+
+def ago(seconds: float) -> str:
+    """The largest whole unit: 2 h ago."""
+    size, unit = next((pair for pair in UNITS if seconds >= pair[0]), UNITS[-1])
+    return f"{seconds // size:.0f} {unit} ago"
+
+
+def memory(proof: Proof) -> list[str]:
+    """What is held when the most is held, line by line, then the largest buffers."""
+    rows = [("", "compiled", "forecast", ""), *map(memory_row, proof.ledger)]
+    peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
+    usable = f"of {gib(proof.hbm_bytes_per_device)}"
+    rows.append(("peak", gib(peak), gib(forecast), f"{ratio(forecast, peak)} {usable}".strip()))
+    lines = columns(rows, "<>><")
+    return [
+        "memory per device",
+        *indent(lines),
+        f"  the peak is at {proof.peak_at}",
+        *indent(largest(proof.buffers)),
+    ]
+
+
+def memory_row(line: Held) -> tuple[str, ...]:
+    forecast = "-" if line.forecast is None else gib(line.forecast)
+    return line.name, gib(line.compiled), forecast, ""
+
+
+def largest(buffers: tuple[Buffer, ...]) -> list[str]:
+    rows = [(gib(b.bytes), b.name, b.shape) for b in buffers[:LARGEST] if b.bytes >= GIB / 100]
+    return ["the largest buffers", *indent(columns(rows, "><<"))] if rows else []
+
+
+def exchanges(proof: Proof) -> list[str]:
+    """Logical payload by group of axes, then what the compiler adds to it."""
+    most = {link: max(size(e) for e in proof.collectives if e.link == link)
+            for link in {e.link for e in proof.collectives}}  # fmt: skip
+    shown = [e for e in proof.collectives if size(e) >= SMALL * most[e.link]]
+    if not shown:
+        return []
+    rows = [("", "", "compiled", "forecast", ""), *map(exchange_row, shown)]
+    lines = ["payload per device and step", *indent(columns(rows, "<<>><"))]
+    added = [
+        (c.what, f"{c.link} {' x '.join(c.axes)}", f"+{with_unit(c.bytes_per_step, 'B')}")
+        for c in proof.changes
+        if c.bytes_per_step >= SMALL * most.get(c.link, 0)
+    ]
+    if added:
+        lines += ["added by the compiler", *indent(columns(added, "<<>"))]
+    return lines
+
+
+def size(exchanged: Exchanged) -> float:
+    return max(exchanged.bytes_per_step, exchanged.forecast_bytes_per_step)
+
+
+def exchange_row(one: Exchanged) -> tuple[str, ...]:
+    compiled, forecast = one.bytes_per_step, one.forecast_bytes_per_step
+    return (
+        f"{one.link} {' x '.join(one.axes)}",
+        f"{one.kind} {one.dtype}",
+        with_unit(compiled, "B", 4),
+        with_unit(forecast, "B", 4),
+        ratio(forecast, compiled),
+    )
+
+
+def ratio(forecast: float, compiled: float) -> str:
+    """The forecast as a multiple of what was compiled."""
+    return f"{forecast / compiled:.3f}" if compiled else ""
+
+
+def crossings(proof: Proof) -> list[str]:
+    """Whether pods exchange gradients and nothing else."""
+    if not proof.crossings:
+        return []
+    gradients = [one for one in proof.crossings if one.is_gradient]
+    others = sum(one.bytes_per_step for one in proof.crossings if not one.is_gradient)
+    total = with_unit(sum(one.bytes_per_step for one in gradients), "B", 4)
+    calls = count(sum(one.calls_per_step for one in gradients))
+    if proof.only_gradients_cross_pods:
+        said = f"gradients alone cross pods: {total} in {calls} sums"
+        return [said + (f", and {count(others)} B of scalars" if others else "")]
+    return ["more than gradients crosses pods", *indent(proof.crossing_faults)]
+
+
+def flops(proof: Proof) -> list[str]:
+    rows = [("", "compiled", "forecast", ""), *map(flops_row, proof.flops)]
+    total, forecast = proof.flops_per_device, proof.forecast_flops_per_device
+    rows.append(("all", amount(total), amount(forecast), ratio(forecast, total)))
+    return ["FLOPs per device and step", *indent(columns(rows, "<>><"))]
+
+
+def flops_row(line: Held) -> tuple[str, ...]:
+    forecast = "-" if line.forecast is None else amount(line.forecast)
+    return line.name, amount(line.compiled), forecast, ratio(line.forecast or 0, line.compiled)
+
+
+def amount(flops: float) -> str:
+    return with_unit(flops, "FLOP", 4)
+
+
+def advice(proof: Proof) -> list[str]:
+    """What is wrong, and what could be set instead."""
+    lines = [f"warning: the forecast is off: {missed}" for missed in proof.disagreements]
+    if proof.refusal:
+        lines.append(f"the compiler: {proof.refusal.said}")
+        lines.append("nearest that fits, by the forecast corrected for this:")
+        lines += indent(proof.refusal.nearest or ("none on these chips",))
+    lines += [f"room for less recompute: {hint}" for hint in proof.hints]
+    return lines
+
+
+def verdict(proof: Proof) -> str:
+    """The proof in one line."""
+    margin = abs(proof.margin_bytes)
+    share = percent(margin / proof.hbm_bytes_per_device)
+    parts = [f"fits with {gib(margin)} ({share}) to spare"]
+    if not proof.fits:
+        parts = [f"does not fit: {gib(margin)} too much"]
+    parts.append("the forecast agrees" if proof.agrees else "the forecast does not agree")
+    if not proof.only_gradients_cross_pods:
+        parts.append("more than gradients crosses pods")
+    return f"Proof: {', '.join(parts)}."
+
+
+def beside(proof: Proof, age_s: float) -> str:
+    """The proof as a line under a plan."""
+    fits = "fits" if proof.fits else "does not fit"
+    agrees = "agrees" if proof.agrees else "does not agree"
+    peak = gib(proof.peak_hbm_bytes_per_device)
+    return f"compiled {ago(age_s)}: peak {peak} per device, {fits}; the forecast {agrees}"
+
+
+def remats(plans: list[tuple[Plan, Proof]]) -> str:
+    """Each policy that was compiled, the least recompute first."""
+    rows = [
+        (
+            f"remat {plan.remat}",
+            gib(proof.peak_hbm_bytes_per_device),
+            "fits" if proof.passes else "does not fit",
+        )
+        for plan, proof in plans
+    ]
+    heading = "policies compiled, the least recompute first"
+    return "\n".join([heading, *indent(columns(rows, "<><"))]) + "\n"

@@ -1,0 +1,215 @@
+"""Render room: runs as a table, one run on a screen, the lines of its logs."""
+
+from orchestrator.journal.fold import after, first_line
+from orchestrator.journal.logs import Log, LogLine
+from orchestrator.render.text import columns, count, indent, percent, seconds, title
+from orchestrator.stations.codec import short
+from orchestrator.stations.run import LIVE, Attempt, Process, Run, Status
+
+TIMES = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+ERROR_WIDTH = 100
+
+
+def elapsed(value_s: float) -> str:
+    """Time as people say it, in its two largest units: 45 s, 3 min 5 s, 2 d 4 h."""
+    left = round(value_s)
+    amounts = []
+    for size, unit in TIMES:
+        amount, left = divmod(left, size)
+        amounts.append((amount, unit))
+    first = next((i for i, (amount, _) in enumerate(amounts) if amount), len(TIMES) - 1)
+    shown = [pair for pair in amounts[first : first + 2] if pair[0]] or amounts[-1:]
+    return " ".join(f"{amount} {unit}" for amount, unit in shown)
+
+
+def table(runs: list[Run], storage: str) -> str:
+    """All runs, newest first."""
+    if not runs:
+        return f"No runs in {storage}\nNext: orch submit SPEC\n"
+    head = ("RUN", "STATE", "STEPS", "MFU", "PODS", "SUBMITTED", "")
+    rows = [head, *(row(run) for run in runs)]
+    return "\n".join(columns(rows, "<<>>>><")) + "\n"
+
+
+def row(run: Run) -> tuple[str, ...]:
+    return (
+        run.run,
+        run.state,
+        f"{count(run.steps_done)} / {count(run.steps)}",
+        mfu(run),
+        str(run.pods),
+        f"{elapsed(run.read_at_s - run.submitted_at_s)} ago",
+        "rehearsal" if run.rehearsal else "",
+    )
+
+
+def mfu(run: Run) -> str:
+    return percent(run.recent.mfu) if run.recent and run.recent.mfu is not None else "-"
+
+
+def screen(status: Status, next_command: str) -> str:
+    """One run: how it stands, every attempt and why it ended, and what to do next."""
+    what = f"{status.run}: {status.state}" + (", a rehearsal" if status.rehearsal else "")
+    blocks = [
+        [title(what, f"plan {short(status.plan_digest)}")],
+        indent(facts(status)),
+        ["  attempts", *indent(attempts(status), "    ")] if status.attempts else [],
+        [f"warning: {problem}" for problem in status.problems],
+        [verdict(status), f"Next: {next_command}"],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def facts(status: Status) -> list[str]:
+    """What is known of the run, a line each."""
+    rows = [
+        ("why", first_line(status.why)),
+        ("steps", steps(status)),
+        ("pods", pods(status)),
+        ("step time", step_time(status)),
+        ("MFU", mfu_beside_forecast(status)),
+        ("driver", driver(status)),
+        ("asked", cancel_asked(status)),
+        ("journal", status.journal),
+        ("mlflow", tracking(status)),
+    ]
+    return columns([(name, text) for name, text in rows if text], "<<")
+
+
+def steps(status: Status) -> str:
+    text = f"{count(status.steps_done)} of {count(status.steps)}"
+    if status.since_last_step_s is not None:
+        text += f", the last {elapsed(status.since_last_step_s)} ago"
+    return text
+
+
+def pods(status: Status) -> str:
+    fewer = f" of {status.pods_asked} asked" if status.pods != status.pods_asked else ""
+    slices = status.attempts[-1].slices if status.attempts else ()
+    return f"{status.pods}{fewer}" + (f": {', '.join(slices)}" if slices else "")
+
+
+def step_time(status: Status) -> str | None:
+    """The measured median beside the forecast's two figures."""
+    parts: list[str] = []
+    if status.recent:
+        parts.append(f"{seconds(status.recent.step_s)} over the last {status.recent.steps}")
+    if status.forecast:
+        low, high = status.forecast.step_s.lower, status.forecast.step_s.unoverlapped
+        parts.append(f"forecast {seconds(low)} (bound), {seconds(high)} (nothing overlapped)")
+    return "; ".join(parts) or None
+
+
+def mfu_beside_forecast(status: Status) -> str | None:
+    """The measured median beside the forecast's two figures, and their definition."""
+    if not status.forecast:
+        return mfu(status)
+    roof, low = status.forecast.mfu.roofline, status.forecast.mfu.unoverlapped
+    known = status.recent is not None and status.recent.mfu is not None
+    measured = f"{mfu(status)}; " if known else "not measured; "
+    share = ""
+    if status.recent and status.recent.mfu is not None and roof:
+        share = f"; {percent(status.recent.mfu / roof)} of the roofline"
+    forecast = f"forecast {percent(roof)} (roofline), {percent(low)} (nothing overlapped)"
+    return f"{measured}{forecast}{share}"
+
+
+def driver(status: Status) -> str | None:
+    if not status.driver:
+        return None
+    text = f"process {status.driver.pid} on {status.driver.host}"
+    if status.ended_at_s is None:
+        text += f", last sign {elapsed(status.since_last_sign_s)} ago"
+    return text
+
+
+def cancel_asked(status: Status) -> str | None:
+    if status.cancel_asked_at_s is None:
+        return None
+    return f"to cancel, {elapsed(status.read_at_s - status.cancel_asked_at_s)} ago"
+
+
+def tracking(status: Status) -> str | None:
+    if status.mlflow_run_id is None:
+        return None
+    return f"run {status.mlflow_run_id} in {status.mlflow_tracking_uri}"
+
+
+def attempts(status: Status) -> list[str]:
+    """Every attempt: how far it came, how long it took, and why it ended."""
+    rows = [
+        (
+            str(attempt.number),
+            attempt.reason or status.state,
+            f"{count(attempt.steps_done)} steps" if attempt.steps_done else "no step",
+            elapsed((attempt.ended_at_s or status.read_at_s) - attempt.started_at_s)
+            if attempt.reason != "lost"
+            else "",
+            cause(attempt),
+        )
+        for attempt in status.attempts
+    ]
+    return columns(rows, "><>><")
+
+
+def cause(attempt: Attempt) -> str:
+    """The first line of the error, and the rank that died first."""
+    rank = attempt.first_dead_rank
+    dead = f"rank {rank} died first" if rank is not None else ""
+    text = ": ".join(part for part in (dead, first_line(attempt.error)) if part)
+    return text if len(text) <= ERROR_WIDTH else text[: ERROR_WIDTH - 3] + "..."
+
+
+def verdict(status: Status) -> str:
+    """The run in one line."""
+    parts: list[str] = [status.state]
+    if status.state in LIVE and status.steps_done:
+        parts.append(f"step {count(status.steps_done)} of {count(status.steps)}")
+    if status.recent and status.recent.mfu is not None:
+        parts.append(f"MFU {mfu(status)}")
+    tried = len(status.attempts)
+    parts.append(f"{tried} {'attempt' if tried == 1 else 'attempts'}")
+    if status.state not in LIVE and (said := status.why or after(status.attempts)):
+        parts.append(first_line(said))
+    return f"Run: {', '.join(parts)}."
+
+
+def cancelled(before: Run, after: Run, *, at_once: bool) -> str:
+    """What a request to cancel comes to."""
+    if before.ended_at_s is not None:
+        return f"{before.run}: has ended already: {before.state}. Nothing was asked."
+    asked = f"{before.run}: asked to stop" + (" at once." if at_once else ".")
+    if before.cancel_asked_at_s is not None:
+        ago = elapsed(before.read_at_s - before.cancel_asked_at_s)
+        asked += f" It was asked to {ago} ago too."
+    return f"{asked}\n{what_follows(after, at_once=at_once)}"
+
+
+def what_follows(run: Run, *, at_once: bool) -> str:
+    """What becomes of a request to cancel."""
+    if run.state not in LIVE:
+        return f"Nothing drives it any more: {run.why}. It counts as cancelled."
+    if run.driver is None:
+        return "Its driver has not come yet; when it comes, it stops before it takes a chip."
+    if at_once:
+        return f"{driver_name(run.driver)} stops it; steps since the last checkpoint are lost."
+    return f"{driver_name(run.driver)} saves a last checkpoint after the step it is in, and stops."
+
+
+def driver_name(process: Process) -> str:
+    return f"Its driver (process {process.pid} on {process.host})"
+
+
+def log_title(log: Log) -> str:
+    """The line above a log."""
+    if log.rank is None:
+        return "== driver =="
+    first = ", died first" if log.first_dead else ""
+    return f"== attempt {log.attempt}, rank {log.rank}{first} =="
+
+
+def log_line(line: LogLine, *, alone: bool) -> str:
+    """A line of a log; with its rank in front when several are read together."""
+    if alone:
+        return line.line
+    return f"{'driver' if line.rank is None else f'rank {line.rank}'} | {line.line}"

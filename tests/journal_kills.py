@@ -1,0 +1,234 @@
+"""A writer of journals is killed at each change that it makes to the disk, one after another.
+
+    python -m tests.journal_kills FOLDER [--in-place]
+
+After every death the journal must read as if the last change had happened or had not, hold all that
+was acknowledged, and take a second writer. Prints how many deaths were survived, and what was not.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator import journal
+from orchestrator.journal import Journal, StepLog, Writer, files
+from orchestrator.stations.run import LIVE, Run, Tracking
+from tests.journals import opened, step, take_steps, tiny_plan
+
+CHANGES = ("open", "write", "fsync", "link", "unlink", "mkdir", "rename", "utime", "rmdir")
+real_write = os.write
+TRACKING = Tracking(mlflow_tracking_uri="sqlite:////there", mlflow_run_id="m1")
+
+
+@dataclass
+class Death:
+    """Kills this process at its `at`-th change of the disk: before it, or halfway through a write.
+
+    To die after a change is to die before the next.
+    """
+
+    at: int
+    halfway: bool
+    count: int = 0
+
+    def wrap(self, name: str) -> None:
+        """Count every call of a function of `os`."""
+        real: Callable[..., Any] = getattr(os, name)
+
+        def counted(*args: Any, **named: Any) -> Any:
+            self.count += name == "write" or not self.halfway
+            if self.count == self.at:
+                if self.halfway:
+                    real_write(args[0], args[1][: len(args[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **named)
+
+        setattr(os, name, counted)
+
+
+def life(storage: Path, ack: Callable[[str], None]) -> None:
+    """A run from its submission to its end; each thing that was written is acknowledged."""
+    found = journal.create(storage, opened(), "it").journal
+    ack("created")
+    writer = journal.claim(found)
+    ack("claimed")
+    journal.track(found, TRACKING)
+    ack("tracked")
+    writer.pending("no slice is free")
+    ack("pending")
+    attempt(writer, range(3), ack)
+    writer.end_attempt("preemption", error="slice 0 is gone", first_dead_rank=0)
+    ack("ended 1")
+    attempt(writer, range(2, 5), ack)
+    journal.ask_to_cancel(found)
+    ack("asked")
+    writer.stopping("somebody asked")
+    ack("stopping")
+    writer.end_attempt("cancelled")
+    ack("ended 2")
+    writer.conclude("cancelled", "somebody asked")
+    ack("concluded")
+
+
+def attempt(writer: Writer, indices: range, ack: Callable[[str], None]) -> None:
+    """The steps of one attempt."""
+    number = writer.begin_attempt(tiny_plan())
+    ack(f"began {number}")
+    with StepLog(writer.journal.path, number) as log:
+        for index in indices:
+            log.append(step(index, restored=index if index == indices.start else None))
+            ack(f"step {number} {index}")
+
+
+@dataclass
+class Campaign:
+    """Every death of one program, below a folder."""
+
+    folder: Path
+    deaths: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def die_everywhere(
+        self,
+        name: str,
+        prepare: Callable[[Path], object],
+        program: Callable[[Path, Callable[[str], None]], None],
+        judge: Callable[[Path, set[str]], Iterator[str]],
+    ) -> None:
+        """Kill the program before each change, and halfway through each write, until it lives."""
+        for halfway in (False, True):
+            lived, at = False, 0
+            while not lived:
+                at += 1
+                storage = self.folder / f"{name}-{'write' if halfway else 'change'}-{at}"
+                prepare(storage)
+                acknowledged, lived = doomed(program, storage, Death(at=at, halfway=halfway))
+                self.faults += [
+                    f"{storage.name}: {fault}" for fault in judge(storage, acknowledged)
+                ]
+                self.deaths += not lived
+
+
+def doomed(
+    program: Callable[[Path, Callable[[str], None]], None], storage: Path, death: Death
+) -> tuple[set[str], bool]:
+    """What a process acknowledged before its death, and whether it came to its end instead."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for name in CHANGES:
+            death.wrap(name)
+
+        def ack(what: str) -> None:
+            real_write(writing, f"{what}\n".encode())
+
+        program(storage, ack)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        acknowledged = set(pipe.read().splitlines())
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise RuntimeError(f"{storage}: the program failed by itself")
+    return acknowledged, os.WIFEXITED(status)
+
+
+def judge_life(storage: Path, acknowledged: set[str]) -> Iterator[str]:
+    """What is wrong with a journal whose writer was killed."""
+    found = journal.journals(storage)
+    if not found:
+        if acknowledged:
+            yield f"nothing is left, after {sorted(acknowledged)}"
+        return
+    run = found[0].run()
+    lost = acknowledged - told_by(found[0], run)
+    if lost:
+        yield f"forgot {sorted(lost)}"
+    yield from map(str, run.problems)
+    # A real run may still be taken up by a driver when whoever submitted it is gone.
+    expected = {"submitted"} if run.driver is None else {"lost", "cancelled"}
+    if run.state not in expected:
+        yield f"is {run.state}, against {expected}"
+    yield from second_life(found[0], run)
+
+
+def told_by(found: Journal, run: Run) -> set[str]:
+    """What a journal still knows, in the words in which it was acknowledged."""
+    told = {"created"}
+    told |= {"claimed"} if run.driver else set()
+    told |= {"tracked"} if run.mlflow_run_id == TRACKING.mlflow_run_id else set()
+    told |= {"pending"} if (found.places.events / "000003.json").exists() else set()
+    told |= {"asked"} if run.cancel_asked_at_s else set()
+    told |= {"stopping"} if (found.places.events / "000007.json").exists() else set()
+    told |= {"concluded"} if run.ended_at_s else set()
+    for one in run.attempts:
+        told |= {f"began {one.number}"}
+        told |= {f"ended {one.number}"} if one.ended_at_s else set()
+        steps = journal.StepReader(found.path, one.number).read()
+        told |= {f"step {one.number} {timed.step.index}" for timed in steps}
+    return told
+
+
+def second_life(found: Journal, before: Run) -> Iterator[str]:
+    """What keeps a second writer from bringing the run to its end."""
+    writer = journal.claim(found, resumes=before.driver is not None)
+    number = writer.begin_attempt(tiny_plan())
+    if number != len(before.attempts) + 1:
+        yield f"the next attempt is {number}, after {len(before.attempts)}"
+    take_steps(found.path, number, range(before.steps_done, before.steps_done + 2))
+    writer.end_attempt("finished")
+    writer.conclude("succeeded")
+    run = found.run()
+    if run.state != "succeeded" or run.problems or run.attempts[:-1] != before.attempts:
+        yield f"went on to {run.state} with {run.problems}"
+
+
+def ended_run(storage: Path) -> None:
+    """A run that can be removed."""
+    journal.create(storage, opened(), "it").conclude("failed", "it was never begun")
+
+
+def removal(storage: Path, ack: Callable[[str], None]) -> None:
+    journal.remove(journal.find(storage, "it"))
+    ack("removed")
+
+
+def judge_removal(storage: Path, acknowledged: set[str]) -> Iterator[str]:
+    """A run that is being removed is there, whole, or not there."""
+    runs, problems = journal.runs(storage)
+    yield from problems
+    if acknowledged and runs:
+        yield "was removed and is there"
+    for run in runs:
+        if run.state in LIVE or run.problems:
+            yield f"is {run.state} with {run.problems}"
+
+
+def write_in_place(path: Path, content: bytes) -> None:
+    """What a journal must not do."""
+    with path.open("xb", buffering=0) as file:
+        os.write(file.fileno(), content)
+
+
+def unsynced(fd: object) -> None:
+    """Nobody pulls the plug here, and syncing takes most of the time."""
+    del fd
+
+
+def main(folder: Path, *, in_place: bool) -> None:
+    os.fsync = unsynced
+    if in_place:
+        files.write_new = write_in_place
+    campaign = Campaign(folder=folder)
+    campaign.die_everywhere("life", lambda _: None, life, judge_life)
+    campaign.die_everywhere("removal", ended_run, removal, judge_removal)
+    print(json.dumps({"deaths": campaign.deaths, "faults": campaign.faults}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), in_place="--in-place" in sys.argv)

@@ -1,0 +1,113 @@
+"""Journals for tests: small plans, made-up steps, a clock that is set by hand."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from orchestrator import journal
+from orchestrator.journal import Journal, Opened, StepLog, Writer
+from orchestrator.journal.events import AnyEvent, Claimed, Submitted
+from orchestrator.journal.story import Story, begun, told
+from orchestrator.plan.make import make_plan
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.run import Opening, Process, Step, Submission
+from orchestrator.stations.spec import Spec
+from tests.asks import TINY, spec_of
+from tests.conftest import ROOT
+
+ME = Process(host="here", pid=7, machine=None, started=None)
+SUBMITTED = Submitted(
+    at_s=0.0,
+    submission=Submission(
+        id="0", name="it", rehearsal=False, rehearses=None, spec_digest="s", plan_digest="p",
+        pods=4, steps=100, environment={}, submitter=ME,
+    ),
+)  # fmt: skip
+CLAIM = Claimed(at_s=1.0, driver=ME, beat_s=2.0)
+
+
+@cache
+def tiny_spec(pods: int = 2) -> Spec:
+    """A spec of a model that is planned at once."""
+    return spec_of(TINY, sequences=64, length=64, chip="v5e", topology="2x2", pods=pods)
+
+
+@cache
+def tiny_plan(pods: int = 2) -> Plan:
+    return make_plan(tiny_spec(pods))
+
+
+def opened(**changes: Any) -> Opened:
+    """What a run of the tiny plan starts from."""
+    fields: dict[str, Any] = {"spec": tiny_spec(), "plan": tiny_plan(), "steps": 100}
+    return Opened(**fields | changes)
+
+
+@dataclass
+class Clock:
+    """The time, which passes only when a test says so."""
+
+    now_s: float = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def step(index: int, *, restored: int | None = None, **changes: Any) -> Step:
+    """A step; with `restored` it opens an attempt that had restored so many."""
+    fields: dict[str, Any] = {
+        "index": index, "step_s": 0.25, "data_s": 0.0, "checkpoint_s": 0.0, "tokens": 4096,
+        "loss": 2.0, "grad_norm": 1.0, "learning_rate": 1e-3,
+    }  # fmt: skip
+    if restored is None:
+        fields |= {"mfu": 0.4, "tokens_per_s_per_chip": 1000.0}
+    else:
+        fields["opening"] = Opening(steps_done=restored, skipped=(), state_s=1.0, compile_s=2.0)
+    return Step(**fields | changes)
+
+
+def take_steps(path: Path, attempt: int, indices: range, **options: Any) -> None:
+    """What an attempt that restored the state before `indices` writes down."""
+    with StepLog(path, attempt, **options) as log:
+        for index in indices:
+            log.append(step(index, restored=index if index == indices.start else None))
+
+
+def driven(storage: Path, *, key: str = "it", **changes: Any) -> Writer:
+    """The writer of a new run, its driver."""
+    return journal.claim(journal.create(storage, opened(**changes), key).journal)
+
+
+def failed_once(storage: Path, key: str = "it") -> Journal:
+    """A run whose first attempt failed after ten steps and whose second goes on."""
+    writer = driven(storage, key=key)
+    first = writer.begin_attempt(tiny_plan(), ("slice-0", "slice-1"))
+    take_steps(writer.journal.path, first, range(10))
+    writer.end_attempt("failure", error="ValueError: out of luck", first_dead_rank=1)
+    second = writer.begin_attempt(tiny_plan(), ("slice-0", "slice-2"))
+    take_steps(writer.journal.path, second, range(5, 20))
+    return writer.journal
+
+
+def story_of(*events: AnyEvent) -> Story:
+    """The story of a run with these events after its submission."""
+    return list(stories(list(events)))[-1]
+
+
+def stories(events: list[AnyEvent]) -> list[Story]:
+    """The story after each event."""
+    so_far = [begun(SUBMITTED)]
+    for number, event in enumerate(events, start=2):
+        so_far.append(told(so_far[-1], number, event))
+    return so_far
+
+
+def orphan(storage: Path, key: str) -> None:
+    """A run whose driver is a process that has ended."""
+    drive = (
+        f"from tests.journals import driven; driven(__import__('pathlib').Path({str(storage)!r}),"
+    )
+    subprocess.run([sys.executable, "-c", f"{drive} key={key!r})"], cwd=ROOT, check=True)

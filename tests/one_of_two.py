@@ -1,0 +1,39 @@
+"""One of two processes that run the toy together: python -m tests.one_of_two RANK PORT RUN STOP.
+
+The second process wants to stop before the step STOP; the first never does. Prints what this
+process saw, as JSON.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+
+from orchestrator.stations import codec
+from orchestrator.stations.run import Step
+from orchestrator.stations.spec import Checkpoint
+from tests.test_loop import STEPS, stop_before, toy_plan_of
+from tests.toy import program
+from trainers.loop import Assignment, run
+
+
+def main(rank: int, port: int, folder: Path, stop_at: int) -> None:
+    """Train on two devices of each process."""
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+    steps: list[Step] = []
+    assignment = Assignment(
+        directory=folder,
+        steps=STEPS,
+        emit=steps.append,
+        checkpoint=Checkpoint(every=3, keep=3),
+        stop=stop_before(stop_at if rank == 1 else STEPS + 1),
+    )
+    outcome = run(program(toy_plan_of(data=4)), assignment)
+    told = {"losses": [step.loss for step in steps], "outcome": json.loads(codec.to_json(outcome))}
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))

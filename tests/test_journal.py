@@ -1,0 +1,221 @@
+"""The journal on disk: how a run begins, what its driver writes, and what others read."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.errors import (
+    RunExists,
+    Superseded,
+    Unservable,
+)
+from orchestrator.journal import StepLog
+from orchestrator.stations import codec
+from orchestrator.stations.run import Run, Status, Tracking
+from tests.journals import (
+    driven,
+    failed_once,
+    opened,
+    step,
+    tiny_plan,
+    tiny_spec,
+)
+
+
+def test_a_new_run_holds_what_it_starts_from(tmp_path: Path) -> None:
+    """Spec, plan and documents are there as they were given; the run is submitted."""
+    asked = opened(
+        rehearsal=True,
+        rehearses=tiny_plan(4),
+        environment={"git": "0123abc"},
+        documents={"spec.yaml": b"name: asked # as written\n"},
+    )
+    found = journal.create(tmp_path, asked).journal
+    run = found.run()
+    assert run.state == "submitted"
+    assert run.rehearsal
+    assert run.rehearses == tiny_plan(4).digest
+    assert run.environment == {"git": "0123abc"}
+    assert found.spec() == tiny_spec()
+    assert found.plan(run.plan_digest) == tiny_plan()
+    assert found.plan(tiny_plan(4).digest) == tiny_plan(4)
+    assert (found.places.documents / "spec.yaml").read_bytes() == b"name: asked # as written\n"
+
+
+def test_a_run_is_called_after_its_spec_and_plan_and_counted(tmp_path: Path) -> None:
+    """Without a key, every submission is a run of its own."""
+    keys = [journal.create(tmp_path, opened()).journal.key for _ in range(3)]
+    plan = codec.short(tiny_plan().digest)
+    assert keys == [f"asked-{plan}-1", f"asked-{plan}-2", f"asked-{plan}-3"]
+
+
+def test_one_key_is_one_run(tmp_path: Path) -> None:
+    """The second submission of a key changes nothing and says where the first is."""
+    first = journal.create(tmp_path, opened(), "mine").journal.run()
+    with pytest.raises(RunExists, match="mine exists already") as refused:
+        journal.create(tmp_path, opened(steps=7), "mine")
+    assert refused.value.key == "mine"
+    [only], problems = journal.runs(tmp_path)
+    assert (only.id, only.steps) == (first.id, 100)
+    assert problems == []
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_of_many_who_submit_one_key_one_makes_the_run(tmp_path: Path) -> None:
+    """At the same moment too; with no key, each makes one."""
+    outcomes: list[str] = []
+
+    def submit(key: str | None) -> None:
+        try:
+            outcomes.append(journal.create(tmp_path / str(key), opened(), key).journal.key)
+        except RunExists:
+            outcomes.append("taken")
+
+    threads = [threading.Thread(target=submit, args=(key,)) for key in ["k", None] * 8]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count("taken") == 7
+    assert len(set(outcomes)) == 1 + 1 + 8
+
+
+@pytest.mark.parametrize("key", ["", ".hidden", "a/b", "..", "a b", "x" * 101, "ключ", "-f", "a\n"])
+def test_a_key_is_a_plain_name(tmp_path: Path, key: str) -> None:
+    """What could leave the storage or read as an option is refused, with a legal one."""
+    with pytest.raises(Unservable, match="for example asked-1"):
+        journal.create(tmp_path, opened(), key)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_that_name_is_no_run_and_stays(tmp_path: Path) -> None:
+    """A key that a foreign file bears is taken."""
+    (tmp_path / "mine").write_text("a note")
+    with pytest.raises(RunExists):
+        journal.create(tmp_path, opened(), "mine")
+    assert (tmp_path / "mine").read_text() == "a note"
+
+
+def test_a_driver_writes_what_others_read(tmp_path: Path) -> None:
+    """Attempts with why each ended, the last step, and how the run stands."""
+    found = failed_once(tmp_path)
+    run = found.run()
+    first, second = run.attempts
+    assert run.state == "running"
+    assert (first.reason, first.error) == ("failure", "ValueError: out of luck")
+    assert (first.first_dead_rank, first.steps_done, first.slices) == (
+        1,
+        10,
+        ("slice-0", "slice-1"),
+    )
+    assert (second.reason, second.restored_steps, second.steps_done) == (None, 5, 20)
+    assert run.steps_done == 20
+    assert run.recent is not None
+    assert (run.recent.steps, run.recent.step_s, run.recent.mfu) == (14, 0.25, 0.4)
+    assert run.problems == ()
+
+
+def test_a_run_is_json_both_ways(tmp_path: Path) -> None:
+    """A reader in any language gets all of it, under the promised names."""
+    found = failed_once(tmp_path)
+    run, status = found.run(), found.status()
+    assert codec.from_json(codec.to_json(run), Run) == run
+    assert codec.from_json(codec.to_json(status), Status) == status
+    promised = {"run", "state", "rehearsal", "plan_digest", "journal"}
+    promised |= {"mlflow_tracking_uri", "mlflow_run_id"}
+    assert set(Run.__dataclass_fields__) >= promised
+    assert status.forecast is not None
+    assert status.forecast.step_s == tiny_plan().forecast.step_s
+
+
+def test_an_event_that_cannot_come_next_is_a_fault_of_the_driver(tmp_path: Path) -> None:
+    """Nothing is written; the driver is told what is wrong."""
+    writer = driven(tmp_path)
+    with pytest.raises(ValueError, match="attempt 0 does not go on"):
+        writer.end_attempt("finished")
+    writer.begin_attempt(tiny_plan())
+    with pytest.raises(ValueError, match="attempt 1 goes on"):
+        writer.conclude("succeeded")
+    assert writer.run().problems == ()
+
+
+def test_one_attempt_has_one_process_that_writes_steps(tmp_path: Path) -> None:
+    """A second one would interleave its lines with the first one's."""
+    writer = driven(tmp_path)
+    number = writer.begin_attempt(tiny_plan())
+    with StepLog(writer.journal.path, number), pytest.raises(Superseded, match="another process"):
+        StepLog(writer.journal.path, number)
+
+
+def test_waiting_for_the_same_thing_is_said_once(tmp_path: Path) -> None:
+    """A driver may say it in every round of its wait."""
+    writer = driven(tmp_path)
+    for _ in range(3):
+        writer.pending("4 slices of 2x2 asked, 3 free")
+    run = writer.run()
+    assert (run.state, run.why) == ("pending", "4 slices of 2x2 asked, 3 free")
+    assert len(list(writer.journal.places.events.iterdir())) == 3
+
+
+def test_a_smaller_plan_is_kept_beside_the_first(tmp_path: Path) -> None:
+    """A run that goes on with fewer pods names the plan that it goes on with."""
+    writer = driven(tmp_path, plan=tiny_plan(4), spec=tiny_spec(4))
+    writer.begin_attempt(tiny_plan(4))
+    writer.end_attempt("preemption")
+    writer.begin_attempt(tiny_plan(2))
+    run = writer.run()
+    assert [one.pods for one in run.attempts] == [4, 2]
+    assert (run.pods, run.pods_asked, run.plan_digest) == (2, 4, tiny_plan(2).digest)
+    assert writer.journal.plan(run.plan_digest) == tiny_plan(2)
+
+
+def test_the_first_tracking_run_stays(tmp_path: Path) -> None:
+    """Two recorders agree on one MLflow run: the one that was noted first."""
+    found = journal.create(tmp_path, opened()).journal
+    first = Tracking(mlflow_tracking_uri="sqlite:////a.db", mlflow_run_id="1")
+    second = Tracking(mlflow_tracking_uri="sqlite:////a.db", mlflow_run_id="2")
+    assert journal.track(found, first) == first
+    assert journal.track(found, second) == first
+    assert found.run().mlflow_run_id == "1"
+
+
+def test_reading_changes_nothing(tmp_path: Path) -> None:
+    """Whoever looks needs no right to write, and leaves no trace."""
+    found = failed_once(tmp_path)
+    before = sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+    found.status()
+    found.steps(found.run())
+    journal.runs(tmp_path)
+    assert sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+
+
+def test_steps_are_read_as_they_come(tmp_path: Path) -> None:
+    """Each reading gives what is new; a line that is being written waits until it is whole."""
+    writer = driven(tmp_path)
+    number = writer.begin_attempt(tiny_plan())
+    reader = journal.StepReader(writer.journal.path, number)
+    assert reader.read() == []
+    with StepLog(writer.journal.path, number) as log:
+        log.append(step(0, restored=0))
+        assert [timed.step.index for timed in reader.read()] == [0]
+        log.append(step(1))
+        log.append(step(2))
+        assert [timed.step.index for timed in reader.read()] == [1, 2]
+    path = writer.journal.places.steps(number)
+    whole = path.read_bytes()
+    with path.open("ab") as file:
+        file.write(whole.splitlines(keepends=True)[-1][:-5])
+    assert reader.read() == []
+    assert writer.run().steps_done == 3
+    assert writer.run().problems == ()
+
+
+def test_the_history_of_a_run_has_each_step_once(tmp_path: Path) -> None:
+    """Of a step that was redone, the newest."""
+    found = failed_once(tmp_path)
+    history = found.steps(found.run())
+    assert [timed.step.index for timed in history] == list(range(20))
+    assert history[5].step.opening is not None
+    assert history[4].step.opening is None

@@ -1,0 +1,244 @@
+"""The commands about runs, as a person meets them: no driver, cluster or MLflow is there."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
+from orchestrator.journal.fold import Sight, Trace, folded
+from orchestrator.render import runs as render
+from orchestrator.stations.run import Foretold, Recent, Status, TimedStep, Tracking
+from tests.conftest import HoldGolden, RunOrch
+from tests.journals import (
+    CLAIM,
+    driven,
+    failed_once,
+    opened,
+    orphan,
+    step,
+    story_of,
+    tiny_plan,
+)
+
+PROMISED = {"run", "state", "rehearsal", "plan_digest", "journal"}
+PROMISED |= {"mlflow_tracking_uri", "mlflow_run_id"}
+
+
+def status_of(*events: object, now_s: float = 7_600.0, **changes: object) -> Status:
+    """A status made by hand."""
+    steps = tuple(TimedStep(at_s=7_590.0, step=step(index, mfu=0.081)) for index in (40, 41))
+    traces = {1: Trace(last_steps=steps[:1]), 2: Trace(last_steps=steps)}
+    sight = Sight(now_s=now_s, signed_at_s=now_s - 1.2, traces=traces)
+    run = folded("it-1", "/runs/it-1", story_of(CLAIM, *events), sight)  # type: ignore[arg-type]
+    forecast = tiny_plan().forecast
+    foretold = Foretold(
+        step_s=forecast.step_s, mfu=forecast.mfu, mfu_definition=forecast.mfu_definition
+    )
+    return replace(Status(**vars(run), forecast=foretold), **changes)  # type: ignore[arg-type]
+
+
+PLAN, SMALLER = "3f9a1c07" * 8, "80c5437d" * 8
+START = AttemptStarted(at_s=10.0, attempt=1, plan_digest=PLAN, pods=4, slices=("a", "b"))
+ERROR = "RuntimeError: slice a lost host 3\n  with a trace\n  of many lines"
+PREEMPTED = AttemptEnded(
+    at_s=3_610.0, attempt=1, reason="preemption", error=ERROR, first_dead_rank=3
+)
+AGAIN = AttemptStarted(at_s=3_700.0, attempt=2, plan_digest=SMALLER, pods=3, slices=("b", "c"))
+
+
+# --- what is shown
+
+
+def test_a_status_is_one_screen(golden: HoldGolden) -> None:
+    """State, pods, steps, speed beside the forecast, every attempt and why it ended."""
+    status = replace(
+        status_of(START, PREEMPTED, AGAIN, rehearsal=True, cancel_asked_at_s=7_580.0),
+        mlflow_tracking_uri="sqlite:////runs/mlflow.db",
+        mlflow_run_id="0a1b",
+    )
+    shown = render.screen(status, "orch logs it-1 -f")
+    golden("status_running.txt", shown)
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (status_of(Pending(at_s=9.0, why="4 slices of 2x2 asked, 3 free")), "  why        4 "),
+        (status_of(START, now_s=9_000.0, driver=None), "step time  250 ms over the last 2; "),
+        (status_of(START, forecast=None), "  MFU        8.1 %\n"),
+        (status_of(START, recent=None), "  MFU        not measured; forecast"),
+        (status_of(START, PREEMPTED, Ended(at_s=4e3, state="failed", why="no budget is left")),
+         "Run: failed, MFU 8.1 %, 1 attempt, no budget is left.\n"),
+        (status_of(START, problems=("events/x: is none of the journal's",)),
+         "\nwarning: events/x: is none of the journal's\n"),
+        (status_of(Ended(at_s=4e3, state="succeeded")), "Run: succeeded, MFU 8.1 %, 0 attempts."),
+    ],
+)  # fmt: skip
+def test_a_status_says_what_there_is_to_say(status: Status, said: str) -> None:
+    """Why it waits, why it ended, what is not known, and what should not be there."""
+    assert said in render.screen(status, "orch logs it-1")
+
+
+@pytest.mark.parametrize(
+    ("value_s", "said"),
+    [(0.0, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (185.0, "3 min 5 s"), (3_600.0, "1 h"),
+     (7_205.0, "2 h"), (93_600.0, "1 d 2 h"), (86_400.0 * 400, "400 d")],
+)  # fmt: skip
+def test_time_is_said_in_its_two_largest_units(value_s: float, said: str) -> None:
+    """As people say it."""
+    assert render.elapsed(value_s) == said
+
+
+def test_the_runs_are_a_table(golden: HoldGolden) -> None:
+    """One row a run, numbers to the right."""
+    runs = [
+        status_of(START, PREEMPTED, AGAIN, run="llama3-70b-4pod-3f9a1c07-2", steps=1_000_000),
+        status_of(START, rehearsal=True, recent=None),
+        status_of(recent=Recent(steps=1, step_s=1.0, mfu=None, tokens_per_s_per_chip=None)),
+    ]
+    golden("runs.txt", render.table(list(runs), "runs"))
+
+
+# --- commands
+
+
+def test_runs_lists_them_newest_first(orch: RunOrch, tmp_path: Path) -> None:
+    """On the screen and as JSON; nothing there is no error."""
+    empty = orch("runs", "--storage", str(tmp_path / "none"))
+    assert (empty.returncode, empty.stderr) == (0, "")
+    assert empty.stdout.startswith("No runs in ")
+    for key in ("older", "newer"):
+        journal.create(tmp_path, opened(rehearsal=True), key)
+    (tmp_path / "broken" / "events").mkdir(parents=True)
+    table = orch("runs", "--storage", str(tmp_path))
+    assert [line.split()[0] for line in table.stdout.splitlines()] == ["RUN", "newer", "older"]
+    assert "warning: " in table.stderr
+    assert "broken: holds no run" in table.stderr
+    listed = json.loads(orch("runs", "--storage", str(tmp_path), "--json").stdout)
+    assert [run["run"] for run in listed] == ["newer", "older"]
+    assert all(run.keys() >= PROMISED for run in listed)
+
+
+def test_the_default_storage_is_the_one_of_specs(orch: RunOrch, tmp_path: Path) -> None:
+    """`runs/` below where one stands."""
+    driven(tmp_path / "runs")
+    assert "starting" in orch("runs", cwd=tmp_path).stdout
+    shown = orch("status", "it", cwd=tmp_path).stdout
+    assert shown.splitlines()[-1] == "Next: orch logs it -f"
+
+
+def test_status_tells_one_run(orch: RunOrch, tmp_path: Path) -> None:
+    """By key, by its beginning, or by path; the next command can be typed as it stands."""
+    found = failed_once(tmp_path, "llama-1")
+    journal.track(found, Tracking(mlflow_tracking_uri="sqlite:////m.db", mlflow_run_id="7"))
+    for wanted in ("llama-1", "ll", str(found.path)):
+        done = orch("status", wanted, "--storage", str(tmp_path))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("llama-1: running")
+        assert done.stdout.endswith(f"Next: orch logs {wanted} --storage {tmp_path} -f\n")
+    told = json.loads(orch("status", str(found.path), "--json").stdout)
+    assert told.keys() >= PROMISED | {"forecast"}
+    assert (told["state"], told["mlflow_run_id"]) == ("running", "7")
+    assert [one["reason"] for one in told["attempts"]] == ["failure", None]
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel", "rm"])
+def test_an_unknown_run_is_an_error_that_lists_those_known(
+    orch: RunOrch, tmp_path: Path, command: str
+) -> None:
+    """Exit 2, one line, nothing on stdout."""
+    journal.create(tmp_path, opened(), "only-1")
+    done = orch(command, "other", "--storage", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "unknown run 'other'; known: only-1\n"
+
+
+@pytest.mark.parametrize("command", ["runs", "status", "logs", "cancel", "rm"])
+def test_each_command_shows_an_example(orch: RunOrch, command: str) -> None:
+    """Help that can be copied."""
+    done = orch(command, "--help")
+    assert done.returncode == 0
+    assert f"orch {command}" in done.stdout.split("Example:")[1]
+
+
+def test_cancel_leaves_a_request_and_says_what_follows(orch: RunOrch, tmp_path: Path) -> None:
+    """The driver reads it; a second one is said to be a second one."""
+    writer = driven(tmp_path)
+    done = orch("cancel", "it", "--storage", str(tmp_path))
+    assert done.returncode == 0
+    first, second, following = done.stdout.splitlines()
+    assert first == "it: asked to stop."
+    assert second.startswith(f"Its driver (process {os.getpid()} on ")
+    assert second.endswith("saves a last checkpoint after the step it is in, and stops.")
+    assert following == f"Next: orch status it --storage {tmp_path}"
+    request = writer.sign()
+    assert request is not None
+    assert not request.at_once
+    again = orch("cancel", "it", "--now", "--storage", str(tmp_path))
+    assert "it: asked to stop at once. It was asked to " in again.stdout
+    assert "steps since the last checkpoint are lost" in again.stdout
+    request = writer.sign()
+    assert request is not None
+    assert request.at_once
+
+
+def test_cancel_of_what_nobody_drives(orch: RunOrch, tmp_path: Path) -> None:
+    """Before the driver comes, when it is gone, and when the run has ended."""
+    storage = ("--storage", str(tmp_path))
+    journal.create(tmp_path, opened(), "waiting")
+    assert "stops before it takes a chip" in orch("cancel", "waiting", *storage).stdout
+    orphan(tmp_path, "orphan")
+    done = orch("cancel", "orphan", *storage)
+    assert "Nothing drives it any more: its driver (process " in done.stdout
+    told = json.loads(orch("status", "orphan", *storage, "--json").stdout)
+    assert told["state"] == "cancelled"
+    ended = driven(tmp_path, key="ended")
+    ended.conclude("succeeded")
+    done = orch("cancel", "ended", *storage)
+    assert "has ended already: succeeded. Nothing was asked." in done.stdout
+    assert json.loads(orch("cancel", "ended", *storage, "--json").stdout)["state"] == "succeeded"
+    assert list(ended.journal.places.requests.iterdir()) == []
+
+
+def test_rm_asks_and_removes(orch: RunOrch, tmp_path: Path) -> None:
+    """A live run never; a dead one when a person says so, or `--yes` where nobody can."""
+    storage = ("--storage", str(tmp_path))
+    writer = driven(tmp_path)
+    refused = orch("rm", "it", *storage, "--yes")
+    assert refused.returncode == 1
+    assert refused.stderr == f"run it is starting\nNext: orch cancel it {' '.join(storage)}\n"
+    writer.conclude("failed")
+    unasked = orch("rm", "it", *storage)
+    assert unasked.returncode == 2
+    assert "needs --yes" in unasked.stderr
+    assert writer.journal.path.exists()
+    removed = orch("rm", "it", *storage, "--yes", "--json")
+    assert json.loads(removed.stdout)["removed"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("answer", "left"), [(b"n\n", 1), (b"y\n", 0)])
+def test_rm_listens_to_the_answer(tmp_path: Path, answer: bytes, left: int) -> None:
+    """No keeps the run, and ends as an interrupted command does."""
+    driven(tmp_path).conclude("failed")
+    leader, follower = pty.openpty()
+    orch_path = str(Path(sys.executable).with_name("orch"))
+    command = [orch_path, "rm", "it", "--storage", str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as asking:
+        os.write(leader, answer)
+        _, asked = asking.communicate(timeout=60)
+    os.close(leader)
+    os.close(follower)
+    assert b"Remove it (failed, 0 steps), its journal, logs and checkpoints in " in asked
+    assert asking.returncode == (130 if left else 0)
+    assert len(list(tmp_path.iterdir())) == left

@@ -1,0 +1,252 @@
+"""The journal under kills and full disks: nothing is lost, and what went wrong is named."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.errors import JournalUnwritable
+from orchestrator.journal import StepLog
+from orchestrator.stations.run import Run
+from tests.conftest import ROOT
+from tests.journals import driven, opened, step, tiny_plan
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where the system has one: thousands of files are made here."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+def campaign(folder: Path, *options: str) -> dict[str, Any]:
+    """What the writer that is killed at every change leaves."""
+    command = [sys.executable, "-m", "tests.journal_kills", str(folder), *options]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_kill_at_any_change_loses_nothing(in_memory: Path) -> None:
+    """What was acknowledged stays, and a second writer goes on, from submission to removal."""
+    found = campaign(in_memory)
+    assert found["faults"] == []
+    assert found["deaths"] > 150
+
+
+def test_a_journal_that_writes_in_place_is_caught(in_memory: Path) -> None:
+    """The campaign sees what a careless journal loses."""
+    assert len(campaign(in_memory, "--in-place")["faults"]) > 20
+
+
+# --- a full disk
+
+NEED_ROOM = ("open", "write", "link", "mkdir")
+
+
+class Full:
+    """A disk that has no room at the `at`-th change that needs some, and room again afterwards."""
+
+    def __init__(self, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at, self.count = at, 0
+        for name in NEED_ROOM:
+            monkeypatch.setattr(os, name, self.wrapped(name, getattr(os, name)))
+
+    def wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, which fails once; a write then has written half."""
+
+        def limited(*args: Any, **named: Any) -> Any:
+            needs_room = name != "open" or args[1] & os.O_CREAT
+            self.count += bool(needs_room)
+            if needs_room and self.count == self.at:
+                if name == "write":
+                    real(args[0], args[1][: len(args[1]) // 2])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args, **named)
+
+        return limited
+
+
+def persist(write: Callable[[], Any]) -> Any:
+    """Do it again when the disk was full; any other error is a fault."""
+    try:
+        return write()
+    except JournalUnwritable as error:
+        if "No space left on device; make room there" not in str(error):
+            raise
+        return write()
+
+
+def persistent_life(storage: Path) -> Run:
+    """A run whose writer waits for room; a reader sees no fault all the while."""
+    writer = persist(lambda: journal.create(storage, opened(), "it"))
+    found = writer.journal
+    writer = persist(lambda: journal.claim(found))
+    persist(writer.sign)
+    number = persist(lambda: writer.begin_attempt(tiny_plan()))
+    with persist(lambda: StepLog(found.path, number)) as log:
+        for index in range(3):
+            timed = step(index, restored=None if index else 0)
+            persist(lambda: log.append(timed))  # noqa: B023  # it is called at once
+            assert found.run().steps_done == index + 1
+    persist(lambda: journal.ask_to_cancel(found))
+    persist(lambda: writer.end_attempt("finished"))
+    persist(lambda: writer.conclude("succeeded"))
+    run: Run = found.run()
+    return run
+
+
+def test_a_disk_without_room_is_named_and_loses_nothing(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it happens: whoever wrote is told, may try again, and nothing is half there."""
+    at, met = 0, True
+    while met:
+        at += 1
+        with monkeypatch.context() as patched:
+            disk = Full(at, patched)
+            run = persistent_life(in_memory / str(at))
+            met = disk.count >= at
+        assert (run.state, run.steps_done, run.problems) == ("succeeded", 3, ())
+        assert [path.name for path in (in_memory / str(at)).iterdir()] == ["it"]
+    assert at > 30
+
+
+FILL = """
+import sys
+from pathlib import Path
+from orchestrator import journal
+from orchestrator.errors import JournalUnwritable
+from tests.journals import opened, step, tiny_plan
+storage = Path(sys.argv[1])
+ballast = storage / "ballast"
+writer = journal.claim(journal.create(storage, opened(), "it").journal)
+number = writer.begin_attempt(tiny_plan())
+ballast.write_bytes(bytes(100_000))
+appended = 0
+with journal.StepLog(writer.journal.path, number) as log:
+    try:
+        for appended in range(10_000):
+            log.append(step(appended, restored=None if appended else 0))
+        sys.exit("the disk never filled")
+    except JournalUnwritable as error:
+        assert "steps.jsonl: the journal cannot be written: No space left on device" in str(error)
+    full = writer.run()
+    assert (full.state, full.steps_done, full.problems) == ("running", appended, ()), full
+    writer.sign()
+    try:
+        writer.end_attempt("failure", error="no space " * 1000)
+        sys.exit("an event was written to a full disk")
+    except JournalUnwritable as error:
+        assert "events/000004.json: the journal cannot be written" in str(error)
+    ballast.unlink()
+    log.append(step(appended))
+writer.end_attempt("finished")
+writer.conclude("succeeded")
+run = writer.run()
+assert (run.state, run.steps_done, run.problems) == ("succeeded", appended + 1, ()), run
+"""
+
+
+def test_a_file_system_that_really_is_full(tmp_path: Path) -> None:
+    """Steps and events that do not fit are refused whole; with room again the run goes on."""
+    mount = 'mount -t tmpfs -o size=640k tmpfs "$1" && exec "$2" -c "$3" "$1"'
+    inside = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh", str(tmp_path)]
+    probe = [*inside[:5], "mount -t tmpfs -o size=8k tmpfs /mnt"]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run(probe, capture_output=True, check=False).returncode
+    ):
+        pytest.skip("this system does not let its users mount a small file system")
+    done = subprocess.run(
+        [*inside, sys.executable, FILL], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EPERM, "hard links"),
+        (errno.ENOTSUP, "needs a file system with hard links"),
+        (errno.ENOSYS, "needs a file system with hard links"),
+        (errno.EACCES, "the right to write there"),
+        (errno.EROFS, "Read-only file system"),
+    ],
+)
+def test_what_the_file_system_refuses_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
+    """The file, the reason, and what would help."""
+    writer = driven(tmp_path)
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", refused)
+        with pytest.raises(JournalUnwritable, match=said) as met:
+            writer.pending("a slice")
+    assert "events/000003.json: the journal cannot be written" in str(met.value)
+    assert writer.run().problems == ()
+
+
+def test_a_server_that_lost_its_answer_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared file system may do what it is asked, and refuse the same request sent again."""
+    real = os.link
+
+    def answered_late(source: Any, target: Any, **named: Any) -> None:
+        real(source, target, **named)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+    writer = driven(tmp_path)
+    monkeypatch.setattr(os, "link", answered_late)
+    writer.pending("a slice")
+    assert writer.run().state == "pending"
+
+
+def test_a_step_that_does_not_fit_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one begins on a line of its own."""
+    writer = driven(tmp_path)
+    number = writer.begin_attempt(tiny_plan())
+    with StepLog(writer.journal.path, number) as log:
+        log.append(step(0, restored=0))
+        with monkeypatch.context() as patched:
+            Full(1, patched)
+            with pytest.raises(JournalUnwritable):
+                log.append(step(1))
+        log.append(step(1, loss=9.0))
+    assert [timed.step.loss for timed in writer.journal.steps(writer.run())] == [2.0, 9.0]
+
+
+def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
+    """A metric of the trainer's own may be anything; JSON has no infinity."""
+    writer = driven(tmp_path)
+    number = writer.begin_attempt(tiny_plan())
+    metrics = {"z": float("inf"), "n": float("nan"), "ok": 1.5}
+    with StepLog(writer.journal.path, number) as log:
+        log.append(step(0, restored=0, trainer_metrics=metrics))
+    run = writer.run()
+    assert run.last_step is not None
+    assert run.last_step.step.trainer_metrics == {"ok": 1.5}
+    assert run.problems == ()

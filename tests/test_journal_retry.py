@@ -1,0 +1,189 @@
+"""Retries: two budgets, reset by progress, and an end to what fails the same way again."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.journal import decide_retry
+from orchestrator.journal.fold import Sight, folded
+from orchestrator.stations.run import Attempt, Reason, Run
+from orchestrator.stations.spec import Retries
+from tests.journals import CLAIM, driven, story_of, take_steps, tiny_plan
+
+TWO = Retries(failures=2, preemptions=3)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """An attempt in short: why it ended, how many steps were done then, and with which error."""
+
+    reason: Reason | str
+    steps_done: int = 0
+    error: str | None = None
+
+
+def run_after(*tried: Tried, resumed_at: int = 1, asked_at_s: float | None = None) -> Run:
+    """A run with these attempts."""
+    run = folded("it", "/runs/it", story_of(CLAIM), Sight(now_s=1.0))
+    attempts = tuple(
+        Attempt(
+            number=number, plan_digest="p", pods=4, slices=(), started_at_s=0.0, ended_at_s=1.0,
+            reason=one.reason, error=one.error, steps_done=one.steps_done,  # type: ignore[arg-type]
+        )
+        for number, one in enumerate(tried, start=1)
+    )  # fmt: skip
+    return replace(run, attempts=attempts, resumed_at=resumed_at, cancel_asked_at_s=asked_at_s)
+
+
+def failures(*steps_done: int) -> list[Tried]:
+    """Failures with a new error each time."""
+    names = "abcdefghijkl"
+    return [Tried("failure", done, f"error {names[i]}") for i, done in enumerate(steps_done)]
+
+
+def preemptions(*steps_done: int) -> list[Tried]:
+    return [Tried("preemption", done) for done in steps_done]
+
+
+LOST, HANG = Tried("lost", 5), Tried("hang", 5, "rank 3 hung")
+
+
+@pytest.mark.parametrize(
+    ("tried", "retry"),
+    [
+        ([Tried("finished", 100)], False),
+        ([Tried("cancelled", 10)], False),
+        (failures(5), True),
+        (failures(5, 5), True),
+        (failures(5, 5, 5), False),
+        (failures(0, 0, 0), False),
+        (failures(5, 5, 6), True),
+        (failures(5, 5, 6, 6), True),
+        (failures(5, 5, 6, 6, 6), False),
+        (failures(5, 4, 3), False),
+        (failures(5, 6, 7, 8, 9), True),
+        (preemptions(5, 5, 5), True),
+        (preemptions(5, 5, 5, 5), False),
+        (preemptions(5, 5, 5, 6), True),
+        ([*failures(5, 5), *preemptions(5)], True),
+        ([*preemptions(5, 5, 5), *failures(5)], True),
+        ([*failures(5, 5), *preemptions(5, 5, 5, 5)], False),
+        ([*failures(5), HANG], True),
+        ([*failures(5, 5), HANG], False),
+        ([LOST] * 9, True),
+        ([*failures(5, 5), LOST], True),
+        ([*failures(5, 5), LOST, Tried("failure", 5, "another")], False),
+    ],
+)
+def test_two_budgets_are_reset_by_progress(tried: list[Tried], retry: bool) -> None:
+    """Failures with hangs, and preemptions; an attempt that came farther than all starts anew."""
+    assert decide_retry(run_after(*tried), TWO).retry is retry
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Tried("failure", 7, "ValueError: bad"), Tried("failure", 7, "ValueError: bad")),
+        (Tried("failure", 0, "no such file"), Tried("failure", 0, "no such file")),
+        (Tried("hang", 7, "rank 3 hung for 600 s"), Tried("hang", 7, "rank 1 hung for 601 s")),
+        (Tried("failure", 7, "at 0x7f3a in 10.0.0.3:4711"),
+         Tried("failure", 7, "at 0x1b22 in 10.0.0.9:4712")),
+    ],
+)  # fmt: skip
+def test_the_same_error_at_the_same_step_ends_the_run(first: Tried, second: Tried) -> None:
+    """Whatever is left of the budgets; numbers and addresses do not make it another error."""
+    generous = Retries(failures=100, preemptions=100)
+    decision = decide_retry(run_after(first, second), generous)
+    assert not decision.retry
+    assert second.error is not None
+    assert decision.why.endswith(f"failed alike at step {second.steps_done}: {second.error}")
+    between = [first, *preemptions(7), Tried("lost"), second]
+    assert not decide_retry(run_after(*between), generous).retry
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Tried("failure", 7, "bad"), Tried("failure", 8, "bad")),
+        (Tried("failure", 7, "bad"), Tried("failure", 7, "worse")),
+        (Tried("failure", 7, "bad"), Tried("hang", 7, "bad")),
+        (Tried("failure", 7), Tried("failure", 7)),
+        (Tried("preemption", 7, "gone"), Tried("preemption", 7, "gone")),
+    ],
+)
+def test_another_error_or_step_is_tried_again(first: Tried, second: Tried) -> None:
+    """Nor are two deaths alike that nobody explains, or two preemptions."""
+    assert decide_retry(run_after(first, second), TWO).retry
+
+
+def test_what_was_asked_to_stop_is_not_tried_again() -> None:
+    """Whatever its attempt died of in the meantime."""
+    asked = run_after(Tried("preemption", 5, "slice 0 is gone"), asked_at_s=1.0)
+    decision = decide_retry(asked, TWO)
+    assert not decision.retry
+    assert decision.why.endswith("somebody asked to cancel the run")
+
+
+def test_whoever_resumes_a_run_grants_it_fresh_budgets() -> None:
+    """Attempts before that are not charged, but what they reached is no progress."""
+    spent = failures(5, 5, 5)
+    later = [Tried("failure", 5, "x"), Tried("failure", 4, "y")]
+    assert decide_retry(run_after(*spent, *later, resumed_at=4), TWO).retry
+    third = [*later, Tried("failure", 3, "z")]
+    assert not decide_retry(run_after(*spent, *third, resumed_at=4), TWO).retry
+
+
+def test_the_reason_says_what_is_left() -> None:
+    """A person reads what was decided on."""
+    decision = decide_retry(run_after(*failures(5, 5)), TWO)
+    assert decision.why == (
+        "attempt 2 failed: error b (failure 2 without progress, of 2 that are tried again)"
+    )
+
+
+@pytest.mark.parametrize("tried", [[], [Tried("failure"), Tried(None)]])  # type: ignore[arg-type]
+def test_only_an_attempt_that_ended_is_decided_on(tried: list[Tried]) -> None:
+    """Anything else is a fault of the driver."""
+    with pytest.raises(ValueError, match="no attempt has ended"):
+        decide_retry(run_after(*tried), TWO)
+
+
+ENDED = st.builds(
+    Tried,
+    reason=st.sampled_from(["failure", "preemption", "hang"]),
+    steps_done=st.integers(0, 5),
+    error=st.none() | st.sampled_from(["a", "b"]),
+)
+
+
+@given(st.lists(ENDED, min_size=1, max_size=40), st.integers(0, 3), st.integers(0, 3))
+def test_retries_end_when_nothing_gets_farther(
+    tried: list[Tried], failures: int, preemptions: int
+) -> None:
+    """Between two attempts that came farther than all before lie no more than the two budgets."""
+    retries = Retries(failures=failures, preemptions=preemptions)
+    farthest = stuck = 0
+    for count in range(1, len(tried) + 1):
+        newest = tried[count - 1]
+        stuck = 0 if newest.steps_done > farthest else stuck + 1
+        farthest = max(farthest, newest.steps_done)
+        if not decide_retry(run_after(*tried[:count]), retries).retry:
+            break
+        assert stuck <= failures + preemptions
+
+
+def test_a_journal_is_decided_on_as_it_stands(tmp_path: Path) -> None:
+    """The driver hands over the run that it reads."""
+    writer = driven(tmp_path)
+    for attempt in range(1, 4):
+        assert writer.begin_attempt(tiny_plan()) == attempt
+        take_steps(writer.journal.path, attempt, range(2 + attempt))
+        writer.end_attempt("failure", error="ValueError: no")
+        assert decide_retry(writer.run(), Retries(failures=1)).retry
+    writer.begin_attempt(tiny_plan())
+    take_steps(writer.journal.path, 4, range(5))
+    writer.end_attempt("failure", error="ValueError: no")
+    assert "attempts 3 and 4 failed alike at step 5" in decide_retry(writer.run(), TWO).why

@@ -1,0 +1,114 @@
+"""The contract: every trainer under trainers/, on every mixture of axes, without a device."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from orchestrator.errors import UnknownName
+from orchestrator.stations.plan import AXES, Plan
+from tests.trainer_plans import TINY, plan_of
+from trainers.contract import METRICS, Program, load, names, place
+from trainers.mesh import abstract_mesh_of
+
+Tree = Any
+TRAINERS = names()
+MIXTURES = [dict(zip(AXES, sizes, strict=True)) for sizes in product((1, 2), repeat=len(AXES))]
+WIDE = dict(zip(AXES, (4, 35, 8, 4, 8), strict=True))  # 35,840 devices
+
+
+def abstract(name: str, plan: Plan) -> Program:
+    return load(name).program(plan, abstract_mesh_of(plan))
+
+
+def shape_of(leaf: Any) -> tuple[Any, ...]:
+    return leaf.shape, leaf.dtype
+
+
+def hold_to_contract(program: Program) -> None:
+    """What `trainers.contract` promises about shapes, types and shardings."""
+    leaves = jax.tree.leaves((program.state, program.batch))
+    assert all(isinstance(leaf.sharding, NamedSharding) for leaf in leaves)
+    assert shape_of(program.state["step"]) == ((), np.dtype("int32"))
+    assert {leaf.shape[0] for leaf in program.batch.values()} == {program.plan.batch.sequences}
+    start = jax.eval_shape(program.init, 0)
+    state, metrics = program.step.trace(program.state, program.batch).out_info
+    for found in (start, state):
+        assert jax.tree.structure(found) == jax.tree.structure(program.state)
+        assert jax.tree.map(shape_of, found) == jax.tree.map(shape_of, program.state)
+    assert metrics.keys() >= set(METRICS)
+    assert {shape_of(metric) for metric in metrics.values()} == {((), np.dtype("float32"))}
+
+
+def test_there_are_trainers() -> None:
+    """The two of the house are found; packages that are no trainers are not."""
+    assert {"llama", "mlp"} <= set(TRAINERS)
+    assert "data" not in TRAINERS
+
+
+@pytest.mark.parametrize("mesh", MIXTURES, ids=lambda mesh: "".join(map(str, mesh.values())))
+@pytest.mark.parametrize("name", TRAINERS)
+def test_every_trainer_traces_on_every_mixture(name: str, mesh: dict[str, int]) -> None:
+    """Each axis at one or two, alone and mixed: the step traces, and keeps its state's shapes."""
+    hold_to_contract(abstract(name, plan_of(**mesh)))
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_every_trainer_traces_on_four_pods(name: str) -> None:
+    """Tracing needs no device, so it works for 35,840 of them."""
+    wide = replace(TINY, d_model=64)
+    hold_to_contract(abstract(name, plan_of(wide, sequences=1120, length=256, **WIDE)))
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_every_trainer_arranges_row_by_row(name: str) -> None:
+    """Rows arranged apart are the rows of all arranged together, as the batch leaves say."""
+    program = abstract(name, plan_of(sequence=2, sequences=4))
+    tokens = np.random.default_rng(0).integers(0, 64, (4, 33))
+    together, apart = program.arrange(tokens), program.arrange(tokens[2:3])
+    assert {key: shape_of(a) for key, a in together.items()} == {
+        key: shape_of(leaf) for key, leaf in program.batch.items()
+    }
+    assert all((apart[key] == together[key][2:3]).all() for key in together)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_every_trainer_learns(name: str) -> None:
+    """Ten steps on one batch lower the loss, and the state counts them."""
+    plan = plan_of(pods=2, fsdp=2, tensor=2, sequences=4)
+    program = load(name).build(plan, jax.devices()[:8])
+    tokens = np.random.default_rng(0).integers(0, 64, (4, 33))
+    batch = place(program, lambda start, stop: tokens[start:stop])
+    state, losses = program.init(0), []
+    for _ in range(10):
+        state, metrics = program.step(state, batch)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.8 * losses[0]
+    assert int(state["step"]) == 10
+
+
+def test_an_unknown_trainer_is_refused() -> None:
+    """The message lists those there are; a package that is no trainer is unknown too."""
+    for name in ("gpt", "data"):
+        with pytest.raises(UnknownName, match="known: llama, mlp"):
+            load(name)
+
+
+def test_a_process_is_asked_for_its_own_rows() -> None:
+    """Each device's rows are read once and arranged once, whatever else splits them."""
+    plan = plan_of(data=4, sequence=2, tensor=2)
+    program = load("llama").build(plan, jax.devices())
+    asked: list[tuple[int, int]] = []
+
+    def tokens(start: int, stop: int) -> np.ndarray:
+        asked.append((start, stop))
+        return np.arange(16 * 33).reshape(16, 33)[start:stop]
+
+    batch = place(program, tokens)
+    assert sorted(asked) == [(0, 4), (4, 8), (8, 12), (12, 16)]
+    whole = program.arrange(np.arange(16 * 33).reshape(16, 33))
+    assert all((np.asarray(batch[key]) == whole[key]).all() for key in batch)

@@ -1,0 +1,168 @@
+"""Trainer llama: the numbers. Losses and gradients are those of the plain reference, on any mesh."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from orchestrator.plan.remat import POLICIES
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.spec import Optimizer, Precision
+from tests import trainer_reference
+from tests.trainer_plans import TINY, plan_of
+from tests.trainer_steps import (
+    QUICK_COMPILE,
+    Taken,
+    expected,
+    farthest,
+    opening,
+    random_parameters,
+    showing,
+    take_step,
+    words,
+)
+from trainers import llama
+from trainers.contract import place
+
+LOSS_TOLERANCE = 1e-5  # relative, in float32
+GRADIENT_TOLERANCE = 1e-5  # of a leaf's largest value, in float32; about 2e-6 was measured
+
+ALONE: list[dict[str, int]] = [
+    {},
+    {"pods": 4},
+    {"data": 4},
+    {"data": 3, "sequences": 12},
+    {"fsdp": 4},
+    {"sequence": 4},
+    {"tensor": 4},
+    {"tensor": 8},  # twice the kv heads: each stands on two chips
+]
+MIXTURES: list[dict[str, int]] = [
+    {"pods": 2, "data": 2, "fsdp": 2, "sequence": 2},
+    {"pods": 2, "data": 2, "fsdp": 2, "tensor": 2},
+    {"pods": 2, "data": 2, "sequence": 2, "tensor": 2},
+    {"pods": 2, "fsdp": 2, "sequence": 2, "tensor": 2},
+    {"data": 2, "fsdp": 2, "sequence": 2, "tensor": 2},
+    {"pods": 4, "sequence": 2, "tensor": 2},
+    {"fsdp": 4, "tensor": 4},
+    {"sequence": 4, "tensor": 4},
+    {"pods": 2, "tensor": 8},
+    {"sequence": 2, "tensor": 8},
+    {"pods": 2, "data": 3, "tensor": 2, "sequences": 12},
+]
+
+
+def named(mesh: dict[str, Any]) -> str:
+    return "-".join(f"{axis}{size}" for axis, size in mesh.items()) or "single"
+
+
+def hold_to_reference(plan: Plan) -> Taken:
+    """Loss, gradients and their norm are the reference's."""
+    plan = showing(plan)
+    taken, (loss, gradients) = take_step(plan), expected(plan)
+    found = taken.metrics["loss"] + taken.metrics["z_loss"]
+    assert found == pytest.approx(loss, rel=LOSS_TOLERANCE)
+    assert farthest(taken.gradients, gradients) < GRADIENT_TOLERANCE
+    squares = sum(np.sum(np.square(g)) for g in jax.tree.leaves(gradients))
+    assert taken.metrics["grad_norm"] == pytest.approx(np.sqrt(squares), rel=GRADIENT_TOLERANCE)
+    return taken
+
+
+@pytest.mark.parametrize("mesh", ALONE, ids=named)
+def test_each_axis_alone_gives_the_reference(mesh: dict[str, int]) -> None:
+    """Whatever one axis splits, loss and gradients are those of a single device."""
+    hold_to_reference(plan_of(**mesh))
+
+
+@pytest.mark.parametrize("mesh", MIXTURES, ids=named)
+def test_mixtures_of_axes_give_the_reference(mesh: dict[str, int]) -> None:
+    """Axes do not disturb one another."""
+    hold_to_reference(plan_of(**mesh))
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "tied": {"tied": True},
+    "ungated": {"gated": False},
+    "one kv head": {"kv_heads": 1},
+    "as many kv heads as heads": {"kv_heads": 8},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_gives_the_reference(kind: str) -> None:
+    """Tied tables, an MLP without gate, and any number of kv heads, on a mixture of axes."""
+    model = replace(TINY, **KINDS[kind])
+    hold_to_reference(plan_of(model, fsdp=2, sequence=2, tensor=4))
+
+
+def test_z_loss_gives_the_reference() -> None:
+    """The penalty on the log-sum-exp is in the gradients, and apart from the loss in the metrics."""
+    taken = hold_to_reference(plan_of(pods=2, tensor=4, optimizer=Optimizer(z_loss=0.01)))
+    assert taken.metrics["z_loss"] > 0.05
+
+
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_microbatches_give_the_reference(microbatches: int) -> None:
+    """Accumulated gradients are those of the whole batch."""
+    hold_to_reference(plan_of(pods=2, fsdp=2, tensor=2, microbatches=microbatches))
+
+
+@pytest.mark.parametrize(
+    "mesh", [{"pods": 2, "data": 2, "fsdp": 2}, {"pods": 2, "sequence": 2, "tensor": 4}], ids=named
+)
+def test_reducing_layer_by_layer_gives_the_reference(mesh: dict[str, int]) -> None:
+    """When gradients are reduced does not change them."""
+    hold_to_reference(plan_of(gradient_reduction="per_layer", **mesh))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_remat_policy_gives_the_reference(policy: str) -> None:
+    """What is kept, recomputed or offloaded does not change the numbers."""
+    hold_to_reference(plan_of(remat=policy, fsdp=2, sequence=2, tensor=2))
+
+
+def test_a_vocabulary_in_many_chunks_gives_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss may see a few tokens at a time; here 4 of 128."""
+    monkeypatch.setattr("trainers.llama.loss.LOSS_CHUNK_BYTES", 4 * 4 * TINY.vocab // 2)
+    hold_to_reference(plan_of(data=4, tensor=2))
+
+
+def test_keys_in_many_blocks_give_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention may see a few keys at a time; here 8 of 32."""
+    monkeypatch.setattr("trainers.llama.blockwise.MOST_KEYS", 8)
+    hold_to_reference(plan_of(sequence=2))
+
+
+def test_low_precision_stays_near_the_reference() -> None:
+    """With bf16 in compute and on the wire, about three digits of the gradients remain."""
+    plan = showing(plan_of(precision=Precision(), pods=2, fsdp=2, sequence=2, tensor=2))
+    taken, (loss, gradients) = take_step(plan), expected(plan)
+    assert taken.metrics["loss"] == pytest.approx(loss, rel=5e-3)
+    assert 1e-4 < farthest(taken.gradients, gradients) < 5e-2
+
+
+def test_three_steps_follow_adamw_by_hand() -> None:
+    """Clipping, warm-up, both moments and the decay of matrices alone, on a mixture of axes."""
+    how = Optimizer(peak_lr=1e-2, warmup_steps=4, clip_norm=0.5, weight_decay=0.3)
+    plan = plan_of(pods=2, data=2, fsdp=2, tensor=2, optimizer=how)
+    program = llama.build(plan, jax.devices())
+    right = random_parameters(program)
+    state, moments = opening(program, right), (jax.tree.map(np.zeros_like, right),) * 2
+    tokens = words(plan)
+    batch = place(program, lambda start, stop: tokens[start:stop])
+    compiled = program.step.lower(program.state, program.batch).compile(QUICK_COMPILE)
+    differentiate = jax.jit(
+        lambda p: jax.grad(trainer_reference.loss)(p, tokens, TINY), compiler_options=QUICK_COMPILE
+    )
+    for step in range(1, 4):
+        gradients = jax.tree.map(np.asarray, differentiate(right))
+        rate = how.peak_lr * step / 4
+        right, moments, size = trainer_reference.adamw(right, gradients, moments, step, rate, how)
+        state, metrics = compiled(state, batch)
+        assert float(metrics["grad_norm"]) == pytest.approx(size, rel=1e-4)
+        assert float(metrics["learning_rate"]) == pytest.approx(rate)
+        assert int(state["step"]) == step
+    assert size > how.clip_norm
+    assert farthest(jax.tree.map(np.asarray, state["parameters"]), right) < 1e-4

@@ -1,0 +1,217 @@
+"""Trainer llama's parts, each by itself: order of positions, collective matmuls, kernels, start."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from orchestrator.errors import Unservable
+from orchestrator.stations.spec import Optimizer
+from tests.trainer_plans import TINY, plan_of
+from tests.trainer_steps import QUICK_COMPILE, farthest
+from trainers import llama
+from trainers.llama import ring, zigzag
+from trainers.llama.attention import attention, cudnn
+from trainers.llama.axes import MESH, TENSOR
+from trainers.llama.blockwise import blockwise
+from trainers.llama.collectives import summed, whole
+from trainers.llama.optimizer import learning_rate
+from trainers.llama.splash import ZigzagMask, splash
+
+Tree = Any
+
+
+def spread(
+    body: Callable[..., Any], axis: str, ways: int, specs: tuple[P, ...], out: Any
+) -> Callable[..., Any]:
+    """A body run on so many devices along one axis of the trainer's mesh."""
+    shape = [ways if name == axis else 1 for name in MESH]
+    mesh = Mesh(np.array(jax.devices()[:ways]).reshape(shape), MESH)
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
+    return jax.jit(mapped, compiler_options=QUICK_COMPILE)
+
+
+# --- the order of positions
+
+
+@given(ways=st.integers(1, 16), chunk=st.integers(1, 8))
+@settings(max_examples=40)
+def test_zigzag_is_an_order_with_even_causal_work(ways: int, chunk: int) -> None:
+    """Every position stands once, and every shard's queries see as many keys as any other's."""
+    length = 2 * ways * chunk
+    order = zigzag.order(length, ways)
+    assert sorted(order) == list(range(length))
+    assert len({int(shard.sum()) for shard in order.reshape(ways, -1)}) == 1
+
+
+def test_zigzag_of_four_shards() -> None:
+    """Shard i holds chunks i and 7 - i."""
+    assert zigzag.order(8, 4).tolist() == [0, 7, 1, 6, 2, 5, 3, 4]
+
+
+@pytest.mark.parametrize("ways", [1, 2, 3, 4])
+def test_gathered_positions_are_in_natural_order(ways: int) -> None:
+    """What was split in zigzag order comes back as it was."""
+    natural = jnp.arange(2 * 24 * 3).reshape(2, 24, 3)
+    spec = P(None, "sequence")
+    gather = spread(partial(zigzag.gather, ways=ways), "sequence", ways, (spec,), P())
+    assert (gather(natural[:, zigzag.order(24, ways)]) == natural).all()
+
+
+def test_words_are_arranged_with_the_words_that_follow() -> None:
+    """Each row keeps its place; inputs and targets lie in the same zigzag order."""
+    program = llama.build(plan_of(sequence=2, length=8), jax.devices()[:2])
+    arranged = program.arrange(np.arange(18).reshape(2, 9))
+    assert arranged["inputs"].tolist() == [[0, 1, 6, 7, 2, 3, 4, 5], [9, 10, 15, 16, 11, 12, 13, 14]]
+    assert (arranged["targets"] == arranged["inputs"] + 1).all()
+
+
+# --- what travels
+
+
+@pytest.mark.parametrize("ways", [1, 2, 3, 4, 5, 8])
+def test_gathered_matmul_is_gather_then_matmul(ways: int) -> None:
+    """The ring gives the plain form's values and gradients, for odd and even numbers of chips."""
+
+    def by_ring(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
+        y, back = jax.vjp(lambda *a: ring.in_order(ring.gathered_matmul(*a)), x, weight)
+        return y, *back(dy)
+
+    def plainly(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
+        y, back = jax.vjp(lambda x, weight: whole(x, TENSOR, 1) @ weight, x, weight)
+        return y, *back(dy)
+
+    hold_alike(by_ring, plainly, ways, sizes=((2, 3, 5), (5, 7), (2, 3 * ways, 7)))
+
+
+@pytest.mark.parametrize("ways", [1, 2, 3, 4, 5, 8])
+def test_scattered_matmul_is_matmul_then_scatter(ways: int) -> None:
+    """So does the ring that adds up."""
+
+    def by_ring(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
+        y, back = jax.vjp(lambda x, w: ring.matmul_scattered(ring.as_come(x), w), x, weight)
+        return y, *back(dy)
+
+    def plainly(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
+        y, back = jax.vjp(lambda x, weight: summed(x @ weight, TENSOR, 1), x, weight)
+        return y, *back(dy)
+
+    hold_alike(by_ring, plainly, ways, sizes=((2, 3 * ways, 7), (7, 5), (2, 3, 5)))
+
+
+def hold_alike(
+    one: Callable[..., Tree], other: Callable[..., Tree], ways: int, sizes: tuple[Any, ...]
+) -> None:
+    """Two bodies of three arrays give the same on every chip; each chip has arrays of its own."""
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal((ways * n, *rest), np.float32) for n, *rest in sizes]
+    found, right = (
+        spread(body, "tensor", ways, (P("tensor"),) * 3, P("tensor"))(*arrays)
+        for body in (one, other)
+    )
+    assert farthest(found, right) < 1e-6
+
+
+@pytest.mark.parametrize("ways", [2, 3])
+def test_sum_and_gather_are_each_others_gradient(ways: int) -> None:
+    """Summed shards gathered are the sum; and so backward."""
+
+    def body(x: jax.Array) -> Tree:
+        total, back = jax.vjp(lambda x: whole(summed(x, "data", 1), "data", 1), x)
+        return total, *back(x)
+
+    x = np.random.default_rng(0).standard_normal((ways, 2 * ways), np.float32)
+    total, gradient = spread(body, "data", ways, (P("data"),), P("data"))(x)
+    everywhere = np.broadcast_to(x.sum(0), x.shape)
+    assert np.allclose(total, everywhere, atol=1e-6)
+    assert np.allclose(gradient, everywhere, atol=1e-6)
+
+
+# --- attention
+
+
+def queries_keys_values(heads: int, kv_heads: int, length: int, size: int) -> list[np.ndarray]:
+    random = np.random.default_rng(1)
+    shapes = [(2, length, n, size) for n in (heads, kv_heads, kv_heads, heads)]
+    return [random.standard_normal(shape, np.float32) for shape in shapes]
+
+
+def differentiated(attend: Any, ways: int) -> Callable[..., Tree]:
+    """Attention of zigzag shards, and its gradients for a given gradient of the result."""
+
+    def body(q: jax.Array, k: jax.Array, v: jax.Array, dy: jax.Array) -> Tree:
+        out, back = jax.vjp(lambda q, *kv: attend(q, *(zigzag.gather(x, ways) for x in kv)), q, k, v)
+        return out, *back(dy)
+
+    spec = P(None, "sequence")
+    return spread(body, "sequence", ways, (spec,) * 4, spec)
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_splash_is_blockwise_attention(ways: int) -> None:
+    """The TPU's kernel, interpreted, with the mask of each shard: values and gradients."""
+    length = 512
+    places = zigzag.order(length, ways)
+    inputs = [x[:, places] for x in queries_keys_values(4, 2, length, 128)]
+    found = differentiated(splash(length, ways, interpret=True), ways)(*inputs)
+    right = differentiated(attention("cpu", length, ways), ways)(*inputs)
+    assert farthest(found, right) < 1e-5
+
+
+def test_blockwise_rounds_as_its_inputs_do() -> None:
+    """In bf16 the result is bf16, and as near as bf16 is."""
+    wide = queries_keys_values(2, 1, 64, 16)[:3]
+    right = blockwise(*wide, jnp.arange(64))
+    narrow = blockwise(*(jnp.bfloat16(x) for x in wide), jnp.arange(64))
+    assert narrow.dtype == jnp.bfloat16
+    assert 1e-4 < farthest(np.float32(narrow), right) < 2e-2
+
+
+@pytest.mark.parametrize("ways", [1, 2, 4])
+def test_the_mask_of_splash_is_the_order_of_positions(ways: int) -> None:
+    """Row j of the mask is the query at place j: it sees the keys that are not later."""
+    order = zigzag.order(16, ways)
+    mask = ZigzagMask(16, ways)[0:16, 0:16]
+    assert (mask == (np.arange(16) <= order[:, None])).all()
+    assert (ZigzagMask(16, ways)[4:8, 8:12] == mask[4:8, 8:12]).all()
+
+
+def test_each_platform_has_its_kernel() -> None:
+    """cuDNN for whole sequences on NVIDIA; splash wants positions by the hundred and more."""
+    assert attention("gpu", 4096, 1) is cudnn
+    assert attention("gpu", 4096, 2) is not cudnn
+    assert attention("tpu", 4096, 8) is not attention("cpu", 4096, 8)
+    with pytest.raises(Unservable, match="96 a chip"):
+        attention("tpu", 768, 8)
+
+
+# --- optimizer and start
+
+
+@pytest.mark.parametrize(("decay", "middle", "end"), [
+    ("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1.0, 1.0),
+])  # fmt: skip
+def test_the_learning_rate_warms_up_and_decays(decay: Any, middle: float, end: float) -> None:
+    """The first of ten warm-up steps has a tenth of the peak; the last step has the end's rate."""
+    how = Optimizer(peak_lr=1.0, end_lr=0.1, warmup_steps=10, decay=decay)
+    rate = learning_rate(plan_of(optimizer=how))
+    assert [float(rate(step)) for step in (0, 9, 54, 99)] == pytest.approx([0.1, 1.0, middle, end])
+
+
+def test_the_start_is_the_same_on_every_mesh() -> None:
+    """Parameters depend on the seed alone; matrices are as large as their inputs ask."""
+    meshes: list[dict[str, int]] = [{}, {"pods": 2, "fsdp": 2, "sequence": 2, "tensor": 2}]
+    programs = [llama.build(p, jax.devices()[: p.devices]) for p in (plan_of(**m) for m in meshes)]
+    one, other = (jax.tree.map(np.asarray, p.init(3)["parameters"]) for p in programs)
+    assert farthest(one, other) < 1e-6
+    assert farthest(programs[0].init(4)["parameters"], one) > 0.1
+    assert one["layers"]["query"].std() == pytest.approx(TINY.d_model**-0.5, rel=0.05)
+    assert (one["norm"] == 1).all()

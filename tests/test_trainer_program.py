@@ -1,0 +1,158 @@
+"""Trainer llama's program as the compiler leaves it: what crosses pods, what is computed again."""
+
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import pytest
+
+from orchestrator.plan.remat import POLICIES
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.spec import Precision
+from tests.trainer_plans import TINY, plan_of
+from tests.trainer_steps import QUICK_COMPILE
+from trainers import llama
+
+COLLECTIVE = re.compile(
+    r"= (\(?[^()]*\)?) (all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)"
+    r"(?:-start)?\((.*)"
+)
+DTYPE_BYTES = {"f32": 4, "bf16": 2, "s32": 4}
+SCALAR_BYTES = 4096
+
+
+def compiled_text(plan: Plan) -> str:
+    program = llama.build(plan, jax.devices()[: plan.devices])
+    return program.step.lower(program.state, program.batch).compile(QUICK_COMPILE).as_text() or ""
+
+
+def groups_of(operands: str) -> list[list[int]]:
+    """The devices that a collective joins, group by group: listed, paired, or counted."""
+    if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", operands):
+        return [[int(n) for n in pair.split(",")] for pair in pairs[1].strip("{").split("},{")]
+    if listed := re.search(r"replica_groups=\{(\{.*?\})\}", operands):
+        return [[int(n) for n in group.split(",")] for group in listed[1].strip("{}").split("},{")]
+    counted = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", operands)
+    assert counted, operands
+    import numpy as np
+
+    rows, width = int(counted[1]), int(counted[2])
+    ids = np.arange(rows * width).reshape([int(n) for n in counted[3].split(",")])
+    if counted[4]:
+        ids = ids.transpose([int(n) for n in counted[4].split(",")])
+    return ids.reshape(rows, width).tolist()
+
+
+def crossing(text: str, plan: Plan) -> list[tuple[str, int]]:
+    """What crosses pods: each operand of each such collective, as its kind and bytes."""
+    per_pod = plan.devices // plan.pods
+    found = []
+    for shapes, kind, operands in COLLECTIVE.findall(text):
+        if any(len({device // per_pod for device in group}) > 1 for group in groups_of(operands)):
+            for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", shapes):
+                elements = math.prod(int(n) for n in sizes.split(",") if n)
+                found.append((kind, DTYPE_BYTES[dtype] * elements))
+    return found
+
+
+def gradient_bytes(plan: Plan, layers: int, dtype_bytes: int) -> list[int]:
+    """1/data of each leaf's shard, cut along tiles of 8 x 128, with so many layers at once."""
+    program = llama.build(plan, jax.devices()[: plan.devices])
+    ways = plan.mesh["data"]
+    tile = 8 * 128
+
+    def part(path: Any, leaf: jax.ShapeDtypeStruct) -> int:
+        assert leaf.sharding is not None
+        elements = math.prod(leaf.sharding.shard_shape(leaf.shape))
+        if path[0].key == "layers":
+            elements = elements // plan.model.layers * layers
+        share = elements if ways == 1 else math.ceil(elements / (ways * tile)) * tile
+        return share * dtype_bytes
+
+    tree = jax.tree_util.tree_map_with_path(part, program.state["parameters"])
+    return [int(size) for size in jax.tree.leaves(tree)]
+
+
+MESHES: dict[str, dict[str, Any]] = {
+    "hierarchical": {"pods": 2, "data": 2, "fsdp": 2, "tensor": 2},
+    "four pods": {"pods": 4, "sequence": 2, "tensor": 2},
+    "microbatches": {"pods": 2, "data": 2, "fsdp": 2, "microbatches": 2},
+    "copied kv heads": {"pods": 2, "tensor": 8},
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_each_gradient_crosses_pods_once_and_scalars_beside_them(name: str) -> None:
+    """After accumulation 1/data of every leaf crosses, all-reduced; else some scalars, no more."""
+    plan = plan_of(**MESHES[name])
+    found = crossing(compiled_text(plan), plan)
+    assert {kind for kind, _ in found} == {"all-reduce"}
+    expected = Counter(gradient_bytes(plan, plan.model.layers, 4))
+    scalars = Counter(size for _, size in found) - expected
+    assert not expected - Counter(size for _, size in found)
+    assert 0 < sum(scalars.elements()) <= SCALAR_BYTES
+    assert sum(scalars.values()) == 1
+
+
+def test_layer_by_layer_each_gradient_crosses_pods_once() -> None:
+    """In the loop over layers one layer's leaves cross, each once; after it the others."""
+    plan = plan_of(gradient_reduction="per_layer", **MESHES["hierarchical"])
+    sizes = Counter(size for _, size in crossing(compiled_text(plan), plan))
+    expected = Counter(gradient_bytes(plan, 1, 4))
+    assert not expected - sizes
+    assert sum((sizes - expected).elements()) <= SCALAR_BYTES
+
+
+def test_gradients_travel_in_the_type_that_was_asked() -> None:
+    """With bf16 gradients half the bytes cross, though accumulation and compute are fp32."""
+    types = Precision(parameters="fp32", compute="fp32", gradients="bf16", optimizer="fp32")
+    plan = plan_of(precision=types, **MESHES["hierarchical"])
+    program = llama.build(plan, jax.devices()[: plan.devices])
+    text = program.step.lower(program.state, program.batch).as_text("hlo")
+    sizes = Counter(size for _, size in crossing(text, plan))
+    assert not Counter(gradient_bytes(plan, plan.model.layers, 2)) - sizes
+
+
+def test_one_device_exchanges_nothing() -> None:
+    """Without others there is no collective, not even among oneself."""
+    assert COLLECTIVE.findall(compiled_text(plan_of())) == []
+
+
+# Matmuls that a layer's backward pass makes again: q k v together 1, scores and values 2, output 1,
+# gate and up together 1. Without `mid` kept, its sum needs `output` again.
+AGAIN = {
+    "none": 0,
+    "keep_qkv": 1,
+    "offload_qkv": 1,
+    "keep_attention": 3,
+    "keep_mlp": 4,
+    "full": 5,
+    "offload_input": 5,
+}
+
+
+@cache
+def matmuls(policy: str) -> int:
+    """Matmuls in the program's text, where the loop over layers stands once."""
+    plan = plan_of(replace(TINY, layers=4), remat=policy, sequences=2)
+    return compiled_text(plan).count(" dot(")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_makes_again_what_it_does_not_keep(policy: str) -> None:
+    """Kept tensors are not computed twice, attention's log-sum-exp among them."""
+    assert matmuls(policy) - matmuls("none") == AGAIN[policy]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_offloads_what_it_says(policy: str) -> None:
+    """Tensors go to the host, and come back, under the policies that say so and no other."""
+    plan = plan_of(remat=policy, sequences=2)
+    program = llama.build(plan, jax.devices()[:1])
+    lowered = program.step.lower(program.state, program.batch).as_text()
+    offloads = POLICIES[policy].offloaded or POLICIES[policy].offloads_block_input
+    assert ("pinned_host" in lowered) == offloads

@@ -1,0 +1,61 @@
+"""The smallest Program there can be: a table of next-token scores, for tests of the loop."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from orchestrator.stations.plan import Plan
+from trainers.contract import Program
+from trainers.mesh import mesh_of
+
+ROWS = ("pods", "data", "fsdp")
+State = dict[str, Any]
+
+
+def program(plan: Plan) -> Program:
+    """Scores [V, V], learned by plain gradient descent at the plan's peak rate."""
+    mesh = mesh_of(plan, jax.devices()[: plan.devices])
+    whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P(ROWS))
+    vocab, batch = plan.model.vocab, plan.batch
+    table = jax.ShapeDtypeStruct((vocab, vocab), jnp.float32, sharding=NamedSharding(mesh, P(ROWS)))
+    state = {"step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole), "scores": table}
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+
+    def start(seed: jax.Array) -> State:
+        noise = jax.random.normal(jax.random.key(seed), (vocab, vocab))
+        return {"step": jnp.int32(0), "scores": noise}
+
+    def step(state: State, batch: State) -> tuple[State, State]:
+        loss, gradient = jax.value_and_grad(mean_loss)(state["scores"], batch["tokens"])
+        metrics = {
+            "loss": loss,
+            "grad_norm": jnp.linalg.norm(gradient),
+            "learning_rate": jnp.float32(plan.optimizer.peak_lr),
+            "tokens_mean": batch["tokens"].astype(jnp.float32).mean(),
+        }
+        scores = state["scores"] - plan.optimizer.peak_lr * gradient
+        return {"step": state["step"] + 1, "scores": scores}, metrics
+
+    return Program(
+        plan=plan,
+        mesh=mesh,
+        state=state,
+        batch={
+            "tokens": jax.ShapeDtypeStruct(
+                (batch.sequences, batch.length + 1), jnp.int32, sharding=rows
+            )
+        },
+        arrange=lambda tokens: {"tokens": tokens.astype(np.int32)},
+        init=jax.jit(start, out_shardings=shardings),
+        step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, whole)),
+    )
+
+
+def mean_loss(scores: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Cross entropy of each next token."""
+    chances = jax.nn.log_softmax(scores)
+    return -chances[tokens[:, :-1], tokens[:, 1:]].mean()

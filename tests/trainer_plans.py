@@ -1,0 +1,68 @@
+"""Plans for tests of trainers: small, and written by hand instead of searched for."""
+
+from dataclasses import asdict, replace
+from math import prod
+from typing import Any
+
+import msgspec
+
+from orchestrator.plan import flops
+from orchestrator.plan.make import SHARDINGS
+from orchestrator.stations.plan import AXES, Plan
+from orchestrator.stations.spec import Data, Model, Optimizer, Precision
+
+TINY = Model(name="tiny", layers=2, d_model=32, d_ff=64, heads=8, kv_heads=4, head_dim=8, vocab=64)
+FP32 = Precision(parameters="fp32", compute="fp32", gradients="fp32", optimizer="fp32")
+QUICK = Optimizer(peak_lr=1e-2, warmup_steps=2, clip_norm=1.0)
+
+
+def plan_of(
+    model: Model = TINY,
+    *,
+    sequences: int = 16,
+    length: int = 32,
+    microbatches: int = 1,
+    spans: dict[str, list[dict[str, Any]]] | None = None,
+    **changes: Any,
+) -> Plan:
+    """A plan of that model; mesh axes (`data=2`, ...) and any other field of Plan by name."""
+    mesh = {axis: changes.pop(axis, 1) for axis in AXES}
+    axes = [
+        {"name": axis, "size": size, "link": "dcn" if axis == "pods" else "ici",
+         "spans": (spans or {}).get(axis, [])}
+        for axis, size in mesh.items()
+    ]  # fmt: skip
+    replicas = mesh["pods"] * mesh["data"] * mesh["fsdp"]
+    fields = {
+        "model": {**asdict(model), "parameters": flops.parameters(model)},
+        "batch": {
+            "sequences": sequences, "length": length, "tokens": sequences * length,
+            "asked_sequences": sequences, "sequences_per_replica": sequences // replicas,
+            "microbatches": microbatches,
+        },
+        "tokens": 100 * sequences * length,
+        "pods": mesh["pods"], "mesh": mesh, "axes": axes,
+        "chips": prod(mesh.values()), "devices": prod(mesh.values()),
+    }  # fmt: skip
+    plan = msgspec.convert({**_rest(), **fields}, Plan)
+    return replace(plan, **changes)
+
+
+def _rest() -> dict[str, Any]:
+    """Fields of Plan that no trainer's program depends on, and defaults for some that do."""
+    none = {"lower": 0.0, "unoverlapped": 0.0}
+    mfu = {"roofline": 0.0, "unoverlapped": 0.0}
+    forecast = {
+        "memory_bytes_per_device": 0.0, "hbm_bytes_per_device": 0.0, "fits": True, "memory": [],
+        "time": [], "step_s": none, "bound": "", "bound_by": 0.0, "model_flops_per_step": 0.0,
+        "mfu_definition": "", "mfu": mfu, "mfu_6p": mfu, "tokens_per_s": none, "goodput": 1.0,
+        "days": none, "chip_hours": none, "dollars": None, "dollars_per_chip_hour": None,
+    }  # fmt: skip
+    return {
+        "schema": 1, "digest": "0" * 64, "name": "test", "spec_digest": "0" * 64,
+        "overrides": [], "optimizer": asdict(QUICK), "precision": asdict(FP32), "remat": "full",
+        "data": asdict(Data()), "seed": 0, "compiler_options": {}, "chip": "v5p",
+        "topology": "4x4x4", "hosts": 1, "groups": {}, "shardings": SHARDINGS,
+        "gradient_reduction": "at_end", "forecast": forecast,
+        "search": {"enumerated": 1, "realizable": 1, "priced": 1, "rule": ""}, "warnings": [],
+    }  # fmt: skip

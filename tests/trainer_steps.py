@@ -1,0 +1,106 @@
+"""One step of trainer llama on emulated devices, and what it says of losses and gradients."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.spec import Model, Optimizer
+from tests import trainer_reference
+from trainers import llama
+from trainers.contract import Program, place
+from trainers.mesh import abstract_mesh_of
+
+# The program is the same, only LLVM works less: tests would compile four times as long.
+QUICK_COMPILE = {"xla_backend_optimization_level": 0}
+# From zero moments Adam's first moment is (1 - beta1) x gradient: the step shows its gradients.
+SHOWING = Optimizer(warmup_steps=0, clip_norm=0.0, beta1=0.9)
+Tree = Any
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a step reports and leaves behind, as numpy arrays."""
+
+    metrics: dict[str, float]
+    gradients: Tree
+    parameters: Tree
+
+
+def words(plan: Plan, seed: int = 0) -> np.ndarray:
+    """Random words [sequences, length + 1]."""
+    shape = (plan.batch.sequences, plan.batch.length + 1)
+    return np.random.default_rng(seed).integers(0, plan.model.vocab, shape)
+
+
+def random_parameters(program: Program, scale: float = 0.2) -> Tree:
+    """Larger than a start's, so that no gradient is small, and norms unlike one another."""
+    random = np.random.default_rng(7)
+
+    def leaf(path: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        middle = 1.0 if "norm" in path[-1].key else 0.0
+        values = middle + scale * random.standard_normal(shape.shape)
+        return values.astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(leaf, program.state["parameters"])
+
+
+def opening(program: Program, parameters: Tree) -> dict[str, Tree]:
+    """A state before the first step, with these parameters, on the devices."""
+
+    def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
+        return jax.device_put(np.asarray(value, shape.dtype), shape.sharding)
+
+    zeros = jax.tree.map(lambda shape: np.zeros(shape.shape), program.state)
+    return jax.tree.map(put, {**zeros, "parameters": parameters}, program.state)
+
+
+def showing(plan: Plan) -> Plan:
+    """The plan with an optimizer whose state shows the gradients; its z-loss stays."""
+    return replace(plan, optimizer=replace(SHOWING, z_loss=plan.optimizer.z_loss))
+
+
+def take_step(plan: Plan) -> Taken:
+    """The plan's first step on random parameters and words."""
+    program = llama.build(plan, jax.devices()[: plan.devices])
+    state = opening(program, random_parameters(program))
+    tokens = words(plan)
+    batch = place(program, lambda start, stop: tokens[start:stop])
+    compiled = program.step.lower(program.state, program.batch).compile(QUICK_COMPILE)
+    state, metrics = compiled(state, batch)
+    first_moment = state["optimizer"][0].mu
+    return Taken(
+        metrics={name: float(value) for name, value in metrics.items()},
+        gradients=jax.tree.map(lambda m: np.float32(m) / (1 - SHOWING.beta1), first_moment),
+        parameters=jax.tree.map(np.asarray, state["parameters"]),
+    )
+
+
+def expected(plan: Plan) -> tuple[float, Tree]:
+    """Loss and gradients by the reference, for the parameters and words of `take_step`."""
+    one = replace(plan, mesh=dict.fromkeys(plan.mesh, 1))
+    parameters = random_parameters(llama.program(one, abstract_mesh_of(one)))
+    plain = Model(**{field: getattr(plan.model, field) for field in Model.__dataclass_fields__})
+    loss, gradients = _reference(plain, plan.optimizer.z_loss)(parameters, words(plan))
+    return float(loss), gradients
+
+
+@cache
+def _reference(model: Model, z_loss: float) -> Callable[[Tree, np.ndarray], tuple[Any, Tree]]:
+    def loss(parameters: Tree, tokens: jax.Array) -> jax.Array:
+        return trainer_reference.loss(parameters, tokens, model, z_loss)
+
+    return jax.jit(jax.value_and_grad(loss), compiler_options=QUICK_COMPILE)
+
+
+def farthest(found: Tree, right: Tree) -> float:
+    """The largest difference in any leaf, over the largest value of that leaf."""
+
+    def off(a: np.ndarray, b: np.ndarray) -> float:
+        return float(np.abs(a - b).max() / np.abs(b).max())
+
+    return max(jax.tree.leaves(jax.tree.map(off, found, jax.tree.map(np.asarray, right))))

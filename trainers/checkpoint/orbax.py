@@ -1,0 +1,45 @@
+"""Checkpoint room: Orbax, and the sums that it writes into a step before the step is visible."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import options
+
+from trainers.checkpoint import sums
+
+TIMEOUT_S = 600
+
+
+class Summed(ocp.StandardCheckpointHandler):  # type: ignore[misc]
+    """Orbax's own way with a tree of arrays. The primary finalizes when all have written."""
+
+    def finalize(self, directory: Any) -> None:
+        """Complete the hidden directory of a step; Orbax renames it afterwards."""
+        super().finalize(directory)
+        sums.write(Path(directory))
+
+
+@ocp.args.register_with_handler(Summed, for_save=True)
+class Save(ocp.args.StandardSave):  # type: ignore[misc]
+    """A state to save."""
+
+
+@ocp.args.register_with_handler(Summed, for_restore=True)
+class Restore(ocp.args.StandardRestore):  # type: ignore[misc]
+    """Shapes and shardings to restore into."""
+
+
+def checkpointer() -> Any:
+    """An asynchronous checkpointer whose processes meet at the coordination service.
+
+    Naming the processes keeps Orbax's threads from meeting in collectives on the devices, which
+    would fall between those of the step.
+    """
+    everyone = options.MultiprocessingOptions(active_processes=set(range(jax.process_count())))
+    return ocp.AsyncCheckpointer(
+        Summed(multiprocessing_options=everyone),
+        timeout_secs=TIMEOUT_S,
+        multiprocessing_options=everyone,
+    )

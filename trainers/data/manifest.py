@@ -1,0 +1,86 @@
+"""Data room: what a token set on disk holds, and whether it still does. Knows files alone."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from orchestrator.errors import DataUnusable
+from orchestrator.stations import codec
+
+FILE_NAME = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One file of tokens, little-endian, without a header."""
+
+    file: str
+    tokens: Annotated[int, msgspec.Meta(ge=1)]
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A token set: documents in order, each followed by the tokenizer's end-of-text token."""
+
+    schema: Literal[1] = 1
+    tokenizer: str
+    vocab: int
+    dtype: Literal["uint16", "uint32"]
+    shards: Annotated[tuple[Shard, ...], msgspec.Meta(min_length=1)]
+
+    @property
+    def wire_dtype(self) -> np.dtype[Any]:
+        """The type in the files, whatever this machine's byte order."""
+        return np.dtype(self.dtype).newbyteorder("<")
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+
+def read(path: Path) -> Manifest:
+    """The manifest at that path, every shard of it present and of the right size."""
+    try:
+        manifest = codec.from_json(path.read_bytes(), Manifest)
+    except OSError as error:
+        raise DataUnusable(
+            f"{path}: no token set manifest can be read: {error.strerror}"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise DataUnusable(f"{path}: not a token set manifest: {error}") from error
+    for shard in manifest.shards:
+        _check_size(path.parent / shard.file, shard.tokens * manifest.wire_dtype.itemsize)
+    return manifest
+
+
+def check_contents(path: Path, manifest: Manifest) -> None:
+    """Read every shard through and hold its sha256 against the manifest's."""
+    for shard in manifest.shards:
+        found = sha256_of(path.parent / shard.file)
+        if found != shard.sha256:
+            raise DataUnusable(
+                f"{path.parent / shard.file}: sha256 is {found}, against {shard.sha256} in the"
+                " manifest: the shard has changed since it was packed"
+            )
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_size(shard: Path, expected_bytes: int) -> None:
+    try:
+        found_bytes = shard.stat().st_size
+    except OSError as error:
+        raise DataUnusable(f"{shard}: shard cannot be read: {error.strerror}") from error
+    if found_bytes != expected_bytes:
+        raise DataUnusable(
+            f"{shard}: {found_bytes} bytes, against {expected_bytes} in the manifest"
+        )

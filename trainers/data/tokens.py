@@ -1,0 +1,107 @@
+"""Data room: batches from a token set on disk, shuffled by epoch. Knows numpy and files alone.
+
+The set is a ring of tokens. It is cut into windows of `length` tokens, one after the other without
+end; an epoch is the next `tokens // length` of them, in an order of its own. So an epoch uses no
+token twice, leaves out fewer than `length`, and the next epoch begins with those left out. A window
+is read with one token more: the target of its last position.
+"""
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from orchestrator.errors import DataUnusable
+from orchestrator.stations import codec
+from trainers.data import manifest as manifests
+from trainers.data.manifest import Manifest
+from trainers.data.permutation import permuted
+
+
+@dataclass(frozen=True)
+class TokenSet:
+    """The tokens of a manifest as one sequence, mapped into memory, not read."""
+
+    path: Path
+    manifest: Manifest
+    _shards: tuple[np.ndarray, ...] = field(repr=False)
+    _ends: np.ndarray = field(repr=False)
+
+    @staticmethod
+    def open(path: Path, *, verify: bool = False) -> "TokenSet":
+        """Open the set of that manifest; `verify` reads it through and checks every sha256."""
+        manifest = manifests.read(path)
+        if verify:
+            manifests.check_contents(path, manifest)
+        shards = tuple(
+            np.memmap(path.parent / shard.file, dtype=manifest.wire_dtype, mode="r")
+            for shard in manifest.shards
+        )
+        ends = np.array(list(accumulate(shard.tokens for shard in manifest.shards)), np.int64)
+        return TokenSet(path, manifest, shards, ends)
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """`count` tokens from `start` on, around the ring, as int32."""
+        pieces = []
+        while count > 0:
+            start %= self.manifest.tokens
+            shard = int(np.searchsorted(self._ends, start, side="right"))
+            taken = min(count, int(self._ends[shard]) - start)
+            offset = start - int(self._ends[shard]) + self.manifest.shards[shard].tokens
+            pieces.append(self._checked(shard, offset, taken))
+            start, count = start + taken, count - taken
+        return np.concatenate(pieces)
+
+    def _checked(self, shard: int, offset: int, count: int) -> np.ndarray:
+        piece = self._shards[shard][offset : offset + count]
+        if int(piece.max()) >= self.manifest.vocab:
+            where = offset + int(np.argmax(piece >= self.manifest.vocab))
+            raise DataUnusable(
+                f"{self.path.parent / self.manifest.shards[shard].file}: token {where} is"
+                f" {self._shards[shard][where]}, against a vocabulary of {self.manifest.vocab}"
+            )
+        return piece.astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Batches of `sequences` windows of a token set."""
+
+    source: TokenSet
+    sequences: int
+    length: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.windows < self.sequences:
+            raise DataUnusable(
+                f"{self.source.path}: {self.source.manifest.tokens} tokens are {self.windows}"
+                f" windows of {self.length}, against {self.sequences} sequences in one batch"
+            )
+
+    @property
+    def digest(self) -> str:
+        """Identity of the text: the sha256 of every shard is part of it."""
+        return codec.digest(self.source.manifest)
+
+    @property
+    def windows(self) -> int:
+        """Windows in an epoch."""
+        return self.source.manifest.tokens // self.length
+
+    def batch(self, step: int, rows: range) -> np.ndarray:
+        """Token ids int32 [rows, length + 1] of some rows of the batch of this step."""
+        starts = self._windows(step, rows) * self.length
+        return np.stack([self.source.read(int(start), self.length + 1) for start in starts])
+
+    def _windows(self, step: int, rows: range) -> np.ndarray:
+        """The number of each row's window, counted from the beginning of the first epoch."""
+        samples = step * self.sequences + np.asarray(rows, np.int64)
+        epochs, places = np.divmod(samples, self.windows)
+        windows = np.empty_like(samples)
+        for epoch in np.unique(epochs):
+            mine = epochs == epoch
+            order = permuted(places[mine], self.windows, seed=self.seed, epoch=int(epoch))
+            windows[mine] = epoch * self.windows + order
+        return windows

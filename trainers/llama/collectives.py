@@ -1,0 +1,123 @@
+"""Trainer llama: what the chips exchange, with what goes backward where autodiff's choice differs.
+
+Inside the body every loss and gradient is this chip's part of a sum over all chips. So a gather's
+transpose is a reduce-scatter, and what a parameter gets from elsewhere is added here by name.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from trainers.llama.axes import SLICE, WEIGHTS
+
+Axes = str | tuple[str, ...]
+TILE = (8, 128)  # of TPU memory: what is cut along tiles is moved without padding
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def whole(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
+    """The chips' shards side by side along a dimension."""
+    if jax.lax.axis_size(axes) == 1:
+        return x
+    return jax.lax.all_gather(x, axes, axis=dimension, tiled=True)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def summed(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
+    """The chips' parts added up, each chip keeping its shard along a dimension.
+
+    That dimension is cut into (chip, rest) first: scattered uncut, XLA pads it on TPU, or makes an
+    all-reduce of it where the dimensions before it are 1. TPU cannot reduce-scatter over an odd
+    number of chips.
+    """
+    ways = jax.lax.axis_size(axes)
+    if ways == 1:
+        return x
+    cut = x.reshape(*x.shape[:dimension], ways, -1, *x.shape[dimension + 1 :])
+    if ways % 2:
+        total, mine = jax.lax.psum(cut, axes), jax.lax.axis_index(axes)
+        return jax.lax.dynamic_index_in_dim(total, mine, dimension, keepdims=False)
+    return jax.lax.psum_scatter(cut, axes, scatter_dimension=dimension)
+
+
+whole.defvjp(
+    lambda x, axes, dimension: (whole(x, axes, dimension), None),
+    lambda axes, dimension, _, gradient: (summed(gradient, axes, dimension),),
+)
+summed.defvjp(
+    lambda x, axes, dimension: (summed(x, axes, dimension), None),
+    lambda axes, dimension, _, gradient: (whole(gradient, axes, dimension),),
+)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def matrix(shard: jax.Array, dimension: int, compute: Any, wire: Any) -> jax.Array:
+    """A matrix whole along d_model, in the compute type; it travels in that type.
+
+    Its gradient travels in the `wire` type.
+    """
+    return whole(shard.astype(compute), WEIGHTS, dimension)
+
+
+def _matrix_forward(
+    shard: jax.Array, dimension: int, compute: Any, wire: Any
+) -> tuple[jax.Array, jax.Array]:
+    return matrix(shard, dimension, compute, wire), jnp.empty((0,), shard.dtype)
+
+
+def _matrix_backward(
+    dimension: int, compute: Any, wire: Any, like: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array]:
+    return (summed(gradient.astype(wire), WEIGHTS, dimension).astype(like.dtype),)
+
+
+matrix.defvjp(_matrix_forward, _matrix_backward)
+
+
+def added(x: jax.Array, axes: Axes) -> jax.Array:
+    """The chips' values added up, for every chip to have."""
+    return jax.lax.psum(x, axes) if jax.lax.axis_size(axes) > 1 else x
+
+
+def reduced(gradient: jax.Array, sharding: P, wire: Any) -> jax.Array:
+    """A parameter's gradient, added up over all chips that hold it, in fp32.
+
+    First over the chips of a slice where it is repeated, then in three steps over replicas, so
+    that only 1/data of it crosses pods: scattered over `data`, added over `pods`, gathered back.
+    """
+    sent = added(gradient.astype(wire), repeats(sharding))
+    ways = jax.lax.axis_size("data")
+    if ways > 1:
+        padded = jnp.pad(sent.reshape(-1), (0, -sent.size % (ways * TILE[0] * TILE[1])))
+        part = added(summed(padded.reshape(-1, *TILE), "data", 0), "pods")
+        sent = whole(part, "data", 0).reshape(-1)[: sent.size]
+    else:
+        sent = added(sent, "pods")
+    return sent.reshape(gradient.shape).astype(jnp.float32)
+
+
+def repeats(sharding: P) -> tuple[str, ...]:
+    """The axes of a slice over which a parameter is repeated."""
+    named = [(names,) if isinstance(names, str) else names or () for names in sharding]
+    split = {name for names in named for name in names}
+    return tuple(axis for axis in SLICE if axis not in split)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def reduced_in_backward(parameter: jax.Array, sharding: P, wire: Any) -> jax.Array:
+    """The parameter itself; its gradient is `reduced` as soon as the backward pass has it."""
+    return parameter
+
+
+def _same(parameter: jax.Array, sharding: P, wire: Any) -> tuple[jax.Array, None]:
+    return parameter, None
+
+
+def _reduce(sharding: P, wire: Any, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+    return (reduced(gradient, sharding, wire).astype(gradient.dtype),)
+
+
+reduced_in_backward.defvjp(_same, _reduce)

@@ -1,0 +1,90 @@
+"""Trainer llama: next-token loss over a vocabulary split over `tensor`, a chunk of tokens at once.
+
+    M tokens of this tensor group, C tokens of a chunk, D d_model, V/Y words of this chip
+
+The whole logits [M, V] never exist. The gradients are made in the same pass as the loss, while a
+chunk's logits are at hand, so that the logits are not computed twice.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from orchestrator.plan.memory import LOSS_CHUNK_BYTES
+from trainers.llama.axes import TENSOR
+from trainers.llama.collectives import whole
+
+LOGIT_BYTES = 4
+
+
+class Loss(NamedTuple):
+    """Sums over tokens. `objective` is the two others together, and alone has a gradient."""
+
+    objective: jax.Array
+    cross_entropy: jax.Array
+    z_penalty: jax.Array
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def token_loss(x: jax.Array, table: jax.Array, targets: jax.Array, z_loss: float) -> Loss:
+    """This chip's share of the sum over tokens: the shares of a tensor group add up to it.
+
+    x [M, D] and targets [M] are the same on all chips of the group, table [V/Y, D] is the chip's
+    own words. The penalty of a token is z_loss x its log-sum-exp squared.
+    """
+    return _forward(x, table, targets, z_loss)[0]
+
+
+def _forward(
+    x: jax.Array, table: jax.Array, targets: jax.Array, z_loss: float
+) -> tuple[Loss, tuple[jax.Array, jax.Array]]:
+    words = table.shape[0]
+    size = _chunk_tokens(x.shape[0], words)
+    own_words = jax.lax.axis_index(TENSOR) * words + jnp.arange(words)
+
+    def step(carry, chunk):  # type: ignore[no-untyped-def]
+        d_table, entropy, penalty = carry
+        x, targets = chunk  # [C, D], [C]
+        logits = jnp.einsum("cd,vd->cv", x, table, preferred_element_type=jnp.float32)
+        hit = targets[:, None] == own_words
+        log_sum, target = _of_group(logits, hit)
+        slope = 1 + 2 * z_loss * log_sum[:, None]
+        d_logits = (jnp.exp(logits - log_sum[:, None]) * slope - hit).astype(x.dtype)
+        dx = jnp.einsum("cv,vd->cd", d_logits, table)
+        d_table += jnp.einsum("cv,cd->vd", d_logits, x, preferred_element_type=jnp.float32)
+        sums = entropy + (log_sum - target).sum(), penalty + (z_loss * log_sum**2).sum()
+        return (d_table, *sums), dx
+
+    chunks = x.reshape(-1, size, x.shape[1]), targets.reshape(-1, size)
+    start = jnp.zeros(table.shape, jnp.float32), jnp.float32(0), jnp.float32(0)
+    (d_table, entropy, penalty), dx = jax.lax.scan(step, start, chunks)
+    share = 1 / jax.lax.axis_size(TENSOR)
+    loss = Loss(share * (entropy + penalty), share * entropy, share * penalty)
+    return loss, (dx.reshape(x.shape), d_table.astype(table.dtype))
+
+
+def _backward(
+    z_loss: float, gradients: tuple[jax.Array, jax.Array], d_loss: Loss
+) -> tuple[jax.Array, jax.Array, None]:
+    """Each chip's gradient is through its own words; the group's gradients add up to the whole."""
+    dx, d_table = gradients
+    scale = d_loss.objective
+    return (scale * dx).astype(dx.dtype), (scale * d_table).astype(d_table.dtype), None
+
+
+token_loss.defvjp(_forward, _backward)
+
+
+def _of_group(logits: jax.Array, hit: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Log-sum-exp over all words and the target's logit, both [C], in one small exchange."""
+    mine = jnp.stack([jax.nn.logsumexp(logits, axis=1), jnp.where(hit, logits, 0).sum(1)])
+    log_sums, targets = whole(mine[:, None], TENSOR, 1)  # [2, Y, C]
+    return jax.nn.logsumexp(log_sums, axis=0), targets.sum(0)
+
+
+def _chunk_tokens(tokens: int, words: int) -> int:
+    """The most tokens that divide all, with logits within the bytes that the plan counts."""
+    most = max(1, LOSS_CHUNK_BYTES // (LOGIT_BYTES * words))
+    return max(size for size in range(1, min(tokens, most) + 1) if tokens % size == 0)

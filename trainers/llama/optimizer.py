@@ -1,0 +1,100 @@
+"""Trainer llama: AdamW on each chip's own shards, inside the body.
+
+Matrices decay, the two vocabulary tables among them; norm scales do not.
+"""
+
+from math import ceil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec as P
+
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.spec import Optimizer
+from trainers.llama.axes import SLICE
+from trainers.llama.collectives import added, repeats
+from trainers.llama.parameters import Parameters, matrices, shardings
+
+Tree = Any
+
+
+def total_steps(plan: Plan) -> int:
+    return ceil(plan.tokens / plan.batch.tokens)
+
+
+def learning_rate(plan: Plan) -> optax.Schedule:
+    """Of the step with that index: the first step of warm-up has 1 / warmup_steps of the peak."""
+    asked = plan.optimizer
+    warmup = optax.linear_schedule(0.0, asked.peak_lr, asked.warmup_steps)
+    rest = _after_warmup(asked, max(1, total_steps(plan) - asked.warmup_steps))
+    whole = optax.join_schedules([warmup, rest], [asked.warmup_steps])
+    return lambda step: whole(step + 1)
+
+
+def _after_warmup(asked: Optimizer, steps: int) -> optax.Schedule:
+    if asked.decay == "cosine":
+        floor = asked.end_lr / asked.peak_lr
+        return optax.cosine_decay_schedule(asked.peak_lr, steps, alpha=floor)
+    end = asked.end_lr if asked.decay == "linear" else asked.peak_lr
+    return optax.linear_schedule(asked.peak_lr, end, steps)
+
+
+def adamw(plan: Plan) -> optax.GradientTransformation:
+    asked = plan.optimizer
+    return optax.adamw(
+        learning_rate(plan),
+        b1=asked.beta1,
+        b2=asked.beta2,
+        eps=asked.epsilon,
+        weight_decay=asked.weight_decay,
+        mask=matrices(plan.model),
+    )
+
+
+def start(plan: Plan, parameters: Parameters, dtype: jnp.dtype) -> Tree:
+    """The state before the first step: both moments in `dtype`."""
+    return adamw(plan).init(jax.tree.map(lambda p: p.astype(dtype), parameters))
+
+
+def state_shardings(plan: Plan, state: Tree) -> Tree:
+    """Moments lie as their parameters do; counts are everywhere."""
+    return optax.tree_utils.tree_map_params(
+        adamw(plan),
+        lambda _, sharding: sharding,
+        state,
+        shardings(plan.model),
+        transform_non_params=lambda _: P(),
+    )
+
+
+def global_norm(gradients: Parameters, specs: Parameters) -> jax.Array:
+    """Norm of all gradients together. Where chips repeat a parameter, each counts its fraction."""
+
+    def squares(gradient: jax.Array, sharding: P) -> jax.Array:
+        return jnp.sum(gradient**2) / jax.lax.axis_size(repeats(sharding))
+
+    parts = jax.tree.leaves(jax.tree.map(squares, gradients, specs))
+    return jnp.sqrt(added(jnp.sum(jnp.stack(parts)), SLICE))
+
+
+def update(
+    plan: Plan, parameters: Parameters, gradients: Parameters, state: Tree
+) -> tuple[Parameters, Tree, jax.Array]:
+    """Parameters and optimizer state after a step, and the gradients' norm before clipping.
+
+    All arithmetic is in fp32; each result takes the type its place had.
+    """
+    size = global_norm(gradients, shardings(plan.model))
+    if plan.optimizer.clip_norm > 0:
+        shrink = jnp.minimum(1.0, plan.optimizer.clip_norm / jnp.maximum(size, 1e-30))
+        gradients = jax.tree.map(lambda g: g * shrink, gradients)
+    wide = jax.tree.map(lambda p: p.astype(jnp.float32), parameters)
+    changes, new_state = adamw(plan).update(gradients, state, wide)
+    new = optax.apply_updates(wide, changes)
+    return _typed(new, parameters), _typed(new_state, state), size
+
+
+def _typed(tree: Tree, like: Tree) -> Tree:
+    return jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), tree, like)

@@ -1,0 +1,107 @@
+"""Trainer llama: splash attention, the TPU's kernel, for a shard in zigzag order."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+
+from orchestrator.errors import Unservable
+from trainers.llama import zigzag
+
+MOST = 512  # queries or keys in a block
+LANES = 128
+
+
+def _not_later(query: Any, key: Any) -> Any:
+    return query >= key
+
+
+@dataclass(frozen=True)
+class ZigzagMask(kernels.Mask):  # type: ignore[misc]
+    """Causal, where row j is the query at the j-th place of the zigzag order.
+
+    The kernel computes such a mask from `q_sequence`, the position of each row, by
+    `mask_function`: nothing is loaded, and only blocks that some query sees are visited.
+    """
+
+    length: int
+    ways: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.length, self.length
+
+    @cached_property
+    def q_sequence(self) -> np.ndarray:
+        return zigzag.order(self.length, self.ways)
+
+    @property
+    def mask_function(self) -> Callable[[Any, Any], Any]:
+        return _not_later
+
+    def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
+        keys = np.arange(*index[1].indices(self.length))
+        return np.asarray(_not_later(self.q_sequence[index[0], None], keys))
+
+
+def splash(
+    length: int, ways: int, interpret: bool = False
+) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """`attend` of `trainers.llama.attention`."""
+    blocks = _blocks(length, ways)
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        mask = kernels.MultiHeadMask([ZigzagMask(length, ways)] * q.shape[2])
+        kernel = kernels.make_splash_mha(
+            mask,
+            head_shards=1,
+            q_seq_shards=ways,
+            block_sizes=blocks,
+            residual_checkpoint_name="attention",
+            interpret=interpret,
+        )
+        scaled = q * q.shape[-1] ** -0.5
+        heads_first = (x.swapaxes(1, 2) for x in (scaled, k, v))
+        return jax.vmap(_shard(kernel, ways))(*heads_first).swapaxes(1, 2)
+
+    return attend
+
+
+def _shard(kernel: Any, ways: int) -> Any:
+    """The kernel of this chip's queries: its part of every array that describes the mask."""
+    if ways == 1:
+        return kernel
+
+    def part(array: jax.Array) -> jax.Array:
+        axis = 0 if array.ndim == 1 else 1  # positions [S], blocks [1, query blocks, key blocks]
+        size = array.shape[axis] // ways
+        start = jax.lax.axis_index(zigzag.AXIS) * size
+        return jax.lax.dynamic_slice_in_dim(array, start, size, axis)
+
+    return jax.tree.map(part, kernel)
+
+
+def _blocks(length: int, ways: int) -> Any:
+    queries, keys = _block(length // ways), _block(length)
+    return kernels.BlockSizes(
+        block_q=queries,
+        block_kv=keys,
+        block_q_dq=queries,
+        block_kv_dq=keys,
+        block_q_dkv=queries,
+        block_kv_dkv=keys,
+    )
+
+
+def _block(positions: int) -> int:
+    """The largest block that divides them."""
+    fitting = [size for size in range(LANES, MOST + 1, LANES) if positions % size == 0]
+    if not fitting:
+        raise Unservable(
+            f"splash attention takes {LANES} positions at a time: {positions} a chip do not divide"
+        )
+    return fitting[-1]

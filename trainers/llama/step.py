@@ -1,0 +1,158 @@
+"""Trainer llama: the step, one `shard_map` manual over all mesh axes, and its Program."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from orchestrator.stations.plan import Plan
+from trainers.contract import Program
+from trainers.llama import optimizer, parameters, zigzag
+from trainers.llama.attention import attention
+from trainers.llama.axes import BATCH, MESH, with_copies
+from trainers.llama.collectives import added, reduced
+from trainers.llama.loss import Loss
+from trainers.llama.model import DTYPES, Network, batch_loss
+from trainers.mesh import mesh_of
+
+Tree = Any
+TOKENS = P(BATCH, "sequence")  # of every batch leaf [sequences, length]
+# The start runs once; optimizing its random numbers took four times as long as making them.
+ONCE = {"xla_backend_optimization_level": "0"}
+
+
+def build(plan: Plan, devices: Sequence[jax.Device]) -> Program:
+    return program(plan, mesh_of(plan, devices))
+
+
+def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
+    """The plan on that mesh."""
+    mesh = with_copies(mesh, plan.model.kv_heads)
+    ways = plan.mesh["sequence"]
+    net = Network(plan, attention(_platform(mesh), plan.batch.length, ways))
+    start = partial(_start, plan)
+    state = _placed(mesh, jax.eval_shape(start, 0), _state_specs(plan))
+    shape = (plan.batch.sequences, plan.batch.length)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, TOKENS))
+    return Program(
+        plan=plan,
+        mesh=mesh,
+        state=state,
+        batch={"inputs": tokens, "targets": tokens},
+        arrange=partial(arrange, ways),
+        init=jax.jit(start, out_shardings=_shardings(state), compiler_options=ONCE),
+        step=_jitted(net, mesh, state),
+    )
+
+
+def arrange(ways: int, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Each word and the word after it, positions in zigzag order."""
+    places = zigzag.order(tokens.shape[1] - 1, ways)
+    words = tokens.astype(np.int32)
+    return {"inputs": words[:, :-1][:, places], "targets": words[:, 1:][:, places]}
+
+
+def _start(plan: Plan, seed: jax.Array) -> dict[str, Tree]:
+    types = plan.precision
+    weights = parameters.start(plan.model, DTYPES[types.parameters], seed)
+    moments = optimizer.start(plan, weights, DTYPES[types.optimizer])
+    return {"step": jnp.int32(0), "parameters": weights, "optimizer": moments}
+
+
+def _state_specs(plan: Plan) -> dict[str, Tree]:
+    shapes = jax.eval_shape(partial(_start, plan), 0)
+    return {
+        "step": P(),
+        "parameters": parameters.shardings(plan.model),
+        "optimizer": optimizer.state_shardings(plan, shapes["optimizer"]),
+    }
+
+
+def _placed(mesh: Mesh | AbstractMesh, shapes: Tree, specs: Tree) -> Tree:
+    def place(shape: jax.ShapeDtypeStruct, spec: P) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    return jax.tree.map(place, shapes, specs)
+
+
+def _shardings(shapes: Tree) -> Tree:
+    return jax.tree.map(lambda shape: shape.sharding, shapes)
+
+
+def _jitted(net: Network, mesh: Mesh | AbstractMesh, state: Tree) -> jax.stages.Wrapped:
+    specs = _state_specs(net.plan)
+    body = jax.shard_map(
+        partial(_step, net),
+        mesh=mesh,
+        in_specs=(specs, TOKENS),
+        out_specs=(specs, P()),
+        axis_names=set(MESH),
+        check_vma=False,  # every reduction is written out, none is inferred
+    )
+    whole = NamedSharding(mesh, P())
+    return jax.jit(body, donate_argnums=0, out_shardings=(_shardings(state), whole))
+
+
+def _step(
+    net: Network, state: dict[str, Tree], batch: dict[str, jax.Array]
+) -> tuple[dict[str, Tree], dict[str, jax.Array]]:
+    """What one chip does in a step, with its shards of state and batch [rows, S/s]."""
+    plan = net.plan
+    loss, gradients = accumulated(net, state["parameters"], batch)
+    if plan.gradient_reduction == "at_end":
+        wire = DTYPES[plan.precision.gradients]
+        specs = parameters.shardings(plan.model)
+        gradients = jax.tree.map(lambda g, spec: reduced(g, spec, wire), gradients, specs)
+    loss = added(jnp.stack(loss), MESH) / plan.batch.tokens
+    weights, moments, norm = optimizer.update(
+        plan, state["parameters"], gradients, state["optimizer"]
+    )
+    metrics = {
+        "loss": loss[1],
+        "z_loss": loss[2],
+        "grad_norm": norm,
+        "learning_rate": jnp.float32(optimizer.learning_rate(plan)(state["step"])),
+    }
+    state = {"step": state["step"] + 1, "parameters": weights, "optimizer": moments}
+    return state, metrics
+
+
+def accumulated(
+    net: Network, weights: Tree, batch: dict[str, jax.Array]
+) -> tuple[Loss, Tree]:
+    """This chip's part of the summed loss and of the mean loss's gradient, which is fp32."""
+    count = net.plan.batch.microbatches
+    differentiate = jax.value_and_grad(partial(_mean_loss, net), has_aux=True)
+
+    def one(micro: dict[str, jax.Array]) -> tuple[Loss, Tree]:
+        (_, loss), gradients = differentiate(weights, micro)
+        return loss, jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
+
+    if count == 1:
+        return one(batch)
+
+    def step(total: tuple[Loss, Tree], micro: dict[str, jax.Array]):  # type: ignore[no-untyped-def]
+        return jax.tree.map(jnp.add, total, one(micro)), None
+
+    zeros = jax.tree.map(lambda weight: jnp.zeros(weight.shape, jnp.float32), weights)
+    start = Loss(*(jnp.float32(0) for _ in Loss._fields)), zeros
+    cut = jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
+    return jax.lax.scan(step, start, cut)[0]
+
+
+def _mean_loss(
+    net: Network, weights: Tree, batch: dict[str, jax.Array]
+) -> tuple[jax.Array, Loss]:
+    loss = batch_loss(net, weights, batch["inputs"], batch["targets"])
+    return loss.objective / net.plan.batch.tokens, loss
+
+
+def _platform(mesh: Mesh | AbstractMesh) -> str:
+    """A mesh without devices is traced as a CPU's."""
+    return "cpu" if isinstance(mesh, AbstractMesh) else str(mesh.devices.flat[0].platform)

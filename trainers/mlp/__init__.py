@@ -1,0 +1,107 @@
+"""Trainer mlp: the smallest trainer that fulfils the contract, and what a new one may start from.
+
+A regression: from the words of a sequence, as numbers below one, to the number of the next word.
+One hidden layer over `tensor`, sequences over the replicas; the compiler writes the collectives.
+Knows JAX, the stations and the contract.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from orchestrator.stations.plan import Plan
+from trainers.contract import Program
+from trainers.mesh import mesh_of
+
+State = dict[str, Any]
+BATCH = P(("pods", "data", "fsdp"))
+SHARDINGS = {"into": P(None, "tensor"), "out": P("tensor")}  # [length, d_ff], [d_ff]
+
+
+def build(plan: Plan, devices: Sequence[jax.Device]) -> Program:
+    """The plan on these devices."""
+    return program(plan, mesh_of(plan, devices))
+
+
+def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
+    """The plan on that mesh."""
+    start = partial(_start, plan)
+    state = jax.tree.map(partial(_placed, mesh), jax.eval_shape(start, 0), _specs(plan))
+    rows, length = plan.batch.sequences, plan.batch.length
+    batch = {
+        "words": jax.ShapeDtypeStruct((rows, length), jnp.float32),
+        "next": jax.ShapeDtypeStruct((rows,), jnp.float32),
+    }
+    places = jax.tree.map(lambda leaf: leaf.sharding, state)
+    return Program(
+        plan=plan,
+        mesh=mesh,
+        state=state,
+        batch={name: _placed(mesh, leaf, BATCH) for name, leaf in batch.items()},
+        arrange=partial(_arrange, plan),
+        init=jax.jit(start, out_shardings=places),
+        step=jax.jit(
+            partial(_step, plan),
+            donate_argnums=0,
+            out_shardings=(places, NamedSharding(mesh, P())),
+        ),
+    )
+
+
+def _arrange(plan: Plan, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    numbers = (tokens / plan.model.vocab).astype(np.float32)
+    return {"words": numbers[:, :-1], "next": numbers[:, -1]}
+
+
+def _start(plan: Plan, seed: jax.Array) -> State:
+    into, out = jax.random.split(jax.random.key(seed))
+    length, width = plan.batch.length, plan.model.d_ff
+    weights = {
+        "into": jax.random.normal(into, (length, width)) * length**-0.5,
+        "out": jax.random.normal(out, (width,)) * width**-0.5,
+    }
+    return {"step": jnp.int32(0), "weights": weights, "moments": _adam(plan).init(weights)}
+
+
+def _specs(plan: Plan) -> State:
+    moments = jax.eval_shape(partial(_start, plan), 0)["moments"]
+    places = optax.tree_utils.tree_map_params(
+        _adam(plan),
+        lambda _, sharding: sharding,
+        moments,
+        SHARDINGS,
+        transform_non_params=lambda _: P(),
+    )
+    return {"step": P(), "weights": SHARDINGS, "moments": places}
+
+
+def _placed(mesh: Mesh | AbstractMesh, leaf: Any, spec: P) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+
+def _adam(plan: Plan) -> optax.GradientTransformation:
+    return optax.adam(plan.optimizer.peak_lr)
+
+
+def _loss(weights: State, batch: State) -> jax.Array:
+    hidden = jax.nn.gelu(batch["words"] @ weights["into"])
+    return jnp.mean((hidden @ weights["out"] - batch["next"]) ** 2)
+
+
+def _step(plan: Plan, state: State, batch: State) -> tuple[State, dict[str, jax.Array]]:
+    loss, gradients = jax.value_and_grad(_loss)(state["weights"], batch)
+    changes, moments = _adam(plan).update(gradients, state["moments"])
+    weights = optax.apply_updates(state["weights"], changes)
+    metrics = {
+        "loss": loss,
+        "grad_norm": optax.tree.norm(gradients),
+        "learning_rate": jnp.float32(plan.optimizer.peak_lr),
+    }
+    return {"step": state["step"] + 1, "weights": weights, "moments": moments}, metrics
