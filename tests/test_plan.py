@@ -101,7 +101,7 @@ def test_the_digest_is_of_what_will_be_done() -> None:
     renamed = replace(spec, name="other", overrides=("name=other",))
     pricier = replace(spec, resources=replace(spec.resources, dollars_per_chip_hour=9.0))
     assert make_plan(renamed).digest == make_plan(pricier).digest == plan.digest
-    options = {"xla_tpu_scoped_vmem_limit_kib": 98304}
+    options: dict[str, bool | int | float | str] = {"xla_tpu_scoped_vmem_limit_kib": 98304}
     tuned = replace(spec, experiment=replace(spec.experiment, compiler_options=options))
     meshes = [
         replace(spec, resources=replace(spec.resources, mesh=MeshWish(tensor=size)))
