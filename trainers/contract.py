@@ -78,7 +78,8 @@ def place(program: Program, tokens: Callable[[int, int], np.ndarray]) -> Mapping
     arranged: dict[tuple[int, int], dict[str, np.ndarray]] = {}
 
     def leaf(name: str, shape: jax.ShapeDtypeStruct) -> jax.Array:
-        def shard(index: tuple[slice, ...]) -> np.ndarray:
+        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None  # it is for keys of random numbers alone
             start, stop, _ = index[0].indices(shape.shape[0])
             if (start, stop) not in arranged:
                 arranged[start, stop] = program.arrange(tokens(start, stop))

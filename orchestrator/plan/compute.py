@@ -3,13 +3,13 @@
 FLOPs here are executed ones. The FLOPs that MFU counts are in plan.flops.
 """
 
+from orchestrator.plan.cuts import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout, Number
 
 BACKWARD_OVER_FORWARD = 2  # a matmul's backward is two matmuls: of the input, of the weight
 # The splash kernel's forward has two matmuls. Its backward is two kernels, one for the queries with
 # three and one for keys and values with four: both make the scores and their gradients again.
 ATTENTION_BACKWARD_OVER_FORWARD = 7 / 2
-ATTENTION_BLOCK = 512  # queries and keys that the kernel takes at a time, at most
 
 
 def projection_flops(layout: Layout) -> dict[str, Number]:

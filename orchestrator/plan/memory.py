@@ -6,12 +6,10 @@ the peak is the largest phase, not the sum of all lines.
 
 import numpy as np
 
+from orchestrator.plan.cuts import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
 from orchestrator.stations.plan import Line, Phase
 
-LOSS_CHUNK_BYTES = 256 * 2**20  # fp32 logits that the loss makes at a time, at most
-MLP_TENSORS = 6  # gate, up, their product, and the gradients of the three
-ATTENTION_TENSORS = 4  # queries, attention, and the gradients of both
 ACCUMULATION_BYTES = 4  # gradients add up in fp32, whatever travels
 
 
@@ -121,25 +119,35 @@ def saved_lines(layout: Layout) -> list[Line]:
 
 
 def layer_lines(layout: Layout) -> list[Line]:
-    """Gradients of the layers, and the working set of the larger of a layer's two blocks."""
-    layer, use = layout.layer_elements, layout.compute_bytes
-    both = use + layout.gradient_bytes
-    stream = layout.tokens * layout.model.d_model * use
-    head = layout.model.head_dim * use
-    keys = layout.tokens * layout.sequence * layout.kv_heads * head
-    attention = ATTENTION_TENSORS * (layout.tokens * layout.heads * head + keys)
-    mlp = MLP_TENSORS * layout.tokens * layout.d_ff * use
-    # Scattered to its owners only when the loop over layers is through.
-    table = layout.table_elements
+    """Gradients of the layers, and the working set of one layer's backward pass.
+
+    It peaks in the MLP, of which the product and its gradient are alive, with the residual stream
+    in its several stages: normed, gathered, and the gradients of both. Where `tensor` goes round a
+    ring, the pieces of one more product wait to be joined, and one stage of the stream is split.
+    """
+    ring = layout.tensor > 1
+    stream = layout.tokens * layout.model.d_model * layout.compute_bytes
+    product = layout.tokens * layout.d_ff * layout.compute_bytes
+    heads = layout.tokens * layout.heads * layout.model.head_dim
+    matrices = layout.layer_matrices
+    mlp = sum(matrices[name] for name in ("gate", "up", "down") if name in matrices)
+    # The unembedding's gradient is scattered after the loop over layers, where the weights lie on
+    # all of a slice; where a ring runs inside them, the compiler scatters it before.
+    table = layout.table_elements * (layout.tensor == 1)
+    alone = (layout.microbatches == 1) & (layout.pods * layout.data == 1)
+    # Nothing is added to a gradient that is alone: it stays in the type it came in.
+    size = np.where(alone, layout.gradient_bytes, ACCUMULATION_BYTES)
     return [
-        gradient_line("gradients", ACCUMULATION_BYTES, layers_elements(layout)),
+        gradient_line("gradients", size, layers_elements(layout)),
         gradient_line("unembedding gradient", ACCUMULATION_BYTES, table),
-        line("gathered weights", "size x layer", both * layer, size=both, layer=layer),
-        line("gathered stream", "3 x stream", 3 * stream, stream=stream),
-        line(
-            "block", "max(mlp, attention)", np.maximum(mlp, attention), mlp=mlp, attention=attention
-        ),
-    ]
+        line("gathered weights", "size x mlp", mlp * layout.compute_bytes,
+             size=layout.compute_bytes, mlp=mlp),
+        line("stream", "stages x stream", (6 - ring) * stream, stages=6 - ring, stream=stream),
+        line("mlp", "products x product", (2 + ring) * product,
+             products=2 + ring, product=product),
+        line("attention", "size x heads", (4 + layout.compute_bytes) * heads,
+             size=4 + layout.compute_bytes, heads=heads),
+    ]  # fmt: skip
 
 
 def loss_lines(layout: Layout) -> list[Line]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from orchestrator.plan.cuts import TILE
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.torus import GROUPS
 from orchestrator.stations.plan import Collective, Kind
@@ -14,7 +15,6 @@ TENSOR_GATHERS, TENSOR_GATHERS_AGAIN, TENSOR_SCATTERS = 4, 2, 4
 GATHER: Kind = "all-gather"
 SCATTER: Kind = "reduce-scatter"
 REDUCE: Kind = "all-reduce"
-TILE = 8 * 128  # elements that a collective moves without being rewritten
 ENDS = 2  # the embedding and the unembedding
 WEIGHT_GATHERS = 2  # forward and backward; recompute shares the backward's
 
@@ -144,5 +144,5 @@ def padded_elements(layout: Layout) -> Number:
 
 
 def padded(elements: Number, ways: Number) -> Number:
-    quantum = ways * TILE
+    quantum = ways * TILE[0] * TILE[1]
     return np.where(ways > 1, np.ceil(elements / quantum) * quantum, elements)

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.plan.cuts import TILE
 from trainers.llama.axes import SLICE, WEIGHTS
 
 Axes = str | tuple[str, ...]
-TILE = (8, 128)  # of TPU memory: what is cut along tiles is moved without padding
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

@@ -16,15 +16,11 @@ def lookup(table: jax.Array, words: jax.Array) -> jax.Array:
     return jnp.where(is_own[..., None], table[own], 0)
 
 
-def _forward(
-    table: jax.Array, words: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _forward(table: jax.Array, words: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return lookup(table, words), (table, words)
 
 
-def _backward(
-    saved: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, None]:
+def _backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, None]:
     table, words = saved
     own, is_own = _own(table, words)
     parts = jnp.where(is_own[..., None], gradient, 0).astype(jnp.float32)

@@ -21,8 +21,8 @@ from trainers.llama.collectives import matrix, reduced_in_backward, summed, whol
 from trainers.llama.embedding import lookup
 from trainers.llama.loss import Loss, token_loss
 from trainers.llama.parameters import Parameters, shardings
-from trainers.llama.ring import as_come, gathered_matmul, in_order, matmul_scattered
 from trainers.llama.remat import BLOCK_INPUT, policy
+from trainers.llama.ring import as_come, gathered_matmul, in_order, matmul_scattered
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 
@@ -44,9 +44,7 @@ class Network:
         return matrix(shard, dimension, DTYPES[precision.compute], DTYPES[precision.gradients])
 
 
-def batch_loss(
-    net: Network, parameters: Parameters, inputs: jax.Array, targets: jax.Array
-) -> Loss:
+def batch_loss(net: Network, parameters: Parameters, inputs: jax.Array, targets: jax.Array) -> Loss:
     """This chip's share of the loss summed over tokens. inputs, targets [b, S/s]."""
     parameters = _at_once(net, parameters, layers=False)
     x = stream(net, parameters, inputs)
@@ -79,9 +77,7 @@ def block(net: Network, layer: Parameters, x: jax.Array, angles: jax.Array) -> j
     return x + mlp_part(net, layer, norm(net, x, layer["mlp_norm"]))
 
 
-def attention_part(
-    net: Network, layer: Parameters, y: jax.Array, angles: jax.Array
-) -> jax.Array:
+def attention_part(net: Network, layer: Parameters, y: jax.Array, angles: jax.Array) -> jax.Array:
     """What attention adds to the stream. y [b, S/(s Y), D]"""
     shards = [layer[name] for name in ("query", "key", "value")]  # [D/X, heads of each, H]
     made = in_order(gathered_matmul(y, net.matrix(side_by_side(shards), 0)))

@@ -1,6 +1,6 @@
 """Trainer llama: every parameter, with its shape, its sharding, and how it starts.
 
-    L layers, D d_model, F d_ff, N heads, K kv heads, H head_dim, V vocabulary
+L layers, D d_model, F d_ff, N heads, K kv heads, H head_dim, V vocabulary
 """
 
 from collections.abc import Iterator
@@ -49,9 +49,7 @@ def layer_leaves(model: Model) -> dict[str, Leaf]:
         "query": Leaf((n_layers, d, n, h), P(None, WEIGHTS, TENSOR, None), into),
         "key": Leaf((n_layers, d, k, h), P(None, WEIGHTS, KV, None), into),
         "value": Leaf((n_layers, d, k, h), P(None, WEIGHTS, KV, None), into),
-        "output": Leaf(
-            (n_layers, n, h, d), P(None, TENSOR, None, WEIGHTS), out * (n * h) ** -0.5
-        ),
+        "output": Leaf((n_layers, n, h, d), P(None, TENSOR, None, WEIGHTS), out * (n * h) ** -0.5),
         "mlp_norm": Leaf((n_layers, d), P(None, None), None),
         "up": Leaf((n_layers, d, f), P(None, WEIGHTS, TENSOR), into),
         "down": Leaf((n_layers, f, d), P(None, TENSOR, WEIGHTS), out * f**-0.5),

@@ -10,9 +10,9 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from orchestrator.errors import Unservable
+from orchestrator.plan.cuts import ATTENTION_BLOCK
 from trainers.llama import zigzag
 
-MOST = 512  # queries or keys in a block
 LANES = 128
 
 
@@ -21,7 +21,7 @@ def _not_later(query: Any, key: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class ZigzagMask(kernels.Mask):  # type: ignore[misc]
+class ZigzagMask(kernels.Mask):
     """Causal, where row j is the query at the j-th place of the zigzag order.
 
     The kernel computes such a mask from `q_sequence`, the position of each row, by
@@ -99,7 +99,7 @@ def _blocks(length: int, ways: int) -> Any:
 
 def _block(positions: int) -> int:
     """The largest block that divides them."""
-    fitting = [size for size in range(LANES, MOST + 1, LANES) if positions % size == 0]
+    fitting = [size for size in range(LANES, ATTENTION_BLOCK + 1, LANES) if positions % size == 0]
     if not fitting:
         raise Unservable(
             f"splash attention takes {LANES} positions at a time: {positions} a chip do not divide"

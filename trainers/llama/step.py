@@ -109,13 +109,13 @@ def _step(
         wire = DTYPES[plan.precision.gradients]
         specs = parameters.shardings(plan.model)
         gradients = jax.tree.map(lambda g, spec: reduced(g, spec, wire), gradients, specs)
-    loss = added(jnp.stack(loss), MESH) / plan.batch.tokens
+    _, entropy, penalty = added(jnp.stack(loss), MESH) / plan.batch.tokens
     weights, moments, norm = optimizer.update(
         plan, state["parameters"], gradients, state["optimizer"]
     )
     metrics = {
-        "loss": loss[1],
-        "z_loss": loss[2],
+        "loss": entropy,
+        "z_loss": penalty,
         "grad_norm": norm,
         "learning_rate": jnp.float32(optimizer.learning_rate(plan)(state["step"])),
     }
@@ -123,9 +123,7 @@ def _step(
     return state, metrics
 
 
-def accumulated(
-    net: Network, weights: Tree, batch: dict[str, jax.Array]
-) -> tuple[Loss, Tree]:
+def accumulated(net: Network, weights: Tree, batch: dict[str, jax.Array]) -> tuple[Loss, Tree]:
     """This chip's part of the summed loss and of the mean loss's gradient, which is fp32."""
     count = net.plan.batch.microbatches
     differentiate = jax.value_and_grad(partial(_mean_loss, net), has_aux=True)
@@ -146,9 +144,7 @@ def accumulated(
     return jax.lax.scan(step, start, cut)[0]
 
 
-def _mean_loss(
-    net: Network, weights: Tree, batch: dict[str, jax.Array]
-) -> tuple[jax.Array, Loss]:
+def _mean_loss(net: Network, weights: Tree, batch: dict[str, jax.Array]) -> tuple[jax.Array, Loss]:
     loss = batch_loss(net, weights, batch["inputs"], batch["targets"])
     return loss.objective / net.plan.batch.tokens, loss
 

@@ -1,0 +1,190 @@
+"""Plan room: the small copy of a plan that this machine can run. Pure.
+
+Pods stay pods, mesh axes keep their kinds as far as the devices go, the model keeps its
+proportions, and whatever became another thing is said.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, lcm, prod
+
+from orchestrator import catalog
+from orchestrator.catalog.chip import Chip, Topology
+from orchestrator.errors import Unservable
+from orchestrator.plan.make import make_plan
+from orchestrator.plan.remat import policy
+from orchestrator.plan.torus import POD_AXES
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.spec import (
+    Batch,
+    Data,
+    Experiment,
+    MeshWish,
+    Model,
+    Pods,
+    Resources,
+    Spec,
+)
+
+MOST_PODS = 8
+FEWEST_DEVICES = 4
+STEPS = 20
+LENGTH = 128
+SEQUENCES_PER_REPLICA = 2
+LAYERS = 4
+D_MODEL = 128
+HEAD_DIM = 16
+SAVES = 2  # checkpoints within a rehearsal, so that saving is rehearsed too
+# Which axes keep more than one device when there are too few for all.
+KEPT_FIRST = ("fsdp", "tensor", "sequence", "data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """A small copy of a plan, and what of it differs in kind, a line each."""
+
+    spec: Spec
+    plan: Plan
+    steps: int
+    changes: tuple[str, ...]
+
+
+def rehearse(
+    spec: Spec, plan: Plan, *, steps: int = STEPS, devices: int | None = None
+) -> Rehearsal:
+    """The rehearsal of a plan: up to eight pods of so many devices each, or of as few as the chip's
+    slices allow from four on.
+    """
+    chip = catalog.chip(plan.chip)
+    pods, topology = min(plan.pods, MOST_PODS), _topology(chip, plan, devices)
+    mesh = _mesh(plan, topology.chips * chip.devices)
+    model = _model(plan, mesh)
+    batch = _batch(plan, pods, mesh)
+    small = replace(
+        spec,
+        experiment=_experiment(spec.experiment, plan, model, batch, steps),
+        resources=Resources(
+            chip=plan.chip,
+            topology=str(topology),
+            pods=Pods(min=pods, max=pods),
+            mesh=MeshWish(**mesh),
+            goodput=spec.resources.goodput,
+        ),
+        run=replace(
+            spec.run,
+            steps=steps,
+            checkpoint=replace(spec.run.checkpoint, every=max(steps // SAVES, 1)),
+        ),
+    )
+    made = make_plan(small)
+    return Rehearsal(spec=small, plan=made, steps=steps, changes=tuple(_changes(plan, made)))
+
+
+def _topology(chip: Chip, plan: Plan, devices: int | None) -> Topology:
+    """The plan's own slice where it is as small as that, else the smallest with the devices."""
+    if chip.switched:
+        raise Unservable(f"{chip.name}: a rehearsal emulates slices of TPUs, and this is none")
+    least = devices or FEWEST_DEVICES
+    own = catalog.topology(chip, plan.topology)
+    if own.chips * chip.devices <= least:
+        return own
+    known = (catalog.topology(chip, text) for text in catalog.topologies(chip))
+    found = next(slice_ for slice_ in known if slice_.chips * chip.devices >= least)
+    if devices and found.chips * chip.devices != devices:
+        smallest = found.chips * chip.devices
+        raise Unservable(f"{chip.name}: no slice has {devices} devices; the next has {smallest}")
+    return found
+
+
+def _mesh(plan: Plan, devices: int) -> dict[str, int]:
+    """Sizes of the axes inside a pod: twos go round the axes that the plan has, while they last."""
+    if prod(plan.mesh[axis] for axis in POD_AXES) == devices:
+        return {axis: plan.mesh[axis] for axis in POD_AXES}
+    present = [axis for axis in KEPT_FIRST if plan.mesh[axis] > 1]
+    mesh, left, turn = dict.fromkeys(POD_AXES, 1), devices, 0
+    while left > 1:
+        mesh[present[turn % len(present)]] *= 2
+        left, turn = left // 2, turn + 1
+    return mesh
+
+
+def _model(plan: Plan, mesh: dict[str, int]) -> Model:
+    """The model in its own proportions at a width of about 128, or itself where it is no wider."""
+    full = plan.model
+    same = {name: getattr(full, name) for name in Model.__dataclass_fields__}
+    if _is_small(plan):
+        return Model(**same)
+    group, tensor = full.heads // full.kv_heads, mesh["tensor"]
+    kv_heads = max(1, round(D_MODEL * full.kv_heads / full.heads / HEAD_DIM))
+    while (kv_heads * group) % tensor or (kv_heads % tensor and tensor % kv_heads):
+        kv_heads += 1
+    heads = kv_heads * group
+    width = full.d_model / (full.heads * full.head_dim)
+    d_model = _multiple(heads * HEAD_DIM * width, lcm(mesh["fsdp"] * mesh["sequence"], 16))
+    scale = d_model / full.d_model
+    shrunk = {
+        "layers": min(full.layers, LAYERS),
+        "d_model": d_model,
+        "d_ff": _multiple(full.d_ff * scale, lcm(tensor, 16)),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": HEAD_DIM,
+        "vocab": _multiple(full.vocab * scale, lcm(tensor, 64)),
+        "name": f"{full.name} rehearsed",
+    }
+    return Model(**(same | shrunk))
+
+
+def _is_small(plan: Plan) -> bool:
+    """Whether the model is as small as a rehearsal's: then it and its batch stay as they are."""
+    return plan.model.d_model <= D_MODEL
+
+
+def _multiple(value: float, of: int) -> int:
+    """The nearest multiple, at least one."""
+    return max(1, round(value / of)) * of
+
+
+def _batch(plan: Plan, pods: int, mesh: dict[str, int]) -> Batch:
+    replicas = pods * mesh["data"] * mesh["fsdp"]
+    if _is_small(plan):
+        each = plan.batch.sequences_per_replica
+        return Batch(sequences=replicas * each, length=plan.batch.length)
+    each = min(plan.batch.sequences_per_replica, SEQUENCES_PER_REPLICA)
+    zigzag = mesh["sequence"] * mesh["tensor"] * 2
+    length = min(plan.batch.length, LENGTH)
+    length = max(length - length % zigzag, zigzag)
+    return Batch(sequences=replicas * each, length=length)
+
+
+def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps: int) -> Experiment:
+    same_vocab = model.vocab == full.model.vocab
+    warmup = min(full.optimizer.warmup_steps, ceil(steps / 4))
+    return replace(
+        full,
+        model=model,
+        tokens=steps * batch.sequences * batch.length,
+        batch=batch,
+        optimizer=replace(full.optimizer, warmup_steps=warmup),
+        remat="full" if policy(plan.remat).needs_host else plan.remat,
+        compiler_options={},
+        data=full.data if same_vocab else Data(),
+    )
+
+
+def _changes(plan: Plan, made: Plan) -> Iterator[str]:
+    """What of the plan is not rehearsed at all."""
+    if made.pods < plan.pods:
+        yield f"{plan.pods} pods became {made.pods}"
+    gone = [axis for axis in POD_AXES if plan.mesh[axis] > 1 == made.mesh[axis]]
+    if gone:
+        was = ", ".join(f"{axis} {plan.mesh[axis]}" for axis in gone)
+        yield f"{was} became 1: too few devices for all axes"
+    if plan.batch.microbatches > made.batch.microbatches:
+        yield f"{plan.batch.microbatches} microbatches became {made.batch.microbatches}"
+    if plan.remat != made.remat:
+        yield f"remat {plan.remat} became {made.remat}: CPU devices have no host to offload to"
+    if plan.compiler_options:
+        yield "compiler_options are left out: the CPU compiler has none of them"
+    if plan.data != made.data:
+        yield f"data: {plan.data.kind} became {made.data.kind}: the vocabulary shrank too"
