@@ -169,18 +169,16 @@ def test_options_of_the_compiler_keep_their_types(tmp_path: Path) -> None:
     }
 
 
-def test_a_path_of_data_is_relative_to_the_spec(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The manifest is found from the spec's folder, wherever the command was started."""
-    (tmp_path / "specs").mkdir()
+def test_a_path_of_data_stays_as_it_is_written(tmp_path: Path) -> None:
+    """It is relative to the spec, and the spec is the same in every checkout."""
     text = MINIMAL.replace("  tokens", "  data: {kind: tokens, path: ../sets/m.json}\n  tokens")
-    write(tmp_path / "specs", text)
-    monkeypatch.chdir(tmp_path)
-    loaded = spec.load(Path("specs/spec.yaml"))
-    assert loaded.experiment.data == Data(
-        kind="tokens", path=str((tmp_path / "sets/m.json").resolve())
-    )
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+        write(folder, text)
+    one, other = (spec.load(folder / "spec.yaml") for folder in folders)
+    assert one == other
+    assert one.experiment.data == Data(kind="tokens", path="../sets/m.json")
 
 
 @pytest.mark.parametrize("path", ["/mnt/sets/m.json", "gs://bucket/m.json"])

@@ -1,1 +1,1 @@
-"""Trainers: the only rooms that know JAX. Each imports stations, errors and plan arithmetic alone."""
+"""Trainers: the only rooms that know JAX. They import stations, errors and plan arithmetic."""

@@ -109,6 +109,7 @@ def _train(plan: Plan, asked: argparse.Namespace, losses: deque[float]) -> Outco
             stop=_terminated(),
             profile_steps=_range(asked.profile),
             peak_flops_per_s=asked.peak_flops_per_s,
+            folder=asked.spec.parent,
             verify_data=asked.verify_data,
         )
         return train(plan, asked.trainer, assignment)

@@ -38,6 +38,7 @@ class Assignment:
     stop              asked before each step; when any process's says yes, all save and return
     profile_steps     are traced into `directory/profile`
     peak_flops_per_s  of one device in the compute type; None where unknown, and then no MFU
+    folder            of the spec, where a relative path of its data begins
     verify_data       reads a token set through, and checks its sums, before the first step
     """
 
@@ -48,6 +49,7 @@ class Assignment:
     stop: Callable[[], bool] = lambda: False
     profile_steps: range = range(0)
     peak_flops_per_s: float | None = None
+    folder: Path = Path()
     verify_data: bool = False
 
 
@@ -58,7 +60,7 @@ def train(plan: Plan, trainer: str, asked: Assignment) -> Outcome:
 
 def run(program: Program, asked: Assignment) -> Outcome:
     """Run a program that is built; ends with a checkpoint."""
-    batches = batches_of(program.plan, verify=asked.verify_data)
+    batches = batches_of(program.plan, asked.folder, verify=asked.verify_data)
     folder, keep = asked.directory / "checkpoints", asked.checkpoint.keep
     with (
         Checkpoints(folder, keep=keep, identity=_identity(program.plan, batches)) as saved,

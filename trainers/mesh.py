@@ -24,8 +24,8 @@ def mesh_of(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
     """The devices as [pods, data, fsdp, sequence, tensor]."""
     if len(devices) != plan.devices:
         raise Unservable(f"the plan is for {plan.devices} devices, here are {len(devices)}")
-    on_torus = hasattr(devices[0], "coords")
-    grid = _by_coordinates(plan, devices) if on_torus else _by_order(plan, devices)
+    lay = _by_coordinates if devices[0].platform == "tpu" else _by_order
+    grid = lay(plan, devices)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

@@ -34,7 +34,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
     problems += spec.problems + in_config
     if problems:
         raise SpecProblems(problems)
-    return _spec(asked.values, configured, path.parent, tuple(overrides))
+    return _spec(asked.values, configured, tuple(overrides))
 
 
 def _configured(asked: Asked, folder: Path) -> tuple[Model | None, list[Problem]]:
@@ -49,12 +49,10 @@ def _configured(asked: Asked, folder: Path) -> tuple[Model | None, list[Problem]
         return None, error.problems
 
 
-def _spec(
-    values: dict[str, Any], configured: Model | None, folder: Path, overrides: tuple[str, ...]
-) -> Spec:
+def _spec(values: dict[str, Any], configured: Model | None, overrides: tuple[str, ...]) -> Spec:
     """Legal values as a station: what the file abbreviates, written out."""
     sections = {
-        "experiment": _experiment(values["experiment"], configured, folder),
+        "experiment": _experiment(values["experiment"], configured),
         "resources": _resources(values["resources"]),
         "run": _renamed(values.get("run", {}), "hang_limit", "hang_limit_s"),
         "overrides": overrides,
@@ -63,24 +61,14 @@ def _spec(
     return msgspec.convert(kept | sections, Spec)
 
 
-def _experiment(
-    experiment: dict[str, Any], configured: Model | None, folder: Path
-) -> dict[str, Any]:
+def _experiment(experiment: dict[str, Any], configured: Model | None) -> dict[str, Any]:
     model = experiment["model"]
     if isinstance(model, str):
         model = msgspec.to_builtins(catalog.model(model))
     elif configured:
         model = msgspec.to_builtins(configured)
     unnamed = {"name": default(field(("experiment", "model", "name")) or {})}
-    data = experiment.get("data", {})
-    if "path" in data:
-        data = data | {"path": _located(data["path"], folder)}
-    return experiment | {"model": unnamed | model, "data": data}
-
-
-def _located(path: str, folder: Path) -> str:
-    """Where a path that is relative to the spec leads from anywhere; addresses are left alone."""
-    return path if "://" in path else str((folder / path).resolve())
+    return experiment | {"model": unnamed | model}
 
 
 def _resources(resources: dict[str, Any]) -> dict[str, Any]:

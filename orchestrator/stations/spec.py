@@ -62,7 +62,7 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """`path` names the manifest of a token set and is given for `tokens` alone."""
+    """`path` names the manifest of a token set, from the spec's folder; for `tokens` alone."""
 
     kind: Literal["synthetic", "tokens"] = "synthetic"
     path: str | None = None

@@ -24,11 +24,14 @@ class Batches(Protocol):
         ...
 
 
-def batches_of(plan: Plan, *, verify: bool = False) -> Batches:
-    """The batches that the plan names; `verify` reads a token set through first."""
+def batches_of(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> Batches:
+    """The batches that the plan names; `verify` reads a token set through first.
+
+    A relative path begins at `folder`, that of the spec: a plan is the same in every checkout.
+    """
     if plan.data.kind == "synthetic":
         return Synthetic(plan.model.vocab, plan.batch.length, plan.seed)
-    source = TokenSet.open(_manifest_path(plan), verify=verify)
+    source = TokenSet.open(folder / _manifest_path(plan), verify=verify)
     if source.manifest.vocab > plan.model.vocab:
         raise DataUnusable(
             f"{source.path}: tokens of {source.manifest.tokenizer!r} reach"

@@ -60,7 +60,7 @@ def start(plan: Plan, parameters: Parameters, dtype: jnp.dtype) -> Tree:
 
 def state_shardings(plan: Plan, state: Tree) -> Tree:
     """Moments lie as their parameters do; counts are everywhere."""
-    return optax.tree_utils.tree_map_params(
+    return optax.tree.map_params(
         adamw(plan),
         lambda _, sharding: sharding,
         state,

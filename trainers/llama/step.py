@@ -34,7 +34,8 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     """The plan on that mesh."""
     mesh = with_copies(mesh, plan.model.kv_heads)
     ways = plan.mesh["sequence"]
-    net = Network(plan, attention(_platform(mesh), plan.batch.length, ways))
+    compute = DTYPES[plan.precision.compute]
+    net = Network(plan, attention(_platform(mesh), compute, plan.batch.length, ways))
     start = partial(_start, plan)
     state = _placed(mesh, jax.eval_shape(start, 0), _state_specs(plan))
     shape = (plan.batch.sequences, plan.batch.length)

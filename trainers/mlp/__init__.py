@@ -72,7 +72,7 @@ def _start(plan: Plan, seed: jax.Array) -> State:
 
 def _specs(plan: Plan) -> State:
     moments = jax.eval_shape(partial(_start, plan), 0)["moments"]
-    places = optax.tree_utils.tree_map_params(
+    places = optax.tree.map_params(
         _adam(plan),
         lambda _, sharding: sharding,
         moments,
