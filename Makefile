@@ -16,7 +16,7 @@ WANTED := Wanted: Python 3.11 or newer; say which with make setup PYTHON=python3
 refuse = { echo "setup: $(1)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench lock clean
+.PHONY: help setup demo test lint bench bench-proof lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
@@ -38,6 +38,9 @@ lint: setup  ## ruff and mypy, both strict
 
 bench: setup  ## priced candidates per second, and what `orch plan` costs beside its imports
 	@$(BIN)/python -m tests.bench_plan
+
+bench-proof: setup  ## compile 22 plans and write docs/proof-bench.md (an hour, most of it kept)
+	@$(BIN)/python -m tests.bench_proof --write
 
 lock: setup  ## rewrite requirements.lock from pyproject.toml; add UPGRADE=1 for newer versions
 	@$(LOCK_COMMAND) $(if $(UPGRADE),--upgrade)

@@ -56,8 +56,8 @@ EFFECTS = {"datetime", "io", "os", "pathlib", "random", "shutil", "subprocess", 
 EFFECTS |= {"asyncio", "http", "logging", "socket", "ssl", "threading", "time", "urllib"}
 
 # The modules that a person starts: they alone print and exit.
-SPEAKERS = ("orchestrator.cli", "orchestrator.drive", "orchestrator.prove.child")
-SPEAKERS += ("trainers.data.pack",)
+SPEAKERS: tuple[str, ...] = ("orchestrator.cli", "orchestrator.drive", "orchestrator.prove.child")
+SPEAKERS += ("orchestrator.launch.keeper", "trainers.data.pack")
 SPEECH = frozenset({"print", "input", "exit", "quit", "SystemExit"})
 SPEECH_OF_MODULES = frozenset(
     {("sys", "exit"), ("sys", "stdout"), ("sys", "stderr"), ("os", "_exit")}

@@ -76,13 +76,23 @@ def test_a_missing_file_is_said_plainly(orch: RunOrch, command: str) -> None:
     assert "nowhere.yaml: cannot be read" in done.stderr
 
 
-def test_submit_says_what_is_missing(orch: RunOrch) -> None:
-    """It plans, and then tells the truth about the rest."""
-    done = orch("submit", FOUR_PODS, "--no-prove")
-    assert done.returncode == 0
-    assert "Plan: fits" in done.stdout
-    assert "not built yet" in done.stdout
-    assert "Nothing was compiled, no chip was asked for" in done.stdout
+def test_a_named_cluster_is_an_error_and_never_a_rehearsal(
+    orch: RunOrch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the name comes from, the message says where, and no run is made."""
+    stored = ("--no-prove", "--set", f"run.storage={tmp_path}")
+    by_flag = orch("submit", FOUR_PODS, *stored, "--address", "10.0.0.1:6379")
+    by_spec = orch("submit", FOUR_PODS, *stored, "--set", "cluster.address=10.0.0.2:6379")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.3:6379")
+    by_shell = orch("submit", FOUR_PODS, *stored)
+    for done, name in (
+        (by_flag, "--address names the cluster 10.0.0.1:6379"),
+        (by_spec, "cluster.address names the cluster 10.0.0.2:6379"),
+        (by_shell, "RAY_ADDRESS names the cluster 10.0.0.3:6379"),
+    ):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"{name}: launching on a named cluster is not built yet" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_init_writes_what_plans_and_never_overwrites(orch: RunOrch, tmp_path: Path) -> None:

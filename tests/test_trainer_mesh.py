@@ -109,7 +109,7 @@ def test_pods_are_slices() -> None:
 def test_another_shape_is_refused() -> None:
     """A slice that lacks a place of the plan is no slice for it, though it has as many chips."""
     devices = topologies.get_topology_desc("v5e:4x8", "tpu").devices
-    with pytest.raises(Unservable, match="no device at .* no 4x4x4"):
+    with pytest.raises(Unservable, match=r"no device at .* no 4x4x4"):
         mesh_of(plan_of(data=8, tensor=4, spans={"data": [span("x", 8)], "tensor": [span("y", 4)]}),
                 devices)  # fmt: skip
 
@@ -137,6 +137,8 @@ def test_without_coordinates_devices_go_in_order() -> None:
 class OfProcess:
     """A device of a process, as far as a mesh asks."""
 
+    platform = "cpu"
+
     def __init__(self, number: int, process: int) -> None:
         self.id, self.process_index = number, process
 
@@ -145,12 +147,13 @@ def test_several_processes_are_ordered_by_their_slices(monkeypatch: pytest.Monke
     """Ranks follow slice names as text; the mesh follows the slices' own numbers."""
     monkeypatch.setattr("trainers.mesh._slice_ids", lambda: [1, 0, 1, 0])
     devices: Any = [OfProcess(number, number // 2) for number in range(8)]
-    grid = np.empty(8, dtype=object)
     seen: list[np.ndarray] = []
     monkeypatch.setattr("trainers.mesh.Mesh", lambda found, *_, **__: seen.append(found))
     mesh_of(plan_of(pods=2, data=4), devices)
-    grid = seen[0].reshape(2, 4)
-    assert [[d.process_index for d in pod] for pod in grid] == [[1, 1, 3, 3], [0, 0, 2, 2]]
+    assert [[d.process_index for d in pod] for pod in seen[0].reshape(2, 4)] == [
+        [1, 1, 3, 3],
+        [0, 0, 2, 2],
+    ]
 
 
 def test_slices_of_unlike_size_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Trainer llama: the numbers. Losses and gradients are those of the plain reference, on any mesh."""
+"""Trainer llama: the numbers. Loss and gradients are those of a plain reference, on any mesh."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ from trainers.contract import place
 LOSS_TOLERANCE = 1e-5  # relative, in float32
 GRADIENT_TOLERANCE = 1e-5  # of a leaf's largest value, in float32; about 2e-6 was measured
 
-ALONE: list[dict[str, int]] = [
+ALONE: list[dict[str, Any]] = [
     {},
     {"pods": 4},
     {"data": 4},
@@ -39,7 +39,7 @@ ALONE: list[dict[str, int]] = [
     {"tensor": 4},
     {"tensor": 8},  # twice the kv heads: each stands on two chips
 ]
-MIXTURES: list[dict[str, int]] = [
+MIXTURES: list[dict[str, Any]] = [
     {"pods": 2, "data": 2, "fsdp": 2, "sequence": 2},
     {"pods": 2, "data": 2, "fsdp": 2, "tensor": 2},
     {"pods": 2, "data": 2, "sequence": 2, "tensor": 2},
@@ -71,13 +71,13 @@ def hold_to_reference(plan: Plan) -> Taken:
 
 
 @pytest.mark.parametrize("mesh", ALONE, ids=named)
-def test_each_axis_alone_gives_the_reference(mesh: dict[str, int]) -> None:
+def test_each_axis_alone_gives_the_reference(mesh: dict[str, Any]) -> None:
     """Whatever one axis splits, loss and gradients are those of a single device."""
     hold_to_reference(plan_of(**mesh))
 
 
 @pytest.mark.parametrize("mesh", MIXTURES, ids=named)
-def test_mixtures_of_axes_give_the_reference(mesh: dict[str, int]) -> None:
+def test_mixtures_of_axes_give_the_reference(mesh: dict[str, Any]) -> None:
     """Axes do not disturb one another."""
     hold_to_reference(plan_of(**mesh))
 
@@ -98,7 +98,7 @@ def test_every_kind_of_model_gives_the_reference(kind: str) -> None:
 
 
 def test_z_loss_gives_the_reference() -> None:
-    """The penalty on the log-sum-exp is in the gradients, and apart from the loss in the metrics."""
+    """The penalty on the log-sum-exp is in the gradients; the metrics show it apart."""
     taken = hold_to_reference(plan_of(pods=2, tensor=4, optimizer=Optimizer(z_loss=0.01)))
     assert taken.metrics["z_loss"] > 0.05
 
@@ -112,7 +112,7 @@ def test_microbatches_give_the_reference(microbatches: int) -> None:
 @pytest.mark.parametrize(
     "mesh", [{"pods": 2, "data": 2, "fsdp": 2}, {"pods": 2, "sequence": 2, "tensor": 4}], ids=named
 )
-def test_reducing_layer_by_layer_gives_the_reference(mesh: dict[str, int]) -> None:
+def test_reducing_layer_by_layer_gives_the_reference(mesh: dict[str, Any]) -> None:
     """When gradients are reduced does not change them."""
     hold_to_reference(plan_of(gradient_reduction="per_layer", **mesh))
 

@@ -70,7 +70,8 @@ def test_words_are_arranged_with_the_words_that_follow() -> None:
     """Each row keeps its place; inputs and targets lie in the same zigzag order."""
     program = llama.build(plan_of(sequence=2, length=8), jax.devices()[:2])
     arranged = program.arrange(np.arange(18).reshape(2, 9))
-    assert arranged["inputs"].tolist() == [[0, 1, 6, 7, 2, 3, 4, 5], [9, 10, 15, 16, 11, 12, 13, 14]]
+    places = [0, 1, 6, 7, 2, 3, 4, 5]
+    assert arranged["inputs"].tolist() == [places, [9 + place for place in places]]
     assert (arranged["targets"] == arranged["inputs"] + 1).all()
 
 
@@ -148,7 +149,10 @@ def differentiated(attend: Any, ways: int) -> Callable[..., Tree]:
     """Attention of zigzag shards, and its gradients for a given gradient of the result."""
 
     def body(q: jax.Array, k: jax.Array, v: jax.Array, dy: jax.Array) -> Tree:
-        out, back = jax.vjp(lambda q, *kv: attend(q, *(zigzag.gather(x, ways) for x in kv)), q, k, v)
+        def whole_sequences(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return jnp.asarray(attend(q, zigzag.gather(k, ways), zigzag.gather(v, ways)))
+
+        out, back = jax.vjp(whole_sequences, q, k, v)
         return out, *back(dy)
 
     spec = P(None, "sequence")
@@ -162,7 +166,7 @@ def test_splash_is_blockwise_attention(ways: int) -> None:
     places = zigzag.order(length, ways)
     inputs = [x[:, places] for x in queries_keys_values(4, 2, length, 128)]
     found = differentiated(splash(length, ways, interpret=True), ways)(*inputs)
-    right = differentiated(attention("cpu", length, ways), ways)(*inputs)
+    right = differentiated(attention("cpu", jnp.dtype("float32"), length, ways), ways)(*inputs)
     assert farthest(found, right) < 1e-5
 
 
@@ -185,12 +189,13 @@ def test_the_mask_of_splash_is_the_order_of_positions(ways: int) -> None:
 
 
 def test_each_platform_has_its_kernel() -> None:
-    """cuDNN for whole sequences on NVIDIA; splash wants positions by the hundred and more."""
-    assert attention("gpu", 4096, 1) is cudnn
-    assert attention("gpu", 4096, 2) is not cudnn
-    assert attention("tpu", 4096, 8) is not attention("cpu", 4096, 8)
+    """cuDNN on NVIDIA for whole sequences in bf16; splash takes 128 positions at a time."""
+    narrow, wide = jnp.dtype("bfloat16"), jnp.dtype("float32")
+    assert attention("gpu", narrow, 4096, 1) is cudnn
+    assert attention("gpu", narrow, 4096, 2) is not cudnn
+    assert attention("gpu", wide, 4096, 1) is not cudnn
     with pytest.raises(Unservable, match="96 a chip"):
-        attention("tpu", 768, 8)
+        attention("tpu", narrow, 768, 8)
 
 
 # --- optimizer and start
@@ -208,7 +213,7 @@ def test_the_learning_rate_warms_up_and_decays(decay: Any, middle: float, end: f
 
 def test_the_start_is_the_same_on_every_mesh() -> None:
     """Parameters depend on the seed alone; matrices are as large as their inputs ask."""
-    meshes: list[dict[str, int]] = [{}, {"pods": 2, "fsdp": 2, "sequence": 2, "tensor": 2}]
+    meshes: list[dict[str, Any]] = [{}, {"pods": 2, "fsdp": 2, "sequence": 2, "tensor": 2}]
     programs = [llama.build(p, jax.devices()[: p.devices]) for p in (plan_of(**m) for m in meshes)]
     one, other = (jax.tree.map(np.asarray, p.init(3)["parameters"]) for p in programs)
     assert farthest(one, other) < 1e-6

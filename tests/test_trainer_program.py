@@ -3,19 +3,21 @@
 import math
 import re
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from orchestrator.plan.remat import POLICIES
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.spec import Precision
-from tests.trainer_plans import TINY, plan_of
+from tests.trainer_plans import plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers import llama
+from trainers.llama.blockwise import MOST_KEYS
+from trainers.mesh import abstract_mesh_of
 
 COLLECTIVE = re.compile(
     r"= (\(?[^()]*\)?) (all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)"
@@ -38,13 +40,11 @@ def groups_of(operands: str) -> list[list[int]]:
         return [[int(n) for n in group.split(",")] for group in listed[1].strip("{}").split("},{")]
     counted = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", operands)
     assert counted, operands
-    import numpy as np
-
     rows, width = int(counted[1]), int(counted[2])
     ids = np.arange(rows * width).reshape([int(n) for n in counted[3].split(",")])
     if counted[4]:
         ids = ids.transpose([int(n) for n in counted[4].split(",")])
-    return ids.reshape(rows, width).tolist()
+    return [list(map(int, row)) for row in ids.reshape(rows, width)]
 
 
 def crossing(text: str, plan: Plan) -> list[tuple[str, int]]:
@@ -71,7 +71,7 @@ def gradient_bytes(plan: Plan, layers: int, dtype_bytes: int) -> list[int]:
         if path[0].key == "layers":
             elements = elements // plan.model.layers * layers
         share = elements if ways == 1 else math.ceil(elements / (ways * tile)) * tile
-        return share * dtype_bytes
+        return int(share * dtype_bytes)
 
     tree = jax.tree_util.tree_map_with_path(part, program.state["parameters"])
     return [int(size) for size in jax.tree.leaves(tree)]
@@ -122,8 +122,8 @@ def test_one_device_exchanges_nothing() -> None:
     assert COLLECTIVE.findall(compiled_text(plan_of())) == []
 
 
-# Matmuls that a layer's backward pass makes again: q k v together 1, scores and values 2, output 1,
-# gate and up together 1. Without `mid` kept, its sum needs `output` again.
+# Matmuls that a layer's backward pass makes again: q, k and v together 1, scores and values 2,
+# output 1, gate and up together 1. Without `mid` kept, its sum needs `output` again.
 AGAIN = {
     "none": 0,
     "keep_qkv": 1,
@@ -137,8 +137,8 @@ AGAIN = {
 
 @cache
 def matmuls(policy: str) -> int:
-    """Matmuls in the program's text, where the loop over layers stands once."""
-    plan = plan_of(replace(TINY, layers=4), remat=policy, sequences=2)
+    """Matmuls in the program's text, where loops over layers and over blocks of keys stand once."""
+    plan = plan_of(remat=policy, sequences=1, length=2 * MOST_KEYS)
     return compiled_text(plan).count(" dot(")
 
 
@@ -150,9 +150,9 @@ def test_a_policy_makes_again_what_it_does_not_keep(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_offloads_what_it_says(policy: str) -> None:
-    """Tensors go to the host, and come back, under the policies that say so and no other."""
-    plan = plan_of(remat=policy, sequences=2)
-    program = llama.build(plan, jax.devices()[:1])
-    lowered = program.step.lower(program.state, program.batch).as_text()
+    """Tensors go to the host under the policies that say so and under no other."""
+    plan = plan_of(remat=policy)
+    program = llama.program(plan, abstract_mesh_of(plan))
+    traced = str(program.step.trace(program.state, program.batch).jaxpr)
     offloads = POLICIES[policy].offloaded or POLICIES[policy].offloads_block_input
-    assert ("pinned_host" in lowered) == offloads
+    assert ("MemorySpace.Host" in traced) == offloads

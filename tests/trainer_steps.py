@@ -16,7 +16,7 @@ from trainers.contract import Program, place
 from trainers.mesh import abstract_mesh_of
 
 # The program is the same, only LLVM works less: tests would compile four times as long.
-QUICK_COMPILE = {"xla_backend_optimization_level": 0}
+QUICK_COMPILE: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 # From zero moments Adam's first moment is (1 - beta1) x gradient: the step shows its gradients.
 SHOWING = Optimizer(warmup_steps=0, clip_norm=0.0, beta1=0.9)
 Tree = Any
@@ -34,17 +34,17 @@ class Taken:
 def words(plan: Plan, seed: int = 0) -> np.ndarray:
     """Random words [sequences, length + 1]."""
     shape = (plan.batch.sequences, plan.batch.length + 1)
-    return np.random.default_rng(seed).integers(0, plan.model.vocab, shape)
+    return np.asarray(np.random.default_rng(seed).integers(0, plan.model.vocab, shape))
 
 
-def random_parameters(program: Program, scale: float = 0.2) -> Tree:
+def random_parameters(program: Program) -> Tree:
     """Larger than a start's, so that no gradient is small, and norms unlike one another."""
     random = np.random.default_rng(7)
 
     def leaf(path: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
         middle = 1.0 if "norm" in path[-1].key else 0.0
-        values = middle + scale * random.standard_normal(shape.shape)
-        return values.astype(np.float32)
+        values = middle + 0.2 * random.standard_normal(shape.shape)
+        return np.asarray(values, np.float32)
 
     return jax.tree_util.tree_map_with_path(leaf, program.state["parameters"])
 
@@ -53,10 +53,12 @@ def opening(program: Program, parameters: Tree) -> dict[str, Tree]:
     """A state before the first step, with these parameters, on the devices."""
 
     def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
-        return jax.device_put(np.asarray(value, shape.dtype), shape.sharding)
+        placed: jax.Array = jax.device_put(np.asarray(value, shape.dtype), shape.sharding)
+        return placed
 
     zeros = jax.tree.map(lambda shape: np.zeros(shape.shape), program.state)
-    return jax.tree.map(put, {**zeros, "parameters": parameters}, program.state)
+    state: dict[str, Tree] = jax.tree.map(put, {**zeros, "parameters": parameters}, program.state)
+    return state
 
 
 def showing(plan: Plan) -> Plan:
@@ -103,4 +105,5 @@ def farthest(found: Tree, right: Tree) -> float:
     def off(a: np.ndarray, b: np.ndarray) -> float:
         return float(np.abs(a - b).max() / np.abs(b).max())
 
-    return max(jax.tree.leaves(jax.tree.map(off, found, jax.tree.map(np.asarray, right))))
+    differences = jax.tree.map(off, found, jax.tree.map(np.asarray, right))
+    return float(max(jax.tree.leaves(differences)))

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from orchestrator.cli import logs, planning, proving, running
+from orchestrator.cli import logs, planning, proving, running, submitting
 from orchestrator.errors import OrchError
 
 
@@ -28,8 +28,9 @@ def orch() -> None:
     """
 
 
-for command in (*planning.COMMANDS, *proving.COMMANDS, *running.COMMANDS, *logs.COMMANDS):
-    orch.add_command(command)
+for room in (planning, proving, submitting, running, logs):
+    for command in room.COMMANDS:
+        orch.add_command(command)
 
 
 def main() -> None:

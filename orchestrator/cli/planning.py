@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.proving import NO_FIT, known_line, proved, show
+from orchestrator.cli.proving import known_line
 from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, say_json
 from orchestrator.errors import OrchError
 from orchestrator.stations.plan import Plan
@@ -109,34 +109,6 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
     say(render.screen(sheet, next_command("plan", spec, overrides)))
 
 
-@click.command()
-@SPEC
-@SET
-@click.option("--no-prove", is_flag=True, help="Do not compile the plan first.")
-def submit(spec: Path, overrides: tuple[str, ...], no_prove: bool) -> None:
-    """Validate, plan and prove SPEC. Launch is not built yet: it says so and stops there.
-
-    \b
-    Example:
-      orch submit specs/llama3_70b_4pod.yaml
-    """
-    from orchestrator.render import plan as render
-
-    loaded, plans = make_plans(spec, overrides, 1)
-    following = next_command("plan", spec, overrides, "--alternatives", "5")
-    say(render.screen(plans[0], following))
-    if not no_prove:
-        proven = proved(loaded, plans[0])
-        say("\n")
-        show(proven, following)
-        if not proven.proof.passes:
-            raise SystemExit(NO_FIT)
-    say(
-        "\nsubmit stops here: the stations Run, Report and the MLflow record are not built yet.\n"
-        f"{'Nothing was compiled, no' if no_prove else 'No'} chip was asked for.\n"
-    )
-
-
 def make_plans(path: Path, overrides: tuple[str, ...], most: int) -> tuple[Spec, list[Plan]]:
     """From a file to its spec and its plans, best first."""
     from orchestrator import spec
@@ -146,4 +118,4 @@ def make_plans(path: Path, overrides: tuple[str, ...], most: int) -> tuple[Spec,
     return loaded, planned(loaded, most)
 
 
-COMMANDS = (init, schema, plan, explain, submit)
+COMMANDS = (init, schema, plan, explain)

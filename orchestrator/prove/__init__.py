@@ -100,8 +100,8 @@ def _advised(spec: Spec, plan: Plan, proof: Proof) -> Proof:
         return replace(proof, refusal=replace(proof.refusal, nearest=instead))
     limit = proof.hbm_bytes_per_device - missed
     others = nearest.less_recompute(spec, plan)
-    hints = [nearest.overrides(plan, o) for o in others if _peak(o) <= limit]
-    return replace(proof, hints=tuple(hints[:1]))
+    hints = [nearest.overrides(spec, other) for other in others if _peak(other) <= limit][:1]
+    return replace(proof, hints=tuple(hints))
 
 
 def _peak(plan: Plan) -> float:

@@ -20,6 +20,7 @@ from orchestrator.prove.compiled import Recorded
 from orchestrator.stations import codec
 from orchestrator.stations.plan import Plan
 
+READERS = ("child.py", "compiled.py", "targets.py")  # and all of hlo/
 PACKAGES = ("jax", "jaxlib", "libtpu")
 IMPORTED = re.compile(
     r"^from (orchestrator\.[\w.]+) import|^import (orchestrator\.[\w.]+)", re.MULTILINE
@@ -80,8 +81,9 @@ def _version(package: str) -> str:
 
 def sources_digest() -> str:
     """Of every file that says what is compiled or how it is read."""
-    trainers = sorted(_package("trainers").rglob("*.py"))
-    readers = sorted(_package("orchestrator.prove").rglob("*.py"))
+    trainers = sorted(_module("trainers").parent.rglob("*.py"))
+    room = Path(__file__).parent
+    readers = [*map(room.joinpath, READERS), *sorted((room / "hlo").glob("*.py"))]
     imported = {name for path in trainers for name in _imports(path.read_text(encoding="utf-8"))}
     found = hashlib.sha256()
     for path in [*trainers, *readers, *map(_module, sorted(imported))]:
@@ -91,13 +93,6 @@ def sources_digest() -> str:
 
 def _imports(text: str) -> list[str]:
     return [a or b for a, b in IMPORTED.findall(text)]
-
-
-def _package(name: str) -> Path:
-    spec = util.find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
 
 
 def _module(name: str) -> Path:

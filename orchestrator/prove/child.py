@@ -12,6 +12,7 @@ import resource
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -46,15 +47,29 @@ def main() -> None:
     def say(message: dict[str, Any]) -> None:
         answers.write(json.dumps(message).encode() + b"\n")
 
-    asked = codec.from_json(sys.stdin.buffer.readline(), Asked)
-    threading.Thread(target=_die_with_the_parent, daemon=True).start()
-    say({"answer": codec.to_json(answer(asked, say)).decode()})
+    status = 1
+    try:
+        asked = codec.from_json(sys.stdin.buffer.readline(), Asked)
+        threading.Thread(target=_die_with_the_parent, daemon=True).start()
+        say({"answer": codec.to_json(answer(asked, say)).decode()})
+        status = 0
+    finally:
+        if status:
+            traceback.print_exc()
+        _leave(status)
 
 
 def _die_with_the_parent() -> None:
     """The parent holds our standard input open; when that ends, nobody waits for the answer."""
-    sys.stdin.buffer.read()
-    os._exit(1)
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    _leave(1)
+
+
+def _leave(status: int) -> None:
+    """End here and now: neither the waiting thread nor libtpu's own have anything to finish."""
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def answer(asked: Asked, say: Say) -> Answer:

@@ -194,7 +194,7 @@ def changes(compiled: Compiled) -> tuple[Change, ...]:
             bytes_per_step=one.executed_bytes - one.payload_bytes,
         )
         for one in compiled.reading.collectives
-        if one.executed_kind != one.kind
+        if one.executed_kind != one.kind and one.executed_bytes > one.payload_bytes
     ]
     padding = sum(one.padding_bytes for one in compiled.reading.sent)
     if padding:

@@ -14,8 +14,9 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 UNKNOWN_OPTION = re.compile(r"No such compile option: '([^']*)'")
 # F1120 12:00:00.000000  123 file.cc:45] Check failed: ...
 CHECK = re.compile(r"^F\d{4} \S+\s+\d+ ([^:]+:\d+)\] (.*)$", re.MULTILINE)
+FRAME = re.compile(r'File "[^"]*?((?:trainers|orchestrator)/[^"]*)", line (\d+)')
 INTERNAL = re.compile(r"RET_CHECK failure \(([^)]*)\) (.*)")
-OPERATION = re.compile(r'op_name="([^"]*)"|%([\w.\-]+) = ')
+OPERATIONS = (re.compile(r'op_name="([^"]*)"'), re.compile(r"%([\w.\-]+) = "))
 
 
 def is_out_of_memory(failed: Failed) -> bool:
@@ -60,18 +61,25 @@ def _died(failed: Failed) -> CannotProve:
     if check := CHECK.search(failed.said):
         return CannotProve(_check_text(check[1], check[2], failed.said))
     if failed.exit_code > 0:
-        last = failed.said.strip().splitlines()[-1:] or ["it wrote nothing"]
-        return CannotProve(f"cannot prove: the trainer failed while it was traced: {last[0]}")
+        return CannotProve(f"cannot prove: {_raised(failed.said)}")
     name = Signals(-failed.exit_code).name
     why = ": most likely the machine ran out of memory" if name == "SIGKILL" else ""
     return CannotProve(f"cannot prove: the TPU compiler was ended by {name}{why}")
 
 
+def _raised(said: str) -> str:
+    """What Python raised, and the line that is nearest to it."""
+    lines = said.strip().splitlines() or ["the process ended without a word"]
+    places = FRAME.findall(said)
+    where = f" (at {places[-1][0]}:{places[-1][1]})" if places else ""
+    return f"{lines[-1]}{where}"
+
+
 def _check_text(place: str, check: str, said: str) -> str:
     """One of the compiler's own checks failed: which, and on which operation."""
-    found = OPERATION.search(said[said.find(check) :])
-    operation = (found[1] or found[2]) if found else ""
-    where = f"\nIt was at the operation {operation}." if operation else ""
+    after = said[said.find(check) :]
+    named = [found[1] for pattern in OPERATIONS if (found := pattern.search(after))]
+    where = f"\nIt was at the operation {named[0]}." if named else ""
     return (
         "cannot prove: a check inside the TPU compiler failed, which is a bug of its own\n"
         f"  {place.rsplit('/', 1)[-1]}: {check.strip()}{where}\n"

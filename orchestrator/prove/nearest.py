@@ -7,6 +7,7 @@ from orchestrator.errors import Unservable
 from orchestrator.plan.make import ask_of, make_plan
 from orchestrator.plan.remat import POLICIES
 from orchestrator.plan.search import ranked, search
+from orchestrator.plan.torus import POD_AXES
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.spec import MeshWish, Spec
 
@@ -17,18 +18,15 @@ def fitting(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[str, ...]:
     `missed_bytes` is how much more the program of this plan needs than its Forecast said.
     """
     limit = plan.forecast.hbm_bytes_per_device - missed_bytes
-    found: list[str] = []
-    for changed in _variants(spec, plan):
-        other = _best_within(changed, limit)
-        # The search may choose fewer microbatches once it is told the mesh and the remat alone.
-        if other and other.forecast.memory_bytes_per_device <= limit:
-            found.append(overrides(plan, other))
-    return tuple(dict.fromkeys(text for text in found if text))
+    near = [_best_within(changed, limit) for changed in _variants(spec, plan)]
+    # The search may choose fewer microbatches once it is told the mesh and the remat alone.
+    fit = [other for other in near if other and other.forecast.memory_bytes_per_device <= limit]
+    return tuple(dict.fromkeys(overrides(spec, other) for other in fit))
 
 
 def _variants(spec: Spec, plan: Plan) -> Iterator[Spec]:
     """The same with another remat, on another mesh, with both."""
-    pinned = replace(spec.resources, mesh=_wish(plan))
+    pinned = replace(spec.resources, mesh=MeshWish(**_in_pod(plan)))
     free = replace(spec.resources, mesh=MeshWish())
     any_remat = replace(spec.experiment, remat="auto")
     same_remat = replace(spec.experiment, remat=plan.remat)
@@ -38,34 +36,38 @@ def _variants(spec: Spec, plan: Plan) -> Iterator[Spec]:
 
 
 def _best_within(spec: Spec, limit_bytes: float) -> Plan | None:
-    """The best plan of a spec as if the chip had less memory."""
+    """The plan of the best choice as if the chip had less memory."""
     ask = ask_of(spec)
     usable = replace(ask.chip.hbm_usable_bytes, value=limit_bytes)
     ask = replace(ask, chip=replace(ask.chip, hbm_usable_bytes=usable))
     choices = ranked(ask, search(ask).candidates, 1)
     if not choices:
         return None
-    return _planned(replace(spec, experiment=replace(spec.experiment, remat=choices[0].remat)),
-                    MeshWish(*choices[0].mesh))  # fmt: skip
+    return _planned(spec, choices[0].remat, dict(zip(POD_AXES, choices[0].mesh, strict=True)))
 
 
-def _planned(spec: Spec, mesh: MeshWish) -> Plan | None:
+def _planned(spec: Spec, remat: str, mesh: dict[str, int]) -> Plan | None:
+    """The plan of the spec with that policy on that mesh, if there is one."""
+    experiment = replace(spec.experiment, remat=remat)
+    resources = replace(spec.resources, mesh=MeshWish(**mesh))
+    return _made(replace(spec, experiment=experiment, resources=resources))
+
+
+def _made(spec: Spec) -> Plan | None:
     try:
-        return make_plan(replace(spec, resources=replace(spec.resources, mesh=mesh)))
+        return make_plan(spec)
     except Unservable:
         return None
 
 
-def overrides(plan: Plan, other: Plan) -> str:
-    """What to set to get from one plan to the other."""
-    words = [] if plan.remat == other.remat else [f"experiment.remat={other.remat}"]
-    if plan.mesh != other.mesh:
+def overrides(spec: Spec, other: Plan) -> str:
+    """What leads from a spec to a plan: the remat, and the mesh where that is not enough."""
+    words = [f"experiment.remat={other.remat}"]
+    alone = replace(spec, experiment=replace(spec.experiment, remat=other.remat))
+    made = _made(alone)
+    if made is None or made.digest != other.digest:
         words += [f"resources.mesh.{axis}={size}" for axis, size in _in_pod(other).items()]
     return " ".join(f"--set {word}" for word in words)
-
-
-def _wish(plan: Plan) -> MeshWish:
-    return MeshWish(**_in_pod(plan))
 
 
 def _in_pod(plan: Plan) -> dict[str, int]:
@@ -74,11 +76,8 @@ def _in_pod(plan: Plan) -> dict[str, int]:
 
 def less_recompute(spec: Spec, plan: Plan) -> list[Plan]:
     """Plans on the same mesh that compute less twice, by the Forecast; the least first."""
-    candidates = [
-        _planned(replace(spec, experiment=replace(spec.experiment, remat=name)), _wish(plan))
-        for name, policy in POLICIES.items()
-        if not policy.needs_host
-    ]
+    names = [name for name, policy in POLICIES.items() if not policy.needs_host]
+    candidates = [_planned(spec, name, _in_pod(plan)) for name in names]
     better = [other for other in candidates if other and repeated(other) < repeated(plan)]
     return sorted(better, key=repeated)
 

@@ -32,6 +32,8 @@ def target(plan: Plan) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {}
     if plan.chip in MEGACORE:
         options["chip_config_name"] = "megacore"
+    if plan.chips == plan.pods:  # hosts have four chips unless they are told to have one
+        options["chips_per_host_bounds"] = [1, 1, 1]
     if plan.pods > 1:
         options["num_slices"] = plan.pods
     return f"{NAMES[plan.chip]}:{plan.topology}", options

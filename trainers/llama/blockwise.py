@@ -9,6 +9,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 MOST_KEYS = 512  # in a block
 
+Three = tuple[jax.Array, jax.Array, jax.Array]
+Saved = tuple[jax.Array, ...]
+
 
 @jax.custom_vjp
 def blockwise(q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array) -> jax.Array:
@@ -18,12 +21,12 @@ def blockwise(q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array) ->
 
 def _forward(
     q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+) -> tuple[jax.Array, Saved]:
     """One pass over blocks of keys with a running softmax: maximum, sum, weighted values."""
     grouped = _grouped(q, k.shape[2])
     b, t, kv, g, h = grouped.shape
 
-    def step(carry: tuple[jax.Array, ...], block: tuple[jax.Array, ...]):  # type: ignore[no-untyped-def]
+    def step(carry: Three, block: Three) -> tuple[Three, None]:
         top, total, out = carry
         keys, values, places = block
         scores = _scores(grouped, keys, positions, places)  # [b, K, G, T, B]
@@ -43,16 +46,14 @@ def _forward(
     return out, (q, k, v, positions, out, log_sum)
 
 
-def _backward(
-    saved: tuple[jax.Array, ...], d_out: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+def _backward(saved: Saved, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     """One pass over the same blocks; the weights are made again from the log-sum-exp."""
     q, k, v, positions, out, log_sum = saved
     grouped, d_grouped = _grouped(q, k.shape[2]), _grouped(d_out, k.shape[2])
     dot_out = _dot("btkgh,btkgh->bkgt", d_grouped, _grouped(out, k.shape[2]))
     scale = q.shape[-1] ** -0.5
 
-    def step(dq: jax.Array, block: tuple[jax.Array, ...]):  # type: ignore[no-untyped-def]
+    def step(dq: jax.Array, block: Three) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         keys, values, places = block
         weights = jnp.exp(_scores(grouped, keys, positions, places) - log_sum[..., None])
         d_values = _dot("bkgts,btkgh->bskh", weights.astype(v.dtype), d_grouped)
@@ -88,7 +89,7 @@ def _grouped(x: jax.Array, kv_heads: int) -> jax.Array:
     return x.reshape(b, t, kv_heads, n // kv_heads, h)
 
 
-def _blocks(k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _blocks(k: jax.Array, v: jax.Array) -> Three:
     """Keys, values [S/B, b, B, K, H] and places [S/B, B], block after block."""
     b, length, kv, h = k.shape
     size = max(n for n in range(1, min(length, MOST_KEYS) + 1) if length % n == 0)

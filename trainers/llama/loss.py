@@ -18,6 +18,8 @@ from trainers.llama.collectives import whole
 
 LOGIT_BYTES = 4
 
+Sums = tuple[jax.Array, jax.Array, jax.Array]  # the table's gradient, cross-entropy, penalty
+
 
 class Loss(NamedTuple):
     """Sums over tokens. `objective` is the two others together, and alone has a gradient."""
@@ -44,7 +46,7 @@ def _forward(
     size = _chunk_tokens(x.shape[0], words)
     own_words = jax.lax.axis_index(TENSOR) * words + jnp.arange(words)
 
-    def step(carry, chunk):  # type: ignore[no-untyped-def]
+    def step(carry: Sums, chunk: tuple[jax.Array, jax.Array]) -> tuple[Sums, jax.Array]:
         d_table, entropy, penalty = carry
         x, targets = chunk  # [C, D], [C]
         logits = jnp.einsum("cd,vd->cv", x, table, preferred_element_type=jnp.float32)
@@ -55,7 +57,7 @@ def _forward(
         dx = jnp.einsum("cv,vd->cd", d_logits, table)
         d_table += jnp.einsum("cv,cd->vd", d_logits, x, preferred_element_type=jnp.float32)
         sums = entropy + (log_sum - target).sum(), penalty + (z_loss * log_sum**2).sum()
-        return (d_table, *sums), dx
+        return (d_table, *sums), dx  # of this chunk [C, D]
 
     chunks = x.reshape(-1, size, x.shape[1]), targets.reshape(-1, size)
     start = jnp.zeros(table.shape, jnp.float32), jnp.float32(0), jnp.float32(0)

@@ -89,7 +89,7 @@ def _shardings(shapes: Tree) -> Tree:
 def _jitted(net: Network, mesh: Mesh | AbstractMesh, state: Tree) -> jax.stages.Wrapped:
     specs = _state_specs(net.plan)
     body = jax.shard_map(
-        partial(_step, net),
+        partial(train_step, net),
         mesh=mesh,
         in_specs=(specs, TOKENS),
         out_specs=(specs, P()),
@@ -100,7 +100,7 @@ def _jitted(net: Network, mesh: Mesh | AbstractMesh, state: Tree) -> jax.stages.
     return jax.jit(body, donate_argnums=0, out_shardings=(_shardings(state), whole))
 
 
-def _step(
+def train_step(
     net: Network, state: dict[str, Tree], batch: dict[str, jax.Array]
 ) -> tuple[dict[str, Tree], dict[str, jax.Array]]:
     """What one chip does in a step, with its shards of state and batch [rows, S/s]."""
@@ -136,13 +136,14 @@ def accumulated(net: Network, weights: Tree, batch: dict[str, jax.Array]) -> tup
     if count == 1:
         return one(batch)
 
-    def step(total: tuple[Loss, Tree], micro: dict[str, jax.Array]):  # type: ignore[no-untyped-def]
+    def step(total: Tree, micro: dict[str, jax.Array]) -> tuple[Tree, None]:
         return jax.tree.map(jnp.add, total, one(micro)), None
 
     zeros = jax.tree.map(lambda weight: jnp.zeros(weight.shape, jnp.float32), weights)
     start = Loss(*(jnp.float32(0) for _ in Loss._fields)), zeros
     cut = jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
-    return jax.lax.scan(step, start, cut)[0]
+    (loss, gradients), _ = jax.lax.scan(step, start, cut)
+    return loss, gradients
 
 
 def _mean_loss(net: Network, weights: Tree, batch: dict[str, jax.Array]) -> tuple[jax.Array, Loss]:

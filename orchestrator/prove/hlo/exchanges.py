@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.prove.hlo.flow import Flow, Value
-from orchestrator.prove.hlo.groups import Mesh, chain, first_group, is_ring
+from orchestrator.prove.hlo.groups import Mesh, chain, first_group
 from orchestrator.prove.hlo.program import Instruction
 from orchestrator.prove.hlo.visits import Visit
 
@@ -84,14 +84,14 @@ def _is_further_part(instruction: Instruction) -> bool:
 
 def _group(flow: Flow, instruction: Instruction, kind: str) -> tuple[int, ...]:
     if kind == PERMUTE:
-        return chain(instruction)
+        return chain(instruction).members
     return first_group(instruction, flow.program.partitions)
 
 
 def _meant(flow: Flow, runs: str, given: Value, result: Value) -> str:
     """What a collective stands for."""
     if runs == PERMUTE:
-        if not is_ring(flow.instruction(result)):
+        if not chain(flow.instruction(result)).is_ring:
             return PERMUTE
         return SCATTER if _is_added_to(flow, result) else GATHER
     if runs != REDUCE:

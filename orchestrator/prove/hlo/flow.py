@@ -181,7 +181,8 @@ class Flow:
 
 
 def is_crop(instruction: Instruction) -> bool:
-    return instruction.quoted("custom_call_target") == CROP
+    is_call = instruction.opcode == "custom-call"
+    return is_call and instruction.quoted("custom_call_target") == CROP
 
 
 def _index(instruction: Instruction) -> int:

@@ -2,14 +2,16 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import numpy as np
 
 from orchestrator.prove.hlo.program import Instruction
 
-LISTED = re.compile(r"\{([\d,]+)\}")
+LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+PASSES = "source_target_pairs="
 PAIRS = re.compile(r"\{(\d+),(\d+)\}")
 
 
@@ -34,28 +36,34 @@ def first_group(collective: Instruction, partitions: int) -> tuple[int, ...]:
     """The partitions of the first group; the others are alike."""
     if counted := COUNTED.search(collective.rest):
         return _counted(*counted.groups())
-    listed = LISTED.search(collective.braced("replica_groups"))
+    listed = LISTED.search(collective.rest)
     return _numbers(listed[1]) if listed else tuple(range(partitions))
 
 
-def chain(permute: Instruction) -> tuple[int, ...]:
-    """The partitions that pass their data on to one another, from the first named."""
-    after = dict(_passes(permute))
+@dataclass(frozen=True)
+class Chain:
+    """The partitions that pass their data on to one another, from the first; a ring closes."""
+
+    members: tuple[int, ...]
+    is_ring: bool
+
+
+def chain(permute: Instruction) -> Chain:
+    """Who passes to whom in a permute. Its pairs fill most of a large program's text."""
+    start = permute.rest.index(PASSES)
+    return _chain(permute.rest[start : permute.rest.index("}}", start) + 1])
+
+
+@lru_cache(maxsize=256)
+def _chain(text: str) -> Chain:
+    pairs = [(int(source), int(target)) for source, target in PAIRS.findall(text)]
+    after = dict(pairs)
     members = [min(after)]
-    while (following := after.get(members[-1], members[0])) not in members:
+    seen = set(members)
+    while (following := after.get(members[-1], members[0])) not in seen:
         members.append(following)
-    return tuple(members)
-
-
-def is_ring(permute: Instruction) -> bool:
-    """Whether everyone who sends receives too."""
-    sources, targets = zip(*_passes(permute), strict=True)
-    return set(sources) == set(targets)
-
-
-def _passes(permute: Instruction) -> list[tuple[int, int]]:
-    pairs = PAIRS.findall(permute.braced("source_target_pairs"))
-    return [(int(source), int(target)) for source, target in pairs]
+        seen.add(following)
+    return Chain(tuple(members), is_ring=set(after) == set(after.values()))
 
 
 def _counted(shape: str, counted: str, order: str | None) -> tuple[int, ...]:

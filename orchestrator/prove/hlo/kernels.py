@@ -23,11 +23,12 @@ PER_PAIR = {"fwd": 4, "dq": 6, "dkv": 8}
 FUSED_PER_PAIR = 10
 BLOCKS = {"fwd": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq")}
 BLOCKS |= {"dkv": ("block_q_dkv", "block_kv_dkv")}
-QUERIES, KEYS = 0, 1  # among the operands that hold heads, positions and a head's elements
+QUERIES, KEYS = 0, 1  # among the operands that are no whole numbers, as the mask's tables are
 
 
 def is_kernel(instruction: Instruction) -> bool:
-    return instruction.quoted("custom_call_target") == "tpu_custom_call"
+    is_call = instruction.opcode == "custom-call"
+    return is_call and instruction.quoted("custom_call_target") == "tpu_custom_call"
 
 
 def name(kernel: Instruction) -> str:
@@ -42,8 +43,8 @@ def flops(where: Computation, kernel: Instruction) -> float | None:
     if not found:
         return None
     part = found[1]
-    operands = [where.instructions[operand].arrays[0].dimensions for operand in kernel.operands]
-    tensors = [sizes for sizes in operands if len(sizes) >= 3 and sizes[-1] == _head(operands)]
+    operands = [where.instructions[operand].arrays[0] for operand in kernel.operands]
+    tensors = [array.dimensions for array in operands if array.dtype.startswith(("bf", "f"))]
     *heads, queries, head = tensors[QUERIES]
     keys = tensors[KEYS][-2]
     pairs = visited(keys, keys // queries, *(_block(kernel, key) for key in BLOCKS[part]))
@@ -63,11 +64,6 @@ def visited(length: int, ways: int, query_block: int, key_block: int) -> float:
             last = max(positions[start : start + query_block])
             total += (last // key_block + 1) * key_block * query_block
     return total / ways
-
-
-def _head(operands: list[tuple[int, ...]]) -> int:
-    """The last dimension of the queries, which are the first operand that is no small table."""
-    return next(sizes[-1] for sizes in operands if len(sizes) >= 3 and sizes[-1] >= 64)
 
 
 def _block(kernel: Instruction, key: str) -> int:

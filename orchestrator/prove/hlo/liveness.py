@@ -2,7 +2,8 @@
 
 The compiler reports one number, its peak, and no buffers. Its text is in the order in which it
 runs, and says which results take the place of which operands: that is enough to follow every
-buffer from where it is written to where it is last read.
+buffer from where it is written to where it is last read. What that adds up to is within a tenth
+of a per cent of the compiler's number, but for the scratch of collectives in very small programs.
 """
 
 import re

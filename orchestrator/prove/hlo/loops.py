@@ -31,33 +31,48 @@ def trips(program: Program, where: Computation, loop: Instruction) -> int:
     """How often the body of a `while` in that computation runs."""
     condition, body = (program.computations[loop.attribute(key)[1:]] for key in CALLS)
     before = where.operand(loop, 0)
-    counter, limit, direction = _comparison(program, condition)
-    step = _value(program, body, _slot(body, counter.slot))
-    if step.slot != counter.slot or step.offset == 0:
-        raise UnknownTrips(f"{loop.name}: its counter becomes {step} each time")
-    start = _constant(program, where, before, counter.slot) + counter.offset
-    if limit.slot is not None:
-        limit = Count(_constant(program, where, before, limit.slot) + limit.offset)
-    stop = limit.offset + HOLDS[direction]
-    return max(0, ceil((stop - start) / step.offset))
+    left, right, direction = _comparison(program, condition)
+    if _step(program, body, left) == 0:
+        left, right, direction = right, left, MIRRORED[direction]
+    step = _step(program, body, left)
+    if step == 0 or _step(program, body, right) != 0:
+        raise UnknownTrips(f"{loop.name} compares nothing that counts with a limit that stands")
+    start, limit = (_at_start(program, where, before, side) for side in (left, right))
+    return max(0, ceil((limit + HOLDS[direction] - start) / step))
 
 
 CALLS = ("condition", "body")
 
 
 def _comparison(program: Program, condition: Computation) -> tuple[Count, Count, str]:
-    """The counter, what it is compared with, and how."""
+    """Its two sides, and how they are compared."""
     where, test = _inside(program, condition, condition.root)
     if test.opcode != "compare":
         raise UnknownTrips(f"{condition.name} ends in {test.opcode}")
     left, right = (_value(program, where, where.operand(test, place)) for place in (0, 1))
     left, right = (_outside(program, condition, where, side) for side in (left, right))
-    direction = test.attribute("direction")
-    if left.slot is None:
-        left, right, direction = right, left, MIRRORED[direction]
-    if left.slot is None:
-        raise UnknownTrips(f"{condition.name} compares two constants")
-    return left, right, direction
+    return left, right, test.attribute("direction")
+
+
+def _step(program: Program, body: Computation, side: Count) -> int:
+    """What a round of the loop adds to one side of the comparison."""
+    if side.slot is None:
+        return 0
+    after = _value(program, body, _left_in(body, side.slot))
+    if after.slot != side.slot:
+        raise UnknownTrips(f"{body.name} leaves {after} in slot {side.slot}")
+    return after.offset
+
+
+def _at_start(program: Program, where: Computation, before: Instruction, side: Count) -> int:
+    """What one side of the comparison is before the first round."""
+    if side.slot is None:
+        return side.offset
+    given = where.operand(before, side.slot) if before.opcode == "tuple" else before
+    value = _value(program, where, given)
+    if value.slot is not None:
+        raise UnknownTrips(f"{given.name} is not known before the program runs")
+    return value.offset + side.offset
 
 
 def _inside(
@@ -78,21 +93,9 @@ def _outside(program: Program, condition: Computation, where: Computation, value
     return Count(given.offset + value.offset, given.slot)
 
 
-def _slot(body: Computation, slot: int | None) -> Instruction:
+def _left_in(body: Computation, slot: int) -> Instruction:
     """What the body leaves in a slot of the loop's state."""
-    assert slot is not None
     return body.root if body.root.opcode != "tuple" else body.operand(body.root, slot)
-
-
-def _constant(program: Program, where: Computation, before: Instruction, slot: int | None) -> int:
-    """What stands in a slot when the loop begins."""
-    assert slot is not None
-    if before.opcode == "tuple":
-        before = where.operand(before, slot)
-    value = _value(program, where, before)
-    if value.slot is not None:
-        raise UnknownTrips(f"{before.name} is not known before the program runs")
-    return value.offset
 
 
 def _value(program: Program, where: Computation, instruction: Instruction) -> Count:

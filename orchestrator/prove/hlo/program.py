@@ -49,6 +49,8 @@ class Instruction:
     @cached_property
     def called(self) -> tuple[str, ...]:
         """The computations that it names."""
+        if "=%" not in self.rest and "={%" not in self.rest:
+            return ()
         plain = QUOTED.sub('""', self.rest)
         branches = [name for found in BRANCHES.findall(plain) for name in OPERAND.findall(found)]
         return (*CALLED.findall(plain), *branches)

@@ -1,0 +1,132 @@
+"""Command line room: a rehearsal from its journal to its end, followed on the terminal."""
+
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from orchestrator import journal, launch
+from orchestrator.errors import Superseded
+from orchestrator.launch.slices import devices_per_host
+from orchestrator.plan.rehearsal import Rehearsal
+from orchestrator.render import rehearsal as render
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.proof import Proof
+from orchestrator.stations.run import Run
+
+POLL_S = 0.2
+SHOW_EVERY_S = 2.0
+
+
+def carry_out(rehearsal: Rehearsal, full: Plan, proof: Proof | None) -> Run:
+    """Run a rehearsal on a private cluster, which is gone when this returns; how it ended."""
+    opened = journal.Opened(
+        spec=rehearsal.spec,
+        plan=rehearsal.plan,
+        steps=rehearsal.steps,
+        rehearsal=True,
+        rehearses=full,
+    )
+    writer = journal.create(Path(rehearsal.spec.run.storage), opened)
+    if proof:
+        writer.keep_proof(proof)
+    path, plan = writer.journal.path.absolute(), rehearsal.plan
+    command = shlex.join([sys.executable, "-m", "orchestrator.drive", str(path)])
+    hosts = launch.emulated_hosts(plan)
+    with (
+        interrupts() as asked,
+        launch.private_cluster(hosts, devices_per_host(plan), command) as cluster,
+    ):
+        error = Following(writer.journal, cluster, asked, len(hosts)).to_the_end()
+    run = writer.run()
+    if run.ended_at_s is None and run.driver is None:
+        with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
+            writer.conclude("cancelled" if asked else "failed", why=error)
+    return writer.run()
+
+
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """The interrupts that came: Ctrl-C and SIGTERM ask, and do not end this process."""
+    came: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, was in before.items():
+            signal.signal(number, was)
+
+
+@dataclass
+class Following:
+    """A run as it is followed: what was shown, and what was asked of it."""
+
+    recorded: journal.Journal
+    cluster: launch.Cluster
+    asked: list[int]
+    nodes: int
+    requests: int = 0
+    state: str = ""
+    attempt: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+    shown_at_s: float = 0.0
+    steps: journal.StepReader | None = None
+
+    def to_the_end(self) -> str | None:
+        """Show what happens until the run has ended, or nothing can end it; then why."""
+        while True:
+            told = self.cluster.told(POLL_S)
+            if told and told.nodes and not told.job:
+                self._say(f"node {told.nodes} of {self.nodes} stands")
+            run = self.recorded.run()
+            self._show(run)
+            if run.ended_at_s is not None:
+                return None
+            if told and told.error:
+                self._say(told.error)
+                return told.error.splitlines()[0]
+            if self._wants_out():
+                return "interrupted"
+
+    def _wants_out(self) -> bool:
+        """Pass interrupts on: the first asks for a last checkpoint, the second for an end."""
+        while self.requests < len(self.asked):
+            at_once = self.requests > 0
+            journal.ask_to_cancel(self.recorded, at_once=at_once)
+            self.requests += 1
+            if at_once:
+                return True
+            self._say("stopping after a last checkpoint; Ctrl-C again stops at once")
+        return False
+
+    def _show(self, run: Run) -> None:
+        if run.state != self.state and run.state in ("starting", "stopping"):
+            self._say(run.state)
+        self.state = run.state
+        if run.attempts and run.attempts[-1].number != self.attempt:
+            if self.attempt:
+                self._say(f"again, after {render.why_ended(run.attempts[self.attempt - 1])}")
+            self.attempt = run.attempts[-1].number
+            self.steps = journal.StepReader(self.recorded.path, self.attempt)
+        for timed in self.steps.read() if self.steps else []:
+            if line := render.begun(timed.step):
+                self._say(line)
+            last = timed.step.index + 1 == run.steps
+            if last or time.monotonic() - self.shown_at_s >= SHOW_EVERY_S:
+                self._say(render.step(timed.step, run.steps))
+                self.shown_at_s = time.monotonic()
+
+    def _say(self, line: str) -> None:
+        """A line of progress, behind the seconds since the beginning."""
+        click.echo(f"{time.monotonic() - self.began_s:5.0f} s  {line}")

@@ -1,0 +1,135 @@
+"""Launch room: the process that owns a private cluster, and ends it when its own owner is gone.
+
+    python -m orchestrator.launch.keeper    # started by private.py, never by hand
+
+It reads one line, the `Wish`, starts the nodes, runs one Ray Job and tells what happens, a line of
+JSON at a time. It lives in a session of its own, so that a terminal's Ctrl-C reaches `orch` alone;
+when its input ends, because `orch` closed it or died, whatever the cluster started is killed.
+"""
+
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from orchestrator.launch import owned
+from orchestrator.launch.words import Told, Wish
+from orchestrator.stations import codec
+
+LOOPBACK = "127.0.0.1"
+OBJECT_STORE_BYTES = 80 * 2**20  # a run moves no data through Ray
+POLL_S = 0.2
+AGENT_LIMIT_S = 60.0
+
+
+def main() -> None:
+    """Keep a cluster for as long as the input stays open."""
+    wish = codec.from_json(sys.stdin.buffer.readline(), Wish)
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray's own words go to the log
+    threading.Thread(target=_end_with_owner, args=(wish,), daemon=True).start()
+    try:
+        _serve(wish, out)
+    except Exception as error:  # noqa: BLE001  whatever it was, the owner must hear of it
+        _tell(out, Told(error=f"{type(error).__name__}: {error}"))
+    threading.Event().wait()
+
+
+def _end_with_owner(wish: Wish) -> None:
+    """Wait until the owner closes our input or is gone; then leave nothing behind."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    owned.end_all(wish.mark, spare=os.getpid())
+    owned.remove(Path(wish.folder))
+    os._exit(0)
+
+
+def _serve(wish: Wish, out: TextIO) -> None:
+    head = _started(wish, out)
+    client, job = _submitted(head, wish.command)
+    state = ""
+    while True:
+        told = str(client.get_job_status(job).value)
+        if told != state:
+            _tell(out, Told(nodes=len(wish.hosts), job=told, error=_why(client, job, told)))
+            state = told
+        if told in ("SUCCEEDED", "FAILED", "STOPPED"):
+            return
+        time.sleep(POLL_S)
+
+
+def _why(client: Any, job: str, state: str) -> str | None:
+    """The last words of a job that did not end well."""
+    if state != "FAILED":
+        return None
+    lines = client.get_job_logs(job).splitlines()[-10:]
+    return "\n".join([str(client.get_job_info(job).message), *lines])
+
+
+def _started(wish: Wish, out: TextIO) -> Any:
+    """The head node of a cluster whose nodes all stand."""
+    from ray.cluster_utils import Cluster  # noqa: PLC0415  it takes seconds
+
+    shared: dict[str, Any] = {
+        "node_ip_address": LOOPBACK,
+        "object_store_memory": OBJECT_STORE_BYTES,
+    }
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            **shared,
+            "num_cpus": 1,
+            "include_dashboard": True,
+            "dashboard_host": LOOPBACK,
+            "dashboard_port": _free_port(),
+            "dashboard_agent_listen_port": _free_port(),
+            "temp_dir": f"{wish.folder}/ray",
+        },
+    )
+    for count, host in enumerate(wish.hosts, start=1):
+        cluster.add_node(
+            **shared,
+            num_cpus=1,
+            resources=host.resources,
+            labels=host.labels,
+            env_vars=host.environment,
+            dashboard_agent_listen_port=_free_port(),
+        )
+        _tell(out, Told(nodes=count))
+    return cluster.head_node
+
+
+def _free_port() -> int:
+    """A port that nothing listens on now: with a fixed one, two clusters meet."""
+    import socket  # noqa: PLC0415
+
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _submitted(head: Any, command: str) -> tuple[Any, str]:
+    """Submit the job once the head's agent can take it."""
+    from ray.job_submission import JobSubmissionClient  # noqa: PLC0415
+
+    deadline = time.monotonic() + AGENT_LIMIT_S
+    while True:
+        try:
+            client = JobSubmissionClient(f"http://{head.webui_url}")
+            return client, client.submit_job(entrypoint=command)
+        except (RuntimeError, ConnectionError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_S)
+
+
+def _tell(out: TextIO, told: Told) -> None:
+    with suppress(BrokenPipeError):  # the owner is gone: the watch ends us
+        print(codec.to_json(told).decode(), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Launch room: what Ray calls the slices of a plan, and the nodes that emulate them. Pure."""
+
+from dataclasses import dataclass, field
+
+from orchestrator.errors import Unservable
+from orchestrator.stations.plan import Plan
+
+# Ray's name of each chip: generation, and TensorCores a chip as its pod types count them.
+GENERATIONS = {
+    "v4": ("v4", 2),
+    "v5p": ("v5p", 2),
+    "v5e": ("v5litepod", 1),
+    "v6e": ("v6e", 1),
+    "tpu7x": ("v7x", 2),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A Ray node that stands for one host of a slice, and how it tells Ray so."""
+
+    resources: dict[str, float]
+    labels: dict[str, str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def accelerator_type(plan: Plan) -> str:
+    """Ray's name of the plan's chip, as a trainer asks for it."""
+    return f"TPU-{_generation(plan)[0].upper()}"
+
+
+def pod_type(plan: Plan) -> str:
+    """Ray's name of the plan's slice: v5p-8 is four chips."""
+    name, cores = _generation(plan)
+    return f"{name}-{plan.chips // plan.pods * cores}"
+
+
+def devices_per_host(plan: Plan) -> int:
+    """The devices that each process of the run has."""
+    return plan.devices // plan.hosts
+
+
+def emulated_hosts(plan: Plan) -> tuple[Host, ...]:
+    """The nodes of a cluster on which the plan finds its slices, pod after pod."""
+    per_pod = plan.hosts // plan.pods
+    return tuple(_host(plan, pod, worker) for pod in range(plan.pods) for worker in range(per_pod))
+
+
+def _generation(plan: Plan) -> tuple[str, int]:
+    if plan.chip not in GENERATIONS:
+        known = ", ".join(GENERATIONS)
+        raise Unservable(f"{plan.chip}: only TPU slices can be launched or rehearsed: {known}")
+    return GENERATIONS[plan.chip]
+
+
+def _host(plan: Plan, pod: int, worker: int) -> Host:
+    kind, name = pod_type(plan), f"pod-{pod}"
+    resources = {"TPU": plan.chips / plan.hosts, f"accelerator_type:{accelerator_type(plan)}": 1.0}
+    if worker == 0:
+        resources[f"TPU-{kind}-head"] = 1.0
+    return Host(
+        resources=resources,
+        labels={
+            "ray.io/tpu-slice-name": name,
+            "ray.io/tpu-worker-id": str(worker),
+            "ray.io/tpu-pod-type": kind,
+            "ray.io/tpu-topology": plan.topology,
+            "ray.io/accelerator-type": accelerator_type(plan),
+        },
+        environment={
+            "TPU_NAME": name,
+            "TPU_WORKER_ID": str(worker),
+            "TPU_ACCELERATOR_TYPE": kind,
+            "TPU_TOPOLOGY": plan.topology,
+        },
+    )

@@ -1,0 +1,97 @@
+"""Compiled programs in numbers, for tests that need no compiler."""
+
+from dataclasses import replace
+
+from orchestrator.plan.make import make_plan
+from orchestrator.prove.compiled import Collective, Compiled, Memory, Reading, Recorded, Sent
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.proof import Buffer
+from orchestrator.stations.spec import MeshWish, Spec
+from tests.asks import spec_of
+
+VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
+
+
+def spec() -> Spec:
+    """A small plan of everything: two pods, four axes, copied kv heads."""
+    return spec_of(
+        "llama3-8b",
+        sequences=64,
+        length=4096,
+        chip="v5e",
+        topology="8x8",
+        pods=2,
+        mesh=MeshWish(data=2, fsdp=2, sequence=1, tensor=16),
+        remat="full",
+    )
+
+
+def as_forecast(plan: Plan) -> Compiled:
+    """A program that is what the Forecast of the plan says, to the byte."""
+    forecast = plan.forecast
+    moved = [line.collective for line in forecast.time if line.collective]
+    flops = {line.name: line.inputs["flops"] for line in forecast.time if "flops" in line.inputs}
+    attention = sum(count for name, count in flops.items() if name.startswith("attention"))
+    return Compiled(
+        memory=Memory(
+            peak=forecast.memory_bytes_per_device,
+            arguments=2e9,
+            outputs=2e9,
+            aliased=2e9,
+            temporaries=1e9,
+            code=1e7,
+            host=0.0,
+        ),
+        reading=Reading(
+            live_bytes={"parameters": 1e9, "optimizer": 2e9, "working set": 1e9},
+            peak_at="trainers/llama/model.py:105 (mlp_part) dot_general",
+            buffers=(Buffer(name="parameters.layers.up", shape="f32[32,64]", bytes=2e8),),
+            collectives=tuple(
+                Collective(
+                    axes=tuple(axis for axis in one.axes if plan.mesh[axis] > 1),
+                    kind=one.kind,
+                    dtype=one.dtype,
+                    payload_bytes=one.bytes_per_step,
+                    calls=one.calls_per_step,
+                    executed_kind=one.kind,
+                    executed_bytes=one.bytes_per_step,
+                )
+                for one in moved
+                if one.link == "ici"
+            ),
+            sent=tuple(
+                Sent(
+                    name="psum.1_0",
+                    kind=one.kind,
+                    dtype=one.dtype,
+                    payload_bytes=one.bytes_per_step,
+                    padding_bytes=1e3,
+                    calls=32,
+                    places=("trainers/llama/collectives.py:80 (reduced)",),
+                    in_backward=True,
+                )
+                for one in moved
+                if one.link == "dcn"
+            ),
+            flops={
+                "matrix products": sum(flops.values()) - attention,
+                "splash fwd": attention / 2,
+                "splash dq": attention / 2,
+            },
+            uncounted=(),
+        ),
+        trace_s=1.0,
+        compile_s=30.0,
+        compiler_memory_bytes=1.5e9,
+        versions=VERSIONS,
+    )
+
+
+def recorded(refusal: str | None = None, peak: float | None = None) -> tuple[Spec, Plan, Recorded]:
+    """The small plan, and a program that is as forecast but for its peak."""
+    asked = spec()
+    plan = make_plan(asked)
+    program = as_forecast(plan)
+    if peak is not None:
+        program = replace(program, memory=replace(program.memory, peak=peak))
+    return asked, plan, Recorded(compiled=program, refusal=refusal)

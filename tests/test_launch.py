@@ -1,0 +1,139 @@
+"""Rehearsals as a person starts them: real Ray, real processes, and nothing left of either."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.launch import Cluster, emulated_hosts, owned, private_cluster
+from orchestrator.plan.make import make_plan
+from tests.asks import TINY, spec_of
+from tests.clusters import child_of, eventually, listening, variable
+from tests.conftest import ROOT, RunOrch
+
+ORCH = Path(sys.executable).with_name("orch")
+TINY_TWO_PODS = "specs/tiny_2pod.yaml"
+LIMIT_S = 300  # on a machine that does other work too
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(orch: RunOrch, tmp_path: Path) -> None:
+    """Two pods in two processes do every step; the journal tells it, and says a rehearsal."""
+    stored = ("--set", f"run.storage={tmp_path}")
+    done = orch("submit", TINY_TWO_PODS, "--no-prove", "--steps", "6", *stored, timeout_s=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rehearsal" in done.stdout.splitlines()[0]
+    assert "6 of 6 steps" in done.stdout
+    [path] = tmp_path.iterdir()
+    recorded = journal.Journal(path)
+    run = recorded.run()
+    assert (run.state, run.rehearsal, run.problems) == ("succeeded", True, ())
+    assert run.rehearses is not None
+    assert [timed.step.index for timed in recorded.steps(run)] == list(range(6))
+    assert run.recent is not None
+    assert run.recent.mfu is None
+    assert len(list(recorded.places.logs(1).glob("rank-*.log"))) == 2
+    assert f"Next: orch status {path.name}" in done.stdout
+    status = orch("status", path.name, "--storage", str(tmp_path))
+    assert "succeeded, a rehearsal" in status.stdout
+
+
+def test_ctrl_c_saves_and_leaves_nothing(tmp_path: Path) -> None:
+    """Once is a clean stop: a last checkpoint of exactly the steps that were done."""
+    with submitted(tmp_path, steps=100_000) as process:
+        eventually(lambda: steps_done(tmp_path) > 0, LIMIT_S)
+        mark = mark_of(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == 130
+    assert owned.marked(mark) == []
+    [path] = tmp_path.iterdir()
+    run = journal.Journal(path).run()
+    assert (run.state, run.attempts[0].reason) == ("cancelled", "cancelled")
+    assert (path / "checkpoints" / str(run.steps_done)).is_dir()
+
+
+def test_a_killed_orch_takes_its_cluster_with_it(tmp_path: Path) -> None:
+    """SIGKILL while nodes start: soon no process is left, and the journal says lost."""
+    with submitted(tmp_path, steps=10) as process:
+        eventually(lambda: len(owned.marked(mark_of(process))) > 4, LIMIT_S)
+        mark, folder = mark_of(process), folder_of(process)
+        process.kill()
+        process.wait()
+        eventually(lambda: not owned.marked(mark), 30)
+        eventually(lambda: not folder.exists(), 10)
+    [path] = tmp_path.iterdir()
+    assert journal.Journal(path).run().state == "lost"
+
+
+def test_a_private_cluster_is_private() -> None:
+    """Loopback alone; without the token, which nobody else can read, counters alone; then gone."""
+    asked = spec_of(TINY, chip="v5e", topology="1x1", pods=1, sequences=8, length=64)
+    with private_cluster(emulated_hosts(make_plan(asked)), 1, "sleep 600") as cluster:
+        eventually(lambda: is_running(cluster), LIMIT_S)
+        found = listening(owned.marked(cluster.mark))
+        assert len(found) > 4
+        assert {address for address, _ in found} <= LOOPBACK
+        answers = {answer_of(port) for _, port in found}
+        assert "401" in answers
+        assert "everything" not in answers
+        assert (cluster.folder / "token").stat().st_mode & 0o077 == 0
+        assert cluster.folder.stat().st_mode & 0o077 == 0
+    assert owned.marked(cluster.mark) == []
+    assert not cluster.folder.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(cluster.keeper.pid, 0)
+
+
+@contextmanager
+def submitted(storage: Path, steps: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A rehearsal that was just submitted."""
+    asked = [TINY_TWO_PODS, "--no-prove", "--steps", str(steps)]
+    command = [str(ORCH), "submit", *asked, "--set", f"run.storage={storage}"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def steps_done(storage: Path) -> int:
+    return sum(journal.Journal(path).run().steps_done for path in storage.glob("[a-z]*"))
+
+
+def mark_of(process: subprocess.Popen[bytes]) -> str:
+    """The mark of the cluster that a command started; of none, one that nothing carries."""
+    keeper = child_of(process.pid)
+    return (keeper and variable(keeper, owned.MARK)) or "no cluster yet"
+
+
+def folder_of(process: subprocess.Popen[bytes]) -> Path:
+    keeper = child_of(process.pid)
+    assert keeper
+    return Path(variable(keeper, "RAY_TMPDIR") or "")
+
+
+def is_running(cluster: Cluster) -> bool:
+    told = cluster.told(0.1)
+    assert told is None or told.error is None, told
+    return told is not None and told.job == "RUNNING"
+
+
+def answer_of(port: int) -> str | None:
+    """What a port answers who lists jobs without the token; None where it speaks no HTTP."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/jobs/", timeout=2) as answer:
+            return "metrics" if answer.read().startswith(b"# HELP") else "everything"
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return str(refused.code)
+    except (OSError, HTTPException):
+        return None

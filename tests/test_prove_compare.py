@@ -1,0 +1,157 @@
+"""The prove room: a compiled program held against the Forecast."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.plan.make import make_plan
+from orchestrator.prove.compare import memory_missed, proof_of
+from orchestrator.prove.compiled import Collective, Reading
+from orchestrator.stations.proof import Proof
+from tests.proofs import as_forecast, spec
+
+PLAN = make_plan(spec())
+GIB = 2**30
+
+
+def proof(change: Callable[[Reading], Reading] = lambda r: r, peak: float | None = None) -> Proof:
+    """The proof of a program that is as forecast, but for a change."""
+    program = as_forecast(PLAN)
+    memory = replace(program.memory, peak=peak or program.memory.peak)
+    return proof_of(PLAN, "llama", replace(program, memory=memory, reading=change(program.reading)))
+
+
+def test_a_program_as_forecast_agrees() -> None:
+    """Every line meets its own, and nothing is missing on either side."""
+    found = proof()
+    assert found.fits
+    assert found.agrees
+    assert found.passes
+    assert found.disagreements == ()
+    assert found.plan_digest == PLAN.digest
+    assert all(e.bytes_per_step == e.forecast_bytes_per_step for e in found.collectives)
+    assert found.flops_per_device == pytest.approx(found.forecast_flops_per_device)
+    assert found.margin_bytes == found.hbm_bytes_per_device - found.peak_hbm_bytes_per_device
+
+
+def test_groups_leave_out_axes_of_one_device() -> None:
+    """Weights gather over fsdp x sequence; with one sequence shard nothing shows `sequence`."""
+    weights = [e for e in proof().collectives if "fsdp" in e.axes]
+    assert weights
+    assert all("sequence" not in exchanged.axes for exchanged in weights)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "forecast", "agrees"),
+    [(4, 4.45, True), (4, 3.55, True), (4, 4.55, False), (40, 43.9, True), (40, 35.5, False)],
+)
+def test_a_peak_may_be_off_by_a_tenth_or_half_a_gibibyte(
+    compiled: float, forecast: float, agrees: bool
+) -> None:
+    """Whichever is larger, in either direction."""
+    assert (memory_missed(compiled * GIB, forecast * GIB) == []) is agrees
+
+
+def test_a_peak_that_is_off_is_said_to_be() -> None:
+    """By how much, the Forecast being one."""
+    found = proof(peak=PLAN.forecast.memory_bytes_per_device * 1.5)
+    assert found.disagreements == ("peak memory is 1.500 times the forecast's",)
+    assert found.fits
+
+
+def scaled(axes: tuple[str, ...], factor: float) -> Callable[[Reading], Reading]:
+    """The payload over some axes, times a factor."""
+
+    def scale(one: Collective) -> Collective:
+        times = factor if one.axes == axes else 1.0
+        return replace(one, payload_bytes=one.payload_bytes * times)
+
+    return lambda r: replace(r, collectives=tuple(map(scale, r.collectives)))
+
+
+@pytest.mark.parametrize(("factor", "agrees"), [(1.015, True), (0.985, True), (1.03, False)])
+def test_payload_must_be_right_on_every_group(factor: float, agrees: bool) -> None:
+    """Two per cent, on each group of axes by itself."""
+    found = proof(scaled(("fsdp",), factor))
+    assert found.agrees is agrees
+    if not agrees:
+        assert found.disagreements == ("payload over fsdp is 1.030 times the forecast's",)
+
+
+def test_what_no_forecast_has_is_a_disagreement() -> None:
+    """A collective over axes of which the Forecast knows none, beyond a few scalars."""
+
+    def with_one(size: float) -> Callable[[Reading], Reading]:
+        extra = Collective(
+            axes=("data", "tensor"), kind="all-gather", dtype="fp32", payload_bytes=size,
+            calls=1, executed_kind="all-gather", executed_bytes=size,
+        )  # fmt: skip
+        return lambda r: replace(r, collectives=(*r.collectives, extra))
+
+    assert proof(with_one(4096)).agrees
+    found = proof(with_one(5000))
+    assert not found.agrees
+    assert "data x tensor" in found.disagreements[0]
+
+
+def test_what_the_compiler_runs_instead_is_a_line_of_its_own() -> None:
+    """The payload stays what was meant; the bytes on top are named."""
+
+    def replaced(r: Reading) -> Reading:
+        first = r.collectives[0]
+        runs = replace(first, executed_kind="all-reduce", executed_bytes=3 * first.payload_bytes)
+        return replace(r, collectives=(runs, *r.collectives[1:]))
+
+    found = proof(replaced)
+    assert found.agrees
+    assert found.changes[0].what.startswith("all-reduce in place of")
+    assert found.changes[0].bytes_per_step == pytest.approx(
+        2 * as_forecast(PLAN).reading.collectives[0].payload_bytes
+    )
+    padding = [change for change in found.changes if change.link == "dcn"]
+    assert [change.bytes_per_step for change in padding] == [1000]
+
+
+def test_flops_count_what_the_compiler_repeats() -> None:
+    """On a line of its own, and in the total that must agree."""
+    expected = proof().flops_per_device
+    found = proof(
+        lambda r: replace(r, flops={**r.flops, "repeated by the compiler": expected / 20})
+    )
+    assert found.flops_per_device == pytest.approx(expected * 1.05)
+    assert found.disagreements == ("the program's FLOPs are 1.050 times the forecast's",)
+
+
+def test_a_kernel_without_a_formula_is_a_disagreement() -> None:
+    """FLOPs that nobody counted are no agreement."""
+    found = proof(lambda r: replace(r, uncounted=("gmm",)))
+    assert found.disagreements == ("no formula counts the FLOPs of kernel gmm",)
+
+
+def test_the_ledgers_meet_class_by_class() -> None:
+    """Copied kv heads are parameters, moments and gradients too; the rest is the working set."""
+    largest = max(PLAN.forecast.memory, key=lambda phase: phase.bytes)
+    lines = {line.name: line for line in proof().ledger}
+    assert sum(line.forecast or 0 for line in lines.values()) == pytest.approx(largest.bytes)
+    forecast = {line.name: line.value for line in largest.lines}
+    copied = next(line for line in largest.lines if line.name == "copied kv heads")
+    assert lines["parameters"].forecast == pytest.approx(
+        forecast["parameters"] + 4 * copied.inputs["copied"]
+    )
+    assert lines["optimizer"].forecast == pytest.approx(
+        forecast["optimizer"] + 8 * copied.inputs["copied"]
+    )
+
+
+def test_more_than_gradients_over_pods_fails_the_proof() -> None:
+    """It fits and still may not run."""
+
+    def forward(r: Reading) -> Reading:
+        return replace(r, sent=(*r.sent, replace(r.sent[0], in_backward=False)))
+
+    found = proof(forward)
+    assert found.fits
+    assert not found.only_gradients_cross_pods
+    assert not found.passes
+    assert len(found.crossing_faults) == 1

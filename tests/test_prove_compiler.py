@@ -1,0 +1,183 @@
+"""The prove room against the real TPU compiler, with no TPU: a minute or two of one core."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from orchestrator.plan.make import make_plan, plan_digest
+from orchestrator.prove import Proven, prove
+from orchestrator.prove.compiled import Asked, Reading
+from orchestrator.prove.failures import is_out_of_memory, sentence
+from orchestrator.prove.process import ask
+from orchestrator.prove.targets import environment
+from orchestrator.stations import codec
+from orchestrator.stations.spec import MeshWish, Model, Spec
+from tests.asks import spec_of
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.skipif(
+    util.find_spec("libtpu") is None, reason="libtpu exists for Linux on x86-64 alone"
+)
+
+
+@pytest.fixture(scope="module")
+def readings() -> dict[str, Reading]:
+    """What is read of the small programs of tests/tpu_programs.py, compiled for two slices."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.tpu_programs"],
+        cwd=ROOT, env=environment({"PATH": "/usr/bin:/bin"}), capture_output=True, text=True,
+        timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = map(json.loads, done.stdout.splitlines())
+    return {line["name"]: codec.from_json(line["reading"], Reading) for line in lines}
+
+
+WEIGHTS_BYTES = 6 * 512 * 512 * 2
+ROWS_BYTES = 1024 * 512 * 2
+LAYER_FLOPS = 2 * 1024 * 512 * 512
+
+
+def test_gradients_alone_cross_pods_where_nothing_else_is_asked_for(
+    readings: dict[str, Reading],
+) -> None:
+    """Summed over data and pods: scattered inside the slice, half of them over DCN."""
+    read = readings["gradients_alone"]
+    gradient, scalar = sorted(read.sent, key=lambda one: -one.payload_bytes)
+    assert gradient.in_backward
+    assert gradient.payload_bytes == 2 * WEIGHTS_BYTES / 2 * 1 / 2
+    assert (scalar.in_backward, scalar.payload_bytes, scalar.dtype) == (False, 4, "fp32")
+    kinds = {one.kind: one.payload_bytes for one in read.collectives}
+    assert kinds == {"reduce-scatter": WEIGHTS_BYTES / 2, "all-gather": WEIGHTS_BYTES / 2}
+
+
+def test_a_scan_over_layers_counts_its_layers(readings: dict[str, Reading]) -> None:
+    """Six layers forward, and twice that backward: trips are in no attribute of the program."""
+    assert readings["gradients_alone"].flops == {"matrix products": 3 * 6 * LAYER_FLOPS}
+
+
+def test_activations_that_cross_pods_are_no_gradients(readings: dict[str, Reading]) -> None:
+    """They are summed as gradients are, but no backward pass made them."""
+    sent = readings["activations_too"].sent
+    [activations] = [one for one in sent if not one.in_backward and one.payload_bytes > 4096]
+    assert (activations.kind, activations.payload_bytes) == ("all-reduce", ROWS_BYTES)
+
+
+def test_weights_that_lie_over_pods_are_seen(readings: dict[str, Reading]) -> None:
+    """Gathered to be used and scattered back: neither is a reduction of gradients."""
+    kinds = {one.kind: one.payload_bytes for one in readings["weights_gathered"].sent}
+    assert kinds == {"all-gather": WEIGHTS_BYTES / 2, "reduce-scatter": WEIGHTS_BYTES / 2}
+
+
+def test_a_ring_around_a_product_is_a_gather(readings: dict[str, Reading]) -> None:
+    """Three rounds of permutes among four devices, and four products."""
+    read = readings["ring"]
+    [one] = read.collectives
+    assert (one.kind, one.executed_kind, one.axes) == (
+        "all-gather", "collective-permute", ("tensor",),
+    )  # fmt: skip
+    assert one.payload_bytes == 3 * ROWS_BYTES
+    assert read.flops == {"matrix products": 4 * LAYER_FLOPS}
+
+
+def test_groups_of_several_axes_are_told_apart(readings: dict[str, Reading]) -> None:
+    """A gather over one axis, a scatter over two."""
+    found = {one.axes: (one.kind, one.payload_bytes) for one in readings["two_axes"].collectives}
+    product_bytes = (4 * 1024) ** 2 * 2
+    assert found == {
+        ("tensor",): ("all-gather", 4 * ROWS_BYTES * 3 / 4),
+        ("data", "tensor"): ("reduce-scatter", product_bytes * 7 / 8),
+    }
+
+
+# --- a whole plan
+
+SMALL = Model(
+    name="small", layers=4, d_model=1024, d_ff=4096, heads=8, kv_heads=4, head_dim=128, vocab=32768
+)
+
+
+def small() -> Spec:
+    """Two pods, replicas, weights gathered."""
+    return spec_of(
+        SMALL, sequences=32, length=512, chip="v5e", topology="2x2", pods=2, remat="full",
+        mesh=MeshWish(data=2, fsdp=2, sequence=1, tensor=1),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def proven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Proven, list[str], Path]:
+    """The proof of the small plan by the trainer's own step, its stages, and the program's text."""
+    asked, stages = small(), list[str]()
+    hlo = tmp_path_factory.mktemp("hlo")
+    found = prove(asked, make_plan(asked), stages.append, hlo)
+    [text] = hlo.iterdir()
+    return found, stages, text
+
+
+def test_the_trainers_step_is_as_forecast(proven: tuple[Proven, list[str], Path]) -> None:
+    """Memory, payload on every group, FLOPs; gradients alone cross pods."""
+    found, stages, text = proven
+    assert stages == ["laying out", "tracing", "compiling", "reading"]
+    assert found.proof.disagreements == ()
+    assert found.proof.passes
+    assert {one.link for one in found.proof.collectives} == {"ici", "dcn"}
+    assert text.read_text(encoding="utf-8").startswith("HloModule")
+
+
+def test_every_byte_of_the_peak_has_a_name(proven: tuple[Proven, list[str], Path]) -> None:
+    """What the text says is held adds up to the peak that the compiler reports."""
+    proof = proven[0].proof
+    held = sum(line.compiled for line in proof.ledger)
+    assert held == pytest.approx(proof.peak_hbm_bytes_per_device, rel=0.01)
+    assert proof.peak_at.startswith("trainers/llama/")
+    names = [buffer.name for buffer in proof.buffers]
+    assert any(name.startswith("parameters.") for name in names)
+    assert any(name.startswith("trainers/llama/") for name in names)
+
+
+def test_what_crosses_pods_comes_from_the_trainer(
+    proven: tuple[Proven, list[str], Path],
+) -> None:
+    """Each gradient's sum is traced to a line."""
+    gradients = [one for one in proven[0].proof.crossings if one.is_gradient]
+    assert gradients
+    assert all(place.startswith("trainers/") for one in gradients for place in one.places)
+
+
+def test_the_second_time_nothing_is_compiled(proven: tuple[Proven, list[str], Path]) -> None:
+    """In less than a second, and it says so."""
+    asked = small()
+    began = time.monotonic()
+    again = prove(asked, make_plan(asked))
+    assert time.monotonic() - began < 1
+    assert again.age_s is not None
+    assert again.proof == proven[0].proof
+
+
+def test_too_much_for_the_memory_is_refused_at_once() -> None:
+    """The compiler's sentence says how much it wants and what there is."""
+    asked = small()
+    plan = make_plan(asked)
+    sequences = 2**15
+    batch = replace(plan.batch, sequences=sequences, tokens=sequences * plan.batch.length)
+    large = replace(plan, remat="none", batch=batch)
+    large = replace(large, digest=plan_digest(large))
+    answer = ask(Asked(plan=codec.to_json(large).decode(), trainer="llama"), lambda _: None)
+    assert answer.failed is not None
+    assert is_out_of_memory(answer.failed)
+    assert "exceeds available HBM (15.75G)" in sentence(answer.failed)
+
+
+def test_an_unknown_option_is_the_compilers_to_refuse() -> None:
+    """Before anything is compiled."""
+    plan = replace(make_plan(small()), compiler_options={"xla_no_such_thing": True})
+    answer = ask(Asked(plan=codec.to_json(plan).decode(), trainer="llama"), lambda _: None)
+    assert answer.failed is not None
+    assert "No such compile option: 'xla_no_such_thing'" in answer.failed.said

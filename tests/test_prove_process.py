@@ -1,0 +1,259 @@
+"""The prove room: the compiler's process, from its environment to its end, and its failures."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import CannotProve, Unservable
+from orchestrator.prove import failures, process
+from orchestrator.prove.compiled import Answer, Asked, Failed
+from orchestrator.prove.targets import environment, target
+from orchestrator.stations import codec
+from tests.trainer_plans import plan_of
+
+ASKED = Asked(plan="{}", trainer="llama")
+FAILED = codec.to_json(Answer(failed=Failed(said="no", by="compiler"))).decode()
+Fake = Callable[[str], None]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Put another program in the compiler's place."""
+
+    def put(text: str) -> None:
+        monkeypatch.setattr(process, "CHILD", (sys.executable, "-c", text))
+
+    return put
+
+
+def answering(text: str = "") -> str:
+    """A child that reads what is asked, does something, and answers."""
+    message = json.dumps({"answer": FAILED})
+    return f"import sys, os, time\nsys.stdin.readline()\n{text}\nprint({message!r}, flush=True)"
+
+
+# --- environment
+
+
+def test_a_persons_settings_do_not_reach_the_compiler() -> None:
+    """What steers jax, XLA, libtpu or a cluster is left out; the rest stays."""
+    shell = {"PATH": "/bin", "HOME": "/home/me", "XLA_FLAGS": "--x", "JAX_ENABLE_X64": "1"}
+    shell |= {"TPU_NAME": "mine", "MEGASCALE_SLICE_ID": "3", "LIBTPU_INIT_ARGS": "--y"}
+    made = environment(shell)
+    assert made["PATH"] == "/bin"
+    assert made["ALLOW_MULTIPLE_LIBTPU_LOAD"] == made["TPU_SKIP_MDS_QUERY"] == "1"
+    assert not {"XLA_FLAGS", "TPU_NAME", "MEGASCALE_SLICE_ID", "LIBTPU_INIT_ARGS"} & made.keys()
+
+
+@pytest.mark.parametrize(
+    ("chip", "topology", "pods", "name", "options"),
+    [
+        ("v5p", "4x4x4", 1, "v5:4x4x4", {"chip_config_name": "megacore"}),
+        ("v4", "4x4x4", 2, "v4:4x4x4", {"chip_config_name": "megacore", "num_slices": 2}),
+        ("v5e", "8x8", 4, "v5e:8x8", {"num_slices": 4}),
+        ("v6e", "16x16", 1, "v6e:16x16", {}),
+        ("tpu7x", "4x4x8", 1, "tpu7x:4x4x8", {}),
+    ],
+)
+def test_every_tpu_has_its_name_with_the_compiler(
+    chip: str, topology: str, pods: int, name: str, options: dict[str, object]
+) -> None:
+    """Chips that would come as two devices are asked for as one."""
+    assert target(plan_of(chip=chip, topology=topology, pods=pods, data=4)) == (name, options)
+
+
+def test_a_slice_of_one_chip_has_a_host_of_one_chip() -> None:
+    """Hosts would have four."""
+    alone = plan_of(chip="v6e", topology="1x1", pods=1)
+    assert target(alone) == ("v6e:1x1", {"chips_per_host_bounds": [1, 1, 1]})
+
+
+def test_other_chips_have_no_proof() -> None:
+    """The error says what has one, and how to go on."""
+    with pytest.raises(CannotProve, match=r"no h100\n.*--no-prove"):
+        target(plan_of(chip="h100", topology="8"))
+
+
+# --- the process
+
+
+def test_the_answer_and_the_stages_arrive(fake: Fake) -> None:
+    """Stages in order, then the answer; what the child prints on stderr is kept from people."""
+    stage = json.dumps({"stage": "compiling"})
+    fake(answering(f"print({stage!r}, flush=True); sys.stderr.write('noise')"))
+    stages: list[str] = []
+    answer = process.ask(ASKED, stages.append)
+    assert answer.failed is not None
+    assert (answer.failed.said, stages) == ("no", ["compiling"])
+
+
+def test_a_child_that_dies_leaves_its_last_words(fake: Fake) -> None:
+    """Its exit code, and what it wrote."""
+    fake("import os, sys; sys.stderr.write('F1120 check'); sys.stderr.flush(); os.abort()")
+    answer = process.ask(ASKED, lambda _: None)
+    assert answer.failed is not None
+    assert answer.failed.exit_code == -signal.SIGABRT
+    assert "F1120 check" in answer.failed.said
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs; one that only waits to be reaped does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(") ", 1)[1][0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float = 20) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return true()
+
+
+LINGERS = """
+child = __import__("subprocess").Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({pids!r}, "w").write(f"{{os.getpid()}} {{child.pid}} ")
+print({stage!r}, flush=True)
+time.sleep(600)
+"""
+
+
+def lingering(tmp_path: Path) -> tuple[str, Path]:
+    pids = tmp_path / "pids"
+    return answering(LINGERS.format(pids=str(pids), stage=json.dumps({"stage": "begun"}))), pids
+
+
+def test_an_interruption_leaves_nothing_behind(fake: Fake, tmp_path: Path) -> None:
+    """Neither the child nor what it started."""
+    text, pids = lingering(tmp_path)
+    fake(text)
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process.ask(ASKED, interrupt)
+    left = [int(pid) for pid in pids.read_text(encoding="ascii").split()]
+    assert len(left) == 2
+    assert wait_until(lambda: not any(map(alive, left)))
+
+
+def test_several_at_once_do_not_meet(fake: Fake) -> None:
+    """Each has its own process and its own answer."""
+    fake(answering("time.sleep(0.2)"))
+    with ThreadPoolExecutor(4) as several:
+        answers = list(several.map(lambda _: process.ask(ASKED, lambda _: None), range(4)))
+    assert [answer.failed is not None for answer in answers] == [True] * 4
+
+
+ASKS = """
+import subprocess, sys, time
+child = subprocess.Popen(
+    [sys.executable, "-m", "orchestrator.prove.child"],
+    stdin=subprocess.PIPE,
+    start_new_session=True,
+)
+child.stdin.write(b'{"plan": "{}", "trainer": "llama"}')
+child.stdin.flush()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_real_child_ends_with_its_parent() -> None:
+    """Killed outright, the parent cannot clean up: the child sees its input close."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ASKS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert alive(child)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert wait_until(lambda: not alive(child), 60)
+
+
+# --- failures in words
+
+PLAN = plan_of(chip="v5p", topology="4x4x4")
+ABORTED = """I1120 14:00:00.000000   12 init.cc:3] hello
+F1120 14:00:01.123456   77 spmd_partitioner.cc:1234] Check failed: shape.rank() == 2 (3 vs. 2)
+%gather.3 = f32[8]{0} gather(...), metadata={op_name="jit(_step)/block/gather"}
+*** Check failure stack trace: ***
+    @     0x7f4d0b60cfd3  (unknown)
+"""
+
+
+def words(said: str, exit_code: int | None = None, by: str = "compiler") -> str:
+    return str(failures.failure(PLAN, Failed(said=said, by=by, exit_code=exit_code)))  # type: ignore[arg-type]
+
+
+def test_an_abort_names_the_check_and_the_operation() -> None:
+    """Not the C++ trace around it."""
+    said = words(ABORTED, -signal.SIGABRT)
+    assert "spmd_partitioner.cc:1234: Check failed: shape.rank() == 2 (3 vs. 2)" in said
+    assert "at the operation jit(_step)/block/gather" in said
+    assert "0x7f4d" not in said
+
+
+def test_a_failed_check_that_does_not_abort_reads_the_same() -> None:
+    """The compiler's internal errors name their check too."""
+    said = words("INTERNAL: RET_CHECK failure (a/b/motion.cc:1125) user->opcode() == kAdd ")
+    assert "motion.cc:1125: user->opcode() == kAdd" in said
+    assert "orch plan --alternatives" in said
+
+
+RAISED = """Traceback (most recent call last):
+  File "/here/orchestrator/prove/child.py", line 90, in _compiled
+  File "/here/trainers/toy/model.py", line 12, in block
+  File "/there/jax/lax.py", line 3, in psum
+ValueError: no such axis
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "exit_code", "words_"),
+    [
+        ("", -signal.SIGKILL, "ended by SIGKILL: most likely the machine ran out of memory"),
+        (RAISED, 1, "cannot prove: ValueError: no such axis (at trainers/toy/model.py:12)"),
+        ("", 1, "the process ended without a word"),
+        ("UNIMPLEMENTED: what\nmore", None, "the TPU compiler failed: UNIMPLEMENTED: what"),
+    ],
+)
+def test_other_deaths_have_words_too(said: str, exit_code: int | None, words_: str) -> None:
+    """A killed compiler, a trainer that fails, a compiler that does not know how."""
+    assert words_ in words(said, exit_code)
+
+
+def test_what_the_spec_can_mend_is_the_specs_fault() -> None:
+    """An option or a slice that the compiler does not have, a plan that the trainer refuses."""
+    option = Failed(said="INVALID_ARGUMENT: No such compile option: 'xla_x'", by="compiler")
+    slice_ = Failed(said="INVALID_ARGUMENT: Unknown topology 3x5", by="compiler")
+    refused = Failed(said="128 positions at a time", by="trainer")
+    for failed, text in (
+        (option, "xla_x"),
+        (slice_, "v5p slice 4x4x4"),
+        (refused, "128 positions"),
+    ):
+        error = failures.failure(PLAN, failed)
+        assert isinstance(error, Unservable)
+        assert text in str(error)
+
+
+def test_without_a_compiler_there_is_a_way_on() -> None:
+    """On a Mac, on Arm: what is missing, where it exists, and the flag that does without."""
+    said = str(failures.no_compiler("darwin", "arm64"))
+    assert "libtpu" in said
+    assert "darwin arm64" in said
+    assert "--no-prove" in said

@@ -1,0 +1,165 @@
+"""The prove room: verdicts in words, and what to set instead."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.plan.make import make_plan
+from orchestrator.prove import Proven, cache, known, least_recompute, nearest, prove
+from orchestrator.prove.compiled import Recorded
+from orchestrator.render import proof as render
+from orchestrator.spec import load
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.spec import MeshWish, Spec
+from tests.asks import spec_of
+from tests.conftest import HoldGolden, RunOrch
+from tests.proofs import as_forecast, recorded
+
+SAID = "Ran out of memory on HBM, the total memory required (21.4G) exceeds available HBM (15.75G)."
+Keep = Callable[[Spec, Plan, Recorded], Proven]
+
+
+@pytest.fixture
+def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keep:
+    """Put a result into a cache of its own and prove its plan from there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def kept(asked: Spec, plan: Plan, result: Recorded) -> Proven:
+        cache.keep(plan, asked.run.trainer, result)
+        return prove(asked, plan)
+
+    return kept
+
+
+def test_a_proof_fits_one_screen(keep: Keep, golden: HoldGolden) -> None:
+    """Memory, payload, crossings and FLOPs beside the forecast; the verdict and what is next."""
+    asked, plan, result = recorded()
+    proven = keep(asked, plan, result)
+    text = render.screen(plan, proven.proof, 7_300.0, "orch submit x.yaml")
+    assert len(text.splitlines()) <= 60
+    golden("proof_8b_2pod.txt", text)
+
+
+def test_a_refusal_says_what_is_needed_and_what_would_do(keep: Keep, golden: HoldGolden) -> None:
+    """The compiler's sentence, how much is missing, the largest buffers, the nearest that fits."""
+    asked, plan, result = recorded(SAID, peak=23e9)
+    proven = keep(asked, plan, result)
+    refusal = proven.proof.refusal
+    assert refusal is not None
+    assert not proven.proof.fits
+    assert not proven.proof.passes
+    assert refusal.needed_bytes == proven.proof.peak_hbm_bytes_per_device == 23e9
+    assert proven.proof.margin_bytes < 0
+    golden("proof_refused.txt", render.screen(plan, proven.proof, None, "orch plan x.yaml"))
+
+
+def test_the_nearest_plans_fit_with_the_error_that_was_seen() -> None:
+    """What is proposed leads to a plan whose forecast leaves room for what was missed."""
+    asked, plan, _ = recorded()
+    missed = 8e9
+    proposed = nearest.fitting(asked, plan, missed)
+    assert proposed
+    for overrides in proposed:
+        settings = dict(word.split("=") for word in overrides.replace("--set ", "").split())
+        mesh = {k.rsplit(".", 1)[1]: int(v) for k, v in settings.items() if ".mesh." in k}
+        experiment = replace(asked.experiment, remat=settings["experiment.remat"])
+        resources = replace(asked.resources, mesh=replace(asked.resources.mesh, **mesh))
+        other = make_plan(replace(asked, experiment=experiment, resources=resources))
+        assert other.forecast.memory_bytes_per_device + missed <= plan.forecast.hbm_bytes_per_device
+
+
+def test_nothing_is_proposed_where_nothing_fits() -> None:
+    """An error as large as the memory leaves no plan."""
+    asked, plan, _ = recorded()
+    assert nearest.fitting(asked, plan, plan.forecast.hbm_bytes_per_device) == ()
+
+
+def small() -> Spec:
+    """A plan that has room for less recompute, on one pod."""
+    return spec_of(
+        "llama3-8b", sequences=64, chip="v5p", topology="4x4x4", pods=1, remat="full",
+        mesh=MeshWish(data=1, fsdp=64, sequence=1, tensor=1),
+    )  # fmt: skip
+
+
+def test_room_for_less_recompute_is_a_hint(keep: Keep) -> None:
+    """The policy that repeats least and still fits, corrected by what the Forecast missed."""
+    asked = small()
+    plan = make_plan(asked)
+    result = Recorded(compiled=as_forecast(plan))
+    assert keep(asked, plan, result).proof.hints == ("--set experiment.remat=none",)
+    others = nearest.less_recompute(asked, plan)
+    peaks = {other.remat: other.forecast.memory_bytes_per_device for other in others}
+    assert next(iter(peaks)) == "none"
+    # The program needs so much more than forecast that keeping everything would not fit.
+    missed = plan.forecast.hbm_bytes_per_device - peaks["none"] + 1e9
+    peak = plan.forecast.memory_bytes_per_device + missed
+    memory = replace(result.compiled.memory, peak=peak)
+    worse = Recorded(compiled=replace(result.compiled, memory=memory))
+    [hint] = keep(asked, plan, worse).proof.hints
+    assert hint.startswith("--set experiment.remat=keep_")
+
+
+def test_a_search_stops_at_the_least_recompute_that_fits(keep: Keep) -> None:
+    """The least first; those that the compiler refuses are shown too."""
+    asked = small()
+    plan = make_plan(asked)
+    first, second, *_ = nearest.less_recompute(asked, plan)
+    keep(asked, first, Recorded(compiled=as_forecast(first), refusal=SAID))
+    keep(asked, second, Recorded(compiled=as_forecast(second)))
+    stages: list[str] = []
+    tried = least_recompute(asked, plan, stages.append)
+    assert [one.plan.remat for one in tried] == [first.remat, second.remat]
+    assert [one.proof.passes for one in tried] == [False, True]
+    assert stages == [f"remat {first.remat}", f"remat {second.remat}"]
+    table = render.remats([(one.plan, one.proof) for one in tried])
+    assert [line.split()[-1] for line in table.splitlines()[1:]] == ["fit", "fits"]
+
+
+SPEC = """\
+name: judged
+experiment:
+  model: llama3-8b
+  tokens: 15T
+  batch: {sequences: 64, length: 4096}
+  remat: full
+resources:
+  chip: v5p
+  topology: 4x4x4
+  pods: 1
+  mesh: {data: 1, fsdp: 64, sequence: 1, tensor: 1}
+"""
+
+
+def test_the_command_ends_with_the_verdict(keep: Keep, orch: RunOrch, tmp_path: Path) -> None:
+    """Status 0 when it fits, 3 when it does not, with the same text for people and as JSON."""
+    spec = tmp_path / "judged.yaml"
+    spec.write_text(SPEC, encoding="utf-8")
+    asked = load(spec, ())
+    plan = make_plan(asked)
+    keep(asked, plan, Recorded(compiled=as_forecast(plan)))
+    fits = orch("prove", str(spec))
+    assert fits.returncode == 0
+    *_, verdict, following = fits.stdout.splitlines()
+    assert verdict.startswith("Proof: fits with")
+    assert following == f"Next: orch submit {spec}"
+    keep(asked, plan, Recorded(compiled=as_forecast(plan), refusal=SAID))
+    refused = orch("prove", str(spec), "--json")
+    assert refused.returncode == 3
+    assert json.loads(refused.stdout)["refusal"]["said"] == SAID
+
+
+def test_submit_proves_first(keep: Keep, orch: RunOrch, tmp_path: Path) -> None:
+    """A plan that does not fit goes no further."""
+    spec = tmp_path / "judged.yaml"
+    spec.write_text(SPEC, encoding="utf-8")
+    asked = load(spec, ())
+    plan = make_plan(asked)
+    keep(asked, plan, Recorded(compiled=as_forecast(plan), refusal=SAID))
+    assert known(asked, plan) is not None
+    stopped = orch("submit", str(spec))
+    assert stopped.returncode == 3
+    assert "Proof: does not fit" in stopped.stdout

@@ -1,0 +1,136 @@
+"""The rehearsal of a plan: small, alike in kind, and open about what is not alike. Pure."""
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from orchestrator import spec as specs
+from orchestrator.errors import Unservable
+from orchestrator.plan.make import make_plan
+from orchestrator.plan.rehearsal import Rehearsal, rehearse
+from orchestrator.stations.plan import AXES, Plan
+from orchestrator.stations.spec import MeshWish
+from tests.asks import TINY, spec_of
+from tests.conftest import ROOT
+
+SHIPPED = sorted((ROOT / "specs").glob("*.yaml"))
+
+
+def rehearsed(path: Path, **wish: int) -> tuple[Plan, Rehearsal]:
+    """A shipped spec's plan and the rehearsal of it."""
+    loaded = specs.load(path, ())
+    plan = make_plan(loaded)
+    return plan, rehearse(loaded, plan, **wish)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_spec_can_be_rehearsed(path: Path) -> None:
+    """Each has a small plan of its own: its pods, few devices, few parameters, one digest."""
+    plan, small = rehearsed(path)
+    assert small.plan.pods == plan.pods
+    assert small.plan.devices // small.plan.pods <= 4
+    assert small.plan.model.parameters < 6e6
+    assert small.plan.chip == plan.chip
+    assert small.plan.digest != plan.digest
+    assert small.spec.run.steps == small.steps
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("devices", [4, 8])
+def test_no_axis_appears_that_the_plan_has_not(path: Path, devices: int) -> None:
+    """What is split in the rehearsal is split in the plan, and what is not any more is said."""
+    plan, small = rehearsed(path, devices=devices)
+    gone = [axis for axis in AXES if plan.mesh[axis] > 1 and small.plan.mesh[axis] == 1]
+    new = [axis for axis in AXES if plan.mesh[axis] == 1 and small.plan.mesh[axis] > 1]
+    assert new == []
+    said = "; ".join(small.changes)
+    for axis in gone:
+        assert f"{axis} {plan.mesh[axis]}" in said
+    assert ("too few devices" in said) == bool(gone)
+
+
+def test_eight_devices_keep_three_kinds_of_axis() -> None:
+    """More devices keep more of the mesh: fsdp, tensor and sequence before data."""
+    _, small = rehearsed(ROOT / "specs/llama3_70b_4pod.yaml", devices=8)
+    kept = {"pods": 4, "data": 1, "fsdp": 2, "sequence": 2, "tensor": 2}
+    assert (small.plan.mesh, small.plan.topology, small.plan.hosts) == (kept, "2x2x2", 8)
+
+
+def test_the_model_keeps_its_proportions() -> None:
+    """Llama 3 70B at a width of 128: d_ff 3.5 times that, eight query heads to a kv head."""
+    plan, small = rehearsed(ROOT / "specs/llama3_70b_4pod.yaml")
+    full, model = plan.model, small.plan.model
+    assert model.d_model == 128
+    assert model.d_ff / model.d_model == full.d_ff / full.d_model
+    assert model.heads / model.kv_heads == full.heads / full.kv_heads
+    assert model.heads * model.head_dim / model.d_model == full.heads * full.head_dim / full.d_model
+    assert model.vocab / model.d_model == pytest.approx(full.vocab / full.d_model, rel=0.05)
+
+
+def test_a_model_that_is_small_already_is_rehearsed_as_it_is() -> None:
+    """Its slice, mesh, shape and batch stay: there is nothing to shrink."""
+    plan, small = rehearsed(ROOT / "specs/tiny_2pod.yaml")
+    assert small.plan.batch == plan.batch
+    assert small.plan.model == plan.model
+    assert small.plan.mesh == plan.mesh
+    assert small.plan.topology == plan.topology
+    assert small.changes == ()
+
+
+def test_more_than_eight_pods_become_eight_and_that_is_said() -> None:
+    """A laptop holds no more; the first lines say how many there were."""
+    asked = spec_of("llama3-8b", chip="v5e", topology="4x4", pods=12, sequences=1536)
+    small = rehearse(asked, make_plan(asked))
+    assert small.plan.pods == 8
+    assert "12 pods became 8" in small.changes
+
+
+def test_what_the_cpu_has_not_is_said() -> None:
+    """Compiler options of TPUs and offloading to the host are left out, in words."""
+    asked = spec_of("llama3-70b", topology="8x8x8", pods=2, remat="offload_input")
+    experiment = replace(asked.experiment, compiler_options={"xla_tpu_enable_x": True})
+    asked = replace(asked, experiment=experiment)
+    small = rehearse(asked, make_plan(asked))
+    assert small.plan.remat == "full"
+    assert small.plan.compiler_options == {}
+    said = "\n".join(small.changes)
+    assert "remat offload_input became full" in said
+    assert "compiler_options are left out" in said
+
+
+def test_a_chip_of_two_devices_is_rehearsed_on_its_smallest_slice() -> None:
+    """Four tpu7x chips are eight devices; four devices of it do not exist, and that is an error."""
+    asked = spec_of("llama3-8b", chip="tpu7x", topology="4x4x4", pods=2, sequences=1024)
+    plan = make_plan(asked)
+    assert rehearse(asked, plan).plan.devices == 16
+    with pytest.raises(Unservable, match="no slice has 4 devices; the next has 8"):
+        rehearse(asked, plan, devices=4)
+
+
+def test_a_chip_that_comes_in_no_slices_is_refused() -> None:
+    """GPUs in their NVLink domain are no TPU slice, and nothing pretends that they are."""
+    asked = spec_of(TINY, chip="h100", topology="4", pods=2, sequences=32, length=128)
+    with pytest.raises(Unservable, match="h100"):
+        rehearse(asked, make_plan(asked))
+
+
+@pytest.mark.parametrize("tensor", [2, 4, 8])
+def test_grouped_heads_divide_whatever_the_mesh_becomes(tensor: int) -> None:
+    """Llama 3B has three query heads to a kv head: whole groups are kept, and tensor divides."""
+    asked = spec_of(
+        "llama-3b", topology="4x4x4", pods=2, sequences=1024, mesh=MeshWish(tensor=tensor)
+    )
+    small = rehearse(asked, make_plan(asked), devices=8).plan
+    assert small.model.heads == 3 * small.model.kv_heads
+    assert small.model.heads % small.mesh["tensor"] == 0
+    assert prod(small.mesh.values()) == small.devices == 16
+
+
+def test_steps_decide_the_tokens_and_leave_room_for_a_checkpoint() -> None:
+    """A rehearsal saves on its way, and warms up within its steps."""
+    _, small = rehearsed(ROOT / "specs/llama3_70b_4pod.yaml", steps=50)
+    assert small.plan.tokens == 50 * small.plan.batch.tokens
+    assert small.spec.run.checkpoint.every == 25
+    assert small.plan.optimizer.warmup_steps == 13
