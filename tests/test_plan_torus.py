@@ -1,6 +1,7 @@
 """Where mesh axes lie on the torus, and the rate that each group of devices gets there."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def slice_of(chip: str, topology: str) -> links.Torus:
     return links.torus(sheet, catalog.topology(sheet, topology))
 
 
-def rate(torus: links.Torus, factors: list[tuple[int, ...]], group: str) -> float:
+def rate(torus: links.Torus, factors: Sequence[tuple[int, ...]], group: str) -> float:
     """The rate of one placement; a tuple (data, fsdp, sequence, tensor) for each torus axis."""
     return float(links.group_rate(torus, np.array([factors]), links.GROUPS[group])[0])
 
