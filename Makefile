@@ -16,11 +16,11 @@ WANTED := Wanted: Python 3.11 or newer; say which with make setup PYTHON=python3
 refuse = { echo "setup: $(1)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench bench-proof lock clean
+.PHONY: help setup demo test lint bench bench-proof chaos-train fuzz lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
-		do printf '%-13s %s\n' "$$name" "$$text"; done
+		do printf '%-17s %s\n' "$$name" "$$text"; done
 
 setup: $(READY)  ## build .venv from requirements.lock (minutes, 2.5 GB)
 	@:
@@ -36,8 +36,15 @@ lint: setup  ## ruff and mypy, both strict
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: setup  ## priced candidates per second, and what `orch plan` costs beside its imports
+bench: setup  ## what planning costs beside its imports, and a training loop beside a bare one
 	@$(BIN)/python -m tests.bench_plan
+	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench_train
+
+chaos-train: setup  ## kill training at random steps on five meshes, compare every loss to the bit
+	@$(BIN)/python -m tests.chaos_train
+
+fuzz: setup  ## 20,000 mutated specs
+	@$(BIN)/python -m pytest -m fuzz
 
 bench-proof: setup  ## compile 22 plans and write docs/proof-bench.md (an hour, most of it kept)
 	@$(BIN)/python -m tests.bench_proof --write
