@@ -148,6 +148,34 @@ def test_a_loop_that_counts_otherwise_is_an_error(condition: str, step: str, sta
         trips(read, read.entry, read.entry.instructions["w"])
 
 
+def test_what_runs_in_the_background_runs_once() -> None:
+    """Its end may name the same computation as its start; combiners of reductions do not count."""
+    read = program_of(
+        """HloModule m, num_partitions=1
+
+%inside (p: f32[4]) -> f32[4] {
+  %p = f32[4] parameter(0)
+  ROOT %n = f32[4] negate(%p)
+}
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+
+ENTRY %main (q: f32[4]) -> f32[] {
+  %q = f32[4] parameter(0)
+  %zero = f32[] constant(0)
+  %begun = ((f32[4]), f32[4], s32[]) async-start(%q), calls=%inside
+  %done = f32[4] async-done(%begun), calls=%inside
+  ROOT %total = f32[] reduce(%done, %zero), dimensions={0}, to_apply=%sum
+}
+"""
+    )
+    assert times(read) == {"main": 1, "inside": 1}
+
+
 # --- matrix products
 
 

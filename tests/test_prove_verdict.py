@@ -3,10 +3,12 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import util
 from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import CannotProve
 from orchestrator.plan.make import make_plan
 from orchestrator.prove import Proven, cache, known, least_recompute, nearest, prove
 from orchestrator.prove.compiled import Recorded
@@ -75,6 +77,33 @@ def test_nothing_is_proposed_where_nothing_fits() -> None:
     """An error as large as the memory leaves no plan."""
     asked, plan, _ = recorded()
     assert nearest.fitting(asked, plan, plan.forecast.hbm_bytes_per_device) == ()
+
+
+def test_without_libtpu_there_is_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is started; the error says where the compiler exists and how to do without."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(util, "find_spec", lambda _: None)
+    asked, plan, _ = recorded()
+    monkeypatch.setattr(cache, "sources_digest", lambda: "")
+    with pytest.raises(CannotProve, match="libtpu, the TPU compiler, is not installed"):
+        prove(asked, plan)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s ago"),
+        (59, "59 s ago"),
+        (3_599, "59 min ago"),
+        (7_300, "2 h ago"),
+        (1e6, "11 days ago"),
+    ],
+)
+def test_the_age_of_a_proof_is_one_whole_unit(seconds: float, text: str) -> None:
+    """The largest that it fills."""
+    assert render.ago(seconds) == text
 
 
 def small() -> Spec:

@@ -102,7 +102,7 @@ def memory_held(plan: Plan, compiled: Compiled) -> tuple[Held, ...]:
     live = compiled.reading.live_bytes
     return tuple(
         Held(name=name, compiled=live.get(name, 0.0), forecast=forecast.get(name))
-        for name in sorted({*live, *forecast}, key=lambda name: -live.get(name, 0.0))
+        for name in sorted({*live, *forecast}, key=lambda name: (-live.get(name, 0.0), name))
         if live.get(name) or forecast.get(name)
     )
 

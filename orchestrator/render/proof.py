@@ -8,7 +8,7 @@ from orchestrator.stations.proof import Buffer, Exchanged, Held, Proof
 
 LARGEST = 5  # buffers shown
 SMALL = 1e-3  # exchanges below this share of the largest on their link are left to --json
-UNITS = ((86_400, "day"), (3_600, "h"), (60, "min"), (1, "s"))
+UNITS = ((2 * 86_400, 86_400, "days"), (3_600, 3_600, "h"), (60, 60, "min"), (0, 1, "s"))
 
 
 def screen(plan: Plan, proof: Proof, age_s: float | None, next_command: str) -> str:
@@ -36,8 +36,8 @@ def compilation(proof: Proof, age_s: float | None) -> list[str]:
 
 
 def ago(seconds: float) -> str:
-    """The largest whole unit: 2 h ago."""
-    size, unit = next((pair for pair in UNITS if seconds >= pair[0]), UNITS[-1])
+    """In the largest unit that says enough: 2 h ago, 30 h ago, 3 days ago."""
+    _, size, unit = next(row for row in UNITS if seconds >= row[0])
     return f"{seconds // size:.0f} {unit} ago"
 
 

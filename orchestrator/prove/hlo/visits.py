@@ -10,6 +10,9 @@ from orchestrator.prove.hlo.program import Computation, Instruction, Program
 COMBINES = {"all-reduce", "all-reduce-start", "reduce", "reduce-scatter", "reduce-window"}
 COMBINES |= {"scatter", "select-and-scatter", "sort", "map"}
 
+# They may name what their start has named.
+CONTINUES = {"async-update", "async-done"}
+
 Visit = tuple[Computation, Instruction, int]
 
 
@@ -30,7 +33,7 @@ def times(program: Program) -> dict[str, int]:
 def _calls(
     program: Program, where: Computation, instruction: Instruction
 ) -> Iterator[tuple[Computation, int]]:
-    if instruction.opcode in COMBINES or not instruction.called:
+    if instruction.opcode in COMBINES | CONTINUES or not instruction.called:
         return
     if instruction.opcode == "while":
         yield (
