@@ -48,7 +48,7 @@ class Ledger:
         alike: dict[tuple[str, str], float] = defaultdict(float)
         for held in self.peak.held:
             alike[self.name_of(held), str(self._array(held))] += held.bytes
-        ordered = sorted(alike.items(), key=lambda pair: -pair[1])[:MOST]
+        ordered = sorted(alike.items(), key=lambda pair: (-pair[1], pair[0]))[:MOST]
         return tuple(Buffer(name=n, shape=s, bytes=size) for (n, s), size in ordered)
 
     def peak_at(self) -> str:
