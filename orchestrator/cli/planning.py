@@ -5,10 +5,8 @@ from pathlib import Path
 import click
 
 from orchestrator.cli.proving import known_line
-from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, say_json
+from orchestrator.cli.terminal import JSON, SET, SPEC, make_plans, next_command, say, say_json
 from orchestrator.errors import OrchError
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.spec import Spec
 
 
 @click.command()
@@ -107,15 +105,6 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
         say_json(sheet)
         return
     say(render.screen(sheet, next_command("plan", spec, overrides)))
-
-
-def make_plans(path: Path, overrides: tuple[str, ...], most: int) -> tuple[Spec, list[Plan]]:
-    """From a file to its spec and its plans, best first."""
-    from orchestrator import spec
-    from orchestrator.plan.make import make_plans as planned
-
-    loaded = spec.load(path, overrides)
-    return loaded, planned(loaded, most)
 
 
 COMMANDS = (init, schema, plan, explain)

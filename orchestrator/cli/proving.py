@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, say_json
+from orchestrator.cli.terminal import JSON, SET, SPEC, make_plans, next_command, say, say_json
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.spec import Spec
 
@@ -55,7 +55,7 @@ def prove(
       orch prove specs/llama3_70b_4pod.yaml
       orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full --json
     """
-    asked, plan = planned(spec, overrides)
+    asked, (plan,) = make_plans(spec, overrides, 1)
     proven = proved(asked, plan, hlo)
     tried = least_recompute(asked, plan) if search_remat else []
     if as_json:
@@ -65,15 +65,6 @@ def prove(
         show_tried(plan, tried, search_remat)
     if not proven.proof.passes:
         raise SystemExit(NO_FIT)
-
-
-def planned(path: Path, overrides: tuple[str, ...]) -> tuple[Spec, Plan]:
-    """The spec of a file and its plan."""
-    from orchestrator import spec
-    from orchestrator.plan.make import make_plan
-
-    loaded = spec.load(path, overrides)
-    return loaded, make_plan(loaded)
 
 
 def proved(spec: Spec, plan: Plan, hlo: Path | None = None) -> "Proven":

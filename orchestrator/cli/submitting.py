@@ -5,10 +5,9 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.planning import make_plans
 from orchestrator.cli.proving import NO_FIT, proved, show
 from orchestrator.cli.running import next_command as next_about
-from orchestrator.cli.terminal import SET, SPEC, next_command, say
+from orchestrator.cli.terminal import SET, SPEC, make_plans, next_command, say
 from orchestrator.errors import OrchError
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.proof import Proof

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import click
 
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.spec import Spec
+
 SPEC = click.argument("spec", type=click.Path(path_type=Path, dir_okay=False))
 SET = click.option(
     "--set",
@@ -41,3 +44,12 @@ def next_command(name: str, spec: Path, overrides: tuple[str, ...], *more: str) 
     for override in overrides:
         words += ["--set", override]
     return shlex.join([*words, *more])
+
+
+def make_plans(path: Path, overrides: tuple[str, ...], most: int) -> tuple[Spec, list[Plan]]:
+    """From a file to its spec and its plans, best first."""
+    from orchestrator import spec
+    from orchestrator.plan.make import make_plans as planned
+
+    loaded = spec.load(path, overrides)
+    return loaded, planned(loaded, most)
