@@ -46,6 +46,7 @@ def schema() -> None:
 
 @click.command()
 @SPEC
+@click.argument("other", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @SET
 @JSON
 @click.option(
@@ -55,14 +56,26 @@ def schema() -> None:
     metavar="N",
     help="Also show N runners-up and what each loses.",
 )
-def plan(spec: Path, overrides: tuple[str, ...], as_json: bool, alternatives: int) -> None:
+def plan(
+    spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, alternatives: int
+) -> None:
     """Find the fastest realizable plan of SPEC and forecast its memory, time and cost.
+
+    With OTHER, hold the plans of both side by side: what differs, and what that does to each line
+    of their ledgers. --set then changes OTHER alone, so that one spec can be held beside itself.
 
     \b
     Example:
       orch plan specs/llama3_70b_4pod.yaml
       orch plan specs/llama3_70b_4pod.yaml --set resources.pods=2 --alternatives 5
+      orch plan specs/llama3_70b_1pod.yaml specs/llama3_70b_4pod.yaml
+      orch plan specs/tiny_2pod.yaml specs/tiny_2pod.yaml --set resources.pods=4
     """
+    if other:
+        if alternatives:
+            raise click.UsageError("--alternatives is of one plan: leave OTHER out")
+        show_beside(spec, other, overrides, as_json=as_json)
+        return
     loaded, plans = make_plans(spec, overrides, 1 + alternatives)
     if as_json:
         say_json(plans if alternatives else plans[0])
@@ -74,6 +87,20 @@ def plan(spec: Path, overrides: tuple[str, ...], as_json: bool, alternatives: in
     say(render.screen(plans[0], next_command("explain", spec, overrides), compiled))
     if alternatives:
         say("\n" + runners_up.table(plans))
+
+
+def show_beside(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
+    """Two plans side by side; the overrides are the second's."""
+    from orchestrator.plan.beside import beside
+    from orchestrator.render import beside as render
+
+    before, [plan_before] = make_plans(first, (), 1)
+    after, [plan_after] = make_plans(second, overrides, 1)
+    found = beside((before, after), (plan_before, plan_after))
+    if as_json:
+        say_json(found)
+    else:
+        say(render.screen(found, next_command("plan", second, overrides)))
 
 
 @click.command()

@@ -1,0 +1,55 @@
+"""Station Beside: two plans side by side. Plain values; which is better is for the reader."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A plan as it is referred to."""
+
+    name: str
+    digest: str
+    spec_digest: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differing:
+    """A key that the two do not share; None where one of them lacks it."""
+
+    key: str
+    first: bool | float | str | None
+    second: bool | float | str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineBeside:
+    """A ledger line in both plans; None where a plan has no such line.
+
+    `part` is the phase of a line of bytes, or the resource that a line of seconds keeps busy.
+    """
+
+    name: str
+    part: str
+    unit: Literal["bytes", "s"]
+    first: float | None
+    second: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What differs between two plans, and what that does to each figure of their forecasts.
+
+    `memory` ends each phase with a line of its own name, the sum. `figures` are the forecast's, by
+    their keys in it; `bounds` name what each plan is bound by.
+    """
+
+    schema: int
+    plans: tuple[Named, Named]
+    asked: tuple[Differing, ...]
+    decided: tuple[Differing, ...]
+    memory: tuple[LineBeside, ...]
+    time: tuple[LineBeside, ...]
+    figures: tuple[Differing, ...]
+    bounds: tuple[str, str]

@@ -1,0 +1,111 @@
+"""Two plans side by side: what differs, and what that does to every line of their ledgers."""
+
+import json
+from dataclasses import replace
+from math import isclose
+
+import pytest
+
+from orchestrator.plan.beside import beside
+from orchestrator.plan.make import make_plan
+from orchestrator.render import beside as render
+from orchestrator.stations.beside import Beside
+from orchestrator.stations.spec import Spec
+from tests.asks import TINY, spec_of
+from tests.conftest import RunOrch
+
+ONE_POD, FOUR_PODS = "specs/llama3_70b_1pod.yaml", "specs/llama3_70b_4pod.yaml"
+
+
+def tiny(**asked: object) -> Spec:
+    """A spec that is planned at once."""
+    fields = {"sequences": 64, "length": 64, "chip": "v5e", "topology": "2x2", "pods": 2} | asked
+    return spec_of(TINY, **fields)  # type: ignore[arg-type]
+
+
+def held(first: Spec, second: Spec) -> Beside:
+    """The plans of two specs, side by side."""
+    return beside((first, second), (make_plan(first), make_plan(second)))
+
+
+@pytest.mark.parametrize("unit", ["memory", "time"])
+def test_the_lines_of_each_side_add_up_to_its_forecast(unit: str) -> None:
+    """No line of either ledger is lost or told twice."""
+    specs = (tiny(), tiny(pods=4, chip="v5p", topology="2x2x1"))
+    found = held(*specs)
+    for side, spec in zip(("first", "second"), specs, strict=True):
+        forecast = make_plan(spec).forecast
+        if unit == "time":
+            lines = [getattr(line, side) or 0.0 for line in found.time]
+            assert isclose(sum(lines), forecast.step_s.unoverlapped)
+            continue
+        for phase in forecast.memory:
+            lines = [line for line in found.memory if line.part == phase.name]
+            values = {line.name: getattr(line, side) or 0.0 for line in lines}
+            assert values.pop(phase.name) == phase.bytes
+            assert isclose(sum(values.values()), phase.bytes)
+
+
+def test_what_is_asked_and_what_is_decided_stand_apart() -> None:
+    """Pods are asked; chips, and how the batch is split, follow."""
+    found = held(tiny(), tiny(pods=4))
+    asked = {pair.key: (pair.first, pair.second) for pair in found.asked}
+    decided = {pair.key: (pair.first, pair.second) for pair in found.decided}
+    assert asked == {"resources.pods": (2, 4)}
+    assert decided["chips"] == (8, 16)
+    assert decided["mesh.pods"] == (2, 4)
+    assert not asked.keys() & decided.keys()
+
+
+def test_a_plan_beside_itself_differs_in_nothing() -> None:
+    """No key, no line and no figure moves, and the screen does not pretend otherwise."""
+    found = held(tiny(), tiny())
+    assert (found.asked, found.decided) == ((), ())
+    assert all(line.first == line.second for line in (*found.memory, *found.time))
+    assert all(pair.first == pair.second for pair in found.figures)
+    assert "one plan twice; its figures are the same" in render.screen(found, "x")
+
+
+def test_another_price_moves_dollars_and_nothing_else() -> None:
+    """The same program on the same chips is one plan, whatever it costs."""
+    first = tiny()
+    dear = replace(first, resources=replace(first.resources, dollars_per_chip_hour=99.0))
+    found = held(first, dear)
+    moved = {pair.key for pair in found.figures if pair.first != pair.second}
+    assert moved == {"dollars.lower", "dollars.unoverlapped", "dollars_per_chip_hour"}
+    assert found.plans[0].digest == found.plans[1].digest
+    assert "what it comes to differs" in render.screen(found, "x")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [(1, 1, "same"), (0, 2, "new"), (2, 0, "gone"), (4, 3, "-25.0 %"), (1, 3, "x 3")],
+)
+def test_a_change_reads_as_people_say_it(first: float, second: float, said: str) -> None:
+    """Percent while it is small, a multiple when it is not."""
+    assert render.change(first, second) == said
+
+
+def test_the_command_holds_two_files_side_by_side(orch: RunOrch) -> None:
+    """The verdict compares tokens and money; --json has both plans by their digests."""
+    done = orch("plan", ONE_POD, FOUR_PODS)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines()[:-2])) <= 100
+    *_, verdict, following = done.stdout.splitlines()
+    assert verdict.startswith("Beside: the second makes ")
+    assert "is bound by ici tensor, not matmul" in verdict
+    assert following == f"Next: orch plan {FOUR_PODS}"
+    told = json.loads(orch("plan", ONE_POD, FOUR_PODS, "--json").stdout)
+    alone = [json.loads(orch("plan", one, "--json").stdout) for one in (ONE_POD, FOUR_PODS)]
+    assert [plan["digest"] for plan in told["plans"]] == [plan["digest"] for plan in alone]
+
+
+def test_overrides_change_the_second_alone(orch: RunOrch) -> None:
+    """So one file can be held beside itself; alternatives have no place there."""
+    tiny_spec = "specs/tiny_2pod.yaml"
+    done = orch("plan", tiny_spec, tiny_spec, "--set", "resources.pods=4", "--json")
+    first, second = json.loads(done.stdout)["plans"]
+    assert (first["overrides"], second["overrides"]) == ([], ["resources.pods=4"])
+    refused = orch("plan", tiny_spec, tiny_spec, "--alternatives", "2")
+    assert refused.returncode == 2
+    assert "leave OTHER out" in refused.stderr
