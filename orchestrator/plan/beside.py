@@ -18,6 +18,8 @@ FIGURES = (
     "tokens_per_s", "days", "chip_hours", "dollars", "dollars_per_chip_hour", "goodput",
 )  # fmt: skip
 
+SUM = "sum"  # the line that ends a phase
+
 Pair = tuple[Plan, Plan]
 Lines = dict[tuple[str, str], float]
 
@@ -91,7 +93,7 @@ def _memory(plan: Plan) -> Lines:
     lines: Lines = {}
     for phase in plan.forecast.memory:
         lines |= _summed((phase.name, line.name, line.value) for line in phase.lines)
-        lines[phase.name, phase.name] = phase.bytes
+        lines[phase.name, SUM] = phase.bytes
     return lines
 
 
@@ -110,7 +112,7 @@ def _merged(unit: Literal["bytes", "s"], first: Lines, second: Lines) -> tuple[L
     """Both ledgers as one, part by part in the order in which the parts appear."""
     keys = dict.fromkeys([*first, *second])
     parts = list(dict.fromkeys(part for part, _ in keys))
-    ordered = sorted(keys, key=lambda key: (parts.index(key[0]), key[0] == key[1]))
+    ordered = sorted(keys, key=lambda key: (parts.index(key[0]), key[1] == SUM))
     return tuple(
         LineBeside(
             name=name,

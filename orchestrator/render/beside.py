@@ -18,6 +18,8 @@ from orchestrator.stations.beside import Beside, Differing, LineBeside, Named
 from orchestrator.stations.codec import short
 
 MIB = 2**20
+SUM = "sum"  # the line that ends a phase
+ENDS = ("first", "second")
 # Lines that move by less than this share of the larger total are told together.
 SMALL = 0.002
 
@@ -98,14 +100,14 @@ def size(value_bytes: float) -> str:
 
 def memory(found: Beside) -> list[str]:
     """The phases that are the largest in either plan, line by line."""
-    sums = [line for line in found.memory if line.name == line.part]
+    sums = [line for line in found.memory if line.name == SUM]
     largest = {max(sums, key=lambda line: line.first or 0.0).part}
     largest.add(max(sums, key=lambda line: line.second or 0.0).part)
     rows = []
     for part in dict.fromkeys(line.part for line in sums if line.part in largest):
         lines = [line for line in found.memory if line.part == part]
-        rows += ledger([line for line in lines if line.name != part], size, "")
-        rows += [row(f"phase: {part}", "", line, size) for line in lines if line.name == part]
+        rows += ledger([line for line in lines if line.name != SUM], size, "")
+        rows += [row(f"phase: {part}", "", line, size) for line in lines if line.name == SUM]
     peaks = figure(found, "memory_bytes_per_device")
     usable = figure(found, "hbm_bytes_per_device")
     rows.append(("peak", "", *(size(value) for value in peaks), change(*peaks)))
@@ -138,9 +140,6 @@ def ledger(
         texts = show(first), show(second), change(first, second)
         rows.append((f"{len(small)} small lines", "", *texts))
     return rows
-
-
-ENDS = ("first", "second")
 
 
 def row(name: str, part: str, line: LineBeside, show: Callable[[float], str]) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class LineBeside:
 class Beside:
     """What differs between two plans, and what that does to each figure of their forecasts.
 
-    `memory` ends each phase with a line of its own name, the sum. `figures` are the forecast's, by
+    `memory` ends each phase with a line named `sum`. `figures` are the forecast's, by
     their keys in it; `bounds` name what each plan is bound by.
     """
 
