@@ -14,10 +14,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from orchestrator import journal
+from orchestrator import catalog, journal
 from orchestrator.errors import OrchError
 from orchestrator.journal import liveness
 from orchestrator.launch.attempt import AttemptFailed, Share, carry_out, join_cluster
+from orchestrator.plan.time import peak
+from orchestrator.stations.plan import Plan
 from orchestrator.stations.run import Step
 
 WATCH_S = 0.5
@@ -73,7 +75,8 @@ def work(share: Share, rank: int) -> None:
 
     recorded = journal.Journal(Path(share.run))
     _write_to(recorded.places.logs(share.attempt) / f"rank-{rank}.log")
-    spec, settled = recorded.spec(), recorded.story().settled_requests
+    spec, story, plan = recorded.spec(), recorded.story(), recorded.plan(share.plan_digest)
+    submission, settled = story.submitted.submission, story.settled_requests
     with ExitStack() as stack:
         emit: Callable[[Step], None] = _nobody
         if rank == 0:
@@ -84,8 +87,19 @@ def work(share: Share, rank: int) -> None:
             emit=emit,
             checkpoint=spec.run.checkpoint,
             stop=lambda: rank == 0 and recorded.cancel_request(settled) is not None,
+            profile_steps=range(*submission.profile) if submission.profile else range(0),
+            folder=Path(submission.folder),
+            peak_flops_per_s=_peak_flops_per_s(plan),
         )
-        train(recorded.plan(share.plan_digest), spec.run.trainer, asked)
+        train(plan, spec.run.trainer, asked)
+
+
+def _peak_flops_per_s(plan: Plan) -> float | None:
+    """Of one device, where the devices are the plan's chips: emulated ones have no such peak."""
+    if "tpu" not in os.environ.get("JAX_PLATFORMS", ""):  # JaxTrainer says so on TPU hosts
+        return None
+    chip = catalog.chip(plan.chip)
+    return peak(chip, plan.precision.compute).value / chip.devices
 
 
 def _nobody(_: Step) -> None:

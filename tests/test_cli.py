@@ -95,6 +95,14 @@ def test_a_named_cluster_is_an_error_and_never_a_rehearsal(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("steps", ["5", "5:5", "7:5", "a:b", "-1:3"])
+def test_steps_to_trace_are_a_range(orch: RunOrch, steps: str) -> None:
+    """Anything else is refused with a legal value before anything is planned."""
+    done = orch("submit", FOUR_PODS, f"--profile={steps}")
+    assert done.returncode == 2
+    assert "must be A:B with A below B, for example 10:13" in done.stderr
+
+
 def test_init_writes_what_plans_and_never_overwrites(orch: RunOrch, tmp_path: Path) -> None:
     """From nothing to a plan in two commands."""
     path = tmp_path / "first-run.yaml"

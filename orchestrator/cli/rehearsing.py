@@ -13,6 +13,7 @@ from types import FrameType
 import click
 
 from orchestrator import journal, launch
+from orchestrator.cli.origin import Origin
 from orchestrator.errors import Superseded
 from orchestrator.launch.slices import devices_per_host
 from orchestrator.plan.rehearsal import Rehearsal
@@ -25,7 +26,7 @@ POLL_S = 0.2
 SHOW_EVERY_S = 2.0
 
 
-def carry_out(rehearsal: Rehearsal, full: Plan, proof: Proof | None) -> Run:
+def carry_out(rehearsal: Rehearsal, full: Plan, proof: Proof | None, origin: Origin) -> Run:
     """Run a rehearsal on a private cluster, which is gone when this returns; how it ended."""
     opened = journal.Opened(
         spec=rehearsal.spec,
@@ -33,6 +34,7 @@ def carry_out(rehearsal: Rehearsal, full: Plan, proof: Proof | None) -> Run:
         steps=rehearsal.steps,
         rehearsal=True,
         rehearses=full,
+        **origin.fields,
     )
     writer = journal.create(Path(rehearsal.spec.run.storage), opened)
     if proof:

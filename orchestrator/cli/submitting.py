@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from orchestrator.cli.origin import origin_of
 from orchestrator.cli.proving import NO_FIT, proved, show
 from orchestrator.cli.running import next_command as next_about
 from orchestrator.cli.terminal import SET, SPEC, make_plans, next_command, say
@@ -15,6 +16,21 @@ from orchestrator.stations.spec import Spec
 
 INTERRUPTED = 130
 EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}
+
+
+class Steps(click.ParamType[tuple[int, int]]):
+    """A range of steps, as in 10:13: 10, 11 and 12."""
+
+    name = "steps"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """The first step, and the one after the last."""
+        first, _, end = value.partition(":")
+        if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+            self.fail(f"{value!r}: must be A:B with A below B, for example 10:13", param, ctx)
+        return int(first), int(end)
 
 
 @click.command()
@@ -35,6 +51,12 @@ EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}
     type=click.Choice(["4", "8"]),
     help="Emulated devices of each pod of a rehearsal; as few as the chip's slices allow.",
 )
+@click.option(
+    "--profile",
+    type=Steps(),
+    metavar="A:B",
+    help="Keep an XProf trace of steps A to B - 1, counted from 0, with the run.",
+)
 def submit(
     spec: Path,
     overrides: tuple[str, ...],
@@ -42,6 +64,7 @@ def submit(
     address: str | None,
     steps: int,
     devices_per_pod: str | None,
+    profile: tuple[int, int] | None,
 ) -> None:
     """Plan and prove SPEC, and rehearse it: a small copy, on emulated slices of this machine.
 
@@ -73,13 +96,14 @@ def submit(
     loaded, [plan] = make_plans(spec, overrides, 1)
     refuse_named_cluster(loaded, address)
     small = rehearse(loaded, plan, steps=steps, devices=int(devices_per_pod or 0) or None)
+    origin = origin_of(spec, loaded, steps, profile)
     say(render.first_line(plan.name))
     following = next_command("plan", spec, overrides, "--alternatives", "5")
     proof = show_plan(loaded, plan, following, prove=not no_prove)
     say("\n" + render.opening(plan, small.plan, steps, small.changes) + "\n")
     from orchestrator.cli import rehearsing
 
-    run = rehearsing.carry_out(small, plan, proof)
+    run = rehearsing.carry_out(small, plan, proof, origin)
     storage = Path(loaded.run.storage)
     say("\n" + render.ending(run, next_about("status", run.run, storage)))
     raise SystemExit(EXIT_CODES.get(run.state, 1))

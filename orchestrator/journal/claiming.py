@@ -33,7 +33,8 @@ KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 @dataclass(frozen=True, kw_only=True)
 class Opened:
     """What a run starts from. `plan` is the one that is run; a rehearsal's is a small copy of the
-    plan `rehearses`. `documents` are kept as they are, by name.
+    plan `rehearses`. `documents` are kept as they are, by name. `folder` is the spec's, and
+    `profile` the range of steps to trace.
     """
 
     spec: Spec
@@ -43,6 +44,8 @@ class Opened:
     rehearses: Plan | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     documents: Mapping[str, bytes] = field(default_factory=dict)
+    folder: str = ""
+    profile: tuple[int, int] | None = None
 
 
 def create(
@@ -88,6 +91,8 @@ def _filled(places: Places, opened: Opened, clock: Clock) -> Submitted:
         steps=opened.steps,
         environment=dict(opened.environment),
         submitter=liveness.this_process(),
+        folder=opened.folder,
+        profile=opened.profile,
     )
     submitted = Submitted(at_s=clock(), submission=submission)
     numbered.append(places.events, 1, text_of(submitted))

@@ -96,6 +96,7 @@ def folded(key: str, journal: str, story: Story, sight: Sight) -> Run:
         resumed_at=story.resumed_at,
         attempts=attempts,
         environment=submission.environment,
+        profile=submission.profile,
         problems=(*story.problems, *sight.problems),
     )
 

@@ -80,6 +80,11 @@ def why_ended(attempt: Attempt) -> str:
     return f"attempt {attempt.number} ended: {attempt.reason}" + (f": {error}" if error else "")
 
 
+def steps_traced(profile: tuple[int, int]) -> str:
+    first, end = profile
+    return f"step {first}" if end == first + 1 else f"steps {first} to {end - 1}"
+
+
 def ending(run: Run, next_command: str) -> str:
     """What was measured, what that says about the forecast, and where to look."""
     lines = [f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"]
@@ -90,4 +95,7 @@ def ending(run: Run, next_command: str) -> str:
         lines.append(f"measured {per_step}")
         lines.append("forecast none to hold it against: these CPU devices have no peak, so no MFU")
     lines.append(f"journal  {run.journal}")
+    if run.profile:
+        traced = f"an XProf trace of {steps_traced(run.profile)}"
+        lines.append(f"profile  {run.journal}/profile, {traced}")
     return "\n".join([*lines, f"Next: {next_command}"]) + "\n"

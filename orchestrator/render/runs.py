@@ -70,6 +70,7 @@ def facts(status: Status) -> list[str]:
         ("MFU", mfu_beside_forecast(status)),
         ("driver", driver(status)),
         ("asked", cancel_asked(status)),
+        ("code", code(status)),
         ("journal", status.journal),
         ("mlflow", tracking(status)),
     ]
@@ -112,6 +113,15 @@ def mfu_beside_forecast(status: Status) -> str | None:
         share = f"; {percent(status.recent.mfu / roof)} of the roofline"
     forecast = f"forecast {percent(roof)} (roofline), {percent(low)} (nothing overlapped)"
     return f"{measured}{forecast}{share}"
+
+
+def code(status: Status) -> str | None:
+    """The commit that ran, and whether all of it was committed."""
+    commit = status.environment.get("git_commit")
+    if commit is None:
+        return None
+    changed = status.environment.get("git_uncommitted")
+    return f"commit {commit[:12]}" + (f" with {changed}" if changed else "")
 
 
 def driver(status: Status) -> str | None:

@@ -102,7 +102,9 @@ class Submission:
     """What is known of a run when it is submitted, and never changes.
 
     `id` is of this run alone, also when its key is given to another one later. `rehearses` is the
-    digest of the plan that a rehearsal is a small copy of; `steps` are of the whole run.
+    digest of the plan that a rehearsal is a small copy of; `steps` are of the whole run. Relative
+    paths of the data begin in `folder`, that of the spec. The steps from `profile[0]` up to, not
+    with, `profile[1]` are traced.
     """
 
     id: str
@@ -115,6 +117,8 @@ class Submission:
     steps: int
     environment: dict[str, str]
     submitter: Process
+    folder: str = ""
+    profile: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +198,7 @@ class Run:
     resumed_at: int
     attempts: tuple[Attempt, ...]
     environment: dict[str, str]
+    profile: tuple[int, int] | None
     problems: tuple[str, ...]
 
 

@@ -1,0 +1,48 @@
+"""Command line room: what a run is made of, as `orch submit` finds it here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import Unservable
+from orchestrator.stations.spec import Spec
+
+UNCOMMITTED = "uncommitted.diff"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Versions and commit, texts to keep, where the spec lies, and the steps to trace."""
+
+    environment: Mapping[str, str]
+    documents: Mapping[str, bytes]
+    folder: str
+    profile: tuple[int, int] | None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As a journal takes them."""
+        return vars(self)
+
+
+def origin_of(path: Path, spec: Spec, steps: int, profile: tuple[int, int] | None) -> Origin:
+    """What a run of so many steps is made of. Secrets that its texts hold stay out of them."""
+    from orchestrator.launch import provenance
+
+    if profile and profile[0] >= steps:
+        first, end = profile
+        raise Unservable(f"--profile {first}:{end}: the run has {steps} steps, counted from 0")
+    commit = provenance.commit()
+    texts = {"spec.yaml": path.read_bytes()}
+    if commit and (changes := provenance.uncommitted()):
+        texts[UNCOMMITTED] = changes
+        commit["git_uncommitted"] = f"documents/{UNCOMMITTED}"
+    return Origin(
+        environment=provenance.versions() | commit,
+        documents={
+            name: provenance.without_secrets(text, spec.run.secrets) for name, text in texts.items()
+        },
+        folder=str(path.absolute().parent),
+        profile=profile,
+    )
