@@ -13,6 +13,8 @@ from orchestrator.stations import codec
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.run import Opening, SkippedCheckpoint, Step
 from tests.trainer_plans import plan_of
+from trainers.contract import METRICS, Program, load
+from trainers.mesh import abstract_mesh_of
 from trainers.meter import Meter
 
 OPENING = Opening(
@@ -21,6 +23,11 @@ OPENING = Opening(
     state_s=0.5,
     compile_s=12.0,
 )
+
+
+def program_of(plan: Plan) -> Program:
+    """The trainer's program, without a device."""
+    return load("llama").program(plan, abstract_mesh_of(plan))
 
 
 class Metric:
@@ -43,7 +50,7 @@ class Bench:
     def __init__(self, plan: Plan, peak_flops_per_s: float | None = None) -> None:
         self.now_s, self.steps, self.diary = 100.0, [], []  # type: float, list[Step], list[str]
         self.meter = Meter(
-            plan, self.steps.append, OPENING, peak_flops_per_s, clock=lambda: self.now_s
+            program_of(plan), self.steps.append, OPENING, peak_flops_per_s, clock=lambda: self.now_s
         )
 
     def step(self, index: int, ends_s: float, **changed: float) -> None:
@@ -104,6 +111,20 @@ def test_rates_follow_from_seconds_by_the_one_definition() -> None:
     assert (step.loss, step.grad_norm, step.learning_rate) == (2.5, 1.5, 0.25)
 
 
+def test_a_trainer_is_metered_by_its_own_count() -> None:
+    """Another trainer does other work on the same plan, and says how much."""
+    plan = plan_of()
+    program = replace(program_of(plan), model_flops_per_step=1e6)
+    steps: list[Step] = []
+    times = iter((0.0, 1.0, 1.5))
+    meter = Meter(program, steps.append, OPENING, 1e9, clock=lambda: next(times))
+    for index in range(2):
+        meter.dispatched(index, {name: jnp.float32(1) for name in METRICS})
+    meter.flush()
+    assert steps[1].model_flops_per_s_per_chip == 1e6 / 0.5
+    assert steps[1].mfu == pytest.approx(1e6 / 0.5 / 1e9)
+
+
 def test_waiting_counts_to_the_step_in_which_it_happened() -> None:
     """A wait lies between the ends of two steps: it is part of the later one's seconds."""
     bench = Bench(plan_of())
@@ -148,7 +169,7 @@ def test_a_loss_that_is_no_number_is_an_error(name: str, value: float) -> None:
 def test_real_arrays_are_read_as_they_are() -> None:
     """The meter takes what a compiled step gives: device scalars."""
     steps: list[Step] = []
-    meter = Meter(plan_of(), steps.append, OPENING, None)
+    meter = Meter(program_of(plan_of()), steps.append, OPENING, None)
     metrics = {name: jnp.float32(0.1) for name in ("loss", "grad_norm", "learning_rate")}
     meter.dispatched(0, metrics)
     meter.flush()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from math import prod
 from typing import Any
 
 import jax
@@ -131,3 +132,22 @@ def test_a_process_is_asked_for_its_own_rows() -> None:
     assert sorted(asked) == [(0, 4), (4, 8), (8, 12), (12, 16)]
     whole = program.arrange(np.arange(16 * 33).reshape(16, 33))
     assert all((np.asarray(batch[key]) == whole[key]).all() for key in batch)
+
+
+def test_the_smallest_trainer_counts_its_own_matmuls() -> None:
+    """What `mlp` says that a step computes is what its traced step multiplies."""
+    plan = plan_of(sequences=16, length=32)
+    program = abstract("mlp", plan)
+    traced = program.step.trace(program.state, program.batch).jaxpr
+    assert program.model_flops_per_step == sum(map(dot_flops, traced.eqns))
+
+
+def dot_flops(equation: Any) -> int:
+    """FLOPs of the products in an equation, and in what it calls."""
+    inner = [value.jaxpr for value in equation.params.values() if hasattr(value, "jaxpr")]
+    below = sum(dot_flops(one) for jaxpr in inner for one in jaxpr.eqns)
+    if equation.primitive.name != "dot_general":
+        return below
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    return int(2 * prod(shape[i] for i in contracted) * prod(equation.outvars[0].aval.shape))

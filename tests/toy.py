@@ -52,6 +52,7 @@ def program(plan: Plan) -> Program:
         arrange=lambda tokens: {"tokens": tokens.astype(np.int32)},
         init=jax.jit(start, out_shardings=shardings),
         step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, whole)),
+        model_flops_per_step=float(batch.tokens),
     )
 
 

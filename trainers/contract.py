@@ -42,6 +42,8 @@ class Program:
              flat dict of replicated fp32 scalars with at least `METRICS`. Its gradient is of the
              mean loss over all tokens of the batch. `step.lower(state, batch)` on the shapes above
              is what is compiled ahead of time, with `plan.compiler_options`.
+    model_flops_per_step
+             what MFU counts (`orchestrator.plan.flops`): of all devices, no recompute
     """
 
     plan: Plan
@@ -51,6 +53,7 @@ class Program:
     arrange: Callable[[np.ndarray], dict[str, np.ndarray]]
     init: Callable[[int], dict[str, Tree]]
     step: jax.stages.Wrapped
+    model_flops_per_step: float
 
 
 class Trainer(Protocol):

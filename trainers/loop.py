@@ -72,7 +72,7 @@ def run(program: Program, asked: Assignment) -> Outcome:
         meet("every process has its state")
         todo = range(opening.steps_done, max(opening.steps_done, asked.steps))
         with Prefetched(lambda step: _placed(program, batches, step), todo) as feed:
-            meter = Meter(program.plan, asked.emit, opening, asked.peak_flops_per_s)
+            meter = Meter(program, asked.emit, opening, asked.peak_flops_per_s)
             loop = _Loop(compiled, feed, meter, saved, asked.checkpoint.every, profile)
             done = loop.run(state, todo, StopVote(asked.stop))
         return Outcome(steps_done=done, stopped=done < asked.steps, opening=opening)

@@ -13,9 +13,8 @@ import jax
 
 from orchestrator.errors import LossNotFinite
 from orchestrator.plan import flops
-from orchestrator.stations.plan import Plan
 from orchestrator.stations.run import Opening, Step
-from trainers.contract import METRICS
+from trainers.contract import METRICS, Program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +34,16 @@ class Meter:
 
     def __init__(
         self,
-        plan: Plan,
+        program: Program,
         emit: Callable[[Step], None],
         opening: Opening,
         peak_flops_per_s: float | None,
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._plan, self._emit, self._clock = plan, emit, clock
+        self._plan, self._emit, self._clock = program.plan, emit, clock
+        self._flops = program.model_flops_per_step
         self._peak_flops_per_s = peak_flops_per_s
-        tokens = plan.batch.tokens
-        self._flops = flops.model_flops_per_token(plan.model, plan.batch.length) * tokens
         self._opening: Opening | None = opening
         self._pending: Dispatched | None = None
         self._data_s = self._checkpoint_s = 0.0

@@ -1,5 +1,6 @@
 """Plan room: parameters, model FLOPs and MFU. Forecast and measurement call the same functions."""
 
+from orchestrator.stations.plan import PlannedBatch
 from orchestrator.stations.spec import Model
 
 MFU_DEFINITION = (
@@ -64,6 +65,11 @@ def attention_flops_per_token(model: Model, length: int) -> float:
 def model_flops_per_token(model: Model, length: int) -> float:
     """FLOPs a token that MFU counts: 6 x matmul parameters + 3 x causal attention."""
     return 6.0 * matmul_parameters(model) + 3.0 * attention_flops_per_token(model, length)
+
+
+def model_flops_per_step(model: Model, batch: PlannedBatch) -> float:
+    """The same for all tokens of a batch."""
+    return batch.tokens * model_flops_per_token(model, batch.length)
 
 
 def simple_flops_per_token(model: Model) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.plan import flops
 from orchestrator.stations.plan import Plan
 from trainers.contract import Program
 from trainers.llama import optimizer, parameters, zigzag
@@ -48,6 +49,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         arrange=partial(arrange, ways),
         init=jax.jit(start, out_shardings=_shardings(state), compiler_options=ONCE),
         step=_jitted(net, mesh, state),
+        model_flops_per_step=flops.model_flops_per_step(plan.model, plan.batch),
     )
 
 

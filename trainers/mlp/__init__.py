@@ -52,7 +52,14 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
             donate_argnums=0,
             out_shardings=(places, NamedSharding(mesh, P())),
         ),
+        model_flops_per_step=_flops(plan),
     )
+
+
+def _flops(plan: Plan) -> float:
+    """Forward and backward matmuls of all sequences. Words are data: nothing goes back to them."""
+    sequences, length, width = plan.batch.sequences, plan.batch.length, plan.model.d_ff
+    return float(sequences * (4 * length * width + 6 * width))
 
 
 def _arrange(plan: Plan, tokens: np.ndarray) -> dict[str, np.ndarray]:
