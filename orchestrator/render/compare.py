@@ -1,0 +1,98 @@
+"""Render room: reports of several runs as tables."""
+
+from collections.abc import Sequence
+
+from orchestrator.render.runs import elapsed
+from orchestrator.render.text import columns, count, indent, percent, scaled, seconds, to_digits
+from orchestrator.stations.report import Goodput, Report, Spread
+
+SAME = 0.01
+
+
+def screen(reports: Sequence[Report], next_command: str) -> str:
+    """How fast each run was, what was forecast for it, and where its time went."""
+    blocks = [
+        [f"{len(reports)} {'run' if len(reports) == 1 else 'runs'}, measured against predicted"],
+        ["  speed", *indent(speed(reports), "    ")],
+        ["  where the time went", *indent(time(reports), "    ")],
+        sorted({f"note: {one.not_compared}" for one in reports if one.not_compared}),
+        [verdict(reports), f"Next: {next_command}"],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def speed(reports: Sequence[Report]) -> list[str]:
+    head = ("RUN", "PODS", "STEPS", "STEP", "SPREAD", "TOKENS/S/CHIP", "MFU", "ROOFLINE", "OVER")
+    return columns([head, *map(speed_row, reports)], "<>>>>>>>>")
+
+
+def speed_row(report: Report) -> tuple[str, ...]:
+    found = report.measured
+    start = report.run, str(report.pods), count(report.steps_done)
+    if found is None:
+        return *start, "-", "-", "-", "-", roofline(report), "-"
+    return (
+        *start,
+        seconds(found.step_s.median),
+        spread(found.step_s),
+        scaled(found.tokens_per_s_per_chip),
+        percent(found.mfu.median) if found.mfu else "-",
+        roofline(report),
+        over_lower(report),
+    )
+
+
+def spread(found: Spread) -> str:
+    """How far the tenth and the ninetieth percentile lie from the median."""
+    low, high = found.low / found.median - 1, found.high / found.median - 1
+    return f"{low * 100:+.0f} {high * 100:+.0f} %"
+
+
+def roofline(report: Report) -> str:
+    return "-" if report.not_compared else percent(report.forecast.mfu.roofline)
+
+
+def over_lower(report: Report) -> str:
+    """The measured step as a multiple of the lower bound."""
+    over = [one.measured_over_predicted for one in report.ratios if one.against == "lower"]
+    return f"{to_digits(over[0], 3)} x" if over else "-"
+
+
+def time(reports: Sequence[Report]) -> list[str]:
+    head = ("RUN", "STATE", "ATTEMPTS", "TIME", "GOODPUT", "LOST MOST TO")
+    return columns([head, *map(time_row, reports)], "<<>>><")
+
+
+def time_row(report: Report) -> tuple[str, ...]:
+    start = report.run, report.state, str(report.attempts)
+    if report.goodput is None:
+        return *start, "-", "-", ""
+    spent = report.goodput
+    return *start, elapsed(spent.total_s), percent(spent.goodput), cause(spent)
+
+
+def cause(spent: Goodput) -> str:
+    """What took most of the time that trained nothing."""
+    name, lost_s = max(spent.badput_s.items(), key=lambda pair: pair[1])
+    return f"{name} {percent(lost_s / spent.total_s)}" if lost_s else ""
+
+
+def verdict(reports: Sequence[Report]) -> str:
+    """Which was the fastest, where that can be said."""
+    found = [(one, one.measured) for one in reports if one.measured]
+    missing = len(reports) - len(found)
+    if missing:
+        return f"Compare: {missing} of {len(reports)} came to no step after warm-up."
+    if len(reports) == 1:
+        return "Compare: one run; name another to hold it beside."
+    if len({one.rehearsal for one in reports}) > 1:
+        return "Compare: rehearsals and real runs are told apart, not compared."
+    if len({one.spec_digest for one in reports}) > 1:
+        return "Compare: these are different experiments; compare each with its own forecast."
+    ordered = sorted(found, key=lambda pair: -pair[1].tokens_per_s_per_chip)
+    (best, most), (_, least) = ordered[0], ordered[-1]
+    ratio = most.tokens_per_s_per_chip / least.tokens_per_s_per_chip
+    if ratio < 1 + SAME:
+        return "Compare: they make the same tokens per second and chip, within 1 %."
+    more = f"{to_digits(ratio, 3)} times the least"
+    return f"Compare: {best.run} makes the most tokens per second and chip, {more}."

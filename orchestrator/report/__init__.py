@@ -1,0 +1,5 @@
+"""Report room: arithmetic on a run's journal against its plan. Knows no clock and no terminal."""
+
+from orchestrator.report.make import report, reported
+
+__all__ = ["report", "reported"]

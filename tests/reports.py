@@ -1,0 +1,73 @@
+"""Reports for tests: runs with steps that were made up, told by their journals' own fold."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator import journal
+from orchestrator.journal import StepLog, Writer
+from orchestrator.journal.events import AnyEvent, AttemptEnded, AttemptStarted, Ended
+from orchestrator.journal.fold import Sight, folded
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.run import Opening, Run, Step, TimedStep
+from tests.journals import CLAIM, Clock, opened, step, story_of, tiny_plan
+
+Steps = dict[int, list[TimedStep]]
+OPENING_S, STATE_S, COMPILE_S, FIRST_S = 10.0, 3.0, 20.0, 4.0
+
+
+def timed(start_s: float, indices: range, step_s: float, **changes: Any) -> list[TimedStep]:
+    """Steps one after another, the first with its opening, ending when each should."""
+    opening = Opening(steps_done=indices.start, skipped=(), state_s=STATE_S, compile_s=COMPILE_S)
+    now_s = start_s + OPENING_S + STATE_S + COMPILE_S
+    found = []
+    for index in indices:
+        first = index == indices.start
+        one = step(index, step_s=FIRST_S if first else step_s, **({} if first else changes))
+        one = replace(one, opening=opening, mfu=None) if first else one
+        now_s += one.step_s
+        found.append(TimedStep(at_s=now_s, step=one))
+    return found
+
+
+def run_of(*events: AnyEvent, now_s: float = 10_000.0) -> Run:
+    """The run of these events, in a real run's journal."""
+    sight = Sight(now_s=now_s, signed_at_s=now_s)
+    found = folded("it-1", "/runs/it-1", story_of(CLAIM, *events), sight)
+    return replace(found, plan_digest=tiny_plan().digest)
+
+
+def twice(step_s: float = 0.5) -> tuple[Run, Steps]:
+    """A run whose first attempt is preempted after ten steps; the second redoes the last five."""
+    plan = tiny_plan().digest
+    first = timed(10.0, range(10), step_s)
+    second = timed(100.0, range(5, 20), step_s, data_s=0.1)
+    events: list[AnyEvent] = [
+        AttemptStarted(at_s=10.0, attempt=1, plan_digest=plan, pods=2),
+        AttemptEnded(at_s=60.0, attempt=1, reason="preemption"),
+        AttemptStarted(at_s=100.0, attempt=2, plan_digest=plan, pods=2),
+        AttemptEnded(at_s=second[-1].at_s + 1, attempt=2, reason="finished"),
+        Ended(at_s=second[-1].at_s + 2, state="succeeded"),
+    ]
+    return run_of(*events), {1: first, 2: second}
+
+
+def written(
+    storage: Path, key: str, *, plan: Plan, steps: Sequence[Step], **changes: Any
+) -> Writer:
+    """The journal of a run that did these steps and succeeded."""
+    clock = Clock()
+    fields = {"plan": plan, "steps": len(steps)} | changes
+    created = journal.create(storage, opened(**fields), key, clock)
+    writer = journal.claim(created.journal, clock=clock)
+    clock.now_s += 5
+    number = writer.begin_attempt(plan, tuple(f"slice {pod}" for pod in range(plan.pods)))
+    clock.now_s += OPENING_S + STATE_S + COMPILE_S
+    with StepLog(writer.journal.path, number, clock=clock) as log:
+        for one in steps:
+            clock.now_s += one.step_s
+            log.append(one)
+    writer.end_attempt("finished")
+    writer.conclude("succeeded")
+    return writer

@@ -1,0 +1,204 @@
+"""A run held against its plan: what was measured, where the gap is, where the time went."""
+
+import json
+from dataclasses import replace
+from math import isclose
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from orchestrator.report import report, reported
+from orchestrator.report.measure import spread
+from orchestrator.stations.report import Goodput
+from tests.conftest import RunOrch
+from tests.journals import driven, tiny_plan
+from tests.reports import COMPILE_S, FIRST_S, OPENING_S, STATE_S, run_of, timed, twice, written
+
+PLAN = tiny_plan()
+
+
+def lost(found: Goodput | None) -> dict[str, float]:
+    """The badput that is there at all."""
+    assert found
+    return {name: s for name, s in found.badput_s.items() if s > 1e-9}
+
+
+# --- what was measured
+
+
+def test_warm_steps_alone_are_measured() -> None:
+    """The first step of each attempt warms up; of a step that was redone the newest counts."""
+    run, steps = twice()
+    found = reported(run, PLAN, steps).measured
+    assert found
+    assert found.steps == 4 + 14  # 1 to 4 of the first attempt, 6 to 19 of the second
+    assert found.step_s.median == 0.5
+    assert found.tokens_per_s == PLAN.batch.tokens / 0.5
+    assert isclose(found.mean_data_s, 14 * 0.1 / 18)
+
+
+def test_the_spread_is_of_the_middle_four_fifths() -> None:
+    """Tenth and ninetieth percentile about the median."""
+    found = spread([float(value) for value in range(101)])
+    assert (found.low, found.median, found.high) == (10.0, 50.0, 90.0)
+    alone = spread([3.0])
+    assert (alone.low, alone.median, alone.high) == (3.0, 3.0, 3.0)
+
+
+def test_steps_on_another_plan_are_left_out() -> None:
+    """After the run shrank, its forecast is of fewer pods, and so are the steps held against it."""
+    run, steps = twice()
+    first, second = run.attempts
+    shrunk = replace(run, attempts=(replace(first, plan_digest="0" * 64), second))
+    found = reported(shrunk, PLAN, steps).measured
+    assert found
+    assert found.steps == 14
+
+
+def test_a_run_without_a_step_is_reported_as_such() -> None:
+    """Nothing is measured, nothing is divided by it."""
+    found = reported(run_of(), PLAN, {})
+    assert (found.measured, found.gap, found.ratios, found.goodput) == (None, None, (), None)
+
+
+# --- against the forecast
+
+
+def test_measured_is_held_against_both_figures() -> None:
+    """The median over the lower bound, and over the step with nothing overlapped."""
+    run, steps = twice()
+    found = reported(run, PLAN, steps)
+    over = {one.against: one.measured_over_predicted for one in found.ratios}
+    assert isclose(over["lower"], 0.5 / PLAN.forecast.step_s.lower)
+    assert isclose(over["unoverlapped"], 0.5 / PLAN.forecast.step_s.unoverlapped)
+
+
+def test_the_parts_of_the_gap_add_up() -> None:
+    """Waiting, saving, slow steps and the devices make all of it, and none twice."""
+    run, steps = twice()
+    saving = steps[2][4]
+    steps[2][4] = replace(saving, step=replace(saving.step, step_s=2.0, checkpoint_s=0.9))
+    found = reported(run, PLAN, steps)
+    assert found.gap
+    assert found.measured
+    assert isclose(sum(part.s for part in found.gap.parts), found.gap.s)
+    assert isclose(found.gap.s, found.measured.mean_step_s - PLAN.forecast.step_s.lower)
+    parts = {part.name: part.s for part in found.gap.parts}
+    assert isclose(parts["saving"], 0.9 / 18)
+    assert parts["slow steps"] > 0
+
+
+def test_a_suspect_is_slowed_to_the_measured_time() -> None:
+    """A resource at its rate-if-alone takes just what the devices took."""
+    run, steps = twice()
+    found = reported(run, PLAN, steps)
+    assert found.gap
+    assert found.measured
+    for suspect in found.gap.suspects:
+        assert isclose(suspect.busy_s / suspect.rate_if_alone, found.measured.device_s)
+    rates = [suspect.rate_if_alone for suspect in found.gap.suspects]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_a_rehearsal_is_never_held_against_chips() -> None:
+    """CPU seconds and chip seconds are not alike: it says so, and divides nothing."""
+    run, steps = twice()
+    found = reported(replace(run, rehearsal=True, rehearses="0" * 64), PLAN, steps)
+    assert found.measured
+    assert found.not_compared
+    assert "CPU" in found.not_compared
+    assert (found.ratios, found.gap, found.inside_interval) == ((), None, None)
+
+
+# --- where the time went
+
+
+def test_every_second_has_one_cause() -> None:
+    """Two attempts: opened twice, five steps redone, and the time between them."""
+    run, steps = twice()
+    found = reported(run, PLAN, steps).goodput
+    assert found
+    assert found.waited_s == 10.0  # submitted at 0
+    causes = lost(found)
+    assert isclose(causes["tpu_initialization"], 2 * OPENING_S)
+    assert isclose(causes["training_prep"], STATE_S)
+    assert isclose(causes["unproductive_checkpoint_restore_time"], STATE_S)
+    assert isclose(causes["program_startup"], 2 * (COMPILE_S + FIRST_S - 0.5))
+    assert isclose(causes["wasted_progress_from_disruption"], 5 * 0.5)
+    assert isclose(causes["infrastructure_recovery_from_disruption"], 100.0 - steps[1][-1].at_s)
+    assert isclose(causes["data_loading_sync"], 14 * 0.1)
+    assert isclose(found.goodput_s, 5 * 0.5 + 0.5 + 14 * 0.4)
+    assert isclose(found.goodput_s + sum(causes.values()), found.total_s)
+    assert isclose(causes["other"], 2.0)
+
+
+@pytest.mark.parametrize("skew_s", [-30.0, 30.0])
+def test_clocks_that_differ_lose_no_second_twice(skew_s: float) -> None:
+    """Rank 0 writes steps by another clock than the driver's; the parts still make the whole."""
+    run, steps = twice()
+    skewed = {n: [replace(t, at_s=t.at_s + skew_s) for t in taken] for n, taken in steps.items()}
+    found = reported(run, PLAN, skewed).goodput
+    assert found
+    assert isclose(found.goodput_s + sum(found.badput_s.values()), found.total_s)
+    assert min(found.badput_s.values()) >= 0
+    assert 0 <= found.goodput <= 1
+
+
+def test_a_run_that_goes_on_is_counted_to_its_last_step() -> None:
+    """No end is made up for it."""
+    run, steps = twice()
+    going = replace(run, ended_at_s=None, attempts=(*run.attempts[:1], replace(
+        run.attempts[1], ended_at_s=None, reason=None)))  # fmt: skip
+    found = reported(going, PLAN, steps).goodput
+    assert found
+    assert isclose(found.total_s, steps[2][-1].at_s - 10.0)
+
+
+# --- from a journal, and as a command
+
+
+def test_a_journal_tells_the_same(tmp_path: Path) -> None:
+    """What was appended is what is reported."""
+    steps = [timed_step.step for timed_step in timed(0.0, range(30), 0.25)]
+    writer = written(tmp_path, "it", plan=PLAN, steps=steps)
+    found = report(writer.journal)
+    assert found.measured
+    assert found.measured.steps == 29
+    assert found.measured.step_s.median == median(one.step_s for one in steps[1:])
+    assert (found.first_loss, found.last_loss) == (steps[0].loss, steps[-1].loss)
+    assert (found.state, found.steps_done, found.attempts) == ("succeeded", 30, 1)
+    assert found.goodput
+    assert found.goodput.waited_s == 5.0
+
+
+def test_compare_is_a_table_and_json(orch: RunOrch, tmp_path: Path) -> None:
+    """Each run in a row; the fastest is named; --json holds the reports whole."""
+    for key, step_s in (("slow", 0.5), ("quick", 0.25)):
+        steps = [one.step for one in timed(0.0, range(8), step_s)]
+        written(tmp_path, key, plan=PLAN, steps=steps)
+    done = orch("compare", "slow", "quick", "--storage", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    verdict = done.stdout.splitlines()[-2]
+    assert verdict == (
+        "Compare: quick makes the most tokens per second and chip, 2 times the least."
+    )
+    asked = orch("compare", "slow", "quick", "--storage", str(tmp_path), "--json")
+    assert [one["run"] for one in json.loads(asked.stdout)] == ["slow", "quick"]
+
+
+def test_compare_says_what_cannot_be_compared(orch: RunOrch, tmp_path: Path) -> None:
+    """A run without a step, a rehearsal beside a real run, a run that nobody knows."""
+    steps = [one.step for one in timed(0.0, range(8), 0.5)]
+    written(tmp_path, "real", plan=PLAN, steps=steps)
+    written(tmp_path, "small", plan=PLAN, steps=steps, rehearsal=True, rehearses=PLAN)
+    driven(tmp_path, key="new")
+    mixed = orch("compare", "real", "small", "--storage", str(tmp_path)).stdout
+    assert "rehearsals and real runs are told apart" in mixed
+    assert "note: a rehearsal's seconds are those of this machine's CPU" in mixed
+    empty = orch("compare", "real", "new", "--storage", str(tmp_path)).stdout
+    assert "1 of 2 came to no step after warm-up" in empty
+    unknown = orch("compare", "nobody", "--storage", str(tmp_path))
+    assert unknown.returncode == 2
+    assert "unknown run 'nobody'" in unknown.stderr
