@@ -13,12 +13,15 @@ UNCOMMITTED = "uncommitted.diff"
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Versions and commit, texts to keep, where the spec lies, and the steps to trace."""
+    """Versions and commit, texts to keep, where the spec lies, the steps to trace, and the study
+    that the run is a trial of.
+    """
 
     environment: Mapping[str, str]
     documents: Mapping[str, bytes]
     folder: str
     profile: tuple[int, int] | None
+    study: str | None = None
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -26,8 +26,17 @@ POLL_S = 0.2
 SHOW_EVERY_S = 2.0
 
 
-def carry_out(rehearsal: Rehearsal, full: Plan, proof: Proof | None, origin: Origin) -> Run:
-    """Run a rehearsal on a private cluster, which is gone when this returns; how it ended."""
+def carry_out(
+    rehearsal: Rehearsal,
+    full: Plan,
+    proof: Proof | None,
+    origin: Origin,
+    key: str | None = None,
+) -> Run:
+    """Run a rehearsal on a private cluster, which is gone when this returns; how it ended.
+
+    Its key is the one given, or made from the plan.
+    """
     opened = journal.Opened(
         spec=rehearsal.spec,
         plan=rehearsal.plan,
@@ -36,7 +45,7 @@ def carry_out(rehearsal: Rehearsal, full: Plan, proof: Proof | None, origin: Ori
         rehearses=full,
         **origin.fields,
     )
-    writer = journal.create(Path(rehearsal.spec.run.storage), opened)
+    writer = journal.create(Path(rehearsal.spec.run.storage), opened, key)
     if proof:
         writer.keep_proof(proof)
     path, plan = writer.journal.path.absolute(), rehearsal.plan

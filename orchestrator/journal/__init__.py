@@ -5,6 +5,14 @@ from orchestrator.journal.finding import find, journals, remove, runs
 from orchestrator.journal.reading import Journal
 from orchestrator.journal.retry import Decision, decide_retry
 from orchestrator.journal.steps import StepLog, StepReader
+from orchestrator.journal.studies import (
+    StudyJournal,
+    begin_trial,
+    find_either,
+    open_study,
+    run_of,
+    studies,
+)
 from orchestrator.journal.writing import Writer
 
 __all__ = [
@@ -13,14 +21,20 @@ __all__ = [
     "Opened",
     "StepLog",
     "StepReader",
+    "StudyJournal",
     "Writer",
     "ask_to_cancel",
+    "begin_trial",
     "claim",
     "create",
     "decide_retry",
     "find",
+    "find_either",
     "journals",
+    "open_study",
     "remove",
+    "run_of",
     "runs",
+    "studies",
     "track",
 ]

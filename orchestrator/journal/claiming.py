@@ -34,7 +34,7 @@ KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class Opened:
     """What a run starts from. `plan` is the one that is run; a rehearsal's is a small copy of the
     plan `rehearses`. `documents` are kept as they are, by name. `folder` is the spec's, and
-    `profile` the range of steps to trace.
+    `profile` the range of steps to trace; `study` is the key of the one it is a trial of.
     """
 
     spec: Spec
@@ -46,6 +46,7 @@ class Opened:
     documents: Mapping[str, bytes] = field(default_factory=dict)
     folder: str = ""
     profile: tuple[int, int] | None = None
+    study: str | None = None
 
 
 def create(
@@ -93,6 +94,7 @@ def _filled(places: Places, opened: Opened, clock: Clock) -> Submitted:
         submitter=liveness.this_process(),
         folder=opened.folder,
         profile=opened.profile,
+        study=opened.study,
     )
     submitted = Submitted(at_s=clock(), submission=submission)
     numbered.append(places.events, 1, text_of(submitted))

@@ -97,6 +97,7 @@ def folded(key: str, journal: str, story: Story, sight: Sight) -> Run:
         attempts=attempts,
         environment=submission.environment,
         profile=submission.profile,
+        study=submission.study,
         problems=(*story.problems, *sight.problems),
     )
 

@@ -104,7 +104,7 @@ class Submission:
     `id` is of this run alone, also when its key is given to another one later. `rehearses` is the
     digest of the plan that a rehearsal is a small copy of; `steps` are of the whole run. Relative
     paths of the data begin in `folder`, that of the spec. The steps from `profile[0]` up to, not
-    with, `profile[1]` are traced.
+    with, `profile[1]` are traced. `study` is the key of the study that the run is a trial of.
     """
 
     id: str
@@ -119,6 +119,7 @@ class Submission:
     submitter: Process
     folder: str = ""
     profile: tuple[int, int] | None = None
+    study: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +200,7 @@ class Run:
     attempts: tuple[Attempt, ...]
     environment: dict[str, str]
     profile: tuple[int, int] | None
+    study: str | None
     problems: tuple[str, ...]
 
 
