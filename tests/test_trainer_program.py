@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from orchestrator.plan.cuts import TILE
 from orchestrator.plan.remat import POLICIES
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.spec import Precision
@@ -59,22 +60,26 @@ def crossing(text: str, plan: Plan) -> list[tuple[str, int]]:
     return found
 
 
-def gradient_bytes(plan: Plan, layers: int, dtype_bytes: int) -> list[int]:
-    """1/data of each leaf's shard, cut along tiles of 8 x 128, with so many layers at once."""
+def gradient_bytes(plan: Plan, dtype_bytes: int) -> list[int]:
+    """1/data of what is reduced as one, cut along tiles: a layer's leaves, or each leaf alone."""
     program = llama.build(plan, jax.devices()[: plan.devices])
     ways = plan.mesh["data"]
-    tile = 8 * 128
 
-    def part(path: Any, leaf: jax.ShapeDtypeStruct) -> int:
+    def elements(leaf: jax.ShapeDtypeStruct) -> int:
         assert leaf.sharding is not None
-        elements = math.prod(leaf.sharding.shard_shape(leaf.shape))
-        if path[0].key == "layers":
-            elements = elements // plan.model.layers * layers
-        share = elements if ways == 1 else math.ceil(elements / (ways * tile)) * tile
-        return int(share * dtype_bytes)
+        return math.prod(leaf.sharding.shard_shape(leaf.shape))
 
-    tree = jax.tree_util.tree_map_with_path(part, program.state["parameters"])
-    return [int(size) for size in jax.tree.leaves(tree)]
+    sizes = jax.tree.map(elements, program.state["parameters"])
+    if plan.gradient_reduction == "per_layer" and ways > 1:
+        sizes["layers"] = sum(jax.tree.leaves(sizes["layers"])) // plan.model.layers
+    elif plan.gradient_reduction == "per_layer":
+        sizes["layers"] = [size // plan.model.layers for size in sizes["layers"].values()]
+    quantum = ways * math.prod(TILE)
+    shares = [
+        size if ways == 1 else math.ceil(size / quantum) * math.prod(TILE)
+        for size in jax.tree.leaves(sizes)
+    ]
+    return [int(share * dtype_bytes) for share in shares]
 
 
 MESHES: dict[str, dict[str, Any]] = {
@@ -91,18 +96,19 @@ def test_each_gradient_crosses_pods_once_and_scalars_beside_them(name: str) -> N
     plan = plan_of(**MESHES[name])
     found = crossing(compiled_text(plan), plan)
     assert {kind for kind, _ in found} == {"all-reduce"}
-    expected = Counter(gradient_bytes(plan, plan.model.layers, 4))
+    expected = Counter(gradient_bytes(plan, 4))
     scalars = Counter(size for _, size in found) - expected
     assert not expected - Counter(size for _, size in found)
     assert 0 < sum(scalars.elements()) <= SCALAR_BYTES
     assert sum(scalars.values()) == 1
 
 
-def test_layer_by_layer_each_gradient_crosses_pods_once() -> None:
-    """In the loop over layers one layer's leaves cross, each once; after it the others."""
-    plan = plan_of(gradient_reduction="per_layer", **MESHES["hierarchical"])
+@pytest.mark.parametrize("name", ["hierarchical", "four pods"])
+def test_layer_by_layer_each_gradient_crosses_pods_once(name: str) -> None:
+    """In the loop over layers one layer's leaves cross, all of them once; after it the others."""
+    plan = plan_of(gradient_reduction="per_layer", **MESHES[name])
     sizes = Counter(size for _, size in crossing(compiled_text(plan), plan))
-    expected = Counter(gradient_bytes(plan, 1, 4))
+    expected = Counter(gradient_bytes(plan, 4))
     assert not expected - sizes
     assert sum((sizes - expected).elements()) <= SCALAR_BYTES
 
@@ -114,7 +120,7 @@ def test_gradients_travel_in_the_type_that_was_asked() -> None:
     program = llama.build(plan, jax.devices()[: plan.devices])
     text = program.step.lower(program.state, program.batch).as_text("hlo")
     sizes = Counter(size for _, size in crossing(text, plan))
-    assert not Counter(gradient_bytes(plan, plan.model.layers, 2)) - sizes
+    assert not Counter(gradient_bytes(plan, 2)) - sizes
 
 
 def test_one_device_exchanges_nothing() -> None:

@@ -5,4 +5,4 @@ Apart from the formulas, so that mending one of them leaves the trainer as it is
 
 LOSS_CHUNK_BYTES = 256 * 2**20  # fp32 logits that the loss makes at a time, at most
 ATTENTION_BLOCK = 512  # queries or keys that the attention kernel takes at a time, at most
-TILE = (8, 128)  # elements that a collective moves without rewriting them
+TILE = (128, 128)  # elements, of which a device reduces whole ones: fewer, and TPU pads them

@@ -128,16 +128,16 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
 
 
 def padded_elements(layout: Layout) -> Number:
-    """Gradient elements that a device reduces with its replicas, leaf by leaf.
+    """Gradient elements that a device reduces with its replicas.
 
-    A leaf is filled up to whole tiles for every device along `data`: a layer's own leaf where
-    gradients are reduced layer by layer, the stack of all layers' where they accumulate.
+    They are filled up to whole tiles for every device along `data`: all leaves of a layer as one
+    where gradients are reduced layer by layer, each leaf of the stack where they accumulate.
     """
     layers, d_model = layout.model.layers, layout.model.d_model
     leaves = [size / layout.weight_ways for size in layout.layer_matrices.values()]
     leaves += [d_model, d_model]  # norms
     tables = [layout.table_elements / layout.weight_ways] * layout.tables
-    per_layer = layers * sum(padded(leaf, layout.data) for leaf in leaves)
+    per_layer = layers * padded(sum(leaves), layout.data)
     stacked = sum(padded(layers * leaf, layout.data) for leaf in leaves)
     ends = sum(padded(leaf, layout.data) for leaf in [*tables, d_model])
     return np.where(layout.microbatches == 1, per_layer, stacked) + ends

@@ -9,12 +9,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.plan.cuts import TILE
 from trainers.llama.axes import SLICE, WEIGHTS
 
 Axes = str | tuple[str, ...]
+Leaves = list[jax.Array]  # parameters, or their gradients
+Shardings = tuple[P, ...]  # of each leaf
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -82,21 +85,32 @@ def added(x: jax.Array, axes: Axes) -> jax.Array:
     return jax.lax.psum(x, axes) if jax.lax.axis_size(axes) > 1 else x
 
 
-def reduced(gradient: jax.Array, sharding: P, wire: Any) -> jax.Array:
-    """A parameter's gradient, added up over all chips that hold it, in fp32.
+def reduced(gradients: Leaves, shardings: Shardings, wire: Any) -> Leaves:
+    """Parameters' gradients, added up over all chips that hold them, in fp32.
 
-    First over the chips of a slice where it is repeated, then in three steps over replicas, so
+    First over the chips of a slice where one is repeated, then in three steps over replicas, so
     that only 1/data of it crosses pods: scattered over `data`, added over `pods`, gathered back.
     """
-    sent = added(gradient.astype(wire), repeats(sharding))
-    ways = jax.lax.axis_size("data")
-    if ways > 1:
-        padded = jnp.pad(sent.reshape(-1), (0, -sent.size % (ways * TILE[0] * TILE[1])))
-        part = added(summed(padded.reshape(-1, *TILE), "data", 0), "pods")
-        sent = whole(part, "data", 0).reshape(-1)[: sent.size]
+    sent = [
+        added(gradient.astype(wire), repeats(sharding))
+        for gradient, sharding in zip(gradients, shardings, strict=True)
+    ]
+    if jax.lax.axis_size("data") > 1:
+        sent = _over_replicas(sent)
     else:
-        sent = added(sent, "pods")
-    return sent.reshape(gradient.shape).astype(jnp.float32)
+        sent = [added(gradient, "pods") for gradient in sent]
+    return [gradient.astype(jnp.float32) for gradient in sent]
+
+
+def _over_replicas(gradients: Leaves) -> Leaves:
+    """They travel as one: cut alone into a part for every chip, each would be padded."""
+    parcel = jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
+    quantum = jax.lax.axis_size("data") * TILE[0] * TILE[1]
+    padded = jnp.pad(parcel, (0, -parcel.size % quantum)).reshape(-1, *TILE)
+    total = whole(added(summed(padded, "data", 0), "pods"), "data", 0).reshape(-1)
+    ends = np.cumsum([gradient.size for gradient in gradients])
+    parts = jnp.split(total[: parcel.size], ends[:-1])
+    return [part.reshape(like.shape) for part, like in zip(parts, gradients, strict=True)]
 
 
 def repeats(sharding: P) -> tuple[str, ...]:
@@ -107,17 +121,18 @@ def repeats(sharding: P) -> tuple[str, ...]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def reduced_in_backward(parameter: jax.Array, sharding: P, wire: Any) -> jax.Array:
-    """The parameter itself; its gradient is `reduced` as soon as the backward pass has it."""
-    return parameter
+def reduced_in_backward(parameters: Leaves, shardings: Shardings, wire: Any) -> Leaves:
+    """The parameters themselves; their gradients are `reduced` once the backward pass has them."""
+    return parameters
 
 
-def _same(parameter: jax.Array, sharding: P, wire: Any) -> tuple[jax.Array, None]:
-    return parameter, None
+def _same(parameters: Leaves, shardings: Shardings, wire: Any) -> tuple[Leaves, None]:
+    return parameters, None
 
 
-def _reduce(sharding: P, wire: Any, _: None, gradient: jax.Array) -> tuple[jax.Array]:
-    return (reduced(gradient, sharding, wire).astype(gradient.dtype),)
+def _reduce(shardings: Shardings, wire: Any, _: None, gradients: Leaves) -> tuple[Leaves]:
+    sums = reduced(gradients, shardings, wire)
+    return ([total.astype(like.dtype) for total, like in zip(sums, gradients, strict=True)],)
 
 
 reduced_in_backward.defvjp(_same, _reduce)

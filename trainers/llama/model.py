@@ -98,7 +98,8 @@ def mlp_part(net: Network, layer: Parameters, y: jax.Array) -> jax.Array:
     gated = net.plan.model.gated
     shards = [layer["gate"], layer["up"]] if gated else [layer["up"]]  # [D/X, F/Y]
     made = gathered_matmul(y, net.matrix(side_by_side(shards), 0))  # Groups of 2 F/Y, or F/Y
-    return matmul_scattered([inner(m, gated) for m in made], net.matrix(layer["down"], 1))
+    made = jax.tree.map(lambda m: inner(m, gated), made)
+    return matmul_scattered(made, net.matrix(layer["down"], 1))
 
 
 def inner(made: jax.Array, gated: bool) -> jax.Array:
@@ -139,11 +140,17 @@ def rotated(x: jax.Array, angles: jax.Array) -> jax.Array:
 
 
 def _at_once(net: Network, parameters: Parameters, layers: bool) -> Parameters:
-    """Where the plan reduces layer by layer, parameters whose gradients are reduced on the way."""
+    """Where the plan reduces layer by layer, parameters whose gradients are reduced on the way.
+
+    Those of a layer are reduced as one, the others as each is there.
+    """
     if net.plan.gradient_reduction != "per_layer":
         return parameters
     wire = DTYPES[net.plan.precision.gradients]
     specs = shardings(net.plan.model)
     specs = specs["layers"] if layers else {k: v for k, v in specs.items() if k != "layers"}
-    mark = {name: reduced_in_backward(parameters[name], specs[name], wire) for name in specs}
-    return {**parameters, **mark}
+    marked = dict(parameters)
+    for names in [list(specs)] if layers else [[name] for name in specs]:
+        leaves, their = [parameters[name] for name in names], tuple(specs[name] for name in names)
+        marked |= zip(names, reduced_in_backward(leaves, their, wire), strict=True)
+    return marked

@@ -4,44 +4,50 @@
 
 A product with a gathered input starts with the chip's own positions while its neighbours' are on
 their way. A product that is added up and scattered sends what it has while it makes the rest. Both
-directions of the ring are used, Y/2 hops each.
+directions of the ring are used, Y/2 hops each. All hops but the first and the last are one loop: on
+thousands of chips who sends to whom is most of the program, and each hop says it again.
 
-Everyone's positions are held as they come, nothing copied into place: Groups are the chip's own,
-then those of its neighbours k behind and k ahead side by side, for k = 1, 2, ...; where Y is even,
-the last group is the one chip opposite. What treats every position alike can stay in that order.
+Everyone's positions are held as they come, nothing copied into place. What treats every position
+alike can stay in that order: `jax.tree.map` over Groups.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from trainers.llama.axes import TENSOR
 
-Groups = list[jax.Array]  # [b, t, ...], then [b, 2 t, ...] each but perhaps the last
+
+class Groups(NamedTuple):
+    """Everyone's positions. A pair is the chips k behind and k ahead side by side; there are h."""
+
+    own: jax.Array  # [b, t, ...]
+    pairs: jax.Array | None = None  # [h - 1, b, 2 t, ...], k = 1, 2, ..., where h is over 1
+    last: jax.Array | None = None  # [b, 2 t, ...], k = h, where h is over 0
+    opposite: jax.Array | None = None  # [b, t, ...], where Y is even
 
 
 @jax.custom_vjp
 def gathered_matmul(x: jax.Array, weight: jax.Array) -> Groups:
     """Everyone's positions times a weight: x [b, t, D], weight [D, F] -> Groups of F."""
-    return _products(_gathered(x), weight)
+    return _gathered(x, weight)[1]
 
 
 @jax.custom_vjp
 def matmul_scattered(groups: Groups, weight: jax.Array) -> jax.Array:
     """Everyone's products added up, own positions kept: Groups of F, weight [F, D] -> [b, t, D]."""
-    return _scattered(_products(groups, weight))
+    return _scattered(groups, weight)
 
 
 def _gathered_forward(x: jax.Array, weight: jax.Array) -> tuple[Groups, Any]:
-    everyones = _gathered(x)
-    return _products(everyones, weight), (everyones, weight)
+    everyones, products = _gathered(x, weight)
+    return products, (everyones, weight)
 
 
 def _gathered_backward(saved: Any, gradients: Groups) -> tuple[jax.Array, jax.Array]:
     everyones, weight = saved
-    dx = _scattered(_products(gradients, weight.T))
-    return dx, _weight_gradient(everyones, gradients)
+    return _scattered(gradients, weight.T), _weight_gradient(everyones, gradients)
 
 
 def _scattered_forward(groups: Groups, weight: jax.Array) -> tuple[jax.Array, Any]:
@@ -50,50 +56,79 @@ def _scattered_forward(groups: Groups, weight: jax.Array) -> tuple[jax.Array, An
 
 def _scattered_backward(saved: Any, gradient: jax.Array) -> tuple[Groups, jax.Array]:
     groups, weight = saved
-    everyones = _gathered(gradient)
-    return _products(everyones, weight.T), _weight_gradient(groups, everyones)
+    everyones, products = _gathered(gradient, weight.T)
+    return products, _weight_gradient(groups, everyones)
 
 
 gathered_matmul.defvjp(_gathered_forward, _gathered_backward)
 matmul_scattered.defvjp(_scattered_forward, _scattered_backward)
 
 
-def _products(groups: Groups, weight: jax.Array) -> Groups:
-    return [group @ weight for group in groups]
-
-
 def _weight_gradient(groups: Groups, gradients: Groups) -> jax.Array:
     """Of weight [F, D], from Groups of F and gradients of D: one product, so one rounding."""
-    x, gradient = jnp.concatenate(groups, axis=1), jnp.concatenate(gradients, axis=1)
-    return jnp.einsum("btf,btd->fd", x, gradient)
+    return _rows(groups).T @ _rows(gradients)
 
 
-def _gathered(x: jax.Array) -> Groups:
-    """Everyone's positions: own ones at once, the others' as they come round."""
+def _rows(groups: Groups) -> jax.Array:
+    """Every position as a row: Groups of F -> [b T, F]."""
+    present = jax.tree.leaves(groups)
+    return jnp.concatenate([group.reshape(-1, group.shape[-1]) for group in present])
+
+
+def _gathered(x: jax.Array, weight: jax.Array) -> tuple[Groups, Groups]:
+    """Everyone's positions, and each times the weight while the next are on their way."""
+    Pair = tuple[jax.Array, jax.Array]
+
+    def hop(arrived: Pair, _: None) -> tuple[Pair, Pair]:
+        pair = jnp.concatenate(arrived, axis=1)
+        return (_sent(arrived[0], 1), _sent(arrived[1], -1)), (pair, pair @ weight)
+
     ways = jax.lax.axis_size(TENSOR)
-    groups, behind, ahead = [x], x, x
-    for k in range(1, ways // 2 + 1):
-        behind = _sent(behind, 1)
-        if 2 * k < ways:
-            ahead = _sent(ahead, -1)
-            groups.append(jnp.concatenate([behind, ahead], axis=1))
-        else:
-            groups.append(behind)
-    return groups
+    hops = (ways - 1) // 2
+    positions, products = Groups(x), Groups(x @ weight)
+    arrived = x, x
+    if hops:
+        arrived = _sent(x, 1), _sent(x, -1)
+    if hops > 1:
+        arrived, (pairs, made) = jax.lax.scan(hop, arrived, length=hops - 1)
+        positions, products = positions._replace(pairs=pairs), products._replace(pairs=made)
+    if hops:
+        last = jnp.concatenate(arrived, axis=1)
+        positions, products = positions._replace(last=last), products._replace(last=last @ weight)
+    if ways % 2 == 0:
+        opposite = _sent(arrived[0], 1)
+        positions = positions._replace(opposite=opposite)
+        products = products._replace(opposite=opposite @ weight)
+    return positions, products
 
 
-def _scattered(groups: Groups) -> jax.Array:
-    """Everyone's parts for this chip, added up: the farthest set out first."""
-    ways = jax.lax.axis_size(TENSOR)
-    to_behind = to_ahead = jnp.zeros((), groups[0].dtype)  # nothing yet
-    for k in range(ways // 2, 0, -1):
-        if 2 * k < ways:
-            for_behind, for_ahead = jnp.split(groups[k], 2, axis=1)
-            to_behind = _sent(to_behind + for_behind, -1)
-            to_ahead = _sent(to_ahead + for_ahead, 1)
-        else:
-            to_behind = _sent(groups[k], -1)
-    return groups[0] + to_behind + to_ahead
+def _scattered(groups: Groups, weight: jax.Array) -> jax.Array:
+    """Everyone's products for this chip, added up: the farthest set out first.
+
+    What waits to be sent on is on its way while the next product is made.
+    """
+
+    def sides(pair: jax.Array) -> list[jax.Array]:
+        return jnp.split(pair @ weight, 2, axis=1)
+
+    def hop(waiting: list[jax.Array], pair: jax.Array) -> tuple[list[jax.Array], None]:
+        came = _sent_on(waiting)
+        return jax.tree.map(jnp.add, sides(pair), came), None
+
+    waiting: list[jax.Array] = []
+    if groups.opposite is not None:
+        waiting = [groups.opposite @ weight]
+    if groups.last is not None:
+        behind, ahead = sides(groups.last)
+        waiting = [sum(_sent_on(waiting), behind), ahead]
+    if groups.pairs is not None:
+        waiting, _ = jax.lax.scan(hop, waiting, groups.pairs, reverse=True)
+    return sum(_sent_on(waiting), groups.own @ weight)
+
+
+def _sent_on(waiting: list[jax.Array]) -> list[jax.Array]:
+    """What reaches this chip of the sums that wait: those for behind, then those for ahead."""
+    return [_sent(x, step) for x, step in zip(waiting, (-1, 1), strict=False)]
 
 
 def _sent(x: jax.Array, step: int) -> jax.Array:
@@ -105,16 +140,20 @@ def _sent(x: jax.Array, step: int) -> jax.Array:
 @jax.custom_vjp
 def in_order(groups: Groups) -> jax.Array:
     """Groups -> [b, T, ...], chip after chip."""
-    ways = jax.lax.axis_size(TENSOR)
-    if ways == 1:
-        return groups[0]
-    chunks: dict[int, jax.Array] = {0: groups[0]}
-    for k, group in enumerate(groups[1:], 1):
-        sides = jnp.split(group, 2 if 2 * k < ways else 1, axis=1)
-        chunks[ways - k], chunks[k] = sides[0], sides[-1]
-    ahead = jnp.stack([chunks[k] for k in range(ways)], axis=1)  # chunk k: the chip k ahead
-    chips = jnp.roll(ahead, jax.lax.axis_index(TENSOR), axis=1)
-    return chips.reshape(chips.shape[0], -1, *chips.shape[3:])
+    own, pairs, last, opposite = groups
+    if last is None and opposite is None:
+        return own
+    ahead, behind = [own[None]], list[jax.Array]()
+    for nearest_first in (pairs, None if last is None else last[None]):
+        if nearest_first is not None:
+            sides = jnp.split(nearest_first, 2, axis=2)
+            ahead.append(sides[1])
+            behind.insert(0, sides[0][::-1])
+    if opposite is not None:
+        ahead.append(opposite[None])
+    by_distance = jnp.concatenate(ahead + behind)  # [Y, b, t, ...]
+    chips = jnp.roll(by_distance, jax.lax.axis_index(TENSOR), axis=0)
+    return jnp.moveaxis(chips, 0, 1).reshape(chips.shape[1], -1, *chips.shape[3:])
 
 
 @jax.custom_vjp
@@ -122,13 +161,17 @@ def as_come(x: jax.Array) -> Groups:
     """[b, T, ...], chip after chip -> Groups."""
     ways = jax.lax.axis_size(TENSOR)
     if ways == 1:
-        return [x]
-    chips = x.reshape(x.shape[0], ways, -1, *x.shape[2:])
-    ahead = jnp.roll(chips, -jax.lax.axis_index(TENSOR), axis=1)
-    chunks = [ahead[:, k] for k in range(ways)]
-    pairs = [[chunks[ways - k], chunks[k]] for k in range(1, (ways + 1) // 2)]
-    opposite = [chunks[ways // 2]] if ways % 2 == 0 else []
-    return [chunks[0], *(jnp.concatenate(pair, axis=1) for pair in pairs), *opposite]
+        return Groups(x)
+    hops = (ways - 1) // 2
+    chips = jnp.moveaxis(x.reshape(x.shape[0], ways, -1, *x.shape[2:]), 1, 0)
+    by_distance = jnp.roll(chips, -jax.lax.axis_index(TENSOR), axis=0)
+    pairs = jnp.concatenate([by_distance[: -hops - 1 : -1], by_distance[1 : hops + 1]], axis=2)
+    return Groups(
+        own=by_distance[0],
+        pairs=pairs[:-1] if hops > 1 else None,
+        last=pairs[-1] if hops else None,
+        opposite=by_distance[ways // 2] if ways % 2 == 0 else None,
+    )
 
 
 in_order.defvjp(lambda groups: (in_order(groups), None), lambda _, dx: (as_come(dx),))

@@ -111,7 +111,7 @@ def train_step(
     if plan.gradient_reduction == "at_end":
         wire = DTYPES[plan.precision.gradients]
         specs = parameters.shardings(plan.model)
-        gradients = jax.tree.map(lambda g, spec: reduced(g, spec, wire), gradients, specs)
+        gradients = jax.tree.map(lambda g, spec: reduced([g], (spec,), wire)[0], gradients, specs)
     _, entropy, penalty = added(jnp.stack(loss), MESH) / plan.batch.tokens
     weights, moments, norm = optimizer.update(
         plan, state["parameters"], gradients, state["optimizer"]
