@@ -54,7 +54,8 @@ def _rest() -> dict[str, Any]:
     mfu = {"roofline": 0.0, "unoverlapped": 0.0}
     forecast = {
         "memory_bytes_per_device": 0.0, "hbm_bytes_per_device": 0.0, "fits": True, "memory": [],
-        "time": [], "step_s": none, "bound": "", "bound_by": 0.0, "model_flops_per_step": 0.0,
+        "time": [], "step_s": none, "bound": "", "bound_by": 0.0,
+        "peak_flops_per_s": 0.0, "model_flops_per_step": 0.0,
         "mfu_definition": "", "mfu": mfu, "mfu_6p": mfu, "tokens_per_s": none, "goodput": 1.0,
         "days": none, "chip_hours": none, "dollars": None, "dollars_per_chip_hour": None,
     }  # fmt: skip
@@ -63,6 +64,6 @@ def _rest() -> dict[str, Any]:
         "overrides": [], "optimizer": asdict(QUICK), "precision": asdict(FP32), "remat": "full",
         "data": asdict(Data()), "seed": 0, "compiler_options": {}, "chip": "v5p",
         "topology": "4x4x4", "hosts": 1, "groups": {}, "shardings": SHARDINGS,
-        "gradient_reduction": "at_end", "forecast": forecast,
+        "gradient_reduction": "at_end", "chip_profile": None, "forecast": forecast,
         "search": {"enumerated": 1, "realizable": 1, "priced": 1, "rule": ""}, "warnings": [],
     }  # fmt: skip

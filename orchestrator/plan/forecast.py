@@ -83,6 +83,7 @@ def utilization(layout: Layout, experiment: Experiment, step_s: Bounds) -> dict[
 
     step_flops = tokens * flops.model_flops_per_token(experiment.model, layout.length)
     return {
+        "peak_flops_per_s": per_device,
         "model_flops_per_step": step_flops,
         "mfu_definition": flops.MFU_DEFINITION,
         "mfu": mfu(step_flops),

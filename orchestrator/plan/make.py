@@ -115,6 +115,7 @@ def planned(spec: Spec, ask: Ask, found: Found, choice: Choice) -> Plan:
         groups=groups(ask, choice, layout),
         shardings=SHARDINGS,
         gradient_reduction="per_layer" if reduces and choice.microbatches == 1 else "at_end",
+        chip_profile=None,
         forecast=forecast(layout, experiment, spec.resources),
         search=Search(
             enumerated=found.enumerated,
@@ -128,9 +129,13 @@ def planned(spec: Spec, ask: Ask, found: Found, choice: Choice) -> Plan:
 
 
 def plan_digest(plan: Plan) -> str:
-    """Identity of what will be done; what it is called and what it should take are left out."""
+    """Identity of what will be done; what it is called and what it should take are left out.
+
+    Without a profile there is nothing of one to tell plans apart by.
+    """
+    left_out = (*UNDIGESTED, *(("chip_profile",) if plan.chip_profile is None else ()))
     fields = asdict(plan)
-    return codec.digest({key: fields[key] for key in fields if key not in UNDIGESTED})
+    return codec.digest({key: fields[key] for key in fields if key not in left_out})
 
 
 def factors_of(choice: Choice) -> links.Ints:

@@ -102,7 +102,10 @@ class Mfu:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What the plan should take: bytes per device against HBM, seconds per step, money."""
+    """What the plan should take: bytes per device against HBM, seconds per step, money.
+
+    `peak_flops_per_s` is what MFU is over: of one device, in the compute type.
+    """
 
     memory_bytes_per_device: float
     hbm_bytes_per_device: float
@@ -112,6 +115,7 @@ class Forecast:
     step_s: Bounds
     bound: str
     bound_by: float
+    peak_flops_per_s: float
     model_flops_per_step: float
     mfu_definition: str
     mfu: Mfu
@@ -157,6 +161,8 @@ class Search:
 class Plan:
     """What will be done. `digest` is over every field but itself, `name`, `overrides`, `warnings`,
     `search` and `forecast`: two plans that run the same program on the same chips share it.
+    `chip_profile` is the digest of the ChipProfile that the forecast is made with; None where it is
+    made with datasheets.
     """
 
     schema: int
@@ -184,6 +190,7 @@ class Plan:
     groups: dict[str, Group]
     shardings: dict[str, tuple[str, ...]]
     gradient_reduction: Literal["at_end", "per_layer"]
+    chip_profile: str | None
     forecast: Forecast
     search: Search
     warnings: tuple[str, ...]

@@ -1,0 +1,199 @@
+"""Plan room: what a plan should take on ceilings that were measured, piece by piece.
+
+Emulated devices share the cores of one machine. Nothing hides behind anything there: the cores do
+all of it in turns, so the lines add up to the step that is expected.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+from math import exp, log
+
+from orchestrator import catalog
+from orchestrator.catalog.chip import Chip, Quantity
+from orchestrator.errors import Unservable
+from orchestrator.plan import wishes as wanted
+from orchestrator.plan.forecast import cost, plain, plain_line, plain_phase, utilization
+from orchestrator.plan.layout import Layout
+from orchestrator.plan.make import plan_digest
+from orchestrator.plan.memory import phases
+from orchestrator.plan.messages import Message, messages, stride, ways
+from orchestrator.plan.pieces import Piece, pieces
+from orchestrator.plan.remat import policy
+from orchestrator.plan.time import peak
+from orchestrator.plan.torus import NO_LINKS
+from orchestrator.stations import codec
+from orchestrator.stations.plan import Bounds, Forecast, Line, Plan
+from orchestrator.stations.profile import ChipProfile, Wishes
+from orchestrator.stations.spec import Batch, Experiment, Resources
+
+CORES, EXCHANGES = "cores", "exchanges"
+CALIBRATE = "orch calibrate measures it"
+OVERHEAD = 0.1  # of a kernel's seconds at its smallest amount: still needed for less
+
+
+def on_profile(plan: Plan, profile: ChipProfile) -> Plan:
+    """The plan with its forecast on a profile, which it names: on another, it is another plan."""
+    made = replace(plan, chip_profile=codec.digest(profile), forecast=forecast(plan, profile))
+    return replace(made, digest=plan_digest(made))
+
+
+def wishes(plan: Plan, profile: ChipProfile) -> Wishes:
+    """What a machine's profile lacks for the forecast of a plan."""
+    layout = _layout(plan, catalog.chip(plan.chip))
+    return wanted.missing(wanted.wishes(plan, layout, shared=is_shared(profile)), profile)
+
+
+def is_shared(profile: ChipProfile) -> bool:
+    """Whether the devices are emulated: the cores of the machine work for all of them."""
+    return profile.machine.platform == "cpu"
+
+
+def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
+    """What the plan should take, from the seconds of its pieces and of its messages.
+
+    `lower` is its products alone, at the best rate that was measured; `unoverlapped` is all lines.
+    """
+    layout = _layout(plan, _chip(plan, profile))
+    batch = Batch(sequences=plan.batch.sequences, length=plan.batch.length)
+    experiment = Experiment(model=plan.model, tokens=plan.tokens, batch=batch)
+    resources = Resources(chip=plan.chip, topology=plan.topology, goodput=plan.forecast.goodput)
+    found = [*piece_lines(plan, layout, profile), *message_lines(plan, layout, profile)]
+    lines = [plain_line(line) for line in found]
+    per_device = peak(layout.chip, plan.precision.compute).value / layout.chip.devices
+    products = sum(one.amount * one.calls for one in pieces(layout) if one.kernel == "matmul")
+    step_s = Bounds(
+        lower=plain(products / per_device), unoverlapped=sum(line.value for line in lines)
+    )
+    memory = tuple(plain_phase(phase) for phase in phases(layout))
+    usable_bytes, peak_bytes = layout.chip.hbm_usable_bytes.value, max(p.bytes for p in memory)
+    computing = sum(line.value for line in lines if line.resource == CORES)
+    exchanging = step_s.unoverlapped - computing
+    more, less = max(computing, exchanging), min(computing, exchanging)
+    return Forecast(
+        memory_bytes_per_device=peak_bytes,
+        hbm_bytes_per_device=usable_bytes,
+        fits=peak_bytes <= usable_bytes,
+        memory=memory,
+        time=tuple(sorted(lines, key=lambda line: -line.value)),
+        step_s=step_s,
+        bound=CORES if computing >= exchanging else EXCHANGES,
+        bound_by=more / less - 1 if less else 0.0,
+        **utilization(layout, experiment, step_s),
+        **cost(layout, experiment, resources, step_s),
+    )
+
+
+def piece_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> list[Line]:
+    """What each device computes alone. Of shared cores each device waits for its turn."""
+    shared = is_shared(profile)
+    return [_piece_line(piece, plan.devices, profile, shared=shared) for piece in pieces(layout)]
+
+
+def _piece_line(piece: Piece, devices: int, profile: ChipProfile, *, shared: bool) -> Line:
+    timed_on = wanted.at_once(devices, shared=shared)
+    times = wanted.kernel_times(profile, piece, timed_on)
+    if not times:
+        raise Unservable(f"the profile has no {piece.kernel} in {piece.dtype}: {CALIBRATE}")
+    once_s = interpolated([(time.amount, time.seconds) for time in times], piece.amount)
+    turns = devices / timed_on if shared else 1.0
+    return Line(
+        name=piece.name,
+        value=piece.calls * once_s * turns,
+        unit="s",
+        formula="calls x once x turns",
+        inputs={"calls": piece.calls, "amount": piece.amount, "once": once_s, "turns": turns},
+        resource=CORES,
+    )
+
+
+def message_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> list[Line]:
+    """What devices send each other; all messages of one name on one line."""
+    by_name: dict[str, list[Message]] = {}
+    for message in messages(layout, plan.gradient_reduction == "per_layer"):
+        by_name.setdefault(message.name, []).append(message)
+    return [_message_line(name, sent, plan, layout, profile) for name, sent in by_name.items()]
+
+
+def _message_line(
+    name: str, sent: list[Message], plan: Plan, layout: Layout, profile: ChipProfile
+) -> Line:
+    seconds = [one.calls * _exchange_s(one, plan, layout, profile) for one in sent]
+    calls = sum(one.calls for one in sent)
+    moved = sum(one.calls * one.bytes for one in sent)
+    return Line(
+        name=name,
+        value=sum(seconds),
+        unit="s",
+        formula="calls x once",
+        inputs={"calls": calls, "bytes": moved, "once": sum(seconds) / calls},
+        resource=EXCHANGES,
+    )
+
+
+def _exchange_s(message: Message, plan: Plan, layout: Layout, profile: ChipProfile) -> float:
+    """Straight through the seconds of a small and a large one."""
+    size, apart = ways(layout, message.axes), stride(layout, message.axes)
+    key = message.kind, plan.hosts, plan.devices, size, apart
+    times = wanted.exchange_times(profile, key)
+    if not times:
+        raise Unservable(f"the profile has no {message.kind} of {size} devices: {CALIBRATE}")
+    small, large = times[0], times[-1]
+    more_bytes = max(large.bytes - small.bytes, 1)
+    slope = max(large.seconds - small.seconds, 0.0) / more_bytes
+    return small.seconds + slope * max(message.bytes - small.bytes, 0.0)
+
+
+def interpolated(points: list[tuple[float, float]], amount: float) -> float:
+    """Seconds of an amount: straight between points in logarithms, beyond them in proportion."""
+    smallest, smallest_s = points[0]
+    if amount <= smallest:
+        return smallest_s * max(amount / smallest, OVERHEAD)
+    for (low, low_s), (high, high_s) in pairwise(points):
+        if amount <= high:
+            share = log(amount / low) / log(high / low)
+            return exp(log(low_s) + share * log(high_s / low_s))
+    largest, largest_s = points[-1]
+    return largest_s * amount / largest
+
+
+def peak_flops_per_s(profile: ChipProfile, dtype: str) -> float:
+    """The best rate at which the machine multiplied: all its cores, or one device of its own."""
+    rates = [
+        time.amount * (time.devices if is_shared(profile) else 1) / time.seconds
+        for time in profile.kernels
+        if time.kernel == "matmul" and time.dtype == dtype
+    ]
+    if not rates:
+        raise Unservable(f"the profile has no matmul in {dtype}: {CALIBRATE}")
+    return max(rates)
+
+
+def _chip(plan: Plan, profile: ChipProfile) -> Chip:
+    """One chip of the plan as the machine stands for it: its share of what was measured."""
+    chip, dtype, machine = catalog.chip(plan.chip), plan.precision.compute, profile.machine
+    name = f"profile {codec.short(codec.digest(profile))}"
+    share = 1 / plan.chips if is_shared(profile) else chip.devices
+    rate = Quantity(value=peak_flops_per_s(profile, dtype) * share, source=name)
+    memory_bytes = machine.memory_bytes / (plan.devices if is_shared(profile) else 1)
+    return replace(
+        chip,
+        peak_flops_per_s={dtype: rate},
+        hbm_usable_bytes=Quantity(value=memory_bytes, source=name),
+        dollars_per_hour=None,
+    )
+
+
+def _layout(plan: Plan, chip: Chip) -> Layout:
+    """The plan's layout, on no torus."""
+    batch = plan.batch
+    return Layout(
+        chip=chip,
+        model=plan.model,
+        precision=plan.precision,
+        remat=policy(plan.remat),
+        length=batch.length,
+        sequences=batch.sequences,
+        microbatches=batch.microbatches,
+        links=NO_LINKS,
+        **plan.mesh,
+    )

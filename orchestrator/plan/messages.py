@@ -1,0 +1,165 @@
+"""Plan room: every collective that the Llama trainer's body writes, one by one.
+
+`traffic` adds up what travels, for links that are kept busy. Where a message costs more than its
+bytes, as between processes of one machine, their number counts: here each has its own size.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from orchestrator.plan.cuts import LOSS_CHUNK_BYTES
+from orchestrator.plan.layout import Layout
+from orchestrator.plan.traffic import WEIGHT_GATHERS, padded
+from orchestrator.stations.plan import AXES
+from orchestrator.stations.profile import Exchanged
+
+SLICE = ("fsdp", "sequence", "tensor")
+WEIGHTS = ("fsdp", "sequence")
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Message:
+    """`calls` a step of one collective over some mesh axes. `bytes` as of an ExchangeWish.
+
+    `copies` stands for the innermost devices of `tensor` that share a kv head.
+    """
+
+    name: str
+    kind: Exchanged
+    axes: tuple[str, ...]
+    bytes: float
+    calls: float
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Parameters of one name on a device, and the axes of a slice over which they are repeated."""
+
+    elements: float
+    repeated: tuple[str, ...] = ()
+
+
+def messages(layout: Layout, per_layer: bool) -> list[Message]:
+    """Those of one step; over a single device nothing is sent."""
+    found = [
+        *stream_messages(layout),
+        *weight_messages(layout),
+        *key_value_messages(layout),
+        *gradient_messages(layout, per_layer),
+        *small_messages(layout),
+    ]
+    return [message for message in found if ways(layout, message.axes) > 1]
+
+
+def ways(layout: Layout, axes: tuple[str, ...]) -> int:
+    """Devices of the group."""
+    return prod(int(size(layout, axis)) for axis in axes)
+
+
+def stride(layout: Layout, axes: tuple[str, ...]) -> int:
+    """How far neighbours of the group are apart, in the order of all devices."""
+    if axes[-1] == "copies":
+        return 1
+    return prod(int(size(layout, axis)) for axis in AXES[AXES.index(axes[-1]) + 1 :])
+
+
+def size(layout: Layout, axis: str) -> float:
+    return float(layout.kv_copies if axis == "copies" else getattr(layout, axis))
+
+
+def stream_messages(layout: Layout) -> Iterator[Message]:
+    """The residual stream: piece by piece round the ring in the blocks, at once at the ends."""
+    blocks, tensor = layout.model.layers * layout.microbatches, ("tensor",)
+    stream = layout.tokens * layout.model.d_model * layout.compute_bytes
+    gathers, scatters = 4 + 2, 4 + int(layout.remat.recomputes("mid"))
+    hops = layout.tensor - 1
+    yield Message("residual ring", "permute", tensor, stream / layout.tensor,
+                  (gathers + scatters) * hops * blocks)  # fmt: skip
+    for kind in ("all-gather", "reduce-scatter"):
+        yield Message("residual ends", _scattering(kind, layout.tensor), tensor, stream,
+                      2 * layout.microbatches)  # fmt: skip
+
+
+def _scattering(kind: Exchanged, ways: float) -> Exchanged:
+    """Over an odd number of devices the trainer reduces, and each keeps its part."""
+    return "all-reduce" if kind == "reduce-scatter" and ways % 2 else kind
+
+
+def weight_messages(layout: Layout) -> Iterator[Message]:
+    """Matrices of a block as they travel together, both tables, and all their gradients."""
+    blocks = layout.model.layers * layout.microbatches
+    made = layout.layer_matrices
+    together = [
+        made["q"] + made["k"] + made["v"],
+        made["mid"],
+        made["up"] + made.get("gate", 0),
+        made["down"],
+    ]
+    scatter = _scattering("reduce-scatter", layout.weight_ways)
+    use, wire = layout.compute_bytes, layout.gradient_bytes
+    for elements, gathers, count in (
+        *((one, WEIGHT_GATHERS, blocks) for one in together),
+        *((layout.table_elements, 1, layout.microbatches),) * 2,
+    ):
+        yield Message("weight gather", "all-gather", WEIGHTS, elements * use, gathers * count)
+        yield Message("gradient scatter", scatter, WEIGHTS, elements * wire, count)
+
+
+def key_value_messages(layout: Layout) -> Iterator[Message]:
+    """Keys and values of whole sequences: forward, again for the backward pass, and back."""
+    calls = 2 * layout.model.layers * layout.microbatches
+    width = layout.kv_heads * layout.model.head_dim * layout.compute_bytes
+    volume = layout.tokens * layout.sequence * width
+    scatter = _scattering("reduce-scatter", layout.sequence)
+    yield Message("kv gather", "all-gather", ("sequence",), volume, 2 * calls)
+    yield Message("kv scatter", scatter, ("sequence",), volume, calls)
+
+
+def gradient_messages(layout: Layout, per_layer: bool) -> Iterator[Message]:
+    """Over the slice where a parameter is repeated, then over its replicas in three steps."""
+    for parcel, times in gradient_parcels(layout, per_layer):
+        sent = sum(leaf.elements for leaf in parcel)
+        whole = float(padded(sent, layout.data)) * layout.gradient_bytes
+        for leaf in parcel:
+            if leaf.repeated:
+                yield Message("repeated gradients", "all-reduce", leaf.repeated,
+                              leaf.elements * layout.gradient_bytes, times)  # fmt: skip
+        scatter = _scattering("reduce-scatter", layout.data)
+        yield Message("data scatter", scatter, ("data",), whole, times)
+        yield Message("pods", "all-reduce", ("pods",), whole / layout.data, times)
+        yield Message("data gather", "all-gather", ("data",), whole, times)
+
+
+def gradient_parcels(layout: Layout, per_layer: bool) -> Iterator[tuple[list[Leaf], int]]:
+    """The parameters whose gradients are reduced as one, and how often in a step.
+
+    Those of a layer travel together over `data`; elsewhere each travels alone.
+    """
+    layers, norm = layout.model.layers, layout.model.d_model
+    stacked, times = (1, layers) if per_layer else (layers, 1)
+    leaves = [
+        Leaf(stacked * elements / layout.weight_ways, ("copies",) if name in ("k", "v") else ())
+        for name, elements in layout.layer_matrices.items()
+    ]
+    leaves += [Leaf(stacked * norm, SLICE)] * 2
+    together = per_layer and layout.data > 1
+    yield from ((parcel, times) for parcel in ([leaves] if together else [[one] for one in leaves]))
+    yield from (([Leaf(layout.table_elements / layout.weight_ways)], 1),) * layout.tables
+    yield [Leaf(norm, SLICE)], 1
+
+
+def small_messages(layout: Layout) -> Iterator[Message]:
+    """Two numbers a token of the loss, and a few numbers a step."""
+    tokens = layout.tokens * layout.microbatches
+    chunk = min(layout.tokens, max(1, LOSS_CHUNK_BYTES // (FP32_BYTES * layout.vocab)))
+    yield Message("loss of a chunk", "all-gather", ("tensor",),
+                  2 * FP32_BYTES * layout.tensor * chunk, tokens / chunk)  # fmt: skip
+    yield Message("loss", "all-reduce", AXES, 3 * FP32_BYTES, 1)
+    yield Message("gradient norm", "all-reduce", SLICE, FP32_BYTES, 1)
+
+
+def vote() -> Message:
+    """Whether to stop: what the loop asks all processes before each step."""
+    return Message("stop vote", "all-reduce", AXES, 1, 1)

@@ -1,0 +1,80 @@
+"""Plan room: what each device computes alone in a step, in the pieces that a profile has timed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from orchestrator.plan import compute
+from orchestrator.plan.layout import Layout
+from orchestrator.plan.time import hbm_lines
+from orchestrator.stations.profile import Kernel
+from orchestrator.stations.spec import DType
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`calls` a step of a kernel, each with that amount of work."""
+
+    name: str
+    kernel: Kernel
+    dtype: DType
+    amount: float
+    calls: float
+    head_dim: int = 0
+
+
+def pieces(layout: Layout) -> list[Piece]:
+    """Everything but the exchanges."""
+    found = [*products(layout), *pointwise(layout), *attention(layout), *memory(layout)]
+    return [piece for piece in found if piece.amount > 0 and piece.calls > 0]
+
+
+def products(layout: Layout) -> Iterator[Piece]:
+    """Matmuls of the blocks and of the unembedding, those of attention left out."""
+    blocks = layout.model.layers * layout.microbatches
+    forward = compute.layers_forward_flops(layout)
+    again = compute.layers_recompute_flops(layout)
+    both = 1 + compute.BACKWARD_OVER_FORWARD
+    logits = both * compute.unembedding_forward_flops(layout)
+    each = len(layout.layer_matrices) * blocks
+    for name, flops, calls in (
+        ("matmuls", both * forward, both * each),
+        ("recompute", again, each),
+        ("unembedding", logits, both * layout.microbatches),
+    ):
+        yield Piece(name, "matmul", layout.precision.compute, flops / calls, calls)
+
+
+def pointwise(layout: Layout) -> Iterator[Piece]:
+    """What is done number by number, and between the products."""
+    model, dtype = layout.model, layout.precision.compute
+    blocks, tokens = model.layers * layout.microbatches, layout.tokens
+    stream = tokens / layout.tensor * model.d_model
+    turned = tokens * (layout.heads + layout.kv_heads) * model.head_dim
+    yield Piece("norms", "norm", dtype, stream, 2 * blocks + layout.microbatches)
+    yield Piece("rotary", "rotary", dtype, turned, blocks)
+    yield Piece("gates", "gate", dtype, tokens * layout.d_ff, blocks)
+    yield Piece("loss", "logits", dtype, tokens * layout.vocab, layout.microbatches)
+    leaves = len(layout.layer_matrices) + layout.tables
+    yield Piece(
+        "optimizer update", "update", layout.precision.optimizer,
+        layout.owned_elements / leaves, leaves,
+    )  # fmt: skip
+
+
+def attention(layout: Layout) -> Iterator[Piece]:
+    """The trainer's kernel; where its result is not kept, the forward pass twice."""
+    blocks = layout.model.layers * layout.microbatches
+    scores = layout.tokens * layout.heads * layout.length
+    dtype, head_dim = layout.precision.compute, layout.model.head_dim
+    yield Piece("attention", "attention", dtype, scores, blocks, head_dim)
+    if layout.remat.recomputes("attention"):
+        yield Piece("attention recompute", "attention forward", dtype, scores, blocks, head_dim)
+
+
+def memory(layout: Layout) -> Iterator[Piece]:
+    """Traffic that no fusion avoids, as `time` counts it; the update has a kernel of its own."""
+    blocks = layout.model.layers * layout.microbatches
+    for line in hbm_lines(layout):
+        if line.name != "optimizer update":
+            amount = float(line.inputs["bytes"]) / blocks
+            yield Piece(line.name, "copy", layout.precision.compute, amount, blocks)

@@ -1,0 +1,132 @@
+"""Plan room: what has to be measured before a plan can be forecast on a machine."""
+
+from dataclasses import replace
+from math import log
+
+from orchestrator.plan.layout import Layout
+from orchestrator.plan.messages import messages, stride, vote, ways
+from orchestrator.plan.pieces import Piece, pieces
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.profile import (
+    ChipProfile,
+    ExchangeTime,
+    ExchangeWish,
+    Kernel,
+    KernelTime,
+    KernelWish,
+    Wishes,
+)
+
+AT_ONCE = 4  # emulated devices on which a kernel is timed that as many or more are to run
+# Each kernel at a small and a large amount: how well it runs depends on its size.
+AMOUNTS: dict[Kernel, tuple[float, ...]] = {
+    "matmul": (1e6, 3e7, 1e9),
+    "copy": (1e5, 3e6),
+    "norm": (8e3, 2e5),
+    "gate": (8e3, 2e5),
+    "rotary": (8e3, 2e5),
+    "logits": (1.6e4, 5e5),
+    "update": (4e3, 2.5e5),
+    "attention forward": (6.5e4, 1e6),
+    "attention": (6.5e4, 1e6),
+}
+HEAD_DIMS = (16, 64, 128)
+EXCHANGE_BYTES = (2**10, 2**18)
+
+
+def wishes(plan: Plan, layout: Layout, *, shared: bool) -> Wishes:
+    """What the forecast of a plan reads of a profile."""
+    wanted = {wish: None for piece in pieces(layout) for wish in kernel_wishes(piece, plan, shared)}
+    return Wishes(kernels=tuple(wanted), exchanges=tuple(exchange_wishes(plan, layout)))
+
+
+def kernel_wishes(piece: Piece, plan: Plan, shared: bool) -> list[KernelWish]:
+    """The kernel of a piece at its amounts."""
+    return [
+        KernelWish(
+            kernel=piece.kernel,
+            dtype=piece.dtype,
+            devices=at_once(plan.devices, shared=shared),
+            amount=amount,
+            head_dim=nearest_head(piece.head_dim),
+        )
+        for amount in AMOUNTS[piece.kernel]
+    ]
+
+
+def at_once(devices: int, *, shared: bool) -> int:
+    """On how many devices a kernel is timed that so many are to run."""
+    return min(devices, AT_ONCE) if shared else 1
+
+
+def nearest_head(head_dim: int) -> int:
+    """The head dimension that attention is timed with; zero for what has none."""
+    return head_dim and min(HEAD_DIMS, key=lambda known: abs(log(known / head_dim)))
+
+
+def exchange_wishes(plan: Plan, layout: Layout) -> list[ExchangeWish]:
+    """Every kind of collective in every group of the plan, small and large."""
+    sent = messages(layout, plan.gradient_reduction == "per_layer")
+    if plan.hosts > 1:
+        sent.append(vote())
+    found = {(one.kind, ways(layout, one.axes), stride(layout, one.axes)) for one in sent}
+    return [
+        ExchangeWish(
+            kind=kind,
+            processes=plan.hosts,
+            devices=plan.devices,
+            ways=size,
+            stride=apart,
+            bytes=size_bytes,
+        )
+        for kind, size, apart in sorted(found)
+        for size_bytes in EXCHANGE_BYTES
+    ]
+
+
+def missing(wanted: Wishes, profile: ChipProfile) -> Wishes:
+    """What of the wishes a profile does not have."""
+    kernels = {key_of_kernel(time) for time in profile.kernels}
+    exchanges = {key_of_exchange(time) for time in profile.exchanges}
+    return Wishes(
+        kernels=tuple(w for w in wanted.kernels if key_of_kernel(w) not in kernels),
+        exchanges=tuple(w for w in wanted.exchanges if key_of_exchange(w) not in exchanges),
+    )
+
+
+def key_of_kernel(time: KernelWish) -> tuple[object, ...]:
+    """What tells kernels apart, their amount left out: it comes out a little different."""
+    return time.kernel, time.dtype, time.devices, time.head_dim
+
+
+def key_of_exchange(time: ExchangeWish) -> tuple[object, ...]:
+    return time.kind, time.processes, time.devices, time.ways, time.stride
+
+
+def merged(old: ChipProfile, new: ChipProfile) -> ChipProfile:
+    """A profile with what another adds; of what both have, the newer."""
+    kernels = {key_of_kernel(time) for time in new.kernels}
+    exchanges = {key_of_exchange(time) for time in new.exchanges}
+    kept_kernels = (time for time in old.kernels if key_of_kernel(time) not in kernels)
+    kept_exchanges = (time for time in old.exchanges if key_of_exchange(time) not in exchanges)
+    return replace(
+        new,
+        kernels=(*kept_kernels, *new.kernels),
+        exchanges=(*kept_exchanges, *new.exchanges),
+    )
+
+
+def kernel_times(profile: ChipProfile, piece: Piece, devices: int) -> list[KernelTime]:
+    """What a profile has of a piece, the smallest first."""
+    found = [
+        time
+        for time in profile.kernels
+        if key_of_kernel(time) == (piece.kernel, piece.dtype, devices, nearest_head(piece.head_dim))
+    ]
+    return sorted(found, key=lambda time: time.amount)
+
+
+def exchange_times(profile: ChipProfile, wish: tuple[object, ...]) -> list[ExchangeTime]:
+    """What a profile has of a collective, the smallest first."""
+    found = [time for time in profile.exchanges if key_of_exchange(time) == wish]
+    return sorted(found, key=lambda time: time.bytes)

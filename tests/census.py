@@ -1,0 +1,38 @@
+"""The collectives of a traced step, counted: kind, axes and bytes of each, with its loops."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+KINDS = {
+    "all_gather": "all-gather",
+    "ppermute": "permute",
+    "psum": "all-reduce",
+    "reduce_scatter": "reduce-scatter",
+}
+Counted = tuple[str, tuple[str, ...], float]  # kind, axes, bytes that a device puts in
+
+
+def census(jaxpr: Any) -> Counter[Counted]:
+    """Every collective of a jaxpr and of what it calls."""
+    found: Counter[Counted] = Counter()
+    for equation, times in equations(jaxpr, 1):
+        if equation.primitive.name in KINDS:
+            named = equation.params.get("axis_name") or equation.params.get("axes")
+            axes = (named,) if isinstance(named, str) else tuple(named)
+            for operand in equation.invars:
+                size = float(operand.aval.size * operand.aval.dtype.itemsize)
+                found[KINDS[equation.primitive.name], axes, size] += times
+    return found
+
+
+def equations(jaxpr: Any, times: int) -> Iterator[tuple[Any, int]]:
+    """Each equation, and how often it runs."""
+    for equation in jaxpr.eqns:
+        yield equation, times
+        inside = times * (equation.params["length"] if equation.primitive.name == "scan" else 1)
+        for value in equation.params.values():
+            for one in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(one, "jaxpr", one)
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner, inside)

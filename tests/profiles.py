@@ -1,0 +1,48 @@
+"""Chip profiles for tests: every rate is one, so that seconds are amounts."""
+
+from orchestrator.plan import measured
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.profile import (
+    ChipProfile,
+    ExchangeTime,
+    ExchangeWish,
+    KernelTime,
+    KernelWish,
+    Machine,
+)
+
+MACHINE = Machine(
+    platform="cpu",
+    device_kind="cpu",
+    processor="a processor",
+    cores=2,
+    memory_bytes=2**34,
+    versions={"jax": "1"},
+)
+EMPTY = ChipProfile(schema=1, machine=MACHINE, measured_on="2026-01-02")
+FLOPS_PER_S = 1e11
+LATENCY_S, BYTES_PER_S = 1e-3, 1e9
+
+
+def profile_for(plan: Plan) -> ChipProfile:
+    """A profile that has what the plan needs: flat rates, and a latency for every exchange."""
+    wanted = measured.wishes(plan, EMPTY)
+    return ChipProfile(
+        schema=1,
+        machine=MACHINE,
+        measured_on="2026-01-02",
+        kernels=tuple(map(kernel_time, wanted.kernels)),
+        exchanges=tuple(map(exchange_time, wanted.exchanges)),
+    )
+
+
+def kernel_time(wish: KernelWish) -> KernelTime:
+    """One device after another, each at FLOPS_PER_S."""
+    seconds = wish.amount * wish.devices / FLOPS_PER_S
+    fields = {name: getattr(wish, name) for name in KernelWish.__dataclass_fields__}
+    return KernelTime(**fields, seconds=seconds, spread=0.1)
+
+
+def exchange_time(wish: ExchangeWish) -> ExchangeTime:
+    fields = {name: getattr(wish, name) for name in ExchangeWish.__dataclass_fields__}
+    return ExchangeTime(**fields, seconds=LATENCY_S + wish.bytes / BYTES_PER_S, spread=0.1)
