@@ -1,11 +1,20 @@
 """Command line room: the commands that hold runs against their plans. They need journals alone."""
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli.running import STORAGE, next_command
 from orchestrator.cli.terminal import JSON, say, say_json
+from orchestrator.errors import OrchError
+
+if TYPE_CHECKING:
+    from orchestrator.journal import Journal
+    from orchestrator.stations.report import Report
+
+PAGE = "report.html"
 
 
 @click.command()
@@ -23,13 +32,85 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """
     from orchestrator import journal
     from orchestrator.render import compare as render
-    from orchestrator.report import report
+    from orchestrator.report import report as reported
 
-    reports = [report(journal.find(storage, run)) for run in runs]
+    reports = [reported(journal.find(storage, run)) for run in runs]
     if as_json:
         say_json(reports)
     else:
-        say(render.screen(reports, next_command("status", runs[-1], storage)))
+        say(render.screen(reports, next_command("report", runs[-1], storage)))
 
 
-COMMANDS = (compare,)
+@click.command()
+@click.argument("run")
+@STORAGE
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where the page goes, instead of report.html in RUN's directory.",
+)
+@JSON
+def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
+    """Write RUN as one HTML page that needs nothing else: measured beside predicted.
+
+    The roofline, time per step line by line, memory, MFU over steps, and where the time went. RUN
+    is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
+
+    \b
+    Example:
+      orch report llama3-70b-4pod-3f9a1c07-1
+      orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
+    """
+    from orchestrator import journal
+    from orchestrator.render import report as render
+    from orchestrator.report import report as reported
+
+    found = journal.find(storage, run)
+    told = reported(found)
+    if as_json:
+        say_json(told)
+        return
+    path = out or found.path / PAGE
+    write(path, page_of(found, told))
+    say(f"{told.run}: {render.verdict(told)}\nwrote {path}\n")
+
+
+def page_of(found: "Journal", told: "Report") -> str:
+    """The page of a run, as its journal stands."""
+    from orchestrator.errors import JournalUnreadable
+    from orchestrator.render.page import Shown, run_page
+    from orchestrator.report import proof_of
+
+    run = found.run()
+    rehearsed = found.plan(run.rehearses) if run.rehearses else None
+    try:
+        proof = proof_of(found, run.rehearses or run.plan_digest)
+    except JournalUnreadable as error:
+        click.echo(f"warning: {error}", err=True)
+        proof = None
+    return run_page(
+        Shown(
+            run=run,
+            report=told,
+            plan=found.plan(run.plan_digest),
+            rehearsed=rehearsed,
+            proof=proof,
+            steps=found.steps(run),
+        )
+    )
+
+
+def write(path: Path, text: str) -> None:
+    """Write a page, whole or not at all; one that was there before is replaced."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OrchError(f"{path}: cannot be written: {error.strerror}; see -o FILE") from None
+
+
+COMMANDS = (compare, report)

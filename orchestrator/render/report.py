@@ -1,0 +1,93 @@
+"""Render room: what a report says, in sentences."""
+
+from orchestrator.journal.fold import first_line
+from orchestrator.render.runs import elapsed
+from orchestrator.render.text import count, percent, seconds, to_digits
+from orchestrator.stations.report import Gap, Goodput, Report
+
+RESOURCES = {"mxu": "matmul", "pods": "dcn pods", "hbm": "hbm", "host": "host", "latency": "ici"}
+CAUSES = {
+    "tpu_initialization": "starting slices and processes",
+    "training_prep": "making the first state",
+    "program_startup": "compiling and the first step",
+    "data_loading_sync": "waiting for data",
+    "unproductive_checkpoint_save_time": "saving checkpoints",
+    "unproductive_checkpoint_restore_time": "restoring checkpoints",
+    "wasted_progress_from_disruption": "steps done again",
+    "infrastructure_recovery_from_disruption": "recovering from disruptions",
+    "other": "everything else",
+}
+
+
+def resource(name: str) -> str:
+    """A resource as a bound names it."""
+    return RESOURCES.get(name, f"ici {name}")
+
+
+def verdict(report: Report) -> str:
+    """The run in a sentence or two: how fast, beside what was forecast; or why that is unknown."""
+    return f"{how_far(report)} {how_fast(report)}"
+
+
+def how_far(report: Report) -> str:
+    done = f"{count(report.steps_done)} of {count(report.steps)} steps"
+    if report.state == "succeeded":
+        return f"{'Rehearsal succeeded' if report.rehearsal else 'Succeeded'}: {done}."
+    why = f": {first_line(report.why).rstrip('.')}" if report.why else ""
+    what = f"Rehearsal {report.state}" if report.rehearsal else report.state.capitalize()
+    return f"{what} after {done}{why}."
+
+
+def how_fast(report: Report) -> str:
+    found = report.measured
+    if found is None:
+        return "No step was measured after warm-up."
+    took = f"A step took {seconds(found.step_s.median)}"
+    if report.not_compared:
+        where = "on this machine's CPU, which says nothing about chips"
+        return f"{took} {where}." if report.rehearsal else f"{took}."
+    over = {one.against: one.measured_over_predicted for one in report.ratios}
+    said = f"{took}, {to_digits(over['lower'], 3)} times the lower bound"
+    if found.mfu:
+        roof = percent(report.forecast.mfu.roofline)
+        said += f": MFU {percent(found.mfu.median)}, where the roofline allows {roof}"
+    return f"{said}."
+
+
+def gap(found: Gap) -> str:
+    """Where the seconds beyond the bound are, and what could have taken them."""
+    parts = {part.name: part.s for part in found.parts}
+    outside = {name: s for name, s in parts.items() if name != "devices" and s > 0.01 * found.s}
+    said = (
+        f"Of {seconds(found.s)} beyond the bound, {seconds(parts['devices'])} passed on the devices"
+    )
+    if outside:
+        listed = ", ".join(f"{seconds(s)} in {name}" for name, s in outside.items())
+        said += f", {listed}"
+    said += "."
+    if found.exposed is not None and 0 < found.exposed <= 1:
+        said += (
+            f" At peak rates that is as if {percent(found.exposed)} of what could be hidden was"
+            " not."
+        )
+    elif found.exposed is not None and found.exposed > 1:
+        said += " Even with nothing hidden it would have been faster: some rate is below its peak."
+    return said + suspects(found)
+
+
+def suspects(found: Gap) -> str:
+    """The likeliest resource to have set the pace alone."""
+    likely = next(iter(found.suspects), None)
+    if likely is None:
+        return ""
+    rate = percent(likely.rate_if_alone)
+    return f" Had {resource(likely.resource)} alone set the pace, it ran at {rate} of its peak."
+
+
+def goodput(found: Goodput) -> str:
+    """How much of the time trained, and what took most of the rest."""
+    said = f"{percent(found.goodput)} of {elapsed(found.total_s)} went into steps that counted"
+    name, lost_s = max(found.badput_s.items(), key=lambda pair: pair[1])
+    if lost_s:
+        said += f"; most of the rest went into {CAUSES[name]}, {elapsed(lost_s)}"
+    return f"{said}."

@@ -1,0 +1,225 @@
+"""Pages: one file that needs nothing else, true in every place, safe whatever a run is called."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from string import Template
+
+import pytest
+
+from orchestrator.render.page import Shown, run_page
+from orchestrator.render.page.axes import Axis, round_step
+from orchestrator.render.page.html import TEMPLATES, Html, join, tag
+from orchestrator.render.page.run import thinned
+from orchestrator.report import reported
+from orchestrator.stations.run import Run, TimedStep
+from tests.conftest import ROOT, RunOrch
+from tests.journals import tiny_plan
+from tests.reports import Steps, timed, twice, written
+
+PLAN = tiny_plan()
+VOID = {"meta", "link", "br", "img"}
+
+
+def shown(run: Run, steps: Steps, **changes: object) -> Shown:
+    """What the page of a run is made from."""
+    last: list[TimedStep] = [one for taken in steps.values() for one in taken]
+    report = reported(run, PLAN, steps)
+    fields = {"run": run, "report": report, "plan": PLAN, "rehearsed": None, "proof": None}
+    return Shown(**fields | {"steps": last} | changes)  # type: ignore[arg-type]
+
+
+def page(**changes: object) -> str:
+    """The page of a real run of two attempts."""
+    run, steps = twice()
+    return run_page(shown(replace(run, **changes), steps))  # type: ignore[arg-type]
+
+
+class Reader(HTMLParser):
+    """Reads a page as a browser does: what is open, what is shown, what it asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.asked: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.asked += [str(value) for name, value in attrs if name in {"src", "href", "onload"}]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text.append(data)
+
+
+def read(text: str) -> Reader:
+    """A page, read to its end."""
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    return reader
+
+
+# --- the file
+
+
+def test_a_page_is_whole_and_asks_for_nothing() -> None:
+    """Every element is closed; no script, no font, no picture comes from elsewhere."""
+    found = read(page())
+    assert found.asked == []
+    assert not {"script", "link", "img", "iframe"} & set(found.seen)
+    assert "@import" not in page()
+    assert "url(" not in page()
+    assert {"svg", "table", "details"} <= set(found.seen)
+
+
+def test_a_page_is_the_same_twice() -> None:
+    """It is a function of what it is given."""
+    assert page() == page()
+
+
+def test_ten_thousand_steps_stay_a_small_page() -> None:
+    """Curves are thinned: the page does not grow with the run."""
+    run, steps = twice()
+    long = {**steps, 2: timed(100.0, range(5, 10_000), 0.5)}
+    assert len(run_page(shown(run, long)).encode()) < 200_000
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES.glob("*.html")), ids=lambda path: path.name)
+def test_every_template_is_plain_and_complete(template: Path) -> None:
+    """It has the style inside, a title, and nothing that is fetched."""
+    text = Template(template.read_text(encoding="utf-8"))
+    assert {"style", "title", "verdict"} <= set(text.get_identifiers())
+    assert not re.search(r"https?:|<script|<link|@import", text.template)
+
+
+def test_a_template_lacks_and_wants_no_part() -> None:
+    """Each place of the page of a run is filled with something, and nothing made is left out."""
+    names = Template((TEMPLATES / "run.html").read_text(encoding="utf-8")).get_identifiers()
+    source = (ROOT / "orchestrator/render/page/run.py").read_text(encoding="utf-8")
+    given = re.search(r'"run.html",\n(.*?)\n    \)', source, re.DOTALL)
+    assert given
+    assert set(re.findall(r"^        (\w+)=", given[1], re.MULTILINE)) | {"style"} == set(names)
+
+
+# --- what it says
+
+
+def test_text_of_a_run_is_never_markup() -> None:
+    """Errors and environments come from outside: they are shown, and do nothing."""
+    hostile = "<script>alert(1)</script>\"&' onload=x"
+    run, steps = twice()
+    first, second = run.attempts
+    run = replace(
+        run,
+        run=hostile,
+        state="failed",
+        why=hostile,
+        environment={hostile: hostile},
+        attempts=(replace(first, error=hostile), second),
+    )
+    found = read(run_page(shown(run, steps)))
+    assert "script" not in found.seen
+    assert found.asked == []
+    assert "".join(found.text).count(hostile) >= 5
+
+
+def test_markup_is_made_in_one_place_alone() -> None:
+    """What is no markup is escaped, inside an element and inside its attributes."""
+    assert tag("p", "a<b", title='"&') == '<p title="&quot;&amp;">a&lt;b</p>'
+    assert join("<", Html("<br>")) == "&lt;<br>"
+
+
+def test_a_real_run_stands_beside_its_forecast() -> None:
+    """The verdict has the ratio; the measured step is a mark across the ledger's bars."""
+    text = page()
+    assert "times the lower bound" in text
+    scales = text[text.index("Time per step") : text.index("Over steps")]
+    assert 'class="mark measured"' in scales
+    assert "this run" in scales
+    assert 'class="rehearsal"' not in text
+
+
+def test_a_rehearsal_is_never_drawn_beside_chips() -> None:
+    """It says that it is one; no mark and no dot of it lies on a scale of chips."""
+    run, steps = twice()
+    small = replace(run, rehearsal=True, rehearses=PLAN.digest)
+    text = run_page(shown(small, steps, rehearsed=PLAN))
+    assert "A rehearsal: a small copy" in text
+    assert "nothing measured here is held against them" in text
+    scales = text[text.index("Time per step") : text.index("Over steps")]
+    assert 'class="mark measured"' not in scales
+    assert "this run" not in scales
+    assert "times the lower bound" not in text
+    assert "Measured here, on its own scale" in text
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_run_that_has_hardly_begun_has_a_page(count: int) -> None:
+    """Without an attempt, with no step, with one that warms up, with one after it."""
+    run, steps = twice()
+    taken = {1: steps[1][:count]}
+    begun = replace(run, state="running", ended_at_s=None, attempts=run.attempts[:1])
+    found = read(run_page(shown(begun, taken)))
+    assert ("No step was measured" in "".join(found.text)) == (count < 2)
+    read(run_page(shown(replace(begun, attempts=()), {})))
+
+
+# --- its drawings
+
+
+def test_an_axis_shows_round_numbers_within_it() -> None:
+    """1, 2, 2.5 or 5 times a power of ten; on a logarithmic axis decades."""
+    assert Axis(0.0, 0.26).ticks() == [0.0, 0.1, 0.2]
+    assert Axis(0.0, 1_000.0).ticks(4) == [0, 250, 500, 750, 1_000]
+    assert Axis(0.5, 2e6, log=True).ticks(10) == [10.0**n for n in range(7)]
+    assert round_step(0.03) == 0.05
+    linear, log = Axis(2.0, 4.0), Axis(1.0, 100.0, log=True)
+    assert [linear(value) for value in (1, 2, 3, 4, 5)] == [0, 0, 0.5, 1, 1]
+    assert log(10) == 0.5
+
+
+def test_thinning_keeps_the_extremes() -> None:
+    """A spike of one step among thousands is still seen."""
+    points = [(float(x), 1.0) for x in range(5_000)]
+    points[1_234] = (1_234.0, 9.0)
+    kept = thinned(points)
+    assert len(kept) <= 240
+    assert max(high for *_, high in kept) == 9.0
+    assert thinned(points[:3]) == [(x, y, y, y) for x, y in points[:3]]
+
+
+# --- the command
+
+
+def test_report_writes_a_page_and_says_where(orch: RunOrch, tmp_path: Path) -> None:
+    """In the run's directory, or where it is asked for; --json prints the report instead."""
+    steps = [one.step for one in timed(0.0, range(8), 0.5)]
+    written(tmp_path, "it", plan=PLAN, steps=steps)
+    done = orch("report", "it", "--storage", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    verdict, place = done.stdout.splitlines()
+    assert verdict.startswith("it: Succeeded: 8 of 8 steps. A step took 500 ms, ")
+    assert place == f"wrote {tmp_path / 'it' / 'report.html'}"
+    read((tmp_path / "it" / "report.html").read_text(encoding="utf-8"))
+    elsewhere = tmp_path / "page.html"
+    orch("report", "it", "--storage", str(tmp_path), "-o", str(elsewhere))
+    assert elsewhere.read_text() == (tmp_path / "it" / "report.html").read_text()
+    assert '"run": "it"' in orch("report", "it", "--storage", str(tmp_path), "--json").stdout
+
+
+def test_a_page_that_cannot_be_written_is_one_message(orch: RunOrch, tmp_path: Path) -> None:
+    """With the place, the reason, and what to do."""
+    written(tmp_path, "it", plan=PLAN, steps=[one.step for one in timed(0.0, range(3), 0.5)])
+    gone = tmp_path / "nowhere" / "page.html"
+    done = orch("report", "it", "--storage", str(tmp_path), "-o", str(gone))
+    assert done.returncode == 1
+    assert done.stderr == f"{gone}: cannot be written: No such file or directory; see -o FILE\n"
