@@ -195,6 +195,17 @@ F1120 14:00:01.123456   77 spmd_partitioner.cc:1234] Check failed: shape.rank() 
 """
 
 
+# What libtpu 0.0.42.1 wrote of a shard_map that is manual over pods alone; no operation is named.
+ABORTED_IN_A_PASS = """\
+F1120 17:50:19.434210   15236 spmd_partitioner_util.cc:497] Check failed: \
+group_list.num_replica_groups() == device_groups.num_devices_per_group()
+*** Check failure stack trace: ***
+    @     0x7fbe466d63df  xla::spmd::(anonymous namespace)::ExpandDeviceGroupsWithIota()
+    @     0x7fbe4662d062  xla::spmd::SpmdPartitioningVisitor::HandleGather()
+    @     0x7fbe4829689e  xla::PostOrderDFS<>()
+"""
+
+
 def words(said: str, exit_code: int | None = None, by: str = "compiler") -> str:
     return str(failures.failure(PLAN, Failed(said=said, by=by, exit_code=exit_code)))  # type: ignore[arg-type]
 
@@ -205,6 +216,13 @@ def test_an_abort_names_the_check_and_the_operation() -> None:
     assert "spmd_partitioner.cc:1234: Check failed: shape.rank() == 2 (3 vs. 2)" in said
     assert "at the operation jit(_step)/block/gather" in said
     assert "0x7f4d" not in said
+
+
+def test_an_abort_in_a_pass_names_the_kind_of_operation() -> None:
+    """The stack of the pass says what it visited, where nothing else does."""
+    said = words(ABORTED_IN_A_PASS, -signal.SIGABRT)
+    assert "spmd_partitioner_util.cc:497: Check failed" in said
+    assert "It was at the operation Gather." in said
 
 
 def test_a_failed_check_that_does_not_abort_reads_the_same() -> None:

@@ -16,7 +16,12 @@ UNKNOWN_OPTION = re.compile(r"No such compile option: '([^']*)'")
 CHECK = re.compile(r"^F\d{4} \S+\s+\d+ ([^:]+:\d+)\] (.*)$", re.MULTILINE)
 FRAME = re.compile(r'File "[^"]*?((?:trainers|orchestrator)/[^"]*)", line (\d+)')
 INTERNAL = re.compile(r"RET_CHECK failure \(([^)]*)\) (.*)")
-OPERATIONS = (re.compile(r'op_name="([^"]*)"'), re.compile(r"%([\w.\-]+) = "))
+# Where the text names no operation, the pass that visited one does: its stack says which kind.
+OPERATIONS = (
+    re.compile(r'op_name="([^"]*)"'),
+    re.compile(r"%([\w.\-]+) = "),
+    re.compile(r"Visitor::Handle(\w+)\(\)"),
+)
 
 
 def is_out_of_memory(failed: Failed) -> bool:
