@@ -131,15 +131,11 @@ def layer_lines(layout: Layout) -> list[Line]:
     heads = layout.tokens * layout.heads * layout.model.head_dim
     matrices = layout.layer_matrices
     mlp = sum(matrices[name] for name in ("gate", "up", "down") if name in matrices)
-    # The unembedding's gradient is scattered after the loop over layers, where the weights lie on
-    # all of a slice; where a ring runs inside them, the compiler scatters it before.
-    table = layout.table_elements * (layout.tensor == 1)
     alone = (layout.microbatches == 1) & (layout.pods * layout.data == 1)
     # Nothing is added to a gradient that is alone: it stays in the type it came in.
     size = np.where(alone, layout.gradient_bytes, ACCUMULATION_BYTES)
     return [
         gradient_line("gradients", size, layers_elements(layout)),
-        gradient_line("unembedding gradient", ACCUMULATION_BYTES, table),
         line("gathered weights", "size x mlp", mlp * layout.compute_bytes,
              size=layout.compute_bytes, mlp=mlp),
         line("stream", "stages x stream", (6 - ring) * stream, stages=6 - ring, stream=stream),

@@ -136,3 +136,19 @@ def _reduce(shardings: Shardings, wire: Any, _: None, gradients: Leaves) -> tupl
 
 
 reduced_in_backward.defvjp(_same, _reduce)
+
+
+@jax.custom_vjp
+def together_in_backward(x: jax.Array, parameter: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both themselves; the backward pass goes on from x once the parameter's gradient is there.
+
+    Else the compiler may leave the scattering of a large gradient for later, and all layers go
+    backward beside the whole of it.
+    """
+    return x, parameter
+
+
+together_in_backward.defvjp(
+    lambda x, parameter: ((x, parameter), None),
+    lambda _, gradients: jax.lax.optimization_barrier(gradients),
+)

@@ -17,7 +17,13 @@ from orchestrator.stations.plan import Plan
 from trainers.llama import zigzag
 from trainers.llama.attention import Attend
 from trainers.llama.axes import TENSOR
-from trainers.llama.collectives import matrix, reduced_in_backward, summed, whole
+from trainers.llama.collectives import (
+    matrix,
+    reduced_in_backward,
+    summed,
+    together_in_backward,
+    whole,
+)
 from trainers.llama.embedding import lookup
 from trainers.llama.loss import Loss, token_loss
 from trainers.llama.parameters import Parameters, shardings
@@ -49,8 +55,9 @@ def batch_loss(net: Network, parameters: Parameters, inputs: jax.Array, targets:
     parameters = _at_once(net, parameters, layers=False)
     x = stream(net, parameters, inputs)
     x = whole(norm(net, x, parameters["norm"]), TENSOR, 1)  # [b, S/s, D]
-    table = parameters["embedding" if net.plan.model.tied else "unembedding"]
-    table = net.matrix(table, 1)  # [V/Y, D]
+    shard = parameters["embedding" if net.plan.model.tied else "unembedding"]
+    x, shard = together_in_backward(x, shard)
+    table = net.matrix(shard, 1)  # [V/Y, D]
     tokens = x.reshape(-1, x.shape[-1])
     return token_loss(tokens, table, targets.reshape(-1), net.plan.optimizer.z_loss)
 
