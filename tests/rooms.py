@@ -10,7 +10,16 @@ from pathlib import Path
 BOTTOM = frozenset({"stations", "errors"})
 ARITHMETIC = BOTTOM | {"catalog", "plan"}
 KNOWN_OF_A_RUN = ARITHMETIC | {"journal", "report"}
-ABOVE = KNOWN_OF_A_RUN | {"spec", "launch", "prove", "record", "explain", "render", "study"}
+ABOVE = KNOWN_OF_A_RUN | {
+    "doctor",
+    "spec",
+    "launch",
+    "prove",
+    "record",
+    "explain",
+    "render",
+    "study",
+}
 
 # Room → the other rooms it may import. Imports point one way; strangers share no row.
 ROOMS: dict[str, frozenset[str]] = {
@@ -21,6 +30,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "journal": ARITHMETIC,
     "report": ARITHMETIC | {"journal"},
     "explain": ARITHMETIC,
+    "doctor": BOTTOM,
     "render": KNOWN_OF_A_RUN,
     "study": KNOWN_OF_A_RUN,
     "spec": KNOWN_OF_A_RUN,
@@ -36,7 +46,7 @@ ROOMS: dict[str, frozenset[str]] = {
 # Outside package → the modules that may know it, each with everything below it.
 OUTSIDE: dict[str, tuple[str, ...]] = {
     "click": ("orchestrator.cli",),
-    "jax": ("trainers", "orchestrator.prove.child"),
+    "jax": ("trainers", "orchestrator.prove.child", "orchestrator.doctor.child"),
     "jsonschema": ("orchestrator.spec",),
     "mlflow": ("orchestrator.record",),
     "msgspec": ("orchestrator", "trainers"),
@@ -57,6 +67,7 @@ EFFECTS |= {"asyncio", "http", "logging", "socket", "ssl", "threading", "time", 
 
 # The modules that a person starts: they alone print and exit.
 SPEAKERS: tuple[str, ...] = ("orchestrator.cli", "orchestrator.drive", "orchestrator.prove.child")
+SPEAKERS += ("orchestrator.doctor.child",)
 SPEAKERS += ("orchestrator.launch.keeper", "trainers.data.pack")
 SPEECH = frozenset({"print", "input", "exit", "quit", "SystemExit"})
 SPEECH_OF_MODULES = frozenset(

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from orchestrator.cli import logs, planning, proving, reporting, running, submitting
+from orchestrator.cli import logs, machine, planning, proving, reporting, running, submitting
 from orchestrator.errors import OrchError
 
 
@@ -28,7 +28,7 @@ def orch() -> None:
     """
 
 
-for room in (planning, proving, submitting, running, logs, reporting):
+for room in (planning, proving, submitting, running, logs, reporting, machine):
     for command in room.COMMANDS:
         orch.add_command(command)
 

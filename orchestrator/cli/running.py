@@ -11,7 +11,16 @@ from orchestrator.errors import RunIsLive, Unservable
 from orchestrator.stations.run import LIVE, Run
 
 RUNS = Path("runs")
-RUN = click.argument("run")
+
+
+def _keys(_: object, __: object, typed: str) -> list[str]:
+    """The runs of the folder at hand that begin so, for the shell to complete."""
+    from orchestrator import journal
+
+    return [one.run for one in journal.runs(RUNS)[0] if one.run.startswith(typed)]
+
+
+RUN = click.argument("run", shell_complete=_keys)
 STORAGE = click.option(
     "--storage",
     type=click.Path(path_type=Path, file_okay=False),

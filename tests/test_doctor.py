@@ -1,0 +1,119 @@
+"""Doctor: what this machine can do, said truly; completion for shells."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.doctor import checks
+from orchestrator.render import checkup as render
+from orchestrator.stations.checkup import Checkup, Finding
+from tests.conftest import RunOrch
+from tests.journals import driven
+
+
+def test_doctor_finds_this_machine_fit(orch: RunOrch, tmp_path: Path) -> None:
+    """Where the tests run, all that most commands need is there; each line says what was found."""
+    done = orch("doctor", "--storage", str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    assert "jax 0.10.2" in done.stdout
+    assert str(tmp_path) in done.stdout
+    assert "BROKEN" not in done.stdout
+    assert done.stdout.splitlines()[-1] == "Next: orch submit specs/tiny_2pod.yaml"
+
+
+def test_doctor_speaks_json(orch: RunOrch) -> None:
+    """The same findings, for a script."""
+    findings = json.loads(orch("doctor", "--json").stdout)["findings"]
+    assert {"python", "packages", "devices", "runs"} <= {one["name"] for one in findings}
+    assert all(one["health"] == "good" or one["advice"] for one in findings)
+
+
+def test_a_folder_that_takes_no_file_is_broken(orch: RunOrch) -> None:
+    """It is named with what to set instead, and the exit code is 1. Nobody can write in /proc."""
+    done = orch("doctor", "--storage", "/proc/runs")
+    assert done.returncode == 1
+    assert "BROKEN" in done.stdout
+    assert "run.storage of the spec" in done.stdout
+    assert "1 of 10 broken" in done.stdout
+
+
+def test_devices_that_jax_cannot_open_are_told_in_its_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The child's last line, and how to do without them."""
+    monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
+    found = checks.devices()
+    assert found.health == "broken"
+    assert "no_such_platform" in found.found
+    assert found.advice is not None
+    assert "JAX_PLATFORMS=cpu" in found.advice
+
+
+def test_another_version_than_pinned_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """orch leans on how just these versions behave."""
+    monkeypatch.setattr(checks, "installed", lambda name: None if name == "ray" else "0.1")
+    found = checks.packages()
+    assert found.health == "broken"
+    assert "ray missing, not 2.60.0" in found.found
+    assert "jax 0.1, not 0.10.2" in found.found
+
+
+def test_without_a_compiler_proofs_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS or Arm."""
+    monkeypatch.setattr(checks, "installed", lambda _: None)
+    assert checks.compiler().health == "limited"
+
+
+def test_too_little_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proof of thousands of chips would be killed."""
+    monkeypatch.setattr(checks, "available_bytes", lambda: 2**30)
+    assert checks.memory().health == "limited"
+
+
+def test_a_long_temporary_folder_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's sockets lie below it, and their paths have a limit."""
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + 50 * "x")
+    assert checks.sockets().health == "limited"
+
+
+def test_advice_stands_under_what_it_is_for() -> None:
+    """And the verdict counts."""
+    findings = (
+        Finding(name="disk", health="good", found="9 GiB"),
+        Finding(name="libtpu", health="limited", found="none", advice="elsewhere"),
+    )
+    lines = render.text(Checkup(findings=findings)).splitlines()
+    assert lines[1].split() == ["LIMITED", "libtpu", "none"]
+    assert lines[2].strip() == "elsewhere"
+    assert "with one limit" in lines[4]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_for_this_command(orch: RunOrch, shell: str) -> None:
+    """What is printed asks orch for words."""
+    assert "_ORCH_COMPLETE" in orch("completion", shell).stdout
+
+
+def test_commands_and_runs_are_completed(tmp_path: Path) -> None:
+    """A run by its key, from the folder at hand."""
+    driven(tmp_path / "runs", key="tiny-2pod-1")
+
+    def completed(*words: str) -> str:
+        asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        return subprocess.run(
+            [Path(sys.executable).with_name("orch")],
+            env={**os.environ, "_ORCH_COMPLETE": "bash_complete", **asked},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    assert completed("orch", "doc") == "plain,doctor"
+    assert completed("orch", "status", "ti") == "plain,tiny-2pod-1"
+    assert completed("orch", "status", "other") == ""
