@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from orchestrator.cli.proving import known_line
+from orchestrator.cli.studying import is_study, plan_study
 from orchestrator.cli.terminal import JSON, SET, SPEC, make_plans, next_command, say, say_json
 from orchestrator.errors import OrchError
 
@@ -32,16 +33,18 @@ def init(path: Path) -> None:
 
 
 @click.command()
-def schema() -> None:
+@click.option("--study", "of_study", is_flag=True, help="That of a study instead.")
+def schema(of_study: bool) -> None:
     """Print the JSON Schema of a spec: the contract, and what editors complete from.
 
     \b
     Example:
       orch schema > spec.schema.json
+      orch schema --study > study.schema.json
     """
     from orchestrator import spec
 
-    click.echo(spec.schema_text(), nl=False)
+    click.echo(spec.study_schema_text() if of_study else spec.schema_text(), nl=False)
 
 
 @click.command()
@@ -64,17 +67,24 @@ def plan(
     With OTHER, hold the plans of both side by side: what differs, and what that does to each line
     of their ledgers. --set then changes OTHER alone, so that one spec can be held beside itself.
 
+    With a study, plan every trial and show the predicted scaling; exit 2 where one cannot be
+    served.
+
     \b
     Example:
       orch plan specs/llama3_70b_4pod.yaml
       orch plan specs/llama3_70b_4pod.yaml --set resources.pods=2 --alternatives 5
       orch plan specs/llama3_70b_1pod.yaml specs/llama3_70b_4pod.yaml
       orch plan specs/tiny_2pod.yaml specs/tiny_2pod.yaml --set resources.pods=4
+      orch plan specs/studies/llama3_70b_pods.yaml
     """
+    if alternatives and (other or is_study(spec)):
+        raise click.UsageError("--alternatives is of the plan of one spec")
     if other:
-        if alternatives:
-            raise click.UsageError("--alternatives is of one plan: leave OTHER out")
         show_beside(spec, other, overrides, as_json=as_json)
+        return
+    if is_study(spec):
+        plan_study(spec, overrides, as_json=as_json)
         return
     loaded, plans = make_plans(spec, overrides, 1 + alternatives)
     if as_json:

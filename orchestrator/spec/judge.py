@@ -6,7 +6,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jsonschema import ValidationError
+from jsonschema import Draft202012Validator, ValidationError
 
 from orchestrator.spec import schema as contracts
 from orchestrator.spec.nodes import Scalar
@@ -17,9 +17,9 @@ from orchestrator.spec.written import Field, Path, Written, dotted
 Told = tuple[Path, Problem]
 
 
-def judge(spec: Written) -> None:
+def judge(spec: Written, validator: Draft202012Validator | None = None) -> None:
     """Add every breach of the contract to a spec's problems."""
-    for error in contracts.validator().iter_errors(spec.value):
+    for error in (validator or contracts.validator()).iter_errors(spec.value):
         for path, problem in _told(spec, error):
             if not spec.is_spoiled(path):
                 spec.spoil(path, problem)

@@ -11,7 +11,7 @@ from orchestrator.spec import huggingface
 from orchestrator.spec.asked import Asked, default
 from orchestrator.spec.checks import check
 from orchestrator.spec.judge import judge
-from orchestrator.spec.nodes import parse
+from orchestrator.spec.nodes import Node, parse
 from orchestrator.spec.overrides import apply
 from orchestrator.spec.problem import Problem, SpecProblems
 from orchestrator.spec.schema import field
@@ -26,15 +26,22 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
     """The spec of a file with `--set` overrides; `SpecProblems` has everything that is wrong."""
     root, problems = parse(read(path))
     problems += apply(root, overrides)
+    return meant(root, problems, path.parent, tuple(overrides))
+
+
+def meant(
+    root: Node, problems: Sequence[Problem], folder: Path, overrides: tuple[str, ...]
+) -> Spec:
+    """The spec that nodes mean, whose paths begin in the folder; `problems` are known before."""
     spec = written(root)
     judge(spec)
     asked = Asked(spec)
     check(asked)
-    configured, in_config = _configured(asked, path.parent)
-    problems += spec.problems + in_config
-    if problems:
-        raise SpecProblems(problems)
-    return _spec(asked.values, configured, tuple(overrides))
+    configured, in_config = _configured(asked, folder)
+    found = [*problems, *spec.problems, *in_config]
+    if found:
+        raise SpecProblems(found)
+    return _spec(asked.values, configured, overrides)
 
 
 def _configured(asked: Asked, folder: Path) -> tuple[Model | None, list[Problem]]:

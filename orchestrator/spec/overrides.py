@@ -31,8 +31,11 @@ def _set(root: Node, start: Place) -> list[Problem]:
     if not text.isprintable():
         return [start.problem("", "is not plain text, must be on one line and printable", EXAMPLE)]
     node, problems = parse_value(_at(start, len(path) + 1), value, keys)
-    if problems:
-        return problems
+    return problems or put(root, keys, start, node)
+
+
+def put(root: Node, keys: Sequence[str], start: Place, value: Node) -> list[Problem]:
+    """Put a value under a dotted key, which is written from `start` on."""
     inside, place = root, start
     for depth, key in enumerate(keys):
         if isinstance(inside, Broken):
@@ -40,7 +43,7 @@ def _set(root: Node, start: Place) -> list[Problem]:
         if not isinstance(inside, Mapping):
             return [_no_mapping(place, keys[:depth], inside)]
         place = _at(start, len(".".join(keys[:depth])) + (depth > 0))
-        inside = _enter(inside, key, place, node if depth == len(keys) - 1 else None)
+        inside = _enter(inside, key, place, value if depth == len(keys) - 1 else None)
     return []
 
 
@@ -54,7 +57,7 @@ def _enter(mapping: Mapping, key: str, place: Place, value: Node | None) -> Node
     return node
 
 
-def _no_mapping(place: Place, keys: list[str], node: Node) -> Problem:
+def _no_mapping(place: Place, keys: Sequence[str], node: Node) -> Problem:
     key = ".".join(keys)
     message = f"is {shown(node, {})}, must be a mapping for a key of it to be set"
     return place.problem(key, message, f"set the whole: {FLAG} '{key}={{...}}'")

@@ -13,6 +13,7 @@ from orchestrator.spec.nodes import Mapping, Node, Sequence
 Schema = dict[str, Any]
 
 FILE = Path(__file__).with_name("schema.json")
+STUDY_FILE = Path(__file__).with_name("study.schema.json")
 DEFS = "#/$defs/"
 
 
@@ -23,14 +24,32 @@ def schema_text() -> str:
 
 
 @cache
+def study_schema_text() -> str:
+    """The contract of a study, as editors read it."""
+    return STUDY_FILE.read_text(encoding="utf-8")
+
+
+@cache
 def contract() -> Schema:
     loaded: Schema = json.loads(schema_text())
     return loaded
 
 
 @cache
+def study_contract() -> Schema:
+    """What a study may hold. It refers to nothing in the contract of specs."""
+    loaded: Schema = json.loads(study_schema_text())
+    return loaded
+
+
+@cache
 def validator() -> Draft202012Validator:
     return Draft202012Validator(contract())
+
+
+@cache
+def study_validator() -> Draft202012Validator:
+    return Draft202012Validator(study_contract())
 
 
 def definition(name: str) -> Schema:

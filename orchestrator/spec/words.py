@@ -31,6 +31,7 @@ NOUNS = {
     "number": "a number",
     "array": "a list",
 }
+SECTIONS = ("experiment", "resources", "run", "cluster", "tracking")
 
 
 def must(schema: Schema) -> str:
@@ -115,6 +116,8 @@ def key_hint(key: str, legal: list[str]) -> str:
     """What to write instead of an unknown key."""
     if key.isdigit():
         return "write numbers without commas"
+    if key in SECTIONS and key not in legal:
+        return "it belongs at the top of a spec"
     meant = [meant_key(key, legal), *homes(key)] if len(key) <= SHOWN_VALUE else []
     return next((f"did you mean {one}?" for one in meant if one), "remove it")
 

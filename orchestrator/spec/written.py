@@ -44,10 +44,11 @@ class Written:
         self.problems.append(problem)
 
 
-def written(root: Node) -> Written:
-    """What a file says, key by key."""
+def written(root: Node, contract: Schema | None = None) -> Written:
+    """What a file says, key by key; it is a spec unless another contract is given."""
     found = Written()
-    found.value = _value(found, (), Field(root.place, root, contracts.contract()))
+    schema = contracts.contract() if contract is None else contract
+    found.value = _value(found, (), Field(root.place, root, schema))
     return found
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.stations.plan import Bounds, Mfu
 from orchestrator.stations.run import Process
 from orchestrator.stations.spec import Spec
 
@@ -59,3 +60,47 @@ class TrialBegun:
     repeat: int
     run: str
     by: Process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What a trial's plan comes to. `efficiency` is its tokens per second and chip over those of
+    the smallest trial of its series: of those that vary in nothing but their number of chips.
+    """
+
+    plan_digest: str
+    pods: int
+    chips: int
+    sequences: int
+    mesh: dict[str, int]
+    step_s: Bounds
+    mfu: Mfu
+    tokens_per_s_per_chip: Bounds
+    efficiency: Bounds
+    bound: str
+    days: Bounds
+    dollars: Bounds | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialForecast:
+    """A trial and its plan; where there is none, `refused` says why. `series` are the settings that
+    it shares with the trials it is compared with.
+    """
+
+    number: int
+    settings: dict[str, str]
+    series: dict[str, str]
+    planned: Planned | None
+    refused: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyForecast:
+    """The predicted scaling of a study."""
+
+    schema: int
+    name: str
+    scaling: Scaling
+    vary: tuple[str, ...]
+    trials: tuple[TrialForecast, ...]

@@ -1,0 +1,208 @@
+"""Spec room: a study's file to a Study. What is varied is put into the nodes of its base.
+
+Each value keeps its place in the study's text, so that what is wrong with it is told there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from pathlib import Path
+
+from orchestrator.spec import schema as contracts
+from orchestrator.spec.judge import judge
+from orchestrator.spec.load import load, meant
+from orchestrator.spec.nodes import Entry, Mapping, Node, Scalar, parse
+from orchestrator.spec.nodes import Sequence as Items
+from orchestrator.spec.overrides import apply, put
+from orchestrator.spec.problem import Place, Problem, Source, SpecProblems
+from orchestrator.spec.source import read
+from orchestrator.spec.written import written
+from orchestrator.stations.spec import Spec
+from orchestrator.stations.study import Study, Trial
+
+MOST_TRIALS = 1_000
+PODS, SEQUENCES = "resources.pods", "experiment.batch.sequences"
+SECTIONS = ("experiment", "resources", "run")
+EXAMPLE = f"for example vary: {{{PODS}: [1, 2, 4]}}"
+Told = tuple[str, int, int, str, str]
+# Stands where the keys were taken out: they are a spec's, and judged as such.
+TAKEN_OUT = {"any": [0]}
+
+
+def is_study(path: Path) -> bool:
+    """Whether a file is about a study; one that cannot be read is for the loader to refuse."""
+    try:
+        root, _ = parse(read(path))
+    except SpecProblems:
+        return False
+    return isinstance(root, Mapping) and "study" in root.entries
+
+
+def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
+    """The study of a file, its base changed by `--set`; `SpecProblems` has all that is wrong."""
+    root, problems = parse(read(path))
+    taken = _take_out(root)
+    file = written(root, contracts.study_contract())
+    varied, faults = _varied(taken) if taken else ([], [])
+    if taken and "study" in file.value:
+        file.value["study"]["vary"] = TAKEN_OUT
+    judge(file, contracts.study_validator())
+    found = [*problems, *faults, *file.problems]
+    if found:
+        raise SpecProblems(found)
+    asked = file.value["study"]
+    base = path.parent / asked["base"]
+    _hold_exists(base, file.fields["study", "base"].node.place)
+    spec = load(base, overrides)
+    scaling = asked.get("scaling", "strong")
+    if scaling == "weak":
+        _hold_weak(varied, spec, file.fields["study", "scaling"].node.place)
+    return Study(
+        name=file.value.get("name", f"{spec.name[:56]}-{scaling}"),
+        scaling=scaling,
+        vary=tuple(one.key for one in varied),
+        repeats=asked.get("repeats", 1),
+        after_failure=asked.get("after_failure", "stop"),
+        trials=_trials(base, tuple(overrides), varied, spec if scaling == "weak" else None),
+    )
+
+
+@dataclass(frozen=True)
+class _Varied:
+    """A key that is varied, where it stands, and its values."""
+
+    key: str
+    place: Place
+    values: tuple[Node, ...]
+
+
+def _take_out(root: Node) -> Entry | None:
+    """The keys that are varied, taken out of the file: what they may hold is a spec's affair."""
+    study = root.entries.get("study") if isinstance(root, Mapping) else None
+    inside = study.node if study else None
+    return inside.entries.pop("vary", None) if isinstance(inside, Mapping) else None
+
+
+def _varied(vary: Entry) -> tuple[list[_Varied], list[Problem]]:
+    """The keys with their values, and what is wrong with their form."""
+    if not isinstance(vary.node, Mapping) or not vary.node.entries:
+        message = "must be a mapping of dotted keys to lists of values"
+        return [], [vary.key_place.problem("study.vary", message, EXAMPLE)]
+    found, faults = [], []
+    for key, entry in vary.node.entries.items():
+        place, node = entry.key_place, entry.node
+        if not all(key.split(".")) or key.split(".")[0] not in SECTIONS:
+            message = f"cannot be varied, must begin with one of {', '.join(SECTIONS)}"
+            faults.append(place.problem(f"study.vary.{key}", message, EXAMPLE))
+        elif not isinstance(node, Items) or not node.items:
+            message = "must be a list of at least one value"
+            faults.append(node.place.problem(f"study.vary.{key}", message, EXAMPLE))
+        else:
+            faults += _repeated(key, node.items)
+            found.append(_Varied(key, place, node.items))
+    trials = prod(len(one.values) for one in found)
+    if trials > MOST_TRIALS:
+        message = f"makes {trials:,} trials, must make at most {MOST_TRIALS:,}"
+        faults.append(vary.key_place.problem("study.vary", message, "give fewer values"))
+    return found, faults
+
+
+def _repeated(key: str, values: tuple[Node, ...]) -> list[Problem]:
+    texts = [text_of(value) for value in values]
+    return [
+        value.place.problem(f"study.vary.{key}", f"is {text}, must be given once", "remove it")
+        for i, (value, text) in enumerate(zip(values, texts, strict=True))
+        if text in texts[:i]
+    ]
+
+
+def text_of(node: Node) -> str:
+    """A value as it is written on one line."""
+    if isinstance(node, Scalar):
+        return node.text
+    if isinstance(node, Mapping):
+        inside = (f"{key}: {text_of(entry.node)}" for key, entry in node.entries.items())
+        return f"{{{', '.join(inside)}}}"
+    return f"[{', '.join(map(text_of, node.items))}]" if isinstance(node, Items) else ""
+
+
+def _hold_exists(base: Path, place: Place) -> None:
+    if not base.exists():
+        message = f"is no file: {base}, must be the spec that is varied"
+        raise SpecProblems([place.problem("study.base", message, "it is relative to this file")])
+
+
+def _hold_weak(varied: list[_Varied], base: Spec, place: Place) -> None:
+    """In weak scaling the batch follows the pods, and only them."""
+    keys = [one.key for one in varied]
+    if PODS not in keys:
+        message = f"is weak, must go with {PODS} among the keys that are varied"
+        raise SpecProblems([place.problem("study.scaling", message, EXAMPLE)])
+    if SEQUENCES in keys:
+        message = f"is weak, must leave {SEQUENCES} to follow the pods"
+        raise SpecProblems([place.problem("study.scaling", message, "or write strong")])
+    if base.resources.pods.min != base.resources.pods.max:
+        message = "is weak, must have a base with one number of pods: its batch belongs to that"
+        raise SpecProblems([place.problem("study.scaling", message, f"for example {PODS}: 4")])
+
+
+def _trials(
+    base: Path, overrides: tuple[str, ...], varied: list[_Varied], weak: Spec | None
+) -> tuple[Trial, ...]:
+    """Every combination as a spec; all problems of all of them, each told once."""
+    source = read(base)
+    trials: list[Trial] = []
+    problems: dict[Told, Problem] = {}
+    points = product(*(one.values for one in varied))
+    for number, values in enumerate(points, start=1):
+        try:
+            point = list(zip(varied, values, strict=True))
+            trials.append(_trial(number, base.parent, source, overrides, point, weak))
+        except SpecProblems as error:
+            problems |= {_once(problem): problem for problem in error.problems}
+    if problems:
+        raise SpecProblems(problems.values())
+    return tuple(trials)
+
+
+def _once(problem: Problem) -> Told:
+    return problem.file, problem.line, problem.col, problem.key, problem.message
+
+
+def _trial(
+    number: int,
+    folder: Path,
+    source: Source,
+    overrides: tuple[str, ...],
+    point: list[tuple[_Varied, Node]],
+    weak: Spec | None,
+) -> Trial:
+    root, problems = parse(source)
+    problems += apply(root, overrides)
+    settings = {one.key: text_of(value) for one, value in point}
+    for one, value in point:
+        problems += put(root, one.key.split("."), one.place, value)
+        if weak and one.key == PODS:
+            batch = _grown(value, weak)
+            settings[SEQUENCES] = batch.text
+            problems += put(root, SEQUENCES.split("."), one.place, batch)
+    applied = (*overrides, *(f"{key}={text}" for key, text in settings.items()))
+    return Trial(number=number, settings=settings, spec=meant(root, problems, folder, applied))
+
+
+def _grown(pods: Node, base: Spec) -> Scalar:
+    """The batch of so many pods, each with as many sequences as a pod of the base."""
+    text = pods.text if isinstance(pods, Scalar) else ""
+    asked, of = base.experiment.batch.sequences, base.resources.pods.max
+    if not text.isdecimal() or int(text) < 1:
+        message = "must be a whole number of pods in weak scaling"
+        raise SpecProblems([pods.place.problem(f"study.vary.{PODS}", message, "for example 4")])
+    if asked * int(text) % of:
+        message = (
+            f"is {text}, must give a whole batch: {asked:,} sequences on {of} pods are"
+            f" {asked * int(text) / of:,g} on {text}"
+        )
+        right = "change the batch of the base with --set"
+        raise SpecProblems([pods.place.problem(f"study.vary.{PODS}", message, right)])
+    return Scalar(pods.place, str(asked * int(text) // of), plain=True)

@@ -1,0 +1,91 @@
+"""Study room: the plans of all trials to a predicted scaling."""
+
+from collections.abc import Mapping
+
+from orchestrator.stations.plan import Bounds, Plan
+from orchestrator.stations.study import Planned, Study, StudyForecast, Trial, TrialForecast
+
+SCHEMA = 1
+# What makes a trial larger; all else that is varied makes another series. The batch that follows
+# the pods in weak scaling is among it.
+SIZES = frozenset({"resources.pods", "resources.topology"})
+FOLLOWS = "experiment.batch.sequences"
+
+Made = Mapping[int, Plan | str]  # of each trial, by its number: its plan, or why there is none
+
+
+def forecast(study: Study, made: Made) -> StudyForecast:
+    """What each trial should come to, beside the smallest of its series."""
+    smallest = _smallest(study, made)
+    return StudyForecast(
+        schema=SCHEMA,
+        name=study.name,
+        scaling=study.scaling,
+        vary=study.vary,
+        trials=tuple(_trial(study, one, made[one.number], smallest) for one in study.trials),
+    )
+
+
+def series_of(study: Study, trial: Trial) -> dict[str, str]:
+    """The settings by which a trial belongs to its series."""
+    follows = {FOLLOWS} if study.scaling == "weak" else set()
+    kept = trial.settings.keys() - SIZES - follows
+    return {key: trial.settings[key] for key in trial.settings if key in kept}
+
+
+def name_of(series: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """A series as a key of a mapping."""
+    return tuple(sorted(series.items()))
+
+
+def per_chip(plan: Plan) -> Bounds:
+    """Tokens per second and chip."""
+    rate = plan.forecast.tokens_per_s
+    return Bounds(lower=rate.lower / plan.chips, unoverlapped=rate.unoverlapped / plan.chips)
+
+
+def _smallest(study: Study, made: Made) -> dict[tuple[tuple[str, str], ...], Plan]:
+    """Of each series the plan with the fewest chips."""
+    found: dict[tuple[tuple[str, str], ...], Plan] = {}
+    for trial in study.trials:
+        plan, name = made[trial.number], name_of(series_of(study, trial))
+        if isinstance(plan, Plan) and (name not in found or plan.chips < found[name].chips):
+            found[name] = plan
+    return found
+
+
+def _trial(
+    study: Study,
+    trial: Trial,
+    plan: Plan | str,
+    smallest: dict[tuple[tuple[str, str], ...], Plan],
+) -> TrialForecast:
+    series = series_of(study, trial)
+    planned = isinstance(plan, Plan)
+    return TrialForecast(
+        number=trial.number,
+        settings=trial.settings,
+        series=series,
+        planned=_planned(plan, smallest[name_of(series)]) if isinstance(plan, Plan) else None,
+        refused=None if planned else str(plan),
+    )
+
+
+def _planned(plan: Plan, smallest: Plan) -> Planned:
+    rate, least = per_chip(plan), per_chip(smallest)
+    return Planned(
+        plan_digest=plan.digest,
+        pods=plan.pods,
+        chips=plan.chips,
+        sequences=plan.batch.sequences,
+        mesh=plan.mesh,
+        step_s=plan.forecast.step_s,
+        mfu=plan.forecast.mfu,
+        tokens_per_s_per_chip=rate,
+        efficiency=Bounds(
+            lower=rate.lower / least.lower, unoverlapped=rate.unoverlapped / least.unoverlapped
+        ),
+        bound=plan.forecast.bound,
+        days=plan.forecast.days,
+        dollars=plan.forecast.dollars,
+    )

@@ -1,0 +1,244 @@
+"""A study: its file, judged as strictly as a spec; its trials; their predicted scaling."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from orchestrator import spec
+from orchestrator.plan.make import make_plan
+from orchestrator.render import study as render
+from orchestrator.spec import SpecProblems
+from orchestrator.spec.schema import study_contract
+from orchestrator.stations.study import Study, Trial
+from orchestrator.study import forecast, series_of
+from tests.conftest import ROOT, HoldGolden, RunOrch
+from tests.journals import tiny_spec
+from tests.spec_texts import MINIMAL
+
+STUDIES = sorted((ROOT / "specs/studies").glob("*.yaml"))
+MODELINE = "# yaml-language-server: $schema="
+PODS = "experiment.batch.sequences"
+
+
+def loaded(folder: Path, text: str, *overrides: str, base: str = MINIMAL) -> Study:
+    """The study of a text whose base lies beside it as base.yaml."""
+    (folder / "base.yaml").write_text(base, encoding="utf-8")
+    (folder / "study.yaml").write_text(text, encoding="utf-8")
+    return spec.load_study(folder / "study.yaml", overrides)
+
+
+def refused(folder: Path, text: str) -> str:
+    """What is wrong with it, without the folder."""
+    with pytest.raises(SpecProblems) as caught:
+        loaded(folder, text)
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+# --- the file
+
+
+def test_every_combination_is_a_trial(tmp_path: Path) -> None:
+    """In the order of the file, the last key the fastest; each says what it set."""
+    text = (
+        "name: grid\n"
+        "study:\n  base: base.yaml\n"
+        "  vary: {resources.pods: [1, 2], experiment.remat: [full, none]}\n"
+        "  repeats: 3\n  after_failure: go on\n"
+    )
+    found = loaded(tmp_path, text, "experiment.seed=7")
+    assert (found.name, found.scaling, found.repeats, found.after_failure) == (
+        "grid", "strong", 3, "go on",
+    )  # fmt: skip
+    points = [(t.spec.resources.pods.max, t.spec.experiment.remat) for t in found.trials]
+    assert points == [(1, "full"), (1, "none"), (2, "full"), (2, "none")]
+    assert found.trials[3].settings == {"resources.pods": "2", "experiment.remat": "none"}
+    assert [trial.number for trial in found.trials] == [1, 2, 3, 4]
+    overrides = ("experiment.seed=7", "resources.pods=2", "experiment.remat=none")
+    assert found.trials[3].spec == spec.load(tmp_path / "base.yaml", overrides)
+
+
+def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
+    """Strong, once, stopping at a failure, named after the base; as the contract says."""
+    found = loaded(tmp_path, "study: {base: base.yaml, vary: {resources.pods: [1]}}\n")
+    properties = study_contract()["properties"]["study"]["properties"]
+    for key in ("scaling", "repeats", "after_failure"):
+        assert getattr(found, key) == properties[key]["default"]
+    assert found.name == "small-strong"
+
+
+def test_a_mapping_may_vary_too(tmp_path: Path) -> None:
+    """Whole sections are values like others."""
+    text = "study: {base: base.yaml, vary: {resources.mesh: [auto, {tensor: 4}]}}\n"
+    found = loaded(tmp_path, text)
+    assert [trial.spec.resources.mesh.tensor for trial in found.trials] == [None, 4]
+    assert found.trials[1].settings == {"resources.mesh": "{tensor: 4}"}
+
+
+def test_in_weak_scaling_the_batch_follows_the_pods(tmp_path: Path) -> None:
+    """Each pod has as many sequences as a pod of the base has."""
+    base = MINIMAL.replace("topology: 4x4x4", "topology: 4x4x4, pods: 4")
+    text = "study: {base: base.yaml, scaling: weak, vary: {resources.pods: [1, 2, 8]}}\n"
+    found = loaded(tmp_path, text, base=base)
+    assert [t.spec.experiment.batch.sequences for t in found.trials] == [128, 256, 1_024]
+    assert found.trials[0].settings[PODS] == "128"
+    assert {str(series_of(found, trial)) for trial in found.trials} == {"{}"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("form", "study: {base: b.yaml, scaling: week, repeats: 0, vary: {resources.pods: 2}}\n"),
+        ("keys", "study: {vary: {resources.pod: [1], name: [a]}, bas: base.yaml}\nexperiment: 2\n"),
+        ("values", ("study:\n  base: base.yaml\n  vary:\n    resources.pods: [1, x]\n"
+                   "    resources.pod: [2]\n    resources.mesh: [{tensr: 2}]\n")),
+        ("twice", "study: {base: base.yaml, vary: {resources.pods: [1, 2, 1]}}\n"),
+        ("no_base", "study: {base: bass.yaml, vary: {resources.pods: [1]}}\n"),
+        ("no_vary", "study: {base: base.yaml}\n"),
+        ("empty_vary", "study: {base: base.yaml, vary: {}}\n"),
+        ("weak_alone", "study: {base: base.yaml, scaling: weak, vary: {experiment.seed: [1]}}\n"),
+        ("weak_batch", ("study: {base: base.yaml, scaling: weak, vary: {resources.pods: [1, 2],"
+                       " experiment.batch.sequences: [8]}}\n")),
+        ("weak_pods", "study: {base: base.yaml, scaling: weak, vary: {resources.pods: [1, x]}}\n"),
+        ("too_many", "study: {base: base.yaml, vary: {experiment.seed: ["
+                     + ", ".join(map(str, range(40)))
+                     + "], resources.pods: [" + ", ".join(map(str, range(1, 41))) + "]}}\n"),
+    ],
+)  # fmt: skip
+def test_a_bad_study_is_told_at_its_place(
+    name: str, text: str, tmp_path: Path, golden: HoldGolden
+) -> None:
+    """File, line and column of the study, what is against what must be, and a legal value."""
+    golden(f"study_{name}.txt", refused(tmp_path, text) + "\n")
+
+
+def test_a_batch_that_no_pod_divides_is_told(tmp_path: Path) -> None:
+    """With the arithmetic, at the value."""
+    base = MINIMAL.replace("topology: 4x4x4", "topology: 4x4x4, pods: 3")
+    text = "study: {base: base.yaml, scaling: weak, vary: {resources.pods: [3, 4]}}\n"
+    with pytest.raises(SpecProblems, match=r"study.yaml:1:68: .*512 sequences on 3 pods are"):
+        loaded(tmp_path, text, base=base)
+
+
+def test_a_fault_of_what_is_varied_is_told_once(tmp_path: Path) -> None:
+    """In its own file, however many trials have it."""
+    base = MINIMAL.replace("15T", "soon")
+    with pytest.raises(SpecProblems) as caught:
+        loaded(tmp_path, "study: {base: base.yaml, vary: {resources.pods: [1, 2]}}\n", base=base)
+    assert [(Path(one.file).name, one.key) for one in caught.value.problems] == [
+        ("base.yaml", "experiment.tokens")
+    ]
+
+
+def test_the_contract_of_studies_is_a_json_schema(orch: RunOrch) -> None:
+    """Valid, printed as it stands, and every shipped study's keys are in it."""
+    Draft202012Validator.check_schema(study_contract())
+    assert json.loads(orch("schema", "--study").stdout) == study_contract()
+    assert all(spec.is_study(path) for path in STUDIES)
+    assert not spec.is_study(ROOT / "specs/tiny_2pod.yaml")
+    assert not spec.is_study(ROOT / "specs/no-such.yaml")
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_study_opens_with_what_a_reader_needs(path: Path) -> None:
+    """The schema for editors, what it is, its command, and what to expect."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    opening = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
+    assert (path.parent / opening[0].removeprefix(MODELINE)).is_file()
+    said = "\n".join(opening[1:])
+    assert re.search(rf"\borch plan {re.escape(str(path.relative_to(ROOT)))}", said)
+    assert re.search(r"(?i)\bexpect", said)
+    assert spec.load_study(path).trials
+
+
+# --- predicted scaling
+
+
+def study_of(*pods: int, **changes: object) -> Study:
+    """A study of the tiny spec over pods."""
+    trials = tuple(
+        Trial(number=n, settings={"resources.pods": str(p)}, spec=tiny_spec(p))
+        for n, p in enumerate(pods, start=1)
+    )
+    fields = {"name": "pods", "scaling": "strong", "vary": ("resources.pods",), "repeats": 1}
+    fields |= {"after_failure": "stop", "trials": trials}
+    return Study(**fields | changes)  # type: ignore[arg-type]
+
+
+def test_efficiency_is_against_the_smallest_trial() -> None:
+    """Whatever the order of the trials; tokens per second and chip, at both figures."""
+    study = study_of(4, 1, 2)
+    made = {trial.number: make_plan(trial.spec) for trial in study.trials}
+    found = [one.planned for one in forecast(study, made).trials]
+    assert found[1]
+    assert (found[1].efficiency.lower, found[1].efficiency.unoverlapped) == (1.0, 1.0)
+    for one, plan in zip(found, made.values(), strict=True):
+        assert one
+        for at in ("lower", "unoverlapped"):
+            rate = getattr(plan.forecast.tokens_per_s, at) / plan.chips
+            least = getattr(made[2].forecast.tokens_per_s, at) / made[2].chips
+            assert getattr(one.efficiency, at) == rate / least
+
+
+def test_what_else_varies_is_another_series() -> None:
+    """Two models are not each other's scaling: each has a smallest trial of its own."""
+    seeds = [replace(tiny_spec(p), name=f"s{p}") for p in (1, 2, 1, 2)]
+    trials = tuple(
+        Trial(
+            number=n,
+            settings={"resources.pods": str(one.resources.pods.max), "experiment.remat": remat},
+            spec=one,
+        )
+        for n, (one, remat) in enumerate(
+            zip(seeds, ("full", "full", "none", "none"), strict=True), 1
+        )
+    )
+    study = study_of(trials=trials, vary=("resources.pods", "experiment.remat"))
+    made = {trial.number: make_plan(trial.spec) for trial in trials}
+    found = forecast(study, made).trials
+    assert [one.series["experiment.remat"] for one in found] == ["full", "full", "none", "none"]
+    assert [one.planned.efficiency.lower == 1.0 for one in found if one.planned] == [
+        True, False, True, False,
+    ]  # fmt: skip
+
+
+def test_a_trial_without_a_plan_says_why() -> None:
+    """It stays in the table; the smallest of the others is what they are compared with."""
+    study = study_of(1, 2, 4)
+    made = {n: make_plan(study.trials[n - 1].spec) for n in (2, 3)} | {1: "no room\n  for it"}
+    found = forecast(study, made)
+    assert found.trials[0].refused == "no room\n  for it"
+    assert found.trials[1].planned
+    assert found.trials[1].planned.efficiency.lower == 1.0
+    text = render.screen(found)
+    assert "no plan" in text
+    assert "warning: no plan for trial 1: no room\n  for it" in text
+    assert text.splitlines()[-1].startswith("Study: 1 of 3 trials cannot be served, 16 chips keep")
+
+
+def test_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
+    """Pods, step time, MFU, efficiency, what binds, dollars; within 110 columns."""
+    study = spec.load_study(ROOT / "specs/studies/llama3_70b_pods.yaml")
+    made = {trial.number: make_plan(trial.spec) for trial in study.trials}
+    text = render.screen(forecast(study, made), "orch submit study.yaml")
+    golden("study_70b_pods.txt", text)
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_the_command_plans_a_study(orch: RunOrch) -> None:
+    """As a table and as JSON; what cannot be served is shown, and the exit is 2."""
+    path = "specs/studies/tiny_weak.yaml"
+    done = orch("plan", path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"Next: orch submit {path}"
+    told = json.loads(orch("plan", path, "--json").stdout)
+    assert [one["planned"]["pods"] for one in told["trials"]] == [1, 2, 4]
+    assert [one["planned"]["sequences"] for one in told["trials"]] == [16, 32, 64]
+    bad = orch(
+        "plan", path, "--set", "experiment.model.heads=7", "--set", "resources.mesh={tensor: 3}"
+    )
+    assert bad.returncode == 2
+    assert orch("plan", path, "--alternatives", "2").returncode == 2
