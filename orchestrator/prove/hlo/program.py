@@ -10,6 +10,7 @@ from orchestrator.prove.hlo.sources import Sources, sources_of
 
 NAMED = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
 HEADING = re.compile(r"(ENTRY )?%([\w.\-]+) \(")
+CLOSING = re.compile(r"\}(, execution_thread=\"\w+\")?")
 OPCODE = re.compile(r"([\w\-]+)\(")
 OPERAND = re.compile(r"%([\w.\-]+)")
 CALLED = re.compile(
@@ -126,7 +127,7 @@ def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
         if heading is None:
             if line.endswith("{") and (found := HEADING.match(line)):
                 heading, body = found, []
-        elif line == "}":
+        elif CLOSING.fullmatch(line):
             yield bool(heading[1]), _computation(heading[2], body)
             heading = None
         elif NAMED.match(line):
