@@ -68,7 +68,7 @@ EFFECTS |= {"asyncio", "http", "logging", "socket", "ssl", "threading", "time", 
 # The modules that a person starts: they alone print and exit.
 SPEAKERS: tuple[str, ...] = ("orchestrator.cli", "orchestrator.drive", "orchestrator.prove.child")
 SPEAKERS += ("orchestrator.doctor.child",)
-SPEAKERS += ("orchestrator.launch.keeper", "trainers.data.pack")
+SPEAKERS += ("orchestrator.launch.keeper", "orchestrator.launch.attempt", "trainers.data.pack")
 SPEECH = frozenset({"print", "input", "exit", "quit", "SystemExit"})
 SPEECH_OF_MODULES = frozenset(
     {("sys", "exit"), ("sys", "stdout"), ("sys", "stderr"), ("os", "_exit")}

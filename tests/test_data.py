@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import DataUnusable
+from trainers.data.onward import Onward
 from trainers.data.permutation import permuted
 from trainers.data.prefetch import Prefetched
 from trainers.data.synthetic import Synthetic
@@ -135,3 +136,31 @@ def test_leaving_early_ends_the_thread() -> None:
         feed.take()
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
+
+
+# A batch that changes on the way
+
+
+@given(
+    own=st.integers(1, 9),
+    now=st.integers(1, 9),
+    done=st.integers(0, 5),
+    row=st.integers(0, 8),
+)
+def test_a_changed_batch_takes_the_next_sequences(own: int, now: int, done: int, row: int) -> None:
+    """Every sequence once and in its order, whatever the batch was; rows still stand alone."""
+    source = Synthetic(vocab=64, length=4, seed=3)
+    whole = np.concatenate([source.batch(step, range(own)) for step in range(80)])
+    later = Onward(source=source, own=own, sequences=now, begin=done, first=done * own)
+    steps = [later.batch(step, range(now)) for step in range(done, done + 4)]
+    assert np.array_equal(np.concatenate(steps), whole[done * own :][: 4 * now])
+    part = range(min(row, now - 1), now)
+    assert np.array_equal(later.batch(done + 2, part), steps[2][part.start :])
+    assert later.digest == source.digest
+
+
+def test_an_unchanged_batch_is_what_it_was() -> None:
+    """A run whose batch stays sees what it would have seen."""
+    source = Synthetic(vocab=64, length=4, seed=3)
+    same = Onward(source=source, own=6, sequences=6, begin=7, first=42)
+    assert np.array_equal(same.batch(9, range(2, 5)), source.batch(9, range(2, 5)))

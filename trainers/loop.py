@@ -6,7 +6,7 @@ with the same data, and gives the same losses to the bit.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from orchestrator.stations.spec import Checkpoint
 from trainers.checkpoint.checkpoints import Checkpoints
 from trainers.contract import Program, load, place
 from trainers.data.batches import Batches, batches_of
+from trainers.data.onward import Course, Onward
 from trainers.data.prefetch import Prefetched
 from trainers.meter import Meter
 from trainers.profile import Profile
@@ -40,6 +41,7 @@ class Assignment:
     peak_flops_per_s  of one device in the compute type; None where unknown, and then no MFU
     folder            of the spec, where a relative path of its data begins
     verify_data       reads a token set through, and checks its sums, before the first step
+    course            where the run stands in its data, if its batch may have changed on the way
     """
 
     directory: Path
@@ -51,6 +53,7 @@ class Assignment:
     peak_flops_per_s: float | None = None
     folder: Path = Path()
     verify_data: bool = False
+    course: Course | None = None
 
 
 def train(plan: Plan, trainer: str, asked: Assignment) -> Outcome:
@@ -60,16 +63,18 @@ def train(plan: Plan, trainer: str, asked: Assignment) -> Outcome:
 
 def run(program: Program, asked: Assignment) -> Outcome:
     """Run a program that is built; ends with a checkpoint."""
-    batches = batches_of(program.plan, asked.folder, verify=asked.verify_data)
+    began = _as_begun(program.plan, asked.course)
+    batches = batches_of(began, asked.folder, verify=asked.verify_data)
     folder, keep = asked.directory / "checkpoints", asked.checkpoint.keep
     with (
-        Checkpoints(folder, keep=keep, identity=_identity(program.plan, batches)) as saved,
+        Checkpoints(folder, keep=keep, identity=_identity(began, batches)) as saved,
         Profile(asked.directory / "profile", asked.profile_steps) as profile,
     ):
         compiled, compile_s = _compiled(program)
         meet("every process has compiled")
         state, opening = _opened(program, saved, compile_s)
         meet("every process has its state")
+        batches = _onward(batches, program.plan, asked.course, opening.steps_done)
         todo = range(opening.steps_done, max(opening.steps_done, asked.steps))
         with Prefetched(lambda step: _placed(program, batches, step), todo) as feed:
             meter = Meter(program, asked.emit, opening, asked.peak_flops_per_s)
@@ -152,6 +157,20 @@ def _opened(program: Program, saved: Checkpoints, compile_s: float) -> tuple[Sta
         compile_s=compile_s,
     )
     return state, opening
+
+
+def _as_begun(plan: Plan, course: Course | None) -> Plan:
+    """The plan with the batch that the run began with."""
+    sequences = course.sequences if course else plan.batch.sequences
+    return replace(plan, batch=replace(plan.batch, sequences=sequences))
+
+
+def _onward(batches: Batches, plan: Plan, course: Course | None, done: int) -> Batches:
+    """The batches of this attempt: they go on where the steps that are done have ended."""
+    if course is None:
+        return batches
+    first, now = course.taken(done), plan.batch.sequences
+    return Onward(source=batches, own=course.sequences, sequences=now, begin=done, first=first)
 
 
 def _identity(plan: Plan, batches: Batches) -> dict[str, str | int]:

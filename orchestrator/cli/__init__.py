@@ -5,7 +5,16 @@ import sys
 
 import click
 
-from orchestrator.cli import logs, machine, planning, proving, reporting, running, submitting
+from orchestrator.cli import (
+    logs,
+    machine,
+    planning,
+    proving,
+    reporting,
+    resuming,
+    running,
+    submitting,
+)
 from orchestrator.errors import OrchError
 
 
@@ -28,7 +37,7 @@ def orch() -> None:
     """
 
 
-for room in (planning, proving, submitting, running, logs, reporting, machine):
+for room in (planning, proving, submitting, running, resuming, logs, reporting, machine):
     for command in room.COMMANDS:
         orch.add_command(command)
 

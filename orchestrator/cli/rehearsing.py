@@ -48,19 +48,27 @@ def carry_out(
     writer = journal.create(Path(rehearsal.spec.run.storage), opened, key)
     if proof:
         writer.keep_proof(proof)
-    path, plan = writer.journal.path.absolute(), rehearsal.plan
-    command = shlex.join([sys.executable, "-m", "orchestrator.drive", str(path)])
-    hosts = launch.emulated_hosts(plan)
+    error, interrupted = drive(writer.journal, rehearsal.plan)
+    run = writer.run()
+    if run.ended_at_s is None and run.driver is None:
+        with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
+            writer.conclude("cancelled" if interrupted else "failed", why=error)
+    return writer.run()
+
+
+def drive(recorded: journal.Journal, plan: Plan, *how: str) -> tuple[str | None, bool]:
+    """Drive a run on a private cluster with the slices of a plan, and follow it to its end.
+
+    Why it was given up before, if it was, and whether because of an interrupt.
+    """
+    path, hosts = str(recorded.path.absolute()), launch.emulated_hosts(plan)
+    command = shlex.join([sys.executable, "-m", "orchestrator.drive", path, *how])
     with (
         interrupts() as asked,
         launch.private_cluster(hosts, devices_per_host(plan), command) as cluster,
     ):
-        error = Following(writer.journal, cluster, asked, len(hosts)).to_the_end()
-    run = writer.run()
-    if run.ended_at_s is None and run.driver is None:
-        with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
-            writer.conclude("cancelled" if asked else "failed", why=error)
-    return writer.run()
+        error = Following(recorded, cluster, asked, len(hosts)).to_the_end()
+    return error, bool(asked)
 
 
 @contextmanager
@@ -94,24 +102,37 @@ class Following:
     shown_at_s: float = 0.0
     steps: journal.StepReader | None = None
 
+    def __post_init__(self) -> None:
+        story = self.recorded.story()
+        self.driver_before, self.attempt = story.writer, len(story.attempts)
+
     def to_the_end(self) -> str | None:
         """Show what happens until the run has ended, or nothing can end it; then why."""
         while True:
             told = self.cluster.told(POLL_S)
             if told and told.nodes and not told.job:
                 self._say(f"node {told.nodes} of {self.nodes} stands")
-            run = self.recorded.run()
-            self._show(run)
-            if run.ended_at_s is not None:
+            run, taken = self.recorded.run(), self._is_taken()
+            if taken:
+                self._show(run)
+            if taken and run.ended_at_s is not None:
                 return None
             if told and told.error:
                 self._say(told.error)
                 return told.error.splitlines()[0]
-            if self._wants_out():
+            if self._wants_out(taken=taken):
                 return "interrupted"
 
-    def _wants_out(self) -> bool:
-        """Pass interrupts on: the first asks for a last checkpoint, the second for an end."""
+    def _is_taken(self) -> bool:
+        """Whether the driver that was started for this has come."""
+        return self.recorded.story().writer != self.driver_before
+
+    def _wants_out(self, *, taken: bool) -> bool:
+        """Pass interrupts on: the first asks for a last checkpoint, the second for an end. While
+        there is no driver, there is nothing to save.
+        """
+        if self.asked and not taken:
+            return True
         while self.requests < len(self.asked):
             at_once = self.requests > 0
             journal.ask_to_cancel(self.recorded, at_once=at_once)
@@ -126,7 +147,7 @@ class Following:
             self._say(run.state)
         self.state = run.state
         if run.attempts and run.attempts[-1].number != self.attempt:
-            if self.attempt:
+            if self.attempt and run.attempts[self.attempt - 1].number >= run.resumed_at:
                 self._say(f"again, after {render.why_ended(run.attempts[self.attempt - 1])}")
             self.attempt = run.attempts[-1].number
             self.steps = journal.StepReader(self.recorded.path, self.attempt)

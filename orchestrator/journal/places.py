@@ -82,6 +82,13 @@ class Places:
         """The folder with a log for each rank of an attempt."""
         return self.attempt(attempt) / "logs"
 
+    def pulses(self, attempt: int) -> Path:
+        """The folder with the last sign of each rank of an attempt."""
+        return self.attempt(attempt) / "pulses"
+
+    def pulse(self, attempt: int, rank: int) -> Path:
+        return self.pulses(attempt) / f"rank-{rank}"
+
     def rank_log(self, attempt: int, rank: int) -> Path:
         return self.logs(attempt) / f"rank-{rank}.log"
 

@@ -56,6 +56,7 @@ class Writer:
         with self._lock:
             number = self._story.next_attempt
             files.make_folder(self.journal.places.logs(number))
+            files.make_folder(self.journal.places.pulses(number))
             self._append(
                 AttemptStarted(
                     at_s=self._clock(),

@@ -1,27 +1,29 @@
-"""Launch room: one attempt at a run, as a Ray Train job on slices, real or emulated alike."""
+"""Launch room: one attempt at a run, as a Ray Train job on slices, real or emulated alike.
+
+It has a process of its own, the crew: when that ends, in whatever way, Ray ends all that it
+started. The driver tells it what to do and hears what it sees, a line of JSON each.
+"""
 
 import logging
+import os
+import queue
+import sys
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from orchestrator.errors import OrchError
-from orchestrator.launch.slices import accelerator_type
+from orchestrator.journal import pulses
+from orchestrator.launch import sighting
+from orchestrator.launch.slices import accelerator_type, hosts_per_slice, pod_type
+from orchestrator.launch.words import Order, Said, Share, Slice
+from orchestrator.stations import codec
 from orchestrator.stations.plan import Plan
 
-
-class AttemptFailed(OrchError):
-    """The workers of an attempt did not end well; the text begins with what tells errors apart."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """What one process of an attempt is told: which run, which attempt, which plan of it."""
-
-    run: str
-    attempt: int
-    plan_digest: str
+Work = Callable[[Share, int], None]
+LOOK_EVERY_S = 1.0
+FENCE_LIMIT_S = 10.0
 
 
 def join_cluster(address: str) -> None:
@@ -33,7 +35,116 @@ def join_cluster(address: str) -> None:
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **pinned)
 
 
-def carry_out(plan: Plan, share: Share, work: Callable[[Share, int], None], storage: Path) -> None:
+def serve(address: str, kind: Plan, plan_of: Callable[[str], Plan], work: Work) -> None:
+    """Be the crew: look for slices of the kind of a plan, go when told, say how it ended.
+
+    Ends with its input: then the driver wants no more of it, or is gone.
+    """
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray's own words go to the log
+    orders = _orders(sys.stdin.buffer)
+
+    def say(said: Said) -> None:
+        with suppress(BrokenPipeError):  # the driver is gone: the end of its orders ends us
+            print(codec.to_json(said).decode(), file=out, flush=True)
+
+    try:
+        join_cluster(address)
+        share, chosen = _ordered(kind, orders, say)
+        plan = plan_of(share.plan_digest)
+        fences = fence(plan, chosen)
+        threading.Thread(target=_carry_out, args=(plan, share, work, say), daemon=True).start()
+        _attend(plan, share, orders, say, fences)
+    except Exception as error:  # noqa: BLE001  whatever it was, the driver must hear of it
+        say(Said(over=True, error=f"{type(error).__name__}: {error}"))
+    threading.Event().wait()
+
+
+def _orders(source: BinaryIO) -> "queue.SimpleQueue[Order]":
+    """What the driver says, as it comes; this process ends when it says no more."""
+    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in source:
+            orders.put(codec.from_json(line, Order))
+        os._exit(1)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return orders
+
+
+def _ordered(
+    kind: Plan, orders: "queue.SimpleQueue[Order]", say: Callable[[Said], None]
+) -> tuple[Share, tuple[str, ...]]:
+    """Show the slices as they change, until told to go."""
+    shown: tuple[Slice, ...] | None = None
+    while True:
+        seen = seen_slices(kind)
+        if seen != shown:
+            say(Said(slices=seen))
+            shown = seen
+        with suppress(queue.Empty):
+            order = orders.get(timeout=LOOK_EVERY_S)
+            if order.share:
+                return order.share, order.slices
+
+
+def _attend(
+    plan: Plan,
+    share: Share,
+    orders: "queue.SimpleQueue[Order]",
+    say: Callable[[Said], None],
+    fences: list[Any],
+) -> None:
+    """While the attempt goes on, look when told. Spare slices are fenced until its processes are
+    all up, and no longer; broken ones until it is over.
+    """
+    from ray.util.placement_group import remove_placement_group  # noqa: PLC0415
+
+    while True:
+        with suppress(queue.Empty):
+            orders.get(timeout=LOOK_EVERY_S)
+            say(Said(slices=seen_slices(plan)))
+        if fences and len(pulses.read(Path(share.run), share.attempt)) == plan.hosts:
+            whole = {one.name for one in seen_slices(plan) if one.whole}
+            for name, group in fences:
+                if name in whole:
+                    remove_placement_group(group)
+            fences = []
+
+
+def seen_slices(plan: Plan) -> tuple[Slice, ...]:
+    """The slices of the plan's kind, as they are now."""
+    import ray  # noqa: PLC0415
+    from ray._private.state import available_resources_per_node  # noqa: PLC0415
+
+    free = available_resources_per_node()
+    return sighting.slices_of(ray.nodes(), free, plan, sighting.answers)
+
+
+def fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
+    """Reserve the first host of every slice that is not chosen, so that Ray takes those that are.
+
+    Ray would otherwise reserve a slice that has lost a host again and again, through its first one.
+    """
+    import ray  # noqa: PLC0415
+    from ray.util.placement_group import placement_group  # noqa: PLC0415
+
+    alone = hosts_per_slice(plan) == 1
+    bundle = {"TPU": plan.chips / plan.hosts} if alone else {f"TPU-{pod_type(plan)}-head": 1.0}
+    fences = [
+        (
+            sighting.name_of(node),
+            placement_group([bundle], bundle_label_selector=[{"ray.io/node-id": node["NodeID"]}]),
+        )
+        for node in sighting.heads_of_others(ray.nodes(), plan, chosen)
+    ]
+    for _, group in fences:
+        group.wait(FENCE_LIMIT_S)  # one that another run holds needs no fence
+    return fences
+
+
+def _carry_out(plan: Plan, share: Share, work: Work, say: Callable[[Said], None]) -> None:
     """Run `work(share, rank)` on every host of the plan's slices, and wait for all of them.
 
     Each process finds JAX joined with the others, and MEGASCALE_SLICE_ID tells its slice.
@@ -57,14 +168,16 @@ def carry_out(plan: Plan, share: Share, work: Callable[[Share, int], None], stor
         ),
         run_config=RunConfig(
             name=f"attempt-{share.attempt}",
-            storage_path=str(storage),
+            storage_path=str(Path(share.run) / "ray"),
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
     try:
         trainer.fit()
-    except Exception as error:  # Ray wraps whatever happened in classes of its own
-        raise AttemptFailed(_cause(error)) from error
+    except Exception as error:  # noqa: BLE001  Ray wraps whatever happened in classes of its own
+        say(Said(over=True, error=_cause(error)))
+    else:
+        say(Said(over=True))
 
 
 def _on_worker(config: dict[str, Any]) -> None:

@@ -4,7 +4,8 @@
 
 It reads one line, the `Wish`, starts the nodes, runs one Ray Job and tells what happens, a line of
 JSON at a time. It lives in a session of its own, so that a terminal's Ctrl-C reaches `orch` alone;
-when its input ends, because `orch` closed it or died, whatever the cluster started is killed.
+when its input ends, because `orch` closed it or died, whatever the cluster started is killed. If
+the keeper is killed itself, its stand-in does so, which is nothing but a copy of it that waits.
 """
 
 import os
@@ -23,32 +24,50 @@ LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20  # a run moves no data through Ray
 POLL_S = 0.2
 AGENT_LIMIT_S = 60.0
+# Ray gives a node and its dashboard 30 s to start, which a busy machine may exceed.
+STARTS = 3
+TOO_SLOW = ("timed out during startup", "dashboard.log")
 
 
 def main() -> None:
     """Keep a cluster for as long as the input stays open."""
     wish = codec.from_json(sys.stdin.buffer.readline(), Wish)
+    stand_in = _stand_in(wish)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray's own words go to the log
     threading.Thread(target=_end_with_owner, args=(wish,), daemon=True).start()
     try:
-        _serve(wish, out)
+        _serve(wish, stand_in, out)
     except Exception as error:  # noqa: BLE001  whatever it was, the owner must hear of it
         _tell(out, Told(error=f"{type(error).__name__}: {error}"))
     threading.Event().wait()
+
+
+def _stand_in(wish: Wish) -> int:
+    """Leave a process that waits for the end of this one, and then leaves nothing behind."""
+    ended, alive = os.pipe()
+    if pid := os.fork():
+        os.close(ended)  # and hold `alive` open for as long as we live
+        return pid
+    for inherited in (alive, sys.stdin.fileno(), sys.stdout.fileno()):
+        os.close(inherited)
+    os.read(ended, 1)
+    owned.end_all(wish.mark, os.getpid())
+    owned.remove(Path(wish.folder))
+    os._exit(0)
 
 
 def _end_with_owner(wish: Wish) -> None:
     """Wait until the owner closes our input or is gone; then leave nothing behind."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    owned.end_all(wish.mark, spare=os.getpid())
+    owned.end_all(wish.mark, os.getpid())
     owned.remove(Path(wish.folder))
     os._exit(0)
 
 
-def _serve(wish: Wish, out: TextIO) -> None:
-    head = _started(wish, out)
+def _serve(wish: Wish, stand_in: int, out: TextIO) -> None:
+    head = _started_at_last(wish, stand_in, out)
     client, job = _submitted(head, wish.command)
     state = ""
     while True:
@@ -67,6 +86,18 @@ def _why(client: Any, job: str, state: str) -> str | None:
         return None
     lines = client.get_job_logs(job).splitlines()[-10:]
     return "\n".join([str(client.get_job_info(job).message), *lines])
+
+
+def _started_at_last(wish: Wish, stand_in: int, out: TextIO) -> Any:
+    """The head node of a cluster whose nodes all stand; one that was too slow is begun anew."""
+    for _ in range(STARTS - 1):
+        try:
+            return _started(wish, out)
+        except Exception as error:
+            if not any(words in str(error) for words in TOO_SLOW):
+                raise
+            owned.end_all(wish.mark, os.getpid(), stand_in)
+    return _started(wish, out)
 
 
 def _started(wish: Wish, out: TextIO) -> Any:

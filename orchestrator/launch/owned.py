@@ -23,10 +23,12 @@ def marked(mark: str) -> list[int]:
     return [pid for pid in _pids() if needle in _environment(pid)]
 
 
-def end_all(mark: str, spare: int) -> None:
-    """Kill every process that carries a mark, until none is left but the one to spare."""
+def end_all(mark: str, *spared: int) -> None:
+    """Kill every process that carries a mark, until none is left but those that are spared."""
     deadline = time.monotonic() + LIMIT_S
-    while (left := [pid for pid in marked(mark) if pid != spare]) and time.monotonic() < deadline:
+    while left := [pid for pid in marked(mark) if pid not in spared]:
+        if time.monotonic() > deadline:
+            return
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -95,6 +95,7 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # or Ray turns 127.0.0.1 into the outer address
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",  # other work may keep the machine busy
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
@@ -118,6 +119,6 @@ def _end(keeper: subprocess.Popen[bytes], mark: str, folder: Path) -> None:
         keeper.stdin.close()
     with suppress(subprocess.TimeoutExpired):
         keeper.wait(END_LIMIT_S)
-    owned.end_all(mark, spare=os.getpid())
+    owned.end_all(mark, os.getpid())
     keeper.wait()
     owned.remove(folder)

@@ -40,10 +40,18 @@ def devices_per_host(plan: Plan) -> int:
     return plan.devices // plan.hosts
 
 
-def emulated_hosts(plan: Plan) -> tuple[Host, ...]:
-    """The nodes of a cluster on which the plan finds its slices, pod after pod."""
-    per_pod = plan.hosts // plan.pods
-    return tuple(_host(plan, pod, worker) for pod in range(plan.pods) for worker in range(per_pod))
+def hosts_per_slice(plan: Plan) -> int:
+    """The hosts of each slice, which are nodes of a cluster."""
+    return plan.hosts // plan.pods
+
+
+def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[Host, ...]:
+    """The nodes of a cluster on which the plan finds its slices, pod after pod, and spare ones."""
+    return tuple(
+        _host(plan, pod, worker)
+        for pod in range(plan.pods + spares)
+        for worker in range(hosts_per_slice(plan))
+    )
 
 
 def _generation(plan: Plan) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Launch room: what the owner of a private cluster and its keeper say to each other. Pure."""
+"""Launch room: what the processes of a launch say to each other, a line of JSON each. Pure."""
 
 from dataclasses import dataclass
 
@@ -21,4 +21,52 @@ class Told:
 
     nodes: int = 0
     job: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """A slice as the cluster shows it, of so many hosts that the plan's slices have.
+
+    `settled` is False while the cluster has not yet noticed that a host of it is gone.
+    """
+
+    name: str
+    hosts: int
+    of: int
+    free: bool
+    settled: bool = True
+
+    @property
+    def whole(self) -> bool:
+        """Whether every host of it is there."""
+        return self.hosts == self.of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one process of an attempt is told: which run, which attempt, which plan of it, and how
+    often it gives a sign.
+    """
+
+    run: str
+    attempt: int
+    plan_digest: str
+    beat_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What the driver says to the crew: look at the slices, or go, on those that are named."""
+
+    share: Share | None = None
+    slices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What the crew says: the slices that it sees, or that the attempt is over, and of what."""
+
+    slices: tuple[Slice, ...] = ()
+    over: bool = False
     error: str | None = None

@@ -17,6 +17,15 @@ def first_line(plan_name: str) -> str:
     )
 
 
+def resumed(run: Run, plan: Plan) -> str:
+    """What comes before a rehearsal that goes on."""
+    told = f", {fold.first_line(run.why)}" if run.why else ""
+    return (
+        f"{run.run}: a rehearsal, resumed with {plan.pods} pods of {plan.topology} on this machine."
+        f"\nIt was {run.state} after {count(run.steps_done)} of {count(run.steps)} steps{told}.\n"
+    )
+
+
 def opening(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> str:
     """The rehearsal's own plan beside the plan that it is a copy of."""
     rows = [

@@ -1,0 +1,179 @@
+"""What a driver decides: which slices it takes, and why an attempt ended. No cluster is there."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.drive import ranks
+from orchestrator.drive.choosing import SPARE_WAIT_S, Wanted, chosen, waiting
+from orchestrator.drive.watching import Ending, judged
+from orchestrator.errors import JournalUnreadable, Unservable
+from orchestrator.launch.sighting import heads_of_others, slices_of
+from orchestrator.launch.words import Slice
+from orchestrator.plan.fewer import plan_on
+from orchestrator.plan.make import make_plan
+from orchestrator.stations.spec import Pods
+from tests.asks import TINY, spec_of
+from tests.journals import ME, driven, step, tiny_plan
+from tests.test_journal_pulses import pulse
+from tests.test_launch_slices import plan_on as sliced
+
+FOUR = Wanted(pods=Pods(min=2, max=4), kind="v5e 2x2", began=False, alone=False)
+
+
+def slices(*free: str, busy: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> list[Slice]:
+    """Slices of two hosts."""
+    whole = [Slice(name=name, hosts=2, of=2, free=name in free) for name in (*free, *busy)]
+    return [*whole, *(Slice(name=name, hosts=1, of=2, free=True) for name in broken)]
+
+
+# --- which slices
+
+
+def test_a_run_takes_what_it_asked_for() -> None:
+    """All or none, and of more the ones that it had before."""
+    assert chosen(slices(*"abcd"), FOUR, (), 0.0) == ("a", "b", "c", "d")
+    assert chosen(slices(*"abc", busy=("d",)), FOUR, (), 1e6) == ()
+    assert chosen(slices(*"abcde"), FOUR, ("e", "d"), 0.0) == ("a", "b", "d", "e")
+    assert chosen(slices(*"acde", broken=("b",)), FOUR, ("a", "b"), 0.0) == ("a", "c", "d", "e")
+
+
+def test_a_run_that_lost_a_slice_waits_and_goes_on_with_fewer() -> None:
+    """Not before a spare had its time to come, and never with fewer than its minimum."""
+    began = Wanted(pods=FOUR.pods, kind=FOUR.kind, began=True, alone=False)
+    three = slices(*"acd", broken=("b",))
+    assert chosen(three, began, "abcd", SPARE_WAIT_S - 1) == ()
+    assert chosen(three, began, "abcd", SPARE_WAIT_S + 1) == ("a", "c", "d")
+    assert chosen(slices("a", busy=("b", "c", "d")), began, "abcd", 1e6) == ()
+
+
+def test_where_nothing_comes_nobody_waits() -> None:
+    """A cluster of one's own goes on at once, once what the last attempt held is free again."""
+    alone = Wanted(pods=FOUR.pods, kind=FOUR.kind, began=True, alone=True)
+    assert chosen(slices(*"acd", broken=("b",)), alone, "abcd", 0.0) == ("a", "c", "d")
+    assert chosen(slices("a", busy=("c", "d"), broken=("b",)), alone, "abcd", 0.0) == ()
+    with pytest.raises(Unservable, match=r"^2 to 4 slices of v5e 2x2 asked, 1 whole, 1 free; b "):
+        chosen(slices("a", broken=("b",)), alone, "abcd", 0.0)
+
+
+def test_what_the_cluster_has_not_noticed_is_waited_for() -> None:
+    """A host that does not answer and still counts as alive would be reserved in vain."""
+    alone = Wanted(pods=FOUR.pods, kind=FOUR.kind, began=True, alone=True)
+    unsure = Slice(name="b", hosts=1, of=2, free=True, settled=False)
+    assert chosen([*slices("a"), unsure], alone, "ab", 0.0) == ()
+    assert chosen([*slices(*"acd"), unsure], alone, "ab", 0.0) == ()
+
+
+def test_the_arithmetic_of_waiting_is_said() -> None:
+    """Asked, whole, free, and what is broken."""
+    seen = slices("a", busy=("b",), broken=("c",))
+    assert waiting(seen, FOUR) == (
+        "2 to 4 slices of v5e 2x2 asked, 2 whole, 1 free; c has 1 of 2 hosts"
+    )
+
+
+# --- why it ended
+
+
+def test_a_host_that_is_gone_is_a_preemption() -> None:
+    """Whatever the processes said of it; the rank that died first is named all the same."""
+    died = pulse(3, error="XlaRuntimeError: connection closed")
+    ending = judged(died, "Ray's words", ("a", "b", "c"), slices("a", broken=("b",)))
+    assert ending == Ending(
+        reason="preemption",
+        error="slice b has 1 of 2 hosts left; slice c is gone",
+        first_dead_rank=3,
+    )
+
+
+def test_an_error_is_the_first_dead_ranks() -> None:
+    """Not what the launcher made of it; one that died silently has no error to compare."""
+    here = slices("a", "b")
+    said = pulse(1, error="ValueError: no")
+    assert judged(said, "Ray's", "ab", here) == Ending(
+        reason="failure", error="ValueError: no", first_dead_rank=1
+    )
+    assert judged(pulse(1), "Ray's", "ab", here).error is None
+    assert judged(None, "no controller", "ab", None) == Ending(
+        reason="failure", error="no controller"
+    )
+    assert pulse(1).process == ME
+
+
+# --- which data comes next
+
+
+def changed_batch(tmp_path: Path) -> journal.Journal:
+    """A run of 64 sequences a step that went on with 32 after its third step."""
+    writer = driven(tmp_path)
+    larger = tiny_plan()
+    smaller = replace(larger, batch=replace(larger.batch, sequences=32), digest="5" * 64)
+    for plan, indices in ((larger, range(4)), (smaller, range(3, 6))):
+        number = writer.begin_attempt(plan)
+        tokens = plan.batch.sequences * plan.batch.length
+        with journal.StepLog(writer.journal.path, number) as log:
+            for index in indices:
+                log.append(step(index, tokens=tokens, restored=indices.start or None))
+        writer.end_attempt("preemption")
+    return writer.journal
+
+
+def test_the_data_goes_on_where_it_was(tmp_path: Path) -> None:
+    """What steps took is counted by their own batches; of one that was redone, the newest."""
+    recorded = changed_batch(tmp_path)
+    taken = [ranks.sequences_taken(recorded, steps) for steps in (0, 3, 4, 6)]
+    assert taken == [0, 192, 224, 288]
+    with pytest.raises(JournalUnreadable, match="2 of the first 8 steps are not in it"):
+        ranks.sequences_taken(recorded, 8)
+
+
+def test_fewer_pods_have_a_plan_of_their_own() -> None:
+    """They pods take the same batch where they can, and the nearest where they cannot."""
+    spec = spec_of(TINY, chip="v5e", topology="2x2", pods=4, sequences=48, length=64)
+    plan = make_plan(spec)
+    assert plan_on(spec, plan, 4) is plan
+    three, two = plan_on(spec, plan, 3), plan_on(spec, plan, 2)
+    assert (three.pods, three.batch.sequences) == (3, 48)
+    assert (two.pods, two.batch.sequences, two.spec_digest) == (2, 48, plan.spec_digest)
+    odd = spec_of(TINY, chip="v5e", topology="2x2", pods=4, sequences=64, length=64)
+    moved = plan_on(odd, make_plan(odd), 3)
+    assert moved.batch.sequences in (63, 66)
+
+
+# --- what a cluster shows
+
+
+def node(name: str, worker: int, *, alive: bool = True, kind: str = "v5p-16") -> dict[str, object]:
+    """A host of a slice, as Ray lists it."""
+    return {
+        "NodeID": f"{name}-{worker}",
+        "Alive": alive,
+        "Resources": {"TPU": 4.0},
+        "Labels": {
+            "ray.io/tpu-slice-name": name,
+            "ray.io/tpu-worker-id": str(worker),
+            "ray.io/tpu-pod-type": kind,
+        },
+    }
+
+
+def test_slices_are_read_off_the_nodes() -> None:
+    """Whole, free, and settled; other kinds of slices and dead nodes do not count."""
+    nodes = [
+        node("a", 0), node("a", 1), node("b", 0), node("b", 1, alive=False), node("c", 0),
+        node("c", 1), node("d", 0), node("d", 1), node("x", 0, kind="v5p-8"),
+        {"NodeID": "head", "Alive": True, "Resources": {"CPU": 1.0}},
+    ]  # fmt: skip
+    free = {"a-0": {"TPU": 4.0}, "a-1": {"TPU": 4.0}, "b-0": {"TPU": 4.0}, "c-0": {"TPU": 4.0},
+            "c-1": {"CPU": 1.0}}  # fmt: skip
+    found = slices_of(nodes, free, sliced("v5p", "2x2x2"), lambda one: one["NodeID"] != "d-1")
+    assert found == (
+        Slice(name="a", hosts=2, of=2, free=True),
+        Slice(name="b", hosts=1, of=2, free=True),
+        Slice(name="c", hosts=2, of=2, free=False),
+        Slice(name="d", hosts=1, of=2, free=True, settled=False),
+    )
+    heads = heads_of_others(nodes, sliced("v5p", "2x2x2"), ("a", "c"))
+    assert [head["NodeID"] for head in heads] == ["b-0", "d-0"]
