@@ -28,6 +28,10 @@ class CannotProve(OrchError):
     """There is no verdict on a plan: no compiler is here for it, or the compiler failed."""
 
 
+class CannotMeasure(OrchError):
+    """The devices at hand cannot be measured, or what was measured cannot be kept."""
+
+
 class DataUnusable(Unservable):
     """A token set is missing, damaged, too small, or made for another vocabulary."""
 

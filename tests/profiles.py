@@ -40,9 +40,10 @@ def kernel_time(wish: KernelWish) -> KernelTime:
     """One device after another, each at FLOPS_PER_S."""
     seconds = wish.amount * wish.devices / FLOPS_PER_S
     fields = {name: getattr(wish, name) for name in KernelWish.__dataclass_fields__}
-    return KernelTime(**fields, seconds=seconds, spread=0.1)
+    return KernelTime(**fields, seconds=seconds, least_s=seconds, spread=0.1)
 
 
 def exchange_time(wish: ExchangeWish) -> ExchangeTime:
     fields = {name: getattr(wish, name) for name in ExchangeWish.__dataclass_fields__}
-    return ExchangeTime(**fields, seconds=LATENCY_S + wish.bytes / BYTES_PER_S, spread=0.1)
+    seconds = LATENCY_S + wish.bytes / BYTES_PER_S
+    return ExchangeTime(**fields, seconds=seconds, least_s=seconds, spread=0.1)

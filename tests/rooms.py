@@ -11,6 +11,7 @@ BOTTOM = frozenset({"stations", "errors"})
 ARITHMETIC = BOTTOM | {"catalog", "plan"}
 KNOWN_OF_A_RUN = ARITHMETIC | {"journal", "report"}
 ABOVE = KNOWN_OF_A_RUN | {
+    "calibrate",
     "doctor",
     "spec",
     "launch",
@@ -20,6 +21,8 @@ ABOVE = KNOWN_OF_A_RUN | {
     "render",
     "study",
 }
+# Processes of their own, which alone know what they were started for.
+CHILDREN = tuple(f"orchestrator.{room}.child" for room in ("calibrate", "doctor", "prove"))
 
 # Room → the other rooms it may import. Imports point one way; strangers share no row.
 ROOMS: dict[str, frozenset[str]] = {
@@ -36,6 +39,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "spec": KNOWN_OF_A_RUN,
     "launch": KNOWN_OF_A_RUN,
     "prove": KNOWN_OF_A_RUN,
+    "calibrate": ARITHMETIC,
     "record": KNOWN_OF_A_RUN,
     "__main__": frozenset({"cli"}),
     "cli": ABOVE,
@@ -46,7 +50,7 @@ ROOMS: dict[str, frozenset[str]] = {
 # Outside package → the modules that may know it, each with everything below it.
 OUTSIDE: dict[str, tuple[str, ...]] = {
     "click": ("orchestrator.cli",),
-    "jax": ("trainers", "orchestrator.prove.child", "orchestrator.doctor.child"),
+    "jax": ("trainers", *CHILDREN),
     "jsonschema": ("orchestrator.spec",),
     "mlflow": ("orchestrator.record",),
     "msgspec": ("orchestrator", "trainers"),
@@ -56,7 +60,12 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     "ray": ("orchestrator.launch",),
     "referencing": ("orchestrator.spec",),
     "tensorstore": ("trainers",),
-    "trainers": ("trainers", "orchestrator.drive", "orchestrator.prove.child"),
+    "trainers": (
+        "trainers",
+        "orchestrator.drive",
+        "orchestrator.calibrate.child",
+        "orchestrator.prove.child",
+    ),
     "yaml": ("orchestrator.spec",),
 }
 
@@ -66,8 +75,7 @@ EFFECTS = {"datetime", "io", "os", "pathlib", "random", "shutil", "subprocess", 
 EFFECTS |= {"asyncio", "http", "logging", "socket", "ssl", "threading", "time", "urllib"}
 
 # The modules that a person starts: they alone print and exit.
-SPEAKERS: tuple[str, ...] = ("orchestrator.cli", "orchestrator.drive", "orchestrator.prove.child")
-SPEAKERS += ("orchestrator.doctor.child",)
+SPEAKERS: tuple[str, ...] = ("orchestrator.cli", "orchestrator.drive", *CHILDREN)
 SPEAKERS += ("orchestrator.launch.keeper", "orchestrator.launch.attempt", "trainers.data.pack")
 SPEECH = frozenset({"print", "input", "exit", "quit", "SystemExit"})
 SPEECH_OF_MODULES = frozenset(

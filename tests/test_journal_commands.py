@@ -13,8 +13,9 @@ import pytest
 from orchestrator import journal
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.fold import Sight, Trace, folded
+from orchestrator.journal.reading import foretold
 from orchestrator.render import runs as render
-from orchestrator.stations.run import Foretold, Recent, Status, TimedStep, Tracking
+from orchestrator.stations.run import Recent, Status, TimedStep, Tracking
 from tests.conftest import HoldGolden, RunOrch
 from tests.journals import (
     CLAIM,
@@ -37,11 +38,22 @@ def status_of(*events: object, now_s: float = 7_600.0, **changes: object) -> Sta
     traces = {1: Trace(last_steps=steps[:1]), 2: Trace(last_steps=steps)}
     sight = Sight(now_s=now_s, signed_at_s=now_s - 1.2, traces=traces)
     run = folded("it-1", "/runs/it-1", story_of(CLAIM, *events), sight)  # type: ignore[arg-type]
-    forecast = tiny_plan().forecast
-    foretold = Foretold(
-        step_s=forecast.step_s, mfu=forecast.mfu, mfu_definition=forecast.mfu_definition
-    )
-    return replace(Status(**vars(run), forecast=foretold), **changes)  # type: ignore[arg-type]
+    forecast = replace(foretold(tiny_plan()), chip_profile="c0ffee00" * 8)
+    return replace(Status(**vars(run), forecast=forecast), **changes)  # type: ignore[arg-type]
+
+
+def test_a_rehearsal_is_not_held_against_chips() -> None:
+    """Where its machine was not measured, the forecast is of chips: it is left out, in words."""
+    status = status_of(rehearsal=True)
+    assert status.forecast is not None
+    unmeasured = replace(status, forecast=replace(status.forecast, chip_profile=None))
+    assert "expected" in render.screen(status, "x")
+    shown = render.screen(unmeasured, "x")
+    assert "expected" not in shown
+    assert "nothing overlapped" not in shown
+    assert "forecast   none: this machine was not measured" in shown
+    real = replace(unmeasured, rehearsal=False)
+    assert "nothing overlapped" in render.screen(real, "x")
 
 
 PLAN, SMALLER = "3f9a1c07" * 8, "80c5437d" * 8
@@ -74,7 +86,7 @@ def test_a_status_is_one_screen(golden: HoldGolden) -> None:
         (status_of(Pending(at_s=9.0, why="4 slices of 2x2 asked, 3 free")), "  why        4 "),
         (status_of(START, now_s=9_000.0, driver=None), "step time  250 ms over the last 2; "),
         (status_of(START, forecast=None), "  MFU        8.1 %\n"),
-        (status_of(START, recent=None), "  MFU        not measured; forecast"),
+        (status_of(START, recent=None), "  MFU        not measured; expected"),
         (status_of(START, PREEMPTED, Ended(at_s=4e3, state="failed", why="no budget is left")),
          "Run: failed, MFU 8.1 %, 1 attempt, no budget is left.\n"),
         (status_of(START, problems=("events/x: is none of the journal's",)),

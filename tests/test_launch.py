@@ -16,6 +16,8 @@ import pytest
 from orchestrator import journal
 from orchestrator.launch import Cluster, emulated_hosts, owned, private_cluster
 from orchestrator.plan.make import make_plan
+from orchestrator.stations import codec
+from orchestrator.stations.profile import ChipProfile
 from tests.asks import TINY, spec_of
 from tests.clusters import child_of, eventually, listening, variable
 from tests.conftest import ROOT, RunOrch
@@ -40,7 +42,12 @@ def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(orch: RunOrch, tmp_path:
     assert run.rehearses is not None
     assert [timed.step.index for timed in recorded.steps(run)] == list(range(6))
     assert run.recent is not None
-    assert run.recent.mfu is None
+    assert run.recent.mfu is not None
+    assert 0 < run.recent.mfu < 1
+    plan = recorded.plan(run.plan_digest)
+    kept = codec.from_json((path / "documents/chip_profile.json").read_bytes(), ChipProfile)
+    assert plan.chip_profile == codec.digest(kept)
+    assert "expected" in done.stdout
     assert len(list(recorded.places.logs(1).glob("rank-*.log"))) == 2
     assert f"Next: orch status {path.name}" in done.stdout
     status = orch("status", path.name, "--storage", str(tmp_path))

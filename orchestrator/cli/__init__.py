@@ -6,6 +6,7 @@ import sys
 import click
 
 from orchestrator.cli import (
+    calibrating,
     logs,
     machine,
     planning,
@@ -37,7 +38,9 @@ def orch() -> None:
     """
 
 
-for room in (planning, proving, submitting, running, resuming, logs, reporting, machine):
+for room in (
+    planning, proving, calibrating, submitting, running, resuming, logs, reporting, machine,
+):  # fmt: skip
     for command in room.COMMANDS:
         orch.add_command(command)
 

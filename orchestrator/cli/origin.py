@@ -1,7 +1,7 @@
 """Command line room: what a run is made of, as `orch submit` finds it here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,10 @@ class Origin:
     folder: str
     profile: tuple[int, int] | None
     study: str | None = None
+
+    def keeping(self, name: str, text: bytes) -> "Origin":
+        """With one more text to keep."""
+        return replace(self, documents={**self.documents, name: text})
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -1,16 +1,20 @@
 """Command line room: the command that asks the compiler."""
 
-import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.terminal import JSON, SET, SPEC, make_plans, next_command, say, say_json
+from orchestrator.cli.terminal import (
+    JSON,
+    SET,
+    SPEC,
+    make_plans,
+    next_command,
+    progress,
+    say,
+    say_json,
+)
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.spec import Spec
 
@@ -73,14 +77,14 @@ def proved(spec: Spec, plan: Plan, hlo: Path | None = None) -> "Proven":
 
     if hlo:
         hlo.mkdir(parents=True, exist_ok=True)
-    with progress() as show_stage:
+    with progress("proving") as show_stage:
         return room.prove(spec, plan, show_stage.reached, hlo)
 
 
 def least_recompute(spec: Spec, plan: Plan) -> "list[Proven]":
     from orchestrator import prove as room
 
-    with progress() as show_stage:
+    with progress("proving") as show_stage:
         return room.least_recompute(spec, plan, show_stage.reached)
 
 
@@ -107,40 +111,6 @@ def show_tried(plan: Plan, tried: "list[Proven]", asked: bool) -> None:
         say("\n" + render.remats([(one.plan, one.proof) for one in tried]))
     elif asked:
         say(f"\nno plan on this mesh computes less twice than remat {plan.remat} and may fit\n")
-
-
-class Progress:
-    """One line of where the compilation is; on a terminal it counts the seconds."""
-
-    def __init__(self) -> None:
-        self.began, self.stage, self.done = time.monotonic(), "", threading.Event()
-
-    def reached(self, stage: str) -> None:
-        self.stage = stage
-        if not sys.stderr.isatty():
-            click.echo(f"proving: {stage}", err=True)
-
-    def count(self) -> None:
-        """Until it is done, rewrite the line each second."""
-        while not self.done.wait(1):
-            if self.stage:
-                passed = time.monotonic() - self.began
-                click.echo(f"\r\033[Kproving: {self.stage} ({passed:.0f} s)", err=True, nl=False)
-        click.echo("\r\033[K", err=True, nl=False)
-
-
-@contextmanager
-def progress() -> Iterator[Progress]:
-    shown = Progress()
-    counting = threading.Thread(target=shown.count)
-    if sys.stderr.isatty():
-        counting.start()
-    try:
-        yield shown
-    finally:
-        shown.done.set()
-        if counting.ident:
-            counting.join()
 
 
 COMMANDS = (prove,)

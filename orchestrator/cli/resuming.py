@@ -59,7 +59,12 @@ def resume(run: str, storage: Path, pods: int | None, as_json: bool) -> None:
     if as_json:
         say_json(after)
     else:
-        say("\n" + render.ending(after, next_command("status", run, storage)))
+        say(
+            "\n"
+            + render.ending(
+                after, found.plan(after.plan_digest), next_command("status", run, storage)
+            )
+        )
     if error and after.attempts == before.attempts:
         raise OrchError(error)
     raise SystemExit(EXIT_CODES.get(after.state, 1))

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import click
 
+from orchestrator.cli.calibrating import on_this_machine
 from orchestrator.cli.origin import origin_of
 from orchestrator.cli.proving import NO_FIT, proved, show
 from orchestrator.cli.running import next_command as next_about
 from orchestrator.cli.terminal import SET, SPEC, make_plans, next_command, say
 from orchestrator.errors import OrchError
+from orchestrator.stations.codec import to_pretty_json
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.proof import Proof
 from orchestrator.stations.spec import Spec
@@ -37,6 +39,11 @@ class Steps(click.ParamType[tuple[int, int]]):
 @SPEC
 @SET
 @click.option("--no-prove", is_flag=True, help="Do not compile the plan first.")
+@click.option(
+    "--no-calibrate",
+    is_flag=True,
+    help="Do not measure this machine: then a rehearsal has nothing to be held against.",
+)
 @click.option("--address", metavar="ADDRESS", help="The cluster to run on, instead of RAY_ADDRESS.")
 @click.option(
     "--steps",
@@ -61,6 +68,7 @@ def submit(
     spec: Path,
     overrides: tuple[str, ...],
     no_prove: bool,
+    no_calibrate: bool,
     address: str | None,
     steps: int,
     devices_per_pod: str | None,
@@ -100,12 +108,15 @@ def submit(
     say(render.first_line(plan.name))
     following = next_command("plan", spec, overrides, "--alternatives", "5")
     proof = show_plan(loaded, plan, following, prove=not no_prove)
+    if not no_calibrate:
+        small, reached = on_this_machine(small)
+        origin = origin.keeping("chip_profile.json", to_pretty_json(reached).encode())
     say("\n" + render.opening(plan, small.plan, steps, small.changes) + "\n")
     from orchestrator.cli import rehearsing
 
     run = rehearsing.carry_out(small, plan, proof, origin)
     storage = Path(loaded.run.storage)
-    say("\n" + render.ending(run, next_about("status", run.run, storage)))
+    say("\n" + render.ending(run, small.plan, next_about("status", run.run, storage)))
     raise SystemExit(EXIT_CODES.get(run.state, 1))
 
 

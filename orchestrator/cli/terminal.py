@@ -3,6 +3,10 @@
 import os
 import shlex
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -53,3 +57,40 @@ def make_plans(path: Path, overrides: tuple[str, ...], most: int) -> tuple[Spec,
 
     loaded = spec.load(path, overrides)
     return loaded, planned(loaded, most)
+
+
+class Progress:
+    """One line of how far something is; on a terminal it counts the seconds."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.began = what, time.monotonic()
+        self.stage, self.done = "", threading.Event()
+
+    def reached(self, stage: str) -> None:
+        self.stage = stage
+        if not sys.stderr.isatty():
+            click.echo(f"{self.what}: {stage}", err=True)
+
+    def count(self) -> None:
+        """Until it is done, rewrite the line each second."""
+        while not self.done.wait(1):
+            if self.stage:
+                passed = time.monotonic() - self.began
+                line = f"{self.what}: {self.stage} ({passed:.0f} s)"
+                click.echo(f"\r\033[K{line}", err=True, nl=False)
+        click.echo("\r\033[K", err=True, nl=False)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Progress]:
+    """Show on the standard error stream how far something is, for as long as this lasts."""
+    shown = Progress(what)
+    counting = threading.Thread(target=shown.count)
+    if sys.stderr.isatty():
+        counting.start()
+    try:
+        yield shown
+    finally:
+        shown.done.set()
+        if counting.ident:
+            counting.join()

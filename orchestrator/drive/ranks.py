@@ -8,11 +8,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from orchestrator import catalog, journal
+from orchestrator import journal
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal.pulses import Beating
 from orchestrator.launch.words import Share
-from orchestrator.plan.time import peak
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.run import Step
 
@@ -79,11 +78,9 @@ def sequences_taken(recorded: journal.Journal, steps: int) -> int:
 
 
 def _peak_flops_per_s(plan: Plan) -> float | None:
-    """Of one device, where the devices are the plan's chips: emulated ones have no such peak."""
-    if "tpu" not in os.environ.get("JAX_PLATFORMS", ""):  # JaxTrainer says so on TPU hosts
-        return None
-    chip = catalog.chip(plan.chip)
-    return peak(chip, plan.precision.compute).value / chip.devices
+    """Of one device, as its forecast has it, where the devices are those that it was made for."""
+    on_chips = "tpu" in os.environ.get("JAX_PLATFORMS", "")  # JaxTrainer says so on TPU hosts
+    return plan.forecast.peak_flops_per_s if on_chips or plan.chip_profile else None
 
 
 def _nobody(_: Step) -> None:

@@ -81,15 +81,11 @@ class Journal:
         """The run as it stands, beside the forecast of its plan."""
         run = self.run(clock)
         try:
-            forecast = self.plan(run.plan_digest).forecast
+            forecast = foretold(self.plan(run.plan_digest))
         except JournalUnreadable:
-            foretold = None
-        else:
-            foretold = Foretold(
-                step_s=forecast.step_s, mfu=forecast.mfu, mfu_definition=forecast.mfu_definition
-            )
+            forecast = None
         fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
-        return Status(**fields, forecast=foretold)
+        return Status(**fields, forecast=forecast)
 
     def proof(self, plan_digest: str) -> Proof:
         """The proof of the plan of that digest."""
@@ -176,6 +172,17 @@ class Journal:
             raise JournalUnreadable(f"{path}: cannot be read: {error.strerror}") from error
         except msgspec.DecodeError as error:
             raise JournalUnreadable(f"{path}: is no {kind.__name__}: {error}") from error
+
+
+def foretold(plan: Plan) -> Foretold:
+    """What a plan says that a step should take, and on whose word."""
+    forecast = plan.forecast
+    return Foretold(
+        chip_profile=plan.chip_profile,
+        step_s=forecast.step_s,
+        mfu=forecast.mfu,
+        mfu_definition=forecast.mfu_definition,
+    )
 
 
 def _decoded(

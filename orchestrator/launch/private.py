@@ -96,6 +96,7 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",  # other work may keep the machine busy
+        "RAY_worker_niceness": "0",  # or any other work on the machine comes before the workers
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",

@@ -159,7 +159,7 @@ def interpolated(points: list[tuple[float, float]], amount: float) -> float:
 def peak_flops_per_s(profile: ChipProfile, dtype: str) -> float:
     """The best rate at which the machine multiplied: all its cores, or one device of its own."""
     rates = [
-        time.amount * (time.devices if is_shared(profile) else 1) / time.seconds
+        time.amount * (time.devices if is_shared(profile) else 1) / time.least_s
         for time in profile.kernels
         if time.kernel == "matmul" and time.dtype == dtype
     ]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import log
+from typing import get_args
 
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.messages import messages, stride, vote, ways
@@ -9,6 +10,7 @@ from orchestrator.plan.pieces import Piece, pieces
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.profile import (
     ChipProfile,
+    Exchanged,
     ExchangeTime,
     ExchangeWish,
     Kernel,
@@ -16,6 +18,7 @@ from orchestrator.stations.profile import (
     KernelWish,
     Wishes,
 )
+from orchestrator.stations.spec import DType
 
 AT_ONCE = 4  # emulated devices on which a kernel is timed that as many or more are to run
 # Each kernel at a small and a large amount: how well it runs depends on its size.
@@ -130,3 +133,51 @@ def exchange_times(profile: ChipProfile, wish: tuple[object, ...]) -> list[Excha
     """What a profile has of a collective, the smallest first."""
     found = [time for time in profile.exchanges if key_of_exchange(time) == wish]
     return sorted(found, key=lambda time: time.bytes)
+
+
+def of_own_devices(devices: int) -> Wishes:
+    """What is worth knowing of accelerators in one process: each alone, and all together."""
+    return Wishes(
+        kernels=every_kernel((1,)), exchanges=tuple(every_exchange(1, devices, 1, devices))
+    )
+
+
+def of_emulated_devices() -> Wishes:
+    """Of CPU devices: one alone, several that share the cores, in one process and in two."""
+    return Wishes(
+        kernels=every_kernel((1, AT_ONCE)),
+        exchanges=(
+            *every_exchange(1, AT_ONCE, 1, AT_ONCE),
+            *every_exchange(2, 2 * AT_ONCE, 1, AT_ONCE),
+            *every_exchange(2, 2 * AT_ONCE, AT_ONCE, 2),
+        ),
+    )
+
+
+def every_kernel(devices: tuple[int, ...]) -> tuple[KernelWish, ...]:
+    """Each kernel in both types, at each of its amounts, on so many devices at once."""
+    return tuple(
+        KernelWish(kernel=kernel, dtype=dtype, devices=count, amount=amount, head_dim=head_dim)
+        for count in devices
+        for kernel, amounts in AMOUNTS.items()
+        for dtype in get_args(DType)
+        for head_dim in (HEAD_DIMS if kernel.startswith("attention") else (0,))
+        for amount in amounts
+    )
+
+
+def every_exchange(processes: int, devices: int, stride: int, ways: int) -> list[ExchangeWish]:
+    """Each kind of collective in groups of that form; none where one device is alone."""
+    return [
+        ExchangeWish(
+            kind=kind,
+            processes=processes,
+            devices=devices,
+            ways=ways,
+            stride=stride,
+            bytes=size_bytes,
+        )
+        for kind in get_args(Exchanged)
+        for size_bytes in EXCHANGE_BYTES
+        if ways > 1
+    ]

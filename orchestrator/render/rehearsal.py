@@ -1,12 +1,25 @@
 """Render room: a rehearsal from its first line to its last."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from orchestrator.journal import fold
-from orchestrator.render.text import columns, count, indent, scaled, seconds, title
+from orchestrator.render.text import (
+    columns,
+    count,
+    indent,
+    percent,
+    scaled,
+    seconds,
+    title,
+    with_unit,
+)
 from orchestrator.stations.codec import short
 from orchestrator.stations.plan import AXES, Plan
-from orchestrator.stations.run import Attempt, Run, Step
+from orchestrator.stations.run import Attempt, Recent, Run, Step
+
+LARGEST = 4  # lines of a forecast that are named
+CLOSE = 0.25  # how far off a forecast on a machine at rest may be
+BUSY = "\n         Other work on this machine slows either; orch calibrate measures it again"
 
 
 def first_line(plan_name: str) -> str:
@@ -43,9 +56,32 @@ def opening(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> str:
         *indent(columns(rows, "<<<")),
         "",
         *(f"not rehearsed: {change}" for change in changes),
+        *(f"{name:8} {text}" for name, text in expectation(small)),
         f"{steps} steps in {small.hosts} processes, joined by Ray Train on emulated slices",
     ]
     return "\n".join(lines) + "\n"
+
+
+def expectation(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What a step should take here, of what that is made, and over which peak its MFU is."""
+    forecast = plan.forecast
+    if plan.chip_profile is None:
+        return
+    step_s, reached = forecast.step_s.unoverlapped, forecast.mfu.unoverlapped
+    yield "expected", f"{seconds(step_s)} a step, MFU {percent(reached)}"
+    largest = (f"{line.name} {percent(line.value / step_s)}" for line in forecast.time[:LARGEST])
+    yield "", ", ".join(largest)
+    yield "ceilings", ceilings(plan)
+
+
+def ceilings(plan: Plan) -> str:
+    """The peak that stands for a chip's, and whose it is."""
+    assert plan.chip_profile is not None
+    machine = plan.forecast.peak_flops_per_s * plan.devices
+    return (
+        f"measured on this machine, profile {short(plan.chip_profile)}, reaches"
+        f" {with_unit(machine, 'FLOP/s')} in {plan.precision.compute}, all devices together"
+    )
 
 
 def devices(plan: Plan) -> str:
@@ -94,17 +130,32 @@ def steps_traced(profile: tuple[int, int]) -> str:
     return f"step {first}" if end == first + 1 else f"steps {first} to {end - 1}"
 
 
-def ending(run: Run, next_command: str) -> str:
+def ending(run: Run, plan: Plan, next_command: str) -> str:
     """What was measured, what that says about the forecast, and where to look."""
     lines = [f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"]
     if run.why:
         lines.append(f"why      {run.why}")
     if run.recent:
-        per_step = f"{seconds(run.recent.step_s)} a step, the median of {run.recent.steps}"
-        lines.append(f"measured {per_step}")
-        lines.append("forecast none to hold it against: these CPU devices have no peak, so no MFU")
+        lines.append(f"measured {measured(run.recent)}")
+        lines.append(f"expected {beside(run.recent, plan)}")
     lines.append(f"journal  {run.journal}")
     if run.profile:
         traced = f"an XProf trace of {steps_traced(run.profile)}"
         lines.append(f"profile  {run.journal}/profile, {traced}")
     return "\n".join([*lines, f"Next: {next_command}"]) + "\n"
+
+
+def measured(recent: Recent) -> str:
+    text = f"{seconds(recent.step_s)} a step, the median of {recent.steps}"
+    return text if recent.mfu is None else f"{text}; MFU {percent(recent.mfu)}"
+
+
+def beside(recent: Recent, plan: Plan) -> str:
+    """What was expected on the measured ceilings, and how far off that was."""
+    if plan.chip_profile is None:
+        return "unknown: nothing was measured for a plan of this shape, so MFU is not known either"
+    step_s, name = plan.forecast.step_s.unoverlapped, short(plan.chip_profile)
+    off = step_s / recent.step_s - 1
+    text = f"{seconds(step_s)}, {percent(abs(off))} {'less' if off < 0 else 'more'} than measured"
+    reached = f"MFU {percent(plan.forecast.mfu.unoverlapped)} on this machine's profile {name}"
+    return f"{text}; {reached}" + (BUSY if abs(off) > CLOSE else "")

@@ -68,6 +68,7 @@ def facts(status: Status) -> list[str]:
         ("pods", pods(status)),
         ("step time", step_time(status)),
         ("MFU", mfu_beside_forecast(status)),
+        ("forecast", forecast_source(status)),
         ("driver", driver(status)),
         ("asked", cancel_asked(status)),
         ("code", code(status)),
@@ -95,23 +96,44 @@ def step_time(status: Status) -> str | None:
     parts: list[str] = []
     if status.recent:
         parts.append(f"{seconds(status.recent.step_s)} over the last {status.recent.steps}")
-    if status.forecast:
+    if status.forecast and not is_of_chips(status):
         low, high = status.forecast.step_s.lower, status.forecast.step_s.unoverlapped
-        parts.append(f"forecast {seconds(low)} (bound), {seconds(high)} (nothing overlapped)")
+        forecast = f"forecast {seconds(low)} (bound), {seconds(high)} (nothing overlapped)"
+        # Emulated devices share their machine's cores: nothing overlaps, and that is expected.
+        if status.forecast.chip_profile:
+            forecast = f"expected {seconds(high)}, bound {seconds(low)}"
+        parts.append(forecast)
     return "; ".join(parts) or None
+
+
+def is_of_chips(status: Status) -> bool:
+    """Whether the forecast is of chips, and the run a rehearsal that has none."""
+    return status.rehearsal and status.forecast is not None and status.forecast.chip_profile is None
+
+
+def forecast_source(status: Status) -> str | None:
+    """On whose word a rehearsal is forecast."""
+    if not status.rehearsal or not status.forecast:
+        return None
+    if status.forecast.chip_profile is None:
+        return "none: this machine was not measured, and its plan's forecast is of chips"
+    return f"of this rehearsal, on its machine's profile {short(status.forecast.chip_profile)}"
 
 
 def mfu_beside_forecast(status: Status) -> str | None:
     """The measured median beside the forecast's two figures, and their definition."""
-    if not status.forecast:
-        return mfu(status)
+    if not status.forecast or is_of_chips(status):
+        return mfu(status) if status.recent and status.recent.mfu is not None else None
     roof, low = status.forecast.mfu.roofline, status.forecast.mfu.unoverlapped
+    source = status.forecast.chip_profile
     known = status.recent is not None and status.recent.mfu is not None
     measured = f"{mfu(status)}; " if known else "not measured; "
     share = ""
-    if status.recent and status.recent.mfu is not None and roof:
+    if status.recent and status.recent.mfu is not None and roof and not source:
         share = f"; {percent(status.recent.mfu / roof)} of the roofline"
     forecast = f"forecast {percent(roof)} (roofline), {percent(low)} (nothing overlapped)"
+    if source:
+        forecast = f"expected {percent(low)}, bound {percent(roof)}, of the measured peak"
     return f"{measured}{forecast}{share}"
 
 

@@ -4,14 +4,14 @@ import time
 from collections.abc import Sequence
 
 from orchestrator.journal import Journal, StepReader
-from orchestrator.journal.reading import Clock
+from orchestrator.journal.reading import Clock, foretold
 from orchestrator.report import gap as gaps
 from orchestrator.report.goodput import Steps, goodput, newest
 from orchestrator.report.measure import measured
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.proof import Proof
 from orchestrator.stations.report import Memory, Report
-from orchestrator.stations.run import Foretold, Run, Step
+from orchestrator.stations.run import Run, Step
 
 SCHEMA = 1
 UNLIKE = (
@@ -39,7 +39,7 @@ def reported(run: Run, plan: Plan, steps: Steps, proof: Proof | None = None) -> 
     """A run with its steps by attempt, held against the plan of its newest attempt."""
     forecast, counted = plan.forecast, _counted(run, steps)
     found = measured(plan, counted)
-    unlike = UNLIKE.format(chip=plan.chip) if run.rehearsal else None
+    unlike = UNLIKE.format(chip=plan.chip) if run.rehearsal and not plan.chip_profile else None
     held = found if unlike is None else None
     return Report(
         schema=SCHEMA,
@@ -61,9 +61,7 @@ def reported(run: Run, plan: Plan, steps: Steps, proof: Proof | None = None) -> 
         attempts=len(run.attempts),
         first_loss=counted[0].loss if counted else None,
         last_loss=counted[-1].loss if counted else None,
-        forecast=Foretold(
-            step_s=forecast.step_s, mfu=forecast.mfu, mfu_definition=forecast.mfu_definition
-        ),
+        forecast=foretold(plan),
         measured=found,
         not_compared=unlike,
         ratios=gaps.ratios(forecast, held) if held else (),

@@ -52,9 +52,13 @@ class ExchangeWish:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTime(KernelWish):
-    """Seconds until all devices are done: the median, and the width of the middle half over it."""
+    """Seconds until all devices are done: the median of some runs, and the least.
+
+    `spread` is the width of the middle half of the runs over the median.
+    """
 
     seconds: float
+    least_s: float
     spread: float
 
 
@@ -63,6 +67,7 @@ class ExchangeTime(ExchangeWish):
     """Seconds of one exchange, likewise."""
 
     seconds: float
+    least_s: float
     spread: float
 
 

@@ -206,8 +206,12 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Foretold:
-    """What the plan of the newest attempt says that it should take."""
+    """What the plan of the newest attempt says that it should take.
 
+    `chip_profile` is the digest of the profile of a machine that says so; None where datasheets do.
+    """
+
+    chip_profile: str | None
     step_s: Bounds
     mfu: Mfu
     mfu_definition: str

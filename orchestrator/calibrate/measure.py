@@ -1,0 +1,92 @@
+"""Calibrate room: wishes to a profile, the arrow of this room."""
+
+import datetime
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import groupby
+
+from orchestrator.calibrate import shelf
+from orchestrator.calibrate.machine import emulating, with_devices
+from orchestrator.calibrate.process import ask
+from orchestrator.calibrate.words import Devices, Told
+from orchestrator.plan import measured, wishes
+from orchestrator.plan.wishes import merged
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.profile import ChipProfile, ExchangeWish, Machine, Wishes
+
+Progress = Callable[[int, int], None]  # how many are measured, of how many
+
+
+def for_plan(plan: Plan, progress: Progress) -> shelf.Kept:
+    """A profile of this machine with all that the forecast of an emulated plan reads.
+
+    The newest that is kept, if it has all of it; else that with what it lacks.
+    """
+    machine = emulating()
+    kept = shelf.newest(machine)
+    profile = kept.profile if kept else _empty(machine)
+    wanted = measured.wishes(plan, profile)
+    if kept and not (wanted.kernels or wanted.exchanges):
+        return kept
+    return shelf.keep(merged(profile, emulated(machine, wanted, progress)))
+
+
+def of_machine(progress: Progress) -> shelf.Kept:
+    """A new profile of the devices that JAX finds here; where these are CPU's, of emulated ones."""
+    found = next(told.devices for told in ask(Wishes(), processes=1, devices=None) if told.devices)
+    if found.platform == "cpu":
+        machine = emulating()
+        return shelf.keep(emulated(machine, wishes.of_emulated_devices(), progress))
+    return shelf.keep(_accelerated(found, progress))
+
+
+def emulated(machine: Machine, wanted: Wishes, progress: Progress) -> ChipProfile:
+    """What CPU devices reach that share this machine's cores; every grouping in its processes."""
+    profile, total = _empty(machine), len(wanted.kernels) + len(wanted.exchanges)
+    progress(0, total)
+    for told in _all(wanted):
+        profile = _with(profile, told)
+        _tell(progress, profile, told, total)
+    return profile
+
+
+def _tell(progress: Progress, profile: ChipProfile, told: Told, total: int) -> None:
+    if told.kernel or told.exchange:
+        progress(len(profile.kernels) + len(profile.exchanges), total)
+
+
+def _all(wanted: Wishes) -> Iterable[Told]:
+    if wanted.kernels:
+        most = max(wish.devices for wish in wanted.kernels)
+        yield from ask(Wishes(kernels=wanted.kernels), processes=1, devices=most)
+    for (processes, devices), group in groupby(sorted(wanted.exchanges, key=_where), key=_where):
+        yield from ask(Wishes(exchanges=tuple(group)), processes=processes, devices=devices)
+
+
+def _where(wish: ExchangeWish) -> tuple[int, int]:
+    return wish.processes, wish.devices
+
+
+def _accelerated(found: Devices, progress: Progress) -> ChipProfile:
+    """What the machine's own devices reach, each with memory and units of its own."""
+    profile = _empty(with_devices(found))
+    wanted = wishes.of_own_devices(found.count)
+    total = len(wanted.kernels) + len(wanted.exchanges)
+    progress(0, total)
+    for told in ask(wanted, processes=1, devices=None):
+        profile = _with(profile, told)
+        _tell(progress, profile, told, total)
+    return profile
+
+
+def _empty(machine: Machine) -> ChipProfile:
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    return ChipProfile(schema=shelf.SCHEMA, machine=machine, measured_on=today.isoformat())
+
+
+def _with(profile: ChipProfile, told: Told) -> ChipProfile:
+    if told.kernel:
+        return replace(profile, kernels=(*profile.kernels, told.kernel))
+    if told.exchange:
+        return replace(profile, exchanges=(*profile.exchanges, told.exchange))
+    return profile

@@ -1,0 +1,35 @@
+"""Calibrate room: what is asked of the processes that measure, and what they tell. Plain values."""
+
+from dataclasses import dataclass
+
+from orchestrator.stations.profile import ExchangeTime, KernelTime, Wishes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What one of the processes is to do. They meet at `address`, where there are several."""
+
+    wishes: Wishes
+    process: int = 0
+    processes: int = 1
+    address: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """What JAX finds."""
+
+    platform: str
+    kind: str
+    count: int
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """One thing that the first process tells: what it found, a time, or what went wrong."""
+
+    devices: Devices | None = None
+    kernel: KernelTime | None = None
+    exchange: ExchangeTime | None = None
+    error: str | None = None
