@@ -202,6 +202,35 @@ def test_a_fusion_called_all_reduce_scatter_is_a_reduce_scatter() -> None:
 RING = "source_target_pairs={{0,1},{1,0},{2,3},{3,2},{4,5},{5,4},{6,7},{7,6}}"
 
 
+def test_what_fills_up_a_reduce_scatter_is_not_its_payload() -> None:
+    """Nor are the permutes that then bring each device its own part: the compiler added both."""
+    inside = f"""%all-reduce-scatter.5 (p: bf16[96,8], i: s32[]) -> bf16[64,8] {{
+  %p = bf16[96,8] parameter(0)
+  %zero = bf16[] constant(0)
+  %i = s32[] parameter(1)
+  %wide = bf16[128,8] pad(%p, %zero), padding=0_32x0_0
+  %r = bf16[128,8] all-reduce(%wide), replica_groups={TENSOR}, to_apply=%add
+  ROOT %d = bf16[64,8] dynamic-slice(%r, %i, %i), dynamic_slice_sizes={{64,8}}
+}}
+"""
+    permute, scatter = all_moved(
+        program(
+            "%p.1 = bf16[96,8] parameter(0)",
+            "%i.1 = s32[] parameter(1)",
+            "%f = bf16[64,8] fusion(%p.1, %i.1), kind=kCustom, calls=%all-reduce-scatter.5",
+            "%end = bf16[16,8] slice(%f), slice={[48:64], [0:8]}",
+            f"%start = (bf16[16,8], bf16[16,8]) collective-permute-start(%end), {RING}",
+            "%got = bf16[16,8] collective-permute-done(%start)",
+            "ROOT %mine = bf16[80,8] concatenate(%got, %f), dimensions={0}",
+            before=inside,
+        )
+    )
+    assert (scatter.kind, scatter.executed_kind) == ("reduce-scatter", "reduce-scatter")
+    assert (scatter.payload_bytes, scatter.executed_bytes) == (96 * 8 * 2 / 2, 128 * 8 * 2 / 2)
+    assert (permute.executed_kind, permute.executed_bytes) == ("collective-permute", 16 * 8 * 2)
+    assert permute.payload_bytes == 0
+
+
 def test_a_ring_around_a_product_is_what_it_adds_up_to() -> None:
     """Passed on and multiplied it gathers, added to it scatters; bytes are as they are sent."""
     gather, scatter = all_moved(

@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from orchestrator.plan.layout import DTYPE_BYTES
-from orchestrator.prove.compiled import Compiled
+from orchestrator.prove.compiled import Collective, Compiled
 from orchestrator.prove.crossing import SCALARS_BYTES, crossings, faults
 from orchestrator.stations.plan import Link, Plan
 from orchestrator.stations.proof import Change, Exchanged, Held, Proof
@@ -155,6 +155,7 @@ def _compiled_exchanges(compiled: Compiled) -> list[tuple[Key, float, float]]:
     inside: list[tuple[Key, float, float]] = [
         ((one.axes, "ici", one.kind, one.dtype), one.payload_bytes, one.calls)
         for one in compiled.reading.collectives
+        if one.payload_bytes
     ]
     across: list[tuple[Key, float, float]] = [
         ((("pods",), "dcn", one.kind, one.dtype), one.payload_bytes, one.calls)
@@ -188,13 +189,13 @@ def changes(compiled: Compiled) -> tuple[Change, ...]:
     """What the compiler adds to the payload, the most first."""
     found = [
         Change(
-            what=f"{one.executed_kind} in place of {one.kind}, {one.dtype}",
+            what=_changed(one),
             axes=one.axes,
             link="ici",
             bytes_per_step=one.executed_bytes - one.payload_bytes,
         )
         for one in compiled.reading.collectives
-        if one.executed_kind != one.kind and one.executed_bytes > one.payload_bytes
+        if one.executed_bytes > one.payload_bytes
     ]
     padding = sum(one.padding_bytes for one in compiled.reading.sent)
     if padding:
@@ -202,6 +203,14 @@ def changes(compiled: Compiled) -> tuple[Change, ...]:
             Change(what="padding to tiles", axes=("pods",), link="dcn", bytes_per_step=padding)
         )
     return tuple(sorted(found, key=lambda change: -change.bytes_per_step))
+
+
+def _changed(one: Collective) -> str:
+    if one.executed_kind == one.kind:
+        return f"padding of {one.kind}, {one.dtype}"
+    if one.executed_kind == "collective-permute":
+        return f"collective-permute after a padded {one.kind}, {one.dtype}"
+    return f"{one.executed_kind} in place of {one.kind}, {one.dtype}"
 
 
 # --- FLOPs

@@ -3,7 +3,9 @@
 The compiler writes some collectives as others: a reduce-scatter as an all-reduce of which each
 device keeps its slice, an all-gather as an all-reduce of what each device sets into zeros. Both
 take twice the bytes. A ring of permutes around a matrix product is one or the other too, with the
-same bytes. What was meant is read from who makes the operand and who reads the result.
+same bytes. What it reduce-scatters it may fill up first, so that every device's part has a size it
+likes; other permutes then move each device's own part into place, and were not meant at all. What
+was meant is read from who makes the operand and who reads the result.
 """
 
 import re
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 from orchestrator.prove.hlo.flow import Flow, Value
 from orchestrator.prove.hlo.groups import Mesh, chain, first_group
-from orchestrator.prove.hlo.program import Instruction
+from orchestrator.prove.hlo.program import Computation, Instruction
 from orchestrator.prove.hlo.visits import Visit
 
 GATHER, SCATTER, REDUCE = "all-gather", "reduce-scatter", "all-reduce"
@@ -20,6 +22,7 @@ PERMUTE, ALL_TO_ALL = "collective-permute", "all-to-all"
 KINDS = {GATHER, SCATTER, REDUCE, PERMUTE, ALL_TO_ALL}
 PART = re.compile(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"')
 FIRST_PART = "-1"
+SLICES = frozenset({"slice", "dynamic-slice"})
 SCATTERS = "all-reduce-scatter"  # begins the name of a fusion that is a reduce-scatter
 
 
@@ -62,13 +65,14 @@ def moved(flow: Flow, mesh: Mesh, visit: Visit) -> Iterator[Moved]:
         meant = _meant(flow, runs, given, result)
         array = flow.array(given)
         volume = array.bytes * (len(group) if kind == GATHER else 1)
+        asked = _unfilled_bytes(flow, where, given, meant, volume)
         yield Moved(
             name=instruction.name,
             kind=meant,
             axes=mesh.axes_of(group),
             link="ici",
             dtype=array.dtype,
-            payload_bytes=payload(PERMUTE if runs == PERMUTE else meant, volume, len(group)),
+            payload_bytes=payload(PERMUTE if runs == PERMUTE else meant, asked, len(group)),
             executed_kind=runs,
             executed_bytes=payload(runs, volume, len(group)),
             times=times,
@@ -91,6 +95,8 @@ def _group(flow: Flow, instruction: Instruction, kind: str) -> tuple[int, ...]:
 def _meant(flow: Flow, runs: str, given: Value, result: Value) -> str:
     """What a collective stands for."""
     if runs == PERMUTE:
+        if _is_put_in_place(flow, given):
+            return SCATTER
         if not chain(flow.instruction(result)).is_ring:
             return PERMUTE
         return SCATTER if _is_added_to(flow, result) else GATHER
@@ -99,6 +105,20 @@ def _meant(flow: Flow, runs: str, given: Value, result: Value) -> str:
     if _is_set_into_zeros(flow, given):
         return GATHER
     return SCATTER if _is_sliced(flow, result) else REDUCE
+
+
+def _unfilled_bytes(
+    flow: Flow, where: Computation, given: Value, meant: str, volume: float
+) -> float:
+    """The volume without what the compiler filled it up with, or put in place afterwards."""
+    if where.name.startswith(SCATTERS) and where.parameters:
+        return min(volume, sum(one.arrays[0].bytes for one in where.parameters.values()))
+    return 0.0 if meant == SCATTER and _is_put_in_place(flow, given) else volume
+
+
+def _is_put_in_place(flow: Flow, given: Value) -> bool:
+    """Whether it is part of what a reduce-scatter has left here."""
+    return any(end.computation.startswith(SCATTERS) for end in flow.ends(given, SLICES))
 
 
 def _is_added_to(flow: Flow, result: Value) -> bool:
