@@ -112,7 +112,9 @@ def _unfilled_bytes(
 ) -> float:
     """The volume without what the compiler filled it up with, or put in place afterwards."""
     if where.name.startswith(SCATTERS) and where.parameters:
-        return min(volume, sum(one.arrays[0].bytes for one in where.parameters.values()))
+        arrays = [one.arrays[0] for one in where.parameters.values()]
+        asked = sum(array.bytes for array in arrays if array.dtype == flow.array(given).dtype)
+        return min(volume, asked) or volume
     return 0.0 if meant == SCATTER and _is_put_in_place(flow, given) else volume
 
 
