@@ -24,31 +24,29 @@ LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20  # a run moves no data through Ray
 POLL_S = 0.2
 AGENT_LIMIT_S = 60.0
-# Ray gives a node and its dashboard 30 s to start, which a busy machine may exceed.
-STARTS = 3
-TOO_SLOW = ("timed out during startup", "dashboard.log")
+START_LIMIT_S = 300.0  # of each node, on a machine that does other work too
 
 
 def main() -> None:
     """Keep a cluster for as long as the input stays open."""
     wish = codec.from_json(sys.stdin.buffer.readline(), Wish)
-    stand_in = _stand_in(wish)
+    _stand_in(wish)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray's own words go to the log
     threading.Thread(target=_end_with_owner, args=(wish,), daemon=True).start()
     try:
-        _serve(wish, stand_in, out)
+        _serve(wish, out)
     except Exception as error:  # noqa: BLE001  whatever it was, the owner must hear of it
         _tell(out, Told(error=f"{type(error).__name__}: {error}"))
     threading.Event().wait()
 
 
-def _stand_in(wish: Wish) -> int:
+def _stand_in(wish: Wish) -> None:
     """Leave a process that waits for the end of this one, and then leaves nothing behind."""
     ended, alive = os.pipe()
-    if pid := os.fork():
+    if os.fork():
         os.close(ended)  # and hold `alive` open for as long as we live
-        return pid
+        return
     for inherited in (alive, sys.stdin.fileno(), sys.stdout.fileno()):
         os.close(inherited)
     os.read(ended, 1)
@@ -66,8 +64,9 @@ def _end_with_owner(wish: Wish) -> None:
     os._exit(0)
 
 
-def _serve(wish: Wish, stand_in: int, out: TextIO) -> None:
-    head = _started_at_last(wish, stand_in, out)
+def _serve(wish: Wish, out: TextIO) -> None:
+    _be_patient()
+    head = _started(wish, out)
     client, job = _submitted(head, wish.command)
     state = ""
     while True:
@@ -88,16 +87,23 @@ def _why(client: Any, job: str, state: str) -> str | None:
     return "\n".join([str(client.get_job_info(job).message), *lines])
 
 
-def _started_at_last(wish: Wish, stand_in: int, out: TextIO) -> Any:
-    """The head node of a cluster whose nodes all stand; one that was too slow is begun anew."""
-    for _ in range(STARTS - 1):
-        try:
-            return _started(wish, out)
-        except Exception as error:
-            if not any(words in str(error) for words in TOO_SLOW):
-                raise
-            owned.end_all(wish.mark, os.getpid(), stand_in)
-    return _started(wish, out)
+def _be_patient() -> None:
+    """Let a node take its time to start: Ray gives each 30 s, whatever else the machine does."""
+    from ray._private import services  # noqa: PLC0415
+
+    ask: Any = services.get_node
+
+    def ask_until_it_stands(address: str, node: str) -> Any:
+        deadline = time.monotonic() + START_LIMIT_S
+        while True:
+            try:
+                return ask(address, node)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_S)
+
+    services.get_node = ask_until_it_stands
 
 
 def _started(wish: Wish, out: TextIO) -> Any:
@@ -107,6 +113,7 @@ def _started(wish: Wish, out: TextIO) -> Any:
     shared: dict[str, Any] = {
         "node_ip_address": LOOPBACK,
         "object_store_memory": OBJECT_STORE_BYTES,
+        "wait": False,  # it stands already
     }
     cluster = Cluster(
         initialize_head=True,

@@ -20,6 +20,13 @@ from orchestrator.launch.words import Told, Wish
 from orchestrator.stations import codec
 
 END_LIMIT_S = 30.0
+# A machine that does other work too starts processes slowly, which is no reason to give up.
+PATIENCE = {
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
+    "RAY_gcs_server_port_wait_time_s": "300",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_worker_register_timeout_seconds": "300",
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # or Ray turns 127.0.0.1 into the outer address
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
-        "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",  # other work may keep the machine busy
+        **PATIENCE,
         "RAY_worker_niceness": "0",  # or any other work on the machine comes before the workers
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
         "JAX_PLATFORMS": "cpu",
