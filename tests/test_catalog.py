@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.errors import UnknownName, Unservable
+from orchestrator.plan import expected
 from orchestrator.stations.spec import Model
 from tests.conftest import ROOT
 
@@ -188,6 +189,7 @@ def test_every_number_is_positive_and_of_its_unit(name: str) -> None:
         "bytes": (1e10, 3e11),
         "dollars_per_hour": (0.5, 20),
         "chips": (8, 20_000),
+        "matrix_unit": (128, 256),
     }
     for path, quantity in quantities(catalog.chip(name), name):
         in_peaks = ".peak_flops_per_s." in path
@@ -236,6 +238,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         named |= {quantity.source for _, quantity in quantities(chip, chip.name)}
         named |= {chip.layout_source, chip.largest_slice_source, chip.slices.source}
     named |= {figure.source for figure in catalog.figures()}
+    named |= {expected.SOURCE}  # of what plans expect, by catalog/efficiency.toml
     assert named == catalog.sources().keys()
 
 

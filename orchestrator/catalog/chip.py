@@ -39,6 +39,7 @@ class Chip:
     `die_link_bytes_per_s` joins the devices of a chip that is more than one device.
     A slice of up to `single_host_chips` has one host; the hosts of a larger one have
     `chips_per_host` each. `layout_source` holds for both, for `devices` and for `torus_axes`.
+    `matrix_unit` is the edge of the array that multiplies matrices, where it is one.
     `book` holds what "How To Scale Your Model" reckons with instead, each under its own name.
     """
 
@@ -64,6 +65,7 @@ class Chip:
     largest_slice: tuple[int, ...]
     largest_slice_source: str
     multislice_chips: Quantity | None = None
+    matrix_unit: Quantity | None = None
     book: dict[str, Quantity]
 
 

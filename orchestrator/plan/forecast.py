@@ -1,9 +1,12 @@
 """Plan room: the Forecast of one layout, from its two ledgers."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from orchestrator import catalog
 from orchestrator.plan import flops
+from orchestrator.plan.expected import expected_lines, expected_s, interval
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import phases
 from orchestrator.plan.time import StepTime, peak, step_time, time_lines
@@ -18,7 +21,7 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
     memory = tuple(plain_phase(phase) for phase in phases(layout))
     lines = time_lines(layout)
     time = step_time(layout, lines)
-    step_s = Bounds(lower=float(time.lower_s), unoverlapped=float(time.unoverlapped_s))
+    step_s = step_bounds(layout, lines, time)
     bound, bound_by = binding(layout, time)
     usable = layout.chip.hbm_usable_bytes.value
     peak_bytes = max(phase.bytes for phase in memory)
@@ -33,7 +36,26 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
         bound_by=bound_by,
         **utilization(layout, experiment, step_s),
         **cost(layout, experiment, resources, step_s),
+        expected_time=expected_ledger(layout, lines, time),
     )
+
+
+def step_bounds(layout: Layout, lines: list[Line], time: StepTime) -> Bounds:
+    """Seconds of a step: the bound, what to expect where that was learned, and all lines."""
+    lower, unoverlapped = float(time.lower_s), float(time.unoverlapped_s)
+    known = catalog.efficiency(layout.chip.name)
+    if known is None:
+        return Bounds(lower=lower, unoverlapped=unoverlapped)
+    expected = float(expected_s(layout, lines, time, known))
+    low, high = interval(layout, lines, time, known)
+    return Bounds(lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high)
+
+
+def expected_ledger(layout: Layout, lines: list[Line], time: StepTime) -> tuple[Line, ...]:
+    known = catalog.efficiency(layout.chip.name)
+    if known is None:
+        return ()
+    return tuple(plain_line(line) for line in expected_lines(layout, lines, time, known))
 
 
 def plain(value: Any) -> float:
@@ -65,8 +87,28 @@ def binding(layout: Layout, time: StepTime) -> tuple[str, float]:
     return ordered[0], first / second - 1 if second else 0.0
 
 
-def both(values: Bounds, scale: float) -> Bounds:
-    return Bounds(lower=values.lower * scale, unoverlapped=values.unoverlapped * scale)
+def scaled(values: Bounds, scale: float) -> Bounds:
+    """The same in days, hours or money."""
+    return each(values, lambda value: value * scale)
+
+
+def rates(values: Bounds, amount: float) -> Bounds:
+    """So much in each of these times; the longest time is the lowest rate."""
+    of_times = each(values, lambda value: amount / value)
+    return replace(of_times, low=of_times.high, high=of_times.low)
+
+
+def each(values: Bounds, change: Callable[[float], float]) -> Bounds:
+    def known(value: float | None) -> float | None:
+        return None if value is None else change(value)
+
+    return Bounds(
+        lower=change(values.lower),
+        unoverlapped=change(values.unoverlapped),
+        expected=known(values.expected),
+        low=known(values.low),
+        high=known(values.high),
+    )
 
 
 def utilization(layout: Layout, experiment: Experiment, step_s: Bounds) -> dict[str, Any]:
@@ -76,9 +118,13 @@ def utilization(layout: Layout, experiment: Experiment, step_s: Bounds) -> dict[
     devices = int(layout.devices)
 
     def mfu(step_flops: float) -> Mfu:
+        at = rates(step_s, flops.mfu(step_flops, 1.0, devices, per_device))
         return Mfu(
-            roofline=flops.mfu(step_flops, step_s.lower, devices, per_device),
-            unoverlapped=flops.mfu(step_flops, step_s.unoverlapped, devices, per_device),
+            roofline=at.lower,
+            unoverlapped=at.unoverlapped,
+            expected=at.expected,
+            low=at.low,
+            high=at.high,
         )
 
     step_flops = tokens * flops.model_flops_per_token(experiment.model, layout.length)
@@ -88,9 +134,7 @@ def utilization(layout: Layout, experiment: Experiment, step_s: Bounds) -> dict[
         "mfu_definition": flops.MFU_DEFINITION,
         "mfu": mfu(step_flops),
         "mfu_6p": mfu(tokens * flops.simple_flops_per_token(experiment.model)),
-        "tokens_per_s": Bounds(
-            lower=tokens / step_s.lower, unoverlapped=tokens / step_s.unoverlapped
-        ),
+        "tokens_per_s": rates(step_s, tokens),
     }
 
 
@@ -99,15 +143,15 @@ def cost(
 ) -> dict[str, Any]:
     """Days, chip-hours and dollars for all tokens at the stated goodput."""
     steps = experiment.tokens / (float(layout.sequences) * layout.length)
-    total_s = both(step_s, steps / resources.goodput)
+    total_s = scaled(step_s, steps / resources.goodput)
     chips = int(layout.devices) // layout.chip.devices
-    chip_hours = both(total_s, chips / HOUR_S)
+    chip_hours = scaled(total_s, chips / HOUR_S)
     listed = layout.chip.dollars_per_hour
     price = resources.dollars_per_chip_hour or (listed.value if listed else None)
     return {
         "goodput": resources.goodput,
-        "days": both(total_s, 1 / DAY_S),
+        "days": scaled(total_s, 1 / DAY_S),
         "chip_hours": chip_hours,
-        "dollars": both(chip_hours, price) if price is not None else None,
+        "dollars": scaled(chip_hours, price) if price is not None else None,
         "dollars_per_chip_hour": price,
     }

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from textwrap import wrap
 
 from orchestrator.render.text import (
     columns,
@@ -17,10 +18,11 @@ from orchestrator.render.text import (
     with_unit,
 )
 from orchestrator.stations.codec import short
-from orchestrator.stations.plan import Axis, Bounds, Line, Plan
+from orchestrator.stations.plan import Axis, Bounds, Line, Mfu, Plan
 
 # Lines of time below this share of the unoverlapped step are shown together.
-SMALL = 0.004
+SMALL = 0.009
+WIDTH = 84
 
 
 def screen(plan: Plan, next_command: str, compiled: str = "") -> str:
@@ -147,7 +149,18 @@ def time(plan: Plan) -> list[str]:
         rows.append((f"{len(small)} small lines", "", "", total, ""))
     rows.append(("unoverlapped", "", "all lines", seconds(forecast.step_s.unoverlapped), ""))
     rows.append(("lower bound", forecast.bound, "", seconds(forecast.step_s.lower), ""))
-    return ["time per step", *indent(columns(rows, "<<<><"))]
+    if forecast.step_s.expected is not None:
+        within = f"four of five: {together(*ends(forecast.step_s, seconds))}"
+        rows.append(("expected", "", within, seconds(forecast.step_s.expected), ""))
+    return ["time per step", *indent([*columns(rows, "<<<><"), *expected(plan)])]
+
+
+def expected(plan: Plan) -> list[str]:
+    """What the expected step is made of, largest first; nothing where no run was learned from."""
+    ledger = sorted(plan.forecast.expected_time, key=lambda line: -line.value)
+    least = SMALL * sum(line.value for line in ledger)
+    made = [f"{line.name} {seconds(line.value)}" for line in ledger if line.value >= least]
+    return wrap(f"of it {', '.join(made)}", WIDTH) if made else []
 
 
 def mark(plan: Plan, line: Line) -> str:
@@ -155,27 +168,34 @@ def mark(plan: Plan, line: Line) -> str:
 
 
 def outcome(plan: Plan) -> list[str]:
-    """MFU, throughput, days and money at both figures."""
+    """MFU, throughput, days and money at each figure."""
     forecast = plan.forecast
+    days = "{:,.1f} days".format
     rows = [
-        ("", "lower bound", "unoverlapped"),
-        ("MFU", percent(forecast.mfu.roofline), percent(forecast.mfu.unoverlapped)),
-        ("MFU by 6 P", percent(forecast.mfu_6p.roofline), percent(forecast.mfu_6p.unoverlapped)),
-        ("tokens/s", *pair(forecast.tokens_per_s, scaled)),
-        (f"{scaled(plan.tokens)} tokens", *pair(forecast.days, "{:,.1f} days".format)),
-        ("chip-hours", *pair(forecast.chip_hours, scaled)),
+        ("MFU", *figures(forecast.mfu, percent)),
+        ("MFU by 6 P", *figures(forecast.mfu_6p, percent)),
+        ("tokens/s", *figures(forecast.tokens_per_s, scaled)),
+        (f"{scaled(plan.tokens)} tokens", *figures(forecast.days, days)),
+        ("chip-hours", *figures(forecast.chip_hours, scaled)),
     ]
     if forecast.dollars is not None:
         price = f"${forecast.dollars_per_chip_hour:,.2f} a chip-hour"
-        rows.append((price, *pair(forecast.dollars, dollars)))
-    lines = columns(rows, "<>>", gap="   ")
+        rows.append((price, *figures(forecast.dollars, dollars)))
+    known = forecast.step_s.expected is not None
+    head = ("", "lower bound", *(("expected", "four of five") if known else ()), "unoverlapped")
+    lines = columns([head, *rows], "<" + ">" * (len(head) - 1), gap="   ")
     if forecast.goodput != 1:
         lines.append(f"at a goodput of {percent(forecast.goodput)}")
     return lines
 
 
-def pair(bounds: Bounds, show: Callable[[float], str]) -> tuple[str, str]:
-    return show(bounds.lower), show(bounds.unoverlapped)
+def figures(of: Bounds | Mfu, show: Callable[[float], str]) -> tuple[str, ...]:
+    """At the bound; what to expect and its interval, where known; with nothing hidden."""
+    least = of.roofline if isinstance(of, Mfu) else of.lower
+    known: tuple[str, ...] = ()
+    if of.expected is not None and of.low is not None and of.high is not None:
+        known = (show(of.expected), together(show(of.low), show(of.high)))
+    return (show(least), *known, show(of.unoverlapped))
 
 
 def lead(fraction: float) -> str:
@@ -185,15 +205,26 @@ def lead(fraction: float) -> str:
     return f", {1 + fraction:.1f} times the next"
 
 
+def together(low: str, high: str) -> str:
+    """An interval with its unit once: 19.3 to 26.0 %."""
+    _, _, unit = high.partition(" ")
+    return span(low.removesuffix(f" {unit}") if unit and low != high else low, high)
+
+
 def verdict(plan: Plan) -> str:
-    """The plan in one line."""
+    """The plan in one line; days and money as four runs of five, or else between both figures."""
     forecast = plan.forecast
-    days = span(f"{forecast.days.lower:,.1f}", f"{forecast.days.unoverlapped:,.1f}")
     parts = [
         "fits" if forecast.fits else "does not fit",
         f"bound by {forecast.bound}{lead(forecast.bound_by)}",
-        f"{days} days",
+        f"{span(*ends(forecast.days, '{:,.1f}'.format))} days",
     ]
     if forecast.dollars is not None:
-        parts.append(span(dollars(forecast.dollars.lower), dollars(forecast.dollars.unoverlapped)))
+        parts.append(span(*ends(forecast.dollars, dollars)))
     return f"Plan: {', '.join(parts)}."
+
+
+def ends(bounds: Bounds, show: Callable[[float], str]) -> tuple[str, str]:
+    if bounds.low is None or bounds.high is None:
+        return show(bounds.lower), show(bounds.unoverlapped)
+    return show(bounds.low), show(bounds.high)

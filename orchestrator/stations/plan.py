@@ -86,25 +86,40 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """`lower`: peak rates, perfect overlap, a bound. `unoverlapped`: peak rates, nothing hidden."""
+    """`lower`: peak rates, perfect overlap, a bound. `unoverlapped`: peak rates, nothing hidden.
+
+    `expected` is what real runs on such chips lead to expect, and four of five should end between
+    `low` and `high`; None for chips that no run was learned from. Of seconds, days and money
+    lower <= low <= expected <= high; of rates low and high are the slow and the fast end.
+    """
 
     lower: float
     unoverlapped: float
+    expected: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mfu:
-    """Model FLOPs utilization, a fraction, at `step_s.lower` and at `step_s.unoverlapped`."""
+    """Model FLOPs utilization, a fraction, at `step_s.lower` and at `step_s.unoverlapped`.
+
+    `expected` is that at `step_s.expected`, `low` at its `high` and `high` at its `low`.
+    """
 
     roofline: float
     unoverlapped: float
+    expected: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """What the plan should take: bytes per device against HBM, seconds per step, money.
 
-    `peak_flops_per_s` is what MFU is over: of one device, in the compute type.
+    `peak_flops_per_s` is what MFU is over: of one device, in the compute type. The lines of `time`
+    add up to `step_s.unoverlapped`, those of `expected_time` to `.expected`.
     """
 
     memory_bytes_per_device: float
@@ -126,6 +141,7 @@ class Forecast:
     chip_hours: Bounds
     dollars: Bounds | None
     dollars_per_chip_hour: float | None
+    expected_time: tuple[Line, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

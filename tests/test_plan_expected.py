@@ -1,0 +1,126 @@
+"""What a step is expected to take: never below the bound, one formula for one plan and for many."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator import catalog
+from orchestrator.plan.expected import expected_lines, expected_s, interval, parts, work
+from orchestrator.plan.layout import Layout
+from orchestrator.plan.make import ask_of, make_plan, plain_layout
+from orchestrator.plan.realize import as_sizes
+from orchestrator.plan.remat import POLICIES
+from orchestrator.plan.search import Ask, layout_of, search
+from orchestrator.plan.time import step_time, time_lines
+from orchestrator.plan.torus import links_of, sizes
+from tests.asks import TINY, spec_of
+
+SLICES = [("v4", "4x4x4"), ("v5e", "16x16"), ("v5p", "4x4x8"), ("v6e", "8x16"), ("tpu7x", "4x4x4")]
+ASKS = {
+    (chip, pods): ask_of(spec_of("llama3-8b", chip=chip, topology=shape, pods=pods))
+    for chip, shape in SLICES
+    for pods in (1, 4)
+}
+FOUND = {key: search(ask).candidates for key, ask in ASKS.items()}
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Any realizable plan of 8B on a slice or four, under any policy that the chip can price."""
+    key = draw(st.sampled_from(sorted(ASKS)))
+    candidates = FOUND[key]
+    choice = candidates.choice(draw(st.integers(0, len(candidates) - 1)))
+    remat = draw(st.sampled_from(sorted(POLICIES)))
+    length = draw(st.sampled_from([1024, 4096, 131_072]))
+    return replace(plain_layout(ASKS[key], replace(choice, remat=remat)), length=length)
+
+
+@settings(max_examples=60)
+@given(layouts())
+def test_what_is_expected_keeps_its_order(layout: Layout) -> None:
+    """lower <= low <= expected <= high, for any plan; and the ledger adds up to expected."""
+    known = catalog.efficiency(layout.chip.name)
+    assert known is not None
+    lines = time_lines(layout)
+    time = step_time(layout, lines)
+    expected = float(expected_s(layout, lines, time, known))
+    low, high = interval(layout, lines, time, known)
+    assert float(time.lower_s) <= low <= expected <= high
+    ledger = expected_lines(layout, lines, time, known)
+    assert sum(line.value for line in ledger) == pytest.approx(expected, rel=1e-12)
+    assert all(line.value > 0 for line in ledger)
+
+
+def test_many_layouts_at_once_cost_what_each_costs() -> None:
+    """The same functions price arrays."""
+    ask = ASKS["v5p", 4]
+    candidates = FOUND["v5p", 4]
+    rows = slice(0, 50)
+    known = catalog.efficiency("v5p")
+    assert known is not None
+    many = of_rows(ask, candidates.factors[rows], candidates.sequences[rows])
+    lines = time_lines(many)
+    together = expected_s(many, lines, step_time(many, lines), known)
+    for i in range(50):
+        choice = replace(candidates.choice(i), microbatches=1, remat="full")
+        one = plain_layout(ask, choice)
+        own = time_lines(one)
+        alone = expected_s(one, own, step_time(one, own), known)
+        assert together[i] == pytest.approx(float(alone), rel=1e-12)
+
+
+def of_rows(ask: Ask, factors: np.ndarray, sequences: np.ndarray) -> Layout:
+    links = links_of(ask.torus, factors)
+    return layout_of(ask, as_sizes(sizes(factors)), sequences, 1, POLICIES["full"], links)
+
+
+def test_slower_machines_and_more_slices_take_longer() -> None:
+    """A lower share of the peak, and waiting for more slices, show in the step."""
+    ask, known = ASKS["v5p", 4], catalog.efficiency("v5p")
+    assert known is not None
+    layout = plain_layout(ask, FOUND["v5p", 4].choice(0))
+    todo = work(layout, time_lines(layout))
+    slower = replace(known, matmul=catalog.Learned(value=known.matmul.value / 2))
+    assert parts(todo, slower)["matmuls"] == pytest.approx(2 * parts(todo, known)["matmuls"])
+    assert work(replace(layout, pods=1), time_lines(layout)).waits == 0
+    more = replace(layout, pods=16, sequences=4 * layout.sequences)
+    assert work(more, time_lines(more)).waits == pytest.approx(2 * todo.waits)
+
+
+def test_waiting_is_never_longer_than_a_slices_own_work() -> None:
+    """70B on 35,840 chips has layers of a millisecond, of which no published run tells."""
+    forecast = make_plan(spec_of()).forecast
+    ledger = {line.name: line.value for line in forecast.expected_time}
+    own = ("matmuls", "attention", "weights and optimizer", "between matmuls")
+    assert ledger["waiting for slices"] == pytest.approx(sum(ledger[name] for name in own))
+
+
+def test_a_plan_states_it_for_time_mfu_days_and_money() -> None:
+    """Each with its interval; a rate's low end is the slow one."""
+    forecast = make_plan(spec_of(topology="4x4x8", pods=1)).forecast
+    for of in (forecast.step_s, forecast.days, forecast.chip_hours, forecast.dollars):
+        assert of is not None
+        assert of.low is not None
+        assert of.expected is not None
+        assert of.high is not None
+        assert of.lower <= of.low < of.expected < of.high
+    mfu, rate = forecast.mfu, forecast.tokens_per_s
+    assert mfu.low is not None
+    assert mfu.expected is not None
+    assert mfu.high is not None
+    assert mfu.low < mfu.expected < mfu.high <= mfu.roofline
+    assert rate.low is not None
+    assert rate.high is not None
+    assert rate.low < rate.high <= rate.lower
+
+
+def test_where_no_run_is_known_nothing_is_expected() -> None:
+    """A GPU's forecast says so by leaving it out, and has the bound all the same."""
+    forecast = make_plan(spec_of(TINY, chip="h100", topology="8", pods=1, sequences=64)).forecast
+    assert forecast.step_s.expected is None
+    assert forecast.mfu.expected is None
+    assert forecast.expected_time == ()
+    assert forecast.step_s.lower > 0
