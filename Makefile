@@ -16,7 +16,7 @@ WANTED := Wanted: Python 3.11 or newer; say which with make setup PYTHON=python3
 refuse = { echo "setup: $(1)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench bench-proof chaos-train fuzz lock clean
+.PHONY: help setup demo test lint bench score bench-proof chaos-train fuzz lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
@@ -45,6 +45,9 @@ chaos-train: setup  ## kill training at random steps on five meshes, compare eve
 
 fuzz: setup  ## 20,000 mutated specs
 	@$(BIN)/python -m pytest -m fuzz
+
+score: setup  ## learn what real runs reach, and score it on runs that it never saw
+	@$(BIN)/python -m tests.score_table
 
 bench-proof: setup  ## compile 22 plans and write docs/proof-bench.md (an hour, most of it kept)
 	@$(BIN)/python -m tests.bench_proof --write

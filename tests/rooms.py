@@ -19,6 +19,7 @@ ABOVE = KNOWN_OF_A_RUN | {
     "record",
     "explain",
     "render",
+    "score",
     "study",
 }
 # Processes of their own, which alone know what they were started for.
@@ -34,6 +35,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "report": ARITHMETIC | {"journal"},
     "explain": ARITHMETIC,
     "doctor": BOTTOM,
+    "score": ARITHMETIC,
     "render": KNOWN_OF_A_RUN,
     "study": KNOWN_OF_A_RUN,
     "spec": KNOWN_OF_A_RUN,

@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.errors import UnknownName, Unservable
-from orchestrator.plan import expected
 from orchestrator.stations.spec import Model
 from tests.conftest import ROOT
 
 CHIPS = ("v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "h200", "b200")
-TPUS = CHIPS[:5]
-GIB = 2**30
+TPUS, GIB = CHIPS[:5], 2**30
 
 # Peak bf16 FLOP/s, HBM bytes and bytes/s, one link one way, DCN, chips of a pod, dollars an hour.
 DATASHEETS = {
@@ -237,8 +235,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
     for chip in map(catalog.chip, CHIPS):
         named |= {quantity.source for _, quantity in quantities(chip, chip.name)}
         named |= {chip.layout_source, chip.largest_slice_source, chip.slices.source}
-    named |= {figure.source for figure in catalog.figures()}
-    named |= {expected.SOURCE}  # of what plans expect, by catalog/efficiency.toml
+    named |= {"published-runs"} | {figure.source for figure in catalog.figures()}
     assert named == catalog.sources().keys()
 
 

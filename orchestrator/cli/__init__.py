@@ -14,6 +14,7 @@ from orchestrator.cli import (
     reporting,
     resuming,
     running,
+    scoring,
     submitting,
 )
 from orchestrator.errors import OrchError
@@ -39,7 +40,8 @@ def orch() -> None:
 
 
 for room in (
-    planning, proving, calibrating, submitting, running, resuming, logs, reporting, machine,
+    planning, proving, calibrating, submitting, running, resuming, logs, reporting, scoring,
+    machine,
 ):  # fmt: skip
     for command in room.COMMANDS:
         orch.add_command(command)

@@ -1,0 +1,33 @@
+"""Score room: the constants as the catalog keeps them, each with the rows it was learned from."""
+
+from orchestrator.score.fit import Constants, traced
+from orchestrator.score.samples import Sample
+
+HEAD = """\
+# What real runs reach. Written by `make score` from published_runs.csv: change the rows, never the
+# numbers. docs/score.md says what each constant means; `rows` are those that it was learned from.
+"""
+DIGITS = 4
+
+
+def text(samples: list[Sample], constants: Constants) -> str:
+    """The file catalog/efficiency.toml."""
+    rows = traced(samples, constants) | {"spread": tuple(s.run.id for s in samples)}
+    blocks = [HEAD]
+    for name, value in [*constants.shared.items(), ("spread", constants.spread)]:
+        unsure = constants.unsure.get(name, 0.0)
+        blocks.append(entry(f"shared.{name}", value, unsure, rows[name]))
+    for chip, value in constants.matmul.items():
+        of_chip = tuple(s.run.id for s in samples if s.run.chip == chip)
+        blocks.append(entry(f"matmul.{chip}", value, 0.0, of_chip))
+    return "\n".join(blocks)
+
+
+def entry(name: str, value: float, unsure: float, rows: tuple[str, ...]) -> str:
+    """One table; rounded to what rows can tell, so that the file is the same on every machine."""
+    listed = "".join(f'    "{row}",\n' for row in rows)
+    return f"[{name}]\nvalue = {rounded(value)}\nunsure = {rounded(unsure)}\nrows = [\n{listed}]\n"
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS - 1}e}")

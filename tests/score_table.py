@@ -1,0 +1,104 @@
+"""`make score`: learn the constants anew, write them where they stand, print and write the score.
+
+The README's table is what is printed; tests/test_score.py holds both against what is computed.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from orchestrator import score
+from orchestrator.catalog.efficiency import LEARNED
+from orchestrator.catalog.tables import FOLDER
+from orchestrator.plan import flops
+from orchestrator.render import score as render
+from orchestrator.score.fit import learn
+from orchestrator.score.learned import text
+from orchestrator.score.verdicts import published
+from orchestrator.stations.score import Score
+from tests.conftest import ROOT
+
+README = ROOT / "README.md"
+DOCUMENT = ROOT / "docs" / "score.md"
+TABLE = re.compile(r"(<!-- make score -->\n).*?(<!-- end -->\n)", re.DOTALL)
+SEEN, DOCUMENTS, GROUPS = (
+    "nothing: all rows seen",
+    "a document of runs",
+    "all a source's runs on that chip",
+)
+SMALL_PARAMETERS = 1.5e9
+
+
+def learned() -> str:
+    """The constants as the catalog should keep them."""
+    samples, _ = published()
+    return text(samples, learn(samples))
+
+
+def scores(say: Callable[[str], None] = lambda _: None) -> dict[str, Score]:
+    """By what the constants were learned without."""
+    found = {SEEN: score.as_shipped()}
+    for name, key in ((DOCUMENTS, "document"), (GROUPS, "group")):
+        say(f"learning without {name}, one after another …")
+        found[name] = score.without(key)
+    return found
+
+
+def goals(found: dict[str, Score]) -> str:
+    """The table of docs/score.md: what was aimed at, and what came of it."""
+    ways = [found[name] for name in (DOCUMENTS, GROUPS)]
+    rows = [
+        ("goal", "a document left out", "a source and chip left out"),
+        ("median error at most 4 %", *(share(s.summary.median_abs_error) for s in ways)),
+        ("p90 at most 10 %", *(share(s.summary.p90_abs_error) for s in ways)),
+        ("75 to 90 % inside the interval", *(share(s.summary.inside_interval) for s in ways)),
+        ("none faster than the lower bound", *(str(s.summary.below_lower_bound) for s in ways)),
+        ("models up to 1.5B within 20 %", *(share(worst_of_small(s)) for s in ways)),
+        ("retention within 2 points", *map(retained, ways)),
+    ]
+    return render.markdown(rows)
+
+
+def share(fraction: float | None) -> str:
+    return render.share(fraction)
+
+
+def worst_of_small(scored: Score) -> float:
+    samples, _ = published()
+    small = {s.run.id for s in samples if flops.parameters(s.run.model) < SMALL_PARAMETERS}
+    return max(abs(row.error) for row in scored.rows if row.id in small)
+
+
+def retained(scored: Score) -> str:
+    off = [abs(one.expected - one.measured) for one in scored.retention]
+    return f"{sum(points <= 0.02 for points in off)} of {len(off)}, median {share(median(off))}"
+
+
+def pages(found: dict[str, Score]) -> dict[Path, str]:
+    """Which table stands on which page."""
+    return {README: render.comparison(found), DOCUMENT: goals(found)}
+
+
+def written(page: str, made: str) -> str:
+    """A page with the table in its place."""
+    return TABLE.sub(lambda found: f"{found[1]}{made}{found[2]}", page)
+
+
+def main() -> None:
+    """Write the constants first: what is printed is made with them."""
+    write(FOLDER / LEARNED, learned())
+    found = scores(print)
+    for page, made in pages(found).items():
+        write(page, written(page.read_text(encoding="utf-8"), made))
+    print(f"\n{render.comparison(found)}\n{goals(found)}")
+
+
+def write(path: Path, new: str) -> None:
+    changed = path.read_text(encoding="utf-8") != new
+    path.write_text(new, encoding="utf-8")
+    print(f"{path.relative_to(ROOT)}: {'written' if changed else 'as it was'}")
+
+
+if __name__ == "__main__":
+    main()

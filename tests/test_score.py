@@ -1,0 +1,285 @@
+"""The score room: published runs as they were run, and what the constants make of them."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+import pytest
+
+from orchestrator import catalog, score
+from orchestrator.catalog.efficiency import LEARNED
+from orchestrator.catalog.tables import FOLDER
+from orchestrator.score.conventions import measured_step_s
+from orchestrator.score.fit import Constants, fit, learn, unit_of, weighted_quantile
+from orchestrator.score.replay import remat_of, replay
+from orchestrator.score.runs import LeftOut, PublishedRun, read, run_of
+from orchestrator.score.samples import Sample, sample_of
+from orchestrator.score.verdicts import published
+from orchestrator.stations.score import Score
+from tests import score_table
+from tests.conftest import RunOrch
+
+ROWS = {row["id"]: row for row in read(score.PUBLISHED)}
+LLAMA = ROWS["tr_v6e_llama3.1-8b_1x_8_20250715"]
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    return published()[0]
+
+
+@pytest.fixture(scope="module")
+def scores() -> dict[str, Score]:
+    return score_table.scores()
+
+
+# --- what a row states
+
+
+@pytest.mark.parametrize("name", [n for n in ROWS if "derived_step_s" in ROWS[n]["notes"]])
+def test_tflops_and_mfu_are_converted_as_their_source_counts(name: str) -> None:
+    """The file's notes work the step time out on their own; PaLM's is recalled to three digits."""
+    run = run_of(ROWS[name])
+    peak = catalog.chip(run.chip).peak_flops_per_s["bf16"].value
+    stated = re.search(r"derived_step_s[= ]*([\d.]+)", ROWS[name]["notes"])
+    assert stated
+    assert measured_step_s(run, peak) == pytest.approx(float(stated[1]), rel=1e-3)
+
+
+def test_rows_that_state_both_count_the_flops_of_their_columns(samples: list[Sample]) -> None:
+    """Gemma 3 with its windows, Gemma 4 with its wider heads: the columns and notes suffice."""
+    kept = {sample.run.id for sample in samples}
+    assert {"tr_v6e_gemma3-12b_1x_256_20251018", "tr_iron_gemma4-31b_64_bf16_8192"} <= kept
+    left_out = {row.id: row.reason for row in published()[1]}
+    assert left_out.keys() == {"tr_iron_gemma4-2b_64_bf16_8192", "marin_v5p64_1_2b_gated"}
+    assert "10.3 GFLOP a token" in left_out["tr_iron_gemma4-2b_64_bf16_8192"]
+    assert "Muon" in left_out["marin_v5p64_1_2b_gated"]
+
+
+def test_a_run_is_laid_out_as_it_was_run() -> None:
+    """Mesh, slices and batch are the row's own; devices of a tpu7x chip are two."""
+    layout = replay(run_of(ROWS["mx_v5p_512b_2x1024"])).layout
+    assert (layout.pods, layout.data, layout.fsdp, layout.sequence, layout.tensor) == (
+        2, 1, 32, 1, 16,
+    )  # fmt: skip
+    assert layout.sequences * layout.length == 4_194_304
+    assert replay(run_of(ROWS["tr_iron_gemma4-31b_64_bf16_8192"])).layout.fsdp == 128
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "offloaded", "inputs"),
+    [
+        ("full", "", False, False),
+        ("minimal", "q k v mid gate up", False, False),
+        ("custom: offload decoder_layer_input;query_proj;key_proj;value_proj", "q k v", True, True),
+        ("custom: device out_proj;mlpwo", "mid", False, False),
+        ("custom: offload query_proj device out_proj", "q mid", False, False),
+        ("save_dot_with_context_except_mlp", "q k v attention mid", False, False),
+        ("custom device decoder_layer_input remat query_proj;key_proj", "", False, False),
+        ("custom: device decoder_layer_input;context;q;k;v_proj", "attention q k v", False, False),
+    ],
+)
+def test_remat_is_read_tensor_by_tensor(
+    text: str, kept: str, offloaded: bool, inputs: bool
+) -> None:
+    """What each source's policy keeps, where, and what becomes of a layer's input."""
+    policy = remat_of(run_of(LLAMA | {"remat_policy": text}))
+    assert policy.kept == set(kept.split())
+    assert (policy.offloaded, policy.offloads_block_input) == (offloaded, inputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"moe_experts": "8"}, "8 experts"),
+        ({"pp": "4"}, "4 pipeline stages"),
+        ({"remat_policy": "clever"}, "'clever'"),
+        ({"remat_policy": ""}, "not stated"),
+        ({"remat_policy": "custom: offload q remat_me"}, "'remat_me'"),
+        ({"chip": "v9"}, "unknown chip"),
+        ({"compute_dtype": "int4"}, "'int4'"),
+        ({"layers": "many"}, "layers says 'many'"),
+        ({"layers": "-1"}, "positive whole number"),
+        ({"d_model": "inf"}, "positive whole number"),
+        ({"d_model": "nan"}, "positive whole number"),
+        ({"seq_len": ""}, "seq_len is empty"),
+        ({"num_slices": "3"}, "slices of equal size"),
+        ({"ici_tp": "3"}, "8 devices are not"),
+        ({"topology": "4x4"}, "16 chips"),
+        ({"step_time_s": "", "tflops_per_chip": ""}, "no step time"),
+        ({"step_time_s": "", "flop_convention": "secret"}, "'secret'"),
+        ({"step_time_s": "0"}, "must be positive"),
+        ({"step_time_s": "nan"}, "must be positive"),
+        ({"tflops_per_chip": "800"}, "do not describe its model"),
+        ({"notes": "trained with Muon"}, "Muon"),
+        ({"global_batch_tokens": "1000"}, "whole sequences"),
+    ],
+)
+def test_what_cannot_be_scored_is_left_out_with_its_reason(
+    change: dict[str, str], reason: str
+) -> None:
+    """One sentence for the row, and no guess."""
+    with pytest.raises(LeftOut, match=re.escape(reason)):
+        sample_of(LLAMA | change)
+
+
+def test_a_row_of_a_convention_that_nobody_knows_keeps_its_step_time() -> None:
+    """Nothing has to be converted where seconds are stated."""
+    assert sample_of(LLAMA | {"flop_convention": "secret"}).measured_s == 3.443
+
+
+# --- what is learned
+
+
+def test_the_catalog_keeps_what_is_learned(samples: list[Sample]) -> None:
+    """The constants are those of the rows, and say so; `make score` writes them."""
+    text = (FOLDER / LEARNED).read_text(encoding="utf-8")
+    assert text == score_table.learned(), "run `make score` and review the diff"
+    assert {*ROWS} >= set(re.findall(r'"(.+)",', text))
+    assert learn(samples) == learn(samples)
+
+
+@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "tpu7x"])
+def test_constants_are_within_physics(chip: str) -> None:
+    """Efficiencies in (0, 1], shares in [0, 1], times not negative."""
+    known = catalog.efficiency(chip)
+    assert known
+    assert 0 < known.matmul.value <= 1
+    assert 0 < known.attention.value <= 1
+    assert 0 <= known.exposed.value <= 1
+    assert min(known.slice_wait_s.value, known.between_steps_s.value, known.spread.value) >= 0
+
+
+def test_constants_come_back_from_runs_that_they_made(samples: list[Sample]) -> None:
+    """Runs made by known constants, with ten times as much of everything, teach them again."""
+    true = Constants(
+        matmul={"v4": 0.7, "v5e": 0.72, "v5p": 0.71, "v6e": 0.6, "tpu7x": 0.58},
+        of_unit={128: 0.71, 256: 0.59},
+        shared={"attention": 0.6, "exposed": 0.4, "slice_wait_s": 0.004, "between_steps_s": 0.03},
+    )
+    made = [replace(s, measured_s=s.expected_s(true.efficiency(s.run.chip))) for s in samples]
+    found = fit(made * 10)
+    assert found.matmul == pytest.approx(true.matmul, rel=0.02)
+    assert found.shared == pytest.approx(true.shared, rel=0.1)
+
+
+def test_bounds_hold_however_odd_the_runs(samples: list[Sample]) -> None:
+    """Runs ten times faster or slower than any machine cannot teach the impossible."""
+    for scale in (0.1, 10):
+        odd = fit([replace(s, measured_s=s.measured_s * scale) for s in samples])
+        assert all(0 < share <= 1 for share in [*odd.matmul.values(), odd.shared["attention"]])
+        assert 0 <= odd.shared["exposed"] <= 1
+        assert odd.shared["slice_wait_s"] >= 0
+
+
+def test_one_run_says_little(samples: list[Sample]) -> None:
+    """A single row moves the guesses, and its interval is a factor of two."""
+    alone = learn(samples[:1])
+    assert alone.spread == pytest.approx(log(2))
+    assert unit_of("tpu7x") == unit_of("v6e") != unit_of("v5p")
+
+
+def test_a_quantile_weighs() -> None:
+    """Half of the weight lies on either side of the middle value, whatever the count."""
+    assert weighted_quantile([(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)], 0.5) == 2.0
+    many = [(1.0, 0.1)] * 10 + [(2.0, 1.0), (3.0, 1.0)]
+    assert weighted_quantile(many, 0.5) == pytest.approx(2.0, abs=0.3)
+
+
+# --- the score
+
+
+def test_no_run_is_faster_than_its_lower_bound(scores: dict[str, Score]) -> None:
+    """A run faster than the roofline would be a wrong formula or a wrong row."""
+    for found in scores.values():
+        assert [row.id for row in found.rows if row.below_lower_bound] == []
+
+
+def test_every_interval_is_in_order(scores: dict[str, Score]) -> None:
+    """lower <= low <= expected <= high, of every row in every way."""
+    for found in scores.values():
+        for row in found.rows:
+            assert row.lower_step_s <= row.low_step_s <= row.expected_step_s <= row.high_step_s, (
+                row.id
+            )
+
+
+def test_runs_of_documents_never_seen_are_met(scores: dict[str, Score]) -> None:
+    """The goals, on rows whose document the constants never saw; and the baseline is behind."""
+    left_out = scores[score_table.DOCUMENTS]
+    summary = left_out.summary
+    assert summary.median_abs_error is not None
+    assert summary.p90_abs_error is not None
+    assert summary.inside_interval is not None
+    assert summary.baseline_median_abs_error is not None
+    assert summary.median_abs_error <= 0.04
+    assert summary.p90_abs_error <= 0.10
+    assert 0.75 <= summary.inside_interval <= 0.90
+    assert score_table.worst_of_small(left_out) <= 0.20
+    assert summary.median_abs_error < summary.baseline_median_abs_error / 2
+
+
+def test_the_pages_show_what_is_computed(scores: dict[str, Score]) -> None:
+    """The tables of the README and of docs/score.md are those of `make score`."""
+    for page, made in score_table.pages(scores).items():
+        text = page.read_text(encoding="utf-8")
+        assert score_table.written(text, made) == text, f"{page.name}: run `make score`"
+        assert made in text
+
+
+# --- the command
+
+
+def test_json_has_the_promised_keys(orch: RunOrch) -> None:
+    """What scripts read."""
+    done = orch("score", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for key in ("id", "measured_step_s", "expected_step_s", "lower_step_s"):
+        assert all(key in row for row in found["rows"])
+    for key in ("median_abs_error", "p90_abs_error", "inside_interval", "below_lower_bound"):
+        assert found["summary"][key] is not None
+    assert found["summary"]["below_lower_bound"] == 0
+    assert len(found["rows"]) + len(found["left_out"]) == len(ROWS)
+
+
+def test_a_file_of_ones_own_is_scored(orch: RunOrch, tmp_path: Path) -> None:
+    """Few columns suffice; a row that cannot be planned does not fail the command."""
+    path = tmp_path / "runs.csv"
+    mine = {key: value for key, value in LLAMA.items() if value and key != "source_repo"}
+    gpu = LLAMA | {"id": "gpu", "chip": "h100", "topology": "8"}
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, [*LLAMA])
+        table.writeheader()
+        table.writerows([mine, LLAMA | {"id": "expert", "moe_experts": "8"}, gpu])
+    done = orch("score", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "Score: 1 runs" in done.stdout
+    assert "left out: expert" in done.stdout
+    assert "left out: gpu" in done.stdout
+    assert orch("score", str(path), "--without", "document").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "holds no runs"), (b"a,b\n1,2\n", "has no column id"), (b"\xff\xfe\n1\n", "no CSV")],
+)
+def test_a_file_that_is_none_is_refused(
+    content: bytes, said: str, orch: RunOrch, tmp_path: Path
+) -> None:
+    """One line that says what is wrong."""
+    path = tmp_path / "runs.csv"
+    path.write_bytes(content)
+    done = orch("score", str(path))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_rows_read_as_runs() -> None:
+    """Every row of the project's file is understood, scored or not."""
+    rows = [row for row in ROWS.values() if "Muon" not in row["notes"]]
+    assert all(isinstance(run_of(row), PublishedRun) for row in rows)
