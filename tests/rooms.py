@@ -78,6 +78,7 @@ EFFECTS |= {"asyncio", "http", "logging", "socket", "ssl", "threading", "time", 
 
 # The modules that a person starts: they alone print and exit.
 SPEAKERS: tuple[str, ...] = ("orchestrator.cli", "orchestrator.drive", *CHILDREN)
+SPEAKERS += ("orchestrator.launch.probe",)
 SPEAKERS += ("orchestrator.launch.keeper", "orchestrator.launch.attempt", "trainers.data.pack")
 SPEECH = frozenset({"print", "input", "exit", "quit", "SystemExit"})
 SPEECH_OF_MODULES = frozenset(

@@ -80,19 +80,45 @@ def test_a_named_cluster_is_an_error_and_never_a_rehearsal(
     orch: RunOrch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever the name comes from, the message says where, and no run is made."""
-    stored = ("--no-prove", "--set", f"run.storage={tmp_path}")
-    by_flag = orch("submit", FOUR_PODS, *stored, "--address", "10.0.0.1:6379")
-    by_spec = orch("submit", FOUR_PODS, *stored, "--set", "cluster.address=10.0.0.2:6379")
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.3:6379")
+    stored = ("--no-prove", "--yes", "--set", f"run.storage={tmp_path}")
+    by_flag = orch("submit", FOUR_PODS, *stored, "--address", "127.0.0.1:1")
+    by_spec = orch("submit", FOUR_PODS, *stored, "--set", "cluster.address=127.0.0.1:2")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:3")
     by_shell = orch("submit", FOUR_PODS, *stored)
-    for done, name in (
-        (by_flag, "--address names the cluster 10.0.0.1:6379"),
-        (by_spec, "cluster.address names the cluster 10.0.0.2:6379"),
-        (by_shell, "RAY_ADDRESS names the cluster 10.0.0.3:6379"),
+    for done, address, place in (
+        (by_flag, "127.0.0.1:1", "--address"),
+        (by_spec, "127.0.0.1:2", "cluster.address"),
+        (by_shell, "127.0.0.1:3", "RAY_ADDRESS"),
     ):
-        assert (done.returncode, done.stdout) == (1, "")
-        assert f"{name}: launching on a named cluster is not built yet" in done.stderr
+        assert done.returncode == 1
+        assert f"a run on the cluster {address}, which {place} names" in done.stdout
+        assert f"{address}: nothing answers on port" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_chips_are_not_taken_unasked(orch: RunOrch, tmp_path: Path) -> None:
+    """Where nobody can be asked, a run on a named cluster needs --yes; nothing is contacted."""
+    stored = ("--set", f"run.storage={tmp_path}")
+    done = orch("submit", FOUR_PODS, "--address", "127.0.0.1:1", *stored)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "needs --yes where nobody can be asked" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--detach",), "no cluster is named, and a rehearsal ends with this command"),
+        (("--address", "a:1", "--devices-per-pod", "4"), "--devices-per-pod is of rehearsals"),
+        (("--address", "somewhere", "--yes"), "'somewhere' is no address of a cluster"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    orch: RunOrch, arguments: tuple[str, ...], said: str
+) -> None:
+    """Options of the one kind of run are not ignored by the other."""
+    done = orch("submit", FOUR_PODS, "--no-prove", *arguments)
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize("steps", ["5", "5:5", "7:5", "a:b", "-1:3"])

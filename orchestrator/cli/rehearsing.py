@@ -3,27 +3,23 @@
 import shlex
 import signal
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import click
-
 from orchestrator import journal, launch
 from orchestrator.cli.origin import Origin
+from orchestrator.cli.showing import Showing
 from orchestrator.errors import Superseded
 from orchestrator.launch.slices import devices_per_host
 from orchestrator.plan.rehearsal import Rehearsal
-from orchestrator.render import rehearsal as render
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.proof import Proof
 from orchestrator.stations.run import Run
 
 POLL_S = 0.2
-SHOW_EVERY_S = 2.0
 
 
 def carry_out(
@@ -89,45 +85,40 @@ def interrupts() -> Iterator[list[int]]:
 
 @dataclass
 class Following:
-    """A run as it is followed: what was shown, and what was asked of it."""
+    """A rehearsal as it is followed, and what was asked of it."""
 
     recorded: journal.Journal
     cluster: launch.Cluster
     asked: list[int]
     nodes: int
     requests: int = 0
-    state: str = ""
-    attempt: int = 0
-    began_s: float = field(default_factory=time.monotonic)
-    shown_at_s: float = 0.0
-    steps: journal.StepReader | None = None
 
     def __post_init__(self) -> None:
-        story = self.recorded.story()
-        self.driver_before, self.attempt = story.writer, len(story.attempts)
+        self.driver_before = self.recorded.story().writer
 
     def to_the_end(self) -> str | None:
         """Show what happens until the run has ended, or nothing can end it; then why."""
+        showing = Showing(self.recorded)
         while True:
             told = self.cluster.told(POLL_S)
             if told and told.nodes and not told.job:
-                self._say(f"node {told.nodes} of {self.nodes} stands")
+                showing.say(f"node {told.nodes} of {self.nodes} stands")
             run, taken = self.recorded.run(), self._is_taken()
             if taken:
-                self._show(run)
+                showing.show(run)
             if taken and run.ended_at_s is not None:
                 return None
             if told and told.error:
-                self._say(told.error)
+                showing.say(told.error)
                 return told.error.splitlines()[0]
-            if self._wants_out(taken=taken):
+            if self._wants_out(showing.say, taken=taken):
                 return "interrupted"
 
     def _is_taken(self) -> bool:
         """Whether the driver that was started for this has come."""
         return self.recorded.story().writer != self.driver_before
 
-    def _wants_out(self, *, taken: bool) -> bool:
+    def _wants_out(self, say: Callable[[str], None], *, taken: bool) -> bool:
         """Pass interrupts on: the first asks for a last checkpoint, the second for an end. While
         there is no driver, there is nothing to save.
         """
@@ -139,26 +130,5 @@ class Following:
             self.requests += 1
             if at_once:
                 return True
-            self._say("stopping after a last checkpoint; Ctrl-C again stops at once")
+            say("stopping after a last checkpoint; Ctrl-C again stops at once")
         return False
-
-    def _show(self, run: Run) -> None:
-        if run.state != self.state and run.state in ("starting", "stopping"):
-            self._say(run.state)
-        self.state = run.state
-        if run.attempts and run.attempts[-1].number != self.attempt:
-            if self.attempt and run.attempts[self.attempt - 1].number >= run.resumed_at:
-                self._say(f"again, after {render.why_ended(run.attempts[self.attempt - 1])}")
-            self.attempt = run.attempts[-1].number
-            self.steps = journal.StepReader(self.recorded.path, self.attempt)
-        for timed in self.steps.read() if self.steps else []:
-            if line := render.begun(timed.step):
-                self._say(line)
-            last = timed.step.index + 1 == run.steps
-            if last or time.monotonic() - self.shown_at_s >= SHOW_EVERY_S:
-                self._say(render.step(timed.step, run.steps))
-                self.shown_at_s = time.monotonic()
-
-    def _say(self, line: str) -> None:
-        """A line of progress, behind the seconds since the beginning."""
-        click.echo(f"{time.monotonic() - self.began_s:5.0f} s  {line}")

@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import RUN, STORAGE, next_command
-from orchestrator.cli.submitting import EXIT_CODES
+from orchestrator.cli.submitting import (
+    ADDRESS,
+    DETACH,
+    EXIT_CODES,
+    YES,
+    followed,
+    named_cluster,
+    say_detached,
+)
 from orchestrator.cli.terminal import JSON, say, say_json
-from orchestrator.errors import OrchError, RunHasEnded, RunIsLive
+from orchestrator.errors import OrchError, RunHasEnded, RunIsLive, Unservable
 from orchestrator.stations.run import LIVE, Run
 
 if TYPE_CHECKING:
@@ -25,15 +33,28 @@ if TYPE_CHECKING:
     metavar="N",
     help="Go on with so many pods, instead of those of the spec.",
 )
+@ADDRESS
+@YES
+@DETACH
 @JSON
-def resume(run: str, storage: Path, pods: int | None, as_json: bool) -> None:
+def resume(
+    run: str,
+    storage: Path,
+    pods: int | None,
+    address: str | None,
+    yes: bool,
+    detach: bool,
+    as_json: bool,
+) -> None:
     """Let RUN go on from its last checkpoint, when it failed, was cancelled or lost its driver.
 
     RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
     A new attempt begins in the same journal, with fresh budgets of retries; what was asked of the
     run before no longer counts. With --pods the plan is another one: of the same batch, by more
     accumulation, or of the nearest batch that those pods can have; the data goes on where it was.
-    A rehearsal is rehearsed again, on a private cluster of this machine, and followed.
+    A rehearsal is rehearsed again, on a private cluster of this machine, and followed. Any other
+    run goes on where it was, or on the cluster that is named now, in the code that it was submitted
+    with, after the same questions as at `orch submit`.
 
     \b
     Exit status: as that of `orch submit`.
@@ -41,7 +62,7 @@ def resume(run: str, storage: Path, pods: int | None, as_json: bool) -> None:
     \b
     Example:
       orch resume tiny-2pod-cb3244a4-1
-      orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3
+      orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3 --address http://10.0.0.2:8265
     """
     from orchestrator import journal
     from orchestrator.cli import rehearsing
@@ -51,9 +72,14 @@ def resume(run: str, storage: Path, pods: int | None, as_json: bool) -> None:
     before = found.run()
     refuse(before, run, storage)
     plan = plan_of(found, pods)
+    how = ("--resume", *(("--pods", str(pods)) if pods else ()))
+    if not before.rehearsal:
+        where = place_of(found, address)
+        raise SystemExit(launched(found, plan, where, how, storage, yes=yes, detach=detach))
+    if address or detach:
+        raise Unservable(f"{before.run} is a rehearsal: no cluster but its own can resume it")
     if not as_json:
         say(render.resumed(before, plan) + "\n")
-    how = ("--resume", *(("--pods", str(pods)) if pods else ()))
     error, _ = rehearsing.drive(found, plan, *how)
     after = found.run()
     if as_json:
@@ -68,6 +94,50 @@ def resume(run: str, storage: Path, pods: int | None, as_json: bool) -> None:
     if error and after.attempts == before.attempts:
         raise OrchError(error)
     raise SystemExit(EXIT_CODES.get(after.state, 1))
+
+
+def place_of(found: "Journal", address: str | None) -> str:
+    """The cluster that a run is to go on on: one that is named now, or that it was submitted to."""
+    named = named_cluster(found.spec(), address)
+    where = named[0] if named else found.run().environment.get("cluster")
+    if where is None:
+        raise Unservable(f"{found.key}: its journal names no cluster: name one with --address")
+    return where
+
+
+def launched(
+    found: "Journal",
+    plan: "Plan",
+    address: str,
+    how: tuple[str, ...],
+    storage: Path,
+    *,
+    yes: bool,
+    detach: bool,
+) -> int:
+    """Let a run go on on a named cluster; the exit code."""
+    from orchestrator.cli import launching
+
+    if not yes:
+        launching.check_askable()
+    run, driver_before = found.run(), found.story().writer
+    launch = launching.Launch(
+        spec=found.spec(),
+        plan=plan,
+        steps=run.steps - run.steps_done,
+        versions=run.environment,
+        archive=launching.archive_of(found),
+        address=address,
+        storage=found.path.absolute().parent,
+    )
+    jobs, seen = launching.looked(launch)
+    say(f"{seen}\n")
+    if not yes:
+        launching.ask(launch)
+    job = launching.driven(launch, jobs, found, *how)
+    if detach:
+        return say_detached(found.key, storage)
+    return followed(found, storage, jobs, job, driver_before)
 
 
 def refuse(run: Run, named: str, storage: Path) -> None:

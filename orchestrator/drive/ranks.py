@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator import journal
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal.pulses import Beating
+from orchestrator.launch import provenance
 from orchestrator.launch.words import Share
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.run import Step
@@ -37,6 +38,8 @@ def _train(share: Share, rank: int, mark: Callable[[], None]) -> None:
     recorded = journal.Journal(Path(share.run))
     spec, story, plan = recorded.spec(), recorded.story(), recorded.plan(share.plan_digest)
     submission, settled = story.submitted.submission, story.settled_requests
+    if not submission.rehearsal:  # that one runs in the very installation it was submitted from
+        provenance.check_versions(submission.environment)
 
     def stop() -> bool:
         mark()

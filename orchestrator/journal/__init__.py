@@ -1,7 +1,7 @@
 """Journal room: a run's own record, on disk: the record of truth. Knows no Ray, JAX or MLflow."""
 
 from orchestrator.journal.claiming import Opened, ask_to_cancel, claim, create, track
-from orchestrator.journal.finding import find, journals, remove, runs
+from orchestrator.journal.finding import find, journals, landmark, remove, runs
 from orchestrator.journal.reading import Journal
 from orchestrator.journal.retry import Decision, decide_retry
 from orchestrator.journal.steps import StepLog, StepReader
@@ -31,6 +31,7 @@ __all__ = [
     "find",
     "find_either",
     "journals",
+    "landmark",
     "open_study",
     "remove",
     "run_of",

@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable, RunIsLive, UnknownName, Unservable
@@ -55,6 +57,16 @@ def find(storage: Path, wanted: str) -> Journal:
         listed = ", ".join(_shown(matching, storage))
         raise Unservable(f"run {wanted!r} may be any of {listed}; write more of its key")
     raise UnknownName("run", wanted, _shown(list(known), storage))
+
+
+@contextmanager
+def landmark(storage: Path) -> Iterator[Path]:
+    """Something that lies in the storage for a while: who sees it elsewhere sees this storage."""
+    folder = files.prepare_folder(storage.absolute() / "landmark")
+    try:
+        yield folder
+    finally:
+        files.delete(folder)
 
 
 def _shown(keys: list[str], storage: Path) -> list[str]:

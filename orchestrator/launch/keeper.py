@@ -67,6 +67,7 @@ def _end_with_owner(wish: Wish) -> None:
 def _serve(wish: Wish, out: TextIO) -> None:
     _be_patient()
     head = _started(wish, out)
+    _tell(out, Told(address=f"http://{head.webui_url}"))
     client, job = _submitted(head, wish.command)
     state = ""
     while True:

@@ -11,14 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
+from orchestrator.errors import OrchError
+
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = ("orchestrator", "trainers")
 LOCK = "requirements.lock"
 # What must be alike on every host, and with whoever planned: the same plan then means the same run.
 DISTRIBUTIONS = ("jax", "jaxlib", "libtpu", "ray")
 CODE = "code"
+NO_CODE = (".pyc", ".pyo", ".md")
 GIT_LIMIT_S = 60
 SHORT = 12
+
+
+class VersionsDiffer(OrchError):
+    """This host does not have what the run was submitted with."""
 
 
 def versions() -> dict[str, str]:
@@ -45,11 +52,23 @@ def differences(asked: Mapping[str, str], found: Mapping[str, str]) -> list[str]
     ]
 
 
+def check_versions(asked: Mapping[str, str]) -> None:
+    """Refuse to compute with other versions than those of the submitter."""
+    if differ := differences(asked, versions()):
+        raise VersionsDiffer(f"versions: on {platform.node()}: {'; '.join(differ)} at submit")
+
+
 def code_files() -> list[Path]:
     """The project's files that decide what runs, from its root, in order."""
     found = [path for name in PACKAGES for path in (PROJECT / name).rglob("*") if path.is_file()]
-    kept = [path.relative_to(PROJECT) for path in found if path.suffix not in (".pyc", ".pyo")]
+    kept = [path.relative_to(PROJECT) for path in found if path.suffix not in NO_CODE]
     return sorted(path for path in kept if not any(part.startswith(".") for part in path.parts))
+
+
+def lock_files() -> list[Path]:
+    """What says which packages are needed, where it lies beside the code."""
+    found = (Path(name) for name in (LOCK, "pyproject.toml"))
+    return [path for path in found if (PROJECT / path).is_file()]
 
 
 def code_digest() -> str:

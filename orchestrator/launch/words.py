@@ -17,9 +17,12 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What the keeper says: nodes that stand, the job's state, or what went wrong."""
+    """What the keeper says: nodes that stand, where the cluster takes jobs, the job's state, or
+    what went wrong.
+    """
 
     nodes: int = 0
+    address: str | None = None
     job: str | None = None
     error: str | None = None
 

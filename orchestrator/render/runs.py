@@ -71,6 +71,7 @@ def facts(status: Status) -> list[str]:
         ("forecast", forecast_source(status)),
         ("driver", driver(status)),
         ("asked", cancel_asked(status)),
+        ("cluster", status.environment.get("cluster")),
         ("code", code(status)),
         ("journal", status.journal),
         ("mlflow", tracking(status)),

@@ -1,0 +1,171 @@
+"""Command line room: a run on a named cluster, from the first look at it to its job."""
+
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+
+import click
+
+from orchestrator import journal
+from orchestrator.cli.origin import Origin
+from orchestrator.cli.terminal import say
+from orchestrator.errors import OrchError, Unservable
+from orchestrator.launch import package, probe, slices, survey
+from orchestrator.launch.named import ClusterUnusable, Jobs
+from orchestrator.render import launch as render
+from orchestrator.stations import codec
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.proof import Proof
+from orchestrator.stations.spec import Spec
+
+PYTHON = "python"  # the cluster's own, as its PATH has it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What is to be run, where, and of what it is made. `archive` is the code that travels; None
+    where the cluster has it.
+    """
+
+    spec: Spec
+    plan: Plan
+    steps: int
+    versions: Mapping[str, str]
+    archive: bytes | None
+    address: str
+    storage: Path
+
+
+def archive_of(recorded: journal.Journal) -> bytes | None:
+    """The code that a run was submitted with; None where none travelled."""
+    path = recorded.places.documents / package.NAME
+    return path.read_bytes() if path.is_file() else None
+
+
+def steps_of(spec: Spec, plan: Plan, asked: int | None) -> int:
+    """The steps of the whole run: as asked, or as the spec says, or as its tokens need."""
+    return asked or spec.run.steps or ceil(plan.tokens / plan.batch.tokens)
+
+
+def looked(launch: Launch) -> tuple[Jobs, str]:
+    """Connect to the cluster; what it has for the run, in words. An error when it cannot serve."""
+    with waiting("connecting"):
+        jobs = Jobs(launch.address)
+    with journal.landmark(launch.storage) as mark:
+        wanted = wish(launch, str(mark))
+        job = start(launch, jobs, "-m", probe.__name__, codec.to_json(wanted).decode())
+        with waiting("asking it for slices, versions, storage and secrets") as ticking:
+            found = probe.told(jobs.finished(job, ticking))
+    if faults := survey.faults(wanted, found):
+        raise OrchError(render.unserved(launch.address, faults))
+    return jobs, render.served(
+        launch.address,
+        survey.slices_said(wanted, found),
+        render.hosts(len(found.hosts), launch.versions),
+        str(launch.storage),
+        render.price(launch.plan, launch.steps),
+    )
+
+
+def wish(launch: Launch, mark: str) -> survey.Wanted:
+    """What the run wants of the cluster."""
+    plan = launch.plan
+    return survey.Wanted(
+        pods=plan.pods,
+        chip=plan.chip,
+        topology=plan.topology,
+        pod_type=slices.pod_type(plan),
+        accelerator=slices.accelerator_type(plan),
+        versions=launch.versions,
+        secrets=launch.spec.run.secrets,
+        file=mark,
+    )
+
+
+def start(launch: Launch, jobs: Jobs, *words: str, name: str | None = None) -> str:
+    """Start a Python of the cluster in the run's code; the id of the job."""
+    command = shlex.join([PYTHON, *words])
+    if launch.archive is None:
+        return jobs.submit(command, None, name)
+    with tempfile.TemporaryDirectory(prefix="orch-") as folder:
+        path = Path(folder) / package.NAME
+        path.write_bytes(launch.archive)
+        return jobs.submit(command, path, name)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """Say on the standard error stream what takes a while, with its seconds on a terminal."""
+    began, live = time.monotonic(), sys.stderr.isatty()
+    if not live:
+        click.echo(f"cluster: {what}", err=True)
+
+    def tick(state: str) -> None:
+        if live:
+            text = f"cluster: {what}: {state.lower()} ({time.monotonic() - began:.0f} s)"
+            click.echo(f"\r\033[K{text}", err=True, nl=False)
+
+    tick("begun")
+    try:
+        yield tick
+    finally:
+        if live:
+            click.echo("\r\033[K", err=True, nl=False)
+
+
+def check_askable() -> None:
+    """Chips are taken only when a person says so, or has said so."""
+    if not sys.stdin.isatty():
+        raise Unservable("a run on a named cluster needs --yes where nobody can be asked")
+
+
+def ask(launch: Launch) -> None:
+    """Go on only when a person says so."""
+    click.confirm(f"Run {launch.plan.name} on {launch.address}?", abort=True, err=True)
+
+
+def submitted(
+    launch: Launch, jobs: Jobs, origin: Origin, proof: Proof | None
+) -> tuple[journal.Journal, str]:
+    """Make the run's journal, and start its job; the journal tells it when that fails."""
+    if launch.archive is not None:
+        origin = replace(origin, documents={**origin.documents, package.NAME: launch.archive})
+    opened = journal.Opened(spec=launch.spec, plan=launch.plan, steps=launch.steps, **origin.fields)
+    writer = journal.create(launch.storage, opened)
+    if proof:
+        writer.keep_proof(proof)
+    try:
+        job = driven(launch, jobs, writer.journal)
+    except ClusterUnusable as error:
+        writer.conclude("failed", why=str(error))
+        raise
+    return writer.journal, job
+
+
+def driven(launch: Launch, jobs: Jobs, recorded: journal.Journal, *how: str) -> str:
+    """Start the driver of a run as a job, whose id tells the run and how often it was driven."""
+    run, story = recorded.run(), recorded.story()
+    job = f"{run.run}-{run.id[:8]}-{story.last}"
+    words = ("-m", "orchestrator.drive", str(recorded.path.absolute()), *how)
+    try:
+        start(launch, jobs, *words, name=job)
+    except ClusterUnusable:
+        if not taken(jobs, job):
+            raise
+    say(f"\n{render.submitted(run, job)}\n")
+    return job
+
+
+def taken(jobs: Jobs, job: str) -> bool:
+    """Whether a job is there in spite of an error: its answer may have been lost."""
+    try:
+        jobs.state(job)
+    except ClusterUnusable:
+        return False
+    return True

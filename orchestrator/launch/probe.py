@@ -1,0 +1,105 @@
+"""Launch room: a look at a named cluster from inside, before a run exists. A root of its own.
+
+    python -m orchestrator.launch.probe WANTED    # a Ray Job of `orch submit`, never by hand
+
+It takes no chip. WANTED is a `Wanted` as JSON; the last line that it prints is the `Survey`.
+"""
+
+import os
+import socket
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from orchestrator.launch import provenance
+from orchestrator.launch.attempt import join_cluster
+from orchestrator.launch.named import ClusterUnusable
+from orchestrator.launch.survey import HostFound, Survey, Wanted
+from orchestrator.stations import codec
+
+MARK = "orch survey: "
+ANSWER_LIMIT_S = 120.0  # a host may have to fetch and unpack the code first
+WORKER_ID = "ray.io/tpu-worker-id"
+POD_TYPE = "ray.io/tpu-pod-type"
+
+
+def main(argv: list[str]) -> None:
+    """Join the cluster, look, and say what is there."""
+    wanted = codec.from_json(argv[0], Wanted)
+    join_cluster(os.environ["RAY_ADDRESS"])
+    print(MARK + codec.to_json(look(wanted)).decode(), flush=True)
+
+
+def told(log: str) -> Survey:
+    """The survey in what this job has written."""
+    lines = [line for line in log.splitlines() if line.startswith(MARK)]
+    if not lines:
+        raise ClusterUnusable("the look at the cluster said nothing: see its job's log there")
+    return codec.from_json(lines[-1].removeprefix(MARK), Survey)
+
+
+def look(wanted: Wanted) -> Survey:
+    """What the cluster that was joined has for a run."""
+    import ray  # noqa: PLC0415
+    from ray.util.tpu import get_num_ready_tpu_slices, get_num_tpu_slices  # noqa: PLC0415
+
+    kind = (wanted.topology, wanted.accelerator)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    heads = [_label(node, POD_TYPE) for node in nodes if _label(node, WORKER_ID) == "0"]
+    others = Counter(name for name in heads if name and name != wanted.pod_type)
+    return Survey(
+        present=get_num_tpu_slices(*kind),
+        free=get_num_ready_tpu_slices(*kind),
+        others=dict(others),
+        hosts=_hosts([node for node in nodes if _label(node, POD_TYPE) == wanted.pod_type], wanted),
+    )
+
+
+def _label(node: dict[str, Any], name: str) -> str | None:
+    return (node.get("Labels") or {}).get(name)
+
+
+def _hosts(nodes: list[dict[str, Any]], wanted: Wanted) -> tuple[HostFound, ...]:
+    """Ask every host of those slices, all at once, and this one, where the driver will run."""
+    import ray  # noqa: PLC0415
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
+
+    ask, me = ray.remote(num_cpus=0, max_retries=0)(here), ray.get_runtime_context().get_node_id()
+    asked = {}
+    for node in nodes:
+        if node["NodeID"] == me:
+            continue
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        asked[ask.options(scheduling_strategy=there).remote(wanted)] = _name(node)
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_LIMIT_S)
+    return (here(wanted), *(_answer(one, name, one in answered) for one, name in asked.items()))
+
+
+def _name(node: dict[str, Any]) -> str:
+    return str(node["NodeManagerAddress"])
+
+
+def _answer(asked: Any, name: str, answered: bool) -> HostFound:
+    import ray  # noqa: PLC0415
+
+    try:
+        found: HostFound = ray.get(asked) if answered else HostFound(name=name)
+    except ray.exceptions.RayError:  # the host went, or cannot start a process
+        return HostFound(name=name)
+    return found
+
+
+def here(wanted: Wanted) -> HostFound:
+    """This host: its versions, whether it can write where the run will, what it lacks."""
+    file = Path(wanted.file)
+    return HostFound(
+        name=socket.gethostname(),
+        versions=provenance.versions(),
+        reaches=file.exists() and os.access(file.parent, os.W_OK),
+        lacks=tuple(name for name in wanted.secrets if not os.environ.get(name)),
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

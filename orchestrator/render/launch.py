@@ -1,0 +1,91 @@
+"""Render room: a run on a named cluster: what it asks, what it costs, how it ended."""
+
+from collections.abc import Mapping, Sequence
+
+from orchestrator.render.rehearsal import steps_traced
+from orchestrator.render.runs import elapsed
+from orchestrator.render.text import columns, count, dollars, percent, seconds, span
+from orchestrator.stations.plan import Bounds, Plan
+from orchestrator.stations.run import Run
+
+DAY_S = 86_400
+CENT = 0.01
+
+
+def first_line(plan_name: str, address: str, place: str) -> str:
+    """What comes before everything else."""
+    return f"{plan_name}: a run on the cluster {address}, which {place} names.\n"
+
+
+def unserved(address: str, faults: Sequence[str]) -> str:
+    """Why a cluster cannot serve a run: all that is missing."""
+    return "\n".join([f"{address} cannot serve this run", *(f"  {fault}" for fault in faults)])
+
+
+def served(address: str, slices: str, hosts: str, storage: str, price: str) -> str:
+    """What a cluster has for a run, and what the run comes to."""
+    rows = [
+        ("slices", slices),
+        ("hosts", hosts),
+        ("storage", f"{storage}, written from all of them"),
+        ("asks for", price),
+    ]
+    return "\n".join([f"cluster {address}", "", *(f"  {line}" for line in columns(rows, "<<"))])
+
+
+def hosts(number: int, versions: Mapping[str, str]) -> str:
+    """What all hosts agree on."""
+    shown = ", ".join(
+        f"{name} {versions[name]}"
+        for name in ("python", "jax", "libtpu", "ray", "code")
+        if name in versions
+    )
+    return f"{count(number)}, all with {shown}"
+
+
+def price(plan: Plan, steps: int) -> str:
+    """Chips, time and money of so many steps."""
+    forecast, share = plan.forecast, steps * plan.batch.tokens / plan.tokens
+
+    def both(bounds: Bounds) -> tuple[float, float]:
+        return bounds.lower * share, bounds.unoverlapped * share
+
+    time = span(*(duration(days * DAY_S) for days in both(forecast.days)))
+    text = f"{count(plan.chips)} {plan.chip} chips, {count(steps)} steps, {time}"
+    if forecast.dollars is None:
+        return f"{text}; no price is known"
+    return f"{text}, {span(*(money(value) for value in both(forecast.dollars)))}"
+
+
+def duration(value_s: float) -> str:
+    return elapsed(value_s) if value_s >= 1 else "less than 1 s"
+
+
+def money(value: float) -> str:
+    return dollars(value) if value >= CENT else "less than $0.01"
+
+
+def submitted(run: Run, job: str) -> str:
+    """Where the run is, once its job has started."""
+    rows = [("run", run.run), ("job", job), ("journal", run.journal)]
+    return "\n".join(["submitted", "", *(f"  {line}" for line in columns(rows, "<<"))]) + "\n"
+
+
+def left(key: str, following: str, cancelling: str) -> str:
+    """What is said to somebody who looks away from a run that goes on."""
+    return f"{key} goes on without this command; {cancelling} stops it\nNext: {following}\n"
+
+
+def ending(run: Run, next_command: str) -> str:
+    """How the run ended, and where to look."""
+    lines = [f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"]
+    if run.why:
+        lines.append(f"why      {run.why}")
+    if run.recent:
+        mfu = f", MFU {percent(run.recent.mfu)}" if run.recent.mfu is not None else ""
+        lines.append(f"measured {seconds(run.recent.step_s)} a step{mfu}")
+    lines.append(f"journal  {run.journal}")
+    if run.profile:
+        traced = f"an XProf trace of {steps_traced(run.profile)}"
+        lines.append(f"profile  {run.journal}/profile, {traced}")
+    return "\n".join([*lines, f"Next: {next_command}"]) + "\n"

@@ -1,0 +1,143 @@
+"""Following a run on a named cluster: the journal tells it, whatever the cluster answers."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.cli import following, launching
+from orchestrator.cli.following import Following
+from orchestrator.cli.origin import Origin
+from orchestrator.cli.showing import Showing
+from orchestrator.launch.named import ClusterUnusable, Jobs
+from tests.journals import opened, take_steps, tiny_plan, tiny_spec
+
+
+@dataclass
+class FakeJobs:
+    """A cluster that answers as it is told to."""
+
+    state_now: str | None = "RUNNING"
+    submits: list[tuple[str, str | None]] = field(default_factory=list)
+    refuses: bool = False
+
+    def state(self, _: str) -> str:
+        if self.state_now is None:
+            raise ClusterUnusable("http://head:8265: does not answer: connection refused")
+        return self.state_now
+
+    def why(self, _: str) -> str:
+        return "its job ended before the run began\n  No module named 'msgspec'"
+
+    def submit(self, command: str, _: Path | None, name: str | None = None) -> str:
+        self.submits.append((command, name))
+        if self.refuses:
+            raise ClusterUnusable("http://head:8265: does not take the job: 500")
+        return name or "job"
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> journal.Journal:
+    return journal.create(tmp_path, opened(steps=3), "it").journal
+
+
+@pytest.fixture(autouse=True)
+def asks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "ASK_EVERY_S", -1.0)
+
+
+def followed(recorded: journal.Journal, jobs: FakeJobs, before: int = 0) -> Following:
+    return Following(Showing(recorded), recorded, cast(Jobs, jobs), "job", before)
+
+
+def launch_of(jobs_folder: Path, **changes: Any) -> launching.Launch:
+    fields: dict[str, Any] = {
+        "spec": tiny_spec(), "plan": tiny_plan(), "steps": 3, "versions": {"jax": "1"},
+        "archive": b"code", "address": "http://head:8265", "storage": jobs_folder,
+    }  # fmt: skip
+    return launching.Launch(**fields | changes)
+
+
+def test_a_run_is_followed_to_its_end(
+    recorded: journal.Journal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it waits for, its steps, and then the run itself."""
+    jobs = FakeJobs()
+    follow = followed(recorded, jobs)
+    assert follow.look() is None
+    writer = journal.claim(recorded)
+    writer.pending("4 slices asked, 1 free")
+    assert follow.look() is None
+    number = writer.begin_attempt(tiny_plan())
+    take_steps(recorded.path, number, range(3))
+    writer.end_attempt("finished")
+    writer.conclude("succeeded")
+    run = follow.look()
+    assert run
+    assert run.state == "succeeded"
+    said = capsys.readouterr().out
+    assert "pending: 4 slices asked, 1 free" in said
+    assert "step 3 of 3" in said
+
+
+def test_a_dropped_connection_is_said_once_and_survived(
+    recorded: journal.Journal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run goes on, so does the following; when the cluster answers again, that is said."""
+    jobs = FakeJobs(state_now=None)
+    follow = followed(recorded, jobs)
+    journal.claim(recorded)
+    assert follow.look() is None
+    assert follow.look() is None
+    jobs.state_now = "RUNNING"
+    assert follow.look() is None
+    said = capsys.readouterr().out
+    assert said.count("the cluster does not answer; the run goes on") == 1
+    assert said.count("the connection is back") == 1
+
+
+def test_a_job_that_dies_before_its_driver_comes_ends_the_run(recorded: journal.Journal) -> None:
+    """The journal says why; a driver that comes later finds the run ended."""
+    run = followed(recorded, FakeJobs(state_now="FAILED")).look()
+    assert run
+    assert run.state == "failed"
+    assert "No module named 'msgspec'" in (run.why or "")
+
+
+def test_a_resumed_run_is_not_taken_for_its_former_self(recorded: journal.Journal) -> None:
+    """The end before does not end the following; nor does a job that never starts change it."""
+    writer = journal.claim(recorded)
+    writer.conclude("failed", why="out of luck")
+    jobs = FakeJobs()
+    follow = followed(recorded, jobs, writer.number)
+    assert follow.look() is None
+    jobs.state_now = "FAILED"
+    run = follow.look()
+    assert run
+    assert (run.state, run.why) == ("failed", "out of luck")
+    assert journal.claim(recorded, resumes=True).run().state == "starting"
+
+
+def test_a_run_whose_job_is_not_taken_has_failed(tmp_path: Path) -> None:
+    """It is in the journal, with the reason: nothing is left that looks as if it would come."""
+    jobs = FakeJobs(state_now=None, refuses=True)
+    origin = Origin(environment={}, documents={}, folder="", profile=None)
+    with pytest.raises(ClusterUnusable, match="does not take the job"):
+        launching.submitted(launch_of(tmp_path), cast(Jobs, jobs), origin, None)
+    [run], _ = journal.runs(tmp_path)
+    assert run.state == "failed"
+    assert "does not take the job" in (run.why or "")
+
+
+def test_a_job_whose_answer_was_lost_is_not_submitted_twice(tmp_path: Path) -> None:
+    """The cluster has it in spite of the error: then the run is under way."""
+    jobs = FakeJobs(refuses=True)
+    origin = Origin(environment={}, documents={}, folder="", profile=None)
+    recorded, job = launching.submitted(launch_of(tmp_path), cast(Jobs, jobs), origin, None)
+    [(command, name)] = jobs.submits
+    assert name == job
+    assert command == f"python -m orchestrator.drive {recorded.path}"
+    assert launching.archive_of(recorded) == b"code"
+    assert recorded.run().state == "submitted"

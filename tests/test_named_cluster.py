@@ -1,0 +1,152 @@
+"""Runs on a named cluster as a person starts them: real Ray, on slices that are emulated."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.launch import Cluster, emulated_hosts, private_cluster
+from orchestrator.launch.slices import devices_per_host
+from orchestrator.plan.make import make_plan
+from orchestrator.stations.run import Run
+from tests.asks import TINY, spec_of
+from tests.clusters import eventually
+from tests.conftest import ROOT
+
+BIN = Path(sys.executable).parent
+TINY_TWO_PODS = "specs/tiny_2pod.yaml"
+LIMIT_S = 300  # on a machine that does other work too
+CANARY = "canary-d41d8cd98f00b204"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A cluster that somebody else started, and what a person must know to use it."""
+
+    address: str
+    environment: dict[str, str]
+    folder: Path
+
+    def orch(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command about it to its end."""
+        return subprocess.run(
+            [BIN / "orch", *arguments], cwd=ROOT, env=self.environment | environment,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+
+    def submit(self, storage: Path, *more: str) -> tuple[str, ...]:
+        """The command that submits a tiny run to it."""
+        stored = ("--set", f"run.storage={storage}", "--set", "run.secrets=[HF_TOKEN]")
+        return ("submit", TINY_TWO_PODS, "--no-prove", "--address", self.address, *stored, *more)
+
+
+@contextmanager
+def standing(topology: str, pods: int) -> Iterator[Standing]:
+    """A named cluster of so many emulated v5p slices, whose hosts have a secret in their shell."""
+    plan = make_plan(spec_of(TINY, topology=topology, pods=pods, sequences=64 * pods, length=64))
+    with pytest.MonkeyPatch.context() as shell:
+        shell.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+        shell.setenv("HF_TOKEN", CANARY)
+        hosts = emulated_hosts(plan)
+        with private_cluster(hosts, devices_per_host(plan), "sleep 100000") as cluster:
+            token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(cluster.folder / "token")}
+            yield Standing(address_of(cluster), {**os.environ, **token}, cluster.folder)
+
+
+def address_of(cluster: Cluster) -> str:
+    """Where it takes jobs, once it does."""
+    address = ""
+    while True:
+        told = cluster.told(LIMIT_S)
+        assert told, "the cluster does not come up"
+        assert told.error is None, told.error
+        address = told.address or address
+        if told.job == "RUNNING":
+            return address
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Standing]:
+    """Four slices of one host."""
+    with standing("2x2x1", 4) as cluster:
+        yield cluster
+
+
+def only_run(storage: Path) -> Run:
+    [path] = storage.glob("[a-z]*")
+    return journal.Journal(path).run()
+
+
+V5P = ("--set", "resources.chip=v5p", "--set", "resources.topology=2x2x1")
+
+
+def test_what_a_cluster_cannot_serve_is_refused_with_all_that_is_missing(
+    four: Standing, tmp_path: Path
+) -> None:
+    """Slices asked, present and free, and secrets by name; no run is made, nothing is taken."""
+    more = ("--set", "resources.pods=6", "--set", "experiment.batch.sequences=48")
+    secrets = ("--set", "run.secrets=[HF_TOKEN, NO_SUCH_TOKEN]")
+    done = four.orch(*four.submit(tmp_path, *V5P, *more, *secrets, "--yes"))
+    assert done.returncode == 1, done.stderr
+    assert "6 of v5p 2x2x1 asked, 4 present, 4 free: 2 missing" in done.stderr
+    assert "NO_SUCH_TOKEN is not in the environment of 5 of 5 hosts" in done.stderr
+    assert "HF_TOKEN is not" not in done.stderr.replace("NO_SUCH_TOKEN is not", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_its_token_a_cluster_refuses(four: Standing, tmp_path: Path) -> None:
+    """The message names the variables to set, and no run is made."""
+    done = four.orch(*four.submit(tmp_path, *V5P, "--yes"), RAY_AUTH_MODE="disabled")
+    assert done.returncode == 1
+    assert "it asks for a token: set RAY_AUTH_MODE=token" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_outlives_its_terminal_and_tells_no_secret(four: Standing, tmp_path: Path) -> None:
+    """`orch` is killed at the first step; the run does every step. RAY_ADDRESS, which names another
+    cluster, is not used; secrets stand in no file of the run, and in no log of the cluster.
+    """
+    elsewhere = four.environment | {"RAY_ADDRESS": "127.0.0.1:1", "HF_TOKEN": CANARY}
+    command = [str(BIN / "orch"), *four.submit(tmp_path, *V5P, "--yes", "--steps", "12")]
+    with subprocess.Popen(command, cwd=ROOT, env=elsewhere, stdout=subprocess.DEVNULL) as following:
+        eventually(lambda: list(tmp_path.glob("[a-z]*")) and only_run(tmp_path).steps_done, LIMIT_S)
+        following.kill()
+    eventually(lambda: only_run(tmp_path).ended_at_s, LIMIT_S)
+    run = only_run(tmp_path)
+    assert (run.state, run.steps_done, run.rehearsal) == ("succeeded", 12, False), run.why
+    documents = Path(run.journal) / "documents"
+    assert (documents / "code.zip").is_file()
+    assert run.environment["code"]
+    token = (four.folder / "token").read_text()
+    told = [*files_below(tmp_path), *files_below(four.folder / "ray")]
+    assert len(told) > 20
+    assert [path for path in told if holds(path, CANARY) or holds(path, token)] == []
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+
+
+def holds(path: Path, text: str) -> bool:
+    return text.encode() in path.read_bytes()
+
+
+def test_slices_of_two_hosts_are_followed_to_the_end(tmp_path: Path) -> None:
+    """Four processes on two slices: every step, a trace of two of them, exit code 0."""
+    with standing("2x2x2", 2) as two:
+        more = ("--set", "resources.chip=v5p", "--set", "resources.topology=2x2x2")
+        done = two.orch(
+            *two.submit(tmp_path, *more, "--yes", "--steps", "4", "--profile", "1:3"),
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of v5p 2x2x2 asked, 2 present, 2 free" in done.stdout
+    run = only_run(tmp_path)
+    assert (run.state, run.steps_done) == ("succeeded", 4)
+    assert len(list(Path(run.journal).glob("attempts/001/logs/rank-*.log"))) == 4
+    assert list(Path(run.journal).glob("profile/**/*.xplane.pb"))

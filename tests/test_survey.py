@@ -1,0 +1,114 @@
+"""What a named cluster is asked before a run, and how what is missing is said. Pure."""
+
+import io
+import zipfile
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.launch import package, provenance
+from orchestrator.launch.named import ClusterUnusable, place_of
+from orchestrator.launch.survey import HostFound, Survey, Wanted, faults, slices_said
+from orchestrator.render import launch as render
+from tests.journals import tiny_plan
+
+VERSIONS = {"python": "3.11", "jax": "0.10.2", "ray": "2.60.0", "code": "abc"}
+WANTED = Wanted(
+    pods=4, chip="v5p", topology="2x2x2", pod_type="v5p-16", accelerator="TPU-V5P",
+    versions=VERSIONS, secrets=("HF_TOKEN",), file="/mnt/runs/.mark",
+)  # fmt: skip
+GOOD = tuple(HostFound(name=f"10.0.0.{n}", versions=VERSIONS, reaches=True) for n in range(8))
+SURVEY = Survey(present=5, free=4, others={"v5p-32": 2}, hosts=GOOD)
+
+
+def with_hosts(*hosts: HostFound) -> Survey:
+    """The good survey with its first hosts changed."""
+    return replace(SURVEY, hosts=(*hosts, *GOOD[len(hosts) :]))
+
+
+def test_a_cluster_that_can_serve_has_no_fault() -> None:
+    """Now, or once others have ended: then it says how many are waited for."""
+    assert faults(WANTED, SURVEY) == []
+    assert slices_said(WANTED, SURVEY) == "4 of v5p 2x2x2 asked, 5 present, 4 free"
+    busy = replace(SURVEY, free=1)
+    assert faults(WANTED, busy) == []
+    assert slices_said(WANTED, busy).endswith("1 free: the run waits for 3 more")
+
+
+def test_missing_slices_are_counted() -> None:
+    """Asked, present, free, missing, and what the cluster has instead."""
+    few = replace(SURVEY, present=3, free=1)
+    assert faults(WANTED, few) == [
+        "slices: 4 of v5p 2x2x2 asked, 3 present, 1 free: 1 missing; it has 2 of v5p-32"
+    ]
+    assert faults(WANTED, replace(few, others={}))[0].endswith("; it has no other slices")
+
+
+def test_a_difference_in_versions_is_said_once_for_all_its_hosts() -> None:
+    """Which hosts, the first few by name, and both versions."""
+    old = [replace(host, versions=VERSIONS | {"jax": "0.9.0"}) for host in GOOD[:6]]
+    [fault] = faults(WANTED, with_hosts(*old))
+    which = "6 of 8 hosts (10.0.0.0, 10.0.0.1, 10.0.0.2, 10.0.0.3 and 2 more)"
+    assert fault == f"versions: jax 0.9.0, against 0.10.2 here, on {which}"
+
+
+def test_a_host_that_cannot_write_the_journal_is_named() -> None:
+    """With the path, and what to do."""
+    [fault] = faults(WANTED, with_hosts(replace(GOOD[0], reaches=False)))
+    assert "/mnt/runs of this machine cannot be written from 1 of 8 hosts (10.0.0.0)" in fault
+    assert "name it with run.storage" in fault
+
+
+def test_all_faults_are_told_at_once() -> None:
+    """A silent host, and a secret that is set on some hosts alone."""
+    found = with_hosts(HostFound(name="10.0.0.0"), replace(GOOD[1], lacks=("HF_TOKEN",)))
+    assert faults(WANTED, found) == [
+        "hosts: 1 of 8 hosts (10.0.0.0) did not answer",
+        "secrets: HF_TOKEN is not in the environment of 1 of 8 hosts (10.0.0.1)",
+    ]
+
+
+def test_the_same_code_is_the_same_archive() -> None:
+    """It holds what the digest is of, and the lock, and no bytecode."""
+    first = package.archive()
+    assert first == package.archive()
+    names = zipfile.ZipFile(io.BytesIO(first)).namelist()
+    assert {path.as_posix() for path in provenance.code_files()} <= set(names)
+    assert {"trainers/loop.py", "requirements.lock"} <= set(names)
+    assert not [name for name in names if "__pycache__" in name or name.startswith("tests")]
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("http://10.0.0.2:8265", ("10.0.0.2", 8265)),
+        ("https://ray.example", ("ray.example", 443)),
+        ("10.0.0.2:6379", ("10.0.0.2", 6379)),
+        ("ray://head:10001", ("head", 10001)),
+        ("http://[::1]:8265", ("::1", 8265)),
+    ],
+)
+def test_addresses_are_read_as_people_write_them(address: str, place: tuple[str, int]) -> None:
+    """Of a dashboard, of a head, with a scheme or without."""
+    assert place_of(address) == place
+
+
+@pytest.mark.parametrize("address", ["auto", "10.0.0.2", "http://", "a:b", "http://h:99999"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    """With one that would be."""
+    with pytest.raises(ClusterUnusable, match="for example http://10"):
+        place_of(address)
+
+
+def test_what_a_run_asks_for_is_said_in_chips_time_and_money() -> None:
+    """For the steps that will be done, not for the tokens of the whole experiment."""
+    plan = tiny_plan()
+    days = replace(plan.forecast.days, lower=2.0, unoverlapped=3.5)
+    money = replace(plan.forecast.days, lower=1000.0, unoverlapped=2000.0)
+    steps = plan.tokens // plan.batch.tokens
+    costly = replace(plan, forecast=replace(plan.forecast, days=days, dollars=money))
+    assert render.price(costly, steps // 2) == (
+        f"8 v5e chips, {steps // 2:,} steps, 1 d to 1 d 18 h, $500 to $1,000"
+    )
+    unknown = replace(costly, forecast=replace(costly.forecast, dollars=None))
+    assert render.price(unknown, steps).endswith("2 d to 3 d 12 h; no price is known")
