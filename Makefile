@@ -16,7 +16,7 @@ WANTED := Wanted: Python 3.11 or newer; say which with make setup PYTHON=python3
 refuse = { echo "setup: $(1)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench score bench-proof chaos-train fuzz lock clean
+.PHONY: help setup demo test lint bench score bench-calibrate bench-proof chaos-train fuzz lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
@@ -39,6 +39,9 @@ lint: setup  ## ruff and mypy, both strict
 bench: setup  ## what planning costs beside its imports, and a training loop beside a bare one
 	@$(BIN)/python -m tests.bench_plan
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench_train
+
+bench-calibrate: setup  ## measure this machine and hold ten small shapes against it (ten minutes)
+	@$(BIN)/python -m tests.bench_calibrate
 
 chaos-train: setup  ## kill training at random steps on five meshes, compare every loss to the bit
 	@$(BIN)/python -m tests.chaos_train

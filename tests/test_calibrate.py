@@ -55,6 +55,7 @@ class Machines:
         assert {wish.processes for wish in wishes.exchanges} <= {processes}
         found = Devices(platform=self.platform, kind="an H200", count=8, versions={"jax": "1"})
         yield Told(devices=found)
+        yield from (Told(ready=True) for _ in (*wishes.kernels, *wishes.exchanges))
         yield from (Told(kernel=kernel_time(wish)) for wish in wishes.kernels)
         yield from (Told(exchange=exchange_time(wish)) for wish in wishes.exchanges)
 

@@ -64,10 +64,10 @@ def measure(asked: Asked, tell: Callable[[Told], None]) -> None:
             )
         )
     )
-    for kernel in asked.wishes.kernels:
-        tell(Told(kernel=kernels.timed(kernel, devices)))
-    for exchange in asked.wishes.exchanges:
-        tell(Told(exchange=exchanges.timed(exchange, devices)))
+    for time in kernels.times(asked.wishes.kernels, devices, lambda: tell(Told(ready=True))):
+        tell(Told(kernel=time))
+    for sent in exchanges.times(asked.wishes.exchanges, devices, lambda: tell(Told(ready=True))):
+        tell(Told(exchange=sent))
     if asked.processes > 1:
         meet("all is measured")
 

@@ -42,17 +42,21 @@ def of_machine(progress: Progress) -> shelf.Kept:
 
 def emulated(machine: Machine, wanted: Wishes, progress: Progress) -> ChipProfile:
     """What CPU devices reach that share this machine's cores; every grouping in its processes."""
-    profile, total = _empty(machine), len(wanted.kernels) + len(wanted.exchanges)
-    progress(0, total)
-    for told in _all(wanted):
+    return _filled(_empty(machine), wanted, _all(wanted), progress)
+
+
+def _filled(
+    profile: ChipProfile, wanted: Wishes, tells: Iterable[Told], progress: Progress
+) -> ChipProfile:
+    """The profile with all that is told. Making ready takes the time: that is the progress."""
+    ready, total = 0, len(wanted.kernels) + len(wanted.exchanges)
+    progress(ready, total)
+    for told in tells:
         profile = _with(profile, told)
-        _tell(progress, profile, told, total)
+        if told.ready:
+            ready += 1
+            progress(ready, total)
     return profile
-
-
-def _tell(progress: Progress, profile: ChipProfile, told: Told, total: int) -> None:
-    if told.kernel or told.exchange:
-        progress(len(profile.kernels) + len(profile.exchanges), total)
 
 
 def _all(wanted: Wishes) -> Iterable[Told]:
@@ -69,14 +73,9 @@ def _where(wish: ExchangeWish) -> tuple[int, int]:
 
 def _accelerated(found: Devices, progress: Progress) -> ChipProfile:
     """What the machine's own devices reach, each with memory and units of its own."""
-    profile = _empty(with_devices(found))
     wanted = wishes.of_own_devices(found.count)
-    total = len(wanted.kernels) + len(wanted.exchanges)
-    progress(0, total)
-    for told in ask(wanted, processes=1, devices=None):
-        profile = _with(profile, told)
-        _tell(progress, profile, told, total)
-    return profile
+    tells = ask(wanted, processes=1, devices=None)
+    return _filled(_empty(with_devices(found)), wanted, tells, progress)
 
 
 def _empty(machine: Machine) -> ChipProfile:

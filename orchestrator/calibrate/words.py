@@ -27,9 +27,12 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """One thing that the first process tells: what it found, a time, or what went wrong."""
+    """One thing that the first process tells: what it found, that one more wish is ready to be run,
+    a time, or what went wrong.
+    """
 
     devices: Devices | None = None
+    ready: bool = False
     kernel: KernelTime | None = None
     exchange: ExchangeTime | None = None
     error: str | None = None

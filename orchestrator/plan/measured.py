@@ -16,7 +16,7 @@ from orchestrator.plan.forecast import cost, plain, plain_line, plain_phase, uti
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.make import plan_digest
 from orchestrator.plan.memory import phases
-from orchestrator.plan.messages import Message, messages, stride, ways
+from orchestrator.plan.messages import Message, stride, ways
 from orchestrator.plan.pieces import Piece, pieces
 from orchestrator.plan.remat import policy
 from orchestrator.plan.time import peak
@@ -109,7 +109,7 @@ def _piece_line(piece: Piece, devices: int, profile: ChipProfile, *, shared: boo
 def message_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> list[Line]:
     """What devices send each other; all messages of one name on one line."""
     by_name: dict[str, list[Message]] = {}
-    for message in messages(layout, plan.gradient_reduction == "per_layer"):
+    for message in wanted.all_messages(plan, layout):
         by_name.setdefault(message.name, []).append(message)
     return [_message_line(name, sent, plan, layout, profile) for name, sent in by_name.items()]
 

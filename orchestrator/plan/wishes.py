@@ -5,7 +5,7 @@ from math import log
 from typing import get_args
 
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.messages import messages, stride, vote, ways
+from orchestrator.plan.messages import Message, messages, stride, vote, ways
 from orchestrator.plan.pieces import Piece, pieces
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.profile import (
@@ -69,9 +69,7 @@ def nearest_head(head_dim: int) -> int:
 
 def exchange_wishes(plan: Plan, layout: Layout) -> list[ExchangeWish]:
     """Every kind of collective in every group of the plan, small and large."""
-    sent = messages(layout, plan.gradient_reduction == "per_layer")
-    if plan.hosts > 1:
-        sent.append(vote())
+    sent = all_messages(plan, layout)
     found = {(one.kind, ways(layout, one.axes), stride(layout, one.axes)) for one in sent}
     return [
         ExchangeWish(
@@ -85,6 +83,12 @@ def exchange_wishes(plan: Plan, layout: Layout) -> list[ExchangeWish]:
         for kind, size, apart in sorted(found)
         for size_bytes in EXCHANGE_BYTES
     ]
+
+
+def all_messages(plan: Plan, layout: Layout) -> list[Message]:
+    """Those of the trainer's step, and the loop's vote where there are several processes."""
+    sent = messages(layout, plan.gradient_reduction == "per_layer")
+    return [*sent, vote()] if plan.hosts > 1 else sent
 
 
 def missing(wanted: Wishes, profile: ChipProfile) -> Wishes:

@@ -1,6 +1,6 @@
 """Ceilings: collectives among the devices of all processes, every group at once. Knows JAX."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -9,39 +9,36 @@ import numpy as np
 from jax.sharding import Mesh
 
 from orchestrator.stations.profile import Exchanged, ExchangeTime, ExchangeWish
-from trainers.ceilings.timing import repeated, repeats
+from trainers.ceilings.timing import Probe, Timed, in_rounds, probe
 
 GROUP = "group"
 ITEM_BYTES = 4
 
 
-def timed(wish: ExchangeWish, devices: Sequence[jax.Device]) -> ExchangeTime:
+def times(
+    wishes: Iterable[ExchangeWish], devices: Sequence[jax.Device], tell: Callable[[], None]
+) -> list[ExchangeTime]:
+    """All wishes: each is made ready, which is told, and then they are run in rounds."""
+    probes, become = [], []
+    for wish in wishes:
+        one, time = ready(wish, devices)
+        probes.append(one)
+        become.append(time)
+        tell()
+    return [time(found) for time, found in zip(become, in_rounds(probes), strict=True)]
+
+
+def ready(
+    wish: ExchangeWish, devices: Sequence[jax.Device]
+) -> tuple[Probe, Callable[[Timed], ExchangeTime]]:
     """The exchange in every group of the devices, which are in the order of the mesh."""
     grid = np.array(devices).reshape(-1, wish.ways, wish.stride)
-    mesh = Mesh(grid, ("outer", GROUP, "inner"))
-    work, start = EXCHANGES[wish.kind](wish)
-    run = repeated(mesh, work, start)
-    found = run(_agreed(repeats(run(2).seconds)))
-    return ExchangeTime(
-        kind=wish.kind,
-        processes=wish.processes,
-        devices=wish.devices,
-        ways=wish.ways,
-        stride=wish.stride,
-        bytes=wish.bytes,
-        seconds=found.seconds,
-        least_s=found.least_s,
-        spread=found.spread,
-    )
+    body, start = EXCHANGES[wish.kind](wish)
 
+    def time(found: Timed) -> ExchangeTime:
+        return ExchangeTime(**(vars(wish) | vars(found)))
 
-def _agreed(count: int) -> int:
-    """The number of the first process, told to all."""
-    if jax.process_count() == 1:
-        return count
-    from jax.experimental import multihost_utils  # noqa: PLC0415  alone, nobody needs it
-
-    return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
+    return probe(Mesh(grid, ("outer", GROUP, "inner")), body, start), time
 
 
 def _numbers(wish: ExchangeWish) -> int:

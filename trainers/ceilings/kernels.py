@@ -3,7 +3,7 @@
 Each takes about the amount of work that it is asked for, and says how much it took.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any
@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 from orchestrator.stations.profile import Kernel, KernelTime, KernelWish
-from trainers.ceilings.timing import Body, repeated, repeats
+from trainers.ceilings.timing import Body, Probe, Timed, in_rounds, probe
 from trainers.llama.attention import attention
 from trainers.llama.loss import token_loss
 from trainers.llama.model import DTYPES, inner, rotated
@@ -37,22 +37,30 @@ class Piece:
     amount: float
 
 
-def timed(wish: KernelWish, devices: list[jax.Device]) -> KernelTime:
-    """The kernel on the first so many of the devices, at once."""
+def times(
+    wishes: Iterable[KernelWish], devices: Sequence[jax.Device], tell: Callable[[], None]
+) -> list[KernelTime]:
+    """All wishes: each is made ready, which is told, and then they are run in rounds."""
+    probes, become = [], []
+    for wish in wishes:
+        one, time = ready(wish, devices)
+        probes.append(one)
+        become.append(time)
+        tell()
+    return [time(found) for time, found in zip(become, in_rounds(probes), strict=True)]
+
+
+def ready(
+    wish: KernelWish, devices: Sequence[jax.Device]
+) -> tuple[Probe, Callable[[Timed], KernelTime]]:
+    """The kernel on the first so many of the devices, and what becomes of its seconds."""
     piece = PIECES[wish.kernel](wish)
-    mesh = Mesh(np.array(devices[: wish.devices]).reshape(-1, 1, 1), AXES)
-    run = repeated(mesh, piece.body, piece.start)
-    found = run(repeats(run(2).seconds))
-    return KernelTime(
-        kernel=wish.kernel,
-        dtype=wish.dtype,
-        devices=wish.devices,
-        amount=piece.amount,
-        head_dim=wish.head_dim,
-        seconds=found.seconds,
-        least_s=found.least_s,
-        spread=found.spread,
-    )
+    mesh = Mesh(np.array(list(devices)[: wish.devices]).reshape(-1, 1, 1), AXES)
+
+    def time(found: Timed) -> KernelTime:
+        return KernelTime(**(vars(wish) | vars(found) | {"amount": piece.amount}))
+
+    return probe(mesh, piece.body, piece.start), time
 
 
 def shaped(wish: KernelWish, *shape: int) -> jax.ShapeDtypeStruct:
