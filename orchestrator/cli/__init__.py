@@ -11,6 +11,7 @@ from orchestrator.cli import (
     machine,
     planning,
     proving,
+    recording,
     reporting,
     resuming,
     running,
@@ -40,8 +41,8 @@ def orch() -> None:
 
 
 for room in (
-    planning, proving, calibrating, submitting, running, resuming, logs, reporting, scoring,
-    machine,
+    planning, proving, calibrating, submitting, running, resuming, logs, reporting, recording,
+    scoring, machine,
 ):  # fmt: skip
     for command in room.COMMANDS:
         orch.add_command(command)

@@ -1,5 +1,6 @@
 """Command line room: a run on a named cluster, from the first look at it to its job."""
 
+import os
 import shlex
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator import journal
+from orchestrator import journal, record
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.terminal import say
 from orchestrator.errors import OrchError, Unservable
@@ -137,7 +138,10 @@ def submitted(
     if launch.archive is not None:
         origin = replace(origin, documents={**origin.documents, package.NAME: launch.archive})
     opened = journal.Opened(spec=launch.spec, plan=launch.plan, steps=launch.steps, **origin.fields)
+    where = record.destination(launch.spec.tracking, launch.storage, os.environ)
     writer = journal.create(launch.storage, opened)
+    record.begin(writer.journal, where)
+    record.in_background([writer.journal])
     if proof:
         writer.keep_proof(proof)
     try:

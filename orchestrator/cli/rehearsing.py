@@ -1,5 +1,6 @@
 """Command line room: a rehearsal from its journal to its end, followed on the terminal."""
 
+import os
 import shlex
 import signal
 import sys
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from orchestrator import journal, launch
+from orchestrator import journal, launch, record
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.showing import Showing
 from orchestrator.errors import Superseded
@@ -41,7 +42,10 @@ def carry_out(
         rehearses=full,
         **origin.fields,
     )
-    writer = journal.create(Path(rehearsal.spec.run.storage), opened, key)
+    storage = Path(rehearsal.spec.run.storage)
+    where = record.destination(rehearsal.spec.tracking, storage, os.environ)
+    writer = journal.create(storage, opened, key)
+    record.begin(writer.journal, where)
     if proof:
         writer.keep_proof(proof)
     error, interrupted = drive(writer.journal, rehearsal.plan)

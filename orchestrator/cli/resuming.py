@@ -65,7 +65,7 @@ def resume(
       orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3 --address http://10.0.0.2:8265
     """
     from orchestrator import journal
-    from orchestrator.cli import rehearsing
+    from orchestrator.cli import recording, rehearsing
     from orchestrator.render import rehearsal as render
 
     found = journal.find(storage, run)
@@ -85,12 +85,9 @@ def resume(
     if as_json:
         say_json(after)
     else:
-        say(
-            "\n"
-            + render.ending(
-                after, found.plan(after.plan_digest), next_command("status", run, storage)
-            )
-        )
+        plan, recorded = found.plan(after.plan_digest), recording.ending(found)
+        following = next_command("status", run, storage)
+        say("\n" + render.ending(after, plan, recorded, following))
     if error and after.attempts == before.attempts:
         raise OrchError(error)
     raise SystemExit(EXIT_CODES.get(after.state, 1))

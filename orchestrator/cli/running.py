@@ -43,6 +43,7 @@ def runs(storage: Path, as_json: bool) -> None:
       orch runs --storage /mnt/shared/runs --json
     """
     from orchestrator import journal
+    from orchestrator.cli import recording
     from orchestrator.render import runs as render
 
     found, problems = journal.runs(storage)
@@ -52,6 +53,7 @@ def runs(storage: Path, as_json: bool) -> None:
         say_json(found)
     else:
         say(render.table(found, str(storage)))
+    recording.catch_up(storage, found)
 
 
 @click.command()
@@ -68,9 +70,12 @@ def status(run: str, storage: Path, as_json: bool) -> None:
       orch status llama3-70b-4pod-3f9a1c07-1
     """
     from orchestrator import journal
+    from orchestrator.cli import recording
     from orchestrator.render import runs as render
 
-    found = journal.find(storage, run).status()
+    known = journal.find(storage, run)
+    found = known.status()
+    recording.catch_up(known.path.parent, [found])
     if as_json:
         say_json(found)
         return

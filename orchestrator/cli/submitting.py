@@ -113,7 +113,10 @@ def submit(spec: Path, overrides: tuple[str, ...], address: str | None, **wishes
       orch submit specs/tiny_2pod.yaml --no-prove --steps 50
       orch submit specs/llama3_70b_4pod.yaml --address http://10.0.0.2:8265 --detach
     """
+    from orchestrator import record
+
     wished, (loaded, [plan]) = Wishes(**wishes), make_plans(spec, overrides, 1)
+    record.destination(loaded.tracking, Path(loaded.run.storage), os.environ)  # or refuse now
     order = Order(spec, overrides, loaded, plan, wished)
     named = named_cluster(loaded, address)
     raise SystemExit(launched(order, *named) if named else rehearsed(order))
@@ -180,11 +183,13 @@ def rehearsed(order: Order) -> int:
     say("\n" + render.opening(plan, small.plan, steps, small.changes) + "\n")
     if wished.dry_run:
         return say_dry()
-    from orchestrator.cli import rehearsing
+    from orchestrator import journal
+    from orchestrator.cli import recording, rehearsing
 
     run = rehearsing.carry_out(small, plan, proof, origin)
     following = next_about("status", run.run, Path(loaded.run.storage))
-    say("\n" + render.ending(run, small.plan, following))
+    recorded = recording.ending(journal.Journal(Path(run.journal)))
+    say("\n" + render.ending(run, small.plan, recorded, following))
     return EXIT_CODES.get(run.state, 1)
 
 
@@ -232,7 +237,7 @@ def followed(
     recorded: "Journal", storage: Path, jobs: "Jobs", job: str, driver_before: int = 0
 ) -> int:
     """Follow a run on a named cluster to its end, or for as long as somebody looks."""
-    from orchestrator.cli import following
+    from orchestrator.cli import following, recording
     from orchestrator.render import launch as render
 
     run = following.follow(recorded, jobs, job, driver_before)
@@ -240,7 +245,7 @@ def followed(
     if run is None:
         say("\n" + render.left(recorded.key, status, cancel))
         return INTERRUPTED
-    say("\n" + render.ending(run, status))
+    say("\n" + render.ending(run, recording.ending(recorded), status))
     return EXIT_CODES.get(run.state, 1)
 
 

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from orchestrator import journal
+from orchestrator import journal, record
 from orchestrator.drive import choosing
 from orchestrator.drive.ranks import write_to
 from orchestrator.drive.watching import Ending, Watch
@@ -29,9 +29,14 @@ class Cancelled(OrchError):
 
 
 def drive(recorded: journal.Journal, *, resumes: bool, pods: int | None) -> int:
-    """Take the run up, and try until it has ended; the exit code."""
+    """Take the run up, and try until it has ended, recording as it goes; the exit code."""
     writer = journal.claim(recorded, resumes=resumes)
     write_to(recorded.places.driver_log(writer.number))
+    with record.Following(recorded):
+        return _driven(writer, pods)
+
+
+def _driven(writer: journal.Writer, pods: int | None) -> int:
     try:
         return Driving(writer, pods).to_the_end()
     except Cancelled:

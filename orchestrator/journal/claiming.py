@@ -163,7 +163,12 @@ def ask_to_cancel(
             return request
 
 
-def track(journal: Journal, tracking: Tracking) -> Tracking:
-    """Note the MLflow run of this run; when one was noted before, that one stays and comes back."""
+def track(journal: Journal, tracking: Tracking, *, instead: bool = False) -> Tracking:
+    """Note the MLflow run of this run; when one was noted before, that one stays and comes back.
+
+    `instead` is for a run that MLflow no longer has: the new one takes the place of what was noted.
+    """
+    if instead:
+        files.replace(journal.places.tracking, codec.to_json(tracking))
     keep(journal.places.tracking, codec.to_json(tracking))
     return codec.from_json(journal.places.tracking.read_bytes(), Tracking)

@@ -59,6 +59,21 @@ def write_new(path: Path, content: bytes) -> None:
         sync_folder(path.parent)
 
 
+def replace(path: Path, content: bytes) -> None:
+    """Write a file anew, whole or not at all. It is for what can be found out again: it is not made
+    to survive a power failure.
+    """
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
+    with writing(path):
+        try:
+            partial.write_bytes(content)
+            partial.rename(path)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+
+
 def _write_whole(path: Path, content: bytes) -> None:
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:

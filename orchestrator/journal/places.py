@@ -37,6 +37,21 @@ class Places:
         return self.root / "mlflow.json"
 
     @property
+    def record(self) -> Path:
+        """How far the run is recorded in MLflow."""
+        return self.root / "record.json"
+
+    @property
+    def record_lock(self) -> Path:
+        """Held by the one process that records the run."""
+        return self.root / "record.lock"
+
+    @property
+    def record_log(self) -> Path:
+        """What a process that records in the background wrote."""
+        return self.driver_logs / "record.log"
+
+    @property
     def plans(self) -> Path:
         return self.root / "plans"
 

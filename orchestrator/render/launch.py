@@ -76,7 +76,7 @@ def left(key: str, following: str, cancelling: str) -> str:
     return f"{key} goes on without this command; {cancelling} stops it\nNext: {following}\n"
 
 
-def ending(run: Run, next_command: str) -> str:
+def ending(run: Run, recorded: str, next_command: str) -> str:
     """How the run ended, and where to look."""
     lines = [f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"]
     if run.why:
@@ -88,4 +88,5 @@ def ending(run: Run, next_command: str) -> str:
     if run.profile:
         traced = f"an XProf trace of {steps_traced(run.profile)}"
         lines.append(f"profile  {run.journal}/profile, {traced}")
+    lines.append(f"mlflow   {recorded}")
     return "\n".join([*lines, f"Next: {next_command}"]) + "\n"

@@ -130,7 +130,7 @@ def steps_traced(profile: tuple[int, int]) -> str:
     return f"step {first}" if end == first + 1 else f"steps {first} to {end - 1}"
 
 
-def ending(run: Run, plan: Plan, next_command: str) -> str:
+def ending(run: Run, plan: Plan, recorded: str, next_command: str) -> str:
     """What was measured, what that says about the forecast, and where to look."""
     lines = [f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"]
     if run.why:
@@ -142,6 +142,7 @@ def ending(run: Run, plan: Plan, next_command: str) -> str:
     if run.profile:
         traced = f"an XProf trace of {steps_traced(run.profile)}"
         lines.append(f"profile  {run.journal}/profile, {traced}")
+    lines.append(f"mlflow   {recorded}")
     return "\n".join([*lines, f"Next: {next_command}"]) + "\n"
 
 

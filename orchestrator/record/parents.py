@@ -1,0 +1,68 @@
+"""Record room: the MLflow run of a study, of which the runs of its trials are children."""
+
+from orchestrator.errors import JournalUnreadable
+from orchestrator.journal import Journal
+from orchestrator.journal.studies import StudyJournal, run_of
+from orchestrator.record.described import NOTE, RUN_ID
+from orchestrator.record.store import Found, Status, Store
+from orchestrator.stations.run import LIVE, Run, Tracking
+from orchestrator.stations.study import StudyOpened, TrialBegun
+
+
+def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
+    """The id of the MLflow run of a run's study, made when it is not there; None without a study,
+    or where its directory was removed.
+    """
+    if run.study is None:
+        return None
+    study = StudyJournal(journal.path.absolute().parent / run.study)
+    try:
+        opened = study.opened()
+    except JournalUnreadable:
+        return None
+    parent = _its_run(study, opened, store)
+    status = _status(study, opened)
+    if parent.status != status:
+        store.set_status(parent.id, status, None)
+    return parent.id
+
+
+def _its_run(study: StudyJournal, opened: StudyOpened, store: Store) -> Found:
+    """The one that is noted, or carries the study's id, or a new one."""
+    noted, found = study.tracking(), None
+    if noted and noted.mlflow_tracking_uri == store.where.uri:
+        found = store.run(noted.mlflow_run_id)
+    if found and not found.deleted:
+        return found
+    carrying = [one for one in store.tagged(RUN_ID, opened.id) if not one.deleted]
+    found = carrying[0] if carrying else _created(study, opened, store)
+    study.track(Tracking(mlflow_tracking_uri=store.where.uri, mlflow_run_id=found.id))
+    return found
+
+
+def _created(study: StudyJournal, opened: StudyOpened, store: Store) -> Found:
+    asked = opened.study
+    trials = f"{len(asked.trials)} trials over {', '.join(asked.vary)}, {asked.repeats} of each"
+    tags = {
+        RUN_ID: opened.id,
+        "orch.kind": "study",
+        "orch.study": study.key,
+        "orch.scaling": asked.scaling,
+        NOTE: f"**{study.key}**: {asked.scaling} scaling, {trials}.\n\nJournal: `{study.path}`",
+    }
+    return store.create(study.key, opened.at_s, tags)
+
+
+def _status(study: StudyJournal, opened: StudyOpened) -> Status:
+    """A study runs while a run of it does, and has finished when each repeat of each trial has."""
+    states = {(one.trial, one.repeat): _state(study, one) for one in study.begun()}
+    if any(state in LIVE for state in states.values()):
+        return "RUNNING"
+    succeeded = sum(state == "succeeded" for state in states.values())
+    asked = opened.study
+    return "FINISHED" if succeeded == len(asked.trials) * asked.repeats else "FAILED"
+
+
+def _state(study: StudyJournal, begun: TrialBegun) -> str | None:
+    run = run_of(study, begun)
+    return run.state if run else None

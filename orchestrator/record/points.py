@@ -1,0 +1,125 @@
+"""Record room: what is measured, predicted and compiled, as points under names. Pure."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.record import names
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.proof import Proof
+from orchestrator.stations.report import Report
+from orchestrator.stations.run import Attempt, TimedStep
+
+GIB = 2**30
+NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A value of a metric. Of two at the same step, MLflow shows the later one."""
+
+    name: str
+    value: float
+    at_s: float
+    step: int
+
+
+def finite(named: Mapping[str, float | None], at_s: float, step: int) -> list[Point]:
+    """Points of what is known and finite: MLflow would turn an infinity into a number."""
+    return [
+        Point(name=name, value=float(value), at_s=at_s, step=step)
+        for name, value in named.items()
+        if value is not None and math.isfinite(value)
+    ]
+
+
+def of_step(timed: TimedStep, plan: Plan) -> list[Point]:
+    """One step, beside what the plan of its attempt says."""
+    step, forecast = timed.step, plan.forecast
+    of_device = plan.chips / plan.devices
+    flops_per_s = step.model_flops_per_s_per_chip
+    tokens_per_s = step.tokens_per_s_per_chip
+    named = {
+        names.STEP_TIME: step.step_s,
+        names.STEP_TIME_PREDICTED: forecast.step_s.lower,
+        names.MFU: step.mfu,
+        names.MFU_PREDICTED: forecast.mfu.roofline,
+        names.TFLOPS: flops_per_s and flops_per_s * of_device / 1e12,
+        names.TOKENS: tokens_per_s and tokens_per_s * of_device,
+        names.DATA_WAIT: step.data_s,
+        names.CHECKPOINT_WAIT: step.checkpoint_s,
+        names.LOSS: step.loss,
+        names.GRAD_NORM: step.grad_norm,
+        names.LEARNING_RATE: step.learning_rate,
+    }
+    own = {names.TRAINER + own_name(name): x for name, x in step.trainer_metrics.items()}
+    return finite(named | own, timed.at_s, step.index)
+
+
+def own_name(name: str) -> str:
+    """A trainer's name for a metric, as MLflow takes it."""
+    return NOT_IN_A_NAME.sub("_", name)[:200]
+
+
+def first_done(
+    attempts: Iterable[tuple[Attempt, Sequence[TimedStep]]], done: int
+) -> Iterator[tuple[Attempt, TimedStep]]:
+    """The steps from `done` on, each when it was first done.
+
+    MLflow cannot take a point back, so that of a step that was done again the first one stays:
+    whoever records, and whenever, sends the same points.
+    """
+    for attempt, steps in attempts:
+        for timed in steps:
+            if timed.step.index >= done:
+                done = timed.step.index + 1
+                yield attempt, timed
+
+
+def of_plan(plan: Plan, at_s: float, step: int) -> list[Point]:
+    """What a plan is, and predicts."""
+    forecast = plan.forecast
+    named = {
+        names.PODS: plan.pods,
+        names.CHIPS: plan.chips,
+        names.BATCH_TOKENS: plan.batch.tokens,
+        names.MFU_ROOFLINE: forecast.mfu.roofline,
+        names.MFU_UNOVERLAPPED: forecast.mfu.unoverlapped,
+        names.STEP_TIME_LOWER: forecast.step_s.lower,
+        names.STEP_TIME_UNOVERLAPPED: forecast.step_s.unoverlapped,
+        names.TOKENS_PER_S_UPPER: forecast.tokens_per_s.lower,
+        names.PREDICTED_HBM: forecast.memory_bytes_per_device / GIB,
+    }
+    return finite(named, at_s, step)
+
+
+def of_proof(proof: Proof, at_s: float) -> list[Point]:
+    """What the compiler said."""
+    named = {
+        names.PEAK_HBM: proof.peak_hbm_bytes_per_device / GIB,
+        names.HBM_MARGIN: proof.margin_bytes / GIB,
+        names.COMPILE_TIME: proof.compile_s,
+    }
+    return finite(named, at_s, 0)
+
+
+def of_ending(report: Report, at_s: float) -> list[Point]:
+    """What the run comes to: medians of its steps, and where its time went.
+
+    What is not held against the forecast, as in a rehearsal, has no ratio to it.
+    """
+    found, time = report.measured, report.goodput
+    if not report.steps_done:
+        return []
+    named: dict[str, float | None] = {names.FINAL_LOSS: report.last_loss}
+    if found:
+        named[names.MEDIAN_STEP_TIME] = found.step_s.median
+        named[names.TOKENS_PER_S] = found.tokens_per_s
+        named[names.MEDIAN_MFU] = found.mfu.median if found.mfu else None
+    for ratio in report.ratios:
+        named[names.OVER_PREDICTED[ratio.against]] = ratio.measured_over_predicted
+    if time:
+        named[names.GOODPUT] = time.goodput
+        named |= {names.BADPUT[cause]: time.badput_s[cause] for cause in names.BADPUT}
+    return finite(named, at_s, report.steps_done)

@@ -1,0 +1,92 @@
+"""Record room: one try to bring runs up to their journals, by whoever holds the run's lock."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.errors import JournalUnreadable
+from orchestrator.journal import Journal
+from orchestrator.record import marks
+from orchestrator.record.places import destination
+from orchestrator.record.projection import Projection, Shown, unseen
+from orchestrator.record.store import NotRecorded, RefusedAlone, Store
+from orchestrator.stations.record import Destination, Mark, Tried
+
+LOCK_LIMIT_S, POLL_S = 15.0, 0.1
+
+
+@dataclass
+class Recorder:
+    """Records runs, each in its own MLflow; an MLflow that failed once is not asked again."""
+
+    environment: Mapping[str, str]
+    stores: dict[Destination, Store | NotRecorded] = field(default_factory=dict)
+    projections: dict[Path, Projection] = field(default_factory=dict)
+
+    def record(self, journal: Journal, shown: Shown = unseen) -> Tried:
+        """Bring MLflow up to one journal, and note what came of it."""
+        mark = marks.mark_of(journal) or Mark(destination=self._meant(journal))
+        recorded, problem = None, None
+        try:
+            with only_one(journal):
+                recorded = self._projection(journal, mark.destination, shown).catch_up()
+        except NotRecorded as error:
+            problem = str(error)
+            if not isinstance(error, RefusedAlone):
+                self.stores[mark.destination] = error
+        marks.note(journal, mark, recorded=recorded, problem=problem)
+        return Tried(
+            run=journal.key,
+            mlflow_tracking_uri=mark.destination.uri,
+            mlflow_experiment=mark.destination.experiment,
+            mlflow_run_id=journal.run().mlflow_run_id,
+            recorded=recorded,
+            problem=problem,
+        )
+
+    def forget(self) -> None:
+        """Ask again where an MLflow failed."""
+        self.stores.clear()
+        self.projections.clear()
+
+    def _meant(self, journal: Journal) -> Destination:
+        return destination(journal.spec().tracking, journal.path.parent, self.environment)
+
+    def _projection(self, journal: Journal, where: Destination, shown: Shown) -> Projection:
+        """The run in its MLflow; who records it again and again reads each step once."""
+        if journal.path not in self.projections:
+            self.projections[journal.path] = Projection(journal, self._store(where), shown)
+        return self.projections[journal.path]
+
+    def _store(self, where: Destination) -> Store:
+        if where not in self.stores:
+            self.stores[where] = Store(where)
+        store = self.stores[where]
+        if isinstance(store, NotRecorded):
+            raise store
+        return store
+
+
+@contextmanager
+def only_one(journal: Journal, limit_s: float = LOCK_LIMIT_S) -> Iterator[None]:
+    """Be the one process that records a run: the lock goes with the process, however that ends."""
+    try:
+        lock = os.open(journal.places.record_lock, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise JournalUnreadable(f"{error.filename}: {error.strerror}") from error
+    deadline = time.monotonic() + limit_s
+    try:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if time.monotonic() > deadline:
+                raise RefusedAlone(f"{journal.key}: another process is recording it")
+            time.sleep(POLL_S)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,35 @@
+"""Render room: what of runs is recorded in MLflow."""
+
+from collections.abc import Sequence
+
+from orchestrator.render.text import columns, count
+from orchestrator.stations.record import Tried
+
+
+def table(tried: Sequence[Tried], storage: str) -> str:
+    """Each run and what MLflow has of it; at the end, whether anything is missing."""
+    if not tried:
+        return f"No runs in {storage}\nNext: orch submit SPEC\n"
+    head = ("RUN", "STATE", "STEPS", "MLFLOW RUN")
+    rows = [head, *(row(one) for one in tried if one.recorded)]
+    lines = [*columns(rows, "<<><"), ""] if len(rows) > 1 else []
+    lines += [f"warning: {one.run}: {one.problem}" for one in tried if one.problem]
+    missing = sum(one.problem is not None for one in tried)
+    where = ", ".join(dict.fromkeys(place(one) for one in tried if one.recorded))
+    if missing:
+        kept = "Nothing is lost: the journals have it all, and orch sync sends it."
+        lines.append(f"Sync: {missing} of {len(tried)} runs not recorded. {kept}")
+    else:
+        every = "1 run" if len(tried) == 1 else f"{len(tried)} runs"
+        lines.append(f"Sync: {every} recorded in {where}.")
+    return "\n".join(lines) + "\n"
+
+
+def place(tried: Tried) -> str:
+    return f"{tried.mlflow_tracking_uri.removeprefix('sqlite:///')} ({tried.mlflow_experiment})"
+
+
+def row(tried: Tried) -> tuple[str, ...]:
+    assert tried.recorded
+    state = tried.recorded.state
+    return tried.run, state, count(tried.recorded.steps), tried.mlflow_run_id or ""

@@ -1,0 +1,47 @@
+"""Station Record: what MLflow has of a run, and where. Plain values."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """An MLflow and an experiment in it. `artifacts` is where files go that no server takes."""
+
+    uri: str
+    experiment: str
+    artifacts: str | None
+
+    @property
+    def words(self) -> str:
+        """As people read it: the file of a database, else the address."""
+        return self.uri.removeprefix("sqlite:///")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What of a run is in MLflow: `steps` of them, in `state`, after so many attempts."""
+
+    state: str
+    attempts: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Where a run is to be recorded, what is, and why the last try failed."""
+
+    destination: Destination
+    recorded: Recorded | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What came of a try to record a run: what is in MLflow now, or why it could not be done."""
+
+    run: str
+    mlflow_tracking_uri: str
+    mlflow_experiment: str
+    mlflow_run_id: str | None
+    recorded: Recorded | None
+    problem: str | None

@@ -1,0 +1,397 @@
+"""The record: MLflow has what the journal has, each point once, however often it is replayed."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.errors import Unservable
+from orchestrator.journal import StepLog
+from orchestrator.record import destination, flat, is_behind, mark_of, names
+from orchestrator.record.places import is_server
+from orchestrator.record.points import Point, finite
+from orchestrator.record.recording import Recorder, only_one
+from orchestrator.record.store import NotRecorded, Store
+from orchestrator.stations.spec import Tracking
+from tests import records
+from tests.journals import step, tiny_plan, tiny_spec
+from tests.records import (
+    begun,
+    doubled,
+    empty_database,
+    facts,
+    place,
+    points,
+    recorded,
+    rows,
+    storage,
+    trained,
+    whole,
+)
+from tests.test_journal_studies import begun as study_journal
+
+__all__ = ["empty_database", "storage"]
+
+# --- what is there
+
+
+def test_each_step_is_recorded_once(storage: Path) -> None:
+    """Every step of both attempts, each name once a step; of what was redone, the first."""
+    run = whole(storage)
+    [tried] = recorded(run)
+    assert tried.problem is None
+    assert [at for at, _ in points(storage, names.LOSS)] == list(range(20))
+    assert points(storage, names.LOSS)[7] == (7, 9.0 / 8)
+    warm = [index for index in range(20) if index != 0]
+    assert [at for at, _ in points(storage, names.MFU)] == warm
+    assert [at for at, _ in points(storage, names.MFU_PREDICTED)] == list(range(20))
+    assert doubled(storage) == []
+
+
+def test_replaying_changes_nothing(storage: Path) -> None:
+    """Any number of times, by anybody: not a row more, and not another one."""
+    run = whole(storage)
+    tables = ("runs", "metrics", "latest_metrics", "params", "tags")
+    recorded(run)
+    before = [rows(storage, f"SELECT * FROM {table} ORDER BY 1, 2, 3") for table in tables]
+    for _ in range(3):
+        assert records.named(recorded(run)) == [None]
+    assert before == [rows(storage, f"SELECT * FROM {table} ORDER BY 1, 2, 3") for table in tables]
+
+
+def test_recording_as_it_goes_is_replaying(storage: Path) -> None:
+    """A run that was recorded step by step, and one that was recorded at its end, are the same."""
+    writer = begun(storage, steps=8)
+    recorder = Recorder({})
+    number = writer.begin_attempt(tiny_plan())
+    with writer.signing(), StepLog(writer.journal.path, number) as log:
+        for index in range(8):
+            log.append(step(index, restored=None if index else 0))
+            assert recorder.record(writer.journal).problem is None
+            assert len(points(storage, names.LOSS)) == index + 1
+    assert rows(storage, "SELECT status FROM runs") == [("RUNNING",)]
+    writer.end_attempt("finished")
+    writer.conclude("succeeded")
+    recorder.record(writer.journal)
+    as_it_went = rows(storage, "SELECT key, step, value, timestamp FROM metrics ORDER BY 1, 2")
+    (writer.journal.path / "mlflow.json").unlink()
+    rows_gone(storage)
+    recorded(writer.journal)
+    assert as_it_went == rows(
+        storage, "SELECT key, step, value, timestamp FROM metrics ORDER BY 1, 2"
+    )
+
+
+def rows_gone(storage: Path) -> None:
+    """Forget every run, as if the database were a new one."""
+    with records._opened(storage / "mlflow.db") as connection:
+        for table in ("metrics", "latest_metrics", "params", "tags", "runs"):
+            connection.execute(f"DELETE FROM {table}")
+        connection.commit()
+
+
+def test_a_database_that_was_lost_is_filled_again(storage: Path, empty_database: Path) -> None:
+    """The journal is the truth: what MLflow forgot is sent anew, under a new id that is noted."""
+    run = whole(storage)
+    [first] = recorded(run)
+    (storage / "mlflow.db").write_bytes(empty_database.read_bytes())
+    [second] = recorded(run)
+    assert second.problem is None
+    assert second.mlflow_run_id != first.mlflow_run_id
+    assert run.run().mlflow_run_id == second.mlflow_run_id
+    assert len(points(storage, names.LOSS)) == 20
+
+
+def test_the_spec_is_there_flat(storage: Path) -> None:
+    """Every value under its dotted key."""
+    recorded(whole(storage))
+    params = facts(storage, "params")
+    assert params["experiment.model.layers"] == "2"
+    assert params["resources.pods.max"] == "2"
+    assert params["run.checkpoint.every"] == "200"
+    assert params == flat.params(tiny_spec())
+
+
+def test_nothing_is_cut_silently(storage: Path) -> None:
+    """A value that MLflow would cut says where it stands whole."""
+    long: dict[str, bool | int | float | str] = {"xla_tpu_flags": "x" * 7_000, "odd=name": True}
+    spec = tiny_spec()
+    spec = replace(spec, experiment=replace(spec.experiment, compiler_options=long))
+    recorded(whole(storage, spec=spec))
+    params = facts(storage, "params")
+    said = params["experiment.compiler_options.xla_tpu_flags"]
+    assert said == "in artifact spec.json: 7,000 characters are too many here"
+    assert params["experiment.compiler_options.odd_name"] == "true"
+    [kept] = storage.glob("mlflow-artifacts/*/artifacts/spec.json")
+    assert json.loads(kept.read_text())["experiment"]["compiler_options"] == long
+
+
+def test_the_tags_say_what_the_numbers_mean(storage: Path) -> None:
+    """Digests, chip, the definition of MFU, real or not, attempts, and a note."""
+    run = whole(storage, environment={"git_commit": "0a1b", "jax": "0.10.2"})
+    recorded(run)
+    tags = facts(storage, "tags")
+    plan = tiny_plan()
+    assert tags["orch.plan_digest"] == plan.digest
+    assert tags["orch.mfu_definition"] == plan.forecast.mfu_definition
+    assert (tags["orch.chip"], tags["orch.kind"], tags["orch.attempts"]) == ("v5e", "real", "2")
+    assert tags["mlflow.source.git.commit"] == "0a1b"
+    assert tags["orch.environment.jax"] == "0.10.2"
+    assert tags["mlflow.note.content"].startswith("**it** succeeded: 20 of 20 steps.")
+
+
+def test_files_are_kept_with_the_run(storage: Path) -> None:
+    """Spec, plan, a later document, and logs; a long one says what is left out."""
+    run = whole(storage)
+    run.places.rank_log(2, 0).write_text("hello\n" * 300_000)
+    recorded(run)
+    (run.places.documents / "report.html").write_text("<p>later")
+    recorded(run)
+    [folder] = storage.glob("mlflow-artifacts/*/artifacts")
+    kept = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    plan = run.places.plan(tiny_plan().digest).name
+    assert kept == {
+        "spec.json", f"plans/{plan}", "documents/report.html", "logs/attempt-2-rank-0.log",
+    }  # fmt: skip
+    log = (folder / "logs/attempt-2-rank-0.log").read_text()
+    assert log.startswith("(the last 1,048,576 of 1,800,000 bytes; all of it: ")
+
+
+# --- how it ended
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [("succeeded", "FINISHED"), ("failed", "FAILED"), ("cancelled", "KILLED")],
+)
+def test_an_ended_run_is_ended_there(storage: Path, state: str, status: str) -> None:
+    """Each way to end has its own status, and its time."""
+    writer = begun(storage)
+    trained(writer, range(3))
+    writer.end_attempt("finished")
+    writer.conclude(state)  # type: ignore[arg-type]
+    recorded(writer.journal)
+    ended_at_s = writer.run().ended_at_s
+    assert ended_at_s is not None
+    assert rows(storage, "SELECT status, end_time FROM runs") == [(status, round(ended_at_s * 1e3))]
+
+
+def test_a_killed_run_does_not_stay_running(storage: Path) -> None:
+    """A driver that vanished could not say so; the journal does, and a replay passes it on."""
+    writer = begun(storage)
+    trained(writer, range(3))
+    with writer.signing():
+        recorded(writer.journal)
+    assert rows(storage, "SELECT status FROM runs") == [("RUNNING",)]
+    long_silent(writer.journal)
+    assert writer.journal.run().state == "lost"
+    recorded(writer.journal)
+    assert rows(storage, "SELECT status FROM runs") == [("FAILED",)]
+    resumed = journal.claim(writer.journal, resumes=True)
+    with resumed.signing():
+        recorded(resumed.journal)
+    assert rows(storage, "SELECT status FROM runs") == [("RUNNING",)]
+
+
+def long_silent(run: journal.Journal) -> None:
+    """Make the claim of the driver one of a process on another machine, long ago."""
+    path = run.places.events / "000002.json"
+    event = json.loads(path.read_text())
+    event["driver"] |= {"machine": "another", "host": "elsewhere"}
+    path.write_text(json.dumps(event))
+    for path in sorted(run.places.events.iterdir()):
+        event = json.loads(path.read_text()) | {"at_s": 1e9}
+        path.write_text(json.dumps(event))
+
+
+def test_an_ending_is_summed_up(storage: Path) -> None:
+    """Medians without the steps that warm up, tokens a second, and where the time went."""
+    run = whole(storage)
+    recorded(run)
+    assert points(storage, names.MEDIAN_MFU) == [(20, 0.4)]
+    assert points(storage, names.TOKENS_PER_S) == [(20, 4096 / 0.25)]
+    [(_, ratio)] = points(storage, names.OVER_PREDICTED["lower"])
+    assert ratio == pytest.approx(0.25 / tiny_plan().forecast.step_s.lower)
+    assert len(points(storage, names.GOODPUT)) == 1
+    [(at, wasted_s)] = points(storage, names.BADPUT["wasted_progress_from_disruption"])
+    assert (at, round(wasted_s, 6)) == (20, 5 * 0.25)
+
+
+def test_a_rehearsal_is_not_held_against_chips(storage: Path) -> None:
+    """What CPU devices did is no share of what chips should do."""
+    recorded(whole(storage, rehearsal=True))
+    assert points(storage, names.OVER_PREDICTED["lower"]) == []
+    assert len(points(storage, names.MEDIAN_MFU)) == 1
+    assert facts(storage, "tags")["orch.kind"] == "rehearsal"
+
+
+def test_only_known_names_are_recorded(storage: Path) -> None:
+    """Every metric that is sent stands in the table of names, but for a trainer's own."""
+    recorded(whole(storage))
+    sent = {str(key) for [key] in rows(storage, "SELECT DISTINCT key FROM metrics")}
+    assert sent <= set(names.ALL)
+    expected = {names.OVER_PREDICTED["expected"]}  # until a forecast has that figure
+    assert sent >= {*names.OF_STEPS, *names.OF_PLANS, *names.OF_ENDINGS} - expected
+
+
+def test_no_infinity_is_sent() -> None:
+    """Neither of the trainer's own, nor by a division."""
+    assert finite({"a": math.inf, "b": math.nan, "c": None, "d": 0.0}, 1.0, 2) == [
+        Point(name="d", value=0.0, at_s=1.0, step=2)
+    ]
+
+
+def test_a_trainers_own_metrics_keep_their_names(storage: Path) -> None:
+    """As far as MLflow takes them; as many as there are."""
+    writer = begun(storage)
+    number = writer.begin_attempt(tiny_plan())
+    many = {f"m{index}": float(index) for index in range(1_500)}
+    with StepLog(writer.journal.path, number) as log:
+        log.append(step(0, restored=0, trainer_metrics={"z=loss": 0.5, **many}))
+        log.append(step(1, trainer_metrics=many))
+    assert records.named(recorded(writer.journal)) == [None]
+    assert points(storage, "trainer/z_loss") == [(0, 0.5)]
+    assert points(storage, "trainer/m1499") == [(0, 1499.0), (1, 1499.0)]
+
+
+# --- one writer, one run
+
+
+def test_a_ghost_is_removed(storage: Path) -> None:
+    """A request to create a run whose answer was lost leaves one more, which is found by its id."""
+    run = whole(storage)
+    store = Store(place(storage))
+    ghosts = [store.create("it", 1e9 + n, {"orch.id": run.run().id}) for n in range(2)]
+    [tried] = recorded(run)
+    assert tried.mlflow_run_id == ghosts[0].id
+    active = rows(storage, "SELECT run_uuid FROM runs WHERE lifecycle_stage = 'active'")
+    assert active == [(ghosts[0].id,)]
+
+
+def test_a_run_that_was_deleted_is_left_alone(storage: Path) -> None:
+    """Somebody did not want it there; the message says how it comes back."""
+    run = whole(storage)
+    [tried] = recorded(run)
+    assert tried.mlflow_run_id
+    Store(place(storage)).delete(tried.mlflow_run_id)
+    [again] = recorded(run)
+    assert again.problem is not None
+    assert "was deleted there; restore it, or remove" in again.problem
+    assert len(rows(storage, "SELECT 1 FROM runs")) == 1
+
+
+def test_one_process_records_a_run(storage: Path) -> None:
+    """Another waits for it, and gives up in words."""
+    run = whole(storage)
+    with (
+        only_one(run),
+        pytest.raises(NotRecorded, match="another process is recording it"),
+        only_one(run, limit_s=0.2),
+    ):
+        pass
+    with only_one(run):
+        pass
+
+
+def test_the_mark_tells_whether_to_look(storage: Path) -> None:
+    """After a step, an attempt or an end, until it is recorded."""
+    writer = begun(storage)
+    mark = mark_of(writer.journal)
+    assert mark is not None
+    assert is_behind(writer.run(), mark)
+    trained(writer, range(3))
+    with writer.signing():
+        recorded(writer.journal)
+    assert not is_behind(writer.run(), mark_of(writer.journal) or mark)
+    writer.end_attempt("finished")
+    writer.conclude("succeeded")
+    assert is_behind(writer.run(), mark_of(writer.journal) or mark)
+
+
+def test_a_run_without_steps_is_recorded(storage: Path) -> None:
+    """It failed before its first one: no summary, and a reason."""
+    writer = begun(storage)
+    writer.conclude("failed", why="no slice is free")
+    assert records.named(recorded(writer.journal)) == [None]
+    assert facts(storage, "tags")["orch.why"] == "no slice is free"
+    assert points(storage, names.GOODPUT) == []
+
+
+def test_the_runs_of_a_study_have_one_parent(storage: Path) -> None:
+    """It runs while one of them does, and has finished when every trial has."""
+    study = study_journal(storage)
+    for number in (1, 2):
+        run = journal.begin_trial(study, number, 1).run
+        writer = begun(storage, run, number, study=study.key, steps=3)
+        trained(writer, range(3), number)
+        with writer.signing():
+            recorded(writer.journal)
+        assert parent_row(storage) == (study.key, "RUNNING")
+        writer.end_attempt("finished")
+        writer.conclude("succeeded")
+        recorded(writer.journal)
+        assert parent_row(storage) == (study.key, "FAILED" if number == 1 else "FINISHED")
+    noted = study.tracking()
+    assert noted is not None
+    children = "SELECT COUNT(*) FROM tags WHERE key = 'mlflow.parentRunId' AND value = ?"
+    assert rows(storage, children, noted.mlflow_run_id) == [(2,)]
+    assert len(rows(storage, "SELECT 1 FROM runs")) == 3
+
+
+def parent_row(storage: Path) -> tuple[object, ...]:
+    """Name and status of the MLflow run of a study."""
+    kind = "SELECT run_uuid FROM tags WHERE key = 'orch.kind' AND value = 'study'"
+    [row] = rows(storage, f"SELECT name, status FROM runs WHERE run_uuid IN ({kind})")
+    return row
+
+
+# --- where
+
+
+@pytest.mark.parametrize(
+    ("variable", "written", "uri"),
+    [
+        ("", "auto", "sqlite:////s/mlflow.db"),
+        ("http://tracking:5000/", "auto", "http://tracking:5000"),
+        ("", "https://tracking.example", "https://tracking.example"),
+        ("http://mine:1", "http://other:2", "http://mine:1"),
+        ("", "/data/all.db", "sqlite:////data/all.db"),
+        ("sqlite:////data/x.db", "auto", "sqlite:////data/x.db"),
+        ("", "postgresql://db/mlflow", "postgresql://db/mlflow"),
+    ],
+)
+def test_where_runs_are_recorded(variable: str, written: str, uri: str) -> None:
+    """MLFLOW_TRACKING_URI, else the spec, else a file with an absolute path beside the runs."""
+    where = destination(Tracking(uri=written), Path("/s"), {"MLFLOW_TRACKING_URI": variable})
+    assert where.uri == uri
+    assert (where.artifacts is None) == is_server(where)
+
+
+def test_a_relative_file_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same file from every directory."""
+    monkeypatch.chdir(tmp_path)
+    for written in ("all.db", "sqlite:///all.db"):
+        where = destination(Tracking(uri=written), Path("runs"), {})
+        assert where.uri == f"sqlite:///{tmp_path}/all.db"
+        assert where.artifacts == f"file://{tmp_path}/runs/mlflow-artifacts"
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("http://me:secret@tracking", "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
+        ("https://me@tracking", "holds a user or password"),
+        ("postgresql://me:secret@db/mlflow", "holds a user or password"),
+        ("./mlruns", "write sqlite:///"),
+        ("file:///data/mlruns", "sqlite:////data/mlruns/mlflow.db"),
+        ("sqlite://", "names no file"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(written: str, said: str) -> None:
+    """With what to write instead, and without the password in the message."""
+    with pytest.raises(Unservable, match=said) as met:
+        destination(Tracking(), Path("/s"), {"MLFLOW_TRACKING_URI": written})
+    assert "secret" not in str(met.value)

@@ -1,0 +1,61 @@
+"""`orch sync`, and what other commands see to on their way."""
+
+import json
+from pathlib import Path
+
+from orchestrator.record import mark_of
+from tests.clusters import eventually
+from tests.conftest import RunOrch
+from tests.records import begun, empty_database, points, rows, storage, trained, whole
+
+__all__ = ["empty_database", "storage"]
+
+
+def test_sync_records_what_is_named_or_all(orch: RunOrch, storage: Path) -> None:
+    """A run, or every run; as JSON; and again without a difference."""
+    first, second = whole(storage, "first"), whole(storage, "second")
+    at = ("--storage", str(storage))
+    done = orch("sync", "first", *at)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"Sync: 1 run recorded in {storage}/mlflow.db (orch)."
+    assert rows(storage, "SELECT name FROM runs") == [("first",)]
+    told = json.loads(orch("sync", *at, "--json").stdout)
+    assert [one["run"] for one in told] == ["first", "second"]
+    assert [one["recorded"]["steps"] for one in told] == [20, 20]
+    assert {one["mlflow_run_id"] for one in told} == {
+        run.run().mlflow_run_id for run in (first, second)
+    }
+    assert len(points(storage, "learning/loss")) == 40
+
+
+def test_sync_says_what_it_could_not_do(orch: RunOrch, storage: Path) -> None:
+    """Nothing is lost, and the exit status tells."""
+    whole(storage)
+    (storage / "mlflow.db").write_text("this is no database")
+    done = orch("sync", "--storage", str(storage))
+    assert done.returncode == 1
+    assert "warning: it: " in done.stdout
+    assert "Sync: 1 of 1 runs not recorded. Nothing is lost" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert orch("sync", "nobody", "--storage", str(storage)).returncode == 2
+    assert "No runs in" in orch("sync", "--storage", str(storage / "none")).stdout
+
+
+def test_a_later_command_has_recorded_what_was_missed(orch: RunOrch, storage: Path) -> None:
+    """`orch status` answers at once; what a killed recorder left is sent in the background."""
+    writer = begun(storage)
+    trained(writer, range(3))
+    writer.end_attempt("finished")
+    writer.conclude("failed", why="out of luck")
+    done = orch("status", "it", "--storage", str(storage))
+    assert done.returncode == 0
+
+    def is_recorded() -> bool:
+        mark = mark_of(writer.journal)
+        return mark is not None and mark.recorded is not None
+
+    eventually(is_recorded, 120)
+    assert rows(storage, "SELECT status FROM runs") == [("FAILED",)]
+    assert json.loads(orch("status", "it", "--storage", str(storage), "--json").stdout)[
+        "mlflow_run_id"
+    ]
