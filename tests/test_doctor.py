@@ -39,7 +39,21 @@ def test_a_folder_that_takes_no_file_is_broken(orch: RunOrch) -> None:
     assert done.returncode == 1
     assert "BROKEN" in done.stdout
     assert "run.storage of the spec" in done.stdout
-    assert "1 of 10 broken" in done.stdout
+    assert "1 of 11 broken" in done.stdout
+
+
+def test_servers_that_are_named_and_silent_are_broken(
+    orch: RunOrch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster and a tracking server; the file that records otherwise is told."""
+    assert f"recorded in {tmp_path}" in orch("doctor", "--storage", str(tmp_path)).stdout
+    nobody = "http://127.0.0.1:9"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", nobody)
+    done = orch("doctor", "--storage", str(tmp_path), "--address", nobody)
+    assert done.returncode == 1
+    assert f"nothing answers at {nobody}" in done.stdout
+    assert f"{nobody}: nothing answers on port 9" in done.stdout
+    assert "orch sync" in done.stdout
 
 
 def test_devices_that_jax_cannot_open_are_told_in_its_words(

@@ -1,36 +1,68 @@
 """Command line room: the commands about this machine and this shell."""
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli.running import STORAGE
 from orchestrator.cli.terminal import JSON, say, say_json
 
+if TYPE_CHECKING:
+    from orchestrator.stations.checkup import Finding
+
 SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command()
 @STORAGE
+@click.option("--address", metavar="ADDRESS", help="A cluster to look for, besides RAY_ADDRESS.")
 @JSON
-def doctor(storage: Path, as_json: bool) -> None:
+def doctor(storage: Path, address: str | None, as_json: bool) -> None:
     """Tell what this machine can do, and what to do about what it cannot.
 
-    It looks and changes nothing. Ends in 1 when something that most commands need is broken.
+    It looks and changes nothing. Ends in 1 when something that most commands need is broken, or a
+    cluster or MLflow server that is named does not answer.
 
     \b
     Example:
       orch doctor
+      orch doctor --address http://10.0.0.2:8265
     """
-    from orchestrator.doctor import checkup
+    from orchestrator.doctor import checks
     from orchestrator.render import checkup as render
+    from orchestrator.stations.checkup import Checkup
 
-    found = checkup(storage)
+    named = address or os.environ.get("RAY_ADDRESS")
+    clusters = (cluster(named),) if named else ()
+    found = Checkup(findings=(*checks.of_machine(storage), recorded(storage), *clusters))
     if as_json:
         say_json(found)
     else:
         say(render.text(found))
     raise SystemExit(1 if found.broken else 0)
+
+
+def recorded(storage: Path) -> "Finding":
+    """Where runs are recorded, and whether a server answers there."""
+    from orchestrator.doctor import checks
+    from orchestrator.record import destination
+    from orchestrator.stations.spec import Tracking
+
+    return checks.store(destination(Tracking(), storage, os.environ))
+
+
+def cluster(address: str) -> "Finding":
+    """Whether a named cluster lets us in."""
+    from orchestrator.doctor import checks
+    from orchestrator.launch.named import ClusterUnusable, Jobs
+
+    try:
+        Jobs(address)
+    except ClusterUnusable as error:
+        return checks.broken("cluster", str(error), "docs/launch.md tells how to reach one")
+    return checks.good("cluster", f"{address} answers; orch submit SPEC --dry-run asks for slices")
 
 
 @click.command()

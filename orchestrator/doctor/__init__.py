@@ -1,5 +1,1 @@
 """Doctor room: what this machine can do. It looks, and changes nothing; devices in a child."""
-
-from orchestrator.doctor.checks import checkup
-
-__all__ = ["checkup"]

@@ -11,11 +11,15 @@ import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from orchestrator.stations.checkup import Checkup, Finding
+from orchestrator.stations.checkup import Finding
+from orchestrator.stations.record import Destination
 
 GIB = 2**30
 LIMIT_S = 120
+REACH_LIMIT_S = 5
+PORTS = {"http": 80, "https": 443}
 WANTED_PYTHON = (3, 11)
 PROOF_MEMORY_BYTES = 4 * GIB  # of the largest specs, with what the rest of a machine takes
 RUN_DISK_BYTES = 2 * GIB  # a rehearsal's checkpoints and logs, Ray's files
@@ -24,21 +28,19 @@ RAY_LETTERS = 65  # of it, Ray's own folders and names below TMPDIR
 PINNED = re.compile(r"^([\w.-]+)(?:\[[^]]*\])?==([\w.]+)$")
 
 
-def checkup(storage: Path) -> Checkup:
-    """Everything, for runs kept under that folder."""
-    return Checkup(
-        findings=(
-            python(),
-            packages(),
-            devices(),
-            compiler(),
-            memory(),
-            disk("runs", storage),
-            disk("temporary", Path(tempfile.gettempdir())),
-            sockets(),
-            loopback(),
-            processes(),
-        )
+def of_machine(storage: Path) -> tuple[Finding, ...]:
+    """Everything about this machine, for runs kept under that folder."""
+    return (
+        python(),
+        packages(),
+        devices(),
+        compiler(),
+        memory(),
+        disk("runs", storage),
+        disk("temporary", Path(tempfile.gettempdir())),
+        sockets(),
+        loopback(),
+        processes(),
     )
 
 
@@ -170,3 +172,17 @@ def processes() -> Finding:
         return good("processes", "/proc tells which are a run's own")
     advice = "rehearse on Linux; plans, proofs and named clusters need it not"
     return limited("processes", f"no /proc on {platform.system()}", advice)
+
+
+def store(where: Destination) -> Finding:
+    """Where MLflow keeps runs; a server is knocked at."""
+    parts = urlsplit(where.uri)
+    if parts.scheme not in PORTS:
+        return good("MLflow", f"recorded in {where.words}")
+    try:
+        place = (parts.hostname or "", parts.port or PORTS[parts.scheme])
+        socket.create_connection(place, timeout=REACH_LIMIT_S).close()
+    except OSError as error:
+        found = f"nothing answers at {where.uri}: {error.strerror or error}"
+        return broken("MLflow", found, "runs go on without it; orch sync records them later")
+    return good("MLflow", f"{where.uri} answers")
