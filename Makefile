@@ -15,6 +15,11 @@ INSTALL := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-che
 WANTED := Wanted: Python 3.11 or newer; say which with make setup PYTHON=python3.12
 refuse = { echo "setup: $(1)" >&2; exit 1; }
 
+# Pages are tested in a real browser. A machine that only tests gets one; a person's is left as it is.
+BROWSER := [ -z "$$CI" ] || command -v chromium >/dev/null || ! command -v apt-get >/dev/null || \
+	{ echo "test: installing chromium"; apt-get update -qq && apt-get install -qq -y \
+	--no-install-recommends chromium >/dev/null; } || echo "test: no chromium: browser tests skip"
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench score bench-calibrate bench-proof chaos-train fuzz lock clean
 
@@ -29,6 +34,7 @@ demo: setup  ## Llama 3 70B on four v5p pods
 	@$(BIN)/orch submit specs/llama3_70b_4pod.yaml
 
 test: setup  ## the whole suite
+	@$(BROWSER)
 	@$(BIN)/python -m pytest
 
 lint: setup  ## ruff and mypy, both strict

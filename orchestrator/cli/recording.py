@@ -1,20 +1,25 @@
 """Command line room: the commands about MLflow, which mirrors the journals."""
 
 import os
+import shlex
+import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.running import STORAGE
+from orchestrator.cli.running import RUNS, STORAGE
 from orchestrator.cli.terminal import JSON, say, say_json
+from orchestrator.errors import OrchError
 from orchestrator.stations.run import LIVE, Run
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
-    from orchestrator.stations.record import Tried
+    from orchestrator.stations.record import Destination, Tried
 
 SHOW_EVERY_S = 2.0
 # A try that failed is not made again by every command that looks.
@@ -54,7 +59,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     if as_json:
         say_json(tried)
     else:
-        say(render.table(tried, str(storage)))
+        say(render.table(tried, str(storage), ui_command(storage)))
     if any(one.problem for one in tried):
         raise SystemExit(1)
 
@@ -78,15 +83,25 @@ def ending(found: "Journal") -> str:
 
     mark = record.mark_of(found)
     if mark and mark.problem is None and not record.is_behind(found.run(), mark):
-        return mark.destination.words
+        return shown_by(mark.destination.words, found.path.parent)
     tried = Recorder(os.environ).record(found)
-    return ending_words(tried)
+    return ending_words(tried, found.path.parent)
 
 
-def ending_words(tried: "Tried") -> str:
+def ending_words(tried: "Tried", storage: Path) -> str:
     if tried.problem:
         return f"not recorded yet: {tried.problem}; orch sync records it"
-    return tried.mlflow_tracking_uri.removeprefix("sqlite:///")
+    return shown_by(tried.mlflow_tracking_uri.removeprefix("sqlite:///"), storage)
+
+
+def shown_by(place: str, storage: Path) -> str:
+    return f"{place}, shown by {ui_command(storage)}"
+
+
+def ui_command(storage: Path) -> str:
+    """The command that shows what is recorded of the runs in a storage directory."""
+    beside = storage.absolute() == RUNS.absolute()
+    return shlex.join(["orch", "ui", *(() if beside else ("--storage", str(storage)))])
 
 
 def catch_up(storage: Path, runs: Sequence[Run]) -> None:
@@ -115,4 +130,87 @@ def tried_at_s(found: "Journal") -> float:
         return 0.0
 
 
-COMMANDS = (sync,)
+@click.command()
+@STORAGE
+@click.option("--port", type=click.IntRange(1, 65_535), metavar="N", help="Listen on this port.")
+def ui(storage: Path, port: int | None) -> None:
+    """Show recorded runs in the MLflow UI, with comparisons already set up, until Ctrl-C.
+
+    It listens on 127.0.0.1 alone. Where runs are recorded on a server, that server shows them: the
+    comparisons are set up there, and their links printed.
+
+    \b
+    Example:
+      orch ui
+      orch ui --storage /mnt/shared/runs --port 5000
+    """
+    from orchestrator.record.places import is_server
+
+    for uri, places in places_by_uri(storage).items():
+        if is_server(places[0]):
+            say(links(uri, places))
+        else:
+            show(uri, places, storage, port)
+
+
+def places_by_uri(storage: Path) -> dict[str, list["Destination"]]:
+    """Where the runs of a storage directory are recorded; databases last, since one shows them
+    until it is stopped.
+    """
+    from orchestrator import journal, record
+    from orchestrator.record.places import is_server
+
+    marks = [record.mark_of(one) for one in journal.journals(storage)]
+    found = dict.fromkeys(mark.destination for mark in marks if mark and mark.recorded)
+    if not found:
+        raise OrchError(f"nothing is recorded of the runs in {storage}\nNext: orch sync")
+    by_uri: dict[str, list[Destination]] = {}
+    for one in sorted(found, key=lambda place: not is_server(place)):
+        by_uri.setdefault(one.uri, []).append(one)
+    return by_uri
+
+
+def show(uri: str, places: list["Destination"], storage: Path, port: int | None) -> None:
+    """Serve a database until somebody has seen enough."""
+    from orchestrator.record import serving
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupted)
+    log = storage / "mlflow-ui.log"
+    began_s = time.monotonic()
+    click.echo("starting the MLflow UI: it takes up to half a minute", err=True)
+    with serving.serving(uri, port, log, lambda: None) as address:
+        click.echo(f"started in {time.monotonic() - began_s:.0f} s", err=True)
+        say(links(address, places))
+        say("Ctrl-C ends it.\n")
+        with suppress(KeyboardInterrupt):
+            while True:
+                time.sleep(3600)
+
+
+def interrupted(_: int, __: FrameType | None) -> None:
+    """Ctrl-C and SIGTERM are the same here, also where a shell has them ignored."""
+    raise KeyboardInterrupt
+
+
+def links(address: str, places: list["Destination"]) -> str:
+    """Where the comparisons of each experiment open. Without them the UI is as useful as ever."""
+    from orchestrator.record.store import NotRecorded, Store
+    from orchestrator.record.views import links as of_experiment
+    from orchestrator.record.views import set_views, views
+    from orchestrator.render import records as render
+
+    shipped, found = views(), []
+    for place in places:
+        try:
+            store = Store(place)
+            set_views(store, shipped)
+            of_views = of_experiment(address, store.experiment, shipped)
+        except NotRecorded as error:
+            click.echo(f"warning: the comparisons are not set up: {error}", err=True)
+            of_views = []
+        found.append((place.experiment, of_views))
+    return render.links(address, places[0].words, found)
+
+
+COMMANDS = (sync, ui)

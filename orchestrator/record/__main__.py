@@ -2,8 +2,9 @@
 
     python -m orchestrator.record RUN...          # bring runs up to their journals, once
     python -m orchestrator.record --follow RUN    # and go on until the run has ended
+    python -m orchestrator.record --serve URI PORT    # show what is recorded, for `orch ui`
 
-One that follows ends soon after its input does: whoever drives the run holds the other end.
+One that follows or serves ends soon after its input does: whoever started it holds the other end.
 """
 
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from orchestrator.errors import OrchError
 from orchestrator.journal import Journal
+from orchestrator.record import serving
 from orchestrator.record.recording import Recorder
 from orchestrator.stations.run import LIVE
 
@@ -26,6 +28,8 @@ NICE = 10
 
 
 def main(arguments: list[str]) -> None:
+    if arguments[0] == "--serve":
+        sys.exit(serving.keep(*arguments[1:]))
     os.nice(NICE)  # whatever else runs here comes first
     if arguments[0] == "--follow":
         follow(Journal(Path(arguments[1])))

@@ -30,15 +30,17 @@ OF_STEPS = (
 PODS, CHIPS = "plan/pods", "plan/chips"
 BATCH_TOKENS = "plan/batch_tokens"
 MFU_ROOFLINE = "predicted/mfu_roofline"
+MFU_EXPECTED = "predicted/mfu_expected"
 MFU_UNOVERLAPPED = "predicted/mfu_unoverlapped"
 STEP_TIME_LOWER = "predicted/step_time_seconds_lower"
+STEP_TIME_EXPECTED = "predicted/step_time_seconds_expected"
 STEP_TIME_UNOVERLAPPED = "predicted/step_time_seconds_unoverlapped"
 TOKENS_PER_S_UPPER = "predicted/tokens_per_second_upper"
 PREDICTED_HBM = "predicted/peak_hbm_gib"
 
 OF_PLANS = (
-    PODS, CHIPS, BATCH_TOKENS, MFU_ROOFLINE, MFU_UNOVERLAPPED, STEP_TIME_LOWER,
-    STEP_TIME_UNOVERLAPPED, TOKENS_PER_S_UPPER, PREDICTED_HBM,
+    PODS, CHIPS, BATCH_TOKENS, MFU_ROOFLINE, MFU_EXPECTED, MFU_UNOVERLAPPED, STEP_TIME_LOWER,
+    STEP_TIME_EXPECTED, STEP_TIME_UNOVERLAPPED, TOKENS_PER_S_UPPER, PREDICTED_HBM,
 )  # fmt: skip
 
 PEAK_HBM = "proof/peak_hbm_gib"

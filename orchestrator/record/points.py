@@ -85,8 +85,10 @@ def of_plan(plan: Plan, at_s: float, step: int) -> list[Point]:
         names.CHIPS: plan.chips,
         names.BATCH_TOKENS: plan.batch.tokens,
         names.MFU_ROOFLINE: forecast.mfu.roofline,
+        names.MFU_EXPECTED: forecast.mfu.expected,
         names.MFU_UNOVERLAPPED: forecast.mfu.unoverlapped,
         names.STEP_TIME_LOWER: forecast.step_s.lower,
+        names.STEP_TIME_EXPECTED: forecast.step_s.expected,
         names.STEP_TIME_UNOVERLAPPED: forecast.step_s.unoverlapped,
         names.TOKENS_PER_S_UPPER: forecast.tokens_per_s.lower,
         names.PREDICTED_HBM: forecast.memory_bytes_per_device / GIB,
@@ -117,9 +119,17 @@ def of_ending(report: Report, at_s: float) -> list[Point]:
         named[names.MEDIAN_STEP_TIME] = found.step_s.median
         named[names.TOKENS_PER_S] = found.tokens_per_s
         named[names.MEDIAN_MFU] = found.mfu.median if found.mfu else None
-    for ratio in report.ratios:
-        named[names.OVER_PREDICTED[ratio.against]] = ratio.measured_over_predicted
+        named |= _over_predicted(report, found.step_s.median)
     if time:
         named[names.GOODPUT] = time.goodput
         named |= {names.BADPUT[cause]: time.badput_s[cause] for cause in names.BADPUT}
     return finite(named, at_s, report.steps_done)
+
+
+def _over_predicted(report: Report, step_s: float) -> dict[str, float | None]:
+    """The median step over each figure of the forecast; nothing where the two are not alike."""
+    if report.not_compared:
+        return {}
+    bounds = report.forecast.step_s
+    predicted = {name: getattr(bounds, name) for name in names.OVER_PREDICTED}
+    return {names.OVER_PREDICTED[name]: step_s / s for name, s in predicted.items() if s}

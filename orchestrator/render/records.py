@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from orchestrator.render.text import columns, count
-from orchestrator.stations.record import Tried
+from orchestrator.render.text import columns, count, indent
+from orchestrator.stations.record import Link, Tried
 
 
-def table(tried: Sequence[Tried], storage: str) -> str:
+def table(tried: Sequence[Tried], storage: str, next_command: str) -> str:
     """Each run and what MLflow has of it; at the end, whether anything is missing."""
     if not tried:
         return f"No runs in {storage}\nNext: orch submit SPEC\n"
@@ -21,7 +21,7 @@ def table(tried: Sequence[Tried], storage: str) -> str:
         lines.append(f"Sync: {missing} of {len(tried)} runs not recorded. {kept}")
     else:
         every = "1 run" if len(tried) == 1 else f"{len(tried)} runs"
-        lines.append(f"Sync: {every} recorded in {where}.")
+        lines += [f"Sync: {every} recorded in {where}.", f"Next: {next_command}"]
     return "\n".join(lines) + "\n"
 
 
@@ -33,3 +33,12 @@ def row(tried: Tried) -> tuple[str, ...]:
     assert tried.recorded
     state = tried.recorded.state
     return tried.run, state, count(tried.recorded.steps), tried.mlflow_run_id or ""
+
+
+def links(address: str, what: str, experiments: Sequence[tuple[str, Sequence[Link]]]) -> str:
+    """Where the MLflow UI shows what is recorded, and its comparisons."""
+    lines = [f"MLflow at {address}, showing {what}"]
+    for name, views in experiments:
+        rows = [(view.name, view.url) for view in views]
+        lines += ["", f"  experiment {name}", *indent(columns(rows, "<<"), "    ")]
+    return "\n".join([*lines, ""]) + "\n"

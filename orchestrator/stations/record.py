@@ -45,3 +45,11 @@ class Tried:
     mlflow_run_id: str | None
     recorded: Recorded | None
     problem: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Where a comparison opens in the MLflow UI."""
+
+    name: str
+    url: str

@@ -1,0 +1,25 @@
+"""Recording under kills: SIGKILL at every commit, and MLflow still has each point once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.records import empty_database
+
+__all__ = ["empty_database"]
+
+
+def test_a_kill_between_any_two_writes_misses_and_doubles_nothing(
+    tmp_path: Path, empty_database: Path
+) -> None:
+    """Whoever records next finishes what was begun."""
+    command = [sys.executable, "-m", "tests.record_kills", str(tmp_path), str(empty_database)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["faults"] == []
+    assert found["deaths"] > 10
