@@ -42,8 +42,9 @@ lint: setup  ## ruff and mypy, both strict
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: setup  ## what planning costs beside its imports, and a training loop beside a bare one
+bench: setup  ## what planning, recording and a training loop cost, beside what they need
 	@$(BIN)/python -m tests.bench_plan
+	@$(BIN)/python -m tests.bench_record
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench_train
 
 bench-calibrate: setup  ## measure this machine and hold ten small shapes against it (ten minutes)

@@ -148,6 +148,7 @@ def card(view: View, chart: Chart, section_key: str) -> dict[str, Any]:
             "xAxisKey": "step",
             "scaleType": chart.scale,
             "lineSmoothness": 0,
+            "displayPoints": False,  # or the dashes of a second line are not seen
         }
     if chart.bar:
         return shared | {"type": "BAR", "metricKey": chart.bar}

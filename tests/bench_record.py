@@ -1,0 +1,98 @@
+"""What recording costs a training step, and how long many steps take to record.
+
+    python -m tests.bench_record
+
+A step is written to the journal by the process that trains; recording reads it from there, in a
+process of its own at the lowest priority. So what a step pays is the journal's line, with and
+without somebody who records, and the processor time that the recorder takes from the machine.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median, quantiles
+
+from orchestrator.journal import Journal, StepLog
+from orchestrator.record import Following, mark_of, names
+from orchestrator.record.recording import Recorder
+from tests.journals import step, tiny_plan
+from tests.records import begun, points
+
+STEP_S = 0.1
+STEPS, MANY = 300, 10_000
+LIMIT = 0.01
+
+
+def appended_s(storage: Path, key: str, *, records: bool) -> tuple[list[float], float]:
+    """Seconds that each of many steps took to write down, one every tenth of a second, and the
+    processor time of whoever recorded them.
+    """
+    writer = begun(storage, key, steps=STEPS)
+    if not records:
+        writer.journal.places.record.unlink()
+    number = writer.begin_attempt(tiny_plan())
+    taken: list[float] = []
+    with writer.signing(), Following(writer.journal):
+        with StepLog(writer.journal.path, number) as log:
+            for index in range(STEPS):
+                time.sleep(STEP_S)
+                began_s = time.perf_counter()
+                log.append(step(index, restored=None if index else 0))
+                taken.append(time.perf_counter() - began_s)
+        writer.end_attempt("finished")
+        writer.conclude("succeeded")
+        while records and not is_recorded(writer.journal):
+            time.sleep(0.2)
+    children = os.times()
+    return taken, children.children_user + children.children_system
+
+
+def is_recorded(journal: Journal) -> bool:
+    mark = mark_of(journal)
+    return mark is not None and mark.recorded is not None and mark.recorded.state == "succeeded"
+
+
+def many(storage: Path) -> float:
+    """Seconds to record a run of many steps from its journal."""
+    writer = begun(storage, "many", steps=MANY)
+    number = writer.begin_attempt(tiny_plan())
+    with StepLog(writer.journal.path, number) as log:
+        for index in range(MANY):
+            log.append(step(index, restored=None if index else 0))
+    writer.end_attempt("finished")
+    writer.conclude("succeeded")
+    began_s = time.perf_counter()
+    tried = Recorder({}).record(writer.journal)
+    took_s = time.perf_counter() - began_s
+    assert tried.problem is None, tried.problem
+    assert len(points(storage, names.LOSS)) == MANY + STEPS
+    return took_s
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        storage = Path(folder)
+        bare, _ = appended_s(storage, "bare", records=False)
+        beside, recorder_s = appended_s(storage, "recorded", records=True)
+        print(f"a step written down    {told(bare)}")
+        print(f"while it is recorded   {told(beside)}")
+        added = (median(beside) - median(bare)) / STEP_S
+        print(f"recording adds         {added * 100:.3f} % of a {STEP_S * 1e3:.0f} ms step")
+        print(f"the recorder           {recorder_s:.1f} s of processor time for {STEPS} steps")
+        took_s = many(storage)
+        print(f"{MANY:,} steps           recorded in {took_s:.1f} s")
+    if added > LIMIT:
+        print(f"recording costs more than {LIMIT * 100:.0f} % of a step", file=sys.stderr)
+        return 1
+    return 0
+
+
+def told(taken: list[float]) -> str:
+    """Median and 95th percentile."""
+    return f"{median(taken) * 1e6:6.0f} us, 95 % within {quantiles(taken, n=20)[-1] * 1e6:.0f} us"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

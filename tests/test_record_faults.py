@@ -1,0 +1,117 @@
+"""A tracking server in trouble: training is not disturbed, and nothing is missing or doubled."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.journal import StepLog
+from orchestrator.record import Following, begin, names
+from orchestrator.record.recording import Recorder
+from orchestrator.stations.record import Destination
+from tests.clusters import eventually
+from tests.journals import step, tiny_plan
+from tests.records import begun, doubled, empty_database, points, recorded, rows, storage, whole
+from tests.trouble import Server, Trouble, served
+
+__all__ = ["empty_database", "storage"]
+
+ALL_STEPS = (names.LOSS, names.STEP_TIME, names.MFU_PREDICTED)
+
+
+def check_whole(storage: Path, key: str, steps: int) -> None:
+    """One run of that name, each point once."""
+    [run_id, status] = rows(
+        storage,
+        "SELECT run_uuid, status FROM runs WHERE name = ? AND lifecycle_stage = 'active'",
+        key,
+    )[0]
+    assert status == "FINISHED"
+    for name in ALL_STEPS:
+        query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY step"
+        assert [at for [at] in rows(storage, query, run_id, name)] == list(range(steps)), name
+    assert doubled(storage) == []
+    active = "SELECT COUNT(*) FROM runs WHERE lifecycle_stage = 'active' AND name = ?"
+    assert rows(storage, active, key) == [(1,)]
+
+
+def place(server: Server) -> Destination:
+    return Destination(uri=server.address, experiment="orch", artifacts=None)
+
+
+def test_any_request_may_be_lost_with_or_without_its_effect(storage: Path) -> None:
+    """Whichever of them fails, and however: the next replay finishes it, and leaves no ghost."""
+    kinds: tuple[Trouble, ...] = ("lost", "dropped", "500")
+    with served(storage) as server:
+        counted = whole(storage, "counted", steps=8)
+        begin(counted, place(server))
+        recorded(counted)
+        check_whole(storage, "counted", 8)
+        for number in range(1, server.requests + 1):
+            kind = kinds[number % 2] if number % 5 else kinds[2]
+            run = whole(storage, f"it-{number}-{kind}", steps=8)
+            begin(run, place(server))
+            server.requests, server.trouble = 0, kind
+            server.troubled_from = server.troubled_to = number
+            [tried] = recorded(run)
+            assert tried.problem is not None or number > server.requests
+            server.trouble = "none"
+            assert [one.problem for one in recorded(run)] == [None]
+            check_whole(storage, run.key, 8)
+
+
+def test_a_server_comes_and_goes_while_a_run_goes_on(storage: Path) -> None:
+    """It hangs, answers 500, and is gone for a while: steps are written at their own pace, and in
+    the end all of them are recorded once.
+    """
+    with served(storage) as server:
+        writer = begun(storage, steps=60)
+        begin(writer.journal, place(server))
+        number = writer.begin_attempt(tiny_plan())
+        slowest_s = 0.0
+        with writer.signing(), Following(writer.journal):
+            with StepLog(writer.journal.path, number) as log:
+                for index in range(60):
+                    trouble(server, index)
+                    began_s = time.perf_counter()
+                    log.append(step(index, restored=None if index else 0))
+                    slowest_s = max(slowest_s, time.perf_counter() - began_s)
+                    time.sleep(0.1)
+            writer.end_attempt("finished")
+            writer.conclude("succeeded")
+        assert slowest_s < 1.0  # a call to the server would have taken the time-out of two
+        server.trouble = "none"
+        eventually(lambda: Recorder({}).record(writer.journal).problem is None, 120)
+        check_whole(storage, "it", 60)
+        assert len(points(storage, names.LOSS)) == 60
+
+
+def trouble(server: Server, index: int) -> None:
+    """What befalls the server after so many steps."""
+    if index == 10:
+        server.trouble = "hangs"
+    elif index == 25:
+        server.trouble = "500"
+    elif index == 35:
+        server.trouble = "lost"
+    elif index == 45:
+        server.stop()
+    elif index == 50:
+        server.trouble = "none"
+        server.start()
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("http://127.0.0.1:9", "the server refuses connections"),
+        ("http://no-such-host.invalid", "no server of that name is known"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(tmp_path: Path, address: str, said: str) -> None:
+    """One line without a trace of libraries, and the journal unharmed."""
+    run = whole(tmp_path)
+    begin(run, Destination(uri=address, experiment="orch", artifacts=None))
+    [tried] = recorded(run)
+    assert tried.problem == f"{address}: {said}"
+    assert run.run().problems == ()
