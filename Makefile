@@ -42,9 +42,10 @@ lint: setup  ## ruff and mypy, both strict
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: setup  ## what planning, recording and a training loop cost, beside what they need
+bench: setup  ## what planning, recording, training and a large study's report cost
 	@$(BIN)/python -m tests.bench_plan
 	@$(BIN)/python -m tests.bench_record
+	@$(BIN)/python -m tests.bench_study
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench_train
 
 bench-calibrate: setup  ## measure this machine and hold ten small shapes against it (ten minutes)

@@ -1,16 +1,18 @@
 """Reports for tests: runs with steps that were made up, told by their journals' own fold."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator import journal
-from orchestrator.journal import StepLog, Writer
+from orchestrator.journal import StepLog, StudyJournal, Writer
 from orchestrator.journal.events import AnyEvent, AttemptEnded, AttemptStarted, Ended
 from orchestrator.journal.fold import Sight, folded
+from orchestrator.plan.make import make_plan
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.run import Opening, Run, Step, TimedStep
+from orchestrator.stations.study import Study
 from tests.journals import CLAIM, Clock, opened, step, story_of, tiny_plan
 
 Steps = dict[int, list[TimedStep]]
@@ -71,3 +73,24 @@ def written(
     writer.end_attempt("finished")
     writer.conclude("succeeded")
     return writer
+
+
+def studied(
+    storage: Path,
+    study: Study,
+    step_s: Callable[[Plan, int], float],
+    *,
+    steps: int = 6,
+    **changes: Any,
+) -> StudyJournal:
+    """A study of which every repeat of every trial has run, each step for so long."""
+    recorded = journal.open_study(storage, study, steps=steps, devices=None, documents={})
+    plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
+    for repeat in range(1, study.repeats + 1):
+        for trial in study.trials:
+            plan = plans[trial.number]
+            begun = journal.begin_trial(recorded, trial.number, repeat)
+            taken = [one.step for one in timed(0.0, range(steps), step_s(plan, repeat))]
+            fields = {"spec": trial.spec, "study": recorded.key} | changes
+            written(storage, begun.run, plan=plan, steps=taken, **fields)
+    return recorded

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.render.page import Shown, run_page
 from orchestrator.render.page.axes import Axis, round_step
 from orchestrator.render.page.html import TEMPLATES, Html, join, tag
-from orchestrator.render.page.run import thinned
+from orchestrator.render.page.steps import thinned
 from orchestrator.report import reported
 from orchestrator.stations.run import Run, TimedStep
 from tests.conftest import ROOT, RunOrch
@@ -139,9 +139,10 @@ def test_markup_is_made_in_one_place_alone() -> None:
 
 
 def test_a_real_run_stands_beside_its_forecast() -> None:
-    """The verdict has the ratio; the measured step is a mark across the ledger's bars."""
+    """The verdict has the distance; the measured step is a mark across the ledger's bars."""
     text = page()
-    assert "times the lower bound" in text
+    assert "outside the 80 % interval" in text
+    assert 'class="band expected"' in text
     scales = text[text.index("Time per step") : text.index("Over steps")]
     assert 'class="mark measured"' in scales
     assert "this run" in scales
@@ -154,12 +155,30 @@ def test_a_rehearsal_is_never_drawn_beside_chips() -> None:
     small = replace(run, rehearsal=True, rehearses=PLAN.digest)
     text = run_page(shown(small, steps, rehearsed=PLAN))
     assert "A rehearsal: a small copy" in text
-    assert "nothing measured here is held against them" in text
+    assert "held against none" in text
     scales = text[text.index("Time per step") : text.index("Over steps")]
     assert 'class="mark measured"' not in scales
     assert "this run" not in scales
     assert "times the lower bound" not in text
-    assert "Measured here, on its own scale" in text
+
+
+def test_a_rehearsal_is_held_against_its_own_machine() -> None:
+    """With a forecast on measured ceilings: there it stands beside it, and never beside chips."""
+    run, steps = twice()
+    here = replace(PLAN, chip_profile="0" * 64)
+    small = replace(run, rehearsal=True, rehearses=PLAN.digest)
+    report = reported(small, here, steps)
+    text = run_page(shown(small, steps, report=report, plan=here, rehearsed=PLAN))
+    assert "this machine's measured ceilings" in report_words(text)
+    chips = text[text.index("The plan, on v5e chips") : text.index("Over steps")]
+    assert 'class="mark measured"' in text[text.index("Time per step") : text.index("The plan, on")]
+    assert 'class="mark measured"' not in chips
+    assert "this run" not in chips
+
+
+def report_words(text: str) -> str:
+    """What a page says, without its markup."""
+    return "".join(read(text).text)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

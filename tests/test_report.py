@@ -65,13 +65,32 @@ def test_a_run_without_a_step_is_reported_as_such() -> None:
 # --- against the forecast
 
 
-def test_measured_is_held_against_both_figures() -> None:
-    """The median over the lower bound, and over the step with nothing overlapped."""
+def test_measured_is_held_against_every_figure() -> None:
+    """The median over the lower bound, over what is expected, over nothing overlapped."""
     run, steps = twice()
     found = reported(run, PLAN, steps)
     over = {one.against: one.measured_over_predicted for one in found.ratios}
     assert isclose(over["lower"], 0.5 / PLAN.forecast.step_s.lower)
     assert isclose(over["unoverlapped"], 0.5 / PLAN.forecast.step_s.unoverlapped)
+    assert isclose(over["expected"], 0.5 / (PLAN.forecast.step_s.expected or 0.0))
+
+
+@pytest.mark.parametrize(("at", "inside"), [("low", True), ("high", True), ("lower", False)])
+def test_a_step_is_inside_the_interval_or_not(at: str, inside: bool) -> None:
+    """Four of five should be; the ends belong to it, and the bound does not."""
+    run, steps = twice(getattr(PLAN.forecast.step_s, at))
+    assert reported(run, PLAN, steps).inside_interval is inside
+
+
+def test_without_an_expectation_the_bound_is_what_counts() -> None:
+    """For chips that no run was learned from."""
+    step_s = replace(PLAN.forecast.step_s, expected=None, low=None, high=None)
+    unknown = replace(PLAN, forecast=replace(PLAN.forecast, step_s=step_s))
+    run, steps = twice()
+    found = reported(run, unknown, steps)
+    assert found.gap
+    assert (found.gap.against, found.inside_interval) == ("lower", None)
+    assert [one.against for one in found.ratios] == ["lower", "unoverlapped"]
 
 
 def test_the_parts_of_the_gap_add_up() -> None:
@@ -83,7 +102,9 @@ def test_the_parts_of_the_gap_add_up() -> None:
     assert found.gap
     assert found.measured
     assert isclose(sum(part.s for part in found.gap.parts), found.gap.s)
-    assert isclose(found.gap.s, found.measured.mean_step_s - PLAN.forecast.step_s.lower)
+    assert found.gap.against == "expected"
+    expected_s = PLAN.forecast.step_s.expected
+    assert isclose(found.gap.s, found.measured.mean_step_s - (expected_s or 0.0))
     parts = {part.name: part.s for part in found.gap.parts}
     assert isclose(parts["saving"], 0.9 / 18)
     assert parts["slow steps"] > 0

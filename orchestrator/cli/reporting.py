@@ -11,7 +11,7 @@ from orchestrator.cli.terminal import JSON, say, say_json
 from orchestrator.errors import OrchError
 
 if TYPE_CHECKING:
-    from orchestrator.journal import Journal
+    from orchestrator.journal import Journal, StudyJournal
     from orchestrator.stations.report import Report
 
 PAGE = "report.html"
@@ -55,19 +55,30 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     """Write RUN as one HTML page that needs nothing else: measured beside predicted.
 
-    The roofline, time per step line by line, memory, MFU over steps, and where the time went. RUN
-    is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
+    The roofline, time per step line by line, memory, MFU over steps, and where the time went; of a
+    study the scaling curves with the ideal line, its trials, and where measured and predicted part.
+    RUN is the key of a run or a study, the beginning of one, or the path of its directory.
 
     \b
     Example:
       orch report llama3-70b-4pod-3f9a1c07-1
       orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
+      orch report tiny-weak-study-d7c7d06e
     """
     from orchestrator import journal
+
+    found = journal.find_either(storage, run)
+    if isinstance(found, journal.StudyJournal):
+        report_study(found, out, as_json=as_json)
+    else:
+        report_run(found, out, as_json=as_json)
+
+
+def report_run(found: "Journal", out: Path | None, *, as_json: bool) -> None:
+    """A run: its report as JSON, or as a page."""
     from orchestrator.render import report as render
     from orchestrator.report import report as reported
 
-    found = journal.find(storage, run)
     told = reported(found)
     if as_json:
         say_json(told)
@@ -75,6 +86,22 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     path = out or found.path / PAGE
     write(path, page_of(found, told))
     say(f"{told.run}: {render.verdict(told)}\nwrote {path}\n")
+
+
+def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> None:
+    """A study: its report as JSON, or as a page."""
+    from orchestrator import study as room
+    from orchestrator.render import scaling as render
+    from orchestrator.render.page import study_page
+
+    ran = room.gather(found)
+    told = room.study_report(found.key, found.opened().study, ran)
+    if as_json:
+        say_json(told)
+        return
+    path = out or found.path / PAGE
+    write(path, study_page(told, {one.trial: one.predicted for one in ran}))
+    say(f"{told.study}: {render.verdict(told)}\nwrote {path}\n")
 
 
 def page_of(found: "Journal", told: "Report") -> str:

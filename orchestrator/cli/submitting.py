@@ -13,12 +13,14 @@ from orchestrator.cli.calibrating import on_this_machine
 from orchestrator.cli.origin import origin_of
 from orchestrator.cli.proving import NO_FIT, proved, show
 from orchestrator.cli.running import next_command as next_about
+from orchestrator.cli.studying import Rehearsing, is_study, submit_study
 from orchestrator.cli.terminal import SET, SPEC, make_plans, next_command, say
 from orchestrator.errors import Unservable
 from orchestrator.stations.codec import to_pretty_json
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.proof import Proof
 from orchestrator.stations.spec import Spec
+from orchestrator.stations.study import Trial
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
@@ -95,6 +97,9 @@ def submit(spec: Path, overrides: tuple[str, ...], address: str | None, **wishes
     ended, or this command has, nothing of it is left running. Ctrl-C stops it after a last
     checkpoint, twice at once.
 
+    Of a study every trial is rehearsed, one after another. What is done is not done again: the same
+    command goes on where it was stopped.
+
     On a named cluster it is the run itself, and outlives this command. First the cluster is asked
     whether it can serve: slices, versions, storage, secrets. Then chips, time and dollars are shown
     and a person is asked. Ctrl-C ends the following and not the run: `orch cancel` does that.
@@ -111,10 +116,13 @@ def submit(spec: Path, overrides: tuple[str, ...], address: str | None, **wishes
     Example:
       orch submit specs/llama3_70b_4pod.yaml
       orch submit specs/tiny_2pod.yaml --no-prove --steps 50
+      orch submit specs/studies/tiny_weak.yaml --no-prove
       orch submit specs/llama3_70b_4pod.yaml --address http://10.0.0.2:8265 --detach
     """
     from orchestrator import record
 
+    if is_study(spec):
+        raise SystemExit(study_submitted(spec, overrides, address, Wishes(**wishes)))
     wished, (loaded, [plan]) = Wishes(**wishes), make_plans(spec, overrides, 1)
     record.destination(loaded.tracking, Path(loaded.run.storage), os.environ)  # or refuse now
     order = Order(spec, overrides, loaded, plan, wished)
@@ -162,6 +170,32 @@ def named_cluster(spec: Spec, address: str | None) -> tuple[str, str] | None:
         "cluster.address": None if written == "auto" else written,
     }
     return next(((where, place) for place, where in named.items() if where), None)
+
+
+def study_submitted(
+    path: Path, overrides: tuple[str, ...], address: str | None, wished: Wishes
+) -> int:
+    """Rehearse the trials of a study; the exit code. A named cluster is never passed over."""
+
+    def refuse(trial: Trial) -> None:
+        if named := named_cluster(trial.spec, address):
+            where, place = named
+            raise Unservable(
+                f"{place} names the cluster {where}: trials of a study are rehearsed on this"
+                " machine; submit each of their specs to a cluster by itself"
+            )
+        if wished.detach or wished.dry_run:
+            raise Unservable("--detach and --dry-run are of one run, and this is a study")
+
+    asked = Rehearsing(
+        path=path,
+        steps=wished.steps or REHEARSED_STEPS,
+        devices=int(wished.devices_per_pod or 0) or None,
+        profile=wished.profile,
+        prove=not wished.no_prove,
+        calibrate=not wished.no_calibrate,
+    )
+    return submit_study(overrides, asked, refuse)
 
 
 def rehearsed(order: Order) -> int:

@@ -3,9 +3,21 @@
 from orchestrator.journal.fold import first_line
 from orchestrator.render.runs import elapsed
 from orchestrator.render.text import count, percent, seconds, to_digits
-from orchestrator.stations.report import Gap, Goodput, Report
+from orchestrator.stations.report import Gap, Goodput, Ratio, Report
 
-RESOURCES = {"mxu": "matmul", "pods": "dcn pods", "hbm": "hbm", "host": "host", "latency": "ici"}
+RESOURCES = {
+    "mxu": "matmul",
+    "pods": "dcn pods",
+    "latency": "ici",
+    **{name: name for name in ("hbm", "host", "cores", "exchanges")},
+}
+SMALL = 0.01  # parts of a gap below this share of its largest are left out
+PLACES = {
+    "devices": "on the devices",
+    "slow steps": "in slow steps",
+    "waiting for data": "waiting for data",
+    "saving": "saving",
+}
 CAUSES = {
     "tpu_initialization": "starting slices and processes",
     "training_prep": "making the first state",
@@ -46,25 +58,37 @@ def how_fast(report: Report) -> str:
     if report.not_compared:
         where = "on this machine's CPU, which says nothing about chips"
         return f"{took} {where}." if report.rehearsal else f"{took}."
-    over = {one.against: one.measured_over_predicted for one in report.ratios}
-    said = f"{took}, {to_digits(over['lower'], 3)} times the lower bound"
+    over = {one.against: one for one in report.ratios}
+    if "expected" in over:
+        reached = f": MFU {percent(found.mfu.median)}" if found.mfu else ""
+        return f"{took}, {beside(over['expected'], report)}{reached}."
+    said = f"{took}, {to_digits(over['lower'].measured_over_predicted, 3)} times the lower bound"
     if found.mfu:
         roof = percent(report.forecast.mfu.roofline)
         said += f": MFU {percent(found.mfu.median)}, where the roofline allows {roof}"
     return f"{said}."
 
 
+def beside(expected: Ratio, report: Report) -> str:
+    """The measured step beside the one that was expected."""
+    off = expected.measured_over_predicted - 1
+    longer = f"{percent(abs(off))} {'more' if off > 0 else 'less'} than the"
+    said = f"{longer} {seconds(expected.step_s)} expected"
+    if report.inside_interval is not None:
+        said += f" and {'inside' if report.inside_interval else 'outside'} the 80 % interval"
+    return f"{said} of this machine's measured ceilings" if report.rehearsal else said
+
+
 def gap(found: Gap) -> str:
     """Where the seconds beyond the bound are, and what could have taken them."""
     parts = {part.name: part.s for part in found.parts}
-    outside = {name: s for name, s in parts.items() if name != "devices" and s > 0.01 * found.s}
-    said = (
-        f"Of {seconds(found.s)} beyond the bound, {seconds(parts['devices'])} passed on the devices"
-    )
-    if outside:
-        listed = ", ".join(f"{seconds(s)} in {name}" for name, s in outside.items())
-        said += f", {listed}"
-    said += "."
+    listed = [
+        f"{signed(s)} {PLACES[name]}"
+        for name, s in parts.items()
+        if abs(s) >= SMALL * largest(found)
+    ]
+    what = "the bound" if found.against == "lower" else "what was expected"
+    said = f"The mean step is {signed(found.s)} from {what}: {', '.join(listed)}."
     if found.exposed is not None and 0 < found.exposed <= 1:
         said += (
             f" At peak rates that is as if {percent(found.exposed)} of what could be hidden was"
@@ -73,6 +97,15 @@ def gap(found: Gap) -> str:
     elif found.exposed is not None and found.exposed > 1:
         said += " Even with nothing hidden it would have been faster: some rate is below its peak."
     return said + suspects(found)
+
+
+def largest(found: Gap) -> float:
+    return max(abs(part.s) for part in found.parts)
+
+
+def signed(value_s: float) -> str:
+    """Seconds with their sign."""
+    return f"{'+' if value_s >= 0 else '-'}{seconds(abs(value_s))}"
 
 
 def suspects(found: Gap) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from orchestrator.render.text import columns, count, dollars, indent, percent, seconds, span
 from orchestrator.stations.plan import Bounds
-from orchestrator.stations.study import Planned, StudyForecast, TrialForecast
+from orchestrator.stations.study import Planned, Study, StudyForecast, Trial, TrialForecast
 
 SCALINGS = {
     "strong": "strong scaling: every trial has the same batch",
@@ -20,11 +20,27 @@ def screen(found: StudyForecast, next_command: str = "") -> str:
     blocks = [
         [f"{found.name}: {trials}, {SCALINGS[found.scaling]}"],
         indent(table),
-        indent(legend()),
+        indent(legend(found)),
         refusals(found),
         [verdict(found), *([f"Next: {next_command}"] if next_command else [])],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def first_line(study: Study) -> str:
+    """What comes before everything else, where the trials are rehearsed."""
+    runs = len(study.trials) * study.repeats
+    return (
+        f"{study.name}: a rehearsal of {runs} runs. No cluster is named, so this machine runs small"
+        " copies, one after another; no chip is asked for.\n"
+    )
+
+
+def turn(study: Study, trial: Trial, repeat: int) -> str:
+    """Which run comes now."""
+    of = f" (repeat {repeat} of {study.repeats})" if study.repeats > 1 else ""
+    settings = " ".join(f"{key}={text}" for key, text in trial.settings.items())
+    return f"trial {trial.number} of {len(study.trials)}{of}: {settings}\n"
 
 
 def head(found: StudyForecast) -> tuple[str, ...]:
@@ -52,11 +68,14 @@ def row(found: StudyForecast, trial: TrialForecast) -> tuple[str, ...]:
 
 def cells(plan: Planned) -> tuple[str, ...]:
     money = both(plan.dollars, dollars) if plan.dollars else "-"
+    mfu = Bounds(
+        lower=plan.mfu.roofline, unoverlapped=plan.mfu.unoverlapped, expected=plan.mfu.expected
+    )
     return (
         count(plan.chips),
         count(plan.sequences),
         both(plan.step_s, seconds),
-        fused(percent(plan.mfu.roofline), percent(plan.mfu.unoverlapped)),
+        both(mfu, percent),
         both(plan.efficiency, percent),
         plan.bound,
         money,
@@ -64,6 +83,9 @@ def cells(plan: Planned) -> tuple[str, ...]:
 
 
 def both(bounds: Bounds, show: Callable[[float], str]) -> str:
+    """What is expected; where no run was learned from, from the bound to nothing overlapped."""
+    if bounds.expected is not None:
+        return show(bounds.expected)
     return fused(show(bounds.lower), show(bounds.unoverlapped))
 
 
@@ -73,10 +95,13 @@ def fused(low: str, high: str) -> str:
     return span(number if low != high and unit and high.endswith(f" {unit}") else low, high)
 
 
-def legend() -> list[str]:
+def legend(found: StudyForecast) -> list[str]:
+    """What the columns are."""
+    known = [one.planned.step_s.expected is not None for one in found.trials if one.planned]
+    what = "What is expected" if all(known) else "From the lower bound to nothing overlapped"
     return [
-        "From the lower bound to nothing overlapped. Efficiency is tokens per second and chip over",
-        "those of the smallest trial.",
+        f"{what}. Efficiency is tokens per second and chip",
+        "over those of the smallest trial.",
     ]
 
 

@@ -24,6 +24,7 @@ from orchestrator.stations.study import Study, Trial
 MOST_TRIALS = 1_000
 PODS, SEQUENCES = "resources.pods", "experiment.batch.sequences"
 SECTIONS = ("experiment", "resources", "run")
+FIXED = {"run.storage": "their runs lie beside the study"}
 EXAMPLE = f"for example vary: {{{PODS}: [1, 2, 4]}}"
 Told = tuple[str, int, int, str, str]
 # Stands where the keys were taken out: they are a spec's, and judged as such.
@@ -92,7 +93,10 @@ def _varied(vary: Entry) -> tuple[list[_Varied], list[Problem]]:
     found, faults = [], []
     for key, entry in vary.node.entries.items():
         place, node = entry.key_place, entry.node
-        if not all(key.split(".")) or key.split(".")[0] not in SECTIONS:
+        if key in FIXED:
+            message = f"cannot be varied, must be the same for all trials: {FIXED[key]}"
+            faults.append(place.problem(f"study.vary.{key}", message, EXAMPLE))
+        elif not all(key.split(".")) or key.split(".")[0] not in SECTIONS:
             message = f"cannot be varied, must begin with one of {', '.join(SECTIONS)}"
             faults.append(place.problem(f"study.vary.{key}", message, EXAMPLE))
         elif not isinstance(node, Items) or not node.items:

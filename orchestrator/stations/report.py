@@ -17,7 +17,9 @@ Badput = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A median over steps, and the tenth and ninetieth percentiles about it."""
+    """A median, and what lies about it: of steps the tenth and ninetieth percentile, of runs the
+    least and the most.
+    """
 
     median: float
     low: float
@@ -76,8 +78,10 @@ class Suspect:
 class Gap:
     """The mean measured step less the predicted one, which is `against`; `parts` add up to `s`.
 
-    `exposed` is the share of what could be hidden that was not, if every rate were its peak: 0 at
-    the lower bound, 1 where nothing overlaps, above 1 where rates must be lower than peaks too.
+    It is against what is expected, or else against the lower bound. `exposed` is the share of what
+    could be hidden that was not, if every rate were its peak: 0 at the lower bound, 1 where nothing
+    overlaps, above 1 where rates must be lower than peaks too. On a machine's measured ceilings it
+    is None and there are no suspects: rates are no peaks there, and nothing hides.
     """
 
     against: Against

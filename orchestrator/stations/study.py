@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.stations.plan import Bounds, Mfu
+from orchestrator.stations.report import Spread
 from orchestrator.stations.run import Process
 from orchestrator.stations.spec import Spec
 
@@ -104,3 +105,69 @@ class StudyForecast:
     scaling: Scaling
     vary: tuple[str, ...]
     trials: tuple[TrialForecast, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeated:
+    """The runs of a trial that succeeded, as medians over them, with the least and the most.
+
+    `efficiency` is measured tokens per second and chip over those of the smallest trial of its
+    series that was measured.
+    """
+
+    runs: tuple[str, ...]
+    step_s: Spread
+    mfu: Spread | None
+    tokens_per_s_per_chip: Spread
+    efficiency: Spread
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialReport:
+    """A trial: what was predicted for what was run, and what was measured.
+
+    `predicted` is of the plan that ran; where `not_compared` says why it is not to be held against
+    the measurement, of the plan for chips. `expected_s` is the step that was expected, where the
+    forecast has one. `chips` are of what ran. `unfinished` are its runs that have not succeeded,
+    each with its state.
+    """
+
+    number: int
+    settings: dict[str, str]
+    series: dict[str, str]
+    chips: int
+    done: int
+    unfinished: dict[str, str]
+    predicted: Planned | None
+    expected_s: float | None
+    not_compared: str | None
+    measured: Repeated | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A ledger line that goes with where measured and predicted part over trials.
+
+    `times` of it on top of the prediction leave the least of the gaps; `share` is how much of them
+    that explains, 1 for all. It is a hint: other lines may grow alike.
+    """
+
+    line: str
+    resource: str
+    times: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyReport:
+    """A study's measured scaling beside the predicted one."""
+
+    schema: int
+    study: str
+    name: str
+    scaling: Scaling
+    vary: tuple[str, ...]
+    repeats: int
+    rehearsal: bool
+    trials: tuple[TrialReport, ...]
+    explanations: tuple[Explanation, ...]

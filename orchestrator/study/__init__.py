@@ -1,5 +1,7 @@
-"""Study room: trials of one spec held against each other. Pure: plans and reports come in."""
+"""Study room: trials of one spec held against each other."""
 
 from orchestrator.study.forecast import forecast, series_of
+from orchestrator.study.gather import gather
+from orchestrator.study.report import Ran, study_report
 
-__all__ = ["forecast", "series_of"]
+__all__ = ["Ran", "forecast", "gather", "series_of", "study_report"]

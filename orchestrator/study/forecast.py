@@ -16,13 +16,13 @@ Made = Mapping[int, Plan | str]  # of each trial, by its number: its plan, or wh
 
 def forecast(study: Study, made: Made) -> StudyForecast:
     """What each trial should come to, beside the smallest of its series."""
-    smallest = _smallest(study, made)
+    least = smallest(study, made)
     return StudyForecast(
         schema=SCHEMA,
         name=study.name,
         scaling=study.scaling,
         vary=study.vary,
-        trials=tuple(_trial(study, one, made[one.number], smallest) for one in study.trials),
+        trials=tuple(_trial(study, one, made[one.number], least) for one in study.trials),
     )
 
 
@@ -40,15 +40,29 @@ def name_of(series: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def per_chip(plan: Plan) -> Bounds:
     """Tokens per second and chip."""
-    rate = plan.forecast.tokens_per_s
-    return Bounds(lower=rate.lower / plan.chips, unoverlapped=rate.unoverlapped / plan.chips)
+    rate, chips = plan.forecast.tokens_per_s, plan.chips
+    return Bounds(
+        lower=rate.lower / chips,
+        unoverlapped=rate.unoverlapped / chips,
+        expected=None if rate.expected is None else rate.expected / chips,
+    )
 
 
-def _smallest(study: Study, made: Made) -> dict[tuple[tuple[str, str], ...], Plan]:
+def efficiency(rate: Bounds, least: Bounds) -> Bounds:
+    """A rate over that of the smallest trial; what is expected where both have it."""
+    known = rate.expected is not None and least.expected
+    return Bounds(
+        lower=rate.lower / least.lower,
+        unoverlapped=rate.unoverlapped / least.unoverlapped,
+        expected=(rate.expected or 0) / (least.expected or 1) if known else None,
+    )
+
+
+def smallest(study: Study, made: Made) -> dict[tuple[tuple[str, str], ...], Plan]:
     """Of each series the plan with the fewest chips."""
     found: dict[tuple[tuple[str, str], ...], Plan] = {}
     for trial in study.trials:
-        plan, name = made[trial.number], name_of(series_of(study, trial))
+        plan, name = made.get(trial.number), name_of(series_of(study, trial))
         if isinstance(plan, Plan) and (name not in found or plan.chips < found[name].chips):
             found[name] = plan
     return found
@@ -58,21 +72,21 @@ def _trial(
     study: Study,
     trial: Trial,
     plan: Plan | str,
-    smallest: dict[tuple[tuple[str, str], ...], Plan],
+    least: dict[tuple[tuple[str, str], ...], Plan],
 ) -> TrialForecast:
     series = series_of(study, trial)
-    planned = isinstance(plan, Plan)
     return TrialForecast(
         number=trial.number,
         settings=trial.settings,
         series=series,
-        planned=_planned(plan, smallest[name_of(series)]) if isinstance(plan, Plan) else None,
-        refused=None if planned else str(plan),
+        planned=planned(plan, least[name_of(series)]) if isinstance(plan, Plan) else None,
+        refused=plan if isinstance(plan, str) else None,
     )
 
 
-def _planned(plan: Plan, smallest: Plan) -> Planned:
-    rate, least = per_chip(plan), per_chip(smallest)
+def planned(plan: Plan, smallest_plan: Plan) -> Planned:
+    """What a plan comes to beside the smallest of its series."""
+    rate, least = per_chip(plan), per_chip(smallest_plan)
     return Planned(
         plan_digest=plan.digest,
         pods=plan.pods,
@@ -82,9 +96,7 @@ def _planned(plan: Plan, smallest: Plan) -> Planned:
         step_s=plan.forecast.step_s,
         mfu=plan.forecast.mfu,
         tokens_per_s_per_chip=rate,
-        efficiency=Bounds(
-            lower=rate.lower / least.lower, unoverlapped=rate.unoverlapped / least.unoverlapped
-        ),
+        efficiency=efficiency(rate, least),
         bound=plan.forecast.bound,
         days=plan.forecast.days,
         dollars=plan.forecast.dollars,

@@ -1,5 +1,6 @@
 """Render room, pages: horizontal bars in segments, on one scale, with marks across them."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -61,8 +62,11 @@ def _row(
 ) -> Html:
     title = tag("div", tag("b", row.name), tag("span", show(row.value)), class_="bar-title")
     start, rects = 0.0, []
-    for i, segment in enumerate(row.segments):
-        end = start + segment.value
+    used: Counter[str] = Counter()
+    for segment in row.segments:
+        kind, end = segment.kind or row.kind, start + segment.value
+        shade = used[kind] % SHADES
+        used[kind] += 1
         rects.append(
             tag(
                 "rect",
@@ -71,7 +75,7 @@ def _row(
                 y="20%",
                 width=percent_of(max(axis(end) - axis(start), 0.0)),
                 height="60%",
-                class_=f"{segment.kind or row.kind} shade-{i % SHADES}",
+                class_=f"{kind} shade-{shade}",
             )
         )
         start = end

@@ -47,7 +47,9 @@ class Flag:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """Two axes, what they are called, and how their numbers are shown."""
+    """Two axes, what they are called, and how their numbers are shown; `x_ticks` are those to show
+    where round ones will not do.
+    """
 
     x: Axis
     y: Axis
@@ -55,6 +57,7 @@ class Frame:
     y_name: str
     show_x: Callable[[float], str]
     show_y: Callable[[float], str]
+    x_ticks: tuple[float, ...] = ()
 
     def at(self, point: Point) -> tuple[float, float]:
         """A point as shares of the drawing, from its upper left corner."""
@@ -96,7 +99,7 @@ def _grid(frame: Frame) -> Html:
         y = percent_of(1 - frame.y(value))
         lines.append(tag("line", x1="0", x2="100%", y1=y, y2=y, class_="grid"))
         lines.append(tag("text", frame.show_y(value), x="0", y=y, dx="-6", dy="4", class_="tick y"))
-    for value in frame.x.ticks(7):
+    for value in frame.x_ticks or frame.x.ticks(7):
         x = percent_of(frame.x(value))
         lines.append(tag("line", x1=x, x2=x, y1="0", y2="100%", class_="grid"))
         lines.append(tag("text", frame.show_x(value), x=x, y="100%", dy="16", class_="tick x"))

@@ -1,0 +1,90 @@
+"""Render room, pages: time per step, the ledger by resource with the measured step across it."""
+
+from orchestrator.render import report as words
+from orchestrator.render.page.bars import Bar, Mark, Segment, bars
+from orchestrator.render.page.html import Html, join, tag
+from orchestrator.render.page.roofline import kind_of
+from orchestrator.render.page.shown import Shown
+from orchestrator.render.text import seconds
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.report import Measured, Report
+
+SMALL = 0.012  # resources below this share of the step share a bar
+
+
+def time(shown: Shown) -> Html:
+    """The ledger with the measured step across it; a rehearsal's own, and apart that for chips."""
+    if not shown.report.rehearsal:
+        return held(shown.report, shown.plan)
+    chips = join(tag("h3", f"The plan, on {shown.full.chip} chips"), forecast_alone(shown.full))
+    here = tag("h3", "The rehearsal, on this machine")
+    return join(here, held(shown.report, shown.plan), chips)
+
+
+def forecast_alone(plan: Plan) -> Html:
+    return bars(predicted(plan), seconds, marks_of(plan))
+
+
+def held(report: Report, plan: Plan) -> Html:
+    """What was measured beside what was forecast; alone where it may not be."""
+    found, gap = report.measured, report.gap
+    if found is None:
+        return (
+            tag("p", "No step was measured after warm-up.")
+            if report.rehearsal
+            else (forecast_alone(plan))
+        )
+    if gap is None:
+        return bars([measured(found)], seconds)
+    spread = found.step_s
+    mark = Mark(
+        name="measured", kind="measured", value=spread.median, low=spread.low, high=spread.high
+    )
+    drawn = bars([*predicted(plan), measured(found)], seconds, [*marks_of(plan), mark])
+    return join(drawn, tag("p", words.gap(gap)))
+
+
+def marks_of(plan: Plan) -> list[Mark]:
+    """The figures of a forecast as marks across its bars."""
+    step_s = plan.forecast.step_s
+    bound = Mark(name="lower bound", kind="lower", value=step_s.lower)
+    if plan.chip_profile:
+        return [bound, Mark(name="expected", kind="expected", value=step_s.unoverlapped)]
+    last = Mark(name="nothing overlapped", kind="unoverlapped", value=step_s.unoverlapped)
+    if step_s.expected is None:
+        return [bound, last]
+    low, high = step_s.low, step_s.high
+    expected = Mark(name="expected", kind="expected", value=step_s.expected, low=low, high=high)
+    return [bound, expected, last]
+
+
+def predicted(plan: Plan) -> list[Bar]:
+    """A bar for each resource, the busiest first."""
+    lines: dict[str, list[Segment]] = {}
+    for line in plan.forecast.time:
+        name = "ici latency" if line.resource == "latency" else words.resource(line.resource or "")
+        lines.setdefault(name, []).append(Segment(name=line.name, value=line.value))
+    found = [
+        Bar(name=name, kind=kind_of(name), segments=tuple(sorted(all_, key=lambda s: -s.value)))
+        for name, all_ in lines.items()
+    ]
+    ordered = sorted(found, key=lambda bar: -bar.value)
+    least = SMALL * plan.forecast.step_s.unoverlapped
+    small = [bar for bar in ordered if bar.value < least]
+    shown = [bar for bar in ordered if bar.value >= least]
+    if not small:
+        return shown
+    segments = tuple(Segment(name=bar.name, value=bar.value) for bar in small)
+    return [*shown, Bar(name="the rest", kind="latency", segments=segments)]
+
+
+def measured(found: Measured) -> Bar:
+    """The mean step, by what it waited for."""
+    rest = found.mean_step_s - found.mean_data_s - found.mean_checkpoint_s
+    segments = (
+        Segment(name="devices, in the median step", value=min(found.device_s, rest)),
+        Segment(name="slow steps", value=max(rest - found.device_s, 0.0)),
+        Segment(name="waiting for data", value=found.mean_data_s),
+        Segment(name="saving", value=found.mean_checkpoint_s),
+    )
+    return Bar(name="measured, mean", kind="measured", segments=segments)

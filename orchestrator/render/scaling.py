@@ -1,0 +1,129 @@
+"""Render room: a study that was run: its measured scaling beside the predicted one."""
+
+from collections.abc import Sequence
+
+from orchestrator.render.compare import spread
+from orchestrator.render.report import resource
+from orchestrator.render.study import SCALINGS, fused, title
+from orchestrator.render.text import columns, count, indent, percent, scaled, seconds, to_digits
+from orchestrator.stations.report import Spread
+from orchestrator.stations.study import Explanation, Repeated, StudyReport, TrialReport
+
+
+def screen(found: StudyReport, next_command: str) -> str:
+    """Every trial in a row, measured beside predicted, and where the two part."""
+    done = sum(one.done for one in found.trials)
+    wanted = found.repeats * len(found.trials)
+    kind = "a rehearsal, " if found.rehearsal else ""
+    blocks = [
+        [f"{found.name}: {kind}{done} of {wanted} runs done, {SCALINGS[found.scaling]}"],
+        indent(table(found)),
+        [*notes(found), *unfinished(found)],
+        [explained(found.explanations)] if found.explanations else [],
+        [verdict(found), f"Next: {next_command}"],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def table(found: StudyReport) -> list[str]:
+    names = tuple(title(key, found.vary) for key in found.vary)
+    head = ("", *names, "RUNS", "STEP", "SPREAD", "TOKENS/S/CHIP", "MFU", "EFFICIENCY",
+            "PREDICTED", "OVER")  # fmt: skip
+    side = ">" + ">" * len(found.vary) + ">>>>>>>>"
+    return columns([head, *(row(found, one) for one in found.trials)], side)
+
+
+def row(found: StudyReport, trial: TrialReport) -> tuple[str, ...]:
+    settings = tuple(trial.settings[key] for key in found.vary)
+    start = (str(trial.number), *settings, f"{trial.done} / {found.repeats}")
+    if trial.measured is None:
+        return (*start, "-", "-", "-", "-", "-", "-", "-")
+    return (*start, *cells(trial, trial.measured))
+
+
+def cells(trial: TrialReport, measured: Repeated) -> tuple[str, ...]:
+    return (
+        seconds(measured.step_s.median),
+        spread(measured.step_s) if len(measured.runs) > 1 else "-",
+        scaled(measured.tokens_per_s_per_chip.median),
+        percent(measured.mfu.median) if measured.mfu else "-",
+        between(measured.efficiency),
+        predicted(trial),
+        over(trial, measured),
+    )
+
+
+def between(efficiency: Spread) -> str:
+    """The median, with the least and the most where repeats differ visibly."""
+    middle, low, high = (percent(x) for x in (efficiency.median, efficiency.low, efficiency.high))
+    return middle if low == high else f"{middle} ({fused(low, high)})"
+
+
+def predicted(trial: TrialReport) -> str:
+    """The predicted efficiency, where it may be held against the measured one."""
+    if trial.predicted is None or trial.not_compared:
+        return "-"
+    kept = trial.predicted.efficiency
+    if trial.expected_s is not None:
+        return percent(kept.unoverlapped if kept.expected is None else kept.expected)
+    return fused(percent(kept.lower), percent(kept.unoverlapped))
+
+
+def over(trial: TrialReport, measured: Repeated) -> str:
+    """The measured step over what was expected, or over the lower bound."""
+    if trial.predicted is None or trial.not_compared:
+        return "-"
+    reference = trial.expected_s or trial.predicted.step_s.lower
+    return f"{to_digits(measured.step_s.median / reference, 3)} x"
+
+
+def notes(found: StudyReport) -> list[str]:
+    """Why nothing is held against a prediction, once; or against which one it is."""
+    unlike = sorted({one.not_compared for one in found.trials if one.not_compared})
+    said = [f"note: {one}" for one in unlike]
+    if found.rehearsal:
+        said.append("note: emulated pods share this machine's cores: more of them are slower each")
+    compared = [one for one in found.trials if one.measured and not one.not_compared]
+    if compared:
+        against = "what was expected" if compared[0].expected_s else "the lower bound"
+        said.append(f"note: OVER is the measured step over {against}")
+    return said
+
+
+def unfinished(found: StudyReport) -> list[str]:
+    return [
+        f"warning: {run} is {state}"
+        for trial in found.trials
+        for run, state in trial.unfinished.items()
+    ]
+
+
+def explained(found: Sequence[Explanation]) -> str:
+    """The ledger lines that go with the gaps, as a sentence or two."""
+    if not found:
+        return "No ledger line goes along with where measured and predicted part."
+    best, *others = (
+        f"{to_digits(one.times, 3)} times {one.line} ({resource(one.resource)})" for one in found
+    )
+    said = (
+        f"Where measured and predicted part, {best} on top of its forecast would explain"
+        f" {percent(found[0].share)} of the squared gaps."
+    )
+    return f"{said} Nearly as well: {', '.join(others)}." if others else said
+
+
+def verdict(found: StudyReport) -> str:
+    """The largest measured trial beside the smallest."""
+    measured = [one for one in found.trials if one.measured]
+    if not measured:
+        return "Study: nothing is measured yet."
+    if len(measured) == 1:
+        return "Study: one trial is measured; efficiency needs another."
+    last = max(measured, key=lambda one: one.chips)
+    assert last.measured
+    kept = between(last.measured.efficiency)
+    what = "emulated chips" if found.rehearsal else "chips"
+    return (
+        f"Study: {count(last.chips)} {what} keep {kept} of the smallest trial's tokens per second"
+        " and chip."
+    )

@@ -1,0 +1,74 @@
+"""What a study of many trials takes to report: its journals read, held together, drawn.
+
+    python -m tests.bench_study [--trials 200] [--steps 1000]
+
+The runs are made up and lie on the disk as real ones do. All trials share one plan, so that what is
+timed is the report and not the planning.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from orchestrator import journal
+from orchestrator.journal.liveness import this_process
+from orchestrator.render import scaling
+from orchestrator.render.page import study_page
+from orchestrator.stations import codec
+from orchestrator.stations.study import Study, Trial, TrialBegun
+from orchestrator.study import gather, study_report
+from tests.journals import tiny_plan, tiny_spec
+from tests.reports import timed, written
+
+LIMIT_S = 10.0
+
+
+def made_up(storage: Path, trials: int, steps: int) -> journal.StudyJournal:
+    """A study whose every trial has run."""
+    study = Study(
+        name="many",
+        scaling="strong",
+        vary=("experiment.seed",),
+        repeats=1,
+        after_failure="go on",
+        trials=tuple(
+            Trial(number=n, settings={"experiment.seed": str(n)}, spec=tiny_spec())
+            for n in range(1, trials + 1)
+        ),
+    )
+    recorded = journal.open_study(storage, study, steps=steps, devices=None, documents={})
+    taken = [one.step for one in timed(0.0, range(steps), 0.25)]
+    first = written(storage, "first", plan=tiny_plan(), steps=taken, study=recorded.key)
+    for n in range(1, trials + 1):
+        begun = TrialBegun(at_s=0.0, trial=n, repeat=1, run=f"trial-{n}", by=this_process())
+        (recorded.trials / f"{n:06d}.json").write_bytes(codec.to_json(begun))
+        shutil.copytree(first.journal.path, storage / begun.run)
+    return recorded
+
+
+def main() -> int:
+    """Time the report of a study; 1 when it takes longer than it should."""
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--trials", type=int, default=200)
+    asked.add_argument("--steps", type=int, default=1_000)
+    wanted = asked.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = made_up(Path(folder), wanted.trials, wanted.steps)
+        began_s = time.perf_counter()
+        ran = gather(recorded)
+        read_s = time.perf_counter() - began_s
+        told = study_report(recorded.key, recorded.opened().study, ran)
+        table = scaling.screen(told, "")
+        page = study_page(told, {one.trial: one.predicted for one in ran})
+        all_s = time.perf_counter() - began_s
+    runs = f"{wanted.trials} trials of {wanted.steps:,} steps"
+    sizes = f"a table of {len(table.splitlines())} lines, a page of {len(page.encode()):,} B"
+    print(f"study  {runs}: read in {read_s:.2f} s, reported in {all_s:.2f} s; {sizes}")
+    return int(all_s > LIMIT_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""A study that was run: measured scaling beside the predicted one, and how its trials are run."""
+
+import json
+from collections.abc import Callable
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator import journal
+from orchestrator.cli import orch as command
+from orchestrator.cli import rehearsing
+from orchestrator.plan.make import make_plan
+from orchestrator.render import scaling
+from orchestrator.render.page import study_page
+from orchestrator.render.text import percent
+from orchestrator.report.gap import reference
+from orchestrator.stations.plan import Plan
+from orchestrator.stations.run import EndState
+from orchestrator.stations.study import StudyReport
+from orchestrator.study import gather, study_report
+from orchestrator.study.explain import explanations
+from tests.conftest import RunOrch
+from tests.journals import tiny_spec
+from tests.reports import studied, timed, written
+from tests.test_page import read
+from tests.test_study import study_of
+
+BASE_S = 0.5
+
+
+def told(storage: Path, step_s: Callable[[Plan, int], float], **changes: Any) -> StudyReport:
+    """The report of a study over one, two and four pods, twice each."""
+    recorded = studied(storage, study_of(1, 2, 4, repeats=2), step_s, **changes)
+    return study_report(recorded.key, recorded.opened().study, gather(recorded))
+
+
+# --- measured scaling
+
+
+def test_measured_efficiency_is_against_the_smallest_trial(tmp_path: Path) -> None:
+    """The same batch in the same time on four times the chips: a quarter; with its spread."""
+    found = told(tmp_path, lambda _, repeat: BASE_S * repeat)
+    kept = [one.measured.efficiency for one in found.trials if one.measured]
+    assert [isclose(one.median, of) for one, of in zip(kept, (1, 1 / 2, 1 / 4), strict=True)]
+    # Repeats of 0.5 and 1 s: rates of 2 and 1, a median of 1.5.
+    assert [isclose(one.high / one.low, 2) for one in kept] == [True] * 3
+    assert isclose(kept[1].high, 1 / 2 * 2 / 1.5)
+    assert all(one.done == 2 for one in found.trials)
+
+
+def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
+    """Each trial has its own plan's forecast, against the smallest measured one."""
+    found = told(tmp_path, lambda plan, _: reference(plan)[1] * 3)
+    for pods, one in zip((1, 2, 4), found.trials, strict=True):
+        assert one.predicted
+        assert one.predicted.plan_digest == make_plan(tiny_spec(pods)).digest
+        assert one.measured
+        assert one.predicted.efficiency.expected
+        assert isclose(one.measured.efficiency.median, one.predicted.efficiency.expected)
+        assert scaling.predicted(one) == percent(one.predicted.efficiency.expected)
+        assert scaling.over(one, one.measured) == "3 x"
+
+
+def test_the_line_that_goes_with_the_gaps_is_named(tmp_path: Path) -> None:
+    """Made to be slow by four times what crosses pods, it is found, and how much."""
+
+    def slowed(plan: Plan, _: int) -> float:
+        across = sum(line.value for line in plan.forecast.time if line.resource == "pods")
+        return reference(plan)[1] + 4 * across
+
+    found = told(tmp_path, slowed)
+    assert found.explanations[0].resource == "pods"
+    assert isclose(found.explanations[0].times, 4)
+    assert found.explanations[0].share > 0.999
+    said = scaling.explained(found.explanations)
+    assert "4 times pods (dcn pods) on top of its forecast would explain 100.0 %" in said
+
+
+def test_no_line_is_named_where_none_fits() -> None:
+    """Of one trial every line would do; where runs are faster than predicted none does."""
+    plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
+    assert explanations([(plans[0], 1.0)]) == ()
+    assert explanations([(plan, -1.0) for plan in plans]) == ()
+    assert "No ledger line" in scaling.explained(())
+
+
+def test_rehearsed_trials_are_held_against_no_chip(tmp_path: Path) -> None:
+    """Their efficiency is measured; what is predicted for chips stands apart."""
+    full = make_plan(tiny_spec(4))
+    found = told(tmp_path, lambda *_: 0.5, rehearsal=True, rehearses=full)
+    assert found.rehearsal
+    assert found.explanations == ()
+    assert all(one.not_compared and one.expected_s is None for one in found.trials)
+    text = scaling.screen(found, "next")
+    assert "emulated pods share this machine's cores" in text
+    rows = [line for line in text.splitlines() if " 2 / 2 " in line]
+    assert [row.split()[-2:] for row in rows] == [["-", "-"]] * 3
+
+
+def test_what_is_not_done_is_said(tmp_path: Path) -> None:
+    """A trial without a run, one that failed: no row is made up for either."""
+    study = study_of(1, 2, 4)
+    recorded = journal.open_study(tmp_path, study, steps=6, devices=None, documents={})
+    begun = journal.begin_trial(recorded, 2, 1)
+    taken = [one.step for one in timed(0.0, range(6), 0.5)]
+    written(tmp_path, begun.run, plan=make_plan(tiny_spec(2)), steps=taken)
+    failed = journal.begin_trial(recorded, 3, 1)
+    writer = journal.claim(journal.create(tmp_path, replace_plan(tiny_spec(4)), failed.run).journal)
+    writer.conclude("failed", why="it was made to")
+    found = study_report(recorded.key, study, gather(recorded))
+    assert [one.done for one in found.trials] == [0, 1, 0]
+    assert found.trials[1].measured
+    assert found.trials[1].measured.efficiency.median == 1.0
+    assert found.trials[2].unfinished == {failed.run: "failed"}
+    text = scaling.screen(found, "next")
+    assert f"warning: {failed.run} is failed" in text
+    assert "one trial is measured; efficiency needs another" in text
+    empty = study_report("x", study, [])
+    assert "nothing is measured yet" in scaling.screen(empty, "next")
+    read(study_page(empty, {}))
+
+
+def replace_plan(spec: object) -> journal.Opened:
+    """What a run of the spec starts from."""
+    return journal.Opened(spec=spec, plan=make_plan(spec), steps=6)  # type: ignore[arg-type]
+
+
+# --- the page
+
+
+def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
+    """Curves with the ideal line, every trial, the ledgers; whole, and safe to send on."""
+    recorded = studied(tmp_path, study_of(1, 2, 4), lambda *_: 0.5, steps=4)
+    done = orch("report", recorded.key, "--storage", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"wrote {recorded.path / 'report.html'}"
+    text = (recorded.path / "report.html").read_text(encoding="utf-8")
+    found = read(text)
+    assert found.asked == []
+    assert 'class="curve ideal"' in text
+    assert text.count('class="dot measured"') == 2 * 3
+    assert "16 chips keep 25.0 % of the smallest trial" in "".join(found.text)
+    asked = json.loads(orch("report", recorded.key, "--storage", str(tmp_path), "--json").stdout)
+    assert [one["chips"] for one in asked["trials"]] == [4, 8, 16]
+
+
+# --- running the trials
+
+STUDY = """\
+name: two
+study:
+  base: base.yaml
+  scaling: weak
+  vary: {resources.pods: [1, 2]}
+  after_failure: AFTER
+"""
+BASE = """\
+name: tiny
+experiment: {model: llama-tiny, tokens: 1M, batch: {sequences: 16, length: 128}}
+resources: {chip: v5e, topology: 2x2}
+run: {storage: STORAGE}
+"""
+
+
+class Rehearsals:
+    """Stands for the clusters of rehearsals: each run ends as it is told to, with a journal."""
+
+    def __init__(self, *states: EndState) -> None:
+        self.states, self.runs = list(states), []  # type: ignore[var-annotated]
+
+    def carry_out(self, small, full, proof, origin, key, *_, **__):  # type: ignore[no-untyped-def]
+        """Write the journal of a run that ended so."""
+        assert proof is None
+        self.runs.append(key)
+        state = self.states.pop(0)
+        storage = Path(small.spec.run.storage)
+        taken = [one.step for one in timed(0.0, range(small.steps), 0.5)]
+        if state == "succeeded":
+            return written(
+                storage, key, plan=small.plan, steps=taken, spec=small.spec, rehearsal=True,
+                rehearses=full, study=origin.study,
+            ).run()  # fmt: skip
+        opened = journal.Opened(spec=small.spec, plan=small.plan, steps=9, rehearsal=True,
+                                rehearses=full, study=origin.study)  # fmt: skip
+        writer = journal.claim(journal.create(storage, opened, key).journal)
+        writer.conclude(state)
+        return writer.run()
+
+
+@pytest.fixture
+def submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, list[str]]]:
+    """Submit the study of two trials, whose runs end in these states: exit code, output, runs."""
+
+    def submit(*states: EndState, after: str = "stop") -> tuple[int, str, list[str]]:
+        (tmp_path / "base.yaml").write_text(BASE.replace("STORAGE", str(tmp_path / "runs")))
+        (tmp_path / "study.yaml").write_text(STUDY.replace("AFTER", after))
+        stand_in = Rehearsals(*states)
+        monkeypatch.setattr(rehearsing, "carry_out", stand_in.carry_out)
+        asked = ["submit", str(tmp_path / "study.yaml"), "--no-prove", "--no-calibrate"]
+        done = CliRunner().invoke(command, [*asked, "--steps", "4"])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return done.exit_code, done.output, [key.rpartition("-trial-")[2] for key in stand_in.runs]
+
+    return submit
+
+
+def test_trials_run_one_after_another(submitted: Callable[..., tuple[int, str, list[str]]]) -> None:
+    """It says that it rehearses, plans all, runs each, and ends with the scaling."""
+    code, said, runs = submitted("succeeded", "succeeded")
+    assert (code, runs) == (0, ["1.1", "2.1"])
+    assert said.startswith("two: a rehearsal of 2 runs. No cluster is named")
+    assert "trial 2 of 2: resources.pods=2 experiment.batch.sequences=32" in said
+    assert "Study: 8 emulated chips keep 100.0 % of the smallest trial's" in said
+    assert "Next: orch report two-study-" in said
+
+
+def test_what_is_done_is_not_done_again(
+    submitted: Callable[..., tuple[int, str, list[str]]],
+) -> None:
+    """A failure stops the study; asked again, the failed trial gets a new run and no other."""
+    code, _, runs = submitted("succeeded", "failed")
+    assert (code, runs) == (1, ["1.1", "2.1"])
+    code, said, runs = submitted("succeeded")
+    assert (code, runs) == (0, ["2.1.2"])
+    assert "trial-1.1\n" in said.split("done before: ")[1]
+    assert submitted()[2] == []
+
+
+def test_a_study_may_go_on_after_a_failure(
+    submitted: Callable[..., tuple[int, str, list[str]]],
+) -> None:
+    """Every trial is tried, and the exit says that one failed."""
+    code, said, runs = submitted("failed", "succeeded", after="go on")
+    assert (code, runs) == (1, ["1.1", "2.1"])
+    assert "trial-1.1 is failed" in said
+
+
+def test_an_interrupted_trial_ends_the_study(
+    submitted: Callable[..., tuple[int, str, list[str]]],
+) -> None:
+    """Whoever stops a trial wants no other, whatever the study says."""
+    code, _, runs = submitted("cancelled", after="go on")
+    assert (code, runs) == (130, ["1.1"])
