@@ -21,6 +21,7 @@ from orchestrator.stations.profile import ChipProfile
 from tests.asks import TINY, spec_of
 from tests.clusters import child_of, eventually, listening, variable
 from tests.conftest import ROOT, RunOrch
+from tests.records import points, rows
 
 ORCH = Path(sys.executable).with_name("orch")
 TINY_TWO_PODS = "specs/tiny_2pod.yaml"
@@ -35,9 +36,8 @@ def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(orch: RunOrch, tmp_path:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rehearsal" in done.stdout.splitlines()[0]
     assert "6 of 6 steps" in done.stdout
-    [path] = tmp_path.iterdir()
-    recorded = journal.Journal(path)
-    run = recorded.run()
+    [recorded] = journal.journals(tmp_path)
+    path, run = recorded.path, recorded.run()
     assert (run.state, run.rehearsal, run.problems) == ("succeeded", True, ())
     assert run.rehearses is not None
     assert [timed.step.index for timed in recorded.steps(run)] == list(range(6))
@@ -50,6 +50,9 @@ def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(orch: RunOrch, tmp_path:
     assert "expected" in done.stdout
     assert len(list(recorded.places.logs(1).glob("rank-*.log"))) == 2
     assert f"Next: orch status {path.name}" in done.stdout
+    assert f"mlflow   {tmp_path}/mlflow.db, shown by orch ui" in done.stdout
+    assert rows(tmp_path, "SELECT run_uuid, status FROM runs") == [(run.mlflow_run_id, "FINISHED")]
+    assert [at for at, _ in points(tmp_path, "perf/mfu")] == list(range(1, 6))
     status = orch("status", path.name, "--storage", str(tmp_path))
     assert "succeeded, a rehearsal" in status.stdout
 
@@ -62,10 +65,10 @@ def test_ctrl_c_saves_and_leaves_nothing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 130
     assert owned.marked(mark) == []
-    [path] = tmp_path.iterdir()
-    run = journal.Journal(path).run()
+    [recorded] = journal.journals(tmp_path)
+    run = recorded.run()
     assert (run.state, run.attempts[0].reason) == ("cancelled", "cancelled")
-    assert (path / "checkpoints" / str(run.steps_done)).is_dir()
+    assert (recorded.path / "checkpoints" / str(run.steps_done)).is_dir()
 
 
 def test_a_killed_orch_takes_its_cluster_with_it(tmp_path: Path) -> None:
@@ -77,8 +80,8 @@ def test_a_killed_orch_takes_its_cluster_with_it(tmp_path: Path) -> None:
         process.wait()
         eventually(lambda: not owned.marked(mark), 30)
         eventually(lambda: not folder.exists(), 10)
-    [path] = tmp_path.iterdir()
-    assert journal.Journal(path).run().state == "lost"
+    [recorded] = journal.journals(tmp_path)
+    assert recorded.run().state == "lost"
 
 
 def test_a_private_cluster_is_private() -> None:
@@ -113,7 +116,7 @@ def submitted(storage: Path, steps: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def steps_done(storage: Path) -> int:
-    return sum(journal.Journal(path).run().steps_done for path in storage.glob("[a-z]*"))
+    return sum(one.run().steps_done for one in journal.journals(storage))
 
 
 def mark_of(process: subprocess.Popen[bytes]) -> str:

@@ -79,8 +79,8 @@ def four() -> Iterator[Standing]:
 
 
 def only_run(storage: Path) -> Run:
-    [path] = storage.glob("[a-z]*")
-    return journal.Journal(path).run()
+    [recorded] = journal.journals(storage)
+    return recorded.run()
 
 
 V5P = ("--set", "resources.chip=v5p", "--set", "resources.topology=2x2x1")
@@ -115,7 +115,7 @@ def test_a_run_outlives_its_terminal_and_tells_no_secret(four: Standing, tmp_pat
     elsewhere = four.environment | {"RAY_ADDRESS": "127.0.0.1:1", "HF_TOKEN": CANARY}
     command = [str(BIN / "orch"), *four.submit(tmp_path, *V5P, "--yes", "--steps", "12")]
     with subprocess.Popen(command, cwd=ROOT, env=elsewhere, stdout=subprocess.DEVNULL) as following:
-        eventually(lambda: list(tmp_path.glob("[a-z]*")) and only_run(tmp_path).steps_done, LIMIT_S)
+        eventually(lambda: journal.journals(tmp_path) and only_run(tmp_path).steps_done, LIMIT_S)
         following.kill()
     eventually(lambda: only_run(tmp_path).ended_at_s, LIMIT_S)
     run = only_run(tmp_path)

@@ -148,13 +148,13 @@ def test_files_are_kept_with_the_run(storage: Path) -> None:
     run = whole(storage)
     run.places.rank_log(2, 0).write_text("hello\n" * 300_000)
     recorded(run)
-    (run.places.documents / "report.html").write_text("<p>later")
+    (run.path / "report.html").write_text("<p>later")
     recorded(run)
     [folder] = storage.glob("mlflow-artifacts/*/artifacts")
     kept = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     plan = run.places.plan(tiny_plan().digest).name
     assert kept == {
-        "spec.json", f"plans/{plan}", "documents/report.html", "logs/attempt-2-rank-0.log",
+        "spec.json", f"plans/{plan}", "report.html", "logs/attempt-2-rank-0.log",
     }  # fmt: skip
     log = (folder / "logs/attempt-2-rank-0.log").read_text()
     assert log.startswith("(the last 1,048,576 of 1,800,000 bytes; all of it: ")
@@ -221,7 +221,7 @@ def test_an_ending_is_summed_up(storage: Path) -> None:
 
 
 def test_a_rehearsal_is_not_held_against_chips(storage: Path) -> None:
-    """What CPU devices did is no share of what chips should do."""
+    """What CPU devices did is no share of what chips should do, unless they were calibrated."""
     recorded(whole(storage, rehearsal=True))
     assert points(storage, names.OVER_PREDICTED["lower"]) == []
     assert len(points(storage, names.MEDIAN_MFU)) == 1
@@ -333,6 +333,9 @@ def test_the_runs_of_a_study_have_one_parent(storage: Path) -> None:
         writer.conclude("succeeded")
         recorded(writer.journal)
         assert parent_row(storage) == (study.key, "FAILED" if number == 1 else "FINISHED")
+    (study.path / "report.html").write_text("<p>later")
+    recorded(writer.journal)
+    assert len(list(storage.glob("mlflow-artifacts/*/artifacts/report.html"))) == 1
     noted = study.tracking()
     assert noted is not None
     children = "SELECT COUNT(*) FROM tags WHERE key = 'mlflow.parentRunId' AND value = ?"

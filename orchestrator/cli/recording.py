@@ -113,6 +113,14 @@ def catch_up(storage: Path, runs: Sequence[Run]) -> None:
         record.in_background(behind[:MOST_AT_ONCE])
 
 
+def keep_files(found: "Journal") -> None:
+    """In the background, have kept with the recorded run what was just written for it."""
+    from orchestrator import record
+
+    if record.mark_of(found):
+        record.in_background([found])
+
+
 def is_due(found: "Journal", run: Run) -> bool:
     """Whether MLflow lacks something of a run that was to be recorded; not so soon again."""
     from orchestrator import record

@@ -76,6 +76,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
 
 def report_run(found: "Journal", out: Path | None, *, as_json: bool) -> None:
     """A run: its report as JSON, or as a page."""
+    from orchestrator.cli import recording
     from orchestrator.render import report as render
     from orchestrator.report import report as reported
 
@@ -85,12 +86,14 @@ def report_run(found: "Journal", out: Path | None, *, as_json: bool) -> None:
         return
     path = out or found.path / PAGE
     write(path, page_of(found, told))
+    recording.keep_files(found)
     say(f"{told.run}: {render.verdict(told)}\nwrote {path}\n")
 
 
 def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> None:
     """A study: its report as JSON, or as a page."""
     from orchestrator import study as room
+    from orchestrator.cli import recording
     from orchestrator.render import scaling as render
     from orchestrator.render.page import study_page
 
@@ -101,6 +104,8 @@ def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> N
         return
     path = out or found.path / PAGE
     write(path, study_page(told, {one.trial: one.predicted for one in ran}))
+    for begun in found.begun()[-1:]:
+        recording.keep_files(found.run_of(begun))
     say(f"{told.study}: {render.verdict(told)}\nwrote {path}\n")
 
 

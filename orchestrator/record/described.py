@@ -21,6 +21,7 @@ DESCRIBED, ARTIFACTS = "orch.described", "orch.artifacts"
 NOTE, PARENT, COMMIT = "mlflow.note.content", "mlflow.parentRunId", "mlflow.source.git.commit"
 LONGEST_TAG = 8_000
 MOST_RANKS = 8
+REPORT = "report.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,8 @@ def note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
     if plan:
         mfu, step_s = plan.forecast.mfu.roofline, plan.forecast.step_s.lower
         whose = ", of chips: not what CPU devices do" if run.rehearsal else ""
+        if run.rehearsal and plan.chip_profile:
+            whose = ", on what this machine was measured to reach"
         lines.append(
             f"Plan {codec.short(plan.digest)}: {plan.model.name} on {plan.pods} pods of"
             f" {plan.topology}, {plan.chips:,} {plan.chip} chips. Roofline MFU {mfu * 100:.1f} %,"
@@ -139,7 +142,7 @@ def artifacts(journal: Journal, run: Run) -> dict[str, Path]:
     What else belongs to a run, a report for one, is found among its documents.
     """
     places = journal.places
-    found = {flat.ARTIFACT: places.spec}
+    found = {flat.ARTIFACT: places.spec, REPORT: journal.path / REPORT}
     for folder in (places.plans, places.proofs, places.documents):
         files = sorted(folder.iterdir()) if folder.is_dir() else []
         found |= {f"{folder.name}/{path.name}": path for path in files if _is_whole(path)}

@@ -3,7 +3,7 @@
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import Journal
 from orchestrator.journal.studies import StudyJournal, run_of
-from orchestrator.record.described import NOTE, RUN_ID
+from orchestrator.record.described import ARTIFACTS, NOTE, REPORT, RUN_ID, changed
 from orchestrator.record.store import Found, Status, Store
 from orchestrator.stations.run import LIVE, Run, Tracking
 from orchestrator.stations.study import StudyOpened, TrialBegun
@@ -24,7 +24,16 @@ def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     status = _status(study, opened)
     if parent.status != status:
         store.set_status(parent.id, status, None)
+    _keep_page(study, parent, store)
     return parent.id
+
+
+def _keep_page(study: StudyJournal, parent: Found, store: Store) -> None:
+    """The page of the study, when it was written, or written anew."""
+    files = {REPORT: study.path / REPORT} if (study.path / REPORT).is_file() else {}
+    if files and parent.tags.get(ARTIFACTS) != (version := changed(files)):
+        store.keep(parent.id, files[REPORT], None)
+        store.log(parent.id, tags={ARTIFACTS: version})
 
 
 def _its_run(study: StudyJournal, opened: StudyOpened, store: Store) -> Found:

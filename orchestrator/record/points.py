@@ -109,7 +109,7 @@ def of_proof(proof: Proof, at_s: float) -> list[Point]:
 def of_ending(report: Report, at_s: float) -> list[Point]:
     """What the run comes to: medians of its steps, and where its time went.
 
-    What is not held against the forecast, as in a rehearsal, has no ratio to it.
+    What is not held against the forecast has no ratio to it.
     """
     found, time = report.measured, report.goodput
     if not report.steps_done:
