@@ -9,7 +9,9 @@ from typing import cast
 import pytest
 
 from orchestrator import journal
+from orchestrator.drive import watching
 from orchestrator.drive.watching import Ending, Watch
+from orchestrator.journal import liveness
 from orchestrator.journal.pulses import Beating
 from orchestrator.launch.crew import Crew
 from orchestrator.launch.words import Order, Said, Share, Slice
@@ -59,6 +61,13 @@ def beating(writer: journal.Writer, rank: int, every_s: float = BEAT_S) -> Beati
     return Beating(writer.journal.path, 1, rank, f"pod-{rank}", every_s, give_up=lambda: None)
 
 
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks run on other machines: nobody here can know whether they live."""
+    monkeypatch.setattr(liveness, "is_alive", lambda _: False)
+    monkeypatch.setattr(watching, "SETTLED_S", 0.2)
+
+
 def raises(writer: journal.Writer, rank: int, error: Exception) -> None:
     """A rank that dies of an error."""
     with pytest.raises(type(error)), beating(writer, rank):
@@ -82,6 +91,7 @@ def test_an_error_is_found_before_the_launcher_tells(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_of_two_dead_ranks_the_first_is_named(tmp_path: Path) -> None:
     """One falls silent; the other dies of that, and says so."""
     with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0, every_s=600.0):
@@ -89,6 +99,14 @@ def test_of_two_dead_ranks_the_first_is_named(tmp_path: Path) -> None:
         assert watch.to_the_end() == Ending(reason="failure", first_dead_rank=0)
 
 
+def test_a_slow_rank_is_not_taken_for_dead(tmp_path: Path) -> None:
+    """Its process is seen to live, however late its next sign is."""
+    with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0, every_s=600.0):
+        raises(writer, 1, ValueError("out of luck"))
+        assert watch.to_the_end().first_dead_rank == 1
+
+
+@pytest.mark.usefixtures("elsewhere")
 def test_a_lost_host_is_no_failure(tmp_path: Path) -> None:
     """The slice is named, and the rank that died with it."""
     crew = Scripted(Said(over=True, error="Ray's words"), slices=WHOLE[:1])

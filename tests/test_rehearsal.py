@@ -11,7 +11,7 @@ from orchestrator.errors import Unservable
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.rehearsal import Rehearsal, rehearse
 from orchestrator.stations.plan import AXES, Plan
-from orchestrator.stations.spec import MeshWish
+from orchestrator.stations.spec import MeshWish, Pods
 from tests.asks import TINY, spec_of
 from tests.conftest import ROOT
 
@@ -134,3 +134,13 @@ def test_steps_decide_the_tokens_and_leave_room_for_a_checkpoint() -> None:
     assert small.plan.tokens == 50 * small.plan.batch.tokens
     assert small.spec.run.checkpoint.every == 25
     assert small.plan.optimizer.warmup_steps == 13
+
+
+def test_a_rehearsal_may_shrink_as_its_plan_may() -> None:
+    """The fewest pods that the spec allows are the rehearsal's too, up to as many as it has."""
+    asked = spec_of("llama3-8b", chip="v5e", topology="4x4", pods=12, sequences=1536)
+    for fewest, kept in ((2, 2), (10, 8)):
+        resources = replace(asked.resources, pods=Pods(min=fewest, max=12))
+        shrinking = replace(asked, resources=resources)
+        small = rehearse(shrinking, make_plan(shrinking))
+        assert small.spec.resources.pods == Pods(min=kept, max=8)

@@ -34,7 +34,7 @@ class Showing:
         self.state = now
         if run.attempts and run.attempts[-1].number != self.attempt:
             if self.attempt and run.attempts[self.attempt - 1].number >= run.resumed_at:
-                self.say(f"again, after {render.why_ended(run.attempts[self.attempt - 1])}")
+                self.say(render.again(run.attempts[self.attempt - 1], run.attempts[-1]))
             self.attempt = run.attempts[-1].number
             self.steps = journal.StepReader(self.recorded.path, self.attempt)
         for timed in self.steps.read() if self.steps else []:

@@ -25,7 +25,7 @@ LEAVE_S = 5.0
 
 
 class Cancelled(OrchError):
-    """Somebody asked the run to stop before an attempt had begun."""
+    """Somebody asked the run to stop while it had no slices."""
 
 
 def drive(recorded: journal.Journal, *, resumes: bool, pods: int | None) -> int:
@@ -40,7 +40,7 @@ def _driven(writer: journal.Writer, pods: int | None) -> int:
     try:
         return Driving(writer, pods).to_the_end()
     except Cancelled:
-        writer.conclude("cancelled", why="somebody asked, before an attempt had begun")
+        writer.conclude("cancelled", why="somebody asked, while it waited for slices")
         return 0
     except (JournalUnreadable, JournalUnwritable, Superseded) as error:
         print(error, file=sys.stderr)  # there is nowhere else to say it

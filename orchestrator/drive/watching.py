@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator import journal
-from orchestrator.journal import pulses
+from orchestrator.journal import liveness, pulses
 from orchestrator.journal.pulses import Pulse, Vigil
 from orchestrator.launch.crew import Crew
 from orchestrator.launch.words import Said, Share, Slice
 from orchestrator.stations.run import Reason
 
-POLL_S = 0.1
+POLL_S = 0.25
 # So many beats a rank has to show that it outlived another.
 SETTLED_BEATS = 4
+SETTLED_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +40,12 @@ class Watch:
     def __post_init__(self) -> None:
         self.vigil = Vigil(time.monotonic())
         self.stopping = False
+        self.poll_s = max(POLL_S, self.share.beat_s / 2)  # no oftener than there is news
 
     def to_the_end(self) -> Ending:
         """Watch until the attempt has ended, or must be."""
         while True:
-            said = self.crew.heard(POLL_S)
+            said = self.crew.heard(self.poll_s)
             now_s = self._look()
             if said and said.over and said.error is None:
                 return Ending(reason="cancelled" if self._asked() else "finished")
@@ -80,12 +82,16 @@ class Watch:
         """Wait until it is clear who outlived whom, and which slices have lost a host."""
         if said and said.error:
             print(said.error, file=sys.stderr, flush=True)
-        until_s = seen_s + SETTLED_BEATS * self.share.beat_s
-        while time.monotonic() < until_s:
-            time.sleep(POLL_S)
+        until_s = seen_s + max(SETTLED_S, SETTLED_BEATS * self.share.beat_s)
+        while time.monotonic() < until_s and self._unclear(seen_s):
+            time.sleep(min(self.poll_s, self.share.beat_s))
             self._look()
         dead = self.vigil.first_dead(seen_s)
         return judged(dead, said.error if said else None, self.slices, self.crew.look())
+
+    def _unclear(self, since_s: float) -> bool:
+        """Whether some rank has been silent since, and is not known to be gone."""
+        return any(not liveness.is_gone(one.process) for one in self.vigil.silent(since_s))
 
 
 def judged(

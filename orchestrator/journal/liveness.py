@@ -45,6 +45,12 @@ def is_gone(process: Process) -> bool:
     return stat is not None and (stat[0] in ENDED_STATES or stat[1] != process.started)
 
 
+def is_alive(process: Process) -> bool:
+    """Whether the process is known to exist; False where this machine cannot know."""
+    here = process.machine is not None and process.machine == this_machine()
+    return here and not is_gone(process)
+
+
 def _stat(pid: int) -> tuple[str, str] | None:
     """State and time of start of a process; None where the system does not say."""
     try:

@@ -161,16 +161,18 @@ class Vigil:
         """Whether any rank has said its last word."""
         return any(one.pulse.error is not None for one in self.seen.values())
 
+    def silent(self, since_s: float) -> list[Pulse]:
+        """The ranks that have not ended, and have given no sign since that time."""
+        going = [one for one in self.seen.values() if not one.pulse.ended]
+        return [one.pulse for one in going if one.since_s <= since_s]
+
     def first_dead(self, silent_since_s: float) -> Pulse | None:
         """The rank that died first: of those with a last word, and those silent since that time,
-        the one whose last sign is the oldest. The others die of the first.
+        the one whose last sign is the oldest. The others die of the first. A process that is seen
+        to live is only slow.
         """
-        dead = [
-            one.pulse
-            for one in self.seen.values()
-            if one.pulse.error is not None
-            or (one.since_s <= silent_since_s and not one.pulse.ended)
-        ]
+        dead = [one.pulse for one in self.seen.values() if one.pulse.error is not None]
+        dead += [one for one in self.silent(silent_since_s) if not liveness.is_alive(one.process)]
         return min(dead, key=lambda pulse: (pulse.at_s, pulse.rank), default=None)
 
     def hung(self, limit_s: float, now_s: float) -> tuple[str, int | None] | None:

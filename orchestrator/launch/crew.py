@@ -4,6 +4,7 @@ import os
 import queue
 import subprocess
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -15,6 +16,7 @@ from orchestrator.launch.words import Order, Said, Slice
 from orchestrator.stations import codec
 
 LOOK_LIMIT_S = 10.0
+POLL_S = 0.2
 # Ray Train asks its workers how they are every two seconds, and waits a minute for slices.
 PACE = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
@@ -65,11 +67,11 @@ class Crew:
     def look(self) -> tuple[Slice, ...] | None:
         """The slices as they are now; None when the crew cannot say."""
         self.tell(Order())
-        while said := self.heard(LOOK_LIMIT_S):
-            if not said.over:
+        deadline = time.monotonic() + LOOK_LIMIT_S
+        while self._listener.is_alive() and time.monotonic() < deadline:
+            said = self.heard(POLL_S)
+            if said and not said.over:
                 return said.slices
-            if said.error == ENDED:
-                return None
         return None
 
     def _listen(self) -> None:
@@ -78,7 +80,4 @@ class Crew:
             for line in lines:
                 with suppress(msgspec.DecodeError):
                     self._said.put(codec.from_json(line, Said))
-        self._said.put(Said(over=True, error=ENDED))
-
-
-ENDED = "the process that carries out the attempt has ended"
+        self._said.put(Said(over=True, error="the process that carries out the attempt has ended"))

@@ -66,7 +66,7 @@ def rehearse(
         resources=Resources(
             chip=plan.chip,
             topology=str(topology),
-            pods=Pods(min=pods, max=pods),
+            pods=Pods(min=min(spec.resources.pods.min, pods), max=pods),
             mesh=MeshWish(**mesh),
             goodput=spec.resources.goodput,
         ),

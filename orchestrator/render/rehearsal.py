@@ -130,6 +130,12 @@ def steps_traced(profile: tuple[int, int]) -> str:
     return f"step {first}" if end == first + 1 else f"steps {first} to {end - 1}"
 
 
+def again(ended: Attempt, begun: Attempt) -> str:
+    """Why another attempt begins, and what of it is not as before."""
+    other = f" on {begun.pods} pods" if begun.pods != ended.pods else ""
+    return f"again{other}, after {why_ended(ended)}"
+
+
 def ending(run: Run, plan: Plan, recorded: str, next_command: str) -> str:
     """What was measured, what that says about the forecast, and where to look."""
     lines = [f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"]
