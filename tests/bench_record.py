@@ -1,6 +1,6 @@
 """What recording costs a training step, and how long many steps take to record.
 
-    python -m tests.bench_record
+    python -m tests.bench_record [STEPS MANY]
 
 A step is written to the journal by the process that trains; recording reads it from there, in a
 process of its own at the lowest priority. So what a step pays is the journal's line, with and
@@ -17,26 +17,27 @@ from statistics import median, quantiles
 from orchestrator.journal import Journal, StepLog
 from orchestrator.record import Following, mark_of, names
 from orchestrator.record.recording import Recorder
+from orchestrator.record.store import Store
 from tests.journals import step, tiny_plan
-from tests.records import begun, points
+from tests.records import begun, place, rows
 
 STEP_S = 0.1
-STEPS, MANY = 300, 10_000
+USUAL = (300, 10_000)
 LIMIT = 0.01
 
 
-def appended_s(storage: Path, key: str, *, records: bool) -> tuple[list[float], float]:
+def appended_s(storage: Path, key: str, steps: int, *, records: bool) -> tuple[list[float], float]:
     """Seconds that each of many steps took to write down, one every tenth of a second, and the
     processor time of whoever recorded them.
     """
-    writer = begun(storage, key, steps=STEPS)
+    writer = begun(storage, key, steps=steps)
     if not records:
         writer.journal.places.record.unlink()
     number = writer.begin_attempt(tiny_plan())
     taken: list[float] = []
     with writer.signing(), Following(writer.journal):
         with StepLog(writer.journal.path, number) as log:
-            for index in range(STEPS):
+            for index in range(steps):
                 time.sleep(STEP_S)
                 began_s = time.perf_counter()
                 log.append(step(index, restored=None if index else 0))
@@ -54,12 +55,12 @@ def is_recorded(journal: Journal) -> bool:
     return mark is not None and mark.recorded is not None and mark.recorded.state == "succeeded"
 
 
-def many(storage: Path) -> float:
+def many(storage: Path, steps: int) -> float:
     """Seconds to record a run of many steps from its journal."""
-    writer = begun(storage, "many", steps=MANY)
+    writer = begun(storage, "many", steps=steps)
     number = writer.begin_attempt(tiny_plan())
     with StepLog(writer.journal.path, number) as log:
-        for index in range(MANY):
+        for index in range(steps):
             log.append(step(index, restored=None if index else 0))
     writer.end_attempt("finished")
     writer.conclude("succeeded")
@@ -67,22 +68,25 @@ def many(storage: Path) -> float:
     tried = Recorder({}).record(writer.journal)
     took_s = time.perf_counter() - began_s
     assert tried.problem is None, tried.problem
-    assert len(points(storage, names.LOSS)) == MANY + STEPS
+    run_id = tried.mlflow_run_id
+    query = "SELECT COUNT(*) FROM metrics WHERE run_uuid = ? AND key = ?"
+    assert rows(storage, query, run_id, names.LOSS) == [(steps,)]
     return took_s
 
 
-def main() -> int:
+def main(steps: int, most: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         storage = Path(folder)
-        bare, _ = appended_s(storage, "bare", records=False)
-        beside, recorder_s = appended_s(storage, "recorded", records=True)
+        Store(place(storage))  # a new database takes seconds, once
+        bare, _ = appended_s(storage, "bare", steps, records=False)
+        beside, recorder_s = appended_s(storage, "recorded", steps, records=True)
         print(f"a step written down    {told(bare)}")
         print(f"while it is recorded   {told(beside)}")
         added = (median(beside) - median(bare)) / STEP_S
         print(f"recording adds         {added * 100:.3f} % of a {STEP_S * 1e3:.0f} ms step")
-        print(f"the recorder           {recorder_s:.1f} s of processor time for {STEPS} steps")
-        took_s = many(storage)
-        print(f"{MANY:,} steps           recorded in {took_s:.1f} s")
+        print(f"the recorder           {recorder_s:.1f} s of processor time for {steps} steps")
+        took_s = many(storage, most)
+        print(f"{most:,} steps           recorded in {took_s:.1f} s")
     if added > LIMIT:
         print(f"recording costs more than {LIMIT * 100:.0f} % of a step", file=sys.stderr)
         return 1
@@ -95,4 +99,4 @@ def told(taken: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*([int(word) for word in sys.argv[1:]] or USUAL)))

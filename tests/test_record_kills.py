@@ -1,4 +1,4 @@
-"""Recording under kills: SIGKILL at every commit, and MLflow still has each point once."""
+"""Recording under kills: SIGKILL at every commit leaves each point once. And what it costs."""
 
 import json
 import subprocess
@@ -23,3 +23,13 @@ def test_a_kill_between_any_two_writes_misses_and_doubles_nothing(
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["faults"] == []
     assert found["deaths"] > 10
+
+
+def test_the_bench_of_recording_runs_to_its_end() -> None:
+    """It says what a step pays, and how long many of them take; how little is not asked here."""
+    command = [sys.executable, "-m", "tests.bench_record", "30", "2000"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    print(done.stdout)
+    assert "2,000 steps           recorded in" in done.stdout, done.stderr

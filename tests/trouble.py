@@ -28,6 +28,7 @@ class Server:
         self.trouble: Trouble = "none"
         self.troubled_from = self.troubled_to = 0  # of the requests, by number; 0 for none
         self.requests = 0
+        self.met: set[Trouble] = set()
         self._server: subprocess.Popen[bytes] | None = None
         self._front = ThreadingHTTPServer((LOOPBACK, 0), _front_of(self))
         self.address = f"http://{LOOPBACK}:{self._front.server_address[1]}"
@@ -56,6 +57,7 @@ class Server:
         self.requests += 1
         if self.troubled_from and not self.troubled_from <= self.requests <= self.troubled_to:
             return "none"
+        self.met.add(self.trouble)
         return self.trouble
 
 
