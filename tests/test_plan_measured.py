@@ -121,6 +121,12 @@ def test_the_lines_add_up_to_what_is_expected() -> None:
     forecast = made.forecast
     assert sum(line.value for line in forecast.time) == pytest.approx(forecast.step_s.unoverlapped)
     assert 0 < forecast.step_s.lower < forecast.step_s.unoverlapped
+    assert forecast.step_s.expected == forecast.step_s.unoverlapped
+    assert forecast.step_s.low is not None
+    assert forecast.step_s.high is not None
+    assert forecast.step_s.lower <= forecast.step_s.low < forecast.step_s.expected
+    assert forecast.step_s.expected < forecast.step_s.high
+    assert forecast.expected_time == forecast.time
     counted_flops = flops.model_flops_per_step(made.model, made.batch)
     assert forecast.model_flops_per_step == counted_flops
     reached = counted_flops / forecast.step_s.unoverlapped / FLOPS_PER_S

@@ -28,6 +28,8 @@ from orchestrator.stations.spec import Batch, Experiment, Resources
 
 CORES, EXCHANGES = "cores", "exchanges"
 CALIBRATE = "orch calibrate measures it"
+# Four of five steps took between these parts of what was expected (docs/calibrate.md).
+FASTEST, SLOWEST = 0.8, 1.45
 OVERHEAD = 0.1  # of a kernel's seconds at its smallest amount: still needed for less
 
 
@@ -61,9 +63,12 @@ def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     lines = [plain_line(line) for line in found]
     per_device = peak(layout.chip, plan.precision.compute).value / layout.chip.devices
     products = sum(one.amount * one.calls for one in pieces(layout) if one.kernel == "matmul")
-    step_s = Bounds(
-        lower=plain(products / per_device), unoverlapped=sum(line.value for line in lines)
+    step_s = bounds(
+        plain(products / per_device),
+        sum(line.value for line in lines),
+        shared=is_shared(profile),
     )
+    ordered = tuple(sorted(lines, key=lambda line: -line.value))
     memory = tuple(plain_phase(phase) for phase in phases(layout))
     usable_bytes, peak_bytes = layout.chip.hbm_usable_bytes.value, max(p.bytes for p in memory)
     computing = sum(line.value for line in lines if line.resource == CORES)
@@ -74,12 +79,26 @@ def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         hbm_bytes_per_device=usable_bytes,
         fits=peak_bytes <= usable_bytes,
         memory=memory,
-        time=tuple(sorted(lines, key=lambda line: -line.value)),
+        time=ordered,
         step_s=step_s,
         bound=CORES if computing >= exchanging else EXCHANGES,
         bound_by=more / less - 1 if less else 0.0,
         **utilization(layout, experiment, step_s),
         **cost(layout, experiment, resources, step_s),
+        expected_time=ordered if step_s.expected else (),
+    )
+
+
+def bounds(lower_s: float, sum_s: float, *, shared: bool) -> Bounds:
+    """On shared cores the sum is what to expect, as nothing overlaps; else nothing is known."""
+    if not shared:
+        return Bounds(lower=lower_s, unoverlapped=sum_s)
+    return Bounds(
+        lower=lower_s,
+        unoverlapped=sum_s,
+        expected=sum_s,
+        low=max(sum_s * FASTEST, lower_s),
+        high=sum_s * SLOWEST,
     )
 
 

@@ -68,7 +68,10 @@ def expectation(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.chip_profile is None:
         return
     step_s, reached = forecast.step_s.unoverlapped, forecast.mfu.unoverlapped
-    yield "expected", f"{seconds(step_s)} a step, MFU {percent(reached)}"
+    between = ""
+    if forecast.step_s.low and forecast.step_s.high:
+        between = f" ({seconds(forecast.step_s.low)} to {seconds(forecast.step_s.high)})"
+    yield "expected", f"{seconds(step_s)}{between} a step, MFU {percent(reached)}"
     largest = (f"{line.name} {percent(line.value / step_s)}" for line in forecast.time[:LARGEST])
     yield "", ", ".join(largest)
     yield "ceilings", ceilings(plan)
