@@ -35,7 +35,7 @@ demo: setup  ## Llama 3 70B on four v5p pods
 
 test: setup  ## the whole suite
 	@$(BROWSER)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup  ## ruff and mypy, both strict
 	@$(BIN)/ruff check
