@@ -205,6 +205,10 @@ def test_compare_is_a_table_and_json(orch: RunOrch, tmp_path: Path) -> None:
     assert verdict == (
         "Compare: quick makes the most tokens per second and chip, 2 times the least."
     )
+    assert "note: PREDICTED is what is expected" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("    quick ")]
+    expected_s = PLAN.forecast.step_s.expected or 0.0
+    assert rows[0][-2:] == [f"{0.25 / expected_s:.2f}", "x"]
     asked = orch("compare", "slow", "quick", "--storage", str(tmp_path), "--json")
     assert [one["run"] for one in json.loads(asked.stdout)] == ["slow", "quick"]
 

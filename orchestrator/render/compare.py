@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from orchestrator.render.runs import elapsed
 from orchestrator.render.text import columns, count, indent, percent, scaled, seconds, to_digits
-from orchestrator.stations.report import Goodput, Report, Spread
+from orchestrator.stations.report import Goodput, Ratio, Report, Spread
 
 SAME = 0.01
 
@@ -15,14 +15,14 @@ def screen(reports: Sequence[Report], next_command: str) -> str:
         [f"{len(reports)} {'run' if len(reports) == 1 else 'runs'}, measured against predicted"],
         ["  speed", *indent(speed(reports), "    ")],
         ["  where the time went", *indent(time(reports), "    ")],
-        sorted({f"note: {one.not_compared}" for one in reports if one.not_compared}),
+        sorted({said for one in reports if (said := note(one))}),
         [verdict(reports), f"Next: {next_command}"],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
 def speed(reports: Sequence[Report]) -> list[str]:
-    head = ("RUN", "PODS", "STEPS", "STEP", "SPREAD", "TOKENS/S/CHIP", "MFU", "ROOFLINE", "OVER")
+    head = ("RUN", "PODS", "STEPS", "STEP", "SPREAD", "TOKENS/S/CHIP", "MFU", "PREDICTED", "OVER")
     return columns([head, *map(speed_row, reports)], "<>>>>>>>>")
 
 
@@ -30,15 +30,15 @@ def speed_row(report: Report) -> tuple[str, ...]:
     found = report.measured
     start = report.run, str(report.pods), count(report.steps_done)
     if found is None:
-        return *start, "-", "-", "-", "-", roofline(report), "-"
+        return *start, "-", "-", "-", "-", "-", "-"
     return (
         *start,
         seconds(found.step_s.median),
         spread(found.step_s),
         scaled(found.tokens_per_s_per_chip),
         percent(found.mfu.median) if found.mfu else "-",
-        roofline(report),
-        over_lower(report),
+        predicted(report),
+        over(report),
     )
 
 
@@ -48,14 +48,33 @@ def spread(found: Spread) -> str:
     return f"{low * 100:+.0f} {high * 100:+.0f} %"
 
 
-def roofline(report: Report) -> str:
-    return "-" if report.not_compared else percent(report.forecast.mfu.roofline)
+def reference(report: Report) -> Ratio | None:
+    """What the run is held against: what was expected, or else the lower bound."""
+    against = report.gap.against if report.gap else None
+    return next((one for one in report.ratios if one.against == against), None)
 
 
-def over_lower(report: Report) -> str:
-    """The measured step as a multiple of the lower bound."""
-    over = [one.measured_over_predicted for one in report.ratios if one.against == "lower"]
-    return f"{to_digits(over[0], 3)} x" if over else "-"
+def predicted(report: Report) -> str:
+    one = reference(report)
+    return seconds(one.step_s) if one else "-"
+
+
+def over(report: Report) -> str:
+    """The measured step as a multiple of the predicted one."""
+    one = reference(report)
+    return f"{to_digits(one.measured_over_predicted, 3)} x" if one else "-"
+
+
+def note(report: Report) -> str:
+    """What PREDICTED is, or why there is none."""
+    if report.not_compared:
+        return f"note: {report.not_compared}"
+    one = reference(report)
+    if one is None:
+        return ""
+    what = "the lower bound" if one.against == "lower" else "what is expected"
+    here = " on this machine's measured ceilings" if report.rehearsal else ""
+    return f"note: PREDICTED is {what}{here}"
 
 
 def time(reports: Sequence[Report]) -> list[str]:

@@ -87,8 +87,9 @@ def gap(found: Gap) -> str:
         for name, s in parts.items()
         if abs(s) >= SMALL * largest(found)
     ]
-    what = "the bound" if found.against == "lower" else "what was expected"
-    said = f"The mean step is {signed(found.s)} from {what}: {', '.join(listed)}."
+    than = "the bound" if found.against == "lower" else "was expected"
+    more = "more" if found.s >= 0 else "less"
+    said = f"The mean step took {seconds(abs(found.s))} {more} than {than}: {', '.join(listed)}."
     if found.exposed is not None and 0 < found.exposed <= 1:
         said += (
             f" At peak rates that is as if {percent(found.exposed)} of what could be hidden was"

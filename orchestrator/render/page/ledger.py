@@ -22,7 +22,7 @@ def time(shown: Shown) -> Html:
 
 
 def forecast_alone(plan: Plan) -> Html:
-    return bars(predicted(plan), seconds, marks_of(plan))
+    return bars([*predicted(plan), *expected(plan)], seconds, marks_of(plan))
 
 
 def held(report: Report, plan: Plan) -> Html:
@@ -40,7 +40,8 @@ def held(report: Report, plan: Plan) -> Html:
     mark = Mark(
         name="measured", kind="measured", value=spread.median, low=spread.low, high=spread.high
     )
-    drawn = bars([*predicted(plan), measured(found)], seconds, [*marks_of(plan), mark])
+    rows = [*predicted(plan), *expected(plan), measured(found)]
+    drawn = bars(rows, seconds, [*marks_of(plan), mark])
     return join(drawn, tag("p", words.gap(gap)))
 
 
@@ -78,6 +79,13 @@ def predicted(plan: Plan) -> list[Bar]:
     return [*shown, Bar(name="the rest", kind="latency", segments=segments)]
 
 
+def expected(plan: Plan) -> list[Bar]:
+    """What the expected step is made of, where runs were learned from."""
+    lines = sorted(plan.forecast.expected_time, key=lambda line: -line.value)
+    segments = tuple(Segment(name=line.name, value=line.value) for line in lines)
+    return [Bar(name="expected", kind="expected", segments=segments)] if segments else []
+
+
 def measured(found: Measured) -> Bar:
     """The mean step, by what it waited for."""
     rest = found.mean_step_s - found.mean_data_s - found.mean_checkpoint_s
@@ -87,4 +95,5 @@ def measured(found: Measured) -> Bar:
         Segment(name="waiting for data", value=found.mean_data_s),
         Segment(name="saving", value=found.mean_checkpoint_s),
     )
-    return Bar(name="measured, mean", kind="measured", segments=segments)
+    told = tuple(segment for segment in segments if segment.value > 0)
+    return Bar(name="measured, mean", kind="measured", segments=told)
