@@ -72,7 +72,8 @@ def test_another_price_moves_dollars_and_nothing_else() -> None:
     dear = replace(first, resources=replace(first.resources, dollars_per_chip_hour=99.0))
     found = held(first, dear)
     moved = {pair.key for pair in found.figures if pair.first != pair.second}
-    assert moved == {"dollars.lower", "dollars.unoverlapped", "dollars_per_chip_hour"}
+    of_dollars = {f"dollars.{at}" for at in ("lower", "low", "expected", "high", "unoverlapped")}
+    assert moved == of_dollars | {"dollars_per_chip_hour"}
     assert found.plans[0].digest == found.plans[1].digest
     assert "what it comes to differs" in render.screen(found, "x")
 

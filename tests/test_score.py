@@ -257,7 +257,7 @@ def test_a_file_of_ones_own_is_scored(orch: RunOrch, tmp_path: Path) -> None:
         table.writerows([mine, LLAMA | {"id": "expert", "moe_experts": "8"}, gpu])
     done = orch("score", str(path))
     assert done.returncode == 0, done.stderr
-    assert "Score: 1 runs" in done.stdout
+    assert "Score: 1 published run," in done.stdout
     assert "left out: expert" in done.stdout
     assert "left out: gpu" in done.stdout
     assert orch("score", str(path), "--without", "document").returncode == 2

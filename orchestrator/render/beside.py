@@ -30,12 +30,16 @@ def days(value: float) -> str:
 
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("MFU, lower bound", "mfu.roofline", percent),
+    ("MFU, expected", "mfu.expected", percent),
     ("MFU, unoverlapped", "mfu.unoverlapped", percent),
     ("tokens/s, lower bound", "tokens_per_s.lower", scaled),
+    ("tokens/s, expected", "tokens_per_s.expected", scaled),
     ("tokens/s, unoverlapped", "tokens_per_s.unoverlapped", scaled),
     ("days, lower bound", "days.lower", days),
+    ("days, expected", "days.expected", days),
     ("days, unoverlapped", "days.unoverlapped", days),
     ("cost, lower bound", "dollars.lower", dollars),
+    ("cost, expected", "dollars.expected", dollars),
     ("cost, unoverlapped", "dollars.unoverlapped", dollars),
 )
 RESOURCES = {"mxu": "matmul", "pods": "dcn pods", "hbm": "hbm", "host": "host", "latency": "ici"}
@@ -116,13 +120,16 @@ def memory(found: Beside) -> list[str]:
 
 
 HEAD = ("", "", "first", "second", "change")
+TOTALS = {"lower": "lower bound"}
 
 
 def time(found: Beside) -> list[str]:
     rows = ledger(list(found.time), seconds, None)
-    for name, key in (("unoverlapped", "step_s.unoverlapped"), ("lower bound", "step_s.lower")):
-        values = figure(found, key)
-        rows.append((name, "", *(seconds(value) for value in values), change(*values)))
+    for name in ("unoverlapped", "lower", "expected"):
+        values = figure(found, f"step_s.{name}")
+        if any(values):
+            texts = [seconds(value) if value else "-" for value in values]
+            rows.append((TOTALS.get(name, name), "", *texts, change(*values)))
     return columns([HEAD, *rows], "<<>>>")
 
 

@@ -100,6 +100,8 @@ def step_time(status: Status) -> str | None:
     if status.forecast and not is_of_chips(status):
         low, high = status.forecast.step_s.lower, status.forecast.step_s.unoverlapped
         forecast = f"forecast {seconds(low)} (bound), {seconds(high)} (nothing overlapped)"
+        if status.forecast.step_s.expected is not None:
+            forecast = f"expected {seconds(status.forecast.step_s.expected)}, bound {seconds(low)}"
         # Emulated devices share their machine's cores: nothing overlaps, and that is expected.
         if status.forecast.chip_profile:
             forecast = f"expected {seconds(high)}, bound {seconds(low)}"
@@ -133,6 +135,8 @@ def mfu_beside_forecast(status: Status) -> str | None:
     if status.recent and status.recent.mfu is not None and roof and not source:
         share = f"; {percent(status.recent.mfu / roof)} of the roofline"
     forecast = f"forecast {percent(roof)} (roofline), {percent(low)} (nothing overlapped)"
+    if status.forecast.mfu.expected is not None:
+        forecast = f"expected {percent(status.forecast.mfu.expected)}, roofline {percent(roof)}"
     if source:
         forecast = f"expected {percent(low)}, bound {percent(roof)}, of the measured peak"
     return f"{measured}{forecast}{share}"

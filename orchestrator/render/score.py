@@ -10,7 +10,7 @@ def screen(score: Score, next_command: str) -> str:
     """Every run, in total, retention over slices, what is in no figure, and what to do next."""
     summary = score.summary
     blocks = [
-        [title(f"{summary.rows} published runs against their forecasts", score.learned_on)],
+        [title(f"{runs(summary.rows)} against their forecasts", score.learned_on)],
         indent(table(score)),
         indent(totals(summary)),
         indent(retention(score)),
@@ -18,6 +18,10 @@ def screen(score: Score, next_command: str) -> str:
         [verdict(summary), f"Next: {next_command}"],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def runs(count: int) -> str:
+    return f"{count} published run" + "s" * (count != 1)
 
 
 def table(score: Score) -> list[str]:
@@ -101,7 +105,7 @@ def verdict(summary: Summary) -> str:
         return f"Score: no run that can be planned and converted, {out}."
     faster = f"{summary.below_lower_bound or 'none'} faster than the lower bound"
     return (
-        f"Score: {summary.rows} runs, median error {share(summary.median_abs_error)}, p90"
+        f"Score: {runs(summary.rows)}, median error {share(summary.median_abs_error)}, p90"
         f" {share(summary.p90_abs_error)}, {share(summary.inside_interval)} inside the interval,"
         f" {faster}, {out}."
     )
