@@ -29,7 +29,7 @@ from orchestrator.stations.spec import Batch, Experiment, Resources
 CORES, EXCHANGES = "cores", "exchanges"
 CALIBRATE = "orch calibrate measures it"
 # Four of five steps took between these parts of what was expected (docs/calibrate.md).
-FASTEST, SLOWEST = 0.8, 1.45
+FASTEST, SLOWEST = 0.75, 1.5
 OVERHEAD = 0.1  # of a kernel's seconds at its smallest amount: still needed for less
 
 
