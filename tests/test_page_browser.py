@@ -1,0 +1,78 @@
+"""Pages as a browser shows them: nothing complains, nothing runs out of the page, all is drawn."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.render.page import run_page, study_page
+from orchestrator.study import gather, study_report
+from tests.browser import MISSING, Browser, browser, chromium
+from tests.journals import tiny_plan
+from tests.reports import studied, twice
+from tests.test_page import shown
+from tests.test_study import study_of
+
+WIDTHS = {"phone": 390, "desktop": 1280}
+SCHEMES = {"light": False, "dark": True}
+WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+PAPER = "getComputedStyle(document.body).backgroundColor"
+# What is drawn, and has a size: bars, curves, dots.
+DRAWN = """['.bar rect', '.curve', '.dot'].map(name => [...document.querySelectorAll(name)].filter(
+    one => { const at = one.getBoundingClientRect(); return at.width + at.height > 1 }).length)"""
+SMALLEST = """Math.min(...[...document.querySelectorAll('text, p, td, li, small')].filter(
+    one => one.textContent.trim()).map(one => parseFloat(getComputedStyle(one).fontSize)))"""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The page of a real run, of a rehearsal, and of a study, as files."""
+    folder = tmp_path_factory.mktemp("pages")
+    run, steps = twice()
+    small = replace(run, rehearsal=True, rehearses=tiny_plan().digest)
+    recorded = studied(folder / "runs", study_of(1, 2, 4), lambda *_: 0.5, steps=4)
+    ran = gather(recorded)
+    told = study_report(recorded.key, recorded.opened().study, ran)
+    texts = {
+        "run": run_page(shown(run, steps)),
+        "rehearsal": run_page(shown(small, steps, rehearsed=tiny_plan())),
+        "study": study_page(told, {one.trial: one.predicted for one in ran}),
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in texts}
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Browser]:
+    """One browser for all pages."""
+    with browser() as running:
+        yield running
+
+
+@pytest.mark.skipif(chromium() is None, reason=MISSING)
+@pytest.mark.parametrize("name", ["run", "rehearsal", "study"])
+def test_a_page_is_shown_whole(name: str, pages: dict[str, Path], chrome: Browser) -> None:
+    """At phone and desktop width, light and dark: no console error, nothing beyond the page's edge,
+    bars, curves and dots with a size, text that can be read.
+    """
+    papers = set()
+    for width, pixels in WIDTHS.items():
+        for scheme, is_dark in SCHEMES.items():
+            page = chrome.page()
+            page.size(pixels, 900, dark=is_dark)
+            page.open(pages[name].as_uri())
+            page.wait("document.readyState === 'complete' && document.querySelector('h1') !== null")
+            assert page.errors == []
+            assert page.value(WIDE) <= 0, (width, scheme)
+            bars, curves, dots = page.value(DRAWN)
+            assert min(bars, curves) > 1
+            assert dots > 2
+            assert page.value(SMALLEST) >= 11
+            papers.add((scheme, page.value(PAPER)))
+            if "PICTURES" in os.environ:
+                page.picture(Path(os.environ["PICTURES"]) / f"{name}-{width}-{scheme}.png")
+    assert len(papers) == len(SCHEMES)
+    assert len({paper for _, paper in papers}) == len(SCHEMES)
