@@ -74,9 +74,11 @@ def beside(expected: Ratio, report: Report) -> str:
     off = expected.measured_over_predicted - 1
     longer = f"{percent(abs(off))} {'more' if off > 0 else 'less'} than the"
     said = f"{longer} {seconds(expected.step_s)} expected"
+    if report.rehearsal:
+        said += " on this machine's measured ceilings"
     if report.inside_interval is not None:
         said += f" and {'inside' if report.inside_interval else 'outside'} the 80 % interval"
-    return f"{said} of this machine's measured ceilings" if report.rehearsal else said
+    return said
 
 
 def gap(found: Gap) -> str:

@@ -11,16 +11,18 @@ from orchestrator.stations.report import Against, Gap, Measured, Part, Ratio, Su
 def predictions(plan: Plan) -> dict[Against, float]:
     """The seconds of a step that were predicted, by what they are."""
     step_s = plan.forecast.step_s
-    if plan.chip_profile:
-        return {"lower": step_s.lower, "expected": step_s.unoverlapped}
-    expected: dict[Against, float] = {"expected": step_s.expected} if step_s.expected else {}
-    return {"lower": step_s.lower, **expected, "unoverlapped": step_s.unoverlapped}
+    found: dict[Against, float] = {"lower": step_s.lower}
+    if step_s.expected is not None:
+        found["expected"] = step_s.expected
+    if step_s.unoverlapped != step_s.expected:
+        found["unoverlapped"] = step_s.unoverlapped
+    return found
 
 
 def is_inside(plan: Plan, found: Measured) -> bool | None:
     """Whether the median step lies where four of five should; None without an interval."""
     low, high = plan.forecast.step_s.low, plan.forecast.step_s.high
-    if plan.chip_profile or low is None or high is None:
+    if low is None or high is None:
         return None
     return low <= found.step_s.median <= high
 

@@ -49,14 +49,16 @@ def marks_of(plan: Plan) -> list[Mark]:
     """The figures of a forecast as marks across its bars."""
     step_s = plan.forecast.step_s
     bound = Mark(name="lower bound", kind="lower", value=step_s.lower)
-    if plan.chip_profile:
-        return [bound, Mark(name="expected", kind="expected", value=step_s.unoverlapped)]
-    last = Mark(name="nothing overlapped", kind="unoverlapped", value=step_s.unoverlapped)
-    if step_s.expected is None:
-        return [bound, last]
-    low, high = step_s.low, step_s.high
-    expected = Mark(name="expected", kind="expected", value=step_s.expected, low=low, high=high)
-    return [bound, expected, last]
+    marks = [bound]
+    if step_s.expected is not None:
+        low, high = step_s.low, step_s.high
+        marks.append(
+            Mark(name="expected", kind="expected", value=step_s.expected, low=low, high=high)
+        )
+    if step_s.unoverlapped != step_s.expected:
+        last = Mark(name="nothing overlapped", kind="unoverlapped", value=step_s.unoverlapped)
+        marks.append(last)
+    return marks
 
 
 def predicted(plan: Plan) -> list[Bar]:

@@ -35,11 +35,9 @@ def steps(shown: Shown) -> Html:
 def mfu_lines(plan: Plan, last: float) -> list[Curve]:
     """What the forecast says of MFU: what is expected, or else the roofline."""
     mfu = plan.forecast.mfu
-    if plan.chip_profile:
-        lines = [("expected", mfu.unoverlapped, "expected")]
-    else:
-        expected = [("expected", mfu.expected, "expected")] if mfu.expected else []
-        lines = [("roofline", mfu.roofline, "lower"), *expected]
+    lines = [("roofline", mfu.roofline, "lower")]
+    if mfu.expected is not None:
+        lines.append(("expected", mfu.expected, "expected"))
     return [
         Curve(name=f"{name} {percent(value)}", kind=kind, points=((0, value), (last, value)))
         for name, value, kind in lines
