@@ -69,6 +69,9 @@ def test_what_the_cluster_has_not_noticed_is_waited_for() -> None:
 def test_the_arithmetic_of_waiting_is_said() -> None:
     """Asked, whole, free, and what is broken."""
     seen = slices("a", busy=("b",), broken=("c",))
+    assert "; first come, first served: before it a-1, b-1" in waiting(
+        seen, FOUR, ("/runs/a-1", "/elsewhere/b-1")
+    )
     assert waiting(seen, FOUR) == (
         "2 to 4 slices of v5e 2x2 asked, 2 whole, 1 free; c has 1 of 2 hosts"
     )

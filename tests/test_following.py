@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator import journal
+from orchestrator import journal, record
 from orchestrator.cli import following, launching
 from orchestrator.cli.following import Following
 from orchestrator.cli.origin import Origin
@@ -44,8 +44,11 @@ def recorded(tmp_path: Path) -> journal.Journal:
 
 
 @pytest.fixture(autouse=True)
-def asks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask at once, and record nothing: that is another room's work, in processes of its own."""
     monkeypatch.setattr(following, "ASK_EVERY_S", -1.0)
+    for name in ("begin", "in_background"):
+        monkeypatch.setattr(record, name, lambda *_: None)
 
 
 def followed(recorded: journal.Journal, jobs: FakeJobs, before: int = 0) -> Following:

@@ -108,21 +108,38 @@ def test_without_its_token_a_cluster_refuses(four: Standing, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_outlives_its_terminal_and_tells_no_secret(four: Standing, tmp_path: Path) -> None:
-    """`orch` is killed at the first step; the run does every step. RAY_ADDRESS, which names another
-    cluster, is not used; secrets stand in no file of the run, and in no log of the cluster.
+THREE = (*V5P, "--set", "resources.pods=3", "--set", "experiment.batch.sequences=48")
+
+
+def test_runs_outlive_their_terminals_and_take_slices_in_turn(
+    four: Standing, tmp_path: Path
+) -> None:
+    """Two runs want three slices of four. The first goes on when its `orch` is killed; the second,
+    submitted meanwhile, says what it waits for, and begins when somebody cancels the first.
+    RAY_ADDRESS, which names another cluster, is not used; secrets stand in no file of either run,
+    and in no log of the cluster.
     """
+    first, second = tmp_path / "first", tmp_path / "second"
     elsewhere = four.environment | {"RAY_ADDRESS": "127.0.0.1:1", "HF_TOKEN": CANARY}
-    command = [str(BIN / "orch"), *four.submit(tmp_path, *V5P, "--yes", "--steps", "12")]
+    command = [str(BIN / "orch"), *four.submit(first, *THREE, "--yes", "--steps", "100000")]
     with subprocess.Popen(command, cwd=ROOT, env=elsewhere, stdout=subprocess.DEVNULL) as following:
-        eventually(lambda: journal.journals(tmp_path) and only_run(tmp_path).steps_done, LIMIT_S)
+        eventually(lambda: journal.journals(first) and only_run(first).steps_done, LIMIT_S)
         following.kill()
-    eventually(lambda: only_run(tmp_path).ended_at_s, LIMIT_S)
-    run = only_run(tmp_path)
-    assert (run.state, run.steps_done, run.rehearsal) == ("succeeded", 12, False), run.why
-    documents = Path(run.journal) / "documents"
-    assert (documents / "code.zip").is_file()
-    assert run.environment["code"]
+    done = only_run(first).steps_done
+    detached = four.orch(*four.submit(second, *THREE, "--yes", "--detach", "--steps", "3"))
+    assert detached.returncode == 0, detached.stderr
+    assert "3 of v5p 2x2x1 asked, 4 present, 1 free: the run waits for 2 more" in detached.stdout
+    eventually(lambda: only_run(second).state == "pending", LIMIT_S)
+    assert only_run(second).why == "3 slices of v5p 2x2x1 asked, 4 whole, 1 free"
+    assert only_run(first).steps_done > done
+    assert four.orch("cancel", only_run(first).journal).returncode == 0
+    eventually(lambda: only_run(second).ended_at_s, LIMIT_S)
+    one, other = only_run(first), only_run(second)
+    assert (one.state, one.rehearsal) == ("cancelled", False)
+    assert (other.state, other.steps_done, len(other.attempts)) == ("succeeded", 3, 1), other.why
+    assert one.ended_at_s
+    assert other.attempts[0].started_at_s > one.ended_at_s - 10
+    assert (Path(one.journal) / "documents" / "code.zip").is_file()
     token = (four.folder / "token").read_text()
     told = [*files_below(tmp_path), *files_below(four.folder / "ray")]
     assert len(told) > 20

@@ -10,6 +10,7 @@ from orchestrator.launch import package, provenance
 from orchestrator.launch.named import ClusterUnusable, place_of
 from orchestrator.launch.survey import HostFound, Survey, Wanted, faults, slices_said
 from orchestrator.render import launch as render
+from orchestrator.stations.plan import Bounds
 from tests.journals import tiny_plan
 
 VERSIONS = {"python": "3.11", "jax": "0.10.2", "ray": "2.60.0", "code": "abc"}
@@ -101,14 +102,18 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 
 def test_what_a_run_asks_for_is_said_in_chips_time_and_money() -> None:
-    """For the steps that will be done, not for the tokens of the whole experiment."""
+    """For the steps that will be done, not for the tokens of the whole experiment; what real runs
+    lead to expect, where that is known.
+    """
     plan = tiny_plan()
-    days = replace(plan.forecast.days, lower=2.0, unoverlapped=3.5)
-    money = replace(plan.forecast.days, lower=1000.0, unoverlapped=2000.0)
+    days, money = Bounds(lower=2.0, unoverlapped=3.5), Bounds(lower=1000.0, unoverlapped=2000.0)
     steps = plan.tokens // plan.batch.tokens
     costly = replace(plan, forecast=replace(plan.forecast, days=days, dollars=money))
     assert render.price(costly, steps // 2) == (
         f"8 v5e chips, {steps // 2:,} steps, 1 d to 1 d 18 h, $500 to $1,000"
     )
+    learned = replace(days, expected=5.0, low=4.0, high=6.0)
+    expected = replace(costly, forecast=replace(costly.forecast, days=learned))
+    assert "4 d to 6 d" in render.price(expected, steps)
     unknown = replace(costly, forecast=replace(costly.forecast, dollars=None))
     assert render.price(unknown, steps).endswith("2 d to 3 d 12 h; no price is known")

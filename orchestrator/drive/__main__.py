@@ -30,8 +30,14 @@ def main(arguments: list[str]) -> int:
         except OrchError as error:  # the run is another's, or has ended
             print(error, file=sys.stderr)
             return error.exit_code
-    plan = recorded.plan(recorded.run().plan_digest)
-    attempt.serve(os.environ["RAY_ADDRESS"], plan, recorded.plan, ranks.work)
+    run = recorded.run()
+    errand = attempt.Errand(
+        run=str(recorded.path),
+        kind=recorded.plan(run.plan_digest),
+        plan_of=recorded.plan,
+        shared=not run.rehearsal,
+    )
+    attempt.serve(os.environ["RAY_ADDRESS"], errand, ranks.work)
     return 0
 
 

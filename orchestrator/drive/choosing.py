@@ -44,12 +44,14 @@ def chosen(
     return tuple(sorted(ranked)) if goes_on else ()
 
 
-def waiting(seen: Sequence[Slice], wanted: Wanted) -> str:
-    """What the run waits for, with arithmetic."""
+def waiting(seen: Sequence[Slice], wanted: Wanted, before: Sequence[str] = ()) -> str:
+    """What the run waits for, with arithmetic, and which runs come before it."""
     whole = [one for one in seen if one.whole]
     free = sum(one.free for one in whole)
     pods = wanted.pods
     asked = f"{pods.max}" if pods.min == pods.max else f"{pods.min} to {pods.max}"
     text = f"{asked} slices of {wanted.kind} asked, {len(whole)} whole, {free} free"
     broken = [f"{one.name} has {one.hosts} of {one.of} hosts" for one in seen if not one.whole]
-    return "; ".join([text, *broken])
+    elders = ", ".join(path.rpartition("/")[2] for path in before)
+    queue = [f"first come, first served: before it {elders}"] if before else []
+    return "; ".join([text, *queue, *broken])

@@ -14,7 +14,7 @@ from orchestrator.drive.watching import Ending, Watch
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, OrchError, Superseded
 from orchestrator.journal import liveness, pulses
 from orchestrator.launch.crew import Crew
-from orchestrator.launch.words import Order, Share
+from orchestrator.launch.words import Order, Share, Slice
 from orchestrator.plan.fewer import plan_on
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.spec import Pods
@@ -101,21 +101,22 @@ class Driving:
             began=bool(run.attempts),
             alone=self.submission.rehearsal,
         )
-        seen = None
+        seen: tuple[Slice, ...] | None = None
+        before: tuple[str, ...] = ()
         while True:
             if self.writer.sign():
                 raise Cancelled
             if said := crew.heard(POLL_S):
                 if said.over:
                     raise OrchError(f"the cluster cannot be joined: {said.error}")
-                seen = said.slices
+                seen, before = said.slices, said.before
             if seen is None:
                 continue
             waited_s = time.monotonic() - began_s
-            if taken := choosing.chosen(seen, wanted, had, waited_s):
+            if not before and (taken := choosing.chosen(seen, wanted, had, waited_s)):
                 return plan_on(self.spec, self.first, len(taken)), taken
             if waited_s > PATIENCE_S:
-                self.writer.pending(choosing.waiting(seen, wanted))
+                self.writer.pending(choosing.waiting(seen, wanted, before))
 
     def _pods(self) -> Pods:
         if self.pods is None:

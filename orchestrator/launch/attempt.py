@@ -11,11 +11,14 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from orchestrator.errors import OrchError
 from orchestrator.journal import pulses
 from orchestrator.launch import sighting
+from orchestrator.launch.admitter import Turn
 from orchestrator.launch.slices import accelerator_type, hosts_per_slice, pod_type
 from orchestrator.launch.words import Order, Said, Share, Slice
 from orchestrator.stations import codec
@@ -35,7 +38,19 @@ def join_cluster(address: str) -> None:
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **pinned)
 
 
-def serve(address: str, kind: Plan, plan_of: Callable[[str], Plan], work: Work) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Errand:
+    """What a crew is for: which run, slices of which kind, and where its plans are. `shared` says
+    that other runs may want slices of the same cluster.
+    """
+
+    run: str
+    kind: Plan
+    plan_of: Callable[[str], Plan]
+    shared: bool
+
+
+def serve(address: str, errand: Errand, work: Work) -> None:
     """Be the crew: look for slices of the kind of a plan, go when told, say how it ended.
 
     Ends with its input: then the driver wants no more of it, or is gone.
@@ -50,11 +65,16 @@ def serve(address: str, kind: Plan, plan_of: Callable[[str], Plan], work: Work) 
 
     try:
         join_cluster(address)
-        share, chosen = _ordered(kind, orders, say)
-        plan = plan_of(share.plan_digest)
+        turn = turn_of(errand)
+        share, chosen = _ordered(errand.kind, orders, say, turn)
+        plan = errand.plan_of(share.plan_digest)
         fences = fence(plan, chosen)
-        threading.Thread(target=_carry_out, args=(plan, share, work, say), daemon=True).start()
-        _attend(plan, share, orders, say, fences)
+
+        def carry_out() -> None:
+            _carry_out(plan, share, work, lambda said: say(_left(said, turn)))
+
+        threading.Thread(target=carry_out, daemon=True).start()
+        _attend(plan, share, orders, say, _Placing(turn, chosen, fences))
     except Exception as error:  # noqa: BLE001  whatever it was, the driver must hear of it
         say(Said(over=True, error=f"{type(error).__name__}: {error}"))
     threading.Event().wait()
@@ -73,20 +93,77 @@ def _orders(source: BinaryIO) -> "queue.SimpleQueue[Order]":
     return orders
 
 
+def turn_of(errand: Errand) -> Turn | None:
+    """The run's turn among the runs of a cluster; None where it is alone."""
+    return Turn(errand.run, pod_type(errand.kind)) if errand.shared else None
+
+
 def _ordered(
-    kind: Plan, orders: "queue.SimpleQueue[Order]", say: Callable[[Said], None]
+    kind: Plan,
+    orders: "queue.SimpleQueue[Order]",
+    say: Callable[[Said], None],
+    turn: Turn | None,
 ) -> tuple[Share, tuple[str, ...]]:
-    """Show the slices as they change, until told to go."""
-    shown: tuple[Slice, ...] | None = None
+    """Show the slices as they change, and whose turn it is, until told to go."""
+    shown: Said | None = None
     while True:
-        seen = seen_slices(kind)
+        seen = _in_turn(seen_slices(kind), turn)
         if seen != shown:
-            say(Said(slices=seen))
+            say(seen)
             shown = seen
         with suppress(queue.Empty):
             order = orders.get(timeout=LOOK_EVERY_S)
             if order.share:
+                _check_turn(turn)
                 return order.share, order.slices
+
+
+def _in_turn(seen: tuple[Slice, ...], turn: Turn | None) -> Said:
+    """The slices, of which those that another run holds are not free. The turn is asked for after
+    the look: a run that has just failed may have freed its slices, and they are its own.
+    """
+    if turn is None:
+        return Said(slices=seen)
+    answer = turn.ask()
+    slices = tuple(replace(one, free=one.free and one.name not in answer.held) for one in seen)
+    return Said(slices=slices, before=answer.before)
+
+
+def _check_turn(turn: Turn | None) -> None:
+    """The driver chose by an answer that may be a second old: somebody may have come back since."""
+    if turn and (before := turn.ask().before):
+        raise OrchError(f"the turn to take slices went back to {', '.join(before)}")
+
+
+def _left(said: Said, turn: Turn | None) -> Said:
+    """A run that has done its work gives its place up; one that failed will be back."""
+    if turn and said.over and said.error is None:
+        turn.leave()
+    return said
+
+
+@dataclass
+class _Placing:
+    """Slices that are being taken: until all processes are up, others are fenced, and no other run
+    has the turn.
+    """
+
+    turn: Turn | None
+    chosen: tuple[str, ...]
+    fences: list[Any]
+    done: bool = False
+
+    def end(self, plan: Plan) -> None:
+        """Let others at what is whole; what is broken stays fenced."""
+        from ray.util.placement_group import remove_placement_group  # noqa: PLC0415
+
+        whole = {one.name for one in seen_slices(plan) if one.whole} if self.fences else set()
+        for name, group in self.fences:
+            if name in whole:
+                remove_placement_group(group)
+        if self.turn:
+            self.turn.served(self.chosen)
+        self.done = True
 
 
 def _attend(
@@ -94,23 +171,16 @@ def _attend(
     share: Share,
     orders: "queue.SimpleQueue[Order]",
     say: Callable[[Said], None],
-    fences: list[Any],
+    placing: _Placing,
 ) -> None:
-    """While the attempt goes on, look when told. Spare slices are fenced until its processes are
-    all up, and no longer; broken ones until it is over.
-    """
-    from ray.util.placement_group import remove_placement_group  # noqa: PLC0415
-
+    """While the attempt goes on, look when told, and see when its processes are all up."""
     while True:
         with suppress(queue.Empty):
             orders.get(timeout=LOOK_EVERY_S)
             say(Said(slices=seen_slices(plan)))
-        if fences and len(pulses.read(Path(share.run), share.attempt)) == plan.hosts:
-            whole = {one.name for one in seen_slices(plan) if one.whole}
-            for name, group in fences:
-                if name in whole:
-                    remove_placement_group(group)
-            fences = []
+        all_up = placing.done or len(pulses.read(Path(share.run), share.attempt)) == plan.hosts
+        if all_up and not placing.done:
+            placing.end(plan)
 
 
 def seen_slices(plan: Plan) -> tuple[Slice, ...]:

@@ -68,8 +68,11 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """What the crew says: the slices that it sees, or that the attempt is over, and of what."""
+    """What the crew says: the slices that it sees and the runs whose turn comes before, or that the
+    attempt is over, and of what.
+    """
 
     slices: tuple[Slice, ...] = ()
+    before: tuple[str, ...] = ()
     over: bool = False
     error: str | None = None

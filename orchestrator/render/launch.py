@@ -48,7 +48,9 @@ def price(plan: Plan, steps: int) -> str:
     forecast, share = plan.forecast, steps * plan.batch.tokens / plan.tokens
 
     def both(bounds: Bounds) -> tuple[float, float]:
-        return bounds.lower * share, bounds.unoverlapped * share
+        """What is expected, where that is known; else from peak rates."""
+        low, high = bounds.low or bounds.lower, bounds.high or bounds.unoverlapped
+        return low * share, high * share
 
     time = span(*(duration(days * DAY_S) for days in both(forecast.days)))
     text = f"{count(plan.chips)} {plan.chip} chips, {count(steps)} steps, {time}"
