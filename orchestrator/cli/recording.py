@@ -78,9 +78,11 @@ class Progress:
 
 def ending(found: "Journal") -> str:
     """Where a run that has just ended is recorded, in a line; what is missing is recorded first."""
-    from orchestrator import record
+    from orchestrator import journal, record
     from orchestrator.record.recording import Recorder
 
+    others = [one for one in journal.runs(found.path.parent)[0] if one.run != found.key]
+    catch_up(found.path.parent, others)
     mark = record.mark_of(found)
     if mark and mark.problem is None and not record.is_behind(found.run(), mark):
         return shown_by(mark.destination.words, found.path.parent)
@@ -152,8 +154,10 @@ def ui(storage: Path, port: int | None) -> None:
       orch ui
       orch ui --storage /mnt/shared/runs --port 5000
     """
+    from orchestrator import journal
     from orchestrator.record.places import is_server
 
+    catch_up(storage, journal.runs(storage)[0])
     for uri, places in places_by_uri(storage).items():
         if is_server(places[0]):
             say(links(uri, places))

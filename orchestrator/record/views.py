@@ -25,7 +25,10 @@ OF_MLFLOW = ("MODEL_METRICS", "SYSTEM_METRICS")
 
 
 class Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Metrics over the steps as `lines`, a `bar` for each run, or a point for each at `x`, `y`."""
+    """Metrics over the steps as `lines`, a `bar` for each run, or a point for each at `x`, `y`.
+
+    MLflow 3.17 keeps the title and shows the metrics' names in its place.
+    """
 
     title: str
     lines: list[str] = []
