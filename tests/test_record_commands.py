@@ -17,7 +17,9 @@ def test_sync_records_what_is_named_or_all(orch: RunOrch, storage: Path) -> None
     at = ("--storage", str(storage))
     done = orch("sync", "first", *at)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"Sync: 1 run recorded in {storage}/mlflow.db (orch)."
+    *_, said, following = done.stdout.splitlines()
+    assert said == f"Sync: 1 run recorded in {storage}/mlflow.db (orch)."
+    assert following == f"Next: orch ui --storage {storage}"
     assert rows(storage, "SELECT name FROM runs") == [("first",)]
     told = json.loads(orch("sync", *at, "--json").stdout)
     assert [one["run"] for one in told] == ["first", "second"]

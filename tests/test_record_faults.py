@@ -40,8 +40,12 @@ def place(server: Server) -> Destination:
     return Destination(uri=server.address, experiment="orch", artifacts=None)
 
 
-def test_any_request_may_be_lost_with_or_without_its_effect(storage: Path) -> None:
-    """Whichever of them fails, and however: the next replay finishes it, and leaves no ghost."""
+def test_any_request_may_be_lost_with_or_without_its_effect(
+    storage: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever of them fails, and however: the next replay finishes it, and leaves no ghost. None
+    of them prints anything.
+    """
     kinds: tuple[Trouble, ...] = ("lost", "dropped", "500")
     with served(storage) as server:
         counted = whole(storage, "counted", steps=8)
@@ -58,6 +62,7 @@ def test_any_request_may_be_lost_with_or_without_its_effect(storage: Path) -> No
             server.trouble = "none"
             assert [one.problem for one in recorded(run)] == [None]
             check_whole(storage, run.key, 8)
+    assert capfd.readouterr().out == ""
 
 
 def test_a_server_comes_and_goes_while_a_run_goes_on(storage: Path) -> None:

@@ -23,11 +23,12 @@ LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT": "60",
 }
-# Too long is an error here, instead of cut; and nothing is sent to anybody else.
+# Too long is an error here, instead of cut; nothing is sent to anybody else, or printed.
 MANNERS = {
     "MLFLOW_TRUNCATE_LONG_VALUES": "false",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 MOST_POINTS, MOST_PARAMS = 1_000, 100
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
