@@ -133,6 +133,15 @@ def test_a_fault_of_what_is_varied_is_told_once(tmp_path: Path) -> None:
     ]
 
 
+def test_a_study_given_for_a_spec_is_one_problem(orch: RunOrch) -> None:
+    """It says what it is, and which commands take it."""
+    done = orch("explain", "specs/studies/tiny_weak.yaml")
+    assert done.returncode == 2
+    assert "specs/studies/tiny_weak.yaml:11:1: study: makes it a study" in done.stderr
+    assert "hint: orch plan, orch submit" in done.stderr
+    assert "is missing" not in done.stderr
+
+
 def test_the_contract_of_studies_is_a_json_schema(orch: RunOrch) -> None:
     """Valid, printed as it stands, and every shipped study's keys are in it."""
     Draft202012Validator.check_schema(study_contract())

@@ -11,7 +11,7 @@ from orchestrator.spec import huggingface
 from orchestrator.spec.asked import Asked, default
 from orchestrator.spec.checks import check
 from orchestrator.spec.judge import judge
-from orchestrator.spec.nodes import Node, parse
+from orchestrator.spec.nodes import Mapping, Node, parse
 from orchestrator.spec.overrides import apply
 from orchestrator.spec.problem import Problem, SpecProblems
 from orchestrator.spec.schema import field
@@ -25,8 +25,17 @@ HUGGINGFACE = "huggingface"
 def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
     """The spec of a file with `--set` overrides; `SpecProblems` has everything that is wrong."""
     root, problems = parse(read(path))
+    _hold_no_study(root)
     problems += apply(root, overrides)
     return meant(root, problems, path.parent, tuple(overrides))
+
+
+def _hold_no_study(root: Node) -> None:
+    """A study given for a spec is one mistake, and not a hundred."""
+    if isinstance(root, Mapping) and "study" in root.entries:
+        place = root.entries["study"].key_place
+        hint = "orch plan, orch submit and orch report take studies"
+        raise SpecProblems([place.problem("study", "makes it a study, must be a spec", hint)])
 
 
 def meant(
