@@ -1,0 +1,265 @@
+"""A run on emulated slices is hurt again and again, and must lose nothing.
+
+    python -m tests.chaos_launch [--faults N] [--seed N] [--folder DIR]
+
+Each fault strikes when the run has come a few steps farther than ever before, not at a time of the
+clock. After the last one the run goes on to its end, and every step that it took is held against
+those of a run that nothing disturbed: to the bit where the shape is the same.
+"""
+
+import argparse
+import math
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator import journal
+from orchestrator.journal import Opened
+from orchestrator.launch import owned
+from orchestrator.plan.make import make_plan
+from orchestrator.render.text import columns
+from orchestrator.stations.spec import Pods
+from tests.faults import Emulated, driven_on, losses, read, small_spec
+
+SPARES = 1
+AHEAD = (2, 6)  # steps beyond the farthest before a fault strikes
+HANG_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One way to hurt a run. `ends` says that its cluster or its driver does not survive it; `rank`
+    that the rank which was hurt must be named.
+    """
+
+    name: str
+    strike: Callable[[Emulated, int, int], None]
+    weight: int
+    ends: bool = False
+    rank: bool = True
+
+
+def kill_rank(run: Emulated, attempt: int, rank: int) -> None:
+    """A process dies without a word."""
+    run.signal_rank(attempt, rank, signal.SIGKILL)
+
+
+def stop_rank(run: Emulated, attempt: int, rank: int) -> None:
+    """A process hangs."""
+    run.signal_rank(attempt, rank, signal.SIGSTOP)
+
+
+def lose_slice(run: Emulated, attempt: int, rank: int) -> None:
+    """A host is gone."""
+    run.lose_host(run.run().attempts[attempt - 1].slices[rank])
+
+
+def kill_crew(run: Emulated, _attempt: int, _rank: int) -> None:
+    """The process that carries out the attempt dies."""
+    for pid in processes(run, "--crew"):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_controller(run: Emulated, _attempt: int, _rank: int) -> None:
+    """Ray Train's own controller dies."""
+    for pid in processes(run, "ray::TrainController"):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_driver(run: Emulated, _attempt: int, _rank: int) -> None:
+    """The driver of the run dies."""
+    driver = run.run().driver
+    assert driver
+    os.kill(driver.pid, signal.SIGKILL)
+
+
+def kill_keeper(run: Emulated, _attempt: int, _rank: int) -> None:
+    """The owner of the cluster dies, and the cluster with it."""
+    run.cluster.keeper.kill()
+
+
+def processes(run: Emulated, word: str) -> list[int]:
+    """The processes of the run's cluster with that word in their command."""
+    found = []
+    for pid in owned.marked(run.cluster.mark):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if word.encode() in command.replace(b"\0", b" "):
+            found.append(pid)
+    return found
+
+
+FAULTS = (
+    Fault(name="rank killed", strike=kill_rank, weight=8),
+    Fault(name="rank stopped", strike=stop_rank, weight=3),
+    Fault(name="slice lost", strike=lose_slice, weight=3),
+    Fault(name="crew killed", strike=kill_crew, weight=2, rank=False),
+    Fault(name="controller killed", strike=kill_controller, weight=2, rank=False),
+    Fault(name="driver killed", strike=kill_driver, weight=2, ends=True, rank=False),
+    Fault(name="keeper killed", strike=kill_keeper, weight=1, ends=True, rank=False),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Struck:
+    """A fault, and what the run made of it."""
+
+    fault: Fault
+    reason: str
+    named: bool
+    redone: int
+    recovered_s: float
+
+
+@dataclass
+class Campaign:
+    """One run, and all that befell it."""
+
+    recorded: journal.Journal
+    faults: int
+    chance: random.Random
+    struck: list[Struck] = field(default_factory=list)
+    began_s: float = 0.0
+    pending: tuple[Fault, int, int, int] | None = None
+
+    def to_the_end(self) -> None:
+        """One cluster after another, until the faults are spent and the run has ended."""
+        how: tuple[str, ...] = ()
+        while self.recorded.run().ended_at_s is None:
+            with driven_on(self.recorded, *how, spares=SPARES) as run:
+                self._on_one_cluster(run)
+            assert owned.marked(run.cluster.mark) == [], "something is left of a cluster"
+            assert not run.cluster.folder.exists()
+            how = ("--resume",)
+
+    def _on_one_cluster(self, run: Emulated) -> None:
+        """Strike until the cluster does not survive it, or all is done."""
+        before = len(run.run().attempts)
+        while True:
+            run.until_newest(before + 1, 1)
+            if self.pending:
+                self._survived(run)
+            if len(self.struck) >= self.faults:
+                run.to_the_end()
+                return
+            farthest = max(one.steps_done for one in run.run().attempts)
+            ahead = farthest + self.chance.randint(*AHEAD)
+            before = len(run.until_newest(before + 1, ahead).attempts)
+            if self._strike(run).ends:
+                return
+
+    def _strike(self, run: Emulated) -> Fault:
+        now = run.run()
+        attempt = now.attempts[-1]
+        fault = self.chance.choices(FAULTS, [one.weight for one in FAULTS])[0]
+        rank = self.chance.randrange(attempt.pods)
+        if fault.strike is lose_slice and not self._spare_is_left(run):
+            fault = FAULTS[0]
+        self.pending = (fault, attempt.number, rank, attempt.steps_done)
+        self.began_s = time.monotonic()
+        fault.strike(run, attempt.number, rank)
+        return fault
+
+    def _spare_is_left(self, run: Emulated) -> bool:
+        """Whether this cluster can lose one slice more and go on with a pod."""
+        names = {read(pid, "TPU_NAME") for pid in owned.marked(run.cluster.mark)} - {None}
+        return len(names) > 1
+
+    def _survived(self, run: Emulated) -> None:
+        assert self.pending
+        fault, number, rank, done = self.pending
+        attempts = run.run().attempts
+        ended, after = attempts[number - 1], attempts[-1]
+        self.pending = None
+        self.struck.append(
+            Struck(
+                fault=fault,
+                reason=str(ended.reason),
+                named=not fault.rank or ended.first_dead_rank == rank,
+                redone=max(ended.steps_done, done) - after.restored_steps,
+                recovered_s=time.monotonic() - self.began_s,
+            )
+        )
+        one = self.struck[-1]
+        named = "" if one.named else f", but rank {ended.first_dead_rank} was named, not {rank}"
+        print(
+            f"{len(self.struck):3}  {fault.name:18} step {done:4}  {one.reason:10}"
+            f" {after.pods} pods, {one.redone} steps redone, {one.recovered_s:.0f} s{named}",
+            flush=True,
+        )
+
+
+def table(struck: list[Struck]) -> str:
+    """What was survived, and what that cost; the first fault that is not ends the campaign."""
+    rows = [("FAULT", "SURVIVED", "RANK NAMED", "STEPS REDONE", "SECONDS TO RECOVER")]
+    for fault in (*FAULTS, None):
+        ones = [one for one in struck if fault is None or one.fault is fault]
+        if not ones:
+            continue
+        seconds = [one.recovered_s for one in ones]
+        named = [one.named for one in ones if one.fault.rank]
+        rows.append(
+            (
+                fault.name if fault else "all",
+                str(len(ones)),
+                f"{sum(named)} of {len(named)}" if named else "-",
+                f"{sum(one.redone for one in ones)}",
+                f"{statistics.median(seconds):.0f} median, {max(seconds):.0f} most",
+            )
+        )
+    return "\n".join(columns(rows, "<>>>>"))
+
+
+def held(disturbed: journal.Journal, undisturbed: journal.Journal) -> str:
+    """Every step against the same one of a run that nothing disturbed; raises where one differs."""
+    mine, theirs = losses(disturbed), losses(undisturbed)
+    assert len(mine) == len(theirs)
+    same = sum(one == other for one, other in zip(mine, theirs, strict=True))
+    for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+        assert math.isclose(one, other, rel_tol=1e-2), f"step {index}: {one} against {other}"
+    worst = max(abs(one - other) / other for one, other in zip(mine, theirs, strict=True))
+    return f"{len(mine)} steps, {same} to the bit, the others within {worst:.1e}"
+
+
+def main() -> int:
+    """Run the campaign and print its table; an exception where it lost anything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path)
+    asked = parser.parse_args()
+    folder = asked.folder or Path(tempfile.mkdtemp(prefix="orch-chaos-"))
+    spec = small_spec(Pods(min=1, max=2), hang_limit_s=HANG_LIMIT_S)
+    steps = asked.faults * (AHEAD[1] + 1) + 10
+    opened = Opened(spec=spec, plan=make_plan(spec), steps=steps, rehearsal=True)
+    began_s = time.monotonic()
+    hurt = Campaign(
+        journal.create(folder, opened, "hurt").journal, asked.faults, random.Random(asked.seed)
+    )
+    try:
+        hurt.to_the_end()
+    finally:
+        print(f"\n{table(hurt.struck)}\n")
+    whole = journal.create(folder, opened, "whole").journal
+    with driven_on(whole) as run:
+        run.to_the_end()
+    ended = hurt.recorded.run()
+    assert ended.state == "succeeded", (ended.state, ended.why)
+    print(
+        f"{len(ended.attempts)} attempts in {time.monotonic() - began_s:,.0f} s;"
+        f" {held(hurt.recorded, whole)}: nothing lost"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

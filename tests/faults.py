@@ -1,0 +1,136 @@
+"""Runs on emulated slices, and what can be done to them: ranks, hosts, drivers and keepers die."""
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator import journal
+from orchestrator.journal import Opened, pulses
+from orchestrator.launch import Cluster, emulated_hosts, owned, private_cluster
+from orchestrator.launch.slices import devices_per_host
+from orchestrator.plan.make import make_plan
+from orchestrator.stations.run import Attempt, Run, TimedStep
+from orchestrator.stations.spec import Checkpoint, Pods, Retries, RunOptions, Spec
+from tests.asks import TINY, spec_of
+from tests.clusters import variable
+
+LIMIT_S = 900.0  # on a machine that does other work too
+POLL_S = 0.1
+
+
+def small_spec(
+    pods: Pods, *, chip: str = "v5e", topology: str = "1x1", hang_limit_s: float = 40.0
+) -> Spec:
+    """A spec whose steps take milliseconds, saved every fifth step."""
+    asked = spec_of(
+        TINY, chip=chip, topology=topology, pods=pods.max, sequences=24, length=64, tolerance=0.0
+    )
+    options = RunOptions(
+        checkpoint=Checkpoint(every=5, keep=2),
+        hang_limit_s=hang_limit_s,
+        retries=Retries(failures=3, preemptions=3),
+    )
+    return replace(asked, resources=replace(asked.resources, pods=pods), run=options)
+
+
+@dataclass
+class Emulated:
+    """A run on a private cluster."""
+
+    recorded: journal.Journal
+    cluster: Cluster
+
+    def run(self) -> Run:
+        return self.recorded.run()
+
+    def until(self, holds: Callable[[Run], object], limit_s: float = LIMIT_S) -> Run:
+        """Wait until something holds of the run; fail when it ends without, or in no time."""
+        deadline = time.monotonic() + limit_s
+        while not holds(run := self.run()):
+            told = self.cluster.told(POLL_S)
+            assert not (told and told.error), told
+            assert run.ended_at_s is None or holds(self.run()), (run.state, run.why, run.attempts)
+            assert time.monotonic() < deadline, (run.state, run.attempts)
+        return run
+
+    def until_step(self, attempt: int, steps: int) -> Run:
+        """Wait until an attempt has come so far."""
+        return self.until(
+            lambda run: (
+                len(run.attempts) >= attempt and run.attempts[attempt - 1].steps_done >= steps
+            )
+        )
+
+    def until_newest(self, attempt: int, steps: int) -> Run:
+        """Wait until an attempt of that number or a later one has come so far."""
+        return self.until(
+            lambda run: len(run.attempts) >= attempt and run.attempts[-1].steps_done >= steps
+        )
+
+    def until_ended(self, attempt: int) -> Attempt:
+        """Wait until an attempt has ended."""
+        run = self.until(
+            lambda run: len(run.attempts) >= attempt and run.attempts[attempt - 1].reason
+        )
+        return run.attempts[attempt - 1]
+
+    def to_the_end(self) -> Run:
+        """Wait until the run has ended."""
+        return self.until(lambda run: run.ended_at_s is not None)
+
+    def signal_rank(self, attempt: int, rank: int, number: int) -> None:
+        """Send a signal to a rank of an attempt."""
+        os.kill(pulses.read(self.recorded.path, attempt)[rank].process.pid, number)
+
+    def lose_host(self, slice_name: str, worker: int = 0) -> None:
+        """Kill a node: its raylet and all its processes, as when a machine is gone."""
+        mine = [
+            pid
+            for pid in owned.marked(self.cluster.mark)
+            if read(pid, "TPU_NAME") == slice_name and read(pid, "TPU_WORKER_ID") == str(worker)
+        ]
+        assert mine, f"no process stands for {slice_name}"
+        for pid in mine:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def read(pid: int, name: str) -> str | None:
+    """A variable of a process; None when it has ended."""
+    try:
+        return variable(pid, name)
+    except OSError:
+        return None
+
+
+@contextmanager
+def emulated(spec: Spec, storage: Path, *, steps: int, spares: int = 0) -> Iterator[Emulated]:
+    """A run that was just started on emulated slices; at the end nothing of it is left."""
+    plan = make_plan(spec)
+    opened = Opened(spec=spec, plan=plan, steps=steps, rehearsal=True)
+    recorded = journal.create(storage, opened).journal
+    with driven_on(recorded, spares=spares) as run:
+        yield run
+
+
+@contextmanager
+def driven_on(recorded: journal.Journal, *how: str, spares: int = 0) -> Iterator[Emulated]:
+    """A run with a driver of its own, on a cluster of its own."""
+    plan = recorded.plan(recorded.story().submitted.submission.plan_digest)
+    command = [sys.executable, "-m", "orchestrator.drive", str(recorded.path), *how]
+    hosts = emulated_hosts(plan, spares)
+    with private_cluster(hosts, devices_per_host(plan), shlex.join(command)) as cluster:
+        yield Emulated(recorded, cluster)
+
+
+def losses(recorded: journal.Journal) -> list[float]:
+    """The loss of every step, in order."""
+    steps: list[TimedStep] = recorded.steps(recorded.run())
+    assert [timed.step.index for timed in steps] == list(range(len(steps)))
+    return [timed.step.loss for timed in steps]

@@ -1,0 +1,51 @@
+"""Runs that are hurt on purpose, on real Ray clusters of emulated slices, and go on."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.launch import owned
+from orchestrator.stations.spec import Pods
+from tests.clusters import eventually
+from tests.faults import emulated, losses, small_spec
+
+
+@pytest.mark.chaos
+def test_lost_slices_and_a_hang_are_survived(tmp_path: Path) -> None:
+    """A slice is lost and its spare is used; another is lost, with none left, and one pod goes on;
+    a rank is stopped, found within twice the limit, and tried again. The data stays in order.
+    """
+    spec = small_spec(Pods(min=1, max=2))
+    with emulated(spec, tmp_path / "hurt", steps=40, spares=1) as run:
+        run.until_step(1, 6)
+        run.lose_host("pod-1")
+        first = run.until_ended(1)
+        assert (first.reason, first.slices, first.pods) == ("preemption", ("pod-0", "pod-1"), 2)
+        assert (first.error, first.first_dead_rank) == ("slice pod-1 is gone", 1)
+        run.until_step(2, 12)
+        run.lose_host("pod-0")
+        second = run.until_ended(2)
+        assert (second.reason, second.slices) == ("preemption", ("pod-0", "pod-2"))
+        run.until_step(3, 18)
+        stopped_s = time.monotonic()
+        run.signal_rank(3, 0, signal.SIGSTOP)
+        third = run.until_ended(3)
+        assert time.monotonic() - stopped_s < 2 * spec.run.hang_limit_s
+        assert (third.reason, third.slices, third.pods) == ("hang", ("pod-2",), 1)
+        assert third.first_dead_rank == 0
+        assert third.error is not None
+        assert third.error.startswith("rank 0 has given no sign for 40 s (process ")
+        ended = run.to_the_end()
+    assert (ended.state, ended.problems) == ("succeeded", ())
+    assert [one.restored_steps for one in ended.attempts[1:]] == sorted(
+        one.restored_steps for one in ended.attempts[1:]
+    )
+    assert owned.marked(run.cluster.mark) == []
+    with emulated(spec, tmp_path / "whole", steps=40) as undisturbed:
+        undisturbed.to_the_end()
+    expected = losses(undisturbed.recorded)
+    assert losses(run.recorded)[:10] == expected[:10]  # the same shape: to the bit
+    assert losses(run.recorded) == pytest.approx(expected, rel=1e-3)
+    eventually(lambda: not run.cluster.folder.exists(), 10)
