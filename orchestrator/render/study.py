@@ -31,8 +31,8 @@ def first_line(study: Study) -> str:
     """What comes before everything else, where the trials are rehearsed."""
     runs = len(study.trials) * study.repeats
     return (
-        f"{study.name}: a rehearsal of {runs} run{'s' * (runs != 1)}. No cluster is named, so this machine runs small"
-        " copies, one after another; no chip is asked for.\n"
+        f"{study.name}: a rehearsal of {runs} run{'s' * (runs != 1)}. No cluster is named, so this"
+        " machine runs small copies, one after another; no chip is asked for.\n"
     )
 
 
