@@ -1,0 +1,102 @@
+"""What orch costs beside a bare JaxTrainer script, on the same emulated cluster.
+
+    python -m tests.bench_launch [--steps N] [--rounds N]
+
+Both start a private cluster of the slices of specs/tiny_2pod.yaml and train the same model there,
+in turns. Measured are the seconds from the start of the command to the end of the first step, and
+the median seconds of a step. Exit code 1 above the limits.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from orchestrator import journal, spec
+from orchestrator.launch import emulated_hosts, private_cluster
+from orchestrator.launch.slices import devices_per_host
+from orchestrator.plan.make import make_plan
+from orchestrator.plan.rehearsal import rehearse
+from orchestrator.stations import codec
+from orchestrator.stations.plan import Plan
+
+SPEC = Path("specs/tiny_2pod.yaml")
+MOST_TO_FIRST_STEP, MOST_PER_STEP = 1.15, 1.02
+LIMIT_S = 1800.0
+SKIPPED = 3  # steps until caches are warm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One run: until its first step had ended, and the median step after the first few."""
+
+    first_step_s: float
+    step_s: float
+
+
+def measured(began_s: float, ended_s: Sequence[float]) -> Measured:
+    """From the times at which the steps had ended."""
+    steps = [after - before for before, after in pairwise(ended_s[SKIPPED:])]
+    return Measured(first_step_s=ended_s[0] - began_s, step_s=statistics.median(steps))
+
+
+def ours(folder: Path, steps: int) -> Measured:
+    """`orch submit`."""
+    began_s = time.time()
+    options = ["--no-prove", "--steps", str(steps), "--set", f"run.storage={folder}"]
+    options += ["--set", f"run.checkpoint.every={steps}"]
+    command = [sys.executable, "-m", "orchestrator", "submit", str(SPEC), *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+    [found] = journal.journals(folder)
+    return measured(began_s, [timed.at_s for timed in found.steps(found.run())])
+
+
+def bare(folder: Path, steps: int, plan: Plan) -> Measured:
+    """The script, as a job on the same cluster."""
+    began_s = time.time()
+    plan_path, out = folder / "plan.json", folder / "out.json"
+    plan_path.write_text(codec.to_json(plan).decode(), encoding="utf-8")
+    arguments = [str(plan_path), str(steps), str(out)]
+    command = shlex.join([sys.executable, "-m", "tests.bare_launch", *arguments])
+    with private_cluster(emulated_hosts(plan), devices_per_host(plan), command) as cluster:
+        deadline = time.monotonic() + LIMIT_S
+        while not (told := cluster.told(1.0)) or told.job != "SUCCEEDED":
+            if (told and told.error) or time.monotonic() > deadline:
+                raise RuntimeError(f"the bare script failed: {told}")
+    return measured(began_s, json.loads(out.read_text(encoding="utf-8")))
+
+
+def main() -> int:
+    """Print both and their ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=2)
+    asked = parser.parse_args()
+    loaded = spec.load(SPEC)
+    plan = rehearse(loaded, make_plan(loaded), steps=asked.steps).plan
+    rounds: list[tuple[Measured, Measured]] = []
+    for _ in range(asked.rounds):
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+            rounds.append((ours(Path(one), asked.steps), bare(Path(other), asked.steps, plan)))
+    first = statistics.median(a.first_step_s / b.first_step_s for a, b in rounds)
+    each = statistics.median(a.step_s / b.step_s for a, b in rounds)
+    mine, theirs = rounds[-1]
+    print(
+        f"submit to first step: {mine.first_step_s:.1f} s, bare JaxTrainer"
+        f" {theirs.first_step_s:.1f} s: x {first:.3f} (limit {MOST_TO_FIRST_STEP})\n"
+        f"a step: {mine.step_s:.4f} s, bare JaxTrainer {theirs.step_s:.4f} s: x {each:.3f}"
+        f" (limit {MOST_PER_STEP})"
+    )
+    return int(first > MOST_TO_FIRST_STEP or each > MOST_PER_STEP)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
