@@ -15,13 +15,12 @@ from typing import Any
 from orchestrator.launch import provenance
 from orchestrator.launch.attempt import join_cluster
 from orchestrator.launch.named import ClusterUnusable
+from orchestrator.launch.sighting import WORKER_ID, is_free, kind_of, name_of
 from orchestrator.launch.survey import HostFound, Survey, Wanted
 from orchestrator.stations import codec
 
 MARK = "orch survey: "
 ANSWER_LIMIT_S = 120.0  # a host may have to fetch and unpack the code first
-WORKER_ID = "ray.io/tpu-worker-id"
-POD_TYPE = "ray.io/tpu-pod-type"
 
 
 def main(argv: list[str]) -> None:
@@ -42,22 +41,23 @@ def told(log: str) -> Survey:
 def look(wanted: Wanted) -> Survey:
     """What the cluster that was joined has for a run."""
     import ray  # noqa: PLC0415
-    from ray.util.tpu import get_num_ready_tpu_slices, get_num_tpu_slices  # noqa: PLC0415
+    from ray._private.state import available_resources_per_node  # noqa: PLC0415
+    from ray.util.tpu import get_num_tpu_slices  # noqa: PLC0415
 
-    kind = (wanted.topology, wanted.accelerator)
+    left = available_resources_per_node()
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    heads = [_label(node, POD_TYPE) for node in nodes if _label(node, WORKER_ID) == "0"]
+    heads = [kind_of(node) for node in nodes if (node.get("Labels") or {}).get(WORKER_ID) == "0"]
     others = Counter(name for name in heads if name and name != wanted.pod_type)
+    of_kind = [node for node in nodes if kind_of(node) == wanted.pod_type]
+    present = get_num_tpu_slices(wanted.topology, wanted.accelerator)
+    # Ray's own count of ready slices takes a host whose chips are all in use for a new one.
+    used = {name_of(node) for node in of_kind if not is_free(node, left)}
     return Survey(
-        present=get_num_tpu_slices(*kind),
-        free=get_num_ready_tpu_slices(*kind),
+        present=present,
+        free=max(present - len(used), 0),
         others=dict(others),
-        hosts=_hosts([node for node in nodes if _label(node, POD_TYPE) == wanted.pod_type], wanted),
+        hosts=_hosts(of_kind, wanted),
     )
-
-
-def _label(node: dict[str, Any], name: str) -> str | None:
-    return (node.get("Labels") or {}).get(name)
 
 
 def _hosts(nodes: list[dict[str, Any]], wanted: Wanted) -> tuple[HostFound, ...]:

@@ -7,7 +7,7 @@ and value, and tags and files are replaced.
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ MANNERS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
+SQLITE = "sqlite:///"
 MOST_POINTS, MOST_PARAMS = 1_000, 100
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
@@ -67,6 +68,8 @@ class Store:
 
             if not is_server(where):
                 _quiet_migrations()
+            if where.uri.startswith(SQLITE):
+                _made_whole(Path(where.uri.removeprefix(SQLITE)))
             self._client = MlflowClient(tracking_uri=where.uri)
             self.experiment = self._experiment()
 
@@ -204,6 +207,26 @@ def _found(run: Any) -> Found:
 
 def _ms(at_s: float) -> int:
     return round(at_s * 1_000)
+
+
+def _made_whole(database: Path) -> None:
+    """Make a database apart and put it in place at once, if there is none.
+
+    MLflow takes seconds for its tables. Who opened them half made, because another was at it or was
+    killed there, would fail from then on.
+    """
+    if database.exists():
+        return
+    from mlflow.tracking import MlflowClient  # noqa: PLC0415
+
+    database.parent.mkdir(parents=True, exist_ok=True)
+    apart = database.with_name(f".{database.name}.{os.getpid()}")
+    try:
+        MlflowClient(tracking_uri=f"{SQLITE}{apart}").search_experiments(max_results=1)
+        with suppress(FileExistsError):
+            os.link(apart, database)  # who was first wins
+    finally:
+        apart.unlink(missing_ok=True)
 
 
 def _quiet_migrations() -> None:

@@ -102,9 +102,6 @@ def step_time(status: Status) -> str | None:
         forecast = f"forecast {seconds(low)} (bound), {seconds(high)} (nothing overlapped)"
         if status.forecast.step_s.expected is not None:
             forecast = f"expected {seconds(status.forecast.step_s.expected)}, bound {seconds(low)}"
-        # Emulated devices share their machine's cores: nothing overlaps, and that is expected.
-        if status.forecast.chip_profile:
-            forecast = f"expected {seconds(high)}, bound {seconds(low)}"
         parts.append(forecast)
     return "; ".join(parts) or None
 
