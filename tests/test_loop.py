@@ -231,10 +231,12 @@ def test_chosen_steps_are_traced(tmp_path: Path) -> None:
 
 
 def test_a_stop_within_a_trace_ends_it(tmp_path: Path) -> None:
-    """Another trace can be taken afterwards."""
-    for _ in range(2):
-        run_toy(tmp_path, profile_steps=range(1, 100), stop=stop_before(3))
-    assert len(list((tmp_path / "profile").rglob("*.xplane.pb"))) == 2
+    """Another trace can be taken afterwards; in a folder of its own, for XProf names them by the
+    second.
+    """
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        run_toy(folder, profile_steps=range(1, 100), stop=stop_before(3))
+        assert len(list((folder / "profile").rglob("*.xplane.pb"))) == 1
 
 
 def test_mfu_is_measured_where_the_peak_is_known(tmp_path: Path) -> None:
