@@ -55,7 +55,7 @@ bench-launch: setup  ## orch submit beside a bare JaxTrainer script, to the firs
 	@$(BIN)/python -m tests.bench_launch
 
 chaos: setup  ## hurt runs on emulated slices, 50 times over, and see that nothing is lost
-	@$(BIN)/python -m pytest -m chaos tests/test_launch_failures.py
+	@$(BIN)/python -m pytest -m chaos tests/test_launch_failures.py tests/test_named_cluster.py
 	@$(BIN)/python -m tests.chaos_launch
 
 chaos-train: setup  ## kill training at random steps on five meshes, compare every loss to the bit

@@ -111,6 +111,7 @@ def test_without_its_token_a_cluster_refuses(four: Standing, tmp_path: Path) -> 
 THREE = (*V5P, "--set", "resources.pods=3", "--set", "experiment.batch.sequences=48")
 
 
+@pytest.mark.chaos
 def test_runs_outlive_their_terminals_and_take_slices_in_turn(
     four: Standing, tmp_path: Path
 ) -> None:
