@@ -34,7 +34,11 @@ def parent(entry: Path) -> int | None:
 
 def variable(pid: int, name: str) -> str | None:
     """A variable that a process was started with."""
-    for text in (PROC / str(pid) / "environ").read_bytes().decode().split("\0"):
+    try:
+        environment = (PROC / str(pid) / "environ").read_bytes().decode()
+    except OSError:  # it has ended
+        return None
+    for text in environment.split("\0"):
         if text.startswith(f"{name}="):
             return text.partition("=")[2]
     return None
