@@ -15,14 +15,18 @@ MOST_NAMES = 12
 
 
 def journals(storage: Path) -> list[Journal]:
-    """The directories of runs, in no order that matters. A storage that does not exist has none."""
+    """The directories of runs, in no order that matters."""
+    return [Journal(path) for path in entries(storage) if _holds_run(path)]
+
+
+def entries(storage: Path) -> list[Path]:
+    """What lies in a storage, by name. One that does not exist holds nothing."""
     try:
-        found = sorted(storage.iterdir())
+        return sorted(storage.iterdir())
     except FileNotFoundError:
         return []
     except OSError as error:
         raise JournalUnreadable(f"{storage}: cannot be read: {error.strerror}") from error
-    return [Journal(path) for path in found if _holds_run(path)]
 
 
 def _holds_run(path: Path) -> bool:

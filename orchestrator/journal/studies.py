@@ -22,7 +22,7 @@ from orchestrator.errors import (
     Unservable,
 )
 from orchestrator.journal import files, liveness, numbered
-from orchestrator.journal.finding import find, journals
+from orchestrator.journal.finding import entries, find, journals
 from orchestrator.journal.fold import UNCLAIMED_S, named
 from orchestrator.journal.reading import Clock, Journal
 from orchestrator.journal.writing import keep
@@ -181,13 +181,7 @@ def run_of(journal: StudyJournal, begun: TrialBegun, clock: Clock = time.time) -
 
 def studies(storage: Path) -> list[StudyJournal]:
     """The directories of studies, by name."""
-    try:
-        found = sorted(storage.iterdir())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise JournalUnreadable(f"{storage}: cannot be read: {error.strerror}") from error
-    return [StudyJournal(path) for path in found if _holds_study(path)]
+    return [StudyJournal(path) for path in entries(storage) if _holds_study(path)]
 
 
 def _holds_study(path: Path) -> bool:
