@@ -21,7 +21,7 @@ BROWSER := [ -z "$$CI" ] || command -v chromium >/dev/null || ! command -v apt-g
 	--no-install-recommends chromium >/dev/null; } || echo "test: no chromium: browser tests skip"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench score bench-calibrate bench-launch bench-proof chaos chaos-train fuzz lock clean
+.PHONY: help setup demo test lint bench score bench-calibrate bench-proof chaos chaos-train fuzz lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
@@ -42,20 +42,18 @@ lint: setup  ## ruff and mypy, both strict
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: setup  ## what planning, recording, training and a large study's report cost
+bench: setup  ## what planning, recording, training and large studies cost
 	@$(BIN)/python -m tests.bench_plan
 	@$(BIN)/python -m tests.bench_record
 	@$(BIN)/python -m tests.bench_study
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench_train
+	@$(BIN)/python -m tests.bench_launch
 
 bench-calibrate: setup  ## measure this machine and hold ten small shapes against it (ten minutes)
 	@$(BIN)/python -m tests.bench_calibrate
 
-bench-launch: setup  ## orch submit beside a bare JaxTrainer script, to the first step and per step
-	@$(BIN)/python -m tests.bench_launch
-
 chaos: setup  ## hurt runs on emulated slices, 50 times over, and see that nothing is lost
-	@$(BIN)/python -m pytest -m chaos tests/test_launch_failures.py tests/test_named_cluster.py
+	@$(BIN)/python -m pytest -m chaos
 	@$(BIN)/python -m tests.chaos_launch
 
 chaos-train: setup  ## kill training at random steps on five meshes, compare every loss to the bit

@@ -8,6 +8,7 @@ class OrchError(Exception):
     """A failure with one clear message for the person at the terminal."""
 
     exit_code = 1
+    is_prose = False  # whether its lines may be wrapped: one that quotes a file may not
 
 
 class Unservable(OrchError):
@@ -22,6 +23,15 @@ class UnknownName(Unservable):
     def __init__(self, kind: str, name: object, known: list[str]) -> None:
         self.kind, self.name, self.known = kind, name, known
         super().__init__(f"unknown {kind} {name!r}; known: {', '.join(known)}")
+
+
+class UnknownRun(UnknownName):
+    """No run of a folder begins so; the text says which folder, and what is in it."""
+
+    def __init__(self, kind: str, name: object, known: list[str], folder: object) -> None:
+        super().__init__(kind, name, known)
+        held = f"known: {', '.join(known)}" if known else "it holds none\nNext: orch submit SPEC"
+        self.args = (f"no {kind} in {folder} begins with {name!r}; {held}",)
 
 
 class CannotProve(OrchError):

@@ -113,7 +113,7 @@ SHAPES = (
 def predicted(plan: Plan) -> Plan:
     """The plan on a profile that is measured now, for it alone."""
     machine = emulating()
-    empty = ChipProfile(schema=1, machine=machine, measured_on="")
+    empty = ChipProfile(schema=2, machine=machine, measured_on="")
     profile = emulated(machine, measured.wishes(plan, empty), lambda *_: None)
     return measured.on_profile(plan, profile)
 

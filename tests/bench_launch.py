@@ -74,11 +74,19 @@ def bare(folder: Path, steps: int, plan: Plan) -> Measured:
     return measured(began_s, json.loads(out.read_text(encoding="utf-8")))
 
 
+def shown(mine: Measured, theirs: Measured) -> str:
+    """One round in words."""
+    return (
+        f"submit to first step {mine.first_step_s:.1f} s, bare {theirs.first_step_s:.1f} s;"
+        f" a step {mine.step_s:.4f} s, bare {theirs.step_s:.4f} s"
+    )
+
+
 def main() -> int:
     """Print both and their ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     loaded = spec.load(SPEC)
     plan = rehearse(loaded, make_plan(loaded), steps=asked.steps).plan
@@ -86,14 +94,12 @@ def main() -> int:
     for _ in range(asked.rounds):
         with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
             rounds.append((ours(Path(one), asked.steps), bare(Path(other), asked.steps, plan)))
+            print(f"round {len(rounds)}: {shown(*rounds[-1])}", flush=True)
     first = statistics.median(a.first_step_s / b.first_step_s for a, b in rounds)
     each = statistics.median(a.step_s / b.step_s for a, b in rounds)
-    mine, theirs = rounds[-1]
     print(
-        f"submit to first step: {mine.first_step_s:.1f} s, bare JaxTrainer"
-        f" {theirs.first_step_s:.1f} s: x {first:.3f} (limit {MOST_TO_FIRST_STEP})\n"
-        f"a step: {mine.step_s:.4f} s, bare JaxTrainer {theirs.step_s:.4f} s: x {each:.3f}"
-        f" (limit {MOST_PER_STEP})"
+        f"medians: to the first step x {first:.3f} (limit {MOST_TO_FIRST_STEP}),"
+        f" a step x {each:.3f} (limit {MOST_PER_STEP})"
     )
     return int(first > MOST_TO_FIRST_STEP or each > MOST_PER_STEP)
 

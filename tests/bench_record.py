@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 from statistics import median, quantiles
 
+from orchestrator.cli.reporting import page_of
 from orchestrator.journal import Journal, StepLog
 from orchestrator.record import Following, mark_of, names
 from orchestrator.record.recording import Recorder
 from orchestrator.record.store import Store
+from orchestrator.report import report
 from tests.journals import step, tiny_plan
 from tests.records import begun, place, rows
 
@@ -55,8 +57,8 @@ def is_recorded(journal: Journal) -> bool:
     return mark is not None and mark.recorded is not None and mark.recorded.state == "succeeded"
 
 
-def many(storage: Path, steps: int) -> float:
-    """Seconds to record a run of many steps from its journal."""
+def many(storage: Path, steps: int) -> tuple[float, float, int]:
+    """Seconds to record a run of many steps from its journal; to make its page, and its bytes."""
     writer = begun(storage, "many", steps=steps)
     number = writer.begin_attempt(tiny_plan())
     with StepLog(writer.journal.path, number) as log:
@@ -71,7 +73,9 @@ def many(storage: Path, steps: int) -> float:
     run_id = tried.mlflow_run_id
     query = "SELECT COUNT(*) FROM metrics WHERE run_uuid = ? AND key = ?"
     assert rows(storage, query, run_id, names.LOSS) == [(steps,)]
-    return took_s
+    began_s = time.perf_counter()
+    page = page_of(writer.journal, report(writer.journal))
+    return took_s, time.perf_counter() - began_s, len(page.encode())
 
 
 def main(steps: int, most: int) -> int:
@@ -85,8 +89,9 @@ def main(steps: int, most: int) -> int:
         added = (median(beside) - median(bare)) / STEP_S
         print(f"recording adds         {added * 100:.3f} % of a {STEP_S * 1e3:.0f} ms step")
         print(f"the recorder           {recorder_s:.1f} s of processor time for {steps} steps")
-        took_s = many(storage, most)
-        print(f"{most:,} steps           recorded in {took_s:.1f} s")
+        took_s, drawn_s, size = many(storage, most)
+        print(f"{most:,} steps           recorded in {took_s:.1f} s, drawn in {drawn_s:.1f} s on a"
+              f" page of {size / 1e3:.0f} kB")  # fmt: skip
     if added > LIMIT:
         print(f"recording costs more than {LIMIT * 100:.0f} % of a step", file=sys.stderr)
         return 1

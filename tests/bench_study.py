@@ -39,7 +39,7 @@ def made_up(storage: Path, trials: int, steps: int) -> journal.StudyJournal:
             for n in range(1, trials + 1)
         ),
     )
-    recorded = journal.open_study(storage, study, steps=steps, devices=None, documents={})
+    recorded = journal.open_study(storage, journal.StudyAsked(study=study, steps=steps), {})
     taken = [one.step for one in timed(0.0, range(steps), 0.25)]
     first = written(storage, "first", plan=tiny_plan(), steps=taken, study=recorded.key)
     for n in range(1, trials + 1):

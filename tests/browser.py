@@ -7,6 +7,7 @@ another one.
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -37,6 +38,7 @@ class Page:
     def __init__(self, browser: "Browser", session: str) -> None:
         self._browser, self._session = browser, session
         self.errors: list[str] = []
+        self._dark, self._media = False, ""
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One command of the DevTools protocol."""
@@ -48,8 +50,22 @@ class Page:
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.ask("Emulation.setEmulatedMedia", features=[scheme])
+        self._dark = dark
+        self._emulate()
+
+    def print_media(self) -> None:
+        """As on paper, whatever else was said: features of before stay."""
+        self._media = "print"
+        self._emulate()
+
+    def sheets(self) -> int:
+        """On how many sheets of paper it is printed."""
+        answer = self.ask("Page.printToPDF", preferCSSPageSize=True, printBackground=True)
+        return len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(answer["data"])))
+
+    def _emulate(self) -> None:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if self._dark else "light"}
+        self.ask("Emulation.setEmulatedMedia", media=self._media, features=[scheme])
 
     def open(self, url: str) -> None:
         self.ask("Page.navigate", url=url)

@@ -1,10 +1,11 @@
-"""A run on emulated slices is hurt again and again, and must lose nothing.
+"""Runs on emulated slices, of one host and of two, are hurt again and again, and lose nothing.
 
     python -m tests.chaos_launch [--faults N] [--seed N] [--folder DIR]
 
-Each fault strikes when the run has come a few steps farther than ever before, not at a time of the
-clock. After the last one the run goes on to its end, and every step that it took is held against
-those of a run that nothing disturbed: to the bit where the shape is the same.
+One fault of five strikes the run on slices of two hosts. Each strikes when the run has come a few
+steps farther than ever before, not at a time of the clock. After the last one a run goes on to its
+end, and every step that it took is held against those of a run that nothing disturbed: to the bit
+where the shape is the same.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import journal
@@ -26,9 +27,10 @@ from orchestrator.launch import owned
 from orchestrator.plan.make import make_plan
 from orchestrator.render.text import columns
 from orchestrator.stations.spec import Pods
-from tests.faults import Emulated, driven_on, losses, read, small_spec
+from tests.faults import Emulated, driven_on, losses, small_spec
 
 SPARES = 1
+ONE_HOST, TWO_HOSTS = ("v5e", "1x1"), ("v5p", "2x2x2")  # chip and topology
 AHEAD = (2, 6)  # steps beyond the farthest before a fault strikes
 HANG_LIMIT_S = 30.0
 
@@ -56,9 +58,9 @@ def stop_rank(run: Emulated, attempt: int, rank: int) -> None:
     run.signal_rank(attempt, rank, signal.SIGSTOP)
 
 
-def lose_slice(run: Emulated, attempt: int, rank: int) -> None:
-    """A host is gone."""
-    run.lose_host(run.run().attempts[attempt - 1].slices[rank])
+def lose_host(run: Emulated, attempt: int, rank: int) -> None:
+    """The host of a process is gone, and its slice is whole no more."""
+    run.lose_host(*run.host_of(attempt, rank))
 
 
 def kill_crew(run: Emulated, _attempt: int, _rank: int) -> None:
@@ -101,7 +103,7 @@ def processes(run: Emulated, word: str) -> list[int]:
 FAULTS = (
     Fault(name="rank killed", strike=kill_rank, weight=8),
     Fault(name="rank stopped", strike=stop_rank, weight=3),
-    Fault(name="slice lost", strike=lose_slice, weight=3),
+    Fault(name="host lost", strike=lose_host, weight=3),
     Fault(name="crew killed", strike=kill_crew, weight=2, rank=False),
     Fault(name="controller killed", strike=kill_controller, weight=2, rank=False),
     Fault(name="driver killed", strike=kill_driver, weight=2, ends=True, rank=False),
@@ -122,12 +124,12 @@ class Struck:
 
 @dataclass
 class Campaign:
-    """One run, and all that befell it."""
+    """One run, hurt until as many faults have struck, over all campaigns, as `faults` says."""
 
     recorded: journal.Journal
     faults: int
     chance: random.Random
-    struck: list[Struck] = field(default_factory=list)
+    struck: list[Struck]
     began_s: float = 0.0
     pending: tuple[Fault, int, int, int] | None = None
 
@@ -161,18 +163,13 @@ class Campaign:
         now = run.run()
         attempt = now.attempts[-1]
         fault = self.chance.choices(FAULTS, [one.weight for one in FAULTS])[0]
-        rank = self.chance.randrange(attempt.pods)
-        if fault.strike is lose_slice and not self._spare_is_left(run):
-            fault = FAULTS[0]
+        rank = self.chance.randrange(self.recorded.plan(attempt.plan_digest).hosts)
+        if fault.strike is lose_host and len(run.whole_slices()) == 1:
+            fault = FAULTS[0]  # nothing would be left to go on with
         self.pending = (fault, attempt.number, rank, attempt.steps_done)
         self.began_s = time.monotonic()
         fault.strike(run, attempt.number, rank)
         return fault
-
-    def _spare_is_left(self, run: Emulated) -> bool:
-        """Whether this cluster can lose one slice more and go on with a pod."""
-        names = {read(pid, "TPU_NAME") for pid in owned.marked(run.cluster.mark)} - {None}
-        return len(names) > 1
 
     def _survived(self, run: Emulated) -> None:
         assert self.pending
@@ -192,7 +189,7 @@ class Campaign:
         one = self.struck[-1]
         named = "" if one.named else f", but rank {ended.first_dead_rank} was named, not {rank}"
         print(
-            f"{len(self.struck):3}  {fault.name:18} step {done:4}  {one.reason:10}"
+            f"{len(self.struck):4}  {fault.name:18} step {done:4}  {one.reason:10}"
             f" {after.pods} pods, {one.redone} steps redone, {one.recovered_s:.0f} s{named}",
             flush=True,
         )
@@ -238,27 +235,44 @@ def main() -> int:
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="orch-chaos-"))
-    spec = small_spec(Pods(min=1, max=2), hang_limit_s=HANG_LIMIT_S)
-    steps = asked.faults * (AHEAD[1] + 1) + 10
+    on_two_hosts = asked.faults // 5
+    struck: list[Struck] = []
+    try:
+        for shape, faults in (
+            (ONE_HOST, asked.faults - on_two_hosts),
+            (TWO_HOSTS, on_two_hosts),
+        ):
+            print(f"on slices of {' '.join(shape)}", flush=True)
+            print(campaign(folder / shape[0], shape, faults, asked.seed, struck), flush=True)
+    finally:
+        print(f"\n{table(struck)}\n")
+    print("nothing lost")
+    return 0
+
+
+def campaign(
+    folder: Path, shape: tuple[str, str], faults: int, seed: int, struck: list[Struck]
+) -> str:
+    """Hurt one run so many times, and hold it against an undisturbed one: what came of it."""
+    chip, topology = shape
+    spec = small_spec(Pods(min=1, max=2), chip=chip, topology=topology, hang_limit_s=HANG_LIMIT_S)
+    steps = faults * (AHEAD[1] + 1) + 10
     opened = Opened(spec=spec, plan=make_plan(spec), steps=steps, rehearsal=True)
     began_s = time.monotonic()
     hurt = Campaign(
-        journal.create(folder, opened, "hurt").journal, asked.faults, random.Random(asked.seed)
+        journal.create(folder, opened, "hurt").journal,
+        len(struck) + faults,
+        random.Random(seed),
+        struck,
     )
-    try:
-        hurt.to_the_end()
-    finally:
-        print(f"\n{table(hurt.struck)}\n")
+    hurt.to_the_end()
     whole = journal.create(folder, opened, "whole").journal
     with driven_on(whole) as run:
         run.to_the_end()
     ended = hurt.recorded.run()
     assert ended.state == "succeeded", (ended.state, ended.why)
-    print(
-        f"{len(ended.attempts)} attempts in {time.monotonic() - began_s:,.0f} s;"
-        f" {held(hurt.recorded, whole)}: nothing lost"
-    )
-    return 0
+    took_s = time.monotonic() - began_s
+    return f"{len(ended.attempts)} attempts in {took_s:,.0f} s; {held(hurt.recorded, whole)}"
 
 
 if __name__ == "__main__":

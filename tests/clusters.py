@@ -25,6 +25,14 @@ def child_of(pid: int) -> int | None:
     return None
 
 
+def descendants(pid: int) -> set[int]:
+    """The processes that one started, and those that they started."""
+    children = {
+        int(one.name) for one in PROC.iterdir() if one.name.isdigit() and parent(one) == pid
+    }
+    return children.union(*(descendants(child) for child in children))
+
+
 def parent(entry: Path) -> int | None:
     try:
         return int((entry / "stat").read_text().rpartition(")")[2].split()[1])

@@ -5,6 +5,7 @@ import shlex
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -88,17 +89,41 @@ class Emulated:
         """Send a signal to a rank of an attempt."""
         os.kill(pulses.read(self.recorded.path, attempt)[rank].process.pid, number)
 
+    def ranks_on(self, attempt: int, slice_name: str, worker: int = 0) -> list[int]:
+        """The ranks of an attempt whose processes run on a host."""
+        beating = pulses.read(self.recorded.path, attempt)
+        return [rank for rank, one in beating.items() if is_on(one.process.pid, slice_name, worker)]
+
+    def host_of(self, attempt: int, rank: int) -> tuple[str, int]:
+        """The host of a rank: its slice, and which of the slice's hosts it is."""
+        pid = pulses.read(self.recorded.path, attempt)[rank].process.pid
+        name, worker = read(pid, "TPU_NAME"), read(pid, "TPU_WORKER_ID")
+        assert name
+        assert worker
+        return name, int(worker)
+
+    def whole_slices(self) -> set[str]:
+        """The slices of the cluster that have lost no host."""
+        hosts = {
+            (read(pid, "TPU_NAME"), read(pid, "TPU_WORKER_ID"))
+            for pid in owned.marked(self.cluster.mark)
+        }
+        plan = self.recorded.plan(self.run().plan_digest)
+        counted = Counter(name for name, _ in hosts if name)
+        return {name for name, count in counted.items() if count == plan.hosts // plan.pods}
+
     def lose_host(self, slice_name: str, worker: int = 0) -> None:
         """Kill a node: its raylet and all its processes, as when a machine is gone."""
-        mine = [
-            pid
-            for pid in owned.marked(self.cluster.mark)
-            if read(pid, "TPU_NAME") == slice_name and read(pid, "TPU_WORKER_ID") == str(worker)
-        ]
+        mine = [pid for pid in owned.marked(self.cluster.mark) if is_on(pid, slice_name, worker)]
         assert mine, f"no process stands for {slice_name}"
         for pid in mine:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def is_on(pid: int, slice_name: str, worker: int) -> bool:
+    """Whether a process runs on an emulated host."""
+    return (read(pid, "TPU_NAME"), read(pid, "TPU_WORKER_ID")) == (slice_name, str(worker))
 
 
 def read(pid: int, name: str) -> str | None:

@@ -1,5 +1,7 @@
 """Chip profiles for tests: every rate is one, so that seconds are amounts."""
 
+from dataclasses import replace
+
 from orchestrator.plan import measured
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.profile import (
@@ -19,17 +21,18 @@ MACHINE = Machine(
     memory_bytes=2**34,
     versions={"jax": "1"},
 )
-EMPTY = ChipProfile(schema=1, machine=MACHINE, measured_on="2026-01-02")
+H200 = replace(MACHINE, platform="gpu", device_kind="NVIDIA H200")
+EMPTY = ChipProfile(schema=2, machine=MACHINE, measured_on="2026-01-02")
 FLOPS_PER_S = 1e11
 LATENCY_S, BYTES_PER_S = 1e-3, 1e9
 
 
-def profile_for(plan: Plan) -> ChipProfile:
+def profile_for(plan: Plan, machine: Machine = MACHINE) -> ChipProfile:
     """A profile that has what the plan needs: flat rates, and a latency for every exchange."""
-    wanted = measured.wishes(plan, EMPTY)
+    wanted = measured.wishes(plan, replace(EMPTY, machine=machine))
     return ChipProfile(
-        schema=1,
-        machine=MACHINE,
+        schema=2,
+        machine=machine,
         measured_on="2026-01-02",
         kernels=tuple(map(kernel_time, wanted.kernels)),
         exchanges=tuple(map(exchange_time, wanted.exchanges)),

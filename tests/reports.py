@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import journal
-from orchestrator.journal import StepLog, StudyJournal, Writer
+from orchestrator.journal import StepLog, StudyAsked, StudyJournal, Writer
 from orchestrator.journal.events import AnyEvent, AttemptEnded, AttemptStarted, Ended
 from orchestrator.journal.fold import Sight, folded
 from orchestrator.plan.make import make_plan
@@ -84,7 +84,7 @@ def studied(
     **changes: Any,
 ) -> StudyJournal:
     """A study of which every repeat of every trial has run, each step for so long."""
-    recorded = journal.open_study(storage, study, steps=steps, devices=None, documents={})
+    recorded = journal.open_study(storage, StudyAsked(study=study, steps=steps), {})
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
     for repeat in range(1, study.repeats + 1):
         for trial in study.trials:

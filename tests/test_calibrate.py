@@ -13,10 +13,12 @@ from orchestrator.calibrate import measure, process, shelf
 from orchestrator.calibrate.machine import emulating
 from orchestrator.calibrate.words import Devices, Told
 from orchestrator.cli.calibrating import calibrate as command
+from orchestrator.cli.planning import plan as planning
 from orchestrator.errors import CannotMeasure, OrchError, UnknownName
 from orchestrator.plan import measured
 from orchestrator.render import ceilings as render
 from orchestrator.stations import codec
+from orchestrator.stations.plan import Plan
 from orchestrator.stations.profile import (
     ChipProfile,
     ExchangeWish,
@@ -25,13 +27,13 @@ from orchestrator.stations.profile import (
     Wishes,
 )
 from tests.conftest import HoldGolden
-from tests.profiles import EMPTY, MACHINE, exchange_time, kernel_time, profile_for
+from tests.profiles import EMPTY, H200, MACHINE, exchange_time, kernel_time, profile_for
 from tests.trainer_plans import plan_of
 
 PLAN = plan_of(pods=2, tensor=2, hosts=2)
 KERNELS: tuple[Kernel, ...] = (
-    "matmul", "copy", "norm", "gate", "rotary", "logits", "update", "attention forward",
-    "attention",
+    "matmul forward", "matmul", "copy", "norm", "gate", "rotary", "logits", "update",
+    "attention forward", "attention",
 )  # fmt: skip
 
 
@@ -76,13 +78,18 @@ def test_every_kernel_and_collective_is_timed_by_a_process_of_its_own() -> None:
         )
         for kernel in KERNELS
     )
-    exchanges = tuple(wish_of(kind, 1, 1, 2**10) for kind in KINDS)
+    exchanges = (
+        *(wish_of(kind, 1, 1, 2**10) for kind in KINDS),
+        replace(wish_of("all-reduce", 1, 1, 2**10), together=3),
+    )
     told = list(ask(kernels, exchanges, processes=1))
     times = [one.kernel for one in told if one.kernel]
     assert [time.kernel for time in times] == list(KERNELS)
     assert all(time.seconds >= time.least_s > 0 and time.amount > 5e3 for time in times)
     sent = [one.exchange for one in told if one.exchange]
-    assert [(time.kind, time.bytes) for time in sent] == [(w.kind, w.bytes) for w in exchanges]
+    assert [(time.kind, time.bytes, time.together) for time in sent] == [
+        (wish.kind, wish.bytes, wish.together) for wish in exchanges
+    ]
     assert told[0].devices is not None
     assert (told[0].devices.platform, told[0].devices.count) == ("cpu", 2)
 
@@ -179,8 +186,25 @@ def test_an_accelerator_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     profile = calibrate.of_machine(ignore).profile
     assert (profile.machine.platform, profile.machine.device_kind) == ("gpu", "an H200")
     assert {time.devices for time in profile.kernels} == {1}
-    assert {(time.ways, time.processes) for time in profile.exchanges} == {(8, 1)}
+    assert {(time.ways, time.processes) for time in profile.exchanges} == {(2, 1), (4, 1), (8, 1)}
     assert len(machines.asked) == 2
+
+
+def test_a_plan_is_forecast_on_the_profile_that_it_names() -> None:
+    """`orch plan --profile` takes it from the shelf; one that is not there is an error."""
+    asked = ["resources.chip=h200", "resources.topology=1", "resources.pods=1"]
+    words = ["specs/tiny_2pod.yaml", "--json", *(x for one in asked for x in ("--set", one))]
+    plain = CliRunner().invoke(planning, words)
+    plan = codec.from_json(plain.stdout.encode(), Plan)
+    kept = shelf.keep(profile_for(plan, H200))
+    done = CliRunner().invoke(planning, [*words, "--profile", codec.digest(kept.profile)[:8]])
+    assert done.exit_code == 0, done.output
+    made = codec.from_json(done.stdout.encode(), Plan)
+    assert (plan.chip_profile, made.chip_profile) == (None, codec.digest(kept.profile))
+    assert plan.forecast.step_s.expected is None
+    assert made.forecast.step_s.expected is not None
+    missing = CliRunner().invoke(planning, [*words, "--profile", "beef"])
+    assert isinstance(missing.exception, UnknownName)
 
 
 def small_profile() -> ChipProfile:

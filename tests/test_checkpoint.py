@@ -296,8 +296,8 @@ def test_a_full_disk_is_named_and_the_last_step_stays(how: str, small_disk: Path
     told = failure_of_a_save(small_disk, how)
     assert told.startswith(f"{small_disk}: step 20 cannot be saved: ")
     assert "No space left on device" in told
-    assert not list(small_disk.glob("20*"))
     assert_restores(small_disk, 10)
+    assert not list(small_disk.glob("20*")), "the next attempt did not sweep"
 
 
 def test_a_file_too_large_is_named_and_the_last_step_stays(tmp_path: Path) -> None:

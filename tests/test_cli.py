@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli import orch as orch_commands
 from tests.conftest import ROOT, RunOrch
 
 FOUR_PODS = "specs/llama3_70b_4pod.yaml"
@@ -200,6 +201,26 @@ def read(leader: int) -> bytes:
 
 
 def test_colour_is_for_terminals_that_want_it() -> None:
-    """Warnings are yellow on a terminal, and plain under NO_COLOR."""
-    assert "\x1b[33m" in on_a_terminal()
+    """Warnings are yellow on a terminal, and plain under NO_COLOR or on one that has none."""
+    assert "\x1b[33m" in on_a_terminal(TERM="xterm")
     assert "\x1b" not in on_a_terminal(NO_COLOR="1")
+    assert "\x1b" not in on_a_terminal(TERM="dumb")
+
+
+def test_help_says_each_command_in_a_line_that_is_not_cut() -> None:
+    """In a sentence that a terminal has room for."""
+    short = {name: one.get_short_help_str(300) for name, one in orch_commands.commands.items()}
+    assert {name: text for name, text in short.items() if len(text) > 55} == {}
+
+
+@pytest.mark.parametrize(
+    ("output", "why"), [(">&-", "it is closed"), ("> /dev/full", "No space left on device")]
+)
+def test_an_output_that_takes_nothing_is_said(output: str, why: str) -> None:
+    """In one line, and the exit code tells a script."""
+    command = f"{Path(sys.executable).with_name('orch')} schema {output}"
+    done = subprocess.run(
+        command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"standard output: nothing more can be written there: {why}\n"

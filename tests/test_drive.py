@@ -140,6 +140,8 @@ def test_fewer_pods_have_a_plan_of_their_own() -> None:
     three, two = plan_on(spec, plan, 3), plan_on(spec, plan, 2)
     assert (three.pods, three.batch.sequences) == (3, 48)
     assert (two.pods, two.batch.sequences, two.spec_digest) == (2, 48, plan.spec_digest)
+    rehearsed = plan_on(spec, replace(plan, chip_profile="of four pods"), 2)
+    assert rehearsed.chip_profile is None  # its groups were not measured
     odd = spec_of(TINY, chip="v5e", topology="2x2", pods=4, sequences=64, length=64)
     moved = plan_on(odd, make_plan(odd), 3)
     assert moved.batch.sequences in (63, 66)

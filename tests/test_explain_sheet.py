@@ -9,8 +9,11 @@ import pytest
 
 from orchestrator import catalog, explain
 from orchestrator.explain import words
+from orchestrator.explain.formula import evaluate
 from orchestrator.plan.make import make_plan
 from orchestrator.render import answers, formula
+from orchestrator.score import PUBLISHED
+from orchestrator.score.runs import read
 from orchestrator.stations import codec
 from orchestrator.stations.answers import AnswerSheet, Computed
 from tests.asks import spec_of
@@ -97,6 +100,44 @@ def test_without_a_plan_the_derivation_still_stands() -> None:
     assert "planned" not in sheet.summary
 
 
+# --- what runs lead to expect
+
+
+@pytest.mark.parametrize("key", ASKED)
+def test_the_expected_step_is_explained_part_by_part(key: str) -> None:
+    """Each part is its formula with its numbers; together they are what the plan expects."""
+    found, forecast = sheet_of(key).expectation, make_plan(asked(key)).forecast
+    if forecast.step_s.expected is None:
+        assert found is None
+        return
+    assert found is not None
+    for part in found.parts:
+        again = evaluate(part.computed.formula, part.computed.inputs)
+        assert part.computed.value == pytest.approx(again, rel=1e-9), part.name
+    assert sum(part.computed.value for part in found.parts) == pytest.approx(found.expected_s)
+    assert found.expected_s == forecast.step_s.expected
+
+
+def test_every_constant_names_the_runs_behind_it() -> None:
+    """Those of the chip by name, those that all chips share by their number."""
+    found = sheet_of("70b-four-pods").expectation
+    assert found is not None
+    rows = {(part.name, one.symbol): one.rows for part in found.parts for one in part.constants}
+    assert {*rows} == {
+        ("matmuls", "share"), ("attention", "share"), ("exposed collectives", "exposed"),
+        ("waiting for slices", "wait"), ("waiting for slices", "hop"), ("between steps", "between"),
+    }  # fmt: skip
+    known = {row["id"] for row in read(PUBLISHED)}
+    assert all(names and set(names) <= known for names in rows.values())
+    assert all("v5p" in name for name in rows["matmuls", "share"])
+    screen = answers.screen(sheet_of("70b-four-pods"), "orch plan x.yaml")
+    assert "marin_v5p32_130m" in screen
+    assert (
+        f"exposed learned from {len(rows['exposed collectives', 'exposed'])} runs, unsure by"
+        in screen
+    )
+
+
 # --- the sheet
 
 
@@ -128,6 +169,7 @@ def test_every_source_that_is_named_is_listed(key: str) -> None:
     named = {source for line in lines_of(sheet) for source in line.sources}
     named |= {entry.source for entry in sheet.given if entry.source}
     named |= {quote.source for entry in sheet.quotes for quote in entry.figures}
+    named |= {sheet.expectation.source} if sheet.expectation else set()
     assert named == set(listed)
 
 

@@ -7,10 +7,11 @@ from typing import Any, cast
 import pytest
 
 from orchestrator import journal, record
-from orchestrator.cli import following, launching
+from orchestrator.cli import following, launching, rehearsing
 from orchestrator.cli.following import Following
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.showing import Showing
+from orchestrator.launch import Cluster
 from orchestrator.launch.named import ClusterUnusable, Jobs
 from tests.journals import opened, take_steps, tiny_plan, tiny_spec
 
@@ -128,7 +129,7 @@ def test_a_run_whose_job_is_not_taken_has_failed(tmp_path: Path) -> None:
     jobs = FakeJobs(state_now=None, refuses=True)
     origin = Origin(environment={}, documents={}, folder="", profile=None)
     with pytest.raises(ClusterUnusable, match="does not take the job"):
-        launching.submitted(launch_of(tmp_path), cast(Jobs, jobs), origin, None)
+        launching.submitted(launch_of(tmp_path), cast(Jobs, jobs), origin, None, None)
     [run], _ = journal.runs(tmp_path)
     assert run.state == "failed"
     assert "does not take the job" in (run.why or "")
@@ -138,9 +139,31 @@ def test_a_job_whose_answer_was_lost_is_not_submitted_twice(tmp_path: Path) -> N
     """The cluster has it in spite of the error: then the run is under way."""
     jobs = FakeJobs(refuses=True)
     origin = Origin(environment={}, documents={}, folder="", profile=None)
-    recorded, job = launching.submitted(launch_of(tmp_path), cast(Jobs, jobs), origin, None)
+    recorded, job = launching.submitted(launch_of(tmp_path), cast(Jobs, jobs), origin, None, None)
     [(command, name)] = jobs.submits
     assert name == job
     assert command == f"python -m orchestrator.drive {recorded.path}"
     assert launching.archive_of(recorded) == b"code"
     assert recorded.run().state == "submitted"
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_the_first_ctrl_c_waits_for_no_checkpoint_where_nothing_is_to_be_saved(
+    tmp_path: Path, steps: int
+) -> None:
+    """Before the first step of an attempt one is enough; after it the second ends at once."""
+    writer = journal.create(tmp_path, opened(rehearsal=True))
+    asked = [2]
+    rehearsed = rehearsing.Following(writer.journal, cast(Cluster, None), asked, nodes=1)
+    driver = journal.claim(writer.journal)
+    attempt = driver.begin_attempt(tiny_plan(), ("slice-0",))
+    take_steps(driver.journal.path, attempt, range(steps))
+    said: list[str] = []
+    assert rehearsed.wants_out(said.append, taken=True) == (steps == 0)
+    asked.append(2)
+    assert steps == 0 or rehearsed.wants_out(said.append, taken=True)
+    assert said == (
+        ["stopping: there is nothing to save"]
+        if steps == 0
+        else ["stopping after a last checkpoint; Ctrl-C again stops at once", "stopping at once"]
+    )

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 VAGUE = {"manager", "helper", "util", "handler", "engine", "factory", "context", "base"}
 MODELINE = "# yaml-language-server: $schema="
+DAYS = re.compile(r"(\d+) days at the roofline, (\d+) with nothing hidden, some (\d+) expected")
 
 
 def place(path: Path) -> str:
@@ -168,22 +170,36 @@ def test_the_promised_specs_stand() -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.stem)
 def test_every_spec_is_planned(spec: Path, orch: RunOrch) -> None:
-    """Each shipped spec has a realizable plan that fits."""
+    """Each shipped spec has a realizable plan that fits, and the days that its opening promises:
+    to the day by arithmetic, to a tenth by what was learned.
+    """
     done = orch("plan", place(spec), "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["forecast"]["fits"]
     assert plan["devices"] >= plan["chips"] >= 1
+    days, said = plan["forecast"]["days"], " ".join(opening(spec))
+    found = DAYS.search(said)
+    assert found or " days " not in said
+    if found:
+        lower, unhidden, expected = map(int, found.groups())
+        assert [lower, unhidden] == [round(days["lower"]), round(days["unoverlapped"])]
+        assert expected == pytest.approx(days["expected"], rel=0.1)
+
+
+def opening(spec: Path) -> list[str]:
+    """The comment that a spec opens with, line by line, its editor's line left out."""
+    lines = spec.read_text(encoding="utf-8").splitlines()[1:]
+    return [line.lstrip("# ") for line in takewhile(lambda x: x.startswith("#"), lines)]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.stem)
 def test_every_spec_opens_with_what_a_reader_needs(spec: Path) -> None:
     """The schema for editors, what it is, its command, and what to expect."""
-    lines = spec.read_text(encoding="utf-8").splitlines()
-    opening = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
-    assert opening[0].startswith(MODELINE)
-    assert (spec.parent / opening[0].removeprefix(MODELINE)).is_file()
-    assert re.match(r"# \w", opening[1])
-    said = "\n".join(opening[1:])
+    first = spec.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith(MODELINE)
+    assert (spec.parent / first.removeprefix(MODELINE)).is_file()
+    said = "\n".join(opening(spec))
+    assert re.match(r"\w", said)
     assert re.search(rf"\borch \w+ {re.escape(place(spec))}", said)
     assert re.search(r"(?i)\bexpect", said)

@@ -44,6 +44,20 @@ def test_a_new_run_holds_what_it_starts_from(tmp_path: Path) -> None:
     assert (found.places.documents / "spec.yaml").read_bytes() == b"name: asked # as written\n"
 
 
+def test_steps_of_an_earlier_orch_are_read(tmp_path: Path) -> None:
+    """They had no memory, and have none now."""
+    writer = driven(tmp_path)
+    number = writer.begin_attempt(tiny_plan())
+    line = (
+        b'{"at_s":7.5,"step":{"index":0,"step_s":0.25,"data_s":0.0,"checkpoint_s":0.0,"tokens":4096,'
+        b'"loss":2.0,"grad_norm":1.0,"learning_rate":0.001,"tokens_per_s_per_chip":null,'
+        b'"model_flops_per_s_per_chip":null,"mfu":null,"trainer_metrics":{},"opening":null}}\n'
+    )
+    writer.journal.places.steps(number).write_bytes(line)
+    [timed] = writer.journal.steps(writer.run())
+    assert (timed.at_s, timed.step.loss, timed.step.peak_hbm_bytes) == (7.5, 2.0, None)
+
+
 def test_a_run_is_called_after_its_spec_and_plan_and_counted(tmp_path: Path) -> None:
     """Without a key, every submission is a run of its own."""
     keys = [journal.create(tmp_path, opened()).journal.key for _ in range(3)]

@@ -166,11 +166,12 @@ def test_status_tells_one_run(orch: RunOrch, tmp_path: Path) -> None:
 def test_an_unknown_run_is_an_error_that_lists_those_known(
     orch: RunOrch, tmp_path: Path, command: str
 ) -> None:
-    """Exit 2, one line, nothing on stdout."""
+    """Exit 2, one line, nothing on stdout; what may be a study too is said to be."""
     journal.create(tmp_path, opened(), "only-1")
     done = orch(command, "other", "--storage", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "unknown run 'other'; known: only-1\n"
+    what = "run" if command == "logs" else "run or study"
+    assert done.stderr == f"no {what} in {tmp_path} begins with 'other'; known: only-1\n"
 
 
 @pytest.mark.parametrize("command", ["runs", "status", "logs", "cancel", "rm"])

@@ -80,8 +80,17 @@ def test_why_is_said_where_there_is_something_to_say() -> None:
     assert judged(story_of(CLAIM, START, FAILED, ended), at())[1] == "no budget is left"
     gone = judged(story_of(CLAIM, START), at(writer_is_gone=True))[1]
     silent = judged(story_of(CLAIM, START), at(3_602.0))[1]
+    at_once = CancelRequest(at_s=3.0, by=ME, at_once=True)
+    stopped = judged(story_of(CLAIM, START), at(writer_is_gone=True, cancel=at_once))
+    assert stopped == ("cancelled", "somebody asked, at once")
     assert gone == "its driver (process 7 on here) is gone"
     assert silent == "its driver (process 7 on here) has given no sign for 3,600 s"
+
+
+def test_a_run_whose_steps_are_done_does_not_start_again() -> None:
+    """Between the end of its last attempt and its own."""
+    finished = AttemptEnded(at_s=3.0, attempt=1, reason="finished")
+    assert judged(story_of(CLAIM, START, finished), at()) == ("running", None)
 
 
 def test_steps_are_no_sign_of_the_driver() -> None:

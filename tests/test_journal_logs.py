@@ -17,9 +17,9 @@ from tests.journals import (
 )
 
 
-def abandoned(storage: Path, key: str = "it") -> Journal:
+def abandoned(storage: Path) -> Journal:
     """A run that failed, whose driver told its logs and is gone."""
-    found = failed_once(storage, key)
+    found = failed_once(storage)
     for attempt in (1, 2):
         for rank in range(11):
             text = f"attempt {attempt} rank {rank} begins\nand goes on"
@@ -96,7 +96,7 @@ def test_following_goes_on_through_attempts_until_the_end(tmp_path: Path) -> Non
     writer = driven(tmp_path)
     first, second = two_attempts(writer)
     first.write_text("".join(f"old {i}\n" for i in range(150)))
-    with followed(tmp_path) as reading:
+    with writer.signing(), followed(tmp_path) as reading:
         assert [read_line(reading) for _ in range(100)][-1] == "rank 0 | old 149\n"
         with first.open("a") as log:
             log.write("new\nto")
@@ -122,7 +122,7 @@ def test_following_one_rank_begins_at_its_beginning_and_can_be_left(tmp_path: Pa
     writer = driven(tmp_path)
     first, _ = two_attempts(writer)
     first.write_text("".join(f"{i}\n" for i in range(150)))
-    with followed(tmp_path, "--rank", "0") as reading:
+    with writer.signing(), followed(tmp_path, "--rank", "0") as reading:
         assert [read_line(reading) for _ in range(150)] == [f"{i}\n" for i in range(150)]
         reading.send_signal(signal.SIGINT)
         rest, errors = reading.communicate(timeout=60)

@@ -84,6 +84,16 @@ def test_a_silent_rank_hangs() -> None:
     assert found == ("rank 1 has given no sign for 41 s (process 7 on here, slice pod-1)", 1)
 
 
+def test_a_rank_that_fell_silent_just_after_a_step_is_the_one_that_hangs() -> None:
+    """The step that the others never end is overdue before its silence is."""
+    done = [pulse(0, 9.0, marks=5), pulse(1, 9.0, marks=5)]
+    last = [pulse(0, 9.5, marks=5), pulse(1, 9.5, marks=5)]
+    vigil = watched((9.0, done), (9.5, last), (39.0, [pulse(0, 39.0, marks=5)]))
+    told = "no step was done for 30 s; rank 1 has given no sign for 30 s"
+    found = vigil.hung(LIMIT_S, 39.25)
+    assert found == (f"{told} (process 7 on here, slice pod-1)", 1)
+
+
 def test_ranks_that_live_and_do_no_step_hang() -> None:
     """The one that all wait for has passed the fewest marks."""
     early = [pulse(0, 1.0, marks=4), pulse(1, 1.0, marks=4), pulse(2, 1.0, marks=4)]

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, RunIsLive, UnknownName, Unservable
-from orchestrator.journal import StudyJournal
+from orchestrator.journal import StudyAsked, StudyJournal
 from orchestrator.stations import codec
 from orchestrator.stations.run import Tracking
 from orchestrator.stations.study import Study, Trial, TrialBegun
@@ -32,7 +32,7 @@ STUDY = Study(
 def begun(storage: Path, study: Study = STUDY, steps: int = 20) -> StudyJournal:
     """The journal of the study."""
     documents = {"study.yaml": b"study: {}\n"}
-    return journal.open_study(storage, study, steps=steps, devices=None, documents=documents)
+    return journal.open_study(storage, StudyAsked(study=study, steps=steps), documents)
 
 
 def test_the_same_study_is_one_journal(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_either_a_run_or_a_study_is_found(tmp_path: Path) -> None:
     assert journal.find_either(tmp_path, str(study.path)) == study
     assert journal.find_either(tmp_path, trial).key == trial
     assert journal.find_either(tmp_path, "pla").key == "plain"
-    with pytest.raises(UnknownName, match=f"unknown run or study 'x'; known: {study.key}, "):
+    with pytest.raises(UnknownName, match=f"begins with 'x'; known: {study.key}, "):
         journal.find_either(tmp_path, "x")
 
 
@@ -164,7 +164,7 @@ def test_a_damaged_study_says_what_is_wrong(tmp_path: Path) -> None:
     study.opening.write_text(text.replace('"schema": 1,\n  "steps"', '"schema": 9,\n  "steps"'))
     with pytest.raises(JournalUnreadable, match="its schema is 9"):
         study.opened()
-    digest = codec.digest([STUDY, 20, None])
+    digest = StudyAsked(study=STUDY, steps=20).digest
     study.opening.write_text(text.replace(digest, "0" * 64))
     with pytest.raises(Unservable, match="is another study"):
         begun(tmp_path)

@@ -1,9 +1,11 @@
 """Rehearsals as a person starts them: real Ray, real processes, and nothing left of either."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from orchestrator.plan.make import make_plan
 from orchestrator.stations import codec
 from orchestrator.stations.profile import ChipProfile
 from tests.asks import TINY, spec_of
-from tests.clusters import child_of, eventually, listening, variable
+from tests.clusters import child_of, descendants, eventually, listening, variable
 from tests.conftest import ROOT, RunOrch
 from tests.records import points, rows
 
@@ -49,7 +51,7 @@ def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(orch: RunOrch, tmp_path:
     assert plan.chip_profile == codec.digest(kept)
     assert "expected" in done.stdout
     assert len(list(recorded.places.logs(1).glob("rank-*.log"))) == 2
-    assert f"Next: orch status {path.name}" in done.stdout
+    assert f"Next: orch report {path.name}" in done.stdout
     assert f"mlflow   {tmp_path}/mlflow.db, shown by orch ui" in done.stdout
     assert rows(tmp_path, "SELECT run_uuid, status FROM runs") == [(run.mlflow_run_id, "FINISHED")]
     assert [at for at, _ in points(tmp_path, "perf/mfu")] == list(range(1, 6))
@@ -71,12 +73,56 @@ def test_ctrl_c_saves_and_leaves_nothing(tmp_path: Path) -> None:
     assert (recorded.path / "checkpoints" / str(run.steps_done)).is_dir()
 
 
-def test_a_killed_orch_takes_its_cluster_with_it(tmp_path: Path) -> None:
-    """SIGKILL while nodes start: soon no process is left, and the journal says lost."""
+def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
+    """The second one waits for no checkpoint, and leaves as little."""
+    with submitted(tmp_path, steps=100_000) as process:
+        eventually(lambda: steps_done(tmp_path) > 0, LIMIT_S)
+        mark = mark_of(process)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == 130
+    assert owned.marked(mark) == []
+    [recorded] = journal.journals(tmp_path)
+    assert recorded.run().state == "cancelled"
+
+
+@pytest.mark.chaos
+def test_a_cancelled_rehearsal_goes_on_with_fewer_pods(orch: RunOrch, tmp_path: Path) -> None:
+    """`orch cancel` stops it after a checkpoint; `orch resume --pods 1` does the steps left, and
+    prints nothing but JSON.
+    """
+    with submitted(tmp_path, steps=14) as process:
+        eventually(lambda: steps_done(tmp_path) > 2, LIMIT_S)
+        [recorded] = journal.journals(tmp_path)
+        assert orch("cancel", str(recorded.path)).returncode == 0
+        assert process.wait(LIMIT_S) == 130
+    done = recorded.run().steps_done
+    assert 2 < done < 14
+    more = ("--pods", "1", "--json")
+    resumed = orch("resume", str(recorded.path), *more, timeout_s=LIMIT_S)
+    assert resumed.returncode == 0, resumed.stderr
+    told = json.loads(resumed.stdout)
+    assert (told["state"], told["steps_done"]) == ("succeeded", 14)
+    first, second = recorded.run().attempts
+    assert (first.pods, second.pods, second.restored_steps) == (2, 1, done)
+    losses = [timed.step.loss for timed in recorded.steps(recorded.run())]
+    assert len(losses) == 14
+
+
+@pytest.mark.parametrize("and_its_keeper", [False, True])
+def test_a_killed_orch_takes_its_cluster_with_it(tmp_path: Path, and_its_keeper: bool) -> None:
+    """SIGKILL while nodes start, of the cluster's keeper too: soon no process is left, and the
+    journal says lost.
+    """
     with submitted(tmp_path, steps=10) as process:
         eventually(lambda: len(owned.marked(mark_of(process))) > 4, LIMIT_S)
         mark, folder = mark_of(process), folder_of(process)
+        keeper = child_of(process.pid)
+        assert keeper
         process.kill()
+        if and_its_keeper:
+            os.kill(keeper, signal.SIGKILL)
         process.wait()
         eventually(lambda: not owned.marked(mark), 30)
         eventually(lambda: not folder.exists(), 10)
@@ -89,7 +135,9 @@ def test_a_private_cluster_is_private() -> None:
     asked = spec_of(TINY, chip="v5e", topology="1x1", pods=1, sequences=8, length=64)
     with private_cluster(emulated_hosts(make_plan(asked)), 1, "sleep 600") as cluster:
         eventually(lambda: is_running(cluster), LIMIT_S)
-        found = listening(owned.marked(cluster.mark))
+        keeper, mark = cluster.keeper.pid, cluster.mark
+        eventually(lambda: descendants(keeper) <= set(owned.marked(mark)), LIMIT_S)
+        found = listening(owned.marked(mark))
         assert len(found) > 4
         assert {address for address, _ in found} <= LOOPBACK
         answers = {answer_of(port) for _, port in found}

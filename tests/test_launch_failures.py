@@ -24,11 +24,11 @@ def test_lost_slices_and_a_hang_are_survived(tmp_path: Path) -> None:
         first = run.until_ended(1)
         assert (first.reason, first.slices, first.pods) == ("preemption", ("pod-0", "pod-1"), 2)
         assert (first.error, first.first_dead_rank) == ("slice pod-1 is gone", 1)
-        run.until_step(2, 12)
+        run.until_step(2, 14)
         run.lose_host("pod-0")
         second = run.until_ended(2)
         assert (second.reason, second.slices) == ("preemption", ("pod-0", "pod-2"))
-        run.until_step(3, 18)
+        run.until_step(3, 20)
         stopped_s = time.monotonic()
         run.signal_rank(3, 0, signal.SIGSTOP)
         third = run.until_ended(3)
@@ -46,6 +46,52 @@ def test_lost_slices_and_a_hang_are_survived(tmp_path: Path) -> None:
     with emulated(spec, tmp_path / "whole", steps=40) as undisturbed:
         undisturbed.to_the_end()
     expected = losses(undisturbed.recorded)
-    assert losses(run.recorded)[:10] == expected[:10]  # the same shape: to the bit
+    same_shape = ended.attempts[2].restored_steps
+    assert same_shape > 0
+    assert losses(run.recorded)[:same_shape] == expected[:same_shape]  # to the bit
     assert losses(run.recorded) == pytest.approx(expected, rel=1e-3)
     eventually(lambda: not run.cluster.folder.exists(), 10)
+
+
+@pytest.mark.chaos
+def test_three_pods_of_four_go_on_in_the_same_order(tmp_path: Path) -> None:
+    """One of four slices is lost and none is spare: three go on with the same batch, and every
+    step sees the sequences that it would have seen.
+    """
+    spec = small_spec(Pods(min=3, max=4))
+    with emulated(spec, tmp_path / "hurt", steps=24) as run:
+        run.until_step(1, 9)
+        run.lose_host("pod-2")
+        ended = run.to_the_end()
+    assert (ended.state, ended.problems) == ("succeeded", ())
+    lost, after = ended.attempts
+    assert (lost.reason, lost.pods, lost.first_dead_rank) == ("preemption", 4, 2)
+    assert (after.reason, after.pods) == ("finished", 3)
+    assert after.slices == ("pod-0", "pod-1", "pod-3")
+    assert after.restored_steps > 0
+    batches = [run.recorded.plan(one.plan_digest).batch for one in ended.attempts]
+    assert [batch.sequences for batch in batches] == [24, 24]
+    with emulated(spec, tmp_path / "whole", steps=24) as undisturbed:
+        undisturbed.to_the_end()
+    expected = losses(undisturbed.recorded)
+    same_shape = after.restored_steps
+    assert losses(run.recorded)[:same_shape] == expected[:same_shape]
+    assert losses(run.recorded) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.chaos
+def test_a_slice_that_lost_one_of_two_hosts_is_fenced(tmp_path: Path) -> None:
+    """Slices of two hosts: one host of a slice is lost, the other stands and would be taken again;
+    the spare slice is used instead.
+    """
+    spec = small_spec(Pods(min=2, max=2), chip="v5p", topology="2x2x2")
+    with emulated(spec, tmp_path, steps=16, spares=1) as run:
+        run.until_step(1, 6)
+        [rank] = run.ranks_on(1, "pod-1", worker=1)
+        run.lose_host("pod-1", worker=1)
+        ended = run.to_the_end()
+    assert (ended.state, ended.problems) == ("succeeded", ())
+    lost, after = ended.attempts
+    assert (lost.reason, lost.slices) == ("preemption", ("pod-0", "pod-1"))
+    assert (lost.error, lost.first_dead_rank) == ("slice pod-1 has 1 of 2 hosts left", rank)
+    assert (after.reason, after.slices, after.pods) == ("finished", ("pod-0", "pod-2"), 2)

@@ -1,9 +1,13 @@
 """What slices are called: held against Ray's own arithmetic, on which its trainer relies."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 from ray.util.tpu import get_tpu_worker_resources
 
 from orchestrator.errors import Unservable
+from orchestrator.launch.private import short_folder
 from orchestrator.launch.slices import accelerator_type, devices_per_host, emulated_hosts, pod_type
 from orchestrator.plan.make import make_plan
 from orchestrator.stations.plan import Plan
@@ -50,3 +54,14 @@ def test_what_is_no_tpu_is_refused() -> None:
     """Ray knows no slices of it."""
     with pytest.raises(Unservable, match="only TPU slices"):
         emulated_hosts(plan_on("h100", "4"))
+
+
+def test_a_cluster_lies_where_socket_paths_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below TMPDIR, unless that is long."""
+    for letters, lies_below in (("o", True), (50 * "x", False)):
+        named = tempfile.mkdtemp(prefix=letters, dir="/tmp")
+        monkeypatch.setattr(tempfile, "tempdir", named)
+        folder = short_folder()
+        folder.rmdir()
+        Path(named).rmdir()
+        assert folder.parent == Path(named if lies_below else "/tmp")

@@ -84,6 +84,7 @@ def test_a_run_learns_and_tells_every_step(straight: list[Step]) -> None:
     assert all(step.step_s > step.data_s + step.checkpoint_s for step in straight)
     assert all(step.opening is None and step.tokens_per_s_per_chip for step in straight[1:])
     assert [step.index for step in straight if step.checkpoint_s] == [3, 6, 9]
+    assert {step.peak_hbm_bytes for step in straight} == {None}  # a CPU does not say
 
 
 def test_the_loss_is_that_of_the_plain_formula(straight: list[Step]) -> None:

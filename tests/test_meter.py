@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -13,6 +14,7 @@ from orchestrator.stations import codec
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.run import Opening, SkippedCheckpoint, Step
 from tests.trainer_plans import plan_of
+from trainers import meter
 from trainers.contract import METRICS, Program, load
 from trainers.mesh import abstract_mesh_of
 from trainers.meter import Meter
@@ -50,8 +52,13 @@ class Bench:
     def __init__(self, plan: Plan, peak_flops_per_s: float | None = None) -> None:
         self.now_s, self.steps, self.diary = 100.0, [], []  # type: float, list[Step], list[str]
         self.meter = Meter(
-            program_of(plan), self.steps.append, OPENING, peak_flops_per_s, clock=lambda: self.now_s
-        )
+            program_of(plan), self.steps.append, OPENING, peak_flops_per_s,
+            clock=lambda: self.now_s, memory=self._looked,
+        )  # fmt: skip
+
+    def _looked(self) -> int:
+        self.diary.append("memory")
+        return 1000 + len(self.steps)
 
     def step(self, index: int, ends_s: float, **changed: float) -> None:
         """Dispatch a step; the one before ends at this time."""
@@ -117,10 +124,10 @@ def test_a_trainer_is_metered_by_its_own_count() -> None:
     program = replace(program_of(plan), model_flops_per_step=1e6)
     steps: list[Step] = []
     times = iter((0.0, 1.0, 1.5))
-    meter = Meter(program, steps.append, OPENING, 1e9, clock=lambda: next(times))
+    metered = Meter(program, steps.append, OPENING, 1e9, clock=lambda: next(times))
     for index in range(2):
-        meter.dispatched(index, {name: jnp.float32(1) for name in METRICS})
-    meter.flush()
+        metered.dispatched(index, {name: jnp.float32(1) for name in METRICS})
+    metered.flush()
     assert steps[1].model_flops_per_s_per_chip == 1e6 / 0.5
     assert steps[1].mfu == pytest.approx(1e6 / 0.5 / 1e9)
 
@@ -146,6 +153,37 @@ def test_without_a_known_peak_there_is_no_mfu() -> None:
     assert bench.steps[1].model_flops_per_s_per_chip is not None
 
 
+def test_memory_is_looked_up_where_it_costs_nothing() -> None:
+    """After the first step of an attempt, and where the loop waits for the device anyway."""
+    bench = Bench(plan_of())
+    for index in range(4):
+        bench.step(index, 101.0 + index)
+    bench.now_s = 105.0
+    bench.meter.flush()
+    assert [step.peak_hbm_bytes for step in bench.steps] == [1000, None, None, 1003]
+    assert bench.diary.count("memory") == 2
+
+
+class Device:
+    """A device that says what it holds, or does not."""
+
+    def __init__(self, **stats: int) -> None:
+        self._stats = stats
+
+    def memory_stats(self) -> dict[str, int] | None:
+        return self._stats or None
+
+
+def test_the_fullest_device_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices of a CPU say nothing, some say less than others; the peak is of all that do."""
+    devices = [Device(), Device(bytes_in_use=9), Device(peak_bytes_in_use=5, bytes_in_use=3),
+               Device(peak_bytes_in_use=7)]  # fmt: skip
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    assert meter.peak_hbm_bytes() == 7
+    monkeypatch.setattr(jax, "local_devices", lambda: devices[:2])
+    assert meter.peak_hbm_bytes() is None
+
+
 def test_what_else_a_trainer_measures_is_kept() -> None:
     """Metrics beyond the three of the contract go along under their own names."""
     bench = Bench(plan_of())
@@ -169,10 +207,10 @@ def test_a_loss_that_is_no_number_is_an_error(name: str, value: float) -> None:
 def test_real_arrays_are_read_as_they_are() -> None:
     """The meter takes what a compiled step gives: device scalars."""
     steps: list[Step] = []
-    meter = Meter(program_of(plan_of()), steps.append, OPENING, None)
+    metered = Meter(program_of(plan_of()), steps.append, OPENING, None)
     metrics = {name: jnp.float32(0.1) for name in ("loss", "grad_norm", "learning_rate")}
-    meter.dispatched(0, metrics)
-    meter.flush()
+    metered.dispatched(0, metrics)
+    metered.flush()
     assert steps[0].loss == float(jnp.float32(0.1))
 
 

@@ -1,5 +1,6 @@
 """Runs on a named cluster as a person starts them: real Ray, on slices that are emulated."""
 
+import json
 import os
 import subprocess
 import sys
@@ -147,12 +148,73 @@ def test_runs_outlive_their_terminals_and_take_slices_in_turn(
     assert [path for path in told if holds(path, CANARY) or holds(path, token)] == []
 
 
+@pytest.mark.chaos
+def test_a_cancelled_run_goes_on_with_fewer_pods(four: Standing, tmp_path: Path) -> None:
+    """Resumed on the cluster that its journal names, in the code that it was submitted with."""
+    asked = four.submit(tmp_path, *THREE, "--yes", "--detach", "--steps", "3000", "--key", "it")
+    assert four.orch(*asked).returncode == 0
+    eventually(lambda: only_run(tmp_path).steps_done > 3, LIMIT_S)
+    again = four.orch(*asked)
+    assert (again.returncode, "run it is there already" in again.stdout) == (0, True), again.stderr
+    assert four.orch("cancel", str(tmp_path / "it")).returncode == 0
+    eventually(lambda: only_run(tmp_path).ended_at_s, LIMIT_S)
+    stopped = only_run(tmp_path)
+    assert (stopped.state, len(stopped.attempts)) == ("cancelled", 1)
+    done = four.orch("resume", str(tmp_path / "it"), "--pods", "2", "--yes", "--detach", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["run"] == "it"
+    eventually(lambda: only_run(tmp_path).steps_done > stopped.steps_done + 3, LIMIT_S)
+    assert four.orch("cancel", str(tmp_path / "it"), "--now").returncode == 0
+    eventually(lambda: only_run(tmp_path).ended_at_s, LIMIT_S)
+    first, second = only_run(tmp_path).attempts
+    assert (first.pods, second.pods) == (3, 2)
+    assert second.restored_steps == stopped.steps_done
+
+
 def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
 
 
 def holds(path: Path, text: str) -> bool:
     return text.encode() in path.read_bytes()
+
+
+STUDY = f"""\
+name: two
+study:
+  base: {ROOT}/{TINY_TWO_PODS}
+  scaling: weak
+  vary: {{resources.pods: [1, 2]}}
+"""
+
+
+@pytest.mark.chaos
+def test_trials_of_a_study_follow_each_other(four: Standing, tmp_path: Path) -> None:
+    """Looked at first: what all of it takes is said, and nothing begins. Then each trial is a real
+    run, one after another; asked again, nothing is left to do. A study of no length is refused.
+    """
+    path, storage = tmp_path / "two.yaml", tmp_path / "runs"
+    path.write_text(STUDY)
+    _, _, *words = four.submit(storage, *V5P)
+    endless = four.orch("submit", str(path), *words, "--yes")
+    assert (endless.returncode, "needs --steps" in endless.stderr) == (2, True)
+    unasked = four.orch("submit", str(path), *words, "--steps", "3")
+    assert (unasked.returncode, "needs --yes" in unasked.stderr) == (2, True)
+    dry = four.orch("submit", str(path), *words, "--steps", "3", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert "8 v5p chips at most, 2 runs, 6 steps, " in dry.stdout
+    assert not storage.exists() or list(storage.iterdir()) == []
+    done = four.orch("submit", str(path), *words, "--steps", "3", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    [study] = journal.studies(storage)
+    runs = journal.study_status(study).runs
+    assert [(one.state, one.steps_done, one.pods, one.rehearsal) for one in runs] == [
+        ("succeeded", 3, 1, False), ("succeeded", 3, 2, False),
+    ]  # fmt: skip
+    assert runs[0].ended_at_s is not None
+    assert runs[1].submitted_at_s > runs[0].ended_at_s
+    again = four.orch("submit", str(path), *words, "--steps", "3", "--yes")
+    assert (again.returncode, again.stdout.count("done before: ")) == (0, 2)
 
 
 def test_slices_of_two_hosts_are_followed_to_the_end(tmp_path: Path) -> None:

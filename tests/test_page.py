@@ -93,21 +93,27 @@ def test_ten_thousand_steps_stay_a_small_page() -> None:
     assert len(run_page(shown(run, long)).encode()) < 200_000
 
 
-@pytest.mark.parametrize("template", sorted(TEMPLATES.glob("*.html")), ids=lambda path: path.name)
-def test_every_template_is_plain_and_complete(template: Path) -> None:
-    """It has the style inside, a title, and nothing that is fetched."""
-    text = Template(template.read_text(encoding="utf-8"))
-    assert {"style", "title", "verdict"} <= set(text.get_identifiers())
-    assert not re.search(r"https?:|<script|<link|@import", text.template)
+def template(name: str) -> Template:
+    return Template((TEMPLATES / name).read_text(encoding="utf-8"))
 
 
-def test_a_template_lacks_and_wants_no_part() -> None:
-    """Each place of the page of a run is filled with something, and nothing made is left out."""
-    names = Template((TEMPLATES / "run.html").read_text(encoding="utf-8")).get_identifiers()
-    source = (ROOT / "orchestrator/render/page/run.py").read_text(encoding="utf-8")
-    given = re.search(r'"run.html",\n(.*?)\n    \)', source, re.DOTALL)
+@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.html")), ids=lambda path: path.name)
+def test_no_template_fetches_anything(path: Path) -> None:
+    """What a page needs is inside it."""
+    assert not re.search(r"https?:|<script|<link|@import", template(path.name).template)
+
+
+@pytest.mark.parametrize("name", ["run", "study"])
+def test_a_template_lacks_and_wants_no_part(name: str) -> None:
+    """Each place of a page, in its frame too, is filled with something, and nothing made is left
+    out.
+    """
+    source = (ROOT / f"orchestrator/render/page/{name}.py").read_text(encoding="utf-8")
+    given = re.search(rf'"{name}.html",\n(.*?)\n    \)', source, re.DOTALL)
     assert given
-    assert set(re.findall(r"^        (\w+)=", given[1], re.MULTILINE)) | {"style"} == set(names)
+    made = set(re.findall(r"^        (\w+)=", given[1], re.MULTILINE))
+    places = {*template("page.html").get_identifiers(), *template(f"{name}.html").get_identifiers()}
+    assert made | {"style", "inside"} == places
 
 
 # --- what it says
@@ -149,6 +155,18 @@ def test_a_real_run_stands_beside_its_forecast() -> None:
     assert 'class="rehearsal"' not in text
 
 
+def test_memory_is_forecast_compiled_and_measured() -> None:
+    """What the devices said is a bar of its own; where they did not say, the page does."""
+    run, steps = twice()
+    silent = report_words(run_page(shown(run, steps)))
+    assert "The devices did not say what they held" in silent
+    first = replace(steps[2][0], step=replace(steps[2][0].step, peak_hbm_bytes=5 << 30))
+    told = run_page(shown(run, {**steps, 2: [first, *steps[2][1:]]}))
+    assert "did not say what they held" not in told
+    block = told[told.index("Memory per device") : told.index("Where the time went")]
+    assert 'aria-label="measured: 5.00 GiB"' in block
+
+
 def test_a_rehearsal_is_never_drawn_beside_chips() -> None:
     """It says that it is one; no mark and no dot of it lies on a scale of chips."""
     run, steps = twice()
@@ -174,6 +192,20 @@ def test_a_rehearsal_is_held_against_its_own_machine() -> None:
     assert 'class="mark measured"' in text[text.index("Time per step") : text.index("The plan, on")]
     assert 'class="mark measured"' not in chips
     assert "this run" not in chips
+
+
+def test_what_the_compiler_allows_stands_beside_the_plan_for_chips_alone() -> None:
+    """Nothing limits a rehearsal's devices: its page says so, and its report has no limit."""
+    run, steps = twice()
+    small = shown(replace(run, rehearsal=True, rehearses=PLAN.digest), steps, rehearsed=PLAN)
+    assert small.report.memory.hbm_bytes is None
+    text = run_page(small)
+    block = text[text.index("Memory per device") : text.index("Where the time went")]
+    here, chips = block.split("The plan, on v5e chips")
+    assert "Nothing limits an emulated device" in here
+    assert "the compiler allows" not in here
+    assert "the compiler allows" in chips
+    assert shown(run, steps).report.memory.hbm_bytes == PLAN.forecast.hbm_bytes_per_device
 
 
 def report_words(text: str) -> str:
@@ -225,9 +257,10 @@ def test_report_writes_a_page_and_says_where(orch: RunOrch, tmp_path: Path) -> N
     written(tmp_path, "it", plan=PLAN, steps=steps)
     done = orch("report", "it", "--storage", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    verdict, place = done.stdout.splitlines()
+    verdict, place, following = done.stdout.splitlines()
     assert verdict.startswith("it: Succeeded: 8 of 8 steps. A step took 500 ms, ")
     assert place == f"wrote {tmp_path / 'it' / 'report.html'}"
+    assert following == f"Next: open file://{tmp_path}/it/report.html"
     read((tmp_path / "it" / "report.html").read_text(encoding="utf-8"))
     elsewhere = tmp_path / "page.html"
     orch("report", "it", "--storage", str(tmp_path), "-o", str(elsewhere))

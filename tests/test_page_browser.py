@@ -24,6 +24,20 @@ DRAWN = """['.bar rect', '.curve', '.dot'].map(name => [...document.querySelecto
     one => { const at = one.getBoundingClientRect(); return at.width + at.height > 1 }).length)"""
 SMALLEST = """Math.min(...[...document.querySelectorAll('text, p, td, li, small')].filter(
     one => one.textContent.trim()).map(one => parseFloat(getComputedStyle(one).fontSize)))"""
+# Tables that are wider than what shows them; those of many columns may be moved sideways.
+CUT_TABLES = """[...document.querySelectorAll('main .scroll')].filter(
+    one => !one.closest('details') && one.querySelectorAll('th').length < 8
+        && one.scrollWidth > one.clientWidth).map(
+    one => one.textContent.slice(0, 80))"""
+FORMULAS = """[...document.querySelectorAll('details')].map(
+    one => one.querySelector('table').checkVisibility({contentVisibilityAuto: true})
+        && one.getBoundingClientRect().height > 60)"""
+
+A4 = (688, 1017)  # in CSS pixels, within margins of 14 mm
+CUT = """[...document.querySelectorAll('svg.plot, svg.bar')].filter(one => {
+    for (let at = one; at; at = at.parentElement)
+        if (getComputedStyle(at).breakInside === 'avoid') return false
+    return true }).map(one => one.getAttribute('aria-label'))"""
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +85,28 @@ def test_a_page_is_shown_whole(name: str, pages: dict[str, Path], chrome: Browse
             assert min(bars, curves) > 1
             assert dots > 2
             assert page.value(SMALLEST) >= 11
+            assert page.value(CUT_TABLES) == []
             papers.add((scheme, page.value(PAPER)))
             if "PICTURES" in os.environ:
                 page.picture(Path(os.environ["PICTURES"]) / f"{name}-{width}-{scheme}.png")
     assert len(papers) == len(SCHEMES)
     assert len({paper for _, paper in papers}) == len(SCHEMES)
+
+
+@pytest.mark.skipif(chromium() is None, reason=MISSING)
+@pytest.mark.parametrize("name", ["run", "rehearsal", "study"])
+def test_a_page_prints_light_and_whole(name: str, pages: dict[str, Path], chrome: Browser) -> None:
+    """On A4, from a browser that is dark: white paper, nothing beyond its edge, no drawing that may
+    be cut by the end of a sheet, and no sheet that is left empty before one.
+    """
+    page = chrome.page()
+    page.size(*A4, dark=True)
+    page.print_media()
+    page.open(pages[name].as_uri())
+    page.wait("document.readyState === 'complete' && document.querySelector('h1') !== null")
+    assert page.value(PAPER) == "rgb(255, 255, 255)"
+    assert page.value(WIDE) <= 0
+    assert page.value(CUT) == []
+    assert all(page.value(FORMULAS))
+    long = float(page.value("document.documentElement.scrollHeight"))
+    assert page.sheets() <= long / A4[1] * 1.6 + 1

@@ -8,14 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import catalog
-from orchestrator.plan.expected import expected_lines, expected_s, interval, parts, work
+from orchestrator.plan.expected import (
+    APART_S,
+    beyond,
+    doubt,
+    expected_lines,
+    expected_s,
+    interval,
+    parts,
+    told,
+    work,
+)
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.make import ask_of, make_plan, plain_layout
+from orchestrator.plan.make import ask_of, make_plan, plain_layout, plan_digest
 from orchestrator.plan.realize import as_sizes
 from orchestrator.plan.remat import POLICIES
 from orchestrator.plan.search import Ask, layout_of, search
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import links_of, sizes
+from orchestrator.score.verdicts import published
+from orchestrator.stations.spec import Spec
 from tests.asks import TINY, spec_of
 
 SLICES = [("v4", "4x4x4"), ("v5e", "16x16"), ("v5p", "4x4x8"), ("v6e", "8x16"), ("tpu7x", "4x4x4")]
@@ -85,17 +97,46 @@ def test_slower_machines_and_more_slices_take_longer() -> None:
     todo = work(layout, time_lines(layout))
     slower = replace(known, matmul=catalog.Learned(value=known.matmul.value / 2))
     assert parts(todo, slower)["matmuls"] == pytest.approx(2 * parts(todo, known)["matmuls"])
-    assert work(replace(layout, pods=1), time_lines(layout)).waits == 0
+    alone = work(replace(layout, pods=1), time_lines(layout))
+    assert (alone.reductions, alone.hops, parts(alone, known)["waiting for slices"]) == (0, 0, 0)
     more = replace(layout, pods=16, sequences=4 * layout.sequences)
-    assert work(more, time_lines(more)).waits == pytest.approx(2 * todo.waits)
+    sixteen = work(more, time_lines(more))
+    assert (sixteen.reductions, sixteen.hops) == (todo.reductions, 5 * todo.hops)
 
 
-def test_waiting_is_never_longer_than_a_slices_own_work() -> None:
-    """70B on 35,840 chips has layers of a millisecond, of which no published run tells."""
+def test_short_layers_wait_in_proportion() -> None:
+    """70B on 35,840 chips has layers of a few milliseconds: they are told of in that measure."""
     forecast = make_plan(spec_of()).forecast
     ledger = {line.name: line.value for line in forecast.expected_time}
     own = ("matmuls", "attention", "weights and optimizer", "between matmuls")
-    assert ledger["waiting for slices"] == pytest.approx(sum(ledger[name] for name in own))
+    known = catalog.efficiency("v5p")
+    assert known is not None
+    share = (known.slice_wait_s.value + 3 * known.slice_hop_s.value) / APART_S
+    own_s = sum(ledger[name] for name in own)
+    assert own_s / 80 < APART_S
+    assert ledger["waiting for slices"] == pytest.approx(share * own_s)
+
+
+def test_short_layers_are_less_sure() -> None:
+    """Where no row tells, the interval is wider."""
+    known = catalog.efficiency("v5p")
+    assert known is not None
+    layout = plain_layout(ASKS["v5p", 4], FOUND["v5p", 4].choice(0))
+    short = replace(work(layout, time_lines(layout)), links_s=0.0)
+    longer = replace(short, matmul_s=100 * short.matmul_s)
+    assert told(short, known) < told(longer, known) == 1
+    assert bool(doubt(short, known) > doubt(longer, known))
+
+
+@pytest.mark.parametrize("sequences", [1120, 4480])
+def test_more_pods_at_the_same_batch_are_never_slower(sequences: int) -> None:
+    """Strong scaling from one pod to eight: each doubling shortens the step."""
+    steps = [
+        make_plan(spec_of(pods=pods, sequences=sequences, tolerance=0.3)).forecast.step_s.expected
+        for pods in (1, 2, 4, 8)
+    ]
+    assert all(step is not None for step in steps)
+    assert steps == sorted(steps, key=lambda step: -(step or 0.0))
 
 
 def test_a_plan_states_it_for_time_mfu_days_and_money() -> None:
@@ -124,3 +165,42 @@ def test_where_no_run_is_known_nothing_is_expected() -> None:
     assert forecast.mfu.expected is None
     assert forecast.expected_time == ()
     assert forecast.step_s.lower > 0
+
+
+GUESS, EXTRAPOLATED = "expected is a guess", "expected is extrapolated"
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (spec_of(), [EXTRAPOLATED]),
+        (spec_of(topology="4x4x8", pods=1), []),
+        (spec_of(TINY, topology="2x2x1", pods=2, sequences=64, length=128), [GUESS]),
+        (
+            spec_of(TINY, chip="tpu7x", topology="4x4x4", pods=2, sequences=512),
+            [GUESS, EXTRAPOLATED],
+        ),
+        (spec_of(TINY, chip="h100", topology="8", pods=1, sequences=64), []),
+    ],
+    ids=["70B on 35,840", "70B on 128", "tiny", "tiny on 128 tpu7x", "no run known"],
+)
+def test_a_plan_warns_where_no_run_tells(spec: Spec, said: list[str]) -> None:
+    """Of steps that are shorter and of chips that are more; its digest does not depend on it."""
+    plan = make_plan(spec)
+    found = [one for one in plan.warnings if one.startswith("expected")]
+    assert len(found) == len(said)
+    assert all(map(str.startswith, found, said))
+    assert tuple(found) == beyond(plan)
+    assert plan_digest(replace(plan, warnings=())) == plan.digest
+
+
+def test_no_run_that_was_learned_from_is_beyond() -> None:
+    """The shortest step and the most chips of a kind are those of runs."""
+    reached = [catalog.reach(chip) for chip, _ in SLICES]
+    assert all(one is not None and one.step_s < 0.25 and one.chips >= 64 for one in reached)
+    samples, _ = published()
+    for sample in samples:
+        known = catalog.reach(sample.run.chip)
+        assert known is not None
+        assert sample.run.chips <= known.chips
+        assert sample.measured_s > known.step_s * 0.999

@@ -7,17 +7,32 @@ from typing import Any
 import pytest
 
 from orchestrator import catalog
+from orchestrator import spec as specs
 from orchestrator.errors import Unservable
 from orchestrator.plan import flops, measured, wishes
 from orchestrator.plan.layout import Layout
+from orchestrator.plan.make import make_plan
 from orchestrator.plan.messages import messages, ways
+from orchestrator.plan.pieces import pieces
+from orchestrator.plan.rehearsal import rehearse
 from orchestrator.plan.remat import policy
 from orchestrator.plan.torus import NO_LINKS
+from orchestrator.render import plan as render
 from orchestrator.stations import codec
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.profile import ChipProfile
+from tests.asks import TINY, spec_of
 from tests.census import Counted, census
-from tests.profiles import EMPTY, FLOPS_PER_S, LATENCY_S, profile_for
+from tests.conftest import ROOT
+from tests.profiles import (
+    EMPTY,
+    FLOPS_PER_S,
+    H200,
+    LATENCY_S,
+    exchange_time,
+    kernel_time,
+    profile_for,
+)
 from tests.trainer_plans import plan_of
 from trainers.contract import load
 from trainers.mesh import abstract_mesh_of
@@ -116,7 +131,7 @@ def test_devices_of_one_machine_take_turns() -> None:
 
 
 def test_the_lines_add_up_to_what_is_expected() -> None:
-    """Products alone at the best rate are the bound; MFU is of the same FLOPs as ever."""
+    """What cannot be left out at the best rate is the bound; MFU is of the same FLOPs as ever."""
     made, _ = on_flat_rates(plan_of(pods=2, tensor=2, hosts=2))
     forecast = made.forecast
     assert sum(line.value for line in forecast.time) == pytest.approx(forecast.step_s.unoverlapped)
@@ -135,6 +150,70 @@ def test_the_lines_add_up_to_what_is_expected() -> None:
     assert forecast.dollars is None
 
 
+@pytest.mark.parametrize("spec", ["llama3_70b_4pod", "llama3_8b_v6e_2slice", "tiny_2pod"])
+@pytest.mark.parametrize(
+    "setting", [(), ("experiment.remat=none",), ("resources.pods=1",)], ids=str
+)
+def test_the_bound_of_a_rehearsal_counts_what_mfu_counts(
+    spec: str, setting: tuple[str, ...]
+) -> None:
+    """No MFU is above 100 %, with attention however cheap; what is done again lowers it."""
+    loaded = specs.load(ROOT / "specs" / f"{spec}.yaml", setting)
+    plan = rehearse(loaded, make_plan(loaded)).plan
+    forecast = on_flat_rates(plan)[0].forecast
+    assert 0 < forecast.mfu.roofline <= 1 + 1e-12
+    if plan.remat == "none" and not layout_of(plan).copied_heads:
+        assert forecast.mfu.roofline == pytest.approx(1)
+
+
+def of_gpus(count: str) -> Plan:
+    asked = spec_of(TINY, chip="h200", topology=count, pods=1, sequences=64, length=128)
+    return make_plan(asked)
+
+
+def test_a_chips_own_profile_makes_its_forecast() -> None:
+    """One device does all in turns: the sum is expected. Bound, peak and price stay datasheets'."""
+    plan = of_gpus("1")
+    made = measured.on_its_chips(plan, profile_for(plan, H200))
+    was, step_s = plan.forecast, made.forecast.step_s
+    assert made.chip_profile is not None
+    assert made.digest != plan.digest
+    assert step_s.lower == was.step_s.lower
+    assert step_s.expected == pytest.approx(sum(line.value for line in made.forecast.time))
+    assert made.forecast.peak_flops_per_s == was.peak_flops_per_s
+    assert made.forecast.dollars is not None
+    assert "cores" in {line.resource for line in made.forecast.time}
+    screen = render.screen(made, "orch plan x.yaml")
+    assert f"profile {codec.short(made.chip_profile)}" in screen
+    assert "as measured" in screen
+
+
+def test_what_several_chips_hide_is_not_known() -> None:
+    """Every group of eight devices has its times; no step is expected of their sum."""
+    plan = of_gpus("8")
+    wanted = wishes.of_own_devices(plan.devices)
+    profile = replace(
+        EMPTY,
+        machine=H200,
+        kernels=tuple(map(kernel_time, wanted.kernels)),
+        exchanges=tuple(map(exchange_time, wanted.exchanges)),
+    )
+    made = measured.on_its_chips(plan, profile)
+    assert made.forecast.step_s.expected is None
+    assert made.forecast.step_s.unoverlapped >= made.forecast.step_s.lower
+    groups = {(one.ways, one.stride) for one in wanted.exchanges}
+    assert groups == {(2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1)}
+
+
+def test_a_profile_of_other_chips_is_refused() -> None:
+    """An H200 says nothing of an H100, nor a CPU of either."""
+    plan = of_gpus("1")
+    for kind in ("NVIDIA H100 80GB HBM3", "cpu"):
+        other = profile_for(plan, replace(H200, device_kind=kind))
+        with pytest.raises(Unservable, match=f"the profile is of {kind}, the plan of h200"):
+            measured.on_its_chips(plan, other)
+
+
 def test_messages_cost_their_number_and_their_bytes() -> None:
     """A thousand small ones are a thousand latencies."""
     made, _ = on_flat_rates(plan_of(pods=2, data=1, fsdp=2, hosts=2))
@@ -143,6 +222,30 @@ def test_messages_cost_their_number_and_their_bytes() -> None:
     assert pods.value == pytest.approx(
         pods.inputs["calls"] * LATENCY_S + pods.inputs["bytes"] / 1e9, rel=0.01
     )
+
+
+@pytest.mark.parametrize(("data", "together"), [(1, 9), (2, 1)])
+def test_gradients_that_do_not_wait_are_timed_together(data: int, together: int) -> None:
+    """Those of a layer go to the other pods beside one another, unless they go as one."""
+    plan = plan_of(pods=2, data=data, fsdp=2, hosts=2, gradient_reduction="per_layer")
+    sent = [one for one in wishes.all_messages(plan, layout_of(plan)) if one.name == "pods"]
+    assert {one.together for one in sent} == {together, 1}
+    wanted = measured.wishes(plan, EMPTY).exchanges
+    assert {wish.together for wish in wanted if wish.kind == "all-reduce"} == {together, 1}
+    alone = replace(profile_for(plan), exchanges=())
+    times = tuple(exchange_time(replace(wish, together=1)) for wish in wanted)
+    lacking = measured.wishes(plan, replace(alone, exchanges=times)).exchanges
+    assert {wish.together for wish in lacking} == {together} - {1}
+
+
+def test_a_backward_pass_is_timed_with_its_product() -> None:
+    """Three products at once, and those that are only repeated alone."""
+    plan = plan_of(tensor=2, remat="full")
+    found = {piece.name: piece for piece in pieces(layout_of(plan))}
+    assert (found["matmuls"].kernel, found["recompute"].kernel) == ("matmul", "matmul forward")
+    each = len(layout_of(plan).layer_matrices) * plan.model.layers
+    assert found["matmuls"].calls == each == found["recompute"].calls
+    assert found["unembedding"].calls == 1
 
 
 @pytest.mark.parametrize(
@@ -168,3 +271,10 @@ def test_a_profile_survives_json() -> None:
 
 def line(plan: Plan, name: str) -> Any:
     return next(one for one in plan.forecast.time if one.name == name)
+
+
+def test_a_forecast_of_a_profile_warns_of_no_published_runs() -> None:
+    """What was learned from them has no part in it."""
+    plan = make_plan(spec_of(TINY, topology="2x2x1", pods=2, sequences=64, length=128))
+    assert any("expected" in warning for warning in plan.warnings)
+    assert on_flat_rates(plan)[0].warnings == ()

@@ -206,8 +206,8 @@ group_list.num_replica_groups() == device_groups.num_devices_per_group()
 """
 
 
-def words(said: str, exit_code: int | None = None, by: str = "compiler") -> str:
-    return str(failures.failure(PLAN, Failed(said=said, by=by, exit_code=exit_code)))  # type: ignore[arg-type]
+def words(said: str, exit_code: int | None = None) -> str:
+    return str(failures.failure(PLAN, Failed(said=said, by="compiler", exit_code=exit_code)))
 
 
 def test_an_abort_names_the_check_and_the_operation() -> None:

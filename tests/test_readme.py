@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import spec
+from orchestrator.plan.make import make_plan
 from tests.conftest import ROOT
 
 DOCUMENTS = [
@@ -92,6 +94,25 @@ def test_the_readme_stands() -> None:
     shown = [command.text for command in commands_of(ROOT / "README.md")]
     for start in ("make demo", "orch plan specs/"):
         assert any(text.startswith(start) for text in shown), start
+
+
+def test_the_readme_shows_what_is_printed() -> None:
+    """Each line of the screen in it is one of the screen that a test holds, in that order."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- lines of (\S+) -->\n```text\n(.*?)```", text, re.DOTALL)
+    assert found
+    printed = iter((ROOT / found[1]).read_text(encoding="utf-8").splitlines())
+    assert [line for line in found[2].splitlines() if line not in printed] == []
+
+
+def test_the_spec_of_the_readme_can_be_planned(tmp_path: Path) -> None:
+    """As it stands there; what does not fit would be refused."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    path = tmp_path / "my-run.yaml"
+    path.write_text(block, encoding="utf-8")
+    plan = make_plan(spec.load(path))
+    assert (plan.chips, plan.pods) == (256, 2)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -48,6 +48,7 @@ def test_each_step_is_recorded_once(storage: Path) -> None:
     warm = [index for index in range(20) if index != 0]
     assert [at for at, _ in points(storage, names.MFU)] == warm
     assert [at for at, _ in points(storage, names.MFU_PREDICTED)] == list(range(20))
+    assert points(storage, names.MEASURED_HBM) == [(0, 3.0)]
     assert doubled(storage) == []
 
 

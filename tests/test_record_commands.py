@@ -1,9 +1,15 @@
 """`orch sync`, and what other commands see to on their way."""
 
 import json
+import os
+from functools import partial
 from pathlib import Path
 
-from orchestrator.record import mark_of
+import pytest
+
+from orchestrator.record import mark_of, recording
+from orchestrator.record.recording import Recorder, only_one
+from orchestrator.render.records import table
 from tests.clusters import eventually
 from tests.conftest import RunOrch
 from tests.records import begun, empty_database, points, rows, storage, trained, whole
@@ -41,6 +47,29 @@ def test_sync_says_what_it_could_not_do(orch: RunOrch, storage: Path) -> None:
     assert "Traceback" not in done.stdout + done.stderr
     assert orch("sync", "nobody", "--storage", str(storage)).returncode == 2
     assert "No runs in" in orch("sync", "--storage", str(storage / "none")).stdout
+
+
+def test_sync_leaves_a_run_to_its_own_driver(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it records, nothing is wrong; when the driver is gone, something is."""
+    monkeypatch.setattr(recording, "only_one", partial(only_one, limit_s=0.1))
+    writer = begun(storage)
+    trained(writer, range(3))
+    before = mark_of(writer.journal)
+    with writer.signing(), only_one(writer.journal):
+        tried = Recorder(os.environ).record(writer.journal)
+    assert (tried.by_driver, tried.problem) == (True, None)
+    assert mark_of(writer.journal) == before
+    said = table([tried], str(storage), "orch ui").splitlines()
+    assert said[0] == "it: recorded by its own driver"
+    assert said[1].startswith("Sync: 1 run recorded in ")
+    writer.end_attempt("finished")
+    writer.conclude("succeeded")
+    with only_one(writer.journal):
+        late = Recorder(os.environ).record(writer.journal)
+    assert (late.by_driver, late.problem) == (False, "another process is recording it")
+    assert "warning: it: another process is recording it" in table([late], str(storage), "orch ui")
 
 
 def test_a_later_command_has_recorded_what_was_missed(orch: RunOrch, storage: Path) -> None:

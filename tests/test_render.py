@@ -1,11 +1,18 @@
 """What people read: numbers with units, aligned columns, a plan on one screen."""
 
+from pathlib import Path
+
 import pytest
 
+from orchestrator.errors import Unservable
 from orchestrator.plan.make import make_plan, make_plans
-from orchestrator.render import alternatives, plan, text
+from orchestrator.plan.rehearsal import rehearse
+from orchestrator.render import alternatives, plan, rehearsal, text
+from orchestrator.spec import load
 from tests.asks import spec_of
-from tests.conftest import HoldGolden
+from tests.conftest import GOLDEN, ROOT, HoldGolden
+
+SHIPPED = sorted((ROOT / "specs").glob("*.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -41,12 +48,12 @@ def test_columns_align_and_do_not_trail() -> None:
 
 
 def test_a_plan_is_one_screen(golden: HoldGolden) -> None:
-    """The four-pod plan, to the letter; within 100 columns and 55 lines."""
+    """The four-pod plan, to the letter; within 80 columns and 65 lines."""
     screen = plan.screen(make_plan(spec_of()), "orch explain spec.yaml")
     golden("plan_70b_4pod.txt", screen)
     lines = screen.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert len(lines) <= 55
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 65
 
 
 def test_the_last_lines_are_the_verdict_and_the_next_command() -> None:
@@ -58,10 +65,59 @@ def test_the_last_lines_are_the_verdict_and_the_next_command() -> None:
 
 def test_a_moved_batch_is_said_out_loud() -> None:
     """1,024 asked, 1,120 planned."""
-    screen = plan.screen(make_plan(spec_of()), "x")
+    screen = " ".join(plan.screen(make_plan(spec_of()), "x").split())
     assert "asked 1,024: moved +9.4 % to divide" in screen
 
 
 def test_runners_up_say_what_they_lose(golden: HoldGolden) -> None:
     """One row a mesh; the first loses nothing."""
     golden("alternatives_70b_4pod.txt", alternatives.table(make_plans(spec_of(), 4)))
+
+
+def too_wide(screen: str) -> list[str]:
+    """Lines that 80 columns would break; a command or a path may be as long as it is."""
+    return [
+        line
+        for line in screen.splitlines()
+        if len(line) > text.WIDTH and not line.startswith("Next: ") and " /" not in line
+    ]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_screens_of_shipped_specs_fit_a_terminal(path: Path) -> None:
+    """The plan, and what its rehearsal says first."""
+    spec = load(path)
+    made = make_plan(spec)
+    small = rehearse(spec, made)
+    screens = [
+        plan.screen(made, "orch explain spec.yaml"),
+        rehearsal.first_line(made.name),
+        rehearsal.opening(made, small.plan, small.steps, small.changes),
+    ]
+    assert [line for screen in screens for line in too_wide(screen)] == []
+
+
+@pytest.mark.parametrize("name", ["plan_70b_4pod", "proof_8b_2pod", "proof_refused"])
+def test_screens_that_tests_hold_fit_a_terminal(name: str) -> None:
+    """As they are kept, word for word."""
+    assert too_wide((GOLDEN / f"{name}.txt").read_text(encoding="utf-8")) == []
+
+
+def test_a_refusal_fits_a_terminal() -> None:
+    """Its reasons, and the meshes that it offers."""
+    with pytest.raises(Unservable) as caught:
+        make_plan(spec_of(tolerance=0.0))
+    assert caught.value.is_prose
+    assert too_wide(text.fit(str(caught.value))) == []
+
+
+def test_wide_lines_hang_under_their_last_cell() -> None:
+    """Under a label, or a little further in; a number stays with its unit; paths stay whole."""
+    said = text.fit(f"warning: {'words ' * 12}12 GiB more\n  mesh  {'tensor 16, ' * 9}\n")
+    words, last, mesh, more = said.splitlines()
+    assert words.startswith("warning: words")
+    assert last == "         words 12 GiB more"
+    assert mesh.endswith("tensor 16,")
+    assert more.startswith("        tensor 16,")
+    path = f"  recorded in /{'folder/' * 12}runs"
+    assert text.fit(path) == path

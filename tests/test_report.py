@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from orchestrator.render.text import off
 from orchestrator.report import report, reported
 from orchestrator.report.measure import spread
 from orchestrator.stations.report import Goodput
@@ -132,6 +133,15 @@ def test_a_rehearsal_is_never_held_against_chips() -> None:
     assert (found.ratios, found.gap, found.inside_interval) == ((), None, None)
 
 
+def test_the_peak_of_memory_is_the_most_that_was_seen() -> None:
+    """Of the steps that count, on whichever it was looked up; None where devices did not say."""
+    run, steps = twice()
+    assert reported(run, PLAN, steps).memory.measured_bytes is None
+    steps[2] = [replace(one, step=replace(one.step, peak_hbm_bytes=held))
+                for one, held in zip(steps[2], [3, 8, 5, *[None] * 12], strict=True)]  # fmt: skip
+    assert reported(run, PLAN, steps).memory.measured_bytes == 8
+
+
 # --- where the time went
 
 
@@ -193,10 +203,23 @@ def test_a_journal_tells_the_same(tmp_path: Path) -> None:
     assert found.goodput.waited_s == 5.0
 
 
+def test_measured_is_said_against_expected() -> None:
+    """As a share, and beyond a factor of two as how many times."""
+    said = [off(measured_s, 0.835, "that") for measured_s in (0.74, 0.9, 11.8, 0.25)]
+    assert said == [
+        "11.4 % less than that",
+        "7.8 % more than that",
+        "14 times that",
+        "0.3 times that",
+    ]
+
+
 def test_compare_is_a_table_and_json(orch: RunOrch, tmp_path: Path) -> None:
     """Each run in a row; the fastest is named; --json holds the reports whole."""
     for key, step_s in (("slow", 0.5), ("quick", 0.25)):
         steps = [one.step for one in timed(0.0, range(8), step_s)]
+        if key == "quick":
+            steps[0] = replace(steps[0], peak_hbm_bytes=3 << 30)
         written(tmp_path, key, plan=PLAN, steps=steps)
     done = orch("compare", "slow", "quick", "--storage", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -210,6 +233,8 @@ def test_compare_is_a_table_and_json(orch: RunOrch, tmp_path: Path) -> None:
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("    quick ")]
     expected_s = PLAN.forecast.step_s.expected or 0.0
     assert rows[0][-2:] == [f"{0.25 / expected_s:.2f}", "x"]
+    assert rows[1][-4:-2] == ["3.00", "GiB"]
+    assert "note: MEASURED is - where devices do not say what they hold" in done.stdout
     asked = orch("compare", "slow", "quick", "--storage", str(tmp_path), "--json")
     assert [one["run"] for one in json.loads(asked.stdout)] == ["slow", "quick"]
 
@@ -223,8 +248,11 @@ def test_compare_says_what_cannot_be_compared(orch: RunOrch, tmp_path: Path) -> 
     mixed = orch("compare", "real", "small", "--storage", str(tmp_path)).stdout
     assert "rehearsals and real runs are told apart" in mixed
     assert "note: a rehearsal's seconds are those of this machine's CPU" in mixed
+    allowed = [line.split()[-1] for line in mixed.splitlines() if "iB" in line]
+    assert allowed == ["GiB", "-"]
+    assert "note: ALLOWED is - in a rehearsal" in mixed
     empty = orch("compare", "real", "new", "--storage", str(tmp_path)).stdout
     assert "1 of 2 came to no step after warm-up" in empty
     unknown = orch("compare", "nobody", "--storage", str(tmp_path))
     assert unknown.returncode == 2
-    assert "unknown run 'nobody'" in unknown.stderr
+    assert f"no run in {tmp_path} begins with 'nobody'; known: " in unknown.stderr

@@ -8,10 +8,13 @@ from math import log
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from orchestrator import catalog, score
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
+from orchestrator.plan.expected import told
 from orchestrator.score.conventions import measured_step_s
 from orchestrator.score.fit import Constants, fit, learn, unit_of, weighted_quantile
 from orchestrator.score.replay import remat_of, replay
@@ -20,8 +23,9 @@ from orchestrator.score.samples import Sample, sample_of
 from orchestrator.score.verdicts import published
 from orchestrator.stations.score import Score
 from tests import score_table
-from tests.conftest import RunOrch
+from tests.conftest import ROOT, RunOrch
 
+UNSEEN = ROOT / "tests" / "unseen_runs.csv"
 ROWS = {row["id"]: row for row in read(score.PUBLISHED)}
 LLAMA = ROWS["tr_v6e_llama3.1-8b_1x_8_20250715"]
 
@@ -106,7 +110,7 @@ def test_remat_is_read_tensor_by_tensor(
         ({"d_model": "inf"}, "positive whole number"),
         ({"d_model": "nan"}, "positive whole number"),
         ({"seq_len": ""}, "seq_len is empty"),
-        ({"num_slices": "3"}, "slices of equal size"),
+        ({"num_slices": "3", "dcn_dp": "3"}, "slices of equal size"),
         ({"ici_tp": "3"}, "8 devices are not"),
         ({"topology": "4x4"}, "16 chips"),
         ({"step_time_s": "", "tflops_per_chip": ""}, "no step time"),
@@ -116,6 +120,12 @@ def test_remat_is_read_tensor_by_tensor(
         ({"tflops_per_chip": "800"}, "do not describe its model"),
         ({"notes": "trained with Muon"}, "Muon"),
         ({"global_batch_tokens": "1000"}, "whole sequences"),
+        ({"global_batch_tokens": "", "batch_per_device_seqs": ""}, "neither global_batch_tokens"),
+        (
+            {"num_chips": "16", "num_slices": "2", "dcn_dp": "1"},
+            "2 slices are not as many replicas",
+        ),
+        ({"d_ff": "1e300"}, "positive whole number"),
     ],
 )
 def test_what_cannot_be_scored_is_left_out_with_its_reason(
@@ -124,6 +134,50 @@ def test_what_cannot_be_scored_is_left_out_with_its_reason(
     """One sentence for the row, and no guess."""
     with pytest.raises(LeftOut, match=re.escape(reason)):
         sample_of(LLAMA | change)
+
+
+def test_what_a_row_need_not_say() -> None:
+    """One slice, as many key heads as heads, heads that share the width: without a word."""
+    said = run_of(LLAMA | {"num_slices": "1", "n_kv_heads": "32", "head_dim": "128"})
+    assert run_of(LLAMA | {"num_slices": "", "n_kv_heads": "", "head_dim": ""}) == said
+
+
+def test_a_batch_is_counted_by_devices() -> None:
+    """Of a tpu7x chip they are two."""
+    row = ROWS["tr_iron_llama3.1-70b_64_bf16_8192"]
+    assert run_of(row | {"global_batch_tokens": ""}).sequences == run_of(row).sequences == 256
+
+
+CELLS = [
+    "",
+    "0",
+    "-1",
+    "1e308",
+    "nan",
+    "-inf",
+    "1,024",
+    "8%",
+    "x" * 50,
+    "0.5",
+    "3",
+    "10" * 8,
+    "\x00",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(sorted(LLAMA)), st.sampled_from(CELLS), min_size=1, max_size=3)
+)
+def test_no_row_is_too_odd(change: dict[str, str]) -> None:
+    """Whatever stands in its cells, a row is scored or left out with one reason."""
+    try:
+        sample = sample_of(LLAMA | change)
+    except LeftOut:
+        return
+    known = catalog.efficiency(sample.run.chip)
+    assert known is not None
+    assert 0 < sample.lower_s <= sample.expected_s(known) < float("inf")
 
 
 def test_a_row_of_a_convention_that_nobody_knows_keeps_its_step_time() -> None:
@@ -158,7 +212,13 @@ def test_constants_come_back_from_runs_that_they_made(samples: list[Sample]) -> 
     true = Constants(
         matmul={"v4": 0.7, "v5e": 0.72, "v5p": 0.71, "v6e": 0.6, "tpu7x": 0.58},
         of_unit={128: 0.71, 256: 0.59},
-        shared={"attention": 0.6, "exposed": 0.4, "slice_wait_s": 0.004, "between_steps_s": 0.03},
+        shared={
+            "attention": 0.6,
+            "exposed": 0.4,
+            "slice_wait_s": 0.004,
+            "slice_hop_s": 0.002,
+            "between_steps_s": 0.03,
+        },
     )
     made = [replace(s, measured_s=s.expected_s(true.efficiency(s.run.chip))) for s in samples]
     found = fit(made * 10)
@@ -222,6 +282,39 @@ def test_runs_of_documents_never_seen_are_met(scores: dict[str, Score]) -> None:
     assert summary.median_abs_error < summary.baseline_median_abs_error / 2
 
 
+def test_runs_in_no_file_are_met() -> None:
+    """Constants that never saw any row of it meet another file, as docs/score.md says."""
+    found = score.as_shipped(UNSEEN)
+    assert {row.id for row in found.rows}.isdisjoint(ROWS)
+    summary = found.summary
+    assert summary.rows == 23
+    assert summary.below_lower_bound == 0
+    assert summary.median_abs_error == pytest.approx(0.057, abs=0.001)
+    assert summary.p90_abs_error == pytest.approx(0.079, abs=0.001)
+    assert summary.inside_interval == pytest.approx(19 / 23)
+    kept = {one.id: one for one in found.retention if "v5e_32b" in one.id}
+    assert len(kept) == 5
+    assert max(abs(one.expected - one.measured) for one in kept.values()) < 0.015
+
+
+def test_retention_is_met_but_where_sources_disagree(scores: dict[str, Score]) -> None:
+    """A row that speeds up by compiler choices, and one model at two sizes of its slices."""
+    off = {
+        one.id: abs(one.expected - one.measured) for one in scores[score_table.DOCUMENTS].retention
+    }
+    assert {name for name, points in off.items() if points > 0.02} == {
+        "mx_v4_52b_2x", "mx_v5p_128b_2x256", "mx_v5p_128b_2x512"
+    }  # fmt: skip
+
+
+def test_the_rows_tell_of_waiting_as_it_is_counted(samples: list[Sample]) -> None:
+    """None of them has layers so short that its waiting is taken in proportion."""
+    for sample in samples:
+        known = catalog.efficiency(sample.run.chip)
+        assert known is not None
+        assert sample.run.slices == 1 or told(sample.todo, known) == 1
+
+
 def test_the_pages_show_what_is_computed(scores: dict[str, Score]) -> None:
     """The tables of the README and of docs/score.md are those of `make score`."""
     for page, made in score_table.pages(scores).items():
@@ -261,6 +354,25 @@ def test_a_file_of_ones_own_is_scored(orch: RunOrch, tmp_path: Path) -> None:
     assert "left out: expert" in done.stdout
     assert "left out: gpu" in done.stdout
     assert orch("score", str(path), "--without", "document").returncode == 2
+
+
+def test_a_file_may_be_written_otherwise(tmp_path: Path) -> None:
+    """Windows ends of lines, a mark at the beginning, names in capitals, columns of its own, rows
+    without a name, cells too many.
+    """
+    path = tmp_path / "runs.csv"
+    names = [
+        "\ufeff" + "ID",
+        " Chip ",
+        *[name for name in LLAMA if name not in {"id", "chip"}],
+        "me",
+    ]
+    cells = ["", "v6e", *[LLAMA[name] for name in names[2:-1]], "mine", "too", "many"]
+    quoted = (f'"{cell}"' for cell in cells)
+    path.write_bytes(f"{','.join(names)}\r\n{','.join(quoted)}\r\n".encode())
+    [row] = read(path)
+    assert row["id"] == "row 2"
+    assert sample_of(row).measured_s == 3.443
 
 
 @pytest.mark.parametrize(

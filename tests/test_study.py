@@ -14,7 +14,8 @@ from orchestrator.render import study as render
 from orchestrator.spec import SpecProblems
 from orchestrator.spec.schema import study_contract
 from orchestrator.stations.study import Study, Trial
-from orchestrator.study import forecast, series_of
+from orchestrator.study import forecast
+from orchestrator.study.forecast import series_of
 from tests.conftest import ROOT, HoldGolden, RunOrch
 from tests.journals import tiny_spec
 from tests.spec_texts import MINIMAL

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from click.testing import CliRunner
 
 from orchestrator import journal
 from orchestrator.cli import orch as command
-from orchestrator.cli import rehearsing
+from orchestrator.cli import recording, rehearsing
+from orchestrator.cli.terminal import as_typed
+from orchestrator.errors import Unservable
+from orchestrator.journal import StudyAsked
 from orchestrator.plan.make import make_plan
 from orchestrator.render import scaling
 from orchestrator.render.page import study_page
@@ -65,18 +69,37 @@ def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
 
 
 def test_the_line_that_goes_with_the_gaps_is_named(tmp_path: Path) -> None:
-    """Made to be slow by four times what crosses pods, it is found, and how much."""
+    """A gap to what was expected is explained by a line of that: made to be slow by four times what
+    pods wait for each other, it is found, and how much.
+    """
 
     def slowed(plan: Plan, _: int) -> float:
-        across = sum(line.value for line in plan.forecast.time if line.resource == "pods")
-        return reference(plan)[1] + 4 * across
+        return reference(plan)[1] + 4 * waited_s(plan)
 
     found = told(tmp_path, slowed)
-    assert found.explanations[0].resource == "pods"
-    assert isclose(found.explanations[0].times, 4)
-    assert found.explanations[0].share > 0.999
+    first = found.explanations[0]
+    assert (first.line, first.resource) == ("waiting for slices", "")
+    assert isclose(first.times, 4)
+    assert first.share > 0.999
     said = scaling.explained(found.explanations)
-    assert "4 times pods (dcn pods) on top of its forecast would explain 100.0 %" in said
+    assert "4 times waiting for slices on top of its forecast would explain 100.0 %" in said
+
+
+def waited_s(plan: Plan) -> float:
+    """What pods are expected to wait for each other."""
+    lines = plan.forecast.expected_time
+    return sum(line.value for line in lines if line.name == "waiting for slices")
+
+
+def test_without_an_expectation_the_roofline_explains() -> None:
+    """Where nothing is expected, the gap is to the bound, and a line of the roofline goes along."""
+    plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
+    bare = [replace(one, forecast=replace(one.forecast, expected_time=())) for one in plans]
+    across = [sum(x.value for x in one.forecast.time if x.resource == "pods") for one in bare]
+    found = explanations([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
+    assert (found[0].line, found[0].resource) == ("pods", "pods")
+    assert isclose(found[0].times, 4)
+    assert "4 times pods (dcn pods)" in scaling.explained(found)
 
 
 def test_no_line_is_named_where_none_fits() -> None:
@@ -103,7 +126,7 @@ def test_rehearsed_trials_are_held_against_no_chip(tmp_path: Path) -> None:
 def test_what_is_not_done_is_said(tmp_path: Path) -> None:
     """A trial without a run, one that failed: no row is made up for either."""
     study = study_of(1, 2, 4)
-    recorded = journal.open_study(tmp_path, study, steps=6, devices=None, documents={})
+    recorded = journal.open_study(tmp_path, StudyAsked(study=study, steps=6), {})
     begun = journal.begin_trial(recorded, 2, 1)
     taken = [one.step for one in timed(0.0, range(6), 0.5)]
     written(tmp_path, begun.run, plan=make_plan(tiny_spec(2)), steps=taken)
@@ -136,7 +159,7 @@ def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
     recorded = studied(tmp_path, study_of(1, 2, 4), lambda *_: 0.5, steps=4)
     done = orch("report", recorded.key, "--storage", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"wrote {recorded.path / 'report.html'}"
+    assert done.stdout.splitlines()[-2] == f"wrote {recorded.path / 'report.html'}"
     text = (recorded.path / "report.html").read_text(encoding="utf-8")
     found = read(text)
     assert found.asked == []
@@ -152,7 +175,7 @@ def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
 STUDY = """\
 name: two
 study:
-  base: base.yaml
+  base: ../base.yaml
   scaling: weak
   vary: {resources.pods: [1, 2]}
   after_failure: AFTER
@@ -174,6 +197,8 @@ class Rehearsals:
     def carry_out(self, small, full, proof, origin, key, *_, **__):  # type: ignore[no-untyped-def]
         """Write the journal of a run that ended so."""
         assert proof is None
+        assert origin.documents["spec.yaml"].startswith(b"name: tiny\n")
+        assert Path(origin.folder, "base.yaml").exists()  # where its relative paths begin
         self.runs.append(key)
         state = self.states.pop(0)
         storage = Path(small.spec.run.storage)
@@ -196,14 +221,19 @@ def submitted(
 ) -> Callable[..., tuple[int, str, list[str]]]:
     """Submit the study of two trials, whose runs end in these states: exit code, output, runs."""
 
-    def submit(*states: EndState, after: str = "stop") -> tuple[int, str, list[str]]:
+    def submit(
+        *states: EndState, after: str = "stop", more: tuple[str, ...] = ()
+    ) -> tuple[int, str, list[str]]:
         (tmp_path / "base.yaml").write_text(BASE.replace("STORAGE", str(tmp_path / "runs")))
-        (tmp_path / "study.yaml").write_text(STUDY.replace("AFTER", after))
+        (tmp_path / "studies").mkdir(exist_ok=True)
+        (tmp_path / "studies" / "study.yaml").write_text(STUDY.replace("AFTER", after))
         stand_in = Rehearsals(*states)
         monkeypatch.setattr(rehearsing, "carry_out", stand_in.carry_out)
-        asked = ["submit", str(tmp_path / "study.yaml"), "--no-prove", "--no-calibrate"]
-        done = CliRunner().invoke(command, [*asked, "--steps", "4"])
-        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        monkeypatch.setattr(recording, "ending", lambda _: "nowhere")
+        asked = ["submit", str(tmp_path / "studies" / "study.yaml"), "--no-prove", "--no-calibrate"]
+        done = CliRunner().invoke(command, [*asked, "--steps", "4", *more])
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
         return done.exit_code, done.output, [key.rpartition("-trial-")[2] for key in stand_in.runs]
 
     return submit
@@ -223,10 +253,13 @@ def test_what_is_done_is_not_done_again(
     submitted: Callable[..., tuple[int, str, list[str]]],
 ) -> None:
     """A failure stops the study; asked again, the failed trial gets a new run and no other."""
-    code, _, runs = submitted("succeeded", "failed")
+    code, said, runs = submitted("succeeded", "failed")
+    assert "trial-2.1 is failed" in said
     assert (code, runs) == (1, ["1.1", "2.1"])
+    assert f"Next: {as_typed()}\n" in said
     code, said, runs = submitted("succeeded")
     assert (code, runs) == (0, ["2.1.2"])
+    assert "is failed" not in said
     assert "trial-1.1\n" in said.split("done before: ")[1]
     assert submitted()[2] == []
 
@@ -246,3 +279,22 @@ def test_an_interrupted_trial_ends_the_study(
     """Whoever stops a trial wants no other, whatever the study says."""
     code, _, runs = submitted("cancelled", after="go on")
     assert (code, runs) == (130, ["1.1"])
+
+
+def test_a_study_may_be_looked_at_first(
+    submitted: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
+) -> None:
+    """With --dry-run all is planned, nothing is begun, and what to type is said."""
+    code, said, runs = submitted(more=("--dry-run",))
+    assert (code, runs) == (0, [])
+    assert "EFFICIENCY" in said
+    assert "Nothing was submitted: --dry-run." in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_nobody_starts_the_trials_of_a_study_later(
+    submitted: Callable[..., tuple[int, str, list[str]]],
+) -> None:
+    """One after another is begun by the command itself: it cannot leave."""
+    with pytest.raises(Unservable, match="--detach: somebody must start trial after trial"):
+        submitted(more=("--detach",))

@@ -18,7 +18,6 @@ from tests.trainer_steps import QUICK_COMPILE
 from trainers.contract import METRICS, Program, load, names, place
 from trainers.mesh import abstract_mesh_of
 
-Tree = Any
 TRAINERS = names()
 MIXTURES: list[dict[str, Any]] = [
     dict(zip(AXES, sizes, strict=True)) for sizes in product((1, 2), repeat=len(AXES))

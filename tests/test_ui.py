@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import MISSING, browser, chromium
+from orchestrator.record import serving as serving_room
+from tests.browser import MISSING, Browser, Page, browser, chromium
 from tests.clusters import PROC, eventually
 from tests.conftest import ROOT, RunOrch
 from tests.records import empty_database, recorded, storage, whole
@@ -36,15 +38,7 @@ def test_the_comparisons_open_with_data(storage: Path) -> None:
     for pods in (1, 2, 4):
         recorded(whole(storage, f"tiny-{pods}pod", steps=30, pods=pods, rehearsal=True))
     with shown(storage) as (process, links), browser() as chrome:
-        page = chrome.page()
-        page.size(1600, 1300)
-        for name in ("Scaling", "Measured against predicted"):
-            page.open("about:blank")
-            page.open(links[name])
-            page.wait("document.body.innerText.length > 0", LIMIT_S)
-            page.value(NO_ASSISTANT)
-            page.wait(f"{DRAWN} >= 3", LIMIT_S)
-            page.wait(f"({POINTS}).filter(count => count >= 3).length >= 3", LIMIT_S)
+        for name, page in drawn(chrome, links):
             text = str(page.value("document.body.innerText"))
             assert name in text
             assert all(f"tiny-{pods}pod" in text for pods in (1, 2, 4))
@@ -52,6 +46,20 @@ def test_the_comparisons_open_with_data(storage: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     eventually(lambda: not serving(storage), 30)
+
+
+def drawn(chrome: Browser, links: dict[str, str]) -> Iterator[tuple[str, Page]]:
+    """Each promised view by its name, opened from its link, when its charts have data."""
+    page = chrome.page()
+    page.size(1600, 1300)
+    for name in ("Scaling", "Measured against predicted"):
+        page.open("about:blank")
+        page.open(links[name])
+        page.wait("document.body.innerText.length > 0", LIMIT_S)
+        page.value(NO_ASSISTANT)
+        page.wait(f"{DRAWN} >= 3", LIMIT_S)
+        page.wait(f"({POINTS}).filter(count => count >= 3).length >= 3", LIMIT_S)
+        yield name, page
 
 
 @contextmanager
@@ -83,6 +91,16 @@ def serving(storage: Path) -> list[str]:
         if "mlflow" in " ".join(words) and any(str(storage) in word for word in words):
             found.append(" ".join(words))
     return found
+
+
+def test_the_same_port_is_taken_each_time() -> None:
+    """Where it is free; what a browser keeps of an address is of use then. Else any other."""
+    wanted = serving_room.free_port()
+    assert serving_room.free_port(wanted) == wanted
+    with socket.socket() as other:
+        other.bind((serving_room.LOOPBACK, wanted))
+        other.listen()
+        assert serving_room.free_port(wanted) != wanted
 
 
 def test_there_is_nothing_to_show_before_something_is_recorded(

@@ -21,10 +21,12 @@ Trouble = Literal["none", "hangs", "500", "lost", "dropped"]
 
 
 class Server:
-    """The server, which can be stopped and started, and the address that clients know."""
+    """The server, which can be stopped and started, and the address that clients know. `before` are
+    words in front of its command.
+    """
 
-    def __init__(self, storage: Path) -> None:
-        self.storage, self.port = storage, free_port()
+    def __init__(self, storage: Path, *before: str) -> None:
+        self.storage, self.before, self.port = storage, before, free_port()
         self.trouble: Trouble = "none"
         self.troubled_from = self.troubled_to = 0  # of the requests, by number; 0 for none
         self.requests = 0
@@ -37,7 +39,7 @@ class Server:
     def start(self) -> None:
         at = [str(self.storage / "mlflow.db"), str(self.storage / "served"), str(self.port)]
         with (self.storage / "server.log").open("ab") as log:
-            command = [sys.executable, "-m", "tests.mlflow_server", *at]
+            command = [*self.before, sys.executable, "-m", "tests.mlflow_server", *at]
             self._server = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
         eventually(lambda: answers(f"http://{LOOPBACK}:{self.port}"), 120)
 
@@ -109,10 +111,10 @@ def _answer(port: int, method: str, path: str, body: bytes) -> tuple[int, bytes]
 
 
 @contextmanager
-def served(storage: Path) -> Iterator[Server]:
+def served(storage: Path, *before: str) -> Iterator[Server]:
     """A server over the database of a storage directory."""
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "2"
-    server = Server(storage)
+    server = Server(storage, *before)
     try:
         server.start()
         yield server

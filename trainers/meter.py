@@ -1,7 +1,8 @@
 """What each step took and what it gave, read one step late. Knows JAX arrays, stations and FLOPs.
 
 The metrics of a step are read when the next one is already on the device, so the device never
-waits for the meter. A step ends when its metrics can be read.
+waits for the meter. A step ends when its metrics can be read. Memory is looked up when an attempt
+has done its first step, and where the loop pauses anyway: before it saves, and at the end.
 """
 
 import math
@@ -25,6 +26,14 @@ class Dispatched:
     metrics: Mapping[str, jax.Array]
 
 
+def peak_hbm_bytes() -> int | None:
+    """The most that any device of this process has held so far; None where devices do not say."""
+    told = [device.memory_stats() or {} for device in jax.local_devices()]
+    return max(
+        (one["peak_bytes_in_use"] for one in told if "peak_bytes_in_use" in one), default=None
+    )
+
+
 class Meter:
     """Turns dispatched steps into measured ones and hands them to `emit`, in order.
 
@@ -40,8 +49,10 @@ class Meter:
         peak_flops_per_s: float | None,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        memory: Callable[[], int | None] = peak_hbm_bytes,
     ) -> None:
-        self._plan, self._emit, self._clock = program.plan, emit, clock
+        self._plan, self._emit = program.plan, emit
+        self._clock, self._memory = clock, memory
         self._flops = program.model_flops_per_step
         self._peak_flops_per_s = peak_flops_per_s
         self._opening: Opening | None = opening
@@ -58,16 +69,19 @@ class Meter:
         """Note a step that was put on the device, and measure the one before it."""
         for metric in metrics.values():
             metric.copy_to_host_async()
-        self.flush()
+        self._read(looks=self._opening is not None)
         self._pending = Dispatched(index=index, metrics=metrics)
 
     def flush(self) -> None:
-        """Wait for the step on the device, if there is one, and measure it."""
+        """Wait for the step on the device, if there is one, and measure it and the memory."""
+        self._read(looks=True)
+
+    def _read(self, *, looks: bool) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._emit(self._measured(pending))
+            self._emit(self._measured(pending, looks=looks))
 
-    def _measured(self, step: Dispatched) -> Step:
+    def _measured(self, step: Dispatched, *, looks: bool) -> Step:
         values = {name: float(metric) for name, metric in step.metrics.items()}
         began, self._ended = self._ended, self._clock()
         _check_finite(step.index, values)
@@ -82,6 +96,7 @@ class Meter:
             loss=values["loss"],
             grad_norm=values["grad_norm"],
             learning_rate=values["learning_rate"],
+            peak_hbm_bytes=self._memory() if looks else None,
             trainer_metrics={name: values[name] for name in values if name not in METRICS},
             opening=self._opening,
             **rates,

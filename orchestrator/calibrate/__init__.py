@@ -1,6 +1,6 @@
 """Calibrate room: what the machine at hand reaches, measured, kept, and named by its digest."""
 
 from orchestrator.calibrate.measure import for_plan, of_machine
-from orchestrator.calibrate.shelf import Kept, find, keep, newest
+from orchestrator.calibrate.shelf import find
 
-__all__ = ["Kept", "find", "for_plan", "keep", "newest", "of_machine"]
+__all__ = ["find", "for_plan", "of_machine"]

@@ -12,7 +12,7 @@ from orchestrator.errors import CannotMeasure, UnknownName
 from orchestrator.stations import codec
 from orchestrator.stations.profile import ChipProfile, Machine
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Chips and models as data: the only room with datasheets. Every number names its source."""
 
 from orchestrator.catalog.architectures import model, model_source, models
-from orchestrator.catalog.chip import Chip, Quantity, Slices, Topology
-from orchestrator.catalog.citations import Source, sources
+from orchestrator.catalog.chip import Chip, Quantity, Topology
+from orchestrator.catalog.citations import sources
 from orchestrator.catalog.datasheets import chip, chips
-from orchestrator.catalog.efficiency import Efficiency, Learned, efficiency
+from orchestrator.catalog.efficiency import Efficiency, Learned, Reach, efficiency, reach
 from orchestrator.catalog.quotes import figures, questions
 from orchestrator.catalog.renting import hosts, schedulable
 from orchestrator.catalog.shapes import topologies, topology
@@ -14,8 +14,7 @@ __all__ = [
     "Efficiency",
     "Learned",
     "Quantity",
-    "Slices",
-    "Source",
+    "Reach",
     "Topology",
     "chip",
     "chips",
@@ -26,6 +25,7 @@ __all__ = [
     "model_source",
     "models",
     "questions",
+    "reach",
     "schedulable",
     "sources",
     "topologies",

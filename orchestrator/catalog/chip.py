@@ -39,18 +39,19 @@ class Chip:
     `die_link_bytes_per_s` joins the devices of a chip that is more than one device.
     A slice of up to `single_host_chips` has one host; the hosts of a larger one have
     `chips_per_host` each. `layout_source` holds for both, for `devices` and for `torus_axes`.
+    `device_kinds` are what JAX calls its devices, by one version or another.
     `matrix_unit` is the edge of the array that multiplies matrices, where it is one.
     `book` holds what "How To Scale Your Model" reckons with instead, each under its own name.
     """
 
     name: str
-    vendor: str
     devices: int
     chips_per_host: int
     single_host_chips: int
     switched: bool
     torus_axes: int
     layout_source: str
+    device_kinds: tuple[str, ...]
     slices: Slices
     peak_flops_per_s: dict[str, Quantity]
     hbm_bytes: Quantity

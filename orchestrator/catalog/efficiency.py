@@ -27,17 +27,26 @@ class Efficiency:
     """What a kind of chip reaches on each kind of work.
 
     `matmul` and `attention` are shares of the peak, in (0, 1]. `exposed` is the share of the time
-    of collectives that the compiler does not hide, in [0, 1]. A reduction between n slices waits
-    `slice_wait_s` times the root of n. `spread` is the half width of the 80 % interval, as the
-    logarithm of a factor.
+    of collectives that the compiler does not hide, in [0, 1]. A reduction between n slices
+    takes `slice_wait_s`, and `slice_hop_s` for each of its n - 1 hops. `spread` is the half width
+    of the 80 % interval, as the logarithm of a factor.
     """
 
     matmul: Learned
     attention: Learned
     exposed: Learned
     slice_wait_s: Learned
+    slice_hop_s: Learned
     between_steps_s: Learned
     spread: Learned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """What the runs had that all of it was learned from: no step shorter, no run of more chips."""
+
+    step_s: float
+    chips: int
 
 
 @cache
@@ -48,6 +57,15 @@ def efficiency(chip: str) -> Efficiency | None:
         return None
     shared = {name: _learned(entry) for name, entry in learned["shared"].items()}
     return Efficiency(matmul=_learned(learned["matmul"][chip]), **shared)
+
+
+@cache
+def reach(chip: str) -> Reach | None:
+    """How far the published runs of that kind of chip go; None where there is none."""
+    known = table(LEARNED)["reach"]
+    if chip not in known["chips"]:
+        return None
+    return Reach(step_s=float(known["step_s"]), chips=int(known["chips"][chip]))
 
 
 def _learned(entry: dict[str, Any]) -> Learned:

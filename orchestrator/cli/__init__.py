@@ -1,5 +1,6 @@
 """Command line room: the only one that reads arguments, prints and exits."""
 
+import errno
 import os
 import sys
 
@@ -19,6 +20,9 @@ from orchestrator.cli import (
     submitting,
 )
 from orchestrator.errors import OrchError
+from orchestrator.render.text import fit
+
+UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 
 
 class InOrder(click.Group):
@@ -50,17 +54,31 @@ for room in (
 
 def main() -> None:
     """Run a command. Errors made on purpose end in their text and their exit code."""
+    if sys.stdout is None:
+        say_unwritten("it is closed")
+        raise SystemExit(1)
     try:
         orch.main(standalone_mode=False)
+        sys.stdout.flush()
     except (click.exceptions.Abort, KeyboardInterrupt):
         raise SystemExit(130) from None
     except click.ClickException as error:
         error.show()
         raise SystemExit(error.exit_code) from None
     except OrchError as error:
-        click.echo(str(error), err=True)
+        click.echo(fit(str(error)) if error.is_prose else str(error), err=True)
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:
         # Whoever read our output has read enough; the interpreter must not complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say_unwritten(error.strerror)
+        raise SystemExit(1) from None
+
+
+def say_unwritten(why: str | None) -> None:
+    click.echo(f"standard output: nothing more can be written there: {why}", err=True)

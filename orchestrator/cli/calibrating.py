@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.terminal import JSON, progress, say, say_json
+from orchestrator.cli.terminal import JSON, is_live, progress, say, say_json
 
 if TYPE_CHECKING:
     from orchestrator.plan.rehearsal import Rehearsal
@@ -20,7 +20,7 @@ NEXT = "orch submit specs/tiny_2pod.yaml"
 @click.command()
 @JSON
 def calibrate(as_json: bool) -> None:
-    """Measure what this machine's devices reach, in a minute or two.
+    """Measure what this machine's devices reach. It takes a minute or two.
 
     Matmuls by type and size, memory, the trainer's attention and what stands between its matmuls,
     and collectives in one process and between two, each with its spread. It is kept as a chip
@@ -67,7 +67,7 @@ def measuring() -> Iterator[Callable[[int, int], None]]:
     with progress("measuring this machine") as shown:
 
         def told(done: int, total: int) -> None:
-            if sys.stderr.isatty() or done in (0, total):
+            if is_live(sys.stderr) or done in (0, total):
                 shown.reached(f"{done} of {total} timings")
 
         yield told

@@ -15,7 +15,7 @@ import click
 
 from orchestrator import journal, record
 from orchestrator.cli.origin import Origin
-from orchestrator.cli.terminal import say
+from orchestrator.cli.terminal import is_live, say
 from orchestrator.errors import OrchError, Unservable
 from orchestrator.launch import package, probe, slices, survey
 from orchestrator.launch.named import ClusterUnusable, Jobs
@@ -54,8 +54,11 @@ def steps_of(spec: Spec, plan: Plan, asked: int | None) -> int:
     return asked or spec.run.steps or ceil(plan.tokens / plan.batch.tokens)
 
 
-def looked(launch: Launch) -> tuple[Jobs, str]:
-    """Connect to the cluster; what it has for the run, in words. An error when it cannot serve."""
+def looked(launch: Launch, asks: str = "") -> tuple[Jobs, str]:
+    """Connect to the cluster; what it has for the run, in words. An error when it cannot serve.
+
+    `asks` are the words for what is asked, where that is more than the run.
+    """
     with waiting("connecting"):
         jobs = Jobs(launch.address)
     with journal.landmark(launch.storage) as mark:
@@ -70,7 +73,7 @@ def looked(launch: Launch) -> tuple[Jobs, str]:
         survey.slices_said(wanted, found),
         render.hosts(len(found.hosts), launch.versions),
         str(launch.storage),
-        render.price(launch.plan, launch.steps),
+        asks or render.price(launch.plan, launch.steps),
     )
 
 
@@ -103,7 +106,7 @@ def start(launch: Launch, jobs: Jobs, *words: str, name: str | None = None) -> s
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
     """Say on the standard error stream what takes a while, with its seconds on a terminal."""
-    began, live = time.monotonic(), sys.stderr.isatty()
+    began, live = time.monotonic(), is_live(sys.stderr)
     if not live:
         click.echo(f"cluster: {what}", err=True)
 
@@ -132,14 +135,17 @@ def ask(launch: Launch) -> None:
 
 
 def submitted(
-    launch: Launch, jobs: Jobs, origin: Origin, proof: Proof | None
+    launch: Launch, jobs: Jobs, origin: Origin, proof: Proof | None, key: str | None
 ) -> tuple[journal.Journal, str]:
-    """Make the run's journal, and start its job; the journal tells it when that fails."""
+    """Make the run's journal, and start its job; the journal tells it when that fails.
+
+    Its key is the one given, or made from the plan.
+    """
     if launch.archive is not None:
         origin = replace(origin, documents={**origin.documents, package.NAME: launch.archive})
     opened = journal.Opened(spec=launch.spec, plan=launch.plan, steps=launch.steps, **origin.fields)
     where = record.destination(launch.spec.tracking, launch.storage, os.environ)
-    writer = journal.create(launch.storage, opened)
+    writer = journal.create(launch.storage, opened, key)
     record.begin(writer.journal, where)
     record.in_background([writer.journal])
     if proof:

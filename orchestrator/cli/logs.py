@@ -30,7 +30,7 @@ MOST_RANKS, MOST_LINES = 8, 100
 def logs(
     run: str, storage: Path, follows: bool, rank: int | None, attempt: int | None, as_json: bool
 ) -> None:
-    """Show the logs of RUN's newest attempt, that of the rank that died first on top.
+    """Show the logs of RUN's newest attempt. That of the rank that died first is on top.
 
     Without --rank, the last 100 lines of each of 8 ranks, and of the driver. RUN is a key as
     `orch runs` shows it, the beginning of one, or the path of a run's directory.

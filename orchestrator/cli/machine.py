@@ -20,10 +20,10 @@ SHELLS = ("bash", "zsh", "fish")
 @click.option("--address", metavar="ADDRESS", help="A cluster to look for, besides RAY_ADDRESS.")
 @JSON
 def doctor(storage: Path, address: str | None, as_json: bool) -> None:
-    """Tell what this machine can do, and what to do about what it cannot.
+    """Tell what this machine can do. What it cannot comes with what to do.
 
-    It looks and changes nothing. Ends in 1 when something that most commands need is broken, or a
-    cluster or MLflow server that is named does not answer.
+    It looks and changes nothing. The exit status is 1 when something that most commands need is
+    broken, or a cluster or MLflow server that is named does not answer.
 
     \b
     Example:
@@ -68,7 +68,7 @@ def cluster(address: str) -> "Finding":
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete commands, options and files.
+    """Print what makes a shell complete words of orch.
 
     \b
     Example:

@@ -1,6 +1,7 @@
 """Command line room: the commands that need no chip, no compiler and no cluster."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,6 +9,9 @@ from orchestrator.cli.proving import known_line
 from orchestrator.cli.studying import is_study, plan_study
 from orchestrator.cli.terminal import JSON, SET, SPEC, make_plans, next_command, say, say_json
 from orchestrator.errors import OrchError
+
+if TYPE_CHECKING:
+    from orchestrator.stations.plan import Plan
 
 
 @click.command()
@@ -35,7 +39,7 @@ def init(path: Path) -> None:
 @click.command()
 @click.option("--study", "of_study", is_flag=True, help="That of a study instead.")
 def schema(of_study: bool) -> None:
-    """Print the JSON Schema of a spec: the contract, and what editors complete from.
+    """Print the JSON Schema of a spec. It is the contract, and what editors complete from.
 
     \b
     Example:
@@ -59,10 +63,20 @@ def schema(of_study: bool) -> None:
     metavar="N",
     help="Also show N runners-up and what each loses.",
 )
+@click.option(
+    "--profile",
+    metavar="DIGEST",
+    help="Forecast on what `orch calibrate` measured on a machine of these chips.",
+)
 def plan(
-    spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, alternatives: int
+    spec: Path,
+    other: Path | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    alternatives: int,
+    profile: str | None,
 ) -> None:
-    """Find the fastest realizable plan of SPEC and forecast its memory, time and cost.
+    """Find the fastest realizable plan of SPEC. Memory, time and cost are forecast.
 
     With OTHER, hold the plans of both side by side: what differs, and what that does to each line
     of their ledgers. --set then changes OTHER alone, so that one spec can be held beside itself.
@@ -77,9 +91,12 @@ def plan(
       orch plan specs/llama3_70b_1pod.yaml specs/llama3_70b_4pod.yaml
       orch plan specs/tiny_2pod.yaml specs/tiny_2pod.yaml --set resources.pods=4
       orch plan specs/studies/llama3_70b_pods.yaml
+      orch plan my-h200.yaml --profile 3f9a1c07
     """
     if alternatives and (other or is_study(spec)):
-        raise click.UsageError("--alternatives is of the plan of one spec")
+        raise click.UsageError("--alternatives goes with the plan of one spec")
+    if profile and (other or is_study(spec)):
+        raise click.UsageError("--profile goes with the plan of one spec")
     if other:
         show_beside(spec, other, overrides, as_json=as_json)
         return
@@ -87,6 +104,8 @@ def plan(
         plan_study(spec, overrides, as_json=as_json)
         return
     loaded, plans = make_plans(spec, overrides, 1 + alternatives)
+    if profile:
+        plans = on_profile(plans, profile)
     if as_json:
         say_json(plans if alternatives else plans[0])
         return
@@ -97,6 +116,15 @@ def plan(
     say(render.screen(plans[0], next_command("explain", spec, overrides), compiled))
     if alternatives:
         say("\n" + runners_up.table(plans))
+
+
+def on_profile(plans: "list[Plan]", digest: str) -> "list[Plan]":
+    """The plans with their forecasts on a profile that is kept here."""
+    from orchestrator import calibrate
+    from orchestrator.plan.measured import on_its_chips
+
+    kept = calibrate.find(digest)
+    return [on_its_chips(made, kept.profile) for made in plans]
 
 
 def show_beside(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
@@ -126,7 +154,7 @@ def show_beside(first: Path, second: Path, overrides: tuple[str, ...], *, as_jso
     help="Model FLOPs utilization to assume for days.",
 )
 def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -> None:
-    """Work SPEC out by hand, formula by formula, beside the published figures for it.
+    """Work SPEC out by hand, formula by formula. Published figures stand beside it.
 
     \b
     Example:

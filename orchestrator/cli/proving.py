@@ -97,7 +97,7 @@ def known_line(spec: Spec, plan: Plan) -> str:
     return render.beside(found.proof, found.age_s or 0.0) if found else ""
 
 
-def show(proven: "Proven", following: str) -> None:
+def show(proven: "Proven", following: str | None) -> None:
     from orchestrator.render import proof as render
 
     say(render.screen(proven.plan, proven.proof, proven.age_s, following))

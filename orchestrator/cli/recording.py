@@ -32,7 +32,7 @@ MOST_AT_ONCE = 100
 @STORAGE
 @JSON
 def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
-    """Bring MLflow up to the journals of RUNs; of all runs when none is named.
+    """Bring MLflow up to the journals of RUNs. Without any it does so for all runs.
 
     Runs are recorded while they go on, and later commands see to what was missed, so this is needed
     only to be sure, or after a server was gone. It may be done any number of times: what MLflow has
@@ -40,7 +40,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 
     \b
     Exit status:
-      0  everything is recorded
+      0  everything is recorded, or its own driver is at it
       1  a run could not be recorded; the message says why
       2  an unknown run, or an address that cannot be used
 
@@ -144,7 +144,7 @@ def tried_at_s(found: "Journal") -> float:
 @STORAGE
 @click.option("--port", type=click.IntRange(1, 65_535), metavar="N", help="Listen on this port.")
 def ui(storage: Path, port: int | None) -> None:
-    """Show recorded runs in the MLflow UI, with comparisons already set up, until Ctrl-C.
+    """Show recorded runs in the MLflow UI. Comparisons are set up in it; Ctrl-C ends it.
 
     It listens on 127.0.0.1 alone. Where runs are recorded on a server, that server shows them: the
     comparisons are set up there, and their links printed.

@@ -28,7 +28,7 @@ def carry_out(
     full: Plan,
     proof: Proof | None,
     origin: Origin,
-    key: str | None = None,
+    key: str | None,
 ) -> Run:
     """Run a rehearsal on a private cluster, which is gone when this returns; how it ended.
 
@@ -106,7 +106,7 @@ class Following:
         while True:
             told = self.cluster.told(POLL_S)
             if told and told.nodes and not told.job:
-                showing.say(f"node {told.nodes} of {self.nodes} stands")
+                showing.say(f"node {told.nodes} of {self.nodes} is up")
             run, taken = self.recorded.run(), self._is_taken()
             if taken:
                 showing.show(run)
@@ -115,24 +115,27 @@ class Following:
             if told and told.error:
                 showing.say(told.error)
                 return told.error.splitlines()[0]
-            if self._wants_out(showing.say, taken=taken):
+            if self.wants_out(showing.say, taken=taken):
                 return "interrupted"
 
     def _is_taken(self) -> bool:
         """Whether the driver that was started for this has come."""
         return self.recorded.story().writer != self.driver_before
 
-    def _wants_out(self, say: Callable[[str], None], *, taken: bool) -> bool:
+    def wants_out(self, say: Callable[[str], None], *, taken: bool) -> bool:
         """Pass interrupts on: the first asks for a last checkpoint, the second for an end. While
-        there is no driver, there is nothing to save.
+        there is no driver, or no step of the attempt is done, there is nothing to save.
         """
         if self.asked and not taken:
+            say("stopping: nothing was begun")
             return True
         while self.requests < len(self.asked):
-            at_once = self.requests > 0
+            unsaved = self.recorded.run().state in ("running", "stopping")
+            at_once = self.requests > 0 or not unsaved
             journal.ask_to_cancel(self.recorded, at_once=at_once)
             self.requests += 1
             if at_once:
+                say("stopping at once" if unsaved else "stopping: there is nothing to save")
                 return True
             say("stopping after a last checkpoint; Ctrl-C again stops at once")
         return False

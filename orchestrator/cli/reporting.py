@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.running import STORAGE, next_command
+from orchestrator.cli.running import STORAGE, next_about
 from orchestrator.cli.terminal import JSON, say, say_json
 from orchestrator.errors import OrchError
 
@@ -22,7 +22,7 @@ PAGE = "report.html"
 @STORAGE
 @JSON
 def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
-    """Hold each RUN against its forecast, and the runs beside each other.
+    """Hold each RUN against its forecast. The runs stand beside each other.
 
     RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
 
@@ -38,7 +38,7 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     if as_json:
         say_json(reports)
     else:
-        say(render.screen(reports, next_command("report", runs[-1], storage)))
+        say(render.screen(reports, next_about("report", runs[-1], storage)))
 
 
 @click.command()
@@ -53,7 +53,7 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 )
 @JSON
 def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
-    """Write RUN as one HTML page that needs nothing else: measured beside predicted.
+    """Write RUN as one HTML page that needs nothing else. Measured stands beside predicted.
 
     The roofline, time per step line by line, memory, MFU over steps, and where the time went; of a
     study the scaling curves with the ideal line, its trials, and where measured and predicted part.
@@ -87,7 +87,7 @@ def report_run(found: "Journal", out: Path | None, *, as_json: bool) -> None:
     path = out or found.path / PAGE
     write(path, page_of(found, told))
     recording.keep_files(found)
-    say(f"{told.run}: {render.verdict(told)}\nwrote {path}\n")
+    say(f"{told.run}: {render.verdict(told)}\n{wrote(path)}")
 
 
 def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> None:
@@ -106,7 +106,12 @@ def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> N
     write(path, study_page(told, {one.trial: one.predicted for one in ran}))
     for begun in found.begun()[-1:]:
         recording.keep_files(found.run_of(begun))
-    say(f"{told.study}: {render.verdict(told)}\nwrote {path}\n")
+    say(f"{told.study}: {render.verdict(told).removeprefix('Study: ')}\n{wrote(path)}")
+
+
+def wrote(path: Path) -> str:
+    """Where a page is, and what to give to a browser."""
+    return f"wrote {path}\nNext: open {path.absolute().as_uri()}\n"
 
 
 def page_of(found: "Journal", told: "Report") -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.running import RUN, STORAGE, next_command
+from orchestrator.cli.running import RUN, STORAGE, next_about
 from orchestrator.cli.submitting import (
     ADDRESS,
     DETACH,
@@ -13,9 +13,10 @@ from orchestrator.cli.submitting import (
     YES,
     followed,
     named_cluster,
+    next_of,
     say_detached,
 )
-from orchestrator.cli.terminal import JSON, say, say_json
+from orchestrator.cli.terminal import JSON, aside, say, say_json
 from orchestrator.errors import OrchError, RunHasEnded, RunIsLive, Unservable
 from orchestrator.stations.run import LIVE, Run
 
@@ -46,7 +47,7 @@ def resume(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Let RUN go on from its last checkpoint, when it failed, was cancelled or lost its driver.
+    """Let RUN go on from its last checkpoint. It failed, was cancelled or lost its driver.
 
     RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
     A new attempt begins in the same journal, with fresh budgets of retries; what was asked of the
@@ -65,32 +66,41 @@ def resume(
       orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3 --address http://10.0.0.2:8265
     """
     from orchestrator import journal
-    from orchestrator.cli import recording, rehearsing
-    from orchestrator.render import rehearsal as render
 
     found = journal.find(storage, run)
     before = found.run()
     refuse(before, run, storage)
     plan = plan_of(found, pods)
     how = ("--resume", *(("--pods", str(pods)) if pods else ()))
-    if not before.rehearsal:
-        where = place_of(found, address)
-        raise SystemExit(launched(found, plan, where, how, storage, yes=yes, detach=detach))
-    if address or detach:
-        raise Unservable(f"{before.run} is a rehearsal: no cluster but its own can resume it")
-    if not as_json:
-        say(render.resumed(before, plan) + "\n")
+    with aside(as_json):
+        if before.rehearsal:
+            if address or detach:
+                raise Unservable(
+                    f"{before.run} is a rehearsal: no cluster but its own can resume it"
+                )
+            code = rehearsed(found, plan, how, storage)
+        else:
+            where = place_of(found, address)
+            code = launched(found, plan, where, how, storage, yes=yes, detach=detach)
+    if as_json:
+        say_json(found.run())
+    raise SystemExit(code)
+
+
+def rehearsed(found: "Journal", plan: "Plan", how: tuple[str, ...], storage: Path) -> int:
+    """Let a rehearsal go on, on a private cluster of this machine; the exit code."""
+    from orchestrator.cli import recording, rehearsing
+    from orchestrator.render import rehearsal as render
+
+    before = found.run()
+    say(render.resumed(before, plan) + "\n")
     error, _ = rehearsing.drive(found, plan, *how)
     after = found.run()
-    if as_json:
-        say_json(after)
-    else:
-        plan, recorded = found.plan(after.plan_digest), recording.ending(found)
-        following = next_command("status", run, storage)
-        say("\n" + render.ending(after, plan, recorded, following))
+    plan, following = found.plan(after.plan_digest), next_of(after, storage)
+    say("\n" + render.ending(after, plan, recording.ending(found), following))
     if error and after.attempts == before.attempts:
         raise OrchError(error)
-    raise SystemExit(EXIT_CODES.get(after.state, 1))
+    return EXIT_CODES.get(after.state, 1)
 
 
 def place_of(found: "Journal", address: str | None) -> str:
@@ -140,7 +150,7 @@ def launched(
 def refuse(run: Run, named: str, storage: Path) -> None:
     """Say why a run cannot go on, and what can be done about it."""
     if run.state in LIVE:
-        cancelling = next_command("cancel", named, storage)
+        cancelling = next_about("cancel", named, storage)
         raise RunIsLive(f"run {run.run} is {run.state}: something drives it\nNext: {cancelling}")
     if run.state == "succeeded":
         raise RunHasEnded(f"run {run.run} has succeeded: all its {run.steps:,} steps are done")

@@ -8,16 +8,20 @@ import click
 
 from orchestrator.cli.terminal import JSON, say, say_json
 from orchestrator.errors import RunIsLive, Unservable
-from orchestrator.stations.run import LIVE, Run
+from orchestrator.stations.run import LIVE
 
 RUNS = Path("runs")
 
 
 def _keys(_: object, __: object, typed: str) -> list[str]:
-    """The runs of the folder at hand that begin so, for the shell to complete."""
+    """The runs and studies of the folder at hand that begin so, for the shell to complete."""
     from orchestrator import journal
 
-    return [one.run for one in journal.runs(RUNS)[0] if one.run.startswith(typed)]
+    known = [
+        *(one.key for one in journal.studies(RUNS)),
+        *(one.run for one in journal.runs(RUNS)[0]),
+    ]
+    return [key for key in known if key.startswith(typed)]
 
 
 RUN = click.argument("run", shell_complete=_keys)
@@ -35,7 +39,9 @@ STORAGE = click.option(
 @STORAGE
 @JSON
 def runs(storage: Path, as_json: bool) -> None:
-    """List all runs, newest first.
+    """List all runs, newest first. Those of a study stand below it.
+
+    --json is a list of the runs; `orch status STUDY --json` tells of a study.
 
     \b
     Example:
@@ -52,7 +58,8 @@ def runs(storage: Path, as_json: bool) -> None:
     if as_json:
         say_json(found)
     else:
-        say(render.table(found, str(storage)))
+        studies = [journal.study_status(one) for one in journal.studies(storage)]
+        say(render.table(found, str(storage), studies))
     recording.catch_up(storage, found)
 
 
@@ -61,26 +68,31 @@ def runs(storage: Path, as_json: bool) -> None:
 @STORAGE
 @JSON
 def status(run: str, storage: Path, as_json: bool) -> None:
-    """Tell how RUN stands: its state, steps, speed against the forecast, and every attempt.
+    """Tell how RUN stands. Shown are its state, steps, speed against the forecast, every attempt.
 
-    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
+    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory. Of
+    a study it tells every run, and the scaling as far as it is measured.
 
     \b
     Example:
       orch status llama3-70b-4pod-3f9a1c07-1
+      orch status tiny-weak-study-d7c7d06e
     """
     from orchestrator import journal
-    from orchestrator.cli import recording
+    from orchestrator.cli import recording, studied
     from orchestrator.render import runs as render
 
-    known = journal.find(storage, run)
+    known = journal.find_either(storage, run)
+    if isinstance(known, journal.StudyJournal):
+        studied.tell(known, storage, as_json=as_json)
+        return
     found = known.status()
     recording.catch_up(known.path.parent, [found])
     if as_json:
         say_json(found)
         return
     follow = ("-f",) if found.state in LIVE else ()
-    say(render.screen(found, next_command("logs", run, storage, *follow)))
+    say(render.screen(found, next_about("logs", run, storage, *follow)))
 
 
 @click.command()
@@ -91,16 +103,21 @@ def status(run: str, storage: Path, as_json: bool) -> None:
 def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
     """Ask RUN to stop after a last checkpoint. Its driver does so; this only asks.
 
-    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
+    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory. Of
+    a study the run that goes on is asked; no other begins then.
 
     \b
     Example:
       orch cancel llama3-70b-4pod-3f9a1c07-1
     """
     from orchestrator import journal
+    from orchestrator.cli import studied
     from orchestrator.render import runs as render
 
-    found = journal.find(storage, run)
+    found = journal.find_either(storage, run)
+    if isinstance(found, journal.StudyJournal):
+        studied.cancel(found, storage, at_once=now, as_json=as_json)
+        return
     before = found.run()
     if before.ended_at_s is None:
         journal.ask_to_cancel(found, at_once=now)
@@ -109,7 +126,7 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
         say_json(after)
     else:
         text = render.cancelled(before, after, at_once=now)
-        say(f"{text}\nNext: {next_command('status', run, storage)}\n")
+        say(f"{text}\nNext: {next_about('status', run, storage)}\n")
 
 
 @click.command()
@@ -118,24 +135,30 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @JSON
 def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
-    """Remove RUN with all it left: journal, logs and checkpoints. Asks first.
+    """Remove RUN with all it left. Journal, logs and checkpoints go; it asks first.
 
     RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
-    A run that is still driven is not removed.
+    A run that is still driven is not removed. A study goes with all its runs.
 
     \b
     Example:
       orch rm llama3-70b-4pod-3f9a1c07-1
     """
     from orchestrator import journal
+    from orchestrator.cli import studied
 
-    found = journal.find(storage, run)
+    found = journal.find_either(storage, run)
+    if isinstance(found, journal.StudyJournal):
+        studied.remove(found, storage, yes=yes, as_json=as_json)
+        return
     doomed = found.run()
     if doomed.state in LIVE:
-        cancelling = next_command("cancel", run, storage)
+        cancelling = next_about("cancel", run, storage)
         raise RunIsLive(f"run {doomed.run} is {doomed.state}\nNext: {cancelling}")
     if not yes:
-        ask_to_remove(doomed)
+        what = f"{doomed.run} ({doomed.state}, {doomed.steps_done:,} steps)"
+        where = f"its journal, logs and checkpoints in {doomed.journal}"
+        ask_to_remove(doomed.run, f"{what}, {where}")
     journal.remove(found)
     if as_json:
         say_json({"run": doomed.run, "journal": doomed.journal, "removed": True})
@@ -143,16 +166,14 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
         say(f"removed {doomed.run}\n")
 
 
-def ask_to_remove(doomed: Run) -> None:
+def ask_to_remove(key: str, what: str) -> None:
     """Go on only when a person says so."""
     if not sys.stdin.isatty():
-        raise Unservable(f"removing {doomed.run} needs --yes where nobody can be asked")
-    what = f"{doomed.run} ({doomed.state}, {doomed.steps_done:,} steps)"
-    where = f"its journal, logs and checkpoints in {doomed.journal}"
-    click.confirm(f"Remove {what}, {where}?", abort=True, err=True)
+        raise Unservable(f"removing {key} needs --yes where nobody can be asked")
+    click.confirm(f"Remove {what}?", abort=True, err=True)
 
 
-def next_command(name: str, run: str, storage: Path, *more: str) -> str:
+def next_about(name: str, run: str, storage: Path, *more: str) -> str:
     """The exact command to type next about the same run."""
     stored = () if storage == RUNS else ("--storage", str(storage))
     return shlex.join(["orch", name, run, *stored, *more])

@@ -18,7 +18,7 @@ from orchestrator.cli.terminal import JSON, say, say_json
 )
 @JSON
 def score(runs: Path | None, without: str | None, as_json: bool) -> None:
-    """Plan published runs as they were run and hold what is expected against what was measured.
+    """Hold the forecasts of published runs against them. They are planned as they were run.
 
     RUNS.csv has the columns of the project's own file, which is scored where none is named. A row
     that cannot be planned or converted is listed with its reason and is in no figure.

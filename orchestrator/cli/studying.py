@@ -4,13 +4,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from orchestrator.cli.terminal import next_command, say, say_json
+from orchestrator.cli.terminal import as_typed, is_live, next_command, say, say_json
 from orchestrator.errors import Unservable
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.run import Run
@@ -22,6 +22,39 @@ if TYPE_CHECKING:
 UNSERVED = 2
 INTERRUPTED = 130
 SHOW_AFTER_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A repeat of a trial. `base` is the file of the spec that is varied."""
+
+    trial: Trial
+    repeat: int
+    plan: Plan
+    base: Path
+
+
+class Way(Protocol):
+    """How the trials of a study are carried out: rehearsed here, or on a named cluster.
+
+    `steps` were asked of every run, None where each spec says them; `devices` of a rehearsal's pod.
+    """
+
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def devices(self) -> int | None: ...
+    @property
+    def rehearsal(self) -> bool: ...
+
+    def first_line(self, study: Study) -> str:
+        """What comes before everything else."""
+
+    def agreed(self, left: list[Turn]) -> bool:
+        """Whether these are to be run now; says first what a person must know."""
+
+    def run(self, recorded: "StudyJournal", turn: Turn) -> Run | None:
+        """One run, to its end; None when somebody no longer wants to see it."""
 
 
 def is_study(path: Path) -> bool:
@@ -67,7 +100,7 @@ def planned(study: Study) -> dict[int, Plan | str]:
 @contextmanager
 def counted(what: str, of: int) -> Iterator[Callable[[int], None]]:
     """On a terminal, a line that counts, from the time on that a person begins to wonder."""
-    began, shown = time.monotonic(), sys.stderr.isatty()
+    began, shown = time.monotonic(), is_live(sys.stderr)
 
     def count(number: int) -> None:
         if shown and time.monotonic() - began > SHOW_AFTER_S:
@@ -78,69 +111,60 @@ def counted(what: str, of: int) -> Iterator[Callable[[int], None]]:
         click.echo("\r\033[K", err=True, nl=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rehearsing:
-    """How the trials of a study are rehearsed."""
-
-    path: Path
-    steps: int
-    devices: int | None
-    profile: tuple[int, int] | None
-    prove: bool
-    calibrate: bool
-
-
-def submit_study(
-    overrides: tuple[str, ...], asked: Rehearsing, refuse: Callable[[Trial], None]
-) -> int:
-    """Rehearse every trial that is not done, one after another; the exit code.
-
-    `refuse` ends the command where a trial names a cluster.
-    """
-    from orchestrator import journal, spec
+def submit_study(path: Path, study: Study, way: Way) -> int:
+    """Carry out every trial that is not done, one after another; the exit code."""
+    from orchestrator import journal
     from orchestrator import study as room
     from orchestrator.render import study as render
 
-    study = spec.load_study(asked.path, overrides)
-    refuse(study.trials[0])
     made = planned(study)
-    say(render.first_line(study))
+    say(way.first_line(study))
     say("\n" + render.screen(room.forecast(study, made)) + "\n")
     served = {number: plan for number, plan in made.items() if isinstance(plan, Plan)}
     if len(served) < len(made) and study.after_failure == "stop":
         return UNSERVED
-    recorded = journal.open_study(
-        storage_of(study),
-        study,
-        steps=asked.steps,
-        devices=asked.devices,
-        documents={"study.yaml": asked.path.read_bytes()},
+    asked = journal.StudyAsked(
+        study=study, steps=way.steps, devices=way.devices, rehearsal=way.rehearsal
     )
-    code = carry_on(recorded, study, served, asked)
-    show_study(recorded)
-    return code or (UNSERVED if len(served) < len(made) else 0)
+    turns = turns_of(study, served, path)
+    if not way.agreed([one for one in turns if not succeeded(asked.place(storage_of(study)), one)]):
+        return 0
+    documents = {"study.yaml": path.read_bytes()}
+    recorded = journal.open_study(storage_of(study), asked, documents)
+    code = carry_on(recorded, study, turns, way) or (UNSERVED if len(served) < len(made) else 0)
+    again = "" if code == 0 else as_typed()
+    show_study(recorded, storage_of(study), again)
+    return code
 
 
 def storage_of(study: Study) -> Path:
     return Path(study.trials[0].spec.run.storage)
 
 
-def carry_on(
-    recorded: "StudyJournal", study: Study, served: dict[int, Plan], asked: Rehearsing
-) -> int:
-    """Each repeat of each trial in turn, past those that are done; 0 when all have succeeded."""
+def turns_of(study: Study, served: dict[int, Plan], path: Path) -> list[Turn]:
+    """All trials that have a plan once, then again for each further repeat."""
+    base = path.parent / study.base
+    return [
+        Turn(trial=trial, repeat=repeat, plan=served[trial.number], base=base)
+        for repeat in range(1, study.repeats + 1)
+        for trial in study.trials
+        if trial.number in served
+    ]
+
+
+def carry_on(recorded: "StudyJournal", study: Study, turns: list[Turn], way: Way) -> int:
+    """Each turn past those that are done; 0 when all have succeeded."""
     from orchestrator.render import study as render
 
     failed = False
-    turns = [(n, trial) for n in range(1, study.repeats + 1) for trial in study.trials]
-    for repeat, trial in turns:
-        if trial.number not in served:
-            continue
-        say(render.turn(study, trial, repeat))
-        if done := succeeded(recorded, trial.number, repeat):
+    for turn in turns:
+        say(render.turn(study, turn.trial, turn.repeat))
+        if done := succeeded(recorded, turn):
             say(f"  done before: {done.run}\n")
             continue
-        run = rehearse_trial(recorded, trial, repeat, served[trial.number], asked)
+        run = way.run(recorded, turn)
+        if run is None:
+            return INTERRUPTED
         say(f"  {run.run}: {run.state}, {run.steps_done} of {run.steps} steps\n\n")
         if run.state == "cancelled":
             return INTERRUPTED
@@ -150,52 +174,22 @@ def carry_on(
     return 1 if failed else 0
 
 
-def succeeded(recorded: "StudyJournal", trial: int, repeat: int) -> Run | None:
+def succeeded(recorded: "StudyJournal", turn: Turn) -> Run | None:
     """The run of a trial that is done; None where there is none."""
     from orchestrator import journal
 
-    mine = [one for one in recorded.begun() if (one.trial, one.repeat) == (trial, repeat)]
+    wanted = turn.trial.number, turn.repeat
+    mine = [one for one in recorded.begun() if (one.trial, one.repeat) == wanted]
     runs = [journal.run_of(recorded, one) for one in mine]
     return next((run for run in runs if run and run.state == "succeeded"), None)
 
 
-def rehearse_trial(
-    recorded: "StudyJournal", trial: Trial, repeat: int, plan: Plan, asked: Rehearsing
-) -> Run:
-    """One run of a trial, from its name in the study's journal to its end."""
-    from orchestrator import journal
-    from orchestrator.cli import rehearsing
-    from orchestrator.cli.calibrating import on_this_machine
-    from orchestrator.cli.origin import origin_of
-    from orchestrator.cli.proving import NO_FIT, proved, show
-    from orchestrator.plan.rehearsal import rehearse
-    from orchestrator.stations.codec import to_pretty_json
-
-    proven = proved(trial.spec, plan) if asked.prove else None
-    if proven and not proven.proof.passes:
-        show(proven, next_command("plan", asked.path, ()))
-        raise SystemExit(NO_FIT)
-    small = rehearse(trial.spec, plan, steps=asked.steps, devices=asked.devices)
-    origin = origin_of(asked.path, trial.spec, asked.steps, asked.profile)
-    if asked.calibrate:
-        small, reached = on_this_machine(small)
-        origin = origin.keeping("chip_profile.json", to_pretty_json(reached).encode())
-    begun = journal.begin_trial(recorded, trial.number, repeat)
-    return rehearsing.carry_out(
-        small,
-        plan,
-        proven.proof if proven else None,
-        replace(origin, study=recorded.key),
-        begun.run,
-    )
-
-
-def show_study(recorded: "StudyJournal") -> None:
+def show_study(recorded: "StudyJournal", storage: Path, following: str = "") -> None:
     """The measured scaling, as far as it is."""
     from orchestrator import study as room
-    from orchestrator.cli.running import next_command as next_about
+    from orchestrator.cli.running import next_about
     from orchestrator.render import scaling as render
 
     opened = recorded.opened()
     found = room.study_report(recorded.key, opened.study, room.gather(recorded))
-    say(render.screen(found, next_about("report", recorded.key, storage_of(opened.study))))
+    say(render.screen(found, following or next_about("report", recorded.key, storage)))

@@ -1,8 +1,6 @@
 """Command line room: the command that carries a plan out."""
 
 import os
-import shlex
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,22 +10,31 @@ import click
 from orchestrator.cli.calibrating import on_this_machine
 from orchestrator.cli.origin import origin_of
 from orchestrator.cli.proving import NO_FIT, proved, show
-from orchestrator.cli.running import next_command as next_about
-from orchestrator.cli.studying import Rehearsing, is_study, submit_study
-from orchestrator.cli.terminal import SET, SPEC, make_plans, next_command, say
+from orchestrator.cli.running import next_about
+from orchestrator.cli.studying import INTERRUPTED, Way, is_study, submit_study
+from orchestrator.cli.terminal import (
+    JSON,
+    SET,
+    SPEC,
+    aside,
+    make_plans,
+    next_command,
+    say,
+    say_dry,
+    say_json,
+)
 from orchestrator.errors import Unservable
 from orchestrator.stations.codec import to_pretty_json
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.proof import Proof
+from orchestrator.stations.run import LIVE, Run
 from orchestrator.stations.spec import Spec
-from orchestrator.stations.study import Trial
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
     from orchestrator.launch.named import Jobs
 
 REHEARSED_STEPS = 20
-INTERRUPTED = 130
 EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}
 ADDRESS = click.option(
     "--address", metavar="ADDRESS", help="The cluster to run on, instead of RAY_ADDRESS."
@@ -83,13 +90,21 @@ class Steps(click.ParamType[tuple[int, int]]):
     help="Emulated devices of each pod of a rehearsal; as few as the chip's slices allow.",
 )
 @click.option(
+    "--key",
+    metavar="KEY",
+    help="What to call the run. The same key twice is one run: the second time none is made.",
+)
+@click.option(
     "--profile",
     type=Steps(),
     metavar="A:B",
     help="Keep an XProf trace of steps A to B - 1, counted from 0, with the run.",
 )
-def submit(spec: Path, overrides: tuple[str, ...], address: str | None, **wishes: Any) -> None:
-    """Plan and prove SPEC, and run it: on the cluster that is named, or as a rehearsal here.
+@JSON
+def submit(
+    spec: Path, overrides: tuple[str, ...], address: str | None, as_json: bool, **wishes: Any
+) -> None:
+    """Plan and prove SPEC, and run it. It runs on the cluster that is named, or is rehearsed here.
 
     With no cluster named (--address, RAY_ADDRESS, cluster.address of SPEC), it is a rehearsal: a
     small copy on emulated slices of this machine, with as many pods as SPEC has, up to eight: real
@@ -97,8 +112,8 @@ def submit(spec: Path, overrides: tuple[str, ...], address: str | None, **wishes
     ended, or this command has, nothing of it is left running. Ctrl-C stops it after a last
     checkpoint, twice at once.
 
-    Of a study every trial is rehearsed, one after another. What is done is not done again: the same
-    command goes on where it was stopped.
+    Of a study every trial is carried out so, one after another. What is done is not done again: the
+    same command goes on where it was stopped.
 
     On a named cluster it is the run itself, and outlives this command. First the cluster is asked
     whether it can serve: slices, versions, storage, secrets. Then chips, time and dollars are shown
@@ -117,17 +132,28 @@ def submit(spec: Path, overrides: tuple[str, ...], address: str | None, **wishes
       orch submit specs/llama3_70b_4pod.yaml
       orch submit specs/tiny_2pod.yaml --no-prove --steps 50
       orch submit specs/studies/tiny_weak.yaml --no-prove
-      orch submit specs/llama3_70b_4pod.yaml --address http://10.0.0.2:8265 --detach
+      orch submit specs/llama3_70b_4pod.yaml --address http://10.0.0.2:8265 --detach --key nightly
     """
     from orchestrator import record
 
+    wished = Wishes(**wishes)
     if is_study(spec):
-        raise SystemExit(study_submitted(spec, overrides, address, Wishes(**wishes)))
-    wished, (loaded, [plan]) = Wishes(**wishes), make_plans(spec, overrides, 1)
+        refuse_of_studies(wished, as_json=as_json)
+        raise SystemExit(study_submitted(spec, overrides, address, wished))
+    if as_json and wished.dry_run:
+        raise Unservable("--json tells of the run, and --dry-run makes none: see orch plan --json")
+    loaded, [plan] = make_plans(spec, overrides, 1)
     record.destination(loaded.tracking, Path(loaded.run.storage), os.environ)  # or refuse now
     order = Order(spec, overrides, loaded, plan, wished)
     named = named_cluster(loaded, address)
-    raise SystemExit(launched(order, *named) if named else rehearsed(order))
+    with aside(as_json):
+        if (run := before(order)) is not None:
+            code = said_again(run, Path(loaded.run.storage))
+        else:
+            code, run = launched(order, *named) if named else rehearsed(order)
+    if as_json:
+        say_json(run)
+    raise SystemExit(code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +168,7 @@ class Wishes:
     code: str
     steps: int | None
     devices_per_pod: str | None
+    key: str | None
     profile: tuple[int, int] | None
 
 
@@ -172,34 +199,75 @@ def named_cluster(spec: Spec, address: str | None) -> tuple[str, str] | None:
     return next(((where, place) for place, where in named.items() if where), None)
 
 
+def before(order: Order) -> Run | None:
+    """The run of the same plan that has the key already."""
+    from orchestrator import journal
+
+    key, storage = order.wished.key, Path(order.spec.run.storage)
+    known = {one.key: one for one in journal.journals(storage)} if key else {}
+    if key not in known:
+        return None
+    run, submission = known[key].run(), known[key].story().submitted.submission
+    if order.plan.digest not in (submission.plan_digest, submission.rehearses):
+        raise Unservable(f"run {key} is there already, of another plan: take another --key")
+    return run
+
+
+def said_again(run: Run, storage: Path) -> int:
+    """That a run is there already, and how it stands; the exit code."""
+    following = next_about("status", run.run, storage)
+    stands = f"{run.state}, {run.steps_done:,} of {run.steps:,} steps done"
+    say(f"run {run.run} is there already: {stands}. Nothing was submitted.\nNext: {following}\n")
+    return 0 if run.state in LIVE else EXIT_CODES.get(run.state, 1)
+
+
+def refuse_of_studies(wished: Wishes, *, as_json: bool) -> None:
+    """What a study has otherwise."""
+    if wished.key:
+        raise Unservable("--key is of one run: a study's key is made of all that it asks")
+    if as_json:
+        raise Unservable("--json tells of one run: see orch status STUDY --json")
+
+
 def study_submitted(
     path: Path, overrides: tuple[str, ...], address: str | None, wished: Wishes
 ) -> int:
-    """Rehearse the trials of a study; the exit code. A named cluster is never passed over."""
+    """Carry out the trials of a study; the exit code."""
+    from orchestrator import record
+    from orchestrator import spec as room
 
-    def refuse(trial: Trial) -> None:
-        if named := named_cluster(trial.spec, address):
-            where, place = named
-            raise Unservable(
-                f"{place} names the cluster {where}: trials of a study are rehearsed on this"
-                " machine; submit each of their specs to a cluster by itself"
-            )
-        if wished.detach or wished.dry_run:
-            raise Unservable("--detach and --dry-run are of one run, and this is a study")
+    study = room.load_study(path, overrides)
+    base = study.trials[0].spec
+    record.destination(base.tracking, Path(base.run.storage), os.environ)  # or refuse now
+    return submit_study(path, study, way_of(path, base, address, wished))
 
-    asked = Rehearsing(
-        path=path,
-        steps=wished.steps or REHEARSED_STEPS,
-        devices=int(wished.devices_per_pod or 0) or None,
-        profile=wished.profile,
-        prove=not wished.no_prove,
-        calibrate=not wished.no_calibrate,
+
+def way_of(path: Path, base: Spec, address: str | None, wished: Wishes) -> Way:
+    """How the trials of a study are carried out. A named cluster is never passed over."""
+    from orchestrator.cli.trials import DETACHED, Launched, Rehearsed
+
+    if wished.detach:
+        raise Unservable(DETACHED)
+    asked: dict[str, Any] = {
+        "path": path,
+        "devices": int(wished.devices_per_pod or 0) or None,
+        "profile": wished.profile,
+        "prove": not wished.no_prove,
+        "dry_run": wished.dry_run,
+    }
+    if named := named_cluster(base, address):
+        where, place = named
+        if wished.devices_per_pod:
+            raise Unservable(of_rehearsals(place))
+        asked |= {"address": where, "place": place, "code": wished.code, "yes": wished.yes}
+        return Launched(steps=wished.steps, **asked)
+    return Rehearsed(
+        steps=wished.steps or REHEARSED_STEPS, calibrate=not wished.no_calibrate, **asked
     )
-    return submit_study(overrides, asked, refuse)
 
 
-def rehearsed(order: Order) -> int:
-    """Rehearse the plan on this machine; the exit code."""
+def rehearsed(order: Order) -> tuple[int, Run | None]:
+    """Rehearse the plan on this machine; the exit code, and the run."""
     from orchestrator.plan.rehearsal import rehearse
     from orchestrator.render import rehearsal as render
 
@@ -216,26 +284,26 @@ def rehearsed(order: Order) -> int:
         origin = origin.keeping("chip_profile.json", to_pretty_json(reached).encode())
     say("\n" + render.opening(plan, small.plan, steps, small.changes) + "\n")
     if wished.dry_run:
-        return say_dry()
+        return say_dry(), None
     from orchestrator import journal
     from orchestrator.cli import recording, rehearsing
 
-    run = rehearsing.carry_out(small, plan, proof, origin)
-    following = next_about("status", run.run, Path(loaded.run.storage))
+    run = rehearsing.carry_out(small, plan, proof, origin, wished.key)
+    following = next_of(run, Path(loaded.run.storage))
     recorded = recording.ending(journal.Journal(Path(run.journal)))
     say("\n" + render.ending(run, small.plan, recorded, following))
-    return EXIT_CODES.get(run.state, 1)
+    return EXIT_CODES.get(run.state, 1), run
 
 
-def launched(order: Order, address: str, place: str) -> int:
-    """Run the plan on a named cluster; the exit code."""
+def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
+    """Run the plan on a named cluster; the exit code, and the run."""
     from orchestrator.cli import launching
     from orchestrator.launch import package
     from orchestrator.render import launch as render
 
     wished, loaded, plan = order.wished, order.spec, order.plan
     if wished.devices_per_pod:
-        raise Unservable(f"--devices-per-pod is of rehearsals, and {place} names a cluster")
+        raise Unservable(of_rehearsals(place))
     steps = launching.steps_of(loaded, plan, wished.steps)
     origin = origin_of(order.path, loaded, steps, wished.profile)
     origin = replace(origin, environment={**origin.environment, "cluster": address})
@@ -255,16 +323,17 @@ def launched(order: Order, address: str, place: str) -> int:
     proof = show_plan(loaded, plan, order.alternatives, prove=not wished.no_prove)
     say(f"\n{seen}\n")
     if wished.dry_run:
-        return say_dry()
+        return say_dry(), None
     if not wished.yes:
         launching.ask(launch)
-    recorded, job = launching.submitted(launch, jobs, origin, proof)
+    recorded, job = launching.submitted(launch, jobs, origin, proof, wished.key)
     storage = Path(loaded.run.storage)
-    return (
+    code = (
         say_detached(recorded.key, storage)
         if wished.detach
         else followed(recorded, storage, jobs, job)
     )
+    return code, recorded.run()
 
 
 def followed(
@@ -279,15 +348,12 @@ def followed(
     if run is None:
         say("\n" + render.left(recorded.key, status, cancel))
         return INTERRUPTED
-    say("\n" + render.ending(run, recording.ending(recorded), status))
+    say("\n" + render.ending(run, recording.ending(recorded), next_of(run, storage)))
     return EXIT_CODES.get(run.state, 1)
 
 
-def say_dry() -> int:
-    """What to type to do it: the same, without --dry-run."""
-    words = ["orch", *(word for word in sys.argv[1:] if word != "--dry-run")]
-    say(f"\nNothing was submitted: --dry-run.\nNext: {shlex.join(words)}\n")
-    return 0
+def of_rehearsals(place: str) -> str:
+    return f"--devices-per-pod is of rehearsals, and {place} names a cluster"
 
 
 def say_detached(key: str, storage: Path) -> int:
@@ -299,15 +365,20 @@ def show_plan(spec: Spec, plan: Plan, following: str, *, prove: bool) -> Proof |
     """The real plan and its proof; a plan that does not pass ends the command."""
     from orchestrator.render import plan as render
 
-    say("\n" + render.screen(plan, following))
+    say("\n" + render.screen(plan, None))
     if not prove:
         return None
     proven = proved(spec, plan)
     say("\n")
-    show(proven, following)
+    show(proven, None if proven.proof.passes else following)
     if not proven.proof.passes:
         raise SystemExit(NO_FIT)
     return proven.proof
+
+
+def next_of(run: Run, storage: Path) -> str:
+    """What to look at when a run has ended."""
+    return next_about("report" if run.state == "succeeded" else "status", run.run, storage)
 
 
 COMMANDS = (submit,)

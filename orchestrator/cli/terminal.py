@@ -6,8 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -25,14 +26,21 @@ SET = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the whole of it as JSON.")
 
 
+def is_live(stream: TextIO) -> bool:
+    """Whether it is a terminal that knows escape codes: lines can be rewritten there."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def say(text: str) -> None:
-    """Print; on a terminal the first line is bold and warnings are yellow, unless NO_COLOR."""
-    if not (sys.stdout.isatty() and not os.environ.get("NO_COLOR")):
+    """Print; on a terminal the first words are bold and warnings are yellow, unless NO_COLOR."""
+    if not is_live(sys.stdout) or os.environ.get("NO_COLOR"):
         click.echo(text, nl=False)
         return
-    for i, line in enumerate(text.splitlines()):
-        warns = line.startswith("warning:")
-        click.echo(click.style(line, bold=i == 0 or None, fg="yellow" if warns else None))
+    lines, warns = text.splitlines(), False
+    head = next((i for i, line in enumerate(lines) if line), 0)
+    for i, line in enumerate(lines):
+        warns = line.startswith("warning:") or (warns and line.startswith(" "))
+        click.echo(click.style(line, bold=i == head or None, fg="yellow" if warns else None))
 
 
 def say_json(station: object) -> None:
@@ -42,12 +50,30 @@ def say_json(station: object) -> None:
     click.echo(codec.to_pretty_json(station), nl=False)
 
 
+@contextmanager
+def aside(as_json: bool) -> Iterator[None]:
+    """Where the standard output is to hold JSON alone, say everything else on the error stream."""
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        yield
+
+
 def next_command(name: str, spec: Path, overrides: tuple[str, ...], *more: str) -> str:
     """The exact command to type next, with the same overrides."""
     words = ["orch", name, str(spec)]
     for override in overrides:
         words += ["--set", override]
     return shlex.join([*words, *more])
+
+
+def as_typed(*without: str) -> str:
+    """The command that was typed, without some of its words."""
+    return shlex.join(["orch", *(word for word in sys.argv[1:] if word not in without)])
+
+
+def say_dry() -> int:
+    """What to type to do it: the same, without --dry-run."""
+    say(f"\nNothing was submitted: --dry-run.\nNext: {as_typed('--dry-run')}\n")
+    return 0
 
 
 def make_plans(path: Path, overrides: tuple[str, ...], most: int) -> tuple[Spec, list[Plan]]:
@@ -68,7 +94,7 @@ class Progress:
 
     def reached(self, stage: str) -> None:
         self.stage = stage
-        if not sys.stderr.isatty():
+        if not is_live(sys.stderr):
             click.echo(f"{self.what}: {stage}", err=True)
 
     def count(self) -> None:
@@ -86,7 +112,7 @@ def progress(what: str) -> Iterator[Progress]:
     """Show on the standard error stream how far something is, for as long as this lasts."""
     shown = Progress(what)
     counting = threading.Thread(target=shown.count)
-    if sys.stderr.isatty():
+    if is_live(sys.stderr):
         counting.start()
     try:
         yield shown

@@ -23,8 +23,6 @@ PORTS = {"http": 80, "https": 443}
 WANTED_PYTHON = (3, 11)
 PROOF_MEMORY_BYTES = 4 * GIB  # of the largest specs, with what the rest of a machine takes
 RUN_DISK_BYTES = 2 * GIB  # a rehearsal's checkpoints and logs, Ray's files
-SOCKET_LETTERS = 107  # of a Unix socket's path
-RAY_LETTERS = 65  # of it, Ray's own folders and names below TMPDIR
 PINNED = re.compile(r"^([\w.-]+)(?:\[[^]]*\])?==([\w.]+)$")
 
 
@@ -38,7 +36,6 @@ def of_machine(storage: Path) -> tuple[Finding, ...]:
         memory(),
         disk("runs", storage),
         disk("temporary", Path(tempfile.gettempdir())),
-        sockets(),
         loopback(),
         processes(),
     )
@@ -146,15 +143,6 @@ def disk(name: str, folder: Path) -> Finding:
 
 def settable(name: str) -> str:
     return {"runs": "run.storage of the spec", "temporary": "TMPDIR"}[name]
-
-
-def sockets() -> Finding:
-    """Ray's sockets lie below TMPDIR, and their paths have a limit."""
-    folder = tempfile.gettempdir()
-    found = f"{folder}: {len(folder)} letters"
-    if len(folder) > SOCKET_LETTERS - RAY_LETTERS:
-        return limited("TMPDIR", found, "rehearsals want a shorter one: TMPDIR=/tmp orch submit …")
-    return good("TMPDIR", found)
 
 
 def loopback() -> Finding:

@@ -111,12 +111,12 @@ def lost_hosts(taken: Sequence[str], seen: Sequence[Slice] | None) -> str | None
     """Which of the slices have lost hosts; None while all are there, or nobody can say."""
     if seen is None:
         return None
-    by_name = {one.name: one for one in seen}
+    left = {one.name: one for one in seen if one.hosts}
     lost = [
-        f"slice {name} has {by_name[name].hosts} of {by_name[name].of} hosts left"
-        if name in by_name
+        f"slice {name} has {left[name].hosts} of {left[name].of} hosts left"
+        if name in left
         else f"slice {name} is gone"
         for name in taken
-        if name not in by_name or not by_name[name].whole
+        if name not in left or not left[name].whole
     ]
     return "; ".join(lost) or None

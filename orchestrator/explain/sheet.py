@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from orchestrator import catalog
 from orchestrator.errors import Unservable
 from orchestrator.explain.derivation import Derived, derive
+from orchestrator.explain.expectation import expectation
 from orchestrator.explain.given import MFU
 from orchestrator.explain.quotes import quotes_for
 from orchestrator.explain.realized import differences, planned
 from orchestrator.explain.sharding import mixed_times
 from orchestrator.explain.words import assumed, bound_by, lasting, lasting_between
 from orchestrator.plan.flops import MFU_DEFINITION
-from orchestrator.stations.answers import AnswerSheet, Citation, Quotes
+from orchestrator.stations.answers import AnswerSheet, Citation, Expectation, Quotes
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.spec import Spec
 
@@ -22,6 +23,7 @@ def answer_sheet(spec: Spec, mfu: float = MFU) -> AnswerSheet:
     """The book's derivation for a spec, figures published about it, and what the plan does."""
     derived, quotes, plan = derive(spec, mfu), quotes_for(spec), planned(spec)
     served = isinstance(plan, Plan)
+    expected = expectation(plan) if isinstance(plan, Plan) else None
     return AnswerSheet(
         schema=SCHEMA,
         name=spec.name,
@@ -37,27 +39,34 @@ def answer_sheet(spec: Spec, mfu: float = MFU) -> AnswerSheet:
         quotes=quotes,
         plan_digest=plan.digest if isinstance(plan, Plan) else None,
         differences=differences(spec, plan, derived.numbers) if isinstance(plan, Plan) else (),
+        expectation=expected,
         no_plan=None if served else str(plan),
-        sources=cited(derived, quotes),
+        sources=cited(derived, quotes, expected),
         summary=summary(derived, plan),
     )
 
 
-def cited(derived: Derived, quotes: tuple[Quotes, ...]) -> tuple[Citation, ...]:
+def cited(
+    derived: Derived, quotes: tuple[Quotes, ...], expected: Expectation | None
+) -> tuple[Citation, ...]:
     """Every source that the sheet names, in the order in which it does."""
     known = catalog.sources()
     return tuple(
         Citation(key=key, title=known[key].title, where=known[key].where, date=known[key].date)
-        for key in dict.fromkeys(named(derived, quotes))
+        for key in dict.fromkeys(named(derived, quotes, expected))
     )
 
 
-def named(derived: Derived, quotes: tuple[Quotes, ...]) -> Iterator[str]:
+def named(
+    derived: Derived, quotes: tuple[Quotes, ...], expected: Expectation | None
+) -> Iterator[str]:
     yield from (entry.source for entry in derived.given if entry.source is not None)
     for section in derived.sections:
         for line in section.lines:
             yield from line.sources
     yield from (figure.source for entry in quotes for figure in entry.figures)
+    if expected is not None:
+        yield expected.source
 
 
 def summary(derived: Derived, plan: Plan | Unservable) -> str:

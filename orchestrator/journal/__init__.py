@@ -6,12 +6,15 @@ from orchestrator.journal.reading import Journal
 from orchestrator.journal.retry import Decision, decide_retry
 from orchestrator.journal.steps import StepLog, StepReader
 from orchestrator.journal.studies import (
+    StudyAsked,
     StudyJournal,
     begin_trial,
     find_either,
     open_study,
+    remove_study,
     run_of,
     studies,
+    study_status,
 )
 from orchestrator.journal.writing import Writer
 
@@ -21,6 +24,7 @@ __all__ = [
     "Opened",
     "StepLog",
     "StepReader",
+    "StudyAsked",
     "StudyJournal",
     "Writer",
     "ask_to_cancel",
@@ -34,8 +38,10 @@ __all__ = [
     "landmark",
     "open_study",
     "remove",
+    "remove_study",
     "run_of",
     "runs",
     "studies",
+    "study_status",
     "track",
 ]

@@ -151,11 +151,9 @@ def _check_free(run: Run, *, resumes: bool) -> None:
         raise RunHasEnded(f"run {run.run} has ended: {run.state}")
 
 
-def ask_to_cancel(
-    journal: Journal, *, at_once: bool = False, clock: Clock = time.time
-) -> CancelRequest:
+def ask_to_cancel(journal: Journal, *, at_once: bool = False) -> CancelRequest:
     """Leave a request for the driver to stop, after a last checkpoint or at once."""
-    request = CancelRequest(at_s=clock(), by=liveness.this_process(), at_once=at_once)
+    request = CancelRequest(at_s=time.time(), by=liveness.this_process(), at_once=at_once)
     while True:
         number = numbered.read(journal.places.requests).last + 1
         with suppress(FileExistsError):

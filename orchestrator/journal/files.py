@@ -148,14 +148,6 @@ def touch(path: Path) -> None:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
 
 
-def overwrite(path: Path, content: bytes) -> None:
-    """Write a small file anew, in one rename. What it held need not survive a power failure."""
-    partial = path.with_name(f".{path.name}{PARTIAL}")
-    with writing(path):
-        partial.write_bytes(content)
-        partial.rename(path)
-
-
 def hide(path: Path) -> Path:
     """Take a folder out of sight in one rename; where it is then."""
     hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}{REMOVED}")

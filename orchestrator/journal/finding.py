@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.errors import JournalUnreadable, RunIsLive, UnknownName, Unservable
+from orchestrator.errors import JournalUnreadable, RunIsLive, UnknownRun, Unservable
 from orchestrator.journal import files
 from orchestrator.journal.reading import Clock, Journal
 from orchestrator.stations.run import LIVE, Run
@@ -33,13 +33,13 @@ def _holds_run(path: Path) -> bool:
     return not path.name.startswith(".") and Journal(path).places.events.is_dir()
 
 
-def runs(storage: Path, clock: Clock = time.time) -> tuple[list[Run], list[str]]:
+def runs(storage: Path) -> tuple[list[Run], list[str]]:
     """Every run, newest first, and what is wrong with the directories that tell none."""
     read: list[Run] = []
     problems: list[str] = []
     for journal in journals(storage):
         try:
-            read.append(journal.run(clock))
+            read.append(journal.run())
         except JournalUnreadable as error:
             problems.append(str(error))
     return sorted(read, key=lambda run: (-run.submitted_at_s, run.run)), problems
@@ -53,14 +53,14 @@ def find(storage: Path, wanted: str) -> Journal:
     if os.sep in wanted or wanted in {".", ".."}:
         if _holds_run(Path(wanted).absolute()):
             return Journal(Path(wanted).absolute())
-        raise UnknownName("run", wanted, _shown(list(known), storage))
+        raise UnknownRun("run", wanted, _shown(list(known)), storage)
     matching = [key for key in known if wanted and key.startswith(wanted)]
     if len(matching) == 1:
         return known[matching[0]]
     if matching:
-        listed = ", ".join(_shown(matching, storage))
+        listed = ", ".join(_shown(matching))
         raise Unservable(f"run {wanted!r} may be any of {listed}; write more of its key")
-    raise UnknownName("run", wanted, _shown(list(known), storage))
+    raise UnknownRun("run", wanted, _shown(list(known)), storage)
 
 
 @contextmanager
@@ -73,12 +73,12 @@ def landmark(storage: Path) -> Iterator[Path]:
         files.delete(folder)
 
 
-def _shown(keys: list[str], storage: Path) -> list[str]:
+def _shown(keys: list[str]) -> list[str]:
     """Keys for a message, not too many."""
     more = len(keys) - MOST_NAMES
     if more > 0:
-        return [*keys[:MOST_NAMES], f"and {more} more in {storage}"]
-    return keys or [f"none in {storage}"]
+        return [*keys[:MOST_NAMES], f"and {more} more"]
+    return keys
 
 
 def remove(journal: Journal, clock: Clock = time.time) -> None:

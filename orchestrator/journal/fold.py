@@ -107,7 +107,9 @@ def judged(story: Story, sight: Sight) -> tuple[State, str | None]:
     if story.ended:
         return story.ended.state, story.ended.why
     if gone := absence(story, sight):
-        return ("cancelled" if sight.cancel else "lost"), gone
+        if not sight.cancel:
+            return "lost", gone
+        return "cancelled", "somebody asked, at once" if sight.cancel.at_once else gone
     if story.stopping:
         return "stopping", story.stopping.why
     if open_attempt := story.open_attempt:
@@ -115,6 +117,8 @@ def judged(story: Story, sight: Sight) -> tuple[State, str | None]:
         return ("running" if stepped else "starting"), None
     if story.pending:
         return "pending", story.pending.why
+    if story.attempts and story.attempts[-1].reason == "finished":
+        return "running", None  # to its last words
     if story.claim:
         return "starting", after(story.attempts)
     waited_s = sight.now_s - story.submitted.at_s

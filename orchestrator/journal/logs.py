@@ -32,7 +32,7 @@ class LogLine:
     line: str
 
 
-def logs_of(path: Path, run: Run, *, attempt: int | None = None) -> list[Log]:
+def logs_of(path: Path, run: Run, *, attempt: int | None) -> list[Log]:
     """The logs of an attempt, the newest unless it is named: the first-dead rank, then the others
     by number, then the newest driver's.
     """

@@ -105,7 +105,7 @@ class Beating:
         with self._lock:
             pulse = replace(self._pulse, at_s=time.time())
             try:
-                files.overwrite(self._path, msgspec.json.encode(pulse))
+                files.replace(self._path, msgspec.json.encode(pulse))
             except JournalUnwritable:
                 return  # a disk that comes back is a sign again
 
@@ -178,23 +178,28 @@ class Vigil:
     def hung(self, limit_s: float, now_s: float) -> tuple[str, int | None] | None:
         """What hangs, in words, and the rank that does; None while all goes on."""
         going = [one for one in self.seen.values() if not one.pulse.ended]
-        silent = [one for one in going if now_s - one.since_s > limit_s]
-        if silent:
-            first = min(silent, key=lambda one: (one.since_s, one.pulse.rank))
-            told = f"rank {first.pulse.rank} has given no sign for {now_s - first.since_s:.0f} s"
-            return f"{told} ({where(first.pulse)})", first.pulse.rank
+        quiet = min(going, key=lambda one: (one.since_s, one.pulse.rank), default=None)
+        quiet_s = now_s - quiet.since_s if quiet else 0.0
+        if quiet and quiet_s > limit_s:
+            return _silence(quiet.pulse, quiet_s), quiet.pulse.rank
         newest_s = max((one.marked_s for one in self.seen.values()), default=self._began_s)
         began = any(one.pulse.marks for one in self.seen.values())
         if now_s - newest_s <= (limit_s if began else max(limit_s, START_LIMIT_S)):
             return None
         if not self.seen:
             return f"no process has come up for {now_s - newest_s:.0f} s", None
-        behind = sorted(going, key=lambda one: one.pulse.marks)
         told = f"no step was done for {now_s - newest_s:.0f} s"
+        if quiet and quiet_s > limit_s / 2:  # the others wait for it, and beat while they do
+            return f"{told}; {_silence(quiet.pulse, quiet_s)}", quiet.pulse.rank
+        behind = sorted(going, key=lambda one: one.pulse.marks)
         if len(behind) > 1 and behind[0].pulse.marks < behind[1].pulse.marks:
             rank = behind[0].pulse.rank
             return f"{told}; rank {rank} is behind all others ({where(behind[0].pulse)})", rank
         return told, None
+
+
+def _silence(pulse: Pulse, lasts_s: float) -> str:
+    return f"rank {pulse.rank} has given no sign for {lasts_s:.0f} s ({where(pulse)})"
 
 
 def where(pulse: Pulse) -> str:

@@ -77,9 +77,9 @@ class Journal:
             ) from error
         return folded(self.key, str(self.path.absolute()), story, sight)
 
-    def status(self, clock: Clock = time.time) -> Status:
+    def status(self) -> Status:
         """The run as it stands, beside the forecast of its plan."""
-        run = self.run(clock)
+        run = self.run()
         try:
             forecast = foretold(self.plan(run.plan_digest))
         except JournalUnreadable:
@@ -89,15 +89,15 @@ class Journal:
 
     def proof(self, plan_digest: str) -> Proof:
         """The proof of the plan of that digest."""
-        return self._station(self.places.proof(plan_digest), Proof)
+        return station(self.places.proof(plan_digest), Proof)
 
     def spec(self) -> Spec:
         """What was asked."""
-        return self._station(self.places.spec, Spec)
+        return station(self.places.spec, Spec)
 
     def plan(self, digest: str) -> Plan:
         """The plan of that digest, of those that the run has used."""
-        return self._station(self.places.plan(digest), Plan)
+        return station(self.places.plan(digest), Plan)
 
     def steps(self, run: Run) -> list[TimedStep]:
         """Every step of the run in its order: of one that was redone, the newest."""
@@ -165,13 +165,15 @@ class Journal:
         except msgspec.DecodeError as error:
             return None, [f"{path.name}: {error}"]
 
-    def _station(self, path: Path, kind: type[T]) -> T:
-        try:
-            return codec.from_json(path.read_bytes(), kind)
-        except OSError as error:
-            raise JournalUnreadable(f"{path}: cannot be read: {error.strerror}") from error
-        except msgspec.DecodeError as error:
-            raise JournalUnreadable(f"{path}: is no {kind.__name__}: {error}") from error
+
+def station(path: Path, kind: type[T]) -> T:
+    """The station in a file; `JournalUnreadable` says why it cannot be had."""
+    try:
+        return codec.from_json(path.read_bytes(), kind)
+    except OSError as error:
+        raise JournalUnreadable(f"{path}: cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise JournalUnreadable(f"{path}: is no {kind.__name__}: {error}") from error
 
 
 def foretold(plan: Plan) -> Foretold:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -18,20 +17,25 @@ from orchestrator.errors import (
     JournalUnreadable,
     JournalUnwritable,
     RunIsLive,
-    UnknownName,
+    UnknownRun,
     Unservable,
 )
 from orchestrator.journal import files, liveness, numbered
-from orchestrator.journal.finding import entries, find, journals
+from orchestrator.journal.finding import entries, find, journals, remove
 from orchestrator.journal.fold import UNCLAIMED_S, named
-from orchestrator.journal.reading import Clock, Journal
+from orchestrator.journal.reading import Clock, Journal, station
 from orchestrator.journal.writing import keep
 from orchestrator.stations import codec
 from orchestrator.stations.run import LIVE, Run, Tracking
-from orchestrator.stations.study import Study, StudyOpened, TrialBegun
+from orchestrator.stations.study import (
+    Study,
+    StudyOpened,
+    StudyState,
+    StudyStatus,
+    TrialBegun,
+)
 
 SCHEMA = 1
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class StudyJournal:
 
     def opened(self) -> StudyOpened:
         """What the study began with; `JournalUnreadable` when this is no study's directory."""
-        opened = _station(self.opening, StudyOpened)
+        opened = station(self.opening, StudyOpened)
         if opened.schema > SCHEMA:
             why = f"its schema is {opened.schema}, and this orch reads up to {SCHEMA}"
             raise JournalUnreadable(f"{self.path}: {why}")
@@ -86,38 +90,50 @@ class StudyJournal:
     def tracking(self) -> Tracking | None:
         """The MLflow run of the study; None while none was noted."""
         path = self.path / "mlflow.json"
-        return _station(path, Tracking) if path.exists() else None
+        return station(path, Tracking) if path.exists() else None
 
     def track(self, tracking: Tracking) -> Tracking:
         """Note the MLflow run of the study; one that was noted before stays and comes back."""
         path = self.path / "mlflow.json"
         keep(path, codec.to_json(tracking))
-        return _station(path, Tracking)
+        return station(path, Tracking)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyAsked:
+    """What a study's journal is made from. The same is the same journal, whose key is the study's
+    name and the digest of all that is asked.
+    """
+
+    study: Study
+    steps: int | None
+    devices: int | None = None
+    rehearsal: bool = True
+
+    @property
+    def digest(self) -> str:
+        real = [] if self.rehearsal else ["on a cluster"]
+        return codec.digest([self.study, self.steps, self.devices, *real])
+
+    def place(self, storage: Path) -> StudyJournal:
+        """Where its journal is, or would be."""
+        return StudyJournal(storage / f"{self.study.name}-study-{codec.short(self.digest)}")
 
 
 def open_study(
-    storage: Path,
-    study: Study,
-    *,
-    steps: int,
-    devices: int | None,
-    documents: dict[str, bytes],
-    clock: Clock = time.time,
+    storage: Path, asked: StudyAsked, documents: dict[str, bytes], clock: Clock = time.time
 ) -> StudyJournal:
-    """The journal of a study: the one that was begun before, or a new one.
-
-    The same study is the same key: its name, and the digest of all that is asked.
-    """
-    digest = codec.digest([study, steps, devices])
-    journal = StudyJournal(storage / f"{study.name}-study-{codec.short(digest)}")
+    """The journal of a study: the one that was begun before, or a new one."""
+    digest, journal = asked.digest, asked.place(storage)
     opened = StudyOpened(
         schema=SCHEMA,
         id=uuid.uuid4().hex,
         digest=digest,
         at_s=clock(),
-        study=study,
-        steps=steps,
-        devices=devices,
+        study=asked.study,
+        steps=asked.steps,
+        devices=asked.devices,
+        rehearsal=asked.rehearsal,
     )
     prepared = StudyJournal(files.prepare_folder(storage / "study"))
     try:
@@ -162,13 +178,52 @@ def begin_trial(
 
 def check_idle(journal: StudyJournal, begun: Iterable[TrialBegun], clock: Clock) -> None:
     """`RunIsLive` while another process carries this study out, or one of its runs goes on."""
+    if why := _goes_on(journal, begun, clock):
+        raise RunIsLive(f"study {journal.key}: {why}")
+
+
+def _goes_on(journal: StudyJournal, begun: Iterable[TrialBegun], clock: Clock) -> str | None:
+    """What of a study goes on; None where nothing does."""
     for one in begun:
         run = run_of(journal, one, clock)
         if run and run.state in LIVE:
-            raise RunIsLive(f"study {journal.key}: its run {run.run} is {run.state}")
+            return f"its run {run.run} is {run.state}"
         fresh = clock() - one.at_s < UNCLAIMED_S and one.by != liveness.this_process()
         if run is None and fresh and not liveness.is_gone(one.by):
-            raise RunIsLive(f"study {journal.key}: {named(one.by)} begins its run {one.run}")
+            return f"{named(one.by)} begins its run {one.run}"
+    return None
+
+
+def study_status(journal: StudyJournal, clock: Clock = time.time) -> StudyStatus:
+    """How a study stands, from its runs alone."""
+    opened, begun = journal.opened(), journal.begun()
+    runs = [(one, run) for one in begun if (run := run_of(journal, one, clock))]
+    done = {(one.trial, one.repeat) for one, run in runs if run.state == "succeeded"}
+    asked = len(opened.study.trials) * opened.study.repeats
+    state: StudyState = "succeeded" if len(done) == asked else "stopped"
+    return StudyStatus(
+        study=journal.key,
+        id=opened.id,
+        name=opened.study.name,
+        scaling=opened.study.scaling,
+        state="running" if _goes_on(journal, begun, clock) else state,
+        journal=str(journal.path.absolute()),
+        begun_at_s=opened.at_s,
+        read_at_s=clock(),
+        done=len(done),
+        asked=asked,
+        runs=tuple(run for _, run in runs),
+    )
+
+
+def remove_study(journal: StudyJournal, clock: Clock = time.time) -> None:
+    """Remove a study with every run that was begun for it; `RunIsLive` while one goes on."""
+    check_idle(journal, journal.begun(), clock)
+    for one in journal.begun():
+        with suppress(JournalUnreadable):  # it was removed before, or never came to be
+            remove(journal.run_of(one), clock)
+    files.delete(files.hide(journal.path.absolute()))
+    files.sweep(journal.storage)
 
 
 def run_of(journal: StudyJournal, begun: TrialBegun, clock: Clock = time.time) -> Run | None:
@@ -204,14 +259,5 @@ def find_either(storage: Path, wanted: str) -> Journal | StudyJournal:
         return known[matching[0]]
     try:
         return find(storage, wanted)
-    except UnknownName as error:
-        raise UnknownName("run or study", wanted, [*known, *error.known]) from None
-
-
-def _station(path: Path, kind: type[T]) -> T:
-    try:
-        return codec.from_json(path.read_bytes(), kind)
-    except OSError as error:
-        raise JournalUnreadable(f"{path}: cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise JournalUnreadable(f"{path}: is no {kind.__name__}: {error}") from error
+    except UnknownRun as error:
+        raise UnknownRun("run or study", wanted, [*known, *error.known], storage) from None

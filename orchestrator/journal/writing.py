@@ -6,7 +6,7 @@ dead and lives learns so at its next write, or sign, by `Superseded`.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,14 +23,12 @@ from orchestrator.journal.events import (
     text_of,
 )
 from orchestrator.journal.fold import BEAT_S, named
-from orchestrator.journal.reading import Journal
+from orchestrator.journal.reading import Clock, Journal
 from orchestrator.journal.story import Story, refusal, told
 from orchestrator.stations import codec
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.proof import Proof
 from orchestrator.stations.run import EndState, Reason, Run
-
-Clock = Callable[[], float]
 
 
 class Writer:

@@ -17,10 +17,12 @@ from orchestrator.stations import codec
 
 LOOK_LIMIT_S = 10.0
 POLL_S = 0.2
-# Ray Train asks its workers how they are every two seconds, and waits a minute for slices.
-PACE = {
+# Ray Train asks its workers how they are every two seconds, waits a minute for slices, and says
+# what is printed twice.
+RAY_TRAIN = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }
 
 
@@ -29,7 +31,7 @@ class Crew:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **PACE}
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **RAY_TRAIN}
         )
         self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, daemon=True)

@@ -20,6 +20,7 @@ from orchestrator.launch.words import Told, Wish
 from orchestrator.stations import codec
 
 END_LIMIT_S = 30.0
+MOST_LETTERS = 40  # of 107 in a socket's path; the others are Ray's
 # A machine that does other work too starts processes slowly, which is no reason to give up.
 PATIENCE = {
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
@@ -54,7 +55,7 @@ def private_cluster(
     hosts: Sequence[Host], devices_per_host: int, command: str
 ) -> Iterator[Cluster]:
     """Start a cluster of those nodes and a Ray Job on it; at the end nothing of it is left."""
-    folder, mark = Path(tempfile.mkdtemp(prefix="orch-")), secrets.token_hex(16)
+    folder, mark = short_folder(), secrets.token_hex(16)
     (folder / "ray").mkdir()  # Ray notes its address in there instead of where all would find it
     wish = Wish(mark=mark, folder=str(folder), hosts=tuple(hosts), command=command)
     keeper = _keeper(folder, _environment(folder, mark, devices_per_host))
@@ -69,6 +70,13 @@ def private_cluster(
     finally:
         _end(keeper, mark, folder)
         listener.join()
+
+
+def short_folder() -> Path:
+    """A new folder for a cluster. Its sockets lie in there, and their paths have a limit."""
+    usual = tempfile.gettempdir()
+    where = usual if len(usual) <= MOST_LETTERS else "/tmp"
+    return Path(tempfile.mkdtemp(prefix="orch-", dir=where))
 
 
 def _keeper(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -96,6 +104,7 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
     token.write_text(secrets.token_hex(32), encoding="ascii")
     return kept | {
         owned.MARK: mark,
+        "SPT_NOENV": "1",  # or Ray's processes write their title over the mark
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_TMPDIR": str(folder),

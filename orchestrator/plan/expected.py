@@ -11,16 +11,21 @@ from math import exp, hypot
 
 import numpy as np
 
+from orchestrator import catalog
 from orchestrator.catalog import Efficiency
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.time import StepTime
-from orchestrator.stations.plan import Line
+from orchestrator.stations.plan import Line, Plan
 
 SOURCE = "published-runs"
 ATTENTION = ("attention", "attention recompute")
-SHARE, EXPOSED = "at peak / share", "at peak x exposed"
-WAITS = "calls x root of pods x wait, at most the work above"
+BUSIEST = "waiting for the busiest resource"
+SHARE, EXPOSED = "peak / share", "peak * exposed"
+WAITS = "(calls * wait + hops * hop) * told"
 EIGHTY = 1.28  # standard deviations that hold 80 % of a normal distribution
+# In every published run on several slices a reduction comes after this much work or more; closer
+# together, they are taken to wait in proportion to the work between them.
+APART_S = 0.11
 LANES = 128  # attention kernels fill up a head to whole lanes: 64 costs what 128 does
 FORWARD_AND_BACKWARD = 3  # passes over activations; one more where the policy repeats
 # Elements read and written in one pass: two norms and two residual additions over the stream, the
@@ -33,14 +38,17 @@ LOGITS_TOUCHES, LOGITS_BYTES = 7, 4
 
 @dataclass(frozen=True)
 class Work:
-    """What a step has to do: seconds at peak rates by kind, and how often slices wait."""
+    """What a step has to do: seconds at peak rates by kind, how often slices meet, and hops
+    between slices on the way.
+    """
 
     matmul_s: Number
     attention_s: Number
     hbm_s: Number
     passes_s: Number
     links_s: Number
-    waits: Number
+    reductions: Number
+    hops: Number
 
 
 def work(layout: Layout, lines: list[Line]) -> Work:
@@ -49,18 +57,25 @@ def work(layout: Layout, lines: list[Line]) -> Work:
     attention_s = sum(line.value for line in lines if line.name in ATTENTION)
     links = sum(line.value for line in lines if line.resource not in {"mxu", "hbm", "host"})
     head = np.minimum(layout.model.head_dim / LANES, 1.0)
+    calls = reductions(layout)
     return Work(
         matmul_s=seconds["mxu"] - attention_s,
         attention_s=attention_s / head,
         hbm_s=seconds["hbm"],
-        passes_s=pass_bytes(layout) / (layout.chip.hbm_bytes_per_s.value / layout.chip.devices),
+        passes_s=pass_bytes(layout) / hbm_rate(layout),
         links_s=links,
-        waits=waits(layout),
+        reductions=calls,
+        hops=calls * (layout.pods - 1),
     )
 
 
 def total(lines: list[Line], resource: str) -> Number:
     return sum(line.value for line in lines if line.resource == resource)
+
+
+def hbm_rate(layout: Layout) -> float:
+    """Bytes per second of a device."""
+    return layout.chip.hbm_bytes_per_s.value / layout.chip.devices
 
 
 def pass_bytes(layout: Layout) -> Number:
@@ -77,32 +92,40 @@ def pass_bytes(layout: Layout) -> Number:
     return layout.step_tokens * (layout.compute_bytes * model.layers * touched + logits)
 
 
-def waits(layout: Layout) -> Number:
-    """Reductions between slices, each worth the root of how many slices wait for the slowest.
-
-    One a layer where gradients are reduced as they come, one a step where they accumulate.
-    """
-    calls = np.where(layout.microbatches == 1, layout.model.layers, 1)
-    return calls * np.sqrt(layout.pods) * (layout.pods > 1)
+def reductions(layout: Layout) -> Number:
+    """How often gradients go between slices: once a layer, or once a step where they accumulate."""
+    return np.where(layout.microbatches == 1, layout.model.layers, 1) * (layout.pods > 1)
 
 
 def parts(todo: Work, known: Efficiency) -> dict[str, Number]:
-    """Seconds of each kind of work, as real runs take them.
+    """Seconds of each kind of work, as real runs take them."""
+    each_s = todo.reductions * known.slice_wait_s.value + todo.hops * known.slice_hop_s.value
+    waiting_s = each_s * told(todo, known)
+    return own_parts(todo, known) | {
+        "exposed collectives": todo.links_s * known.exposed.value,
+        "waiting for slices": waiting_s,
+        "between steps": known.between_steps_s.value,
+    }
 
-    Waiting was learned where layers are long, and is never taken for longer than a slice's own
-    work: what shorter layers do, no published run tells.
-    """
-    own = {
+
+def own_parts(todo: Work, known: Efficiency) -> dict[str, Number]:
+    """What a slice does alone."""
+    return {
         "matmuls": todo.matmul_s / known.matmul.value,
         "attention": todo.attention_s / known.attention.value,
         "weights and optimizer": todo.hbm_s,
         "between matmuls": todo.passes_s,
     }
-    return own | {
-        "exposed collectives": todo.links_s * known.exposed.value,
-        "waiting for slices": np.minimum(todo.waits * known.slice_wait_s.value, sum(own.values())),
-        "between steps": known.between_steps_s.value,
-    }
+
+
+def told(todo: Work, known: Efficiency) -> Number:
+    """How far rows tell of the waiting: the work between two reductions over the least of a row.
+
+    A reduction runs beside the layers that follow it. Slices that meet again after a millisecond
+    have had no time to drift apart by what they do in a fifth of a second.
+    """
+    own_s = sum(own_parts(todo, known).values())
+    return np.minimum(own_s / np.maximum(todo.reductions, 1) / APART_S, 1.0)
 
 
 def expected_s(layout: Layout, lines: list[Line], time: StepTime, known: Efficiency) -> Number:
@@ -115,19 +138,46 @@ def expected_lines(
 ) -> tuple[Line, ...]:
     """The same as a ledger, for one layout: its lines add up to `expected`."""
     todo = work(layout, lines)
+    rate = hbm_rate(layout)
+    between_s = known.between_steps_s.value
+    waiting = {
+        "calls": todo.reductions,
+        "wait": known.slice_wait_s.value,
+        "hops": todo.hops,
+        "hop": known.slice_hop_s.value,
+        "told": told(todo, known),
+    }
     how: dict[str, tuple[str, dict[str, Number]]] = {
         "matmuls": (SHARE, {"peak": todo.matmul_s, "share": known.matmul.value}),
         "attention": (SHARE, {"peak": todo.attention_s, "share": known.attention.value}),
-        "weights and optimizer": ("hbm lines", {"hbm": todo.hbm_s}),
-        "between matmuls": ("bytes touched / hbm rate", {"bytes": pass_bytes(layout)}),
+        "weights and optimizer": ("peak", {"peak": todo.hbm_s}),
+        "between matmuls": ("bytes / rate", {"bytes": pass_bytes(layout), "rate": rate}),
         "exposed collectives": (EXPOSED, {"peak": todo.links_s, "exposed": known.exposed.value}),
-        "waiting for slices": (WAITS, {"waits": todo.waits, "wait": known.slice_wait_s.value}),
-        "between steps": ("a step", {}),
+        "waiting for slices": (WAITS, waiting),
+        "between steps": ("between", {"between": between_s}),
     }
     made = [line(name, s, *how[name]) for name, s in parts(todo, known).items()]
-    short = time.lower_s - sum(one.value for one in made)
-    busiest = line("waiting for the busiest resource", short, "lower - all above", {})
+    all_s = sum(one.value for one in made)
+    inputs = {"lower": time.lower_s, "above": all_s}
+    busiest = line(BUSIEST, time.lower_s - all_s, "lower - above", inputs)
     return tuple(one for one in [*made, busiest] if one.value > 0)
+
+
+def beyond(plan: Plan) -> tuple[str, ...]:
+    """Where no published run tells what to expect of a plan: a sentence each."""
+    known, expected = catalog.reach(plan.chip), plan.forecast.step_s.expected
+    if known is None or expected is None:
+        return ()
+    said = []
+    if expected < known.step_s:
+        said.append(
+            f"expected is a guess: no run learned from has steps below {known.step_s:.2g} s"
+        )
+    if plan.chips > known.chips:
+        said.append(
+            f"expected is extrapolated from {plan.chip} runs of up to {known.chips:,} chips"
+        )
+    return tuple(said)
 
 
 def line(name: str, seconds: Number, formula: str, inputs: dict[str, Number]) -> Line:
@@ -145,19 +195,24 @@ def interval(
     which the step is made of it.
     """
     expected = float(expected_s(layout, lines, time, known))
-    factor = exp(hypot(known.spread.value, doubt(parts(work(layout, lines), known), known)))
+    factor = exp(hypot(known.spread.value, doubt(work(layout, lines), known)))
     return max(expected / factor, float(time.lower_s)), expected * factor
 
 
-def doubt(made: dict[str, Number], known: Efficiency) -> float:
-    """Half width, as a share of all parts, of what the constants themselves are not sure of."""
-    total_s = float(sum(made.values()))
-    constants = {
-        "attention": known.attention,
-        "exposed collectives": known.exposed,
-        "waiting for slices": known.slice_wait_s,
-        "between steps": known.between_steps_s,
-    }
-    return EIGHTY * hypot(
-        *(one.unsure * float(made[name]) / total_s for name, one in constants.items())
+def doubt(todo: Work, known: Efficiency) -> float:
+    """Half width, as a share of all parts, of what the constants themselves are not sure of.
+
+    Waiting of which rows tell only in part is in doubt for the rest of it.
+    """
+    made, untold = parts(todo, known), 1 - float(told(todo, known))
+    wait_s = todo.reductions * known.slice_wait_s.value * known.slice_wait_s.unsure
+    hop_s = todo.hops * known.slice_hop_s.value * known.slice_hop_s.unsure
+    unsure_s = (
+        known.attention.unsure * made["attention"],
+        known.exposed.unsure * made["exposed collectives"],
+        (1 - untold) * wait_s,
+        (1 - untold) * hop_s,
+        untold * made["waiting for slices"],
+        known.between_steps_s.unsure * made["between steps"],
     )
+    return EIGHTY * hypot(*map(float, unsure_s)) / float(sum(made.values()))

@@ -8,6 +8,7 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.plan import flops
 from orchestrator.plan import torus as links
+from orchestrator.plan.expected import beyond
 from orchestrator.plan.forecast import forecast
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.refuse import refusal
@@ -125,7 +126,8 @@ def planned(spec: Spec, ask: Ask, found: Found, choice: Choice) -> Plan:
         ),
         warnings=warnings(spec, ask, found),
     )
-    return replace(plan, digest=plan_digest(plan))
+    warned = (*plan.warnings, *beyond(plan))
+    return replace(plan, digest=plan_digest(plan), warnings=warned)
 
 
 def plan_digest(plan: Plan) -> str:

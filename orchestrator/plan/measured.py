@@ -11,7 +11,10 @@ from math import exp, log
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.errors import Unservable
+from orchestrator.plan import flops
 from orchestrator.plan import wishes as wanted
+from orchestrator.plan.compute import BACKWARD_OVER_FORWARD
+from orchestrator.plan.expected import beyond
 from orchestrator.plan.forecast import cost, plain, plain_line, plain_phase, utilization
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.make import plan_digest
@@ -27,6 +30,7 @@ from orchestrator.stations.profile import ChipProfile, Wishes
 from orchestrator.stations.spec import Batch, Experiment, Resources
 
 CORES, EXCHANGES = "cores", "exchanges"
+PRODUCTS = ("matmul forward", "matmul")
 CALIBRATE = "orch calibrate measures it"
 # Four of five steps took between these parts of what was expected (docs/calibrate.md).
 FASTEST, SLOWEST = 0.75, 1.5
@@ -34,9 +38,27 @@ OVERHEAD = 0.1  # of a kernel's seconds at its smallest amount: still needed for
 
 
 def on_profile(plan: Plan, profile: ChipProfile) -> Plan:
-    """The plan with its forecast on a profile, which it names: on another, it is another plan."""
-    made = replace(plan, chip_profile=codec.digest(profile), forecast=forecast(plan, profile))
+    """The plan with its forecast on a profile, which it names: on another, it is another plan.
+
+    Published runs have no part in it, so what they do not tell is no warning any more.
+    """
+    made = replace(
+        plan,
+        chip_profile=codec.digest(profile),
+        forecast=forecast(plan, profile),
+        warnings=tuple(one for one in plan.warnings if one not in beyond(plan)),
+    )
     return replace(made, digest=plan_digest(made))
+
+
+def on_its_chips(plan: Plan, profile: ChipProfile) -> Plan:
+    """The same for a profile of the very chips that the plan is for; of others, an error."""
+    kind, kinds = profile.machine.device_kind, catalog.chip(plan.chip).device_kinds
+    if kind not in kinds:
+        raise Unservable(
+            f"the profile is of {kind}, the plan of {plan.chip}, which JAX calls {kinds[0]}"
+        )
+    return on_profile(plan, profile)
 
 
 def wishes(plan: Plan, profile: ChipProfile) -> Wishes:
@@ -53,7 +75,9 @@ def is_shared(profile: ChipProfile) -> bool:
 def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     """What the plan should take, from the seconds of its pieces and of its messages.
 
-    `lower` is its products alone, at the best rate that was measured; `unoverlapped` is all lines.
+    `unoverlapped` is all lines. On emulated devices `lower` is the products and attention's half of
+    the square at the best rate that was measured; on chips it stays what datasheets say, as MFU's
+    peak does.
     """
     layout = _layout(plan, _chip(plan, profile))
     batch = Batch(sequences=plan.batch.sequences, length=plan.batch.length)
@@ -62,11 +86,11 @@ def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     found = [*piece_lines(plan, layout, profile), *message_lines(plan, layout, profile)]
     lines = [plain_line(line) for line in found]
     per_device = peak(layout.chip, plan.precision.compute).value / layout.chip.devices
-    products = sum(one.amount * one.calls for one in pieces(layout) if one.kernel == "matmul")
+    shared = is_shared(profile)
     step_s = bounds(
-        plain(products / per_device),
+        plain(least_flops(plan, layout) / per_device) if shared else plan.forecast.step_s.lower,
         sum(line.value for line in lines),
-        shared=is_shared(profile),
+        in_turns=shared or plan.devices == 1,
     )
     ordered = tuple(sorted(lines, key=lambda line: -line.value))
     memory = tuple(plain_phase(phase) for phase in phases(layout))
@@ -89,9 +113,17 @@ def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     )
 
 
-def bounds(lower_s: float, sum_s: float, *, shared: bool) -> Bounds:
-    """On shared cores the sum is what to expect, as nothing overlaps; else nothing is known."""
-    if not shared:
+def least_flops(plan: Plan, layout: Layout) -> float:
+    """FLOPs that a device cannot do without: all that MFU counts, and products done again."""
+    products = sum(one.amount * one.calls for one in pieces(layout) if one.kernel in PRODUCTS)
+    forward = flops.attention_flops_per_token(plan.model, plan.batch.length) * plan.batch.tokens
+    return products + (1 + BACKWARD_OVER_FORWARD) * forward / plan.devices
+
+
+def bounds(lower_s: float, sum_s: float, *, in_turns: bool) -> Bounds:
+    """What is done in turns takes the sum; of what several chips hide, nothing is known."""
+    sum_s = max(sum_s, lower_s)
+    if not in_turns:
         return Bounds(lower=lower_s, unoverlapped=sum_s)
     return Bounds(
         lower=lower_s,
@@ -152,7 +184,7 @@ def _message_line(
 def _exchange_s(message: Message, plan: Plan, layout: Layout, profile: ChipProfile) -> float:
     """Straight through the seconds of a small and a large one."""
     size, apart = ways(layout, message.axes), stride(layout, message.axes)
-    key = message.kind, plan.hosts, plan.devices, size, apart
+    key = message.kind, plan.hosts, plan.devices, size, apart, message.together
     times = wanted.exchange_times(profile, key)
     if not times:
         raise Unservable(f"the profile has no {message.kind} of {size} devices: {CALIBRATE}")
@@ -176,11 +208,11 @@ def interpolated(points: list[tuple[float, float]], amount: float) -> float:
 
 
 def peak_flops_per_s(profile: ChipProfile, dtype: str) -> float:
-    """The best rate at which the machine multiplied: all its cores, or one device of its own."""
+    """The best rate at which the machine multiplied, with all its cores."""
     rates = [
-        time.amount * (time.devices if is_shared(profile) else 1) / time.least_s
+        time.amount * time.devices / time.least_s
         for time in profile.kernels
-        if time.kernel == "matmul" and time.dtype == dtype
+        if time.kernel in PRODUCTS and time.dtype == dtype
     ]
     if not rates:
         raise Unservable(f"the profile has no matmul in {dtype}: {CALIBRATE}")
@@ -188,12 +220,13 @@ def peak_flops_per_s(profile: ChipProfile, dtype: str) -> float:
 
 
 def _chip(plan: Plan, profile: ChipProfile) -> Chip:
-    """One chip of the plan as the machine stands for it: its share of what was measured."""
-    chip, dtype, machine = catalog.chip(plan.chip), plan.precision.compute, profile.machine
+    """The chip itself; where devices are emulated, one's share of what was measured."""
+    chip, dtype = catalog.chip(plan.chip), plan.precision.compute
+    if not is_shared(profile):
+        return chip
     name = f"profile {codec.short(codec.digest(profile))}"
-    share = 1 / plan.chips if is_shared(profile) else chip.devices
-    rate = Quantity(value=peak_flops_per_s(profile, dtype) * share, source=name)
-    memory_bytes = machine.memory_bytes / (plan.devices if is_shared(profile) else 1)
+    rate = Quantity(value=peak_flops_per_s(profile, dtype) / plan.chips, source=name)
+    memory_bytes = profile.machine.memory_bytes / plan.devices
     return replace(
         chip,
         peak_flops_per_s={dtype: rate},

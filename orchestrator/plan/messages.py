@@ -23,7 +23,8 @@ FP32_BYTES = 4
 class Message:
     """`calls` a step of one collective over some mesh axes. `bytes` as of an ExchangeWish.
 
-    `copies` stands for the innermost devices of `tensor` that share a kv head.
+    `copies` stands for the innermost devices of `tensor` that share a kv head. So many as
+    `together` says do not wait for one another.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Message:
     axes: tuple[str, ...]
     bytes: float
     calls: float
+    together: int = 1
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def key_value_messages(layout: Layout) -> Iterator[Message]:
 
 def gradient_messages(layout: Layout, per_layer: bool) -> Iterator[Message]:
     """Over the slice where a parameter is repeated, then over its replicas in three steps."""
-    for parcel, times in gradient_parcels(layout, per_layer):
+    for parcel, times, together in gradient_parcels(layout, per_layer):
         sent = sum(leaf.elements for leaf in parcel)
         whole = float(padded(sent, layout.data)) * layout.gradient_bytes
         for leaf in parcel:
@@ -128,14 +130,14 @@ def gradient_messages(layout: Layout, per_layer: bool) -> Iterator[Message]:
                               leaf.elements * layout.gradient_bytes, times)  # fmt: skip
         scatter = _scattering("reduce-scatter", layout.data)
         yield Message("data scatter", scatter, ("data",), whole, times)
-        yield Message("pods", "all-reduce", ("pods",), whole / layout.data, times)
+        yield Message("pods", "all-reduce", ("pods",), whole / layout.data, times, together)
         yield Message("data gather", "all-gather", ("data",), whole, times)
 
 
-def gradient_parcels(layout: Layout, per_layer: bool) -> Iterator[tuple[list[Leaf], int]]:
-    """The parameters whose gradients are reduced as one, and how often in a step.
+def gradient_parcels(layout: Layout, per_layer: bool) -> Iterator[tuple[list[Leaf], int, int]]:
+    """The parameters whose gradients are reduced as one, how often in a step, and beside how many.
 
-    Those of a layer travel together over `data`; elsewhere each travels alone.
+    Those of a layer are one parcel over `data`; elsewhere each is one, and none waits for another.
     """
     layers, norm = layout.model.layers, layout.model.d_model
     stacked, times = (1, layers) if per_layer else (layers, 1)
@@ -144,10 +146,10 @@ def gradient_parcels(layout: Layout, per_layer: bool) -> Iterator[tuple[list[Lea
         for name, elements in layout.layer_matrices.items()
     ]
     leaves += [Leaf(stacked * norm, SLICE)] * 2
-    together = per_layer and layout.data > 1
-    yield from ((parcel, times) for parcel in ([leaves] if together else [[one] for one in leaves]))
-    yield from (([Leaf(layout.table_elements / layout.weight_ways)], 1),) * layout.tables
-    yield [Leaf(norm, SLICE)], 1
+    parcels = [leaves] if per_layer and layout.data > 1 else [[one] for one in leaves]
+    yield from ((parcel, times, len(parcels)) for parcel in parcels)
+    yield from (([Leaf(layout.table_elements / layout.weight_ways)], 1, 1),) * layout.tables
+    yield [Leaf(norm, SLICE)], 1, 1
 
 
 def small_messages(layout: Layout) -> Iterator[Message]:

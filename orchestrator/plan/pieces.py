@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.plan import compute
-from orchestrator.plan.layout import Layout
+from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.time import hbm_lines
 from orchestrator.stations.profile import Kernel
 from orchestrator.stations.spec import DType
@@ -29,19 +29,23 @@ def pieces(layout: Layout) -> list[Piece]:
 
 
 def products(layout: Layout) -> Iterator[Piece]:
-    """Matmuls of the blocks and of the unembedding, those of attention left out."""
+    """Matmuls of the blocks and of the unembedding, those of attention left out.
+
+    A product and its backward pass are timed as one: of the three, none runs as fast as the others.
+    """
     blocks = layout.model.layers * layout.microbatches
     forward = compute.layers_forward_flops(layout)
     again = compute.layers_recompute_flops(layout)
     both = 1 + compute.BACKWARD_OVER_FORWARD
     logits = both * compute.unembedding_forward_flops(layout)
     each = len(layout.layer_matrices) * blocks
-    for name, flops, calls in (
-        ("matmuls", both * forward, both * each),
-        ("recompute", again, each),
-        ("unembedding", logits, both * layout.microbatches),
-    ):
-        yield Piece(name, "matmul", layout.precision.compute, flops / calls, calls)
+    kernels: tuple[tuple[str, Kernel, Number, float], ...] = (
+        ("matmuls", "matmul", both * forward, each),
+        ("recompute", "matmul forward", again, each),
+        ("unembedding", "matmul", logits, layout.microbatches),
+    )
+    for name, kernel, flops, calls in kernels:
+        yield Piece(name, kernel, layout.precision.compute, flops / calls, calls)
 
 
 def pointwise(layout: Layout) -> Iterator[Piece]:

@@ -27,11 +27,13 @@ ANY_REPLICAS = 2**62
 class NoPlan(Unservable):
     """No plan: what fails, and `--set` overrides that would do instead."""
 
+    is_prose = True
+
     def __init__(self, reasons: list[str], instead: list[str]) -> None:
         self.reasons, self.instead = reasons, instead
         lines = ["no realizable plan", *(f"  {reason}" for reason in reasons)]
         if instead:
-            lines += ["", "nearest that can:", *(f"  {spec}" for spec in instead)]
+            lines += ["", "closest specs that work:", *(f"  {spec}" for spec in instead)]
         super().__init__("\n".join(lines))
 
 

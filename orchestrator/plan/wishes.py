@@ -23,6 +23,7 @@ from orchestrator.stations.spec import DType
 AT_ONCE = 4  # emulated devices on which a kernel is timed that as many or more are to run
 # Each kernel at a small and a large amount: how well it runs depends on its size.
 AMOUNTS: dict[Kernel, tuple[float, ...]] = {
+    "matmul forward": (1e6, 3e7, 1e9),
     "matmul": (1e6, 3e7, 1e9),
     "copy": (1e5, 3e6),
     "norm": (8e3, 2e5),
@@ -70,7 +71,9 @@ def nearest_head(head_dim: int) -> int:
 def exchange_wishes(plan: Plan, layout: Layout) -> list[ExchangeWish]:
     """Every kind of collective in every group of the plan, small and large."""
     sent = all_messages(plan, layout)
-    found = {(one.kind, ways(layout, one.axes), stride(layout, one.axes)) for one in sent}
+    found = {
+        (one.kind, ways(layout, one.axes), stride(layout, one.axes), one.together) for one in sent
+    }
     return [
         ExchangeWish(
             kind=kind,
@@ -79,8 +82,9 @@ def exchange_wishes(plan: Plan, layout: Layout) -> list[ExchangeWish]:
             ways=size,
             stride=apart,
             bytes=size_bytes,
+            together=together,
         )
-        for kind, size, apart in sorted(found)
+        for kind, size, apart, together in sorted(found)
         for size_bytes in EXCHANGE_BYTES
     ]
 
@@ -107,7 +111,7 @@ def key_of_kernel(time: KernelWish) -> tuple[object, ...]:
 
 
 def key_of_exchange(time: ExchangeWish) -> tuple[object, ...]:
-    return time.kind, time.processes, time.devices, time.ways, time.stride
+    return time.kind, time.processes, time.devices, time.ways, time.stride, time.together
 
 
 def merged(old: ChipProfile, new: ChipProfile) -> ChipProfile:
@@ -140,9 +144,21 @@ def exchange_times(profile: ChipProfile, wish: tuple[object, ...]) -> list[Excha
 
 
 def of_own_devices(devices: int) -> Wishes:
-    """What is worth knowing of accelerators in one process: each alone, and all together."""
+    """What is worth knowing of accelerators in one process: each alone, and in groups of all sizes,
+    next to each other and apart.
+    """
+    sizes = [size for size in range(2, devices + 1) if devices % size == 0]
+    groups = [
+        (size, apart)
+        for size in sizes
+        for apart in range(1, devices // size + 1)
+        if devices // size % apart == 0
+    ]
     return Wishes(
-        kernels=every_kernel((1,)), exchanges=tuple(every_exchange(1, devices, 1, devices))
+        kernels=every_kernel((1,)),
+        exchanges=tuple(
+            wish for size, apart in groups for wish in every_exchange(1, devices, apart, size)
+        ),
     )
 
 

@@ -44,7 +44,6 @@ def proof_of(plan: Plan, trainer: str, compiled: Compiled) -> Proof:
     return Proof(
         schema=SCHEMA,
         plan_digest=plan.digest,
-        plan_name=plan.name,
         trainer=trainer,
         fits=True,
         agrees=not missed,

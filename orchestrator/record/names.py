@@ -16,6 +16,7 @@ TFLOPS = "perf/per_device_tflops_per_sec"
 TOKENS = "perf/per_device_tokens_per_sec"
 DATA_WAIT = "perf/data_wait_seconds"
 CHECKPOINT_WAIT = "perf/checkpoint_wait_seconds"
+MEASURED_HBM = "perf/peak_hbm_gib"
 LOSS = "learning/loss"
 GRAD_NORM = "learning/grad_norm"
 LEARNING_RATE = "learning/lr"
@@ -24,7 +25,7 @@ TRAINER = "trainer/"
 
 OF_STEPS = (
     STEP_TIME, STEP_TIME_PREDICTED, MFU, MFU_PREDICTED, TFLOPS, TOKENS, DATA_WAIT, CHECKPOINT_WAIT,
-    LOSS, GRAD_NORM, LEARNING_RATE,
+    MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE,
 )  # fmt: skip
 
 PODS, CHIPS = "plan/pods", "plan/chips"

@@ -1,12 +1,17 @@
 """Record room: the MLflow run of a study, of which the runs of its trials are children."""
 
 from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import Journal
-from orchestrator.journal.studies import StudyJournal, run_of
+from orchestrator.journal import Journal, StudyJournal, study_status
 from orchestrator.record.described import ARTIFACTS, NOTE, REPORT, RUN_ID, changed
 from orchestrator.record.store import Found, Status, Store
-from orchestrator.stations.run import LIVE, Run, Tracking
-from orchestrator.stations.study import StudyOpened, TrialBegun
+from orchestrator.stations.run import Run, Tracking
+from orchestrator.stations.study import StudyOpened, StudyState
+
+STATUS: dict[StudyState, Status] = {
+    "running": "RUNNING",
+    "stopped": "FAILED",
+    "succeeded": "FINISHED",
+}
 
 
 def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
@@ -21,7 +26,7 @@ def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     except JournalUnreadable:
         return None
     parent = _its_run(study, opened, store)
-    status = _status(study, opened)
+    status = STATUS[study_status(study).state]
     if parent.status != status:
         store.set_status(parent.id, status, None)
     _keep_page(study, parent, store)
@@ -60,18 +65,3 @@ def _created(study: StudyJournal, opened: StudyOpened, store: Store) -> Found:
         NOTE: f"**{study.key}**: {asked.scaling} scaling, {trials}.\n\nJournal: `{study.path}`",
     }
     return store.create(study.key, opened.at_s, tags)
-
-
-def _status(study: StudyJournal, opened: StudyOpened) -> Status:
-    """A study runs while a run of it does, and has finished when each repeat of each trial has."""
-    states = {(one.trial, one.repeat): _state(study, one) for one in study.begun()}
-    if any(state in LIVE for state in states.values()):
-        return "RUNNING"
-    succeeded = sum(state == "succeeded" for state in states.values())
-    asked = opened.study
-    return "FINISHED" if succeeded == len(asked.trials) * asked.repeats else "FAILED"
-
-
-def _state(study: StudyJournal, begun: TrialBegun) -> str | None:
-    run = run_of(study, begun)
-    return run.state if run else None

@@ -1,18 +1,17 @@
 """Record room: what is measured, predicted and compiled, as points under names. Pure."""
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.record import names
+from orchestrator.record.flat import NOT_IN_A_NAME
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.proof import Proof
 from orchestrator.stations.report import Report
 from orchestrator.stations.run import Attempt, TimedStep
 
 GIB = 2**30
-NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +48,7 @@ def of_step(timed: TimedStep, plan: Plan) -> list[Point]:
         names.TOKENS: tokens_per_s and tokens_per_s * of_device,
         names.DATA_WAIT: step.data_s,
         names.CHECKPOINT_WAIT: step.checkpoint_s,
+        names.MEASURED_HBM: step.peak_hbm_bytes and step.peak_hbm_bytes / GIB,
         names.LOSS: step.loss,
         names.GRAD_NORM: step.grad_norm,
         names.LEARNING_RATE: step.learning_rate,
@@ -107,29 +107,19 @@ def of_proof(proof: Proof, at_s: float) -> list[Point]:
 
 
 def of_ending(report: Report, at_s: float) -> list[Point]:
-    """What the run comes to: medians of its steps, and where its time went.
-
-    What is not held against the forecast has no ratio to it.
-    """
+    """What the run comes to: medians of its steps, and where its time went."""
     found, time = report.measured, report.goodput
     if not report.steps_done:
         return []
     named: dict[str, float | None] = {names.FINAL_LOSS: report.last_loss}
+    named |= {
+        names.OVER_PREDICTED[one.against]: one.measured_over_predicted for one in report.ratios
+    }
     if found:
         named[names.MEDIAN_STEP_TIME] = found.step_s.median
         named[names.TOKENS_PER_S] = found.tokens_per_s
         named[names.MEDIAN_MFU] = found.mfu.median if found.mfu else None
-        named |= _over_predicted(report, found.step_s.median)
     if time:
         named[names.GOODPUT] = time.goodput
         named |= {names.BADPUT[cause]: time.badput_s[cause] for cause in names.BADPUT}
     return finite(named, at_s, report.steps_done)
-
-
-def _over_predicted(report: Report, step_s: float) -> dict[str, float | None]:
-    """The median step over each figure of the forecast; nothing where the two are not alike."""
-    if report.not_compared:
-        return {}
-    bounds = report.forecast.step_s
-    predicted = {name: getattr(bounds, name) for name in names.OVER_PREDICTED}
-    return {names.OVER_PREDICTED[name]: step_s / s for name, s in predicted.items() if s}

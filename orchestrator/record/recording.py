@@ -13,8 +13,9 @@ from orchestrator.journal import Journal
 from orchestrator.record import marks
 from orchestrator.record.places import destination
 from orchestrator.record.projection import Projection, Shown, unseen
-from orchestrator.record.store import NotRecorded, RefusedAlone, Store
+from orchestrator.record.store import NotRecorded, RecordedElsewhere, RefusedAlone, Store
 from orchestrator.stations.record import Destination, Mark, Tried
+from orchestrator.stations.run import LIVE
 
 LOCK_LIMIT_S, POLL_S = 15.0, 0.1
 
@@ -30,15 +31,19 @@ class Recorder:
     def record(self, journal: Journal, shown: Shown = unseen) -> Tried:
         """Bring MLflow up to one journal, and note what came of it."""
         mark = marks.mark_of(journal) or Mark(destination=self._meant(journal))
-        recorded, problem = None, None
+        recorded, problem, by_driver = None, None, False
         try:
             with only_one(journal):
                 recorded = self._projection(journal, mark.destination, shown).catch_up()
         except NotRecorded as error:
             problem = str(error)
+            by_driver = isinstance(error, RecordedElsewhere) and journal.run().state in LIVE
             if not isinstance(error, RefusedAlone):
                 self.stores[mark.destination] = error
-        marks.note(journal, mark, recorded=recorded, problem=problem)
+        if by_driver:  # which notes it too
+            recorded, problem = mark.recorded, None
+        else:
+            marks.note(journal, mark, recorded=recorded, problem=problem)
         return Tried(
             run=journal.key,
             mlflow_tracking_uri=mark.destination.uri,
@@ -46,6 +51,7 @@ class Recorder:
             mlflow_run_id=journal.run().mlflow_run_id,
             recorded=recorded,
             problem=problem,
+            by_driver=by_driver,
         )
 
     def forget(self) -> None:
@@ -85,7 +91,7 @@ def only_one(journal: Journal, limit_s: float = LOCK_LIMIT_S) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             if time.monotonic() > deadline:
-                raise RefusedAlone(f"{journal.key}: another process is recording it")
+                raise RecordedElsewhere("another process is recording it")
             time.sleep(POLL_S)
         yield
     finally:

@@ -20,6 +20,8 @@ from orchestrator.errors import OrchError
 from orchestrator.record.store import MANNERS
 
 LOOPBACK = "127.0.0.1"
+# The same each time, where it is free: a browser keeps what was closed or chosen by address.
+USUAL_PORT = 5080
 # A server is up to 15 processes and takes up to half a minute, more where others work.
 START_LIMIT_S, POLL_S, END_LIMIT_S = 600.0, 0.25, 8.0
 API = "/api/2.0/mlflow/experiments/search?max_results=1"
@@ -32,7 +34,7 @@ class NoServer(OrchError):
 @contextmanager
 def serving(uri: str, port: int | None, log: Path, waiting: Callable[[], None]) -> Iterator[str]:
     """The address of a server that shows a database; it is gone when this is left."""
-    chosen = port or free_port()
+    chosen = port or free_port(USUAL_PORT)
     program = [sys.executable, "-m", "orchestrator.record", "--serve", uri, str(chosen)]
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -48,10 +50,16 @@ def serving(uri: str, port: int | None, log: Path, waiting: Callable[[], None]) 
         process.wait()
 
 
-def free_port() -> int:
-    """A port that nothing listens on now."""
+def free_port(wanted: int = 0) -> int:
+    """A port that nothing listens on now: the one that is wanted, or else any."""
     with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # its last user may just be gone
+        try:
+            probe.bind((LOOPBACK, wanted))
+        except OSError:
+            return free_port()
         return int(probe.getsockname()[1])
 
 

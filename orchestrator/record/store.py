@@ -43,6 +43,10 @@ class RefusedAlone(NotRecorded):
     """This run cannot be recorded now, others in the same MLflow may."""
 
 
+class RecordedElsewhere(RefusedAlone):
+    """Another process records this run now."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """An MLflow run as it stands there."""

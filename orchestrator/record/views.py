@@ -18,6 +18,7 @@ from orchestrator.stations.record import Link
 SHIPPED = Path(__file__).parents[2] / "dashboards" / "views.json"
 TAG = "mlflow.sharedViewState."
 LONGEST_TAG = 20_000
+MOST_COLUMNS = 2
 # The sections that MLflow makes by itself, of every metric, stay closed below a view's own.
 MADE_BY_MLFLOW = ("learning", "perf", "plan", "predicted", "proof", "summary", "trainer")
 # What MLflow always has, and wants last.
@@ -25,33 +26,43 @@ OF_MLFLOW = ("MODEL_METRICS", "SYSTEM_METRICS")
 
 
 class Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Metrics over the steps as `lines`, a `bar` for each run, or a point for each at `x`, `y`.
+    """Metrics over the steps as `lines`, as `bars` of each run, or a point of each run at `x`, `y`.
 
-    MLflow 3.17 keeps the title and shows the metrics' names in its place.
+    MLflow names a chart after its metrics, whatever title it is given: the words stand above it.
     """
 
-    title: str
     lines: list[str] = []
-    bar: str | None = None
+    bars: list[str] = []
     x: str | None = None
     y: str | None = None
     scale: Literal["linear", "log"] = "linear"
 
     @property
     def metrics(self) -> list[str]:
-        return [*self.lines, *(name for name in (self.bar, self.x, self.y) if name)]
+        return [*self.lines, *self.bars, *(name for name in (self.x, self.y) if name)]
 
 
-class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Charts under one name."""
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Charts side by side, under words that say what they show."""
 
     name: str
     charts: list[Chart]
+
+
+class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sections under one name."""
+
+    name: str
+    sections: list[Section]
 
     @property
     def key(self) -> str:
         """What the view is called in links."""
         return "orch-" + self.name.lower().replace(" ", "-")
+
+    @property
+    def charts(self) -> list[Chart]:
+        return [chart for section in self.sections for chart in section.charts]
 
 
 class Views(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,12 +105,17 @@ def kept(view: View) -> dict[str, Any]:
 
 
 def state(view: View) -> dict[str, Any]:
-    """What the page shows: our section open, those that MLflow makes closed. Ordered by a metric,
+    """What the page shows: our sections open, those that MLflow makes closed. Ordered by a metric,
     or the runs of studies would be folded away below their parents.
     """
-    mine = identity(view.name)
-    sections = [section(view.name, mine, shown=True)]
+    keys = {one.name: identity(f"{view.name}: {one.name}") for one in view.sections}
+    sections = [
+        section(one.name, keys[one.name], shown=True)
+        | {"columns": min(len(one.charts), MOST_COLUMNS)}
+        for one in view.sections
+    ]
     sections += [section(name, identity(name), shown=False) for name in MADE_BY_MLFLOW + OF_MLFLOW]
+    cards = [card(chart, keys[one.name]) for one in view.sections for chart in one.charts]
     return {
         "orderByKey": "metrics.`plan/pods`",
         "orderByAsc": True,
@@ -118,7 +134,7 @@ def state(view: View) -> dict[str, Any]:
         "hideEmptyCharts": True,
         "groupBy": None,
         "compareRunSections": sections,
-        "compareRunCharts": [card(view, chart, mine) for chart in view.charts],
+        "compareRunCharts": cards,
     }
 
 
@@ -133,12 +149,11 @@ def section(name: str, key: str, *, shown: bool) -> dict[str, Any]:
     }
 
 
-def card(view: View, chart: Chart, section_key: str) -> dict[str, Any]:
+def card(chart: Chart, section_key: str) -> dict[str, Any]:
     """One chart."""
     shared = {
-        "uuid": identity(f"{view.name}: {chart.title}"),
+        "uuid": identity(f"{section_key}: {', '.join(chart.metrics)}"),
         "metricSectionId": section_key,
-        "displayName": chart.title,
         "deleted": False,
         "isGenerated": False,
         "runsCountToCompare": 20,
@@ -153,8 +168,12 @@ def card(view: View, chart: Chart, section_key: str) -> dict[str, Any]:
             "lineSmoothness": 0,
             "displayPoints": False,  # or the dashes of a second line are not seen
         }
-    if chart.bar:
-        return shared | {"type": "BAR", "metricKey": chart.bar}
+    if chart.bars:
+        return shared | {
+            "type": "BAR",
+            "metricKey": chart.bars[0],
+            "selectedMetricKeys": chart.bars,
+        }
     axes = {"xaxis": axis(chart.x), "yaxis": axis(chart.y)}
     return shared | {"type": "SCATTER", **axes}
 

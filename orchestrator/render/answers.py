@@ -1,15 +1,18 @@
 """Render room: an AnswerSheet as a text that reads from question to answer."""
 
+from math import exp
 from textwrap import wrap
 
 from orchestrator.render.formula import as_printed, number, put_in, with_its_unit, written
-from orchestrator.render.text import columns, count, indent
+from orchestrator.render.text import columns, count, indent, percent, seconds, span
 from orchestrator.stations.answers import (
     AnswerSheet,
     Citation,
     Computed,
     Derivation,
     Difference,
+    Expectation,
+    ExpectedPart,
     Given,
     Quote,
     Quotes,
@@ -19,6 +22,7 @@ from orchestrator.stations.answers import (
 WIDTH = 100
 NAMES = 32  # columns for what a line is about
 LABELS = 10
+NAMED = 10  # runs that are named on the screen; more are counted
 
 
 def screen(sheet: AnswerSheet, next_command: str) -> str:
@@ -29,6 +33,7 @@ def screen(sheet: AnswerSheet, next_command: str) -> str:
         *(section(entry) for entry in sheet.sections),
         *(quotes(entry) for entry in sheet.quotes),
         realized(sheet),
+        *([expected(sheet.expectation)] if sheet.expectation else []),
         sources(sheet.sources),
         [sheet.summary, f"Next: {next_command}"],
     ]
@@ -141,6 +146,38 @@ def compared(difference: Difference) -> list[str]:
         *labelled("plan", difference.planned),
         *labelled("why", difference.why),
     ]
+
+
+def expected(found: Expectation) -> list[str]:
+    """Each part of the expected step, and the interval about it."""
+    lines = ["What published runs lead to expect of a step"]
+    for entry in found.parts:
+        lines += expected_part(entry, found.source)
+    total = " + ".join(seconds(entry.computed.value) for entry in found.parts)
+    lines += labelled("step", f"{total} = {seconds(found.expected_s)}")
+    ends = span(seconds(found.low_s), seconds(found.high_s))
+    strays = f"four of five take {ends}: by a factor of {exp(found.spread):.3f} runs stray of which"
+    why = f"{strays} nothing was learned; the rest is what is not sure of the constants"
+    return lines + labelled("interval", f"{why} {cite(found.source)}")
+
+
+def expected_part(entry: ExpectedPart, source: str) -> list[str]:
+    """The formula, the same with numbers, and the runs behind its constants."""
+    head = f"  {entry.name:{NAMES - 2}}= {written(entry.computed.formula)}"
+    value = f"{put_in(entry.computed)} = {seconds(entry.computed.value)}"
+    lines = [head, *hanging(" " * NAMES + "= ", value)]
+    for one in entry.constants:
+        sure = f", unsure by {percent(one.unsure)}" if one.unsure else ""
+        learned = f"{one.symbol} learned from {runs(one.rows)}{sure} {cite(source)}"
+        lines += hanging(" " * NAMES + "  ", learned)
+    return lines
+
+
+def runs(rows: tuple[str, ...]) -> str:
+    """By name while that is a line or two; JSON has all of them."""
+    if len(rows) > NAMED:
+        return f"{len(rows)} runs"
+    return f"{len(rows)} {'run' if len(rows) == 1 else 'runs'}: {', '.join(rows)}"
 
 
 def sources(cited: tuple[Citation, ...]) -> list[str]:

@@ -2,23 +2,25 @@
 
 from collections.abc import Callable, Sequence
 
+from orchestrator.plan.beside import SUM
+from orchestrator.render.resources import resource
 from orchestrator.render.text import (
-    GIB,
     columns,
     dollars,
     gib,
     indent,
+    page,
     percent,
     scaled,
     seconds,
+    size,
+    smaller,
     span,
     to_digits,
 )
 from orchestrator.stations.beside import Beside, Differing, LineBeside, Named
 from orchestrator.stations.codec import short
 
-MIB = 2**20
-SUM = "sum"  # the line that ends a phase
 ENDS = ("first", "second")
 # Lines that move by less than this share of the larger total are told together.
 SMALL = 0.002
@@ -42,7 +44,6 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("cost, expected", "dollars.expected", dollars),
     ("cost, unoverlapped", "dollars.unoverlapped", dollars),
 )
-RESOURCES = {"mxu": "matmul", "pods": "dcn pods", "hbm": "hbm", "host": "host", "latency": "ici"}
 
 
 def screen(found: Beside, next_command: str) -> str:
@@ -59,7 +60,7 @@ def screen(found: Beside, next_command: str) -> str:
         *(compared if first.digest != second.digest else compared[-1:] * moved(found)),
         [verdict(found), f"Next: {next_command}"],
     ]
-    return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
+    return page(blocks)
 
 
 def title(found: Beside) -> str:
@@ -95,11 +96,6 @@ def shown(value: bool | float | str | None) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else f"{value:,}"
-
-
-def size(value_bytes: float) -> str:
-    """GiB, or MiB of what is small."""
-    return gib(value_bytes) if value_bytes >= GIB / 10 else f"{value_bytes / MIB:,.1f} MiB"
 
 
 def memory(found: Beside) -> list[str]:
@@ -145,17 +141,13 @@ def ledger(
     if small:
         first, second = (sum(getattr(line, at) or 0.0 for line in small) for at in ENDS)
         texts = show(first), show(second), change(first, second)
-        rows.append((f"{len(small)} small lines", "", *texts))
+        rows.append((smaller(len(small)), "", *texts))
     return rows
 
 
 def row(name: str, part: str, line: LineBeside, show: Callable[[float], str]) -> tuple[str, ...]:
     values = ["-" if value is None else show(value) for value in (line.first, line.second)]
     return name, part, *values, change(line.first or 0.0, line.second or 0.0)
-
-
-def resource(name: str) -> str:
-    return RESOURCES.get(name, f"ici {name}")
 
 
 def change(first: float, second: float) -> str:

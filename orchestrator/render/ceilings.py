@@ -8,6 +8,7 @@ from orchestrator.stations import codec
 from orchestrator.stations.profile import ChipProfile, ExchangeTime, Kernel, KernelTime
 
 UNITS: dict[Kernel, str] = {
+    "matmul forward": "FLOP/s",
     "matmul": "FLOP/s",
     "copy": "B/s",
     "norm": "elements/s",
@@ -43,7 +44,9 @@ def kernel_lines(times: Sequence[KernelTime]) -> list[str]:
     most: dict[tuple[str, str, int], float] = {}
     for one in times:
         most[_kind(one)] = max(one.amount, most.get(_kind(one), 0.0))
-    shown = (one for one in times if one.kernel == "matmul" or one.amount == most[_kind(one)])
+    shown = (
+        one for one in times if UNITS[one.kernel] == "FLOP/s" or one.amount == most[_kind(one)]
+    )
     groups = groupby(sorted(shown, key=_of_one_row), key=_of_one_row)
     rows = [kernel_row({time.devices: time for time in group}, counts) for _, group in groups]
     at_once = [f"{n} at once" if n > 1 else "1 device" for n in counts]
@@ -62,7 +65,7 @@ def _of_one_row(time: KernelTime) -> tuple[int, str, int, float]:
 def kernel_row(times: dict[int, KernelTime], counts: Sequence[int]) -> tuple[str, ...]:
     first = next(iter(times.values()))
     unit, name = UNITS[first.kernel], str(first.kernel)
-    name += f" of {with_unit(first.amount, 'FLOP')}" if first.kernel == "matmul" else ""
+    name += f" of {with_unit(first.amount, 'FLOP')}" if unit == "FLOP/s" else ""
     name += f", head_dim {first.head_dim}" if first.head_dim else ""
     found = ((n, times.get(n)) for n in counts)
     rates = (with_unit(at.amount * n / at.seconds, unit) if at else "-" for n, at in found)
@@ -78,15 +81,16 @@ def exchange_lines(times: Iterable[ExchangeTime]) -> list[str]:
     return columns([head, *rows], "<>>>>>>") if rows else []
 
 
-def _of_one_group(time: ExchangeTime) -> tuple[int, int, int, int, str]:
-    return time.processes, time.devices, time.ways, time.stride, time.kind
+def _of_one_group(time: ExchangeTime) -> tuple[int, int, int, int, str, int]:
+    return time.processes, time.devices, time.ways, time.stride, time.kind, time.together
 
 
 def exchange_row(times: list[ExchangeTime]) -> tuple[str, ...]:
     first = times[0]
     apart = f", {first.stride} apart" if first.stride > 1 else ""
+    together = f", {first.together} at a time" if first.together > 1 else ""
     return (
-        first.kind,
+        f"{first.kind}{together}",
         str(first.processes),
         str(first.devices),
         f"{first.ways}{apart}",

@@ -1,6 +1,6 @@
 """Render room: a Checkup as a table, what is wrong first in the eye."""
 
-from orchestrator.render.text import columns
+from orchestrator.render.text import columns, fit
 from orchestrator.stations.checkup import Checkup
 
 SIGNS = {"good": "ok", "limited": "LIMITED", "broken": "BROKEN"}
@@ -9,12 +9,12 @@ SIGNS = {"good": "ok", "limited": "LIMITED", "broken": "BROKEN"}
 def text(checkup: Checkup) -> str:
     """Each finding, with advice under it where it is not good."""
     rows = [(SIGNS[one.health], one.name, one.found) for one in checkup.findings]
-    lines = []
+    lines = ["what this machine can do", ""]
     for one, line in zip(checkup.findings, columns(rows, "<<<"), strict=True):
         lines.append(f"  {line}")
         if one.advice:
             lines.append(f"      {one.advice}")
-    return "\n".join([*lines, "", _verdict(checkup), ""])
+    return fit("\n".join([*lines, "", _verdict(checkup), ""]))
 
 
 def _verdict(checkup: Checkup) -> str:

@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 
 from orchestrator.render.runs import elapsed
-from orchestrator.render.text import columns, count, indent, percent, scaled, seconds, to_digits
+from orchestrator.render.text import (
+    columns,
+    count,
+    indent,
+    percent,
+    scaled,
+    seconds,
+    size,
+    to_digits,
+)
 from orchestrator.stations.report import Goodput, Ratio, Report, Spread
 
 SAME = 0.01
@@ -14,8 +23,13 @@ def screen(reports: Sequence[Report], next_command: str) -> str:
     blocks = [
         [f"{len(reports)} {'run' if len(reports) == 1 else 'runs'}, measured against predicted"],
         ["  speed", *indent(speed(reports), "    ")],
+        ["  memory per device", *indent(memory_of(reports), "    ")],
         ["  where the time went", *indent(time(reports), "    ")],
-        sorted({said for one in reports if (said := note(one))}),
+        [
+            *sorted({said for one in reports if (said := note(one))}),
+            *unmeasured(reports),
+            *unlimited(reports),
+        ],
         [verdict(reports), f"Next: {next_command}"],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
@@ -75,6 +89,32 @@ def note(report: Report) -> str:
     what = "the lower bound" if one.against == "lower" else "what is expected"
     here = " on this machine's measured ceilings" if report.rehearsal else ""
     return f"note: PREDICTED is {what}{here}"
+
+
+def memory_of(reports: Sequence[Report]) -> list[str]:
+    """The peak as forecast, as compiled and as the devices say it was."""
+    head = ("RUN", "FORECAST", "COMPILED", "MEASURED", "ALLOWED")
+    return columns([head, *map(memory_row, reports)], "<>>>>")
+
+
+def memory_row(report: Report) -> tuple[str, ...]:
+    found = report.memory
+    sizes = found.forecast_bytes, found.compiled_bytes, found.measured_bytes, found.hbm_bytes
+    return report.run, *("-" if one is None else size(one) for one in sizes)
+
+
+def unmeasured(reports: Sequence[Report]) -> list[str]:
+    """Why no memory was measured, where none was."""
+    silent = any(one.measured and one.memory.measured_bytes is None for one in reports)
+    return [
+        "note: MEASURED is - where devices do not say what they hold, as those of a CPU"
+    ] * silent
+
+
+def unlimited(reports: Sequence[Report]) -> list[str]:
+    """Why nothing is said to be allowed, where nothing limits."""
+    free = any(one.memory.hbm_bytes is None for one in reports)
+    return ["note: ALLOWED is - in a rehearsal: its devices share this machine's memory"] * free
 
 
 def time(reports: Sequence[Report]) -> list[str]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from orchestrator.render.rehearsal import steps_traced
+from orchestrator.render.rehearsal import where_to_look
 from orchestrator.render.runs import elapsed
-from orchestrator.render.text import columns, count, dollars, percent, seconds, span
+from orchestrator.render.text import columns, count, dollars, fit, indent, percent, seconds, span
 from orchestrator.stations.plan import Bounds, Plan
 from orchestrator.stations.run import Run
 
@@ -14,7 +14,13 @@ CENT = 0.01
 
 def first_line(plan_name: str, address: str, place: str) -> str:
     """What comes before everything else."""
-    return f"{plan_name}: a run on the cluster {address}, which {place} names.\n"
+    return fit(f"{plan_name}: a run on the cluster {address}, which {place} names.\n")
+
+
+def first_line_of_study(name: str, runs: int, address: str, place: str) -> str:
+    """The same, of a study's runs."""
+    these = f"{runs} run{'s, one after another,' if runs != 1 else ''}"
+    return fit(f"{name}: {these} on the cluster {address}, which {place} names.\n")
 
 
 def unserved(address: str, faults: Sequence[str]) -> str:
@@ -30,7 +36,7 @@ def served(address: str, slices: str, hosts: str, storage: str, price: str) -> s
         ("storage", f"{storage}, written from all of them"),
         ("asks for", price),
     ]
-    return "\n".join([f"cluster {address}", "", *(f"  {line}" for line in columns(rows, "<<"))])
+    return fit("\n".join([f"cluster {address}", "", *indent(columns(rows, "<<"))]))
 
 
 def hosts(number: int, versions: Mapping[str, str]) -> str:
@@ -45,18 +51,36 @@ def hosts(number: int, versions: Mapping[str, str]) -> str:
 
 def price(plan: Plan, steps: int) -> str:
     """Chips, time and money of so many steps."""
-    forecast, share = plan.forecast, steps * plan.batch.tokens / plan.tokens
+    return (
+        f"{count(plan.chips)} {plan.chip} chips, {count(steps)} steps, {amounts([(plan, steps)])}"
+    )
 
-    def both(bounds: Bounds) -> tuple[float, float]:
-        """What is expected, where that is known; else from peak rates."""
-        low, high = bounds.low or bounds.lower, bounds.high or bounds.unoverlapped
-        return low * share, high * share
 
-    time = span(*(duration(days * DAY_S) for days in both(forecast.days)))
-    text = f"{count(plan.chips)} {plan.chip} chips, {count(steps)} steps, {time}"
-    if forecast.dollars is None:
-        return f"{text}; no price is known"
-    return f"{text}, {span(*(money(value) for value in both(forecast.dollars)))}"
+def prices(runs: Sequence[tuple[Plan, int]]) -> str:
+    """Chips, time and money of runs that follow each other."""
+    most = max((plan for plan, _ in runs), key=lambda plan: plan.chips)
+    these = (
+        f"{len(runs)} run{'s' * (len(runs) != 1)}, {count(sum(steps for _, steps in runs))} steps"
+    )
+    return f"{count(most.chips)} {most.chip} chips at most, {these}, {amounts(runs)}"
+
+
+def amounts(runs: Sequence[tuple[Plan, int]]) -> str:
+    """Time and money of so many steps of each plan."""
+    time = span(
+        *(duration(days * DAY_S) for days in ends([(p, p.forecast.days, n) for p, n in runs]))
+    )
+    priced = [(p, p.forecast.dollars, n) for p, n in runs if p.forecast.dollars]
+    if len(priced) < len(runs):
+        return f"{time}; no price is known"
+    return f"{time}, {span(*(money(value) for value in ends(priced)))}"
+
+
+def ends(runs: Sequence[tuple[Plan, Bounds, int]]) -> tuple[float, float]:
+    """Sums of what is expected, where that is known; else from peak rates."""
+    shares = [(bounds, steps * plan.batch.tokens / plan.tokens) for plan, bounds, steps in runs]
+    low = sum((bounds.low or bounds.lower) * share for bounds, share in shares)
+    return low, sum((bounds.high or bounds.unoverlapped) * share for bounds, share in shares)
 
 
 def duration(value_s: float) -> str:
@@ -86,9 +110,4 @@ def ending(run: Run, recorded: str, next_command: str) -> str:
     if run.recent:
         mfu = f", MFU {percent(run.recent.mfu)}" if run.recent.mfu is not None else ""
         lines.append(f"measured {seconds(run.recent.step_s)} a step{mfu}")
-    lines.append(f"journal  {run.journal}")
-    if run.profile:
-        traced = f"an XProf trace of {steps_traced(run.profile)}"
-        lines.append(f"profile  {run.journal}/profile, {traced}")
-    lines.append(f"mlflow   {recorded}")
-    return "\n".join([*lines, f"Next: {next_command}"]) + "\n"
+    return fit("\n".join([*lines, *where_to_look(run, recorded, next_command)]) + "\n")

@@ -2,17 +2,21 @@
 
 import re
 from collections.abc import Callable
-from textwrap import wrap
 
+from orchestrator.plan.beside import lies_on
+from orchestrator.render.resources import resource
 from orchestrator.render.text import (
     columns,
     count,
     dollars,
+    following,
     gib,
     indent,
+    page,
     percent,
     scaled,
     seconds,
+    smaller,
     span,
     title,
     with_unit,
@@ -22,13 +26,13 @@ from orchestrator.stations.plan import Axis, Bounds, Line, Mfu, Plan
 
 # Lines of time below this share of the unoverlapped step are shown together.
 SMALL = 0.009
-WIDTH = 84
+SMALL_PART = 0.02  # of the expected step: smaller parts are left to `orch explain`
 
 
-def screen(plan: Plan, next_command: str, compiled: str = "") -> str:
+def screen(plan: Plan, next_command: str | None, compiled: str = "") -> str:
     """The whole plan: what will be done, two ledgers, what it comes to, and what to do next.
 
-    `compiled` is what an earlier proof of this plan said.
+    `compiled` is what an earlier proof of this plan said. While a command goes on there is no next.
     """
     blocks = [
         [title(headline(plan), f"plan {short(plan.digest)}")],
@@ -37,9 +41,9 @@ def screen(plan: Plan, next_command: str, compiled: str = "") -> str:
         indent(time(plan)),
         indent(outcome(plan)),
         [f"warning: {warning}" for warning in plan.warnings],
-        [verdict(plan), f"Next: {next_command}"],
+        [verdict(plan), *following(next_command)],
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return page(blocks)
 
 
 def headline(plan: Plan) -> str:
@@ -57,6 +61,10 @@ def decisions(plan: Plan) -> list[str]:
         ("step", step(plan)),
         ("searched", searched(plan)),
     ]
+    if plan.chip_profile is not None:
+        rows.append(
+            ("measured", f"on a machine of these chips, profile {short(plan.chip_profile)}")
+        )
     if plan.overrides:
         rows.append(("set", " ".join(plan.overrides)))
     return columns(rows, "<<")
@@ -64,7 +72,7 @@ def decisions(plan: Plan) -> list[str]:
 
 def axis_text(axis: Axis) -> str:
     """An axis with the torus axes it lies on: `tensor 8 (x)`, `data 35 (y/4 z/4)` when strided."""
-    where = " ".join(s.torus + (f"/{s.stride}" if s.stride > 1 else "") for s in axis.spans)
+    where = lies_on(axis)
     return f"{axis.name} {axis.size}" + (f" ({where})" if where else "")
 
 
@@ -123,15 +131,10 @@ def amount(line: Line) -> str:
     inputs = line.inputs
     if "calls" in inputs and "hops" in inputs:
         return f"{count(inputs['calls'])} calls x {count(inputs['hops'])} hops"
+    if "once" in inputs:
+        return f"{count(inputs['calls'])} calls x {seconds(inputs['once'])}, as measured"
     name, unit = ("flops", "FLOP") if "flops" in inputs else ("bytes", "B")
     return f"{with_unit(inputs[name], unit)} at {with_unit(inputs['rate'], unit + '/s')}"
-
-
-def resource(line: Line) -> str:
-    """Where the line's time is spent, as the bound names it."""
-    names = {"mxu": "matmul", "pods": "dcn pods", "hbm": "hbm", "host": "host", "latency": "ici"}
-    assert line.resource is not None
-    return names.get(line.resource, f"ici {line.resource}")
 
 
 def time(plan: Plan) -> list[str]:
@@ -141,14 +144,14 @@ def time(plan: Plan) -> list[str]:
     shown = [line for line in forecast.time if line.value >= least]
     small = [line for line in forecast.time if line.value < least]
     rows = [
-        (line.name, resource(line), amount(line), seconds(line.value), mark(plan, line))
+        (line.name, spent_on(line), amount(line), seconds(line.value), mark(plan, line))
         for line in shown
     ]
     if small:
         total = seconds(sum(line.value for line in small))
-        rows.append((f"{len(small)} small lines", "", "", total, ""))
+        rows.append((smaller(len(small)), "", "", total, ""))
     rows.append(("unoverlapped", "", "all lines", seconds(forecast.step_s.unoverlapped), ""))
-    rows.append(("lower bound", forecast.bound, "", seconds(forecast.step_s.lower), ""))
+    rows.append(("lower bound", forecast.bound, "* binds", seconds(forecast.step_s.lower), ""))
     if forecast.step_s.expected is not None:
         within = f"four of five: {together(*ends(forecast.step_s, seconds))}"
         rows.append(("expected", "", within, seconds(forecast.step_s.expected), ""))
@@ -158,13 +161,18 @@ def time(plan: Plan) -> list[str]:
 def expected(plan: Plan) -> list[str]:
     """What the expected step is made of, largest first; nothing where no run was learned from."""
     ledger = sorted(plan.forecast.expected_time, key=lambda line: -line.value)
-    least = SMALL * sum(line.value for line in ledger)
+    least = SMALL_PART * sum(line.value for line in ledger)
     made = [f"{line.name} {seconds(line.value)}" for line in ledger if line.value >= least]
-    return wrap(f"of it {', '.join(made)}", WIDTH) if made else []
+    return [f"of which {', '.join(made)}"] if made else []
+
+
+def spent_on(line: Line) -> str:
+    """Where the line's time is spent, as the bound names it."""
+    return resource(line.resource or "")
 
 
 def mark(plan: Plan, line: Line) -> str:
-    return "<- binds" if resource(line) == plan.forecast.bound else ""
+    return "*" if spent_on(line) == plan.forecast.bound else ""
 
 
 def outcome(plan: Plan) -> list[str]:
@@ -183,7 +191,7 @@ def outcome(plan: Plan) -> list[str]:
         rows.append((price, *figures(forecast.dollars, dollars)))
     known = forecast.step_s.expected is not None
     head = ("", "lower bound", *(("expected", "four of five") if known else ()), "unoverlapped")
-    lines = columns([head, *rows], "<" + ">" * (len(head) - 1), gap="   ")
+    lines = columns([head, *rows], "<" + ">" * (len(head) - 1))
     if forecast.goodput != 1:
         lines.append(f"at a goodput of {percent(forecast.goodput)}")
     return lines

@@ -1,7 +1,18 @@
 """Render room: a Proof on one screen, beside the Forecast that it was held against."""
 
 from orchestrator.render.plan import headline
-from orchestrator.render.text import GIB, columns, count, gib, indent, percent, title, with_unit
+from orchestrator.render.text import (
+    GIB,
+    columns,
+    count,
+    following,
+    gib,
+    indent,
+    page,
+    percent,
+    title,
+    with_unit,
+)
 from orchestrator.stations.codec import short
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.proof import Buffer, Exchanged, Held, Proof
@@ -11,7 +22,7 @@ SMALL = 1e-3  # exchanges below this share of the largest on their link are left
 UNITS = ((2 * 86_400, 86_400, "days"), (3_600, 3_600, "h"), (60, 60, "min"), (0, 1, "s"))
 
 
-def screen(plan: Plan, proof: Proof, age_s: float | None, next_command: str) -> str:
+def screen(plan: Plan, proof: Proof, age_s: float | None, next_command: str | None) -> str:
     """The verdict with everything that it stands on, and what to do next."""
     blocks = [
         [title(headline(plan), f"proof of plan {short(plan.digest)}")],
@@ -21,9 +32,9 @@ def screen(plan: Plan, proof: Proof, age_s: float | None, next_command: str) -> 
         indent(crossings(proof)),
         indent(flops(proof)),
         advice(proof),
-        [verdict(proof), f"Next: {next_command}"],
+        [verdict(proof), *following(next_command)],
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return page(blocks)
 
 
 def compilation(proof: Proof, age_s: float | None) -> list[str]:
@@ -43,10 +54,10 @@ def ago(seconds: float) -> str:
 
 def memory(proof: Proof) -> list[str]:
     """What is held when the most is held, line by line, then the largest buffers."""
-    rows = [("", "compiled", "forecast", ""), *map(memory_row, proof.ledger)]
+    rows = [("", "compiled", "forecast", "forecast/compiled"), *map(memory_row, proof.ledger)]
     peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
-    usable = f"of {gib(proof.hbm_bytes_per_device)}"
-    rows.append(("peak", gib(peak), gib(forecast), f"{ratio(forecast, peak)} {usable}".strip()))
+    rows.append(("peak", gib(peak), gib(forecast), ratio(forecast, peak)))
+    rows.append(("limit", gib(proof.hbm_bytes_per_device), "", ""))
     lines = columns(rows, "<>><")
     return [
         "memory per device",
@@ -73,7 +84,7 @@ def exchanges(proof: Proof) -> list[str]:
     shown = [e for e in proof.collectives if size(e) >= SMALL * most[e.link]]
     if not shown:
         return []
-    rows = [("", "", "compiled", "forecast", ""), *map(exchange_row, shown)]
+    rows = [("", "", "compiled", "forecast", "ratio"), *map(exchange_row, shown)]
     lines = ["payload per device and step", *indent(columns(rows, "<<>><"))]
     added = [
         (c.what, f"{c.link} {' x '.join(c.axes)}", f"+{with_unit(c.bytes_per_step, 'B')}")
@@ -120,7 +131,7 @@ def crossings(proof: Proof) -> list[str]:
 
 
 def flops(proof: Proof) -> list[str]:
-    rows = [("", "compiled", "forecast", ""), *map(flops_row, proof.flops)]
+    rows = [("", "compiled", "forecast", "forecast/compiled"), *map(flops_row, proof.flops)]
     total, forecast = proof.flops_per_device, proof.forecast_flops_per_device
     rows.append(("all", amount(total), amount(forecast), ratio(forecast, total)))
     return ["FLOPs per device and step", *indent(columns(rows, "<>><"))]

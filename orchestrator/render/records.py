@@ -14,8 +14,9 @@ def table(tried: Sequence[Tried], storage: str, next_command: str) -> str:
     rows = [head, *(row(one) for one in tried if one.recorded)]
     lines = [*columns(rows, "<<><"), ""] if len(rows) > 1 else []
     lines += [f"warning: {one.run}: {one.problem}" for one in tried if one.problem]
+    lines += [f"{one.run}: recorded by its own driver" for one in tried if one.by_driver]
     missing = sum(one.problem is not None for one in tried)
-    where = ", ".join(dict.fromkeys(place(one) for one in tried if one.recorded))
+    where = ", ".join(dict.fromkeys(place(one) for one in tried if one.recorded or one.by_driver))
     if missing:
         kept = "Nothing is lost: the journals have it all, and orch sync sends it."
         lines.append(f"Sync: {missing} of {len(tried)} runs not recorded. {kept}")

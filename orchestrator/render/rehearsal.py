@@ -6,7 +6,10 @@ from orchestrator.journal import fold
 from orchestrator.render.text import (
     columns,
     count,
+    fit,
+    hanging,
     indent,
+    off,
     percent,
     scaled,
     seconds,
@@ -19,12 +22,12 @@ from orchestrator.stations.run import Attempt, Recent, Run, Step
 
 LARGEST = 4  # lines of a forecast that are named
 CLOSE = 0.25  # how far off a forecast on a machine at rest may be
-BUSY = "\n         Other work on this machine slows either; orch calibrate measures it again"
+BUSY = "Other work on this machine slows either; orch calibrate measures it again"
 
 
 def first_line(plan_name: str) -> str:
     """What comes before everything else."""
-    return (
+    return fit(
         f"{plan_name}: a rehearsal. No cluster is named, so this machine runs a small copy;"
         " no chip is asked for.\n"
     )
@@ -33,7 +36,7 @@ def first_line(plan_name: str) -> str:
 def resumed(run: Run, plan: Plan) -> str:
     """What comes before a rehearsal that goes on."""
     told = f", {fold.first_line(run.why)}" if run.why else ""
-    return (
+    return fit(
         f"{run.run}: a rehearsal, resumed with {plan.pods} pods of {plan.topology} on this machine."
         f"\nIt was {run.state} after {count(run.steps_done)} of {count(run.steps)} steps{told}.\n"
     )
@@ -56,10 +59,10 @@ def opening(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> str:
         *indent(columns(rows, "<<<")),
         "",
         *(f"not rehearsed: {change}" for change in changes),
-        *(f"{name:8} {text}" for name, text in expectation(small)),
+        *(line for name, text in expectation(small) for line in labelled(name, text)),
         f"{steps} steps in {small.hosts} processes, joined by Ray Train on emulated slices",
     ]
-    return "\n".join(lines) + "\n"
+    return fit("\n".join(lines) + "\n")
 
 
 def expectation(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -92,8 +95,9 @@ def devices(plan: Plan) -> str:
 
 
 def mesh(plan: Plan) -> str:
-    """The axes that have more than one device."""
-    sizes = [f"{axis} {plan.mesh[axis]}" for axis in AXES if plan.mesh[axis] > 1]
+    """The axes of a pod that have more than one device."""
+    inside = (axis for axis in AXES if axis != "pods" and plan.mesh[axis] > 1)
+    sizes = [f"{axis} {plan.mesh[axis]}" for axis in inside]
     return ", ".join(sizes) or "one device"
 
 
@@ -145,14 +149,29 @@ def ending(run: Run, plan: Plan, recorded: str, next_command: str) -> str:
     if run.why:
         lines.append(f"why      {run.why}")
     if run.recent:
-        lines.append(f"measured {measured(run.recent)}")
-        lines.append(f"expected {beside(run.recent, plan)}")
-    lines.append(f"journal  {run.journal}")
+        lines += labelled("measured", measured(run.recent))
+        lines += labelled("expected", beside(run.recent, plan))
+        lines += labelled("", BUSY) if is_off(run.recent, plan) else []
+    return fit("\n".join([*lines, *where_to_look(run, recorded, next_command)]) + "\n")
+
+
+def labelled(name: str, text: str) -> list[str]:
+    return hanging(f"{name:8} ", text)
+
+
+def is_off(recent: Recent, plan: Plan) -> bool:
+    """Whether the forecast on this machine is further off than a machine at rest explains."""
+    ratio = recent.step_s / plan.forecast.step_s.unoverlapped
+    return plan.chip_profile is not None and abs(ratio - 1) > CLOSE
+
+
+def where_to_look(run: Run, recorded: str, next_command: str) -> Iterator[str]:
+    """The last lines about a run that has ended, a rehearsal or not."""
+    yield f"journal  {run.journal}"
     if run.profile:
-        traced = f"an XProf trace of {steps_traced(run.profile)}"
-        lines.append(f"profile  {run.journal}/profile, {traced}")
-    lines.append(f"mlflow   {recorded}")
-    return "\n".join([*lines, f"Next: {next_command}"]) + "\n"
+        yield f"profile  {run.journal}/profile, an XProf trace of {steps_traced(run.profile)}"
+    yield f"mlflow   {recorded}"
+    yield f"Next: {next_command}"
 
 
 def measured(recent: Recent) -> str:
@@ -165,7 +184,6 @@ def beside(recent: Recent, plan: Plan) -> str:
     if plan.chip_profile is None:
         return "unknown: nothing was measured for a plan of this shape, so MFU is not known either"
     step_s, name = plan.forecast.step_s.unoverlapped, short(plan.chip_profile)
-    off = step_s / recent.step_s - 1
-    text = f"{seconds(step_s)}, {percent(abs(off))} {'less' if off < 0 else 'more'} than measured"
+    text = f"{seconds(step_s)}; measured is {off(recent.step_s, step_s, 'that')}"
     reached = f"MFU {percent(plan.forecast.mfu.unoverlapped)} on this machine's profile {name}"
-    return f"{text}; {reached}" + (BUSY if abs(off) > CLOSE else "")
+    return f"{text}; {reached}"

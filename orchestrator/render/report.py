@@ -1,16 +1,11 @@
 """Render room: what a report says, in sentences."""
 
 from orchestrator.journal.fold import first_line
+from orchestrator.render.resources import resource
 from orchestrator.render.runs import elapsed
-from orchestrator.render.text import count, percent, seconds, to_digits
+from orchestrator.render.text import count, off, percent, seconds, to_digits
 from orchestrator.stations.report import Gap, Goodput, Ratio, Report
 
-RESOURCES = {
-    "mxu": "matmul",
-    "pods": "dcn pods",
-    "latency": "ici",
-    **{name: name for name in ("hbm", "host", "cores", "exchanges")},
-}
 SMALL = 0.01  # parts of a gap below this share of its largest are left out
 PLACES = {
     "devices": "on the devices",
@@ -29,11 +24,6 @@ CAUSES = {
     "infrastructure_recovery_from_disruption": "recovering from disruptions",
     "other": "everything else",
 }
-
-
-def resource(name: str) -> str:
-    """A resource as a bound names it."""
-    return RESOURCES.get(name, f"ici {name}")
 
 
 def verdict(report: Report) -> str:
@@ -71,9 +61,8 @@ def how_fast(report: Report) -> str:
 
 def beside(expected: Ratio, report: Report) -> str:
     """The measured step beside the one that was expected."""
-    off = expected.measured_over_predicted - 1
-    longer = f"{percent(abs(off))} {'more' if off > 0 else 'less'} than the"
-    said = f"{longer} {seconds(expected.step_s)} expected"
+    measured_s = expected.step_s * expected.measured_over_predicted
+    said = off(measured_s, expected.step_s, f"the {seconds(expected.step_s)} expected")
     if report.rehearsal:
         said += " on this machine's measured ceilings"
     if report.inside_interval is not None:

@@ -1,10 +1,13 @@
 """Render room: runs as a table, one run on a screen, the lines of its logs."""
 
+from collections.abc import Sequence
+
 from orchestrator.journal.fold import after, first_line
 from orchestrator.journal.logs import Log, LogLine
 from orchestrator.render.text import columns, count, indent, percent, seconds, title
 from orchestrator.stations.codec import short
 from orchestrator.stations.run import LIVE, Attempt, Process, Run, Status
+from orchestrator.stations.study import StudyStatus
 
 TIMES = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 ERROR_WIDTH = 100
@@ -22,13 +25,37 @@ def elapsed(value_s: float) -> str:
     return " ".join(f"{amount} {unit}" for amount, unit in shown)
 
 
-def table(runs: list[Run], storage: str) -> str:
-    """All runs, newest first."""
-    if not runs:
+HEAD = ("RUN", "STATE", "STEPS", "MFU", "PODS", "SUBMITTED", "")
+SIDES = "<<>>>><"
+
+
+def table(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = ()) -> str:
+    """All runs, newest first; those of a study below it, where the newest of them would be."""
+    if not runs and not studies:
         return f"No runs in {storage}\nNext: orch submit SPEC\n"
-    head = ("RUN", "STATE", "STEPS", "MFU", "PODS", "SUBMITTED", "")
-    rows = [head, *(row(run) for run in runs)]
-    return "\n".join(columns(rows, "<<>>>><")) + "\n"
+    known = {one.study: study_row(one) for one in studies}
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for run in runs:
+        group = run.study if run.study in known else run.run
+        groups.setdefault(group, [known[group]] if group in known else []).append(row(run))
+    for key, head in known.items():
+        groups.setdefault(key, [head])
+    rows = [HEAD, *(one for group in groups.values() for one in group)]
+    return "\n".join(columns(rows, SIDES)) + "\n"
+
+
+def study_row(status: StudyStatus) -> tuple[str, ...]:
+    done = f"{status.done} / {status.asked} runs"
+    began = f"{elapsed(status.read_at_s - status.begun_at_s)} ago"
+    return status.study, status.state, done, "", "", began, f"{status.scaling} scaling"
+
+
+def study(status: StudyStatus) -> str:
+    """A study and every run that was begun for it, in their order."""
+    done = f"{status.done} of {status.asked} runs done"
+    head = title(f"{status.study}: {status.state}, {done}", f"{status.scaling} scaling")
+    rows = columns([HEAD, *map(row, status.runs)], SIDES) if status.runs else []
+    return "\n".join([head, *([""] if rows else []), *indent(rows)]) + "\n"
 
 
 def row(run: Run) -> tuple[str, ...]:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from orchestrator.render.compare import spread
-from orchestrator.render.report import resource
+from orchestrator.render.resources import resource
 from orchestrator.render.study import SCALINGS, fused, title
 from orchestrator.render.text import columns, count, indent, percent, scaled, seconds, to_digits
 from orchestrator.stations.report import Spread
+from orchestrator.stations.run import LIVE
 from orchestrator.stations.study import Explanation, Repeated, StudyReport, TrialReport
 
 
@@ -92,7 +93,7 @@ def notes(found: StudyReport) -> list[str]:
 
 def unfinished(found: StudyReport) -> list[str]:
     return [
-        f"warning: {run} is {state}"
+        f"{'note' if state in LIVE else 'warning'}: {run} is {state}"
         for trial in found.trials
         for run, state in trial.unfinished.items()
     ]
@@ -102,14 +103,18 @@ def explained(found: Sequence[Explanation]) -> str:
     """The ledger lines that go with the gaps, as a sentence or two."""
     if not found:
         return "No ledger line goes along with where measured and predicted part."
-    best, *others = (
-        f"{to_digits(one.times, 3)} times {one.line} ({resource(one.resource)})" for one in found
-    )
+    best, *others = (f"{to_digits(one.times, 3)} times {line(one)}" for one in found)
     said = (
         f"Where measured and predicted part, {best} on top of its forecast would explain"
         f" {percent(found[0].share)} of the squared gaps."
     )
     return f"{said} Nearly as well: {', '.join(others)}." if others else said
+
+
+def line(found: Explanation) -> str:
+    """A ledger line, and what it keeps busy where that is known."""
+    busy = f" ({resource(found.resource)})" if found.resource else ""
+    return f"{found.line}{busy}"
 
 
 def verdict(found: StudyReport) -> str:

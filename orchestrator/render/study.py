@@ -21,7 +21,7 @@ def screen(found: StudyForecast, next_command: str = "") -> str:
         [f"{found.name}: {trials}, {SCALINGS[found.scaling]}"],
         indent(table),
         indent(legend(found)),
-        refusals(found),
+        [*refusals(found), *warnings(found)],
         [verdict(found), *([f"Next: {next_command}"] if next_command else [])],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
@@ -107,14 +107,29 @@ def legend(found: StudyForecast) -> list[str]:
 
 def refusals(found: StudyForecast) -> list[str]:
     """Why trials have no plan; trials that are refused alike are told together."""
-    reasons: dict[str, list[str]] = {}
-    for one in found.trials:
-        if one.refused:
-            reasons.setdefault(one.refused, []).append(str(one.number))
+    reasons = ((one.number, one.refused) for one in found.trials if one.refused)
+    return [f"warning: no plan for trial {numbers}: {why}" for why, numbers in alike(reasons)]
+
+
+def warnings(found: StudyForecast) -> list[str]:
+    """What the plans warn of; trials that warn alike are told together, or not at all where all
+    do.
+    """
+    planned = [(one.number, one.planned) for one in found.trials if one.planned]
+    said = ((number, text) for number, plan in planned for text in plan.warnings)
+    every = ", ".join(str(number) for number, _ in planned)
     return [
-        f"warning: no plan for trial {', '.join(numbers)}: {why}"
-        for why, numbers in reasons.items()
+        f"warning: {text}" if numbers == every else f"warning: trial {numbers}: {text}"
+        for text, numbers in alike(said)
     ]
+
+
+def alike(said: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
+    """Each sentence with the numbers of its trials."""
+    numbers: dict[str, list[str]] = {}
+    for number, text in said:
+        numbers.setdefault(text, []).append(str(number))
+    return [(text, ", ".join(of)) for text, of in numbers.items()]
 
 
 def verdict(found: StudyForecast) -> str:

@@ -1,8 +1,16 @@
-"""Render room: numbers with their units, and aligned columns."""
+"""Render room: numbers with their units, aligned columns, and lines that fit a terminal."""
 
+import re
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
+WIDTH = 80  # of a screen
+# What the first words of a line stand behind: the cells before the last one, or a label.
+LEAD = re.compile(r" *(?:\S.* {2,}(?=\S)|[A-Za-z ]{1,16}: )?")
+# Where no line ends: a number stays with what it counts and what it is of.
+BESIDE_A_NUMBER = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)")
+KEPT = "\N{NO-BREAK SPACE}"
 SHORT_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 SI_SCALES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 TIME_SCALES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -35,6 +43,11 @@ def gib(value_bytes: float) -> str:
     return f"{value_bytes / GIB:,.2f} GiB"
 
 
+def size(value_bytes: float) -> str:
+    """Bytes of a device, in GiB or, where that would be nothing, in MiB."""
+    return gib(value_bytes) if value_bytes >= GIB / 10 else f"{value_bytes / MIB:,.1f} MiB"
+
+
 def seconds(value_s: float) -> str:
     """Seconds in the unit that puts digits before the point: 12.1 s, 419 ms, 3.86 ms."""
     scale, unit = next((pair for pair in TIME_SCALES if value_s >= pair[0]), TIME_SCALES[-1])
@@ -43,6 +56,14 @@ def seconds(value_s: float) -> str:
 
 def percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %"
+
+
+def off(measured_s: float, expected_s: float, than: str) -> str:
+    """How far measured is from expected: as a share, or how many times beyond a factor of two."""
+    times = measured_s / expected_s
+    if not 0.5 <= times <= 2:
+        return f"{to_digits(times, 2)} times {than}"
+    return f"{percent(abs(times - 1))} {'more' if times > 1 else 'less'} than {than}"
 
 
 def dollars(value: float) -> str:
@@ -66,6 +87,50 @@ def indent(lines: Iterable[str], by: str = "  ") -> list[str]:
     return [by + line if line else line for line in lines]
 
 
-def title(left: str, right: str, width: int = 80) -> str:
+def following(next_command: str | None) -> list[str]:
+    """What to type next, where there is a next."""
+    return [f"Next: {next_command}"] if next_command else []
+
+
+def smaller(number: int) -> str:
+    """What the lines are called that are told together."""
+    return f"{number} smaller line{'s' * (number != 1)}"
+
+
+def title(left: str, right: str) -> str:
     """Two ends of one line."""
-    return f"{left}{right:>{max(width - len(left), len(right) + 2)}}"
+    return f"{left}{right:>{max(WIDTH - len(left), len(right) + 2)}}"
+
+
+def page(blocks: Iterable[Sequence[str]]) -> str:
+    """Blocks of lines with an empty line between them, within the width of a screen."""
+    return fit("\n\n".join("\n".join(block) for block in blocks if block) + "\n")
+
+
+def fit(text: str) -> str:
+    """The text with wide lines wrapped between words; a command or a path keeps its line."""
+    lines = [part for line in text.split("\n") for part in wrapped(line)]
+    return "\n".join(lines)
+
+
+def wrapped(line: str) -> list[str]:
+    """One line as so many as it needs, the later ones under the first word of its last cell."""
+    if len(line) <= WIDTH or line.startswith("Next: ") or " /" in line:
+        return [line]
+    lead = LEAD.match(line)
+    assert lead
+    start = lead[0] if lead[0].strip() else lead[0] + "  "
+    return hanging(lead[0], line[lead.end() :], len(start))
+
+
+def hanging(start: str, text: str, by: int | None = None) -> list[str]:
+    """Wrapped, with later lines under the first word or moved in by so many columns."""
+    lines = wrap(
+        BESIDE_A_NUMBER.sub(KEPT, text),
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * (len(start) if by is None else by),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(KEPT, " ") for line in lines]

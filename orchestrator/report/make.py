@@ -7,7 +7,7 @@ from orchestrator.journal import Journal, StepReader
 from orchestrator.journal.reading import Clock, foretold
 from orchestrator.report import gap as gaps
 from orchestrator.report.goodput import Steps, goodput, newest
-from orchestrator.report.measure import measured
+from orchestrator.report.measure import measured, peak_hbm_bytes
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.proof import Proof
 from orchestrator.stations.report import Memory, Report
@@ -71,8 +71,8 @@ def reported(run: Run, plan: Plan, steps: Steps, proof: Proof | None = None) -> 
         memory=Memory(
             forecast_bytes=forecast.memory_bytes_per_device,
             compiled_bytes=proof.peak_hbm_bytes_per_device if proof else None,
-            measured_bytes=None,
-            hbm_bytes=forecast.hbm_bytes_per_device,
+            measured_bytes=peak_hbm_bytes(counted),
+            hbm_bytes=None if run.rehearsal else forecast.hbm_bytes_per_device,
         ),
     )
 

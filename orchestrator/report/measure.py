@@ -31,6 +31,13 @@ def measured(plan: Plan, steps: Sequence[Step]) -> Measured | None:
     )
 
 
+def peak_hbm_bytes(steps: Sequence[Step]) -> int | None:
+    """The most that a device was seen to hold; None where devices did not say."""
+    return max(
+        (one.peak_hbm_bytes for one in steps if one.peak_hbm_bytes is not None), default=None
+    )
+
+
 def _known(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from orchestrator import catalog
 from orchestrator.catalog import Efficiency, Learned
-from orchestrator.plan.expected import doubt, parts
+from orchestrator.plan.expected import doubt
 from orchestrator.plan.torus import Floats
 from orchestrator.score.samples import Sample
 
@@ -43,6 +43,7 @@ SHARED = (
     Sought(name="attention", guess=2.0, strays=2.0, least=1.0, most=10.0),
     Sought(name="exposed", guess=0.3, strays=0.3, least=0.0, most=1.0),
     Sought(name="slice_wait_s", guess=0.005, strays=0.005, least=0.0, most=1.0),
+    Sought(name="slice_hop_s", guess=0.001, strays=0.001, least=0.0, most=1.0),
     Sought(name="between_steps_s", guess=0.05, strays=0.05, least=0.0, most=1.0),
 )
 UNITS = (128, 256)
@@ -98,7 +99,8 @@ def equations(samples: list[Sample], chips: list[str], width: int) -> tuple[Floa
     for i, sample in enumerate(samples):
         todo = sample.todo
         rows[i, len(UNITS) + chips.index(sample.run.chip)] = todo.matmul_s
-        rows[i, len(UNITS) + len(chips) :] = (todo.attention_s, todo.links_s, todo.waits, 1.0)
+        shared = (todo.attention_s, todo.links_s, todo.reductions, todo.hops, 1.0)
+        rows[i, len(UNITS) + len(chips) :] = shared
         rows[i] /= sample.measured_s
         known[i] = 1 - (todo.hbm_s + todo.passes_s) / sample.measured_s
     return rows, known
@@ -187,7 +189,7 @@ def beyond(sample: Sample, without: Constants, found: Constants) -> float:
     chip = sample.run.chip
     strayed = log(sample.measured_s / sample.expected_s(without.efficiency(chip)))
     known = found.efficiency(chip)
-    explained = doubt(parts(sample.todo, known), known)
+    explained = doubt(sample.todo, known)
     return sqrt(max(strayed**2 - explained**2, 0.0))
 
 
@@ -242,6 +244,7 @@ def traced(samples: list[Sample], constants: Constants) -> dict[str, tuple[str, 
     return {
         "attention": seen(lambda s: s.todo.attention_s / shared["attention"]),
         "exposed": seen(lambda s: s.todo.links_s),
-        "slice_wait_s": seen(lambda s: s.todo.waits * shared["slice_wait_s"]),
+        "slice_wait_s": seen(lambda s: s.todo.reductions * shared["slice_wait_s"]),
+        "slice_hop_s": seen(lambda s: s.todo.hops * shared["slice_hop_s"]),
         "between_steps_s": seen(lambda _: shared["between_steps_s"]),
     }

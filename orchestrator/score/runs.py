@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator import catalog
+from orchestrator.catalog import Chip
 from orchestrator.catalog.tables import FOLDER
-from orchestrator.errors import Unservable
+from orchestrator.errors import UnknownName, Unservable
 from orchestrator.plan import flops
 from orchestrator.stations.spec import DType, Model
 
 PUBLISHED = FOLDER / "published_runs.csv"
 # Without these nothing can be planned; the others may be empty.
-NEEDED = ("id", "chip", "num_chips", "num_slices", "model", "layers", "d_model", "d_ff", "n_heads",
-          "n_kv_heads", "head_dim", "vocab", "seq_len")  # fmt: skip
-COLUMNS = (*NEEDED, "source_repo", "source_path", "topology", "gated_mlp", "moe_experts",
-           "batch_per_device_seqs", "global_batch_tokens", "ici_fsdp", "ici_tp", "ici_sp", "pp",
-           "params_b", "remat_policy", "compute_dtype", "attention_kernel", "flop_convention",
-           "step_time_s", "tflops_per_chip", "mfu_pct", "notes")  # fmt: skip
+NEEDED = ("id", "chip", "num_chips", "model", "layers", "d_model", "d_ff", "n_heads", "vocab",
+          "seq_len")  # fmt: skip
+COLUMNS = (*NEEDED, "source_repo", "source_path", "num_slices", "topology", "n_kv_heads",
+           "head_dim", "gated_mlp", "moe_experts", "batch_per_device_seqs", "global_batch_tokens",
+           "dcn_dp", "ici_fsdp", "ici_tp", "ici_sp", "pp", "params_b", "remat_policy",
+           "compute_dtype", "attention_kernel", "flop_convention", "step_time_s",
+           "tflops_per_chip", "mfu_pct", "notes")  # fmt: skip
+MOST = 10**15  # of anything counted; beyond it sums are no longer exact
 GEMMA_EVERY = 6  # five local layers to one that sees everything
 TYPES: dict[str, DType] = {"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}
 
@@ -74,7 +78,9 @@ def read(path: Path) -> list[dict[str, str]]:
     """The rows of a file, as text, each with every column of COLUMNS."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file, restval=""))
+            table = csv.DictReader(file, restval="")
+            table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
+            rows = list(table)
     except OSError as error:
         raise Unservable(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -84,13 +90,19 @@ def read(path: Path) -> list[dict[str, str]]:
     missing = [column for column in NEEDED if column not in rows[0]]
     if missing:
         raise Unservable(f"{path}: has no column {', '.join(missing)}")
-    return [{column: (row.get(column) or "").strip() for column in COLUMNS} for row in rows]
+    return [named(row, line) for line, row in enumerate(rows, start=2)]
+
+
+def named(row: dict[str, str], line: int) -> dict[str, str]:
+    """The columns that are known, and a name for a row that has none."""
+    kept = {column: (row.get(column) or "").strip() for column in COLUMNS}
+    return kept | {"id": kept["id"] or f"row {line}"}
 
 
 def run_of(row: dict[str, str]) -> PublishedRun:
     """What a row means; `LeftOut` says why nothing can be made of it."""
     refuse_what_no_trainer_does(row)
-    chips, slices = whole(row, "num_chips"), whole(row, "num_slices")
+    chips, slices = whole(row, "num_chips"), whole(row, "num_slices", 1)
     length = whole(row, "seq_len")
     tensor, sequence = whole(row, "ici_tp", 1), whole(row, "ici_sp", 1)
     # A second axis that shards weights is the same as more of the first.
@@ -107,7 +119,7 @@ def run_of(row: dict[str, str]) -> PublishedRun:
         model=model_of(row),
         window=window_of(row),
         length=length,
-        sequences=sequences_of(row, chips, length),
+        sequences=sequences_of(row, chips * chip_of(row).devices, length),
         mesh={"fsdp": fsdp, "sequence": sequence, "tensor": tensor},
         remat=row["remat_policy"],
         hfu=float(match[1]) / 100 if (match := found(row, r"\bHFU (\d+(?:\.\d+)?)")) else None,
@@ -135,6 +147,10 @@ def refuse_what_no_trainer_does(row: dict[str, str]) -> None:
         raise LeftOut("its optimizer is Muon: plans have lines for AdamW alone")
     if whole(row, "pp", 1) > 1:
         raise LeftOut(f"{row['pp']} pipeline stages: plans have no pipeline")
+    slices = whole(row, "num_slices", 1)
+    if whole(row, "dcn_dp", slices) != slices:
+        raise LeftOut(f"its {slices} slices are not as many replicas: plans share out no weights"
+                      " between slices")  # fmt: skip
 
 
 def number(row: dict[str, str], column: str) -> float:
@@ -160,7 +176,7 @@ def whole(row: dict[str, str], column: str, default: int | None = None) -> int:
     if not row[column] and default is not None:
         return default
     value = number(row, column)
-    if value < 1 or not value.is_integer():
+    if not (1 <= value <= MOST and value.is_integer()):
         raise LeftOut(f"{column} says {row[column]}: a positive whole number is needed")
     return int(value)
 
@@ -181,12 +197,21 @@ def noted(row: dict[str, str], pattern: str, default: int) -> int:
     return int(match[1]) if match else default
 
 
-def sequences_of(row: dict[str, str], chips: int, length: int) -> int:
-    """Sequences of a global step."""
+def chip_of(row: dict[str, str]) -> Chip:
+    try:
+        return catalog.chip(row["chip"])
+    except UnknownName as error:
+        raise LeftOut(str(error)) from None
+
+
+def sequences_of(row: dict[str, str], devices: int, length: int) -> int:
+    """Sequences of a global step; a tpu7x chip is two devices."""
     if row["global_batch_tokens"]:
         tokens = whole(row, "global_batch_tokens")
+    elif each := positive(row, "batch_per_device_seqs"):
+        tokens = round(each * devices * length)
     else:
-        tokens = round(number(row, "batch_per_device_seqs") * chips * length)
+        raise LeftOut("neither global_batch_tokens nor batch_per_device_seqs is stated")
     if not tokens or tokens % length:
         raise LeftOut(f"a batch of {tokens:,} tokens is not whole sequences of {length:,}")
     return tokens // length
@@ -195,8 +220,10 @@ def sequences_of(row: dict[str, str], chips: int, length: int) -> int:
 def model_of(row: dict[str, str]) -> Model:
     """The shape; where nothing says whether tables are tied, the parameter count decides."""
     counts = {"layers": "layers", "d_model": "d_model", "d_ff": "d_ff", "heads": "n_heads",
-              "kv_heads": "n_kv_heads", "head_dim": "head_dim", "vocab": "vocab"}  # fmt: skip
+              "vocab": "vocab"}  # fmt: skip
     shape: dict[str, Any] = {key: whole(row, column) for key, column in counts.items()}
+    shape["kv_heads"] = whole(row, "n_kv_heads", shape["heads"])
+    shape["head_dim"] = whole(row, "head_dim", max(shape["d_model"] // shape["heads"], 1))
     gated = row["gated_mlp"] not in {"0", "false", "False"}
     either = [Model(name=row["model"], gated=gated, tied=tied, **shape) for tied in (True, False)]
     if "tied embeddings" in row["notes"] or "gemma" in row["model"]:

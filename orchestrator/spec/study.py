@@ -66,6 +66,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         repeats=asked.get("repeats", 1),
         after_failure=asked.get("after_failure", "stop"),
         trials=_trials(base, tuple(overrides), varied, spec if scaling == "weak" else None),
+        base=asked["base"],
     )
 
 

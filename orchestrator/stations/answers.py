@@ -102,6 +102,45 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Constant:
+    """A constant of the catalog under its symbol in a formula, and the runs it is learned from.
+
+    `unsure` is its standard deviation, as a share of it, as documents are left out; zero where that
+    was not asked.
+    """
+
+    symbol: str
+    unsure: float
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedPart:
+    """One part of the expected step, in seconds, and the constants in its formula."""
+
+    name: str
+    computed: Computed
+    constants: tuple[Constant, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """What runs lead to expect of the plan's step: the parts add up to `expected_s`.
+
+    `spread` is the half width of the interval, as the logarithm of a factor, that is left beside
+    what is not sure of the constants; `rows` are the runs that it was learned from.
+    """
+
+    parts: tuple[ExpectedPart, ...]
+    expected_s: float
+    low_s: float
+    high_s: float
+    spread: float
+    rows: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Citation:
     """A source that the sheet names."""
 
@@ -113,7 +152,10 @@ class Citation:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSheet:
-    """Everything `orch explain` says. Without a plan, `no_plan` says why there is none."""
+    """Everything `orch explain` says. Without a plan, `no_plan` says why there is none.
+
+    `expectation` is None without a plan, and for chips of which no run was ever published here.
+    """
 
     schema: int
     name: str
@@ -129,6 +171,7 @@ class AnswerSheet:
     quotes: tuple[Quotes, ...]
     plan_digest: str | None
     differences: tuple[Difference, ...]
+    expectation: Expectation | None
     no_plan: str | None
     sources: tuple[Citation, ...]
     summary: str

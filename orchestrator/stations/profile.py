@@ -7,7 +7,8 @@ from orchestrator.stations.spec import DType
 
 # What is timed on the devices alone, and the amount that its seconds grow with.
 Kernel = Literal[
-    "matmul",  # FLOPs
+    "matmul forward",  # FLOPs
+    "matmul",  # FLOPs, of the product and of both products of its backward pass
     "copy",  # bytes read and written
     "norm",  # elements; forward, again and backward, as the next two
     "gate",
@@ -39,7 +40,8 @@ class ExchangeWish:
     """A collective to be timed: groups of `ways` devices, `stride` apart in the order of all.
 
     All groups run at once, on `devices` devices in so many processes. `bytes` is the whole of what
-    is gathered, scattered or reduced; of a permute, what each device sends.
+    is gathered, scattered or reduced; of a permute, what each device sends. `together` are under
+    way at a time, none waiting for another.
     """
 
     kind: Exchanged
@@ -48,6 +50,7 @@ class ExchangeWish:
     ways: int
     stride: int
     bytes: int
+    together: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class KernelTime(KernelWish):
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeTime(ExchangeWish):
-    """Seconds of one exchange, likewise."""
+    """Seconds of one exchange, likewise; of several together, what each of them adds."""
 
     seconds: float
     least_s: float

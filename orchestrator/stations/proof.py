@@ -90,7 +90,6 @@ class Proof:
 
     schema: int
     plan_digest: str
-    plan_name: str
     trainer: str
     fits: bool
     agrees: bool

@@ -37,7 +37,10 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What came of a try to record a run: what is in MLflow now, or why it could not be done."""
+    """What came of a try to record a run: what is in MLflow now, or why it could not be done.
+
+    `by_driver` says that the run goes on and its own driver was recording it.
+    """
 
     run: str
     mlflow_tracking_uri: str
@@ -45,6 +48,7 @@ class Tried:
     mlflow_run_id: str | None
     recorded: Recorded | None
     problem: str | None
+    by_driver: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

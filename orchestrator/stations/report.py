@@ -107,12 +107,16 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """The peak on a device: as forecast, as the compiler has it, as it was; None where unknown."""
+    """The peak on a device: as forecast, as the compiler has it, as it was; None where unknown.
+
+    `hbm_bytes` is what the compiler allows, None where nothing limits: the emulated devices of a
+    rehearsal share this machine's memory.
+    """
 
     forecast_bytes: float
     compiled_bytes: float | None
     measured_bytes: float | None
-    hbm_bytes: float
+    hbm_bytes: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,9 @@ class Step:
     `step_s` runs from the end of the step before to the end of this one. `data_s` and
     `checkpoint_s` are the parts of it in which the loop waited for a batch, and for a state to
     leave the devices. The first step of an attempt carries its `opening`; it includes warming up,
-    and has no rates. `mfu` is None where the peak of the device is not known.
+    and has no rates. `mfu` is None where the peak of the device is not known. `peak_hbm_bytes` is
+    the most that a device of the writing process had held until then, on the steps at which it was
+    looked up and where devices say so.
     """
 
     index: int
@@ -59,6 +61,7 @@ class Step:
     tokens_per_s_per_chip: float | None = None
     model_flops_per_s_per_chip: float | None = None
     mfu: float | None = None
+    peak_hbm_bytes: int | None = None
     trainer_metrics: dict[str, float] = field(default_factory=dict)
     opening: Opening | None = None
 

@@ -5,11 +5,12 @@ from typing import Literal
 
 from orchestrator.stations.plan import Bounds, Mfu
 from orchestrator.stations.report import Spread
-from orchestrator.stations.run import Process
+from orchestrator.stations.run import Process, Run
 from orchestrator.stations.spec import Spec
 
 Scaling = Literal["strong", "weak"]
 AfterFailure = Literal["stop", "go on"]
+StudyState = Literal["running", "stopped", "succeeded"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,8 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What was asked: the trials in the order in which they run, each `repeats` times.
+    """What was asked: the trials in the order in which they run, each `repeats` times. `base` is
+    the file of the spec that is varied, relative to the study's own.
 
     Scaling is `strong` where all trials have the batch that was asked, and `weak` where it grows
     with the pods.
@@ -35,12 +37,14 @@ class Study:
     repeats: int
     after_failure: AfterFailure
     trials: tuple[Trial, ...]
+    base: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOpened:
-    """What a study's journal begins with, and never changes. `steps` and `devices` (of a pod; None
-    for the fewest) are those of its rehearsals; `digest` is the identity of all of it.
+    """What a study's journal begins with, and never changes. `steps` were asked of every run; None
+    where each spec says them. `devices` are of a pod of its rehearsals, None for the fewest.
+    `digest` is the identity of all of it.
     """
 
     schema: int
@@ -48,8 +52,9 @@ class StudyOpened:
     digest: str
     at_s: float
     study: Study
-    steps: int
+    steps: int | None
     devices: int | None
+    rehearsal: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +69,31 @@ class TrialBegun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StudyStatus:
+    """How a study stands at `read_at_s`. It is `running` while a run of it goes on or is about to,
+    has `succeeded` when every repeat of every trial has, and is `stopped` otherwise: it goes on
+    when it is submitted again. `done` of the `asked` repeats have succeeded; `runs` are all that
+    were begun and not removed, in their order.
+    """
+
+    study: str
+    id: str
+    name: str
+    scaling: Scaling
+    state: StudyState
+    journal: str
+    begun_at_s: float
+    read_at_s: float
+    done: int
+    asked: int
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Planned:
     """What a trial's plan comes to. `efficiency` is its tokens per second and chip over those of
     the smallest trial of its series: of those that vary in nothing but their number of chips.
+    `warnings` are the plan's.
     """
 
     plan_digest: str
@@ -81,6 +108,7 @@ class Planned:
     bound: str
     days: Bounds
     dollars: Bounds | None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +157,7 @@ class TrialReport:
     `predicted` is of the plan that ran; where `not_compared` says why it is not to be held against
     the measurement, of the plan for chips. `expected_s` is the step that was expected, where the
     forecast has one. `chips` are of what ran. `unfinished` are its runs that have not succeeded,
-    each with its state.
+    each with its state, where no other has in their place.
     """
 
     number: int
@@ -146,7 +174,8 @@ class TrialReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A ledger line that goes with where measured and predicted part over trials.
+    """A ledger line that goes with where measured and predicted part over trials: of what was
+    expected, or of the roofline where nothing is. `resource` is empty where a line has none.
 
     `times` of it on top of the prediction leave the least of the gaps; `share` is how much of them
     that explains, 1 for all. It is a hint: other lines may grow alike.

@@ -13,8 +13,9 @@ MOST = 3
 def explanations(parted: Sequence[tuple[Plan, float]]) -> tuple[Explanation, ...]:
     """The lines whose growth over trials is most like that of the gaps, which are in seconds.
 
-    Of each line the multiple that leaves the least squares of the gaps; a line of which less than
-    nothing would be needed explains none.
+    They are lines of what is expected, to which the gaps are, or else of the roofline. Of each the
+    multiple that leaves the least squares of the gaps; a line of which less than nothing would be
+    needed explains none.
     """
     if len(parted) < FEWEST:
         return ()
@@ -32,8 +33,9 @@ def explanations(parted: Sequence[tuple[Plan, float]]) -> tuple[Explanation, ...
 def _lines(plans: Sequence[Plan]) -> dict[tuple[str, str], list[float]]:
     """Every ledger line with its seconds in each plan; 0 where a plan has none."""
     found: dict[tuple[str, str], list[float]] = {}
+    known = all(plan.forecast.expected_time for plan in plans)
     for i, plan in enumerate(plans):
-        for line in plan.forecast.time:
+        for line in plan.forecast.expected_time if known else plan.forecast.time:
             values = found.setdefault((line.name, line.resource or ""), [0.0] * len(plans))
             values[i] += line.value
     return found

@@ -100,4 +100,5 @@ def planned(plan: Plan, smallest_plan: Plan) -> Planned:
         bound=plan.forecast.bound,
         days=plan.forecast.days,
         dollars=plan.forecast.dollars,
+        warnings=plan.warnings,
     )

@@ -92,11 +92,10 @@ def _expected_s(report: Report) -> float | None:
 
 
 def _unfinished(trial: Trial, ran: Sequence[Ran]) -> dict[str, str]:
-    return {
-        one.report.run: one.report.state
-        for one in ran
-        if one.trial == trial.number and one.report.state != "succeeded"
-    }
+    """The runs of a trial that have not succeeded, where no later one has in their place."""
+    mine = [one for one in ran if one.trial == trial.number]
+    done = {one.repeat for one in mine if one.report.state == "succeeded"}
+    return {one.report.run: one.report.state for one in mine if one.repeat not in done}
 
 
 def _least_rates(

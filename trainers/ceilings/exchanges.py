@@ -33,12 +33,17 @@ def ready(
 ) -> tuple[Probe, Callable[[Timed], ExchangeTime]]:
     """The exchange in every group of the devices, which are in the order of the mesh."""
     grid = np.array(devices).reshape(-1, wish.ways, wish.stride)
-    body, start = EXCHANGES[wish.kind](wish)
+    one, start = EXCHANGES[wish.kind](wish)
+
+    def body(each: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return tuple(map(one, each))
 
     def time(found: Timed) -> ExchangeTime:
-        return ExchangeTime(**(vars(wish) | vars(found)))
+        of_each = {name: getattr(found, name) / wish.together for name in ("seconds", "least_s")}
+        return ExchangeTime(**(vars(wish) | vars(found) | of_each))
 
-    return probe(Mesh(grid, ("outer", GROUP, "inner")), body, start), time
+    mesh = Mesh(grid, ("outer", GROUP, "inner"))
+    return probe(mesh, body, (start,) * wish.together), time
 
 
 def _numbers(wish: ExchangeWish) -> int:

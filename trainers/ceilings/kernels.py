@@ -67,16 +67,21 @@ def shaped(wish: KernelWish, *shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, DTYPES[wish.dtype])
 
 
-def matmul(wish: KernelWish) -> Piece:
-    """A product and the product back, of which a backward pass is made."""
-    size = max(16, round((wish.amount / 4) ** (1 / 3) / 16) * 16)
+def multiply(wish: KernelWish, *, backward: bool) -> Piece:
+    """A product, and with its backward pass those of the input and of the weight.
+
+    Each has its own order of dimensions, for which a library may have another kernel.
+    """
+    products = 3 if backward else 1
+    size = max(16, round((wish.amount / 2 / products) ** (1 / 3) / 16) * 16)
 
     def body(tree: Any) -> Any:
         x, weight = tree
-        return (x @ weight) @ weight.T, weight
+        y = x @ weight
+        return (y @ weight.T, x.T @ y) if backward else (y, weight)
 
     square = shaped(wish, size, size)
-    return Piece(body, (square, square), 4.0 * size**3)
+    return Piece(body, (square, square), 2.0 * products * size**3)
 
 
 def copy(wish: KernelWish) -> Piece:
@@ -175,7 +180,8 @@ def attend(wish: KernelWish, *, backward: bool) -> Piece:
 
 
 PIECES: dict[Kernel, Callable[[KernelWish], Piece]] = {
-    "matmul": matmul,
+    "matmul forward": lambda wish: multiply(wish, backward=False),
+    "matmul": lambda wish: multiply(wish, backward=True),
     "copy": copy,
     "norm": norm,
     "gate": gate,

@@ -152,14 +152,14 @@ class Checkpoints:
 
     @contextmanager
     def _writing(self, step: int | None) -> Iterator[None]:
-        """A save that fails gives the disk back what it had taken."""
+        """A save that fails gives back the disk it took, where no thread writes on."""
         try:
             with self._named(f"step {step} cannot be saved"):
                 yield
         except CheckpointFailed:
             self._saving = None
             if self._primary:
-                with suppress(OSError):  # the next attempt sweeps too
+                with suppress(OSError):  # opening sweeps what is still written to
                     self._shelf.sweep()
             raise
 

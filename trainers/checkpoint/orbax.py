@@ -1,5 +1,6 @@
 """Checkpoint room: Orbax, and the sums that it writes into a step before the step is visible."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from orbax.checkpoint import options
 from trainers.checkpoint import sums
 
 TIMEOUT_S = 600
+# Where Orbax tells of its own steps; who reads a run's log looks for the run's.
+logging.getLogger("absl").setLevel(logging.WARNING)
 
 
 class Summed(ocp.StandardCheckpointHandler):  # type: ignore[misc]

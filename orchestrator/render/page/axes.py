@@ -50,7 +50,7 @@ def from_zero(values: Iterable[float], room: float = 1.06) -> Axis:
     return Axis(0.0, (max(values, default=0.0) or 1.0) * room)
 
 
-def logarithmic(values: Iterable[float], room: float = 1.6) -> Axis:
+def logarithmic(values: Iterable[float], room: float) -> Axis:
     """A logarithmic axis that holds all the values, with some room on both sides."""
     found = [value for value in values if value > 0] or [1.0]
     return Axis(min(found) / room, max(found) * room, log=True)

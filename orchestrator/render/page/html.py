@@ -1,6 +1,6 @@
 """Render room, pages: HTML and SVG as text in which nothing is markup unless it was made here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -38,11 +38,19 @@ def percent_of(fraction: float) -> str:
     return f"{fraction * 100:.5g}%"
 
 
-def filled(template: str, **parts: str) -> str:
-    """A template of dashboards/ with its places filled, the style of all pages among them."""
+def filled(
+    template: str, *, title: str, verdict: str, headline: str, kind: Html, **parts: str
+) -> str:
+    """A template of dashboards/ with its places filled, in the frame and style of all pages."""
     style = Html((TEMPLATES / "report.css").read_text(encoding="utf-8"))
+    inside = Html(_substituted(template, parts))
+    of_all = {"title": title, "verdict": verdict, "headline": headline, "kind": kind}
+    return _substituted("page.html", of_all | {"style": style, "inside": inside})
+
+
+def _substituted(template: str, parts: Mapping[str, str]) -> str:
     text = Template((TEMPLATES / template).read_text(encoding="utf-8"))
-    return text.substitute({name: join(part) for name, part in parts.items()}, style=style)
+    return text.substitute({name: join(part) for name, part in parts.items()})
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, words: int = 1) -> Html:

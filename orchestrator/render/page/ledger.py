@@ -5,6 +5,7 @@ from orchestrator.render.page.bars import Bar, Mark, Segment, bars
 from orchestrator.render.page.html import Html, join, tag
 from orchestrator.render.page.roofline import kind_of
 from orchestrator.render.page.shown import Shown
+from orchestrator.render.resources import resource
 from orchestrator.render.text import seconds
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.report import Measured, Report
@@ -65,7 +66,7 @@ def predicted(plan: Plan) -> list[Bar]:
     """A bar for each resource, the busiest first."""
     lines: dict[str, list[Segment]] = {}
     for line in plan.forecast.time:
-        name = "ici latency" if line.resource == "latency" else words.resource(line.resource or "")
+        name = "ici latency" if line.resource == "latency" else resource(line.resource or "")
         lines.setdefault(name, []).append(Segment(name=line.name, value=line.value))
     found = [
         Bar(name=name, kind=kind_of(name), segments=tuple(sorted(all_, key=lambda s: -s.value)))

@@ -90,7 +90,7 @@ def plot(
     key = tag("ul", *names, class_="key") if keyed and names else Html("")
     above = tag("div", frame.y_name, class_="axis-name")
     below = tag("div", frame.x_name, class_="axis-name below")
-    return join(above, drawing, below, key)
+    return tag("div", above, drawing, below, key, class_="drawn")
 
 
 def _grid(frame: Frame) -> Html:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from orchestrator.render.page.axes import Axis, logarithmic
 from orchestrator.render.page.html import Html
 from orchestrator.render.page.plots import Curve, Flag, Frame, plot
-from orchestrator.render.report import resource
+from orchestrator.render.resources import resource
 from orchestrator.render.text import with_unit
 from orchestrator.stations.plan import Plan
 

@@ -8,14 +8,13 @@ from orchestrator.render.page.roofline import roofline
 from orchestrator.render.page.shown import Shown
 from orchestrator.render.page.steps import steps
 from orchestrator.render.plan import amount, headline
+from orchestrator.render.resources import resource
 from orchestrator.render.runs import cause, elapsed
-from orchestrator.render.text import count, gib, percent, scaled, seconds, to_digits
+from orchestrator.render.text import count, percent, scaled, seconds, size, to_digits
 from orchestrator.stations.codec import short
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.report import Report
 from orchestrator.stations.run import Run
-
-MIB, GIB = 2**20, 2**30
 
 
 def run_page(shown: Shown) -> str:
@@ -104,22 +103,28 @@ def roofline_note(shown: Shown) -> Html:
     return tag("p", said)
 
 
-def size(value_bytes: float) -> str:
-    return gib(value_bytes) if value_bytes >= GIB / 10 else f"{value_bytes / MIB:,.1f} MiB"
-
-
 def memory(shown: Shown) -> Html:
-    """Forecast by lines, compiled by classes, against what the compiler allows."""
-    forecast, proof = shown.full.forecast, shown.proof
-    largest = max(forecast.memory, key=lambda phase: phase.bytes)
+    """Of the plan for chips against what the compiler allows; a rehearsal's own, and apart it."""
+    if not shown.report.rehearsal:
+        return of_chips(shown)
+    here = tag("h3", "The rehearsal, on this machine")
+    free = tag("p", "Nothing limits an emulated device: all of them share this machine's memory.")
+    chips = tag("h3", f"The plan, on {shown.full.chip} chips")
+    return join(here, bars([foretold(shown.plan)], size), free, chips, of_chips(shown))
+
+
+def foretold(plan: Plan) -> Bar:
+    """The largest phase of a step, by what it holds."""
+    largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
     lines = sorted(largest.lines, key=lambda line: -line.value)
-    rows = [
-        Bar(
-            name=f"forecast: {largest.name}",
-            kind="hbm",
-            segments=tuple(Segment(name=line.name, value=line.value) for line in lines),
-        )
-    ]
+    segments = tuple(Segment(name=line.name, value=line.value) for line in lines)
+    return Bar(name=f"forecast: {largest.name}", kind="hbm", segments=segments)
+
+
+def of_chips(shown: Shown) -> Html:
+    """Forecast by lines, compiled by classes and measured, against what the compiler allows."""
+    proof, allowed = shown.proof, shown.full.forecast.hbm_bytes_per_device
+    rows = [foretold(shown.full)]
     if proof:
         held = sorted(proof.ledger, key=lambda line: -line.compiled)
         segments = tuple(Segment(name=line.name, value=line.compiled) for line in held)
@@ -127,15 +132,16 @@ def memory(shown: Shown) -> Html:
         rest = peak - sum(segment.value for segment in segments)
         more = (Segment(name="the rest", value=rest),) if rest > 0 else ()
         rows.append(Bar(name="compiled", kind="dcn", segments=(*segments, *more)))
-    limit = Mark(name="the compiler allows", kind="limit", value=forecast.hbm_bytes_per_device)
+    limit = Mark(name="the compiler allows", kind="limit", value=allowed)
     said = [] if proof else ["No proof is kept with this run: nothing was compiled for chips."]
     known = shown.report.memory.measured_bytes
-    if known is not None and not shown.report.rehearsal:
-        rows.append(
-            Bar(name="measured", kind="measured", segments=(Segment(name="peak", value=known),))
-        )
+    if shown.report.rehearsal:
+        said.append("What the emulated devices of a rehearsal hold says nothing about chips.")
+    elif known is None:
+        said.append("The devices did not say what they held: nothing was measured.")
     else:
-        said.append("What the devices held was not measured.")
+        segments = (Segment(name="peak", value=known),)
+        rows.append(Bar(name="measured", kind="measured", segments=segments))
     return join(bars(rows, size, [limit]), tag("p", " ".join(said)))
 
 
@@ -194,7 +200,7 @@ def ledger(plan: Plan) -> Html:
     rows = [
         (
             line.name,
-            words.resource(line.resource or ""),
+            resource(line.resource or ""),
             line.formula,
             amount(line),
             seconds(line.value),

@@ -1,13 +1,13 @@
 """Render room, pages: a study on a page: its scaling curves beside the ideal and the predicted."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.render import scaling
 from orchestrator.render.page.axes import from_zero, logarithmic
 from orchestrator.render.page.bars import Bar, Segment, bars
 from orchestrator.render.page.html import Html, filled, join, table, tag
-from orchestrator.render.page.ledger import predicted
+from orchestrator.render.page.ledger import expected, predicted
 from orchestrator.render.page.plots import Band, Curve, Frame, plot
 from orchestrator.render.study import SCALINGS, fused, title
 from orchestrator.render.text import count, percent, scaled, seconds
@@ -188,7 +188,7 @@ def parted(report: StudyReport, plans: Mapping[int, Plan]) -> Html:
         name = ", ".join(
             f"{title(k, report.vary).lower()} {trial.settings[k]}" for k in report.vary
         )
-        rows.append(whole(f"{name}: predicted, nothing overlapped", plans[trial.number]))
+        rows.append(whole(name, plans[trial.number]))
         step = Segment(name="median step", value=trial.measured.step_s.median)
         rows.append(Bar(name=f"{name}: measured", kind="measured", segments=(step,)))
     if not rows:
@@ -198,11 +198,18 @@ def parted(report: StudyReport, plans: Mapping[int, Plan]) -> Html:
 
 
 def whole(name: str, plan: Plan) -> Bar:
-    """All lines of a plan end to end, by resource."""
+    """All that a step is expected to be made of, end to end; or the roofline's lines, by resource.
+
+    On measured ceilings the two are one.
+    """
+    step_s, made = plan.forecast.step_s, expected(plan)
+    if made and step_s.expected != step_s.unoverlapped:
+        return replace(made[0], name=f"{name}: expected")
+    what = "expected" if made else "predicted, nothing overlapped"
     segments = tuple(
         Segment(name=bar.name, value=bar.value, kind=bar.kind) for bar in predicted(plan)
     )
-    return Bar(name=name, kind="latency", segments=segments)
+    return Bar(name=f"{name}: {what}", kind="latency", segments=segments)
 
 
 def chips(report: StudyReport) -> Html:

@@ -1,0 +1,113 @@
+"""The commands about runs, as they meet a study: its journal alone is needed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.journal import StudyJournal
+from tests.conftest import RunOrch
+from tests.journals import driven
+from tests.reports import studied
+from tests.test_journal_studies import begun
+from tests.test_study import study_of
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> StudyJournal:
+    """A study of two trials, both done."""
+    return studied(tmp_path_factory.mktemp("done"), study_of(1, 2), lambda *_: 0.5, steps=4)
+
+
+def at(found: StudyJournal) -> tuple[str, str]:
+    return "--storage", str(found.storage)
+
+
+def test_runs_of_a_study_stand_below_it(orch: RunOrch, tmp_path: Path) -> None:
+    """Where the newest of them would; a study without a run is listed too."""
+    study = begun(tmp_path)
+    assert orch("runs", *at(study)).stdout.splitlines()[1].split()[:3] == [
+        study.key,
+        "stopped",
+        "0",
+    ]
+    driven(tmp_path, key="before")
+    for number in (1, 2):
+        run = journal.begin_trial(study, number, 1).run
+        driven(tmp_path, key=run, study=study.key).conclude("succeeded")
+        driven(tmp_path, key=f"after-{number}")
+    shown = [line.split()[0] for line in orch("runs", *at(study)).stdout.splitlines()[1:]]
+    trials = [f"{study.key}-trial-{number}.1" for number in (2, 1)]
+    assert shown == ["after-2", study.key, *trials, "after-1", "before"]
+    listed = json.loads(orch("runs", *at(study), "--json").stdout)
+    assert [one["run"] for one in listed if one["study"] == study.key] == trials
+
+
+def test_a_study_runs_is_stopped_or_has_succeeded(tmp_path: Path) -> None:
+    """As its runs do; a trial that failed and then succeeded counts once, as done."""
+    study = begun(tmp_path)
+    states = []
+    for number, end in ((1, "failed"), (1, "succeeded"), (2, "succeeded")):
+        writer = driven(tmp_path, key=journal.begin_trial(study, number, 1).run)
+        states.append(journal.study_status(study).state)
+        writer.conclude(end)  # type: ignore[arg-type]
+        states.append(journal.study_status(study).state)
+    assert states == ["running", "stopped", "running", "stopped", "running", "succeeded"]
+    found = journal.study_status(study)
+    assert (found.done, found.asked, len(found.runs)) == (2, 2, 3)
+
+
+def test_status_tells_a_study(orch: RunOrch, done: StudyJournal) -> None:
+    """Every run of it, the scaling as far as it is measured, and what to type next."""
+    told = orch("status", done.key[:-2], *at(done))
+    assert told.returncode == 0, told.stderr
+    first, *_ = lines = told.stdout.splitlines()
+    assert first.startswith(f"{done.key}: succeeded, 2 of 2 runs done")
+    assert [line.split()[0] for line in lines[3:5]] == [f"{done.key}-trial-{n}.1" for n in (1, 2)]
+    assert any("EFFICIENCY" in line for line in lines)
+    assert lines[-1] == f"Next: orch report {done.key} {' '.join(at(done))}"
+    station = json.loads(orch("status", done.key, *at(done), "--json").stdout)
+    assert (station["study"], station["state"], station["done"]) == (done.key, "succeeded", 2)
+
+
+def test_cancel_asks_the_run_that_goes_on(orch: RunOrch, tmp_path: Path) -> None:
+    """Nothing is asked of those that have ended, nor where none goes on."""
+    study = begun(tmp_path)
+    idle = orch("cancel", study.key, *at(study))
+    assert idle.stdout.startswith(f"{study.key}: no run of it goes on. Nothing was asked.\nNext: ")
+    driven(tmp_path, key=journal.begin_trial(study, 1, 1).run).conclude("succeeded")
+    writer = driven(tmp_path, key=journal.begin_trial(study, 2, 1).run)
+    asked = orch("cancel", study.key, *at(study))
+    assert asked.stdout.startswith(f"{writer.journal.key}: asked to stop.\n")
+    request = writer.sign()
+    assert request is not None
+    assert not request.at_once
+
+
+def test_rm_takes_a_study_with_its_runs(orch: RunOrch, tmp_path: Path) -> None:
+    """Not while one of them goes on; when a person says so, or `--yes` where nobody can."""
+    study = begun(tmp_path)
+    driven(tmp_path, key="other").conclude("failed")
+    driven(tmp_path, key=journal.begin_trial(study, 1, 1).run).conclude("succeeded")
+    writer = driven(tmp_path, key=journal.begin_trial(study, 2, 1).run)
+    refused = orch("rm", study.key, *at(study), "--yes")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"study {study.key}: a run of it goes on\nNext: orch cancel ")
+    writer.conclude("failed")
+    unasked = orch("rm", study.key, *at(study))
+    assert (unasked.returncode, "needs --yes" in unasked.stderr) == (2, True)
+    assert len(list(tmp_path.iterdir())) == 4
+    removed = orch("rm", study.key, *at(study), "--yes")
+    assert removed.stdout == f"removed {study.key} and its 2 runs\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_run_of_a_study_may_go_alone(orch: RunOrch, tmp_path: Path) -> None:
+    """The study stays, and the trial is to be done again."""
+    study = begun(tmp_path)
+    run = journal.begin_trial(study, 1, 1).run
+    driven(tmp_path, key=run).conclude("succeeded")
+    assert orch("rm", run, *at(study), "--yes").stdout == f"removed {run}\n"
+    assert journal.study_status(study).done == 0
+    assert journal.begin_trial(study, 1, 1).run == f"{run}.2"

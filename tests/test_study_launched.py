@@ -1,0 +1,126 @@
+"""A study on a named cluster: what is asked and said before, and how its trials follow each other.
+
+The cluster is a stand-in; `tests/test_named_cluster.py` has a real one.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator import journal
+from orchestrator.cli import following, launching, recording
+from orchestrator.cli import orch as command
+from orchestrator.cli.launching import Launch
+from orchestrator.cli.origin import Origin
+from orchestrator.errors import OrchError, Unservable
+from orchestrator.journal import Journal
+from orchestrator.stations.run import Run
+from tests.reports import timed, written
+
+STUDY = "name: two\nstudy: {base: base.yaml, scaling: weak, vary: {resources.pods: [1, 2]}}\n"
+BASE = """\
+name: tiny
+experiment: {model: llama-tiny, tokens: 1M, batch: {sequences: 16, length: 128}}
+resources: {chip: v5e, topology: 2x2}
+run: {storage: STORAGE}
+"""
+
+
+class Cluster:
+    """Takes runs and does them at once; nobody follows from the run of that number on."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, left_at: int = 0) -> None:
+        self.folder, self.left_at = folder, left_at
+        self.seen: list[int] = []
+        self.taken: list[str] = []
+        (folder / "base.yaml").write_text(BASE.replace("STORAGE", str(folder / "runs")))
+        (folder / "two.yaml").write_text(STUDY)
+        monkeypatch.setattr(launching, "looked", self.looked)
+        monkeypatch.setattr(launching, "submitted", self.submitted)
+        monkeypatch.setattr(following, "follow", self.follow)
+        monkeypatch.setattr(recording, "ending", lambda _: "nowhere")
+
+    def looked(self, launch: Launch, asks: str) -> tuple[str, str]:
+        self.seen.append(launch.plan.pods)
+        return "jobs", f"asks for {asks}"
+
+    def submitted(
+        self, launch: Launch, jobs: str, origin: Origin, proof: None, key: str
+    ) -> tuple[Journal, str]:
+        assert (jobs, proof) == ("jobs", None)
+        assert origin.environment["cluster"] == "there:1"
+        self.taken.append(key.rpartition("-trial-")[2])
+        steps = [one.step for one in timed(0.0, range(launch.steps), 0.5)]
+        fields = {"spec": launch.spec, "study": origin.study, "rehearsal": False}
+        writer = written(launch.storage, key, plan=launch.plan, steps=steps, **fields)
+        return writer.journal, key
+
+    def follow(self, recorded: Journal, *_: object) -> Run | None:
+        return None if len(self.taken) == self.left_at else recorded.run()
+
+    def submit(self, *more: str) -> tuple[int, str]:
+        """Submit the study to it: exit code, and what was said."""
+        asked = ["submit", str(self.folder / "two.yaml"), "--address", "there:1", "--no-prove"]
+        done = CliRunner().invoke(command, [*asked, "--code", "installed", *more])
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done.exit_code, done.output
+
+
+def test_all_is_said_and_asked_once_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster is asked for the most pods; chips, time and dollars are of all runs together."""
+    cluster = Cluster(tmp_path, monkeypatch)
+    code, said = cluster.submit("--steps", "4", "--dry-run")
+    assert (code, cluster.seen, cluster.taken) == (0, [2], [])
+    assert said.startswith(
+        "two: 2 runs, one after another, on the cluster there:1, which --address"
+    )
+    assert "asks for 8 v5e chips at most, 2 runs, 8 steps, less than 1 s, " in said
+    assert "Nothing was submitted: --dry-run." in said
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(Unservable, match="needs --yes where nobody can be asked"):
+        cluster.submit("--steps", "4")
+
+
+def test_trials_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As real runs of the study; what is done is not done again. Its rehearsal is another study."""
+    cluster = Cluster(tmp_path, monkeypatch)
+    code, said = cluster.submit("--steps", "4", "--yes")
+    assert (code, cluster.taken) == (0, ["1.1", "2.1"])
+    assert "8 chips keep 100.0 % of the smallest trial's" in said
+    [study] = journal.studies(tmp_path / "runs")
+    assert not study.opened().rehearsal
+    assert [one.rehearsal for one in journal.study_status(study).runs] == [False, False]
+    code, said = cluster.submit("--steps", "4", "--yes")
+    assert (code, len(cluster.taken), said.count("done before: ")) == (0, 2, 2)
+    rehearsed = journal.StudyAsked(study=study.opened().study, steps=4)
+    assert rehearsed.place(study.storage) != study
+    assert replace(rehearsed, rehearsal=False).place(study.storage) == study
+
+
+def test_who_looks_away_begins_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on without the command, which says so and how to go on."""
+    cluster = Cluster(tmp_path, monkeypatch, left_at=1)
+    code, said = cluster.submit("--steps", "4", "--yes")
+    assert (code, cluster.taken) == (130, ["1.1"])
+    assert "-trial-1.1 goes on without this command; orch cancel " in said
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--yes",), "needs --steps, or run.steps in its base"),
+        (("--yes", "--steps", "4", "--detach"), "--detach: somebody must start trial after trial"),
+        (("--yes", "--steps", "4", "--devices-per-pod", "4"), "--devices-per-pod is of rehearsals"),
+    ],
+)
+def test_what_a_study_there_cannot_be_is_refused(
+    more: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is taken."""
+    cluster = Cluster(tmp_path, monkeypatch)
+    with pytest.raises(OrchError, match=said):
+        cluster.submit(*more)
+    assert cluster.taken == []

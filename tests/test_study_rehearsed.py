@@ -1,0 +1,143 @@
+"""A study of one, two and four pods, rehearsed whole: real clusters, MLflow and browser."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.journal import StudyJournal
+from orchestrator.stations.run import Run
+from tests.browser import MISSING, browser, chromium
+from tests.clusters import eventually
+from tests.conftest import ROOT
+from tests.records import rows
+from tests.test_page import read
+from tests.test_ui import drawn, shown
+
+pytestmark = pytest.mark.chaos
+
+STEPS = 12
+STUDY = f"""\
+name: three
+study:
+  base: {ROOT}/specs/tiny_2pod.yaml
+  scaling: weak
+  vary: {{resources.pods: [1, 2, 4]}}
+"""
+SUBMITTED_S = 1200
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """How each of three submissions of the study ended, and what it said: interrupted in the second
+    trial; the same command again; and once more when all is done.
+    """
+
+    study: StudyJournal
+    codes: list[int]
+    said: list[str]
+
+    @property
+    def storage(self) -> Path:
+        return self.study.storage
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return journal.study_status(self.study).runs
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Submitted:
+    """The study, submitted until all is done."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "three.yaml").write_text(STUDY)
+    storage = folder / "runs"
+    codes, said = [], []
+    for interrupted in (True, False, False):
+        with submitting(storage) as process:
+            if interrupted:
+                eventually(partial(is_under_way, storage, 2, process), SUBMITTED_S)
+                process.send_signal(signal.SIGINT)
+            text, _ = process.communicate(timeout=SUBMITTED_S)
+        codes.append(process.returncode)
+        said.append(text)
+    [study] = journal.studies(storage)
+    return Submitted(study, codes, said)
+
+
+def submitting(storage: Path) -> subprocess.Popen[str]:
+    """`orch submit` of the study."""
+    command = [str(Path(sys.executable).with_name("orch")), "submit"]
+    command += [str(storage.parent / "three.yaml"), "--no-prove", "--steps", str(STEPS)]
+    command += ["--set", f"run.storage={storage}"]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def is_under_way(storage: Path, number: int, process: subprocess.Popen[str]) -> bool:
+    """Whether the newest run of a trial has done a step, and not yet all; or nothing more comes."""
+    if process.poll() is not None:
+        return True
+    for study in journal.studies(storage):
+        begun = [one for one in study.begun() if one.trial == number]
+        run = journal.run_of(study, begun[-1]) if begun else None
+        return run is not None and 1 <= run.steps_done < STEPS
+    return False
+
+
+def test_it_is_interrupted_goes_on_and_is_done(done: Submitted) -> None:
+    """Each trial is run once, the interrupted one anew; then nothing is left to do."""
+    first, second, third = done.said
+    assert done.codes == [130, 0, 0], "\n".join(done.said)
+    assert first.splitlines()[-1].startswith("Next: orch submit ")
+    assert f"done before: {done.study.key}-trial-1.1\n" in second
+    states = {one.run.rpartition("-trial-")[2]: one.state for one in done.runs}
+    assert states == {
+        "1.1": "succeeded", "2.1": "cancelled", "2.1.2": "succeeded", "3.1": "succeeded",
+    }  # fmt: skip
+    assert third.count("done before: ") == 3
+    assert "16 emulated chips keep" in third
+
+
+def test_mlflow_has_all_of_it_when_the_command_has_ended(done: Submitted) -> None:
+    """One parent, finished, with every run below it: nothing is left to later commands."""
+    found = rows(done.storage, "SELECT name, status FROM runs ORDER BY name")
+    wanted = {"succeeded": "FINISHED", "cancelled": "KILLED"}
+    runs = [(one.run, wanted[one.state]) for one in done.runs]
+    assert found == sorted([(done.study.key, "FINISHED"), *runs])
+    tracking = done.study.tracking()
+    assert tracking is not None
+    children = "SELECT COUNT(*) FROM tags WHERE key = 'mlflow.parentRunId' AND value = ?"
+    assert rows(done.storage, children, tracking.mlflow_run_id) == [(4,)]
+    pods = "SELECT value FROM latest_metrics WHERE key = 'plan/pods' ORDER BY 1"
+    assert rows(done.storage, pods) == [(1.0,), (2.0,), (2.0,), (4.0,)]
+
+
+def test_its_page_is_written(done: Submitted) -> None:
+    """Three trials on the curves, held against this machine's own forecast."""
+    command = [str(Path(sys.executable).with_name("orch")), "report", done.study.key]
+    subprocess.run([*command, "--storage", str(done.storage)], cwd=ROOT, check=True)
+    text = (done.study.path / "report.html").read_text(encoding="utf-8")
+    found = read(text)
+    assert found.asked == []
+    assert text.count('class="dot measured"') == 2 * 3
+    assert "Where measured and predicted part" in "".join(found.text)
+    assert len(text.encode()) < 2_000_000
+    assert "cancelled" not in "".join(found.text)
+
+
+@pytest.mark.skipif(chromium() is None, reason=MISSING)
+def test_its_comparisons_have_data(done: Submitted) -> None:
+    """Both promised views open on the study's runs, their charts drawn."""
+    with shown(done.storage) as (process, links), browser() as chrome:
+        for name, page in drawn(chrome, links):
+            page.picture(Path(os.environ.get("PICTURES", done.storage)) / f"study {name}.png")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0

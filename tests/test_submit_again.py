@@ -1,0 +1,73 @@
+"""`orch submit --key`: the same key twice is one run."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal, spec
+from orchestrator.plan.make import make_plan
+from tests.conftest import ROOT, RunOrch
+
+TINY = "specs/tiny_2pod.yaml"
+KEY = ("--key", "nightly")
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> journal.Writer:
+    """The run that the first submit has made."""
+    loaded = spec.load(ROOT / TINY)
+    kept = replace(loaded, run=replace(loaded.run, storage=str(tmp_path)))
+    return journal.create(
+        tmp_path, journal.Opened(spec=kept, plan=make_plan(kept), steps=5), "nightly"
+    )
+
+
+def stored(writer: journal.Writer) -> tuple[str, str]:
+    return "--set", f"run.storage={writer.journal.path.parent}"
+
+
+def test_the_same_key_twice_is_one_run(orch: RunOrch, before: journal.Writer) -> None:
+    """While it goes on the second submit says so, makes nothing and ends well."""
+    done = orch("submit", TINY, *KEY, *stored(before), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["run"] == "nightly"
+    assert "run nightly is there already: submitted, 0 of 5 steps done" in done.stderr
+    assert "Next: orch status nightly" in done.stderr
+    assert len(journal.journals(before.journal.path.parent)) == 1
+
+
+def test_it_ends_as_the_run_has_ended(orch: RunOrch, before: journal.Writer) -> None:
+    """A script that submits again learns that the run has failed."""
+    before.conclude("failed", why="out of luck")
+    done = orch("submit", TINY, *KEY, *stored(before))
+    assert done.returncode == 1
+    assert "run nightly is there already: failed" in done.stdout
+
+
+def test_a_key_is_of_one_plan(orch: RunOrch, before: journal.Writer) -> None:
+    """Another plan under the same key is refused: it is not the run that is asked."""
+    other = ("--set", "experiment.batch.sequences=64")
+    done = orch("submit", TINY, *KEY, *stored(before), *other)
+    assert done.returncode == 2
+    assert "run nightly is there already, of another plan: take another --key" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("specs/studies/tiny_weak.yaml", *KEY), "a study's key is made of all that it asks"),
+        (("specs/studies/tiny_weak.yaml", "--json"), "orch status STUDY --json"),
+        ((TINY, "--dry-run", "--json"), "--dry-run makes none"),
+        ((TINY, "--no-prove", "--no-calibrate", "--key", "a/b"), "must be 1 to 100 of letters"),
+    ],
+)
+def test_what_has_no_key_or_no_run_is_refused(
+    orch: RunOrch, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    """Each in one sentence, before anything is made."""
+    done = orch("submit", *options, "--set", f"run.storage={tmp_path}")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert journal.journals(tmp_path) == []
