@@ -66,7 +66,7 @@ def test_the_last_lines_are_the_verdict_and_the_next_command() -> None:
 def test_a_moved_batch_is_said_out_loud() -> None:
     """1,024 asked, 1,120 planned."""
     screen = " ".join(plan.screen(make_plan(spec_of()), "x").split())
-    assert "asked 1,024: moved +9.4 % to divide" in screen
+    assert "(1,024 asked; 9.4 % more divide" in screen
 
 
 def test_runners_up_say_what_they_lose(golden: HoldGolden) -> None:

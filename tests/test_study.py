@@ -226,7 +226,7 @@ def test_a_trial_without_a_plan_says_why() -> None:
     text = render.screen(found)
     assert "no plan" in text
     assert "warning: no plan for trial 1: no room\n  for it" in text
-    assert text.splitlines()[-1].startswith("Study: 1 of 3 trials cannot be served, 16 chips keep")
+    assert text.splitlines()[-1].startswith("Study: 1 of 3 trials cannot be served, scaling")
 
 
 def test_predicted_scaling_is_one_table(golden: HoldGolden) -> None:

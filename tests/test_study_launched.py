@@ -89,7 +89,7 @@ def test_trials_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     cluster = Cluster(tmp_path, monkeypatch)
     code, said = cluster.submit("--steps", "4", "--yes")
     assert (code, cluster.taken) == (0, ["1.1", "2.1"])
-    assert "8 chips keep 100.0 % of the smallest trial's" in said
+    assert "scaling efficiency is 100.0 % on 8 chips" in said
     [study] = journal.studies(tmp_path / "runs")
     assert not study.opened().rehearsal
     assert [one.rehearsal for one in journal.study_status(study).runs] == [False, False]

@@ -165,7 +165,7 @@ def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
     assert found.asked == []
     assert 'class="curve ideal"' in text
     assert text.count('class="dot measured"') == 2 * 3
-    assert "16 chips keep 25.0 % of the smallest trial" in "".join(found.text)
+    assert "scaling efficiency is 25.0 % on 16 chips" in "".join(found.text)
     asked = json.loads(orch("report", recorded.key, "--storage", str(tmp_path), "--json").stdout)
     assert [one["chips"] for one in asked["trials"]] == [4, 8, 16]
 
@@ -245,7 +245,7 @@ def test_trials_run_one_after_another(submitted: Callable[..., tuple[int, str, l
     assert (code, runs) == (0, ["1.1", "2.1"])
     assert said.startswith("two: a rehearsal of 2 runs. No cluster is named")
     assert "trial 2 of 2: resources.pods=2 experiment.batch.sequences=32" in said
-    assert "Study: 8 emulated chips keep 100.0 % of the smallest trial's" in said
+    assert "Study: scaling efficiency is 100.0 % on 8 emulated chips." in said
     assert "Next: orch report two-study-" in said
 
 

@@ -112,7 +112,7 @@ def each(values: Bounds, change: Callable[[float], float]) -> Bounds:
 
 
 def utilization(layout: Layout, experiment: Experiment, step_s: Bounds) -> dict[str, Any]:
-    """MFU by its one definition, and by 6 P."""
+    """MFU by its one definition, and by the rule of thumb 6 P."""
     tokens = float(layout.sequences) * layout.length
     per_device = peak(layout.chip, layout.precision.compute).value / layout.chip.devices
     devices = int(layout.devices)

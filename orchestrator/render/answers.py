@@ -156,8 +156,8 @@ def expected(found: Expectation) -> list[str]:
     total = " + ".join(seconds(entry.computed.value) for entry in found.parts)
     lines += labelled("step", f"{total} = {seconds(found.expected_s)}")
     ends = span(seconds(found.low_s), seconds(found.high_s))
-    strays = f"four of five take {ends}: by a factor of {exp(found.spread):.3f} runs stray of which"
-    why = f"{strays} nothing was learned; the rest is what is not sure of the constants"
+    strays = f"runs that nothing was learned from stray by a factor of {exp(found.spread):.3f}"
+    why = f"80 % of runs should take {ends}: {strays}; the rest is how unsure the constants are"
     return lines + labelled("interval", f"{why} {cite(found.source)}")
 
 

@@ -26,6 +26,7 @@ from orchestrator.stations.plan import Axis, Bounds, Line, Mfu, Plan
 
 # Lines of time below this share of the unoverlapped step are shown together.
 SMALL = 0.009
+INTERVAL = "80 % interval"
 SMALL_PART = 0.02  # of the expected step: smaller parts are left to `orch explain`
 
 
@@ -82,7 +83,8 @@ def batch(plan: Plan) -> str:
     text += f" = {scaled(size.tokens)} tokens"
     if size.sequences != size.asked_sequences:
         moved = size.sequences / size.asked_sequences - 1
-        text += f" (asked {count(size.asked_sequences)}: moved {moved * 100:+.1f} % to divide)"
+        more = f"{percent(abs(moved))} {'more' if moved > 0 else 'fewer'}"
+        text += f" ({count(size.asked_sequences)} asked; {more} divide evenly)"
     return text
 
 
@@ -151,9 +153,9 @@ def time(plan: Plan) -> list[str]:
         total = seconds(sum(line.value for line in small))
         rows.append((smaller(len(small)), "", "", total, ""))
     rows.append(("unoverlapped", "", "all lines", seconds(forecast.step_s.unoverlapped), ""))
-    rows.append(("lower bound", forecast.bound, "* binds", seconds(forecast.step_s.lower), ""))
+    rows.append(("lower bound", forecast.bound, binds(plan), seconds(forecast.step_s.lower), ""))
     if forecast.step_s.expected is not None:
-        within = f"four of five: {together(*ends(forecast.step_s, seconds))}"
+        within = f"{INTERVAL} {together(*ends(forecast.step_s, seconds))}"
         rows.append(("expected", "", within, seconds(forecast.step_s.expected), ""))
     return ["time per step", *indent([*columns(rows, "<<<><"), *expected(plan)])]
 
@@ -175,13 +177,21 @@ def mark(plan: Plan, line: Line) -> str:
     return "*" if spent_on(line) == plan.forecast.bound else ""
 
 
+def binds(plan: Plan) -> str:
+    """What the star means, and how much longer the binding resource takes than the next."""
+    over = plan.forecast.bound_by
+    if not over:
+        return "* binds"
+    return f"* binds, {percent(over) + ' over' if over < 1 else f'{1 + over:.1f} times'} the next"
+
+
 def outcome(plan: Plan) -> list[str]:
     """MFU, throughput, days and money at each figure."""
     forecast = plan.forecast
     days = "{:,.1f} days".format
     rows = [
         ("MFU", *figures(forecast.mfu, percent)),
-        ("MFU by 6 P", *figures(forecast.mfu_6p, percent)),
+        ("MFU, 6 x params", *figures(forecast.mfu_6p, percent)),
         ("tokens/s", *figures(forecast.tokens_per_s, scaled)),
         (f"{scaled(plan.tokens)} tokens", *figures(forecast.days, days)),
         ("chip-hours", *figures(forecast.chip_hours, scaled)),
@@ -190,7 +200,7 @@ def outcome(plan: Plan) -> list[str]:
         price = f"${forecast.dollars_per_chip_hour:,.2f} a chip-hour"
         rows.append((price, *figures(forecast.dollars, dollars)))
     known = forecast.step_s.expected is not None
-    head = ("", "lower bound", *(("expected", "four of five") if known else ()), "unoverlapped")
+    head = ("", "lower bound", *(("expected", INTERVAL) if known else ()), "unoverlapped")
     lines = columns([head, *rows], "<" + ">" * (len(head) - 1))
     if forecast.goodput != 1:
         lines.append(f"at a goodput of {percent(forecast.goodput)}")
@@ -206,13 +216,6 @@ def figures(of: Bounds | Mfu, show: Callable[[float], str]) -> tuple[str, ...]:
     return (show(least), *known, show(of.unoverlapped))
 
 
-def lead(fraction: float) -> str:
-    """How far the binding resource is ahead of the next."""
-    if fraction < 1:
-        return f" by {percent(fraction)}"
-    return f", {1 + fraction:.1f} times the next"
-
-
 def together(low: str, high: str) -> str:
     """An interval with its unit once: 19.3 to 26.0 %."""
     _, _, unit = high.partition(" ")
@@ -220,11 +223,11 @@ def together(low: str, high: str) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """The plan in one line; days and money as four runs of five, or else between both figures."""
+    """The plan in one line; days and money by the interval, or else between both figures."""
     forecast = plan.forecast
     parts = [
         "fits" if forecast.fits else "does not fit",
-        f"bound by {forecast.bound}{lead(forecast.bound_by)}",
+        f"bound by {forecast.bound}",
         f"{span(*ends(forecast.days, '{:,.1f}'.format))} days",
     ]
     if forecast.dollars is not None:

@@ -88,6 +88,8 @@ def notes(found: StudyReport) -> list[str]:
     if compared:
         against = "what was expected" if compared[0].expected_s else "the lower bound"
         said.append(f"note: OVER is the measured step over {against}")
+    if any(one.measured for one in found.trials):
+        said.append("note: EFFICIENCY is tokens per second and chip over the smallest trial's")
     return said
 
 
@@ -128,7 +130,4 @@ def verdict(found: StudyReport) -> str:
     assert last.measured
     kept = between(last.measured.efficiency)
     what = "emulated chips" if found.rehearsal else "chips"
-    return (
-        f"Study: {count(last.chips)} {what} keep {kept} of the smallest trial's tokens per second"
-        " and chip."
-    )
+    return f"Study: scaling efficiency is {kept} on {count(last.chips)} {what}."

@@ -27,7 +27,7 @@ def runs(count: int) -> str:
 def table(score: Score) -> list[str]:
     if not score.rows:
         return []
-    head = ("run", "lower", "expected", "four of five", "measured", "error", "")
+    head = ("run", "lower", "expected", "80 % interval", "measured", "error", "")
     return columns([head, *map(row, score.rows)], "<>>>>><")
 
 
@@ -106,8 +106,8 @@ def verdict(summary: Summary) -> str:
     faster = f"{summary.below_lower_bound or 'none'} faster than the lower bound"
     return (
         f"Score: {runs(summary.rows)}, median error {share(summary.median_abs_error)}, p90"
-        f" {share(summary.p90_abs_error)}, {share(summary.inside_interval)} inside the interval,"
-        f" {faster}, {out}."
+        f" {share(summary.p90_abs_error)}, {share(summary.inside_interval)} inside the 80 %"
+        f" interval, {faster}, {out}."
     )
 
 

@@ -140,8 +140,5 @@ def verdict(found: StudyForecast) -> str:
     if planned:
         largest = max(planned, key=lambda one: one.chips)
         kept = both(largest.efficiency, percent)
-        parts.append(
-            f"{count(largest.chips)} chips keep {kept} of the smallest trial's tokens per second"
-            " and chip"
-        )
+        parts.append(f"scaling efficiency is {kept} on {count(largest.chips)} chips")
     return f"Study: {', '.join(parts)}."

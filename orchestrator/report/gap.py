@@ -20,7 +20,7 @@ def predictions(plan: Plan) -> dict[Against, float]:
 
 
 def is_inside(plan: Plan, found: Measured) -> bool | None:
-    """Whether the median step lies where four of five should; None without an interval."""
+    """Whether the median step lies in the 80 % interval; None without an interval."""
     low, high = plan.forecast.step_s.low, plan.forecast.step_s.high
     if low is None or high is None:
         return None
