@@ -13,6 +13,7 @@ from orchestrator.cli import orch as orch_commands
 from tests.conftest import ROOT, RunOrch
 
 FOUR_PODS = "specs/llama3_70b_4pod.yaml"
+TINY = "specs/tiny_2pod.yaml"
 
 
 def test_plan_ends_with_the_verdict_and_the_next_command(orch: RunOrch) -> None:
@@ -120,6 +121,32 @@ def test_what_makes_no_sense_is_refused(
     done = orch("submit", FOUR_PODS, "--no-prove", *arguments)
     assert done.returncode in (1, 2)
     assert said in done.stderr
+
+
+@pytest.mark.parametrize("named", [TINY, "specs/studies/tiny_weak.yaml"])
+def test_a_storage_that_takes_no_run_is_said_before_anything_takes_long(
+    orch: RunOrch, tmp_path: Path, named: str
+) -> None:
+    """In one line that names it as it was written; nothing is shown, and nothing is left there."""
+    (tmp_path / "file").write_text("in the way")
+    for storage, there in (
+        ("/proc/x", "/proc: "),
+        (f"{tmp_path}/file", f"{tmp_path}/file: "),
+        (f"{tmp_path}/file/runs/", f"{tmp_path}/file: "),
+    ):
+        done = orch("submit", named, "--set", f"run.storage={storage}")
+        assert (done.returncode, done.stdout) == (1, "")
+        why = f"no run can be kept there: nothing can be made in {there}"
+        assert done.stderr.startswith(f"run.storage: {storage.rstrip('/')}: {why}")
+        assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_cannot_be_made_for_the_program_is_said(orch: RunOrch) -> None:
+    """Before anything is compiled."""
+    done = orch("prove", TINY, "--hlo", "/proc/x")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "--hlo: /proc/x: cannot be made: No such file or directory\n"
 
 
 @pytest.mark.parametrize("steps", ["5", "5:5", "7:5", "a:b", "-1:3"])

@@ -1,5 +1,6 @@
 """The journal's files: what is foreign or damaged is said, and a long run is read quickly."""
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import journal
-from orchestrator.errors import JournalUnreadable
+from orchestrator.errors import JournalUnreadable, JournalUnwritable
 from orchestrator.journal import files, numbered
 from tests.journals import driven, failed_once, opened, take_steps, tiny_plan
 
@@ -116,6 +117,32 @@ def test_what_killed_writers_left_is_swept_when_it_is_old(tmp_path: Path) -> Non
     journal.create(tmp_path, opened())
     assert not any(path.exists() for path in old)
     assert all(path.exists() for path in new)
+
+
+@pytest.mark.parametrize(
+    ("fails", "number", "said"),
+    [
+        ("mkdir", errno.EROFS, "Read-only file system"),
+        ("mkdir", errno.EACCES, "Permission denied; it needs the right to write there"),
+        ("link", errno.EPERM, "Operation not permitted; the journal needs a file system with hard"),
+    ],
+)
+def test_a_storage_is_tried_as_a_journal_would_use_it(
+    fails: str, number: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is not there yet where it would be made; nothing is left, whatever comes of it."""
+    storage = tmp_path / "not" / "yet"
+    files.try_to_write(storage)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, fails, refuse)
+    with pytest.raises(JournalUnwritable) as caught:
+        files.try_to_write(storage)
+    why = f"no run can be kept there: nothing can be made in {tmp_path}: {said}"
+    assert str(caught.value).startswith(f"{storage}: {why}")
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- lines

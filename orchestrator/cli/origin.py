@@ -1,11 +1,12 @@
 """Command line room: what a run is made of, as `orch submit` finds it here."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import Unservable
+from orchestrator.errors import JournalUnwritable, Unservable
 from orchestrator.stations.spec import Spec
 
 UNCOMMITTED = "uncommitted.diff"
@@ -31,6 +32,18 @@ class Origin:
     def fields(self) -> dict[str, Any]:
         """As a journal takes them."""
         return vars(self)
+
+
+def check_kept(spec: Spec) -> None:
+    """Refuse before anything takes long what the spec says of where a run is kept and recorded."""
+    from orchestrator import journal, record
+
+    storage = Path(spec.run.storage)
+    record.destination(spec.tracking, storage, os.environ)
+    try:
+        journal.try_to_write(storage)
+    except JournalUnwritable as error:
+        raise JournalUnwritable(f"run.storage: {error}") from error
 
 
 def origin_of(path: Path, spec: Spec, steps: int, profile: tuple[int, int] | None) -> Origin:

@@ -15,6 +15,7 @@ from orchestrator.cli.terminal import (
     say,
     say_json,
 )
+from orchestrator.errors import OrchError
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.spec import Spec
 
@@ -76,9 +77,16 @@ def proved(spec: Spec, plan: Plan, hlo: Path | None = None) -> "Proven":
     from orchestrator import prove as room
 
     if hlo:
-        hlo.mkdir(parents=True, exist_ok=True)
+        make_folder(hlo)
     with progress("proving") as show_stage:
         return room.prove(spec, plan, show_stage.reached, hlo)
+
+
+def make_folder(hlo: Path) -> None:
+    try:
+        hlo.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OrchError(f"--hlo: {hlo}: cannot be made: {error.strerror}") from error
 
 
 def least_recompute(spec: Spec, plan: Plan) -> "list[Proven]":

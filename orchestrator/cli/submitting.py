@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli.calibrating import on_this_machine
-from orchestrator.cli.origin import origin_of
+from orchestrator.cli.origin import check_kept, origin_of
 from orchestrator.cli.proving import NO_FIT, proved, show
 from orchestrator.cli.running import next_about
 from orchestrator.cli.studying import INTERRUPTED, Way, is_study, submit_study
@@ -122,7 +122,8 @@ def submit(
     \b
     Exit status:
       0    all steps are done; or submitted, with --detach; or shown, with --dry-run
-      1    it failed, or the cluster cannot serve it or be reached
+      1    it failed, run.storage takes no run, or the cluster cannot serve it
+           or be reached
       2    the spec cannot be served, or --yes is needed where nobody can be asked
       3    the plan does not fit, or more than gradients crosses pods
       130  it was cancelled, or no longer followed, or the answer was no
@@ -134,8 +135,6 @@ def submit(
       orch submit specs/studies/tiny_weak.yaml --no-prove
       orch submit specs/llama3_70b_4pod.yaml --address http://10.0.0.2:8265 --detach --key nightly
     """
-    from orchestrator import record
-
     wished = Wishes(**wishes)
     if is_study(spec):
         refuse_of_studies(wished, as_json=as_json)
@@ -143,7 +142,7 @@ def submit(
     if as_json and wished.dry_run:
         raise Unservable("--json tells of the run, and --dry-run makes none: see orch plan --json")
     loaded, [plan] = make_plans(spec, overrides, 1)
-    record.destination(loaded.tracking, Path(loaded.run.storage), os.environ)  # or refuse now
+    check_kept(loaded)
     order = Order(spec, overrides, loaded, plan, wished)
     named = named_cluster(loaded, address)
     with aside(as_json):
@@ -233,12 +232,11 @@ def study_submitted(
     path: Path, overrides: tuple[str, ...], address: str | None, wished: Wishes
 ) -> int:
     """Carry out the trials of a study; the exit code."""
-    from orchestrator import record
     from orchestrator import spec as room
 
     study = room.load_study(path, overrides)
     base = study.trials[0].spec
-    record.destination(base.tracking, Path(base.run.storage), os.environ)  # or refuse now
+    check_kept(base)
     return submit_study(path, study, way_of(path, base, address, wished))
 
 

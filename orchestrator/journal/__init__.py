@@ -1,6 +1,7 @@
 """Journal room: a run's own record, on disk: the record of truth. Knows no Ray, JAX or MLflow."""
 
 from orchestrator.journal.claiming import Opened, ask_to_cancel, claim, create, track
+from orchestrator.journal.files import try_to_write
 from orchestrator.journal.finding import find, journals, landmark, remove, runs
 from orchestrator.journal.reading import Journal
 from orchestrator.journal.retry import Decision, decide_retry
@@ -44,4 +45,5 @@ __all__ = [
     "studies",
     "study_status",
     "track",
+    "try_to_write",
 ]

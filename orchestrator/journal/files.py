@@ -41,9 +41,38 @@ def writing(path: Path) -> Iterator[None]:
     except FileExistsError:
         raise
     except OSError as error:
-        advice = ADVICE.get(error.errno or 0)
-        reason = f"{error.strerror or error}" + (f"; {advice}" if advice else "")
-        raise JournalUnwritable(f"{path}: the journal cannot be written: {reason}") from error
+        why = f"{path}: the journal cannot be written: {_reason(error)}"
+        raise JournalUnwritable(why) from error
+
+
+def _reason(error: OSError) -> str:
+    """What the file system says, and what to do about it."""
+    advice = ADVICE.get(error.errno or 0)
+    return f"{error.strerror or error}" + (f"; {advice}" if advice else "")
+
+
+def try_to_write(folder: Path) -> None:
+    """Make what a journal is made of in a folder, or where it would be made, and remove it again;
+    `JournalUnwritable` names the folder as it was given.
+    """
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
+    trial = there / f".{uuid.uuid4().hex}{PARTIAL}"
+    try:
+        trial.mkdir()
+        _write_whole(trial / "written", b"")
+        _link(trial / "written", trial / "linked")
+    except OSError as error:
+        why = f"no run can be kept there: nothing can be made in {there}: {_reason(error)}"
+        raise JournalUnwritable(f"{folder}: {why}") from error
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # whoever may not look may not write
+        return False
 
 
 def write_new(path: Path, content: bytes) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.errors import CannotProve
 from orchestrator.prove.compiled import Recorded
 from orchestrator.stations import codec
 from orchestrator.stations.plan import Plan
@@ -56,10 +57,13 @@ def find(plan: Plan, trainer: str) -> Kept | None:
 def keep(plan: Plan, trainer: str, recorded: Recorded) -> None:
     """Written whole or not at all, whoever else writes the same."""
     path = _path(plan, trainer)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-        part.write(codec.to_json(recorded))
-    Path(part.name).replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
+            part.write(codec.to_json(recorded))
+        Path(part.name).replace(path)
+    except OSError as error:
+        raise CannotProve(f"{path.parent}: no proof can be kept there: {error.strerror}") from error
 
 
 def _path(plan: Plan, trainer: str) -> Path:
