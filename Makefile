@@ -45,6 +45,7 @@ lint: setup  ## ruff and mypy, both strict
 bench: setup  ## what planning, recording, training and large studies cost
 	@$(BIN)/python -m tests.bench_plan
 	@$(BIN)/python -m tests.bench_record
+	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench_trouble
 	@$(BIN)/python -m tests.bench_study
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench_train
 	@$(BIN)/python -m tests.bench_launch
