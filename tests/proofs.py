@@ -80,7 +80,6 @@ def as_forecast(plan: Plan) -> Compiled:
             },
             uncounted=(),
         ),
-        trace_s=1.0,
         compile_s=30.0,
         compiler_memory_bytes=1.5e9,
         versions=VERSIONS,

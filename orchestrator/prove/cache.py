@@ -17,12 +17,11 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.errors import CannotProve
-from orchestrator.prove.compiled import Recorded
+from orchestrator.prove.compiled import PACKAGES, Recorded
 from orchestrator.stations import codec
 from orchestrator.stations.plan import Plan
 
 READERS = ("child.py", "compiled.py", "targets.py")  # and all of hlo/
-PACKAGES = ("jax", "jaxlib", "libtpu")
 IMPORTED = re.compile(
     r"^from (orchestrator\.[\w.]+) import|^import (orchestrator\.[\w.]+)", re.MULTILINE
 )

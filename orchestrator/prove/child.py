@@ -22,7 +22,7 @@ import jax
 from jax.experimental import topologies
 
 from orchestrator.errors import OrchError
-from orchestrator.prove.compiled import Answer, Asked, Compiled, Failed, Memory
+from orchestrator.prove.compiled import PACKAGES, Answer, Asked, Compiled, Failed, Memory
 from orchestrator.prove.hlo.groups import Mesh
 from orchestrator.prove.hlo.program import program_of
 from orchestrator.prove.hlo.report import read
@@ -32,7 +32,6 @@ from orchestrator.stations.plan import Plan
 from trainers.contract import Program, load
 from trainers.mesh import mesh_of
 
-PACKAGES = ("jax", "jaxlib", "libtpu")
 RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 BEYOND_HBM = {"xla_tpu_no_crash_on_oom": True}
 clock = time.perf_counter
@@ -89,10 +88,8 @@ def _compiled(plan: Plan, asked: Asked, say: Say) -> Compiled:
     name, options = target(plan)
     devices = topologies.get_topology_desc(name, "tpu", **options).devices
     say({"stage": "tracing"})
-    began = clock()
     program = load(asked.trainer).build(plan, devices)
     lowered = program.step.lower(program.state, program.batch)
-    trace_s = clock() - began
     say({"stage": "compiling"})
     began = clock()
     settings: dict[str, Any] = {**plan.compiler_options, **(BEYOND_HBM if asked.beyond_hbm else {})}
@@ -105,7 +102,6 @@ def _compiled(plan: Plan, asked: Asked, say: Say) -> Compiled:
     return Compiled(
         memory=_memory(executable.memory_analysis()),
         reading=read(program_of(text), _mesh(plan, program), plan.model.layers),
-        trace_s=trace_s,
         compile_s=compile_s,
         compiler_memory_bytes=_most_memory_bytes(),
         versions={package: metadata.version(package) for package in PACKAGES},

@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from orchestrator.plan.layout import DTYPE_BYTES
-from orchestrator.prove.compiled import Collective, Compiled
+from orchestrator.prove.compiled import PRODUCTS, REPEATED, Collective, Compiled
 from orchestrator.prove.crossing import SCALARS_BYTES, crossings, faults
 from orchestrator.stations.plan import Link, Plan
 from orchestrator.stations.proof import Change, Exchanged, Held, Proof
@@ -23,7 +23,7 @@ CLASS_OF = {
     "kept activations": "kept activations",
 }
 WORKING = "working set"
-PRODUCTS, REPEATED, KERNELS = "matrix products", "repeated by the compiler", "attention kernels"
+KERNELS = "attention kernels"
 
 Key = tuple[tuple[str, ...], Link, str, str]  # axes, link, kind, dtype
 

@@ -5,6 +5,9 @@ from typing import Literal
 
 from orchestrator.stations.proof import Buffer
 
+PACKAGES = ("jax", "jaxlib", "libtpu")  # whose versions a compiled program depends on
+PRODUCTS, REPEATED = "matrix products", "repeated by the compiler"  # what computes its FLOPs
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
@@ -81,7 +84,6 @@ class Compiled:
 
     memory: Memory
     reading: Reading
-    trace_s: float
     compile_s: float
     compiler_memory_bytes: float
     versions: dict[str, str]

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from orchestrator.prove.compiled import Collective, Reading, Sent
+from orchestrator.prove.compiled import PRODUCTS, REPEATED, Collective, Reading, Sent
 from orchestrator.prove.hlo import dots, kernels
 from orchestrator.prove.hlo.crossings import crossed
 from orchestrator.prove.hlo.exchanges import Moved, moved
@@ -15,7 +15,6 @@ from orchestrator.prove.hlo.program import Program
 from orchestrator.prove.hlo.visits import Visit, visits
 
 AGAIN = ".remat"  # in the names of what the compiler itself computes twice, to save memory
-PRODUCTS, REPEATED = "matrix products", "repeated by the compiler"
 DTYPES = {"f32": "fp32"}  # as the Plan calls them
 
 
