@@ -10,7 +10,6 @@ are. Only Ray is left out. Other work on the machine slows either, and shows.
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from orchestrator.calibrate.machine import emulating
 from orchestrator.calibrate.measure import emulated
 from orchestrator.plan import measured
 from orchestrator.plan.make import make_plan
+from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.render.text import columns, percent, seconds
 from orchestrator.stations import codec
 from orchestrator.stations.plan import Plan
@@ -120,9 +120,7 @@ def predicted(plan: Plan) -> Plan:
 
 def took(plan: Plan, steps: int) -> list[float]:
     """Seconds of each step but the first, as the trainers' loop measures them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"{LOOPBACK}:{free_port()}"
     count = f"--xla_force_host_platform_device_count={plan.devices // plan.hosts}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": count}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-BOTTOM = frozenset({"stations", "errors"})
+BOTTOM = frozenset({"stations", "errors", "ports"})
 ARITHMETIC = BOTTOM | {"catalog", "plan"}
 KNOWN_OF_A_RUN = ARITHMETIC | {"journal", "report"}
 ABOVE = KNOWN_OF_A_RUN | {
@@ -28,6 +28,7 @@ CHILDREN = tuple(f"orchestrator.{room}.child" for room in ("calibrate", "doctor"
 # Room → the other rooms it may import. Imports point one way; strangers share no row.
 ROOMS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    "ports": frozenset(),
     "stations": frozenset(),
     "catalog": BOTTOM,
     "plan": BOTTOM | {"catalog"},

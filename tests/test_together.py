@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.ports import free_port
 from tests.conftest import ROOT
 from tests.test_checkpoint import a_data_file, flip_a_byte
 from tests.test_loop import STEPS, losses, run_toy, toy_plan_of
@@ -19,9 +19,7 @@ Told = dict[str, Any]
 
 def two_processes(folder: Path, *, stop_at: int = STEPS + 1) -> list[Told]:
     """Run both; what each told."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     processes = [
         subprocess.Popen(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.record import serving as serving_room
+from orchestrator import ports
 from tests.browser import MISSING, Browser, Page, browser, chromium
 from tests.clusters import PROC, eventually
 from tests.conftest import ROOT, RunOrch
@@ -95,12 +95,12 @@ def serving(storage: Path) -> list[str]:
 
 def test_the_same_port_is_taken_each_time() -> None:
     """Where it is free; what a browser keeps of an address is of use then. Else any other."""
-    wanted = serving_room.free_port()
-    assert serving_room.free_port(wanted) == wanted
+    wanted = ports.free_port()
+    assert ports.free_port(wanted) == wanted
     with socket.socket() as other:
-        other.bind((serving_room.LOOPBACK, wanted))
+        other.bind((ports.LOOPBACK, wanted))
         other.listen()
-        assert serving_room.free_port(wanted) != wanted
+        assert ports.free_port(wanted) != wanted
 
 
 def test_there_is_nothing_to_show_before_something_is_recorded(

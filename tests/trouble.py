@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.record.serving import LOOPBACK, answers, free_port
+from orchestrator.ports import LOOPBACK, free_port
+from orchestrator.record.serving import answers
 from tests.clusters import eventually
 from tests.conftest import ROOT
 

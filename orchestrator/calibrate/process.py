@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,11 +12,11 @@ from typing import IO
 
 from orchestrator.calibrate.words import Asked, Told
 from orchestrator.errors import CannotMeasure
+from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.stations import codec
 from orchestrator.stations.profile import Wishes
 
 CHILD = (sys.executable, "-m", "orchestrator.calibrate.child")
-LOOPBACK = "127.0.0.1"
 LIMIT_S = 600.0
 LAST_LINES = 5
 # What a person's shell may hold for real runs; it would change what is measured.
@@ -30,7 +29,7 @@ def ask(wishes: Wishes, *, processes: int, devices: int | None) -> Iterator[Told
 
     `devices` CPU devices are emulated by all of them together; None takes those of the machine.
     """
-    address = f"{LOOPBACK}:{_free_port()}" if processes > 1 else ""
+    address = f"{LOOPBACK}:{free_port()}" if processes > 1 else ""
     environment = _environment(os.environ, devices and devices // processes)
     with ExitStack() as stack:
         noises = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(processes)]
@@ -108,12 +107,6 @@ def _environment(inherited: Mapping[str, str], emulated: int | None) -> dict[str
         return kept
     count = f"--xla_force_host_platform_device_count={emulated}"
     return kept | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": count}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 def _last_words(children: list[Child], noises: Sequence[IO[bytes]]) -> str:

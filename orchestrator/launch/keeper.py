@@ -18,9 +18,9 @@ from typing import Any, TextIO
 
 from orchestrator.launch import owned
 from orchestrator.launch.words import Told, Wish
+from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.stations import codec
 
-LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20  # a run moves no data through Ray
 POLL_S = 0.2
 AGENT_LIMIT_S = 60.0
@@ -123,8 +123,8 @@ def _started(wish: Wish, out: TextIO) -> Any:
             "num_cpus": 1,
             "include_dashboard": True,
             "dashboard_host": LOOPBACK,
-            "dashboard_port": _free_port(),
-            "dashboard_agent_listen_port": _free_port(),
+            "dashboard_port": free_port(),
+            "dashboard_agent_listen_port": free_port(),
             "temp_dir": f"{wish.folder}/ray",
         },
     )
@@ -135,19 +135,10 @@ def _started(wish: Wish, out: TextIO) -> Any:
             resources=host.resources,
             labels=host.labels,
             env_vars=host.environment,
-            dashboard_agent_listen_port=_free_port(),
+            dashboard_agent_listen_port=free_port(),
         )
         _tell(out, Told(nodes=count))
     return cluster.head_node
-
-
-def _free_port() -> int:
-    """A port that nothing listens on now: with a fixed one, two clusters meet."""
-    import socket  # noqa: PLC0415
-
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 def _submitted(head: Any, command: str) -> tuple[Any, str]:

@@ -6,7 +6,6 @@ When that process's input ends, because `orch` closed it or died, it ends every 
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.errors import OrchError
+from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.record.store import MANNERS
 
-LOOPBACK = "127.0.0.1"
 # The same each time, where it is free: a browser keeps what was closed or chosen by address.
 USUAL_PORT = 5080
 # A server is up to 15 processes and takes up to half a minute, more where others work.
@@ -48,19 +47,6 @@ def serving(uri: str, port: int | None, log: Path, waiting: Callable[[], None]) 
         assert process.stdin
         process.stdin.close()
         process.wait()
-
-
-def free_port(wanted: int = 0) -> int:
-    """A port that nothing listens on now: the one that is wanted, or else any."""
-    with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # its last user may just be gone
-        try:
-            probe.bind((LOOPBACK, wanted))
-        except OSError:
-            return free_port()
-        return int(probe.getsockname()[1])
 
 
 def _wait_for(
