@@ -20,6 +20,7 @@ from orchestrator.launch.words import Told, Wish
 from orchestrator.stations import codec
 
 END_LIMIT_S = 30.0
+NOBODY = "http://127.0.0.1:9"
 MOST_LETTERS = 40  # of 107 in a socket's path; the others are Ray's
 # A machine that does other work too starts processes slowly, which is no reason to give up.
 PATIENCE = {
@@ -110,6 +111,7 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
         "RAY_TMPDIR": str(folder),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # or Ray turns 127.0.0.1 into the outer address
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_USAGE_STATS_REPORT_URL": NOBODY,  # that they are off is reported too
         "RAY_DEDUP_LOGS": "0",
         **PATIENCE,
         "RAY_worker_niceness": "0",  # or any other work on the machine comes before the workers
