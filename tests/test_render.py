@@ -41,6 +41,21 @@ def test_quantities_take_si_prefixes(value: float, unit: str, said: str) -> None
     assert text.with_unit(value, unit) == said
 
 
+@pytest.mark.parametrize(
+    ("value_bytes", "said"),
+    [
+        (0, "0.00 GiB"),
+        (393_216, "0.38 MiB"),
+        (text.GIB // 100, "10.24 MiB"),
+        (text.GIB // 100 + 1, "0.01 GiB"),
+        (102.8 * text.GIB, "102.80 GiB"),
+    ],
+)
+def test_memory_is_in_gib_unless_that_shows_nothing(value_bytes: float, said: str) -> None:
+    """With two places in both, so that a column of them lines up."""
+    assert text.in_memory(value_bytes) == said
+
+
 def test_columns_align_and_do_not_trail() -> None:
     """Numbers to the right, words to the left, no blanks at the end."""
     lines = text.columns([("a", "1", ""), ("bbb", "22", "")], "<><")

@@ -1,6 +1,6 @@
 """Render room: a plan beside its runners-up, and what each of them loses."""
 
-from orchestrator.render.text import columns, gib, indent, percent, seconds
+from orchestrator.render.text import columns, in_memory, indent, percent, seconds
 from orchestrator.stations.plan import Plan
 
 
@@ -23,7 +23,7 @@ def row(plan: Plan, first: Plan) -> tuple[str, ...]:
         f"{plan.batch.sequences:,}",
         str(plan.batch.microbatches),
         plan.remat,
-        gib(forecast.memory_bytes_per_device),
+        in_memory(forecast.memory_bytes_per_device),
         seconds(forecast.step_s.lower),
         seconds(forecast.step_s.unoverlapped),
         loss(plan, first),

@@ -7,13 +7,12 @@ from orchestrator.render.resources import resource
 from orchestrator.render.text import (
     columns,
     dollars,
-    gib,
+    in_memory,
     indent,
     page,
     percent,
     scaled,
     seconds,
-    size,
     smaller,
     span,
     to_digits,
@@ -106,12 +105,12 @@ def memory(found: Beside) -> list[str]:
     rows = []
     for part in dict.fromkeys(line.part for line in sums if line.part in largest):
         lines = [line for line in found.memory if line.part == part]
-        rows += ledger([line for line in lines if line.name != SUM], size, "")
-        rows += [row(f"phase: {part}", "", line, size) for line in lines if line.name == SUM]
+        rows += ledger([line for line in lines if line.name != SUM], in_memory, "")
+        rows += [row(f"phase: {part}", "", line, in_memory) for line in lines if line.name == SUM]
     peaks = figure(found, "memory_bytes_per_device")
     usable = figure(found, "hbm_bytes_per_device")
-    rows.append(("peak", "", *(size(value) for value in peaks), change(*peaks)))
-    rows.append(("of", "", *(gib(value) for value in usable), change(*usable)))
+    rows.append(("peak", "", *(in_memory(value) for value in peaks), change(*peaks)))
+    rows.append(("of", "", *(in_memory(value) for value in usable), change(*usable)))
     return columns([HEAD, *rows], "<<>>>")
 
 

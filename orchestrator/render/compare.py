@@ -6,11 +6,11 @@ from orchestrator.render.runs import elapsed
 from orchestrator.render.text import (
     columns,
     count,
+    in_memory,
     indent,
     percent,
     scaled,
     seconds,
-    size,
     to_digits,
 )
 from orchestrator.stations.report import Goodput, Ratio, Report, Spread
@@ -100,7 +100,7 @@ def memory_of(reports: Sequence[Report]) -> list[str]:
 def memory_row(report: Report) -> tuple[str, ...]:
     found = report.memory
     sizes = found.forecast_bytes, found.compiled_bytes, found.measured_bytes, found.hbm_bytes
-    return report.run, *("-" if one is None else size(one) for one in sizes)
+    return report.run, *("-" if one is None else in_memory(one) for one in sizes)
 
 
 def unmeasured(reports: Sequence[Report]) -> list[str]:

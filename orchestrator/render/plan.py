@@ -10,7 +10,7 @@ from orchestrator.render.text import (
     count,
     dollars,
     following,
-    gib,
+    in_memory,
     indent,
     page,
     percent,
@@ -112,10 +112,10 @@ def memory(plan: Plan) -> list[str]:
     forecast = plan.forecast
     largest = max(forecast.memory, key=lambda phase: phase.bytes)
     others = [phase for phase in forecast.memory if phase is not largest]
-    rows = [(line.name, put_in(line), gib(line.value), "") for line in largest.lines]
-    usable = f"of {gib(forecast.hbm_bytes_per_device)}"
-    rows.append((f"peak: {largest.name}", "", gib(largest.bytes), usable))
-    rest = ", ".join(f"{phase.name} {gib(phase.bytes)}" for phase in others)
+    rows = [(line.name, put_in(line), in_memory(line.value), "") for line in largest.lines]
+    usable = f"of {in_memory(forecast.hbm_bytes_per_device)}"
+    rows.append((f"peak: {largest.name}", "", in_memory(largest.bytes), usable))
+    rest = ", ".join(f"{phase.name} {in_memory(phase.bytes)}" for phase in others)
     return ["memory per device", *indent([*columns(rows, "<<><"), f"other phases: {rest}"])]
 
 

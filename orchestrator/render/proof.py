@@ -6,7 +6,7 @@ from orchestrator.render.text import (
     columns,
     count,
     following,
-    gib,
+    in_memory,
     indent,
     page,
     percent,
@@ -56,8 +56,8 @@ def memory(proof: Proof) -> list[str]:
     """What is held when the most is held, line by line, then the largest buffers."""
     rows = [("", "compiled", "forecast", "forecast/compiled"), *map(memory_row, proof.ledger)]
     peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
-    rows.append(("peak", gib(peak), gib(forecast), ratio(forecast, peak)))
-    rows.append(("limit", gib(proof.hbm_bytes_per_device), "", ""))
+    rows.append(("peak", in_memory(peak), in_memory(forecast), ratio(forecast, peak)))
+    rows.append(("limit", in_memory(proof.hbm_bytes_per_device), "", ""))
     lines = columns(rows, "<>><")
     return [
         "memory per device",
@@ -68,12 +68,14 @@ def memory(proof: Proof) -> list[str]:
 
 
 def memory_row(line: Held) -> tuple[str, ...]:
-    forecast = "-" if line.forecast is None else gib(line.forecast)
-    return line.name, gib(line.compiled), forecast, ""
+    forecast = "-" if line.forecast is None else in_memory(line.forecast)
+    return line.name, in_memory(line.compiled), forecast, ""
 
 
 def largest(buffers: tuple[Buffer, ...]) -> list[str]:
-    rows = [(gib(b.bytes), b.name, b.shape) for b in buffers[:LARGEST] if b.bytes >= GIB / 100]
+    rows = [
+        (in_memory(b.bytes), b.name, b.shape) for b in buffers[:LARGEST] if b.bytes >= GIB / 100
+    ]
     return ["the largest buffers", *indent(columns(rows, "><<"))] if rows else []
 
 
@@ -161,9 +163,9 @@ def verdict(proof: Proof) -> str:
     """The proof in one line."""
     margin = abs(proof.margin_bytes)
     share = percent(margin / proof.hbm_bytes_per_device)
-    parts = [f"fits with {gib(margin)} ({share}) to spare"]
+    parts = [f"fits with {in_memory(margin)} ({share}) to spare"]
     if not proof.fits:
-        parts = [f"does not fit: {gib(margin)} too much"]
+        parts = [f"does not fit: {in_memory(margin)} too much"]
     parts.append("the forecast agrees" if proof.agrees else "the forecast does not agree")
     if not proof.only_gradients_cross_pods:
         parts.append("more than gradients crosses pods")
@@ -174,7 +176,7 @@ def beside(proof: Proof, age_s: float) -> str:
     """The proof as a line under a plan."""
     fits = "fits" if proof.fits else "does not fit"
     agrees = "agrees" if proof.agrees else "does not agree"
-    peak = gib(proof.peak_hbm_bytes_per_device)
+    peak = in_memory(proof.peak_hbm_bytes_per_device)
     return f"compiled {ago(age_s)}: peak {peak} per device, {fits}; the forecast {agrees}"
 
 
@@ -183,7 +185,7 @@ def remats(plans: list[tuple[Plan, Proof]]) -> str:
     rows = [
         (
             f"remat {plan.remat}",
-            gib(proof.peak_hbm_bytes_per_device),
+            in_memory(proof.peak_hbm_bytes_per_device),
             "fits" if proof.passes else "does not fit",
         )
         for plan, proof in plans

@@ -39,13 +39,10 @@ def to_digits(value: float, digits: int) -> str:
     return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:.{digits}g}"
 
 
-def gib(value_bytes: float) -> str:
-    return f"{value_bytes / GIB:,.2f} GiB"
-
-
-def size(value_bytes: float) -> str:
-    """Bytes of a device, in GiB or, where that would be nothing, in MiB."""
-    return gib(value_bytes) if value_bytes >= GIB / 10 else f"{value_bytes / MIB:,.1f} MiB"
+def in_memory(value_bytes: float) -> str:
+    """Bytes of a device, in GiB or, where that would show nothing, in MiB, as wide as that."""
+    unit, name = (MIB, "MiB") if 0 < value_bytes < GIB / 100 else (GIB, "GiB")
+    return f"{value_bytes / unit:,.2f} {name}"
 
 
 def seconds(value_s: float) -> str:

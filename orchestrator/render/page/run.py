@@ -10,7 +10,7 @@ from orchestrator.render.page.steps import steps
 from orchestrator.render.plan import amount, headline
 from orchestrator.render.resources import resource
 from orchestrator.render.runs import cause, elapsed
-from orchestrator.render.text import count, percent, scaled, seconds, size, to_digits
+from orchestrator.render.text import count, in_memory, percent, scaled, seconds, to_digits
 from orchestrator.stations.codec import short
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.report import Report
@@ -110,7 +110,7 @@ def memory(shown: Shown) -> Html:
     here = tag("h3", "The rehearsal, on this machine")
     free = tag("p", "Nothing limits an emulated device: all of them share this machine's memory.")
     chips = tag("h3", f"The plan, on {shown.full.chip} chips")
-    return join(here, bars([foretold(shown.plan)], size), free, chips, of_chips(shown))
+    return join(here, bars([foretold(shown.plan)], in_memory), free, chips, of_chips(shown))
 
 
 def foretold(plan: Plan) -> Bar:
@@ -142,7 +142,7 @@ def of_chips(shown: Shown) -> Html:
     else:
         segments = (Segment(name="peak", value=known),)
         rows.append(Bar(name="measured", kind="measured", segments=segments))
-    return join(bars(rows, size, [limit]), tag("p", " ".join(said)))
+    return join(bars(rows, in_memory, [limit]), tag("p", " ".join(said)))
 
 
 def goodput(report: Report) -> Html:
