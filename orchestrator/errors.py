@@ -17,6 +17,12 @@ class Unservable(OrchError):
     exit_code = 2
 
 
+class Interrupted(OrchError):
+    """Ctrl-C, while something took long; the text says what, and what is left of it."""
+
+    exit_code = 130
+
+
 class UnknownName(Unservable):
     """A chip, model, topology or key that nobody knows; the text lists what is known."""
 

@@ -19,7 +19,7 @@ from orchestrator.cli import (
     scoring,
     submitting,
 )
-from orchestrator.errors import OrchError
+from orchestrator.errors import Interrupted, OrchError
 from orchestrator.render.text import fit
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
@@ -60,8 +60,10 @@ def main() -> None:
     try:
         orch.main(standalone_mode=False)
         sys.stdout.flush()
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        raise SystemExit(130) from None
+    except click.exceptions.Abort as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            click.echo("interrupted", err=True)
+        raise SystemExit(Interrupted.exit_code) from None
     except click.ClickException as error:
         error.show()
         raise SystemExit(error.exit_code) from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.terminal import JSON, is_live, progress, say, say_json
+from orchestrator.cli.terminal import JSON, interruptible, is_live, progress, say, say_json
 
 if TYPE_CHECKING:
     from orchestrator.plan.rehearsal import Rehearsal
@@ -19,6 +19,7 @@ NEXT = "orch submit specs/tiny_2pod.yaml"
 
 @click.command()
 @JSON
+@interruptible("measuring this machine")
 def calibrate(as_json: bool) -> None:
     """Measure what this machine's devices reach. It takes a minute or two.
 

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -15,7 +15,8 @@ import click
 
 from orchestrator import journal, record
 from orchestrator.cli.origin import Origin
-from orchestrator.cli.terminal import is_live, say
+from orchestrator.cli.running import next_about
+from orchestrator.cli.terminal import interruptible, is_live, say
 from orchestrator.errors import OrchError, Unservable
 from orchestrator.launch import package, probe, slices, survey
 from orchestrator.launch.named import ClusterUnusable, Jobs
@@ -65,7 +66,7 @@ def looked(launch: Launch, asks: str = "") -> tuple[Jobs, str]:
         wanted = wish(launch, str(mark))
         job = start(launch, jobs, "-m", probe.__name__, codec.to_json(wanted).decode())
         with waiting("asking it for slices, versions, storage and secrets") as ticking:
-            found = probe.told(jobs.finished(job, ticking))
+            found = probe.told(answered(jobs, job, ticking))
     if faults := survey.faults(wanted, found):
         raise OrchError(render.unserved(launch.address, faults))
     return jobs, render.served(
@@ -75,6 +76,16 @@ def looked(launch: Launch, asks: str = "") -> tuple[Jobs, str]:
         str(launch.storage),
         asks or render.price(launch.plan, launch.steps),
     )
+
+
+def answered(jobs: Jobs, job: str, ticking: Callable[[str], None]) -> str:
+    """What a job has written; it does not outlive the wait for it."""
+    try:
+        return jobs.finished(job, ticking)
+    except KeyboardInterrupt:
+        with suppress(ClusterUnusable):
+            jobs.stop(job)
+        raise
 
 
 def wish(launch: Launch, mark: str) -> survey.Wanted:
@@ -117,7 +128,8 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 
     tick("begun")
     try:
-        yield tick
+        with interruptible("the cluster was looked at", "nothing was submitted"):
+            yield tick
     finally:
         if live:
             click.echo("\r\033[K", err=True, nl=False)
@@ -150,8 +162,10 @@ def submitted(
     record.in_background([writer.journal])
     if proof:
         writer.keep_proof(proof)
+    status = next_about("status", writer.journal.key, launch.storage)
     try:
-        job = driven(launch, jobs, writer.journal)
+        with interruptible("the run's job was submitted", "it may have begun", status):
+            job = driven(launch, jobs, writer.journal)
     except ClusterUnusable as error:
         writer.conclude("failed", why=str(error))
         raise

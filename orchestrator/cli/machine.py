@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import STORAGE
-from orchestrator.cli.terminal import JSON, say, say_json
+from orchestrator.cli.terminal import JSON, interruptible, say, say_json
 
 if TYPE_CHECKING:
     from orchestrator.stations.checkup import Finding
@@ -19,6 +19,7 @@ SHELLS = ("bash", "zsh", "fish")
 @STORAGE
 @click.option("--address", metavar="ADDRESS", help="A cluster to look for, besides RAY_ADDRESS.")
 @JSON
+@interruptible("looking at this machine")
 def doctor(storage: Path, address: str | None, as_json: bool) -> None:
     """Tell what this machine can do. What it cannot comes with what to do.
 

@@ -7,7 +7,16 @@ import click
 
 from orchestrator.cli.proving import known_line
 from orchestrator.cli.studying import is_study, plan_study
-from orchestrator.cli.terminal import JSON, SET, SPEC, make_plans, next_command, say, say_json
+from orchestrator.cli.terminal import (
+    JSON,
+    SET,
+    SPEC,
+    interruptible,
+    make_plans,
+    next_command,
+    say,
+    say_json,
+)
 from orchestrator.errors import OrchError
 
 if TYPE_CHECKING:
@@ -68,6 +77,7 @@ def schema(of_study: bool) -> None:
     metavar="DIGEST",
     help="Forecast on what `orch calibrate` measured on a machine of these chips.",
 )
+@interruptible("planning")
 def plan(
     spec: Path,
     other: Path | None,
@@ -153,6 +163,7 @@ def show_beside(first: Path, second: Path, overrides: tuple[str, ...], *, as_jso
     metavar="FRACTION",
     help="Model FLOPs utilization to assume for days.",
 )
+@interruptible("working it out")
 def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -> None:
     """Work SPEC out by hand, formula by formula. Published figures stand beside it.
 

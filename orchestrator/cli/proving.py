@@ -9,6 +9,7 @@ from orchestrator.cli.terminal import (
     JSON,
     SET,
     SPEC,
+    interruptible,
     make_plans,
     next_command,
     progress,
@@ -40,6 +41,7 @@ NO_FIT = 3
     is_flag=True,
     help="Also compile policies that compute less twice, until one fits.",
 )
+@interruptible("proving")
 def prove(
     spec: Path, overrides: tuple[str, ...], as_json: bool, hlo: Path | None, search_remat: bool
 ) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import RUNS, STORAGE
-from orchestrator.cli.terminal import JSON, say, say_json
+from orchestrator.cli.terminal import JSON, interruptible, say, say_json
 from orchestrator.errors import OrchError
 from orchestrator.stations.run import LIVE, Run
 
@@ -31,6 +31,7 @@ MOST_AT_ONCE = 100
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @STORAGE
 @JSON
+@interruptible("recording", "what is recorded stays")
 def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """Bring MLflow up to the journals of RUNs. Without any it does so for all runs.
 
@@ -79,15 +80,23 @@ class Progress:
 def ending(found: "Journal") -> str:
     """Where a run that has just ended is recorded, in a line; what is missing is recorded first."""
     from orchestrator import journal, record
-    from orchestrator.record.recording import Recorder
 
     others = [one for one in journal.runs(found.path.parent)[0] if one.run != found.key]
     catch_up(found.path.parent, others)
     mark = record.mark_of(found)
     if mark and mark.problem is None and not record.is_behind(found.run(), mark):
         return shown_by(mark.destination.words, found.path.parent)
-    tried = Recorder(os.environ).record(found)
-    return ending_words(tried, found.path.parent)
+    return ending_words(recorded(found), found.path.parent)
+
+
+def recorded(found: "Journal") -> "Tried":
+    """Record a run that has ended, for as long as nobody minds to wait."""
+    from orchestrator.record.recording import Recorder
+
+    ended = f"recording {found.key}", "it has ended, and nothing of it is left running"
+    again = shlex.join(["orch", "sync", found.key, *elsewhere(found.path.parent)])
+    with interruptible(*ended, again):
+        return Recorder(os.environ).record(found)
 
 
 def ending_words(tried: "Tried", storage: Path) -> str:
@@ -102,8 +111,12 @@ def shown_by(place: str, storage: Path) -> str:
 
 def ui_command(storage: Path) -> str:
     """The command that shows what is recorded of the runs in a storage directory."""
-    beside = storage.absolute() == RUNS.absolute()
-    return shlex.join(["orch", "ui", *(() if beside else ("--storage", str(storage)))])
+    return shlex.join(["orch", "ui", *elsewhere(storage)])
+
+
+def elsewhere(storage: Path) -> tuple[str, ...]:
+    """The option that names a storage directory, where it must be named."""
+    return () if storage.absolute() == RUNS.absolute() else ("--storage", str(storage))
 
 
 def catch_up(storage: Path, runs: Sequence[Run]) -> None:

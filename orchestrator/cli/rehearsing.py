@@ -44,31 +44,27 @@ def carry_out(
     )
     storage = Path(rehearsal.spec.run.storage)
     where = record.destination(rehearsal.spec.tracking, storage, os.environ)
-    writer = journal.create(storage, opened, key)
-    record.begin(writer.journal, where)
-    if proof:
-        writer.keep_proof(proof)
-    error, interrupted = drive(writer.journal, rehearsal.plan)
+    with interrupts() as asked:
+        writer = journal.create(storage, opened, key)
+        record.begin(writer.journal, where)
+        if proof:
+            writer.keep_proof(proof)
+        error = drive(writer.journal, rehearsal.plan, asked)
     run = writer.run()
     if run.ended_at_s is None and run.driver is None:
         with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
-            writer.conclude("cancelled" if interrupted else "failed", why=error)
+            writer.conclude("cancelled" if asked else "failed", why=error)
     return writer.run()
 
 
-def drive(recorded: journal.Journal, plan: Plan, *how: str) -> tuple[str | None, bool]:
-    """Drive a run on a private cluster with the slices of a plan, and follow it to its end.
-
-    Why it was given up before, if it was, and whether because of an interrupt.
+def drive(recorded: journal.Journal, plan: Plan, asked: list[int], *how: str) -> str | None:
+    """Drive a run on a private cluster with the slices of a plan, and follow it to its end; why it
+    was given up before, if it was. `asked` are the interrupts that came.
     """
     path, hosts = str(recorded.path.absolute()), launch.emulated_hosts(plan)
     command = shlex.join([sys.executable, "-m", "orchestrator.drive", path, *how])
-    with (
-        interrupts() as asked,
-        launch.private_cluster(hosts, devices_per_host(plan), command) as cluster,
-    ):
-        error = Following(recorded, cluster, asked, len(hosts)).to_the_end()
-    return error, bool(asked)
+    with launch.private_cluster(hosts, devices_per_host(plan), command) as cluster:
+        return Following(recorded, cluster, asked, len(hosts)).to_the_end()
 
 
 @contextmanager

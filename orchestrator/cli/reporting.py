@@ -1,13 +1,14 @@
 """Command line room: the commands that hold runs against their plans. They need journals alone."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli.running import STORAGE, next_about
-from orchestrator.cli.terminal import JSON, say, say_json
+from orchestrator.cli.terminal import JSON, interruptible, say, say_json
 from orchestrator.errors import OrchError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ PAGE = "report.html"
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @STORAGE
 @JSON
+@interruptible("comparing")
 def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """Hold each RUN against its forecast. The runs stand beside each other.
 
@@ -52,6 +54,7 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     help="Where the page goes, instead of report.html in RUN's directory.",
 )
 @JSON
+@interruptible("writing the report")
 def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     """Write RUN as one HTML page that needs nothing else. Measured stands beside predicted.
 
@@ -146,8 +149,10 @@ def write(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise OrchError(f"{path}: cannot be written: {error.strerror}; see -o FILE") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 COMMANDS = (compare, report)

@@ -94,7 +94,8 @@ def rehearsed(found: "Journal", plan: "Plan", how: tuple[str, ...], storage: Pat
 
     before = found.run()
     say(render.resumed(before, plan) + "\n")
-    error, _ = rehearsing.drive(found, plan, *how)
+    with rehearsing.interrupts() as asked:
+        error = rehearsing.drive(found, plan, asked, *how)
     after = found.run()
     plan, following = found.plan(after.plan_digest), next_of(after, storage)
     say("\n" + render.ending(after, plan, recording.ending(found), following))

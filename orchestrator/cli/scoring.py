@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.terminal import JSON, say, say_json
+from orchestrator.cli.terminal import JSON, interruptible, say, say_json
 
 
 @click.command()
@@ -17,6 +17,7 @@ from orchestrator.cli.terminal import JSON, say, say_json
     help="Learn anew without each document, or each source and chip, and score what was left out.",
 )
 @JSON
+@interruptible("scoring")
 def score(runs: Path | None, without: str | None, as_json: bool) -> None:
     """Hold the forecasts of published runs against them. They are planned as they were run.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from orchestrator.cli.terminal import as_typed, is_live, next_command, say, say_json
+from orchestrator.cli.terminal import as_typed, interruptible, is_live, next_command, say, say_json
 from orchestrator.errors import Unservable
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.run import Run
@@ -106,9 +106,12 @@ def counted(what: str, of: int) -> Iterator[Callable[[int], None]]:
         if shown and time.monotonic() - began > SHOW_AFTER_S:
             click.echo(f"\r\033[K{what} {number} of {of}", err=True, nl=False)
 
-    yield count
-    if shown:
-        click.echo("\r\033[K", err=True, nl=False)
+    try:
+        with interruptible("planning"):
+            yield count
+    finally:
+        if shown:
+            click.echo("\r\033[K", err=True, nl=False)
 
 
 def submit_study(path: Path, study: Study, way: Way) -> int:

@@ -126,7 +126,7 @@ def submit(
            or be reached
       2    the spec cannot be served, or --yes is needed where nobody can be asked
       3    the plan does not fit, or more than gradients crosses pods
-      130  it was cancelled, or no longer followed, or the answer was no
+      130  interrupted, cancelled or no longer followed, or the answer was no
 
     \b
     Example:

@@ -12,6 +12,7 @@ from typing import TextIO
 
 import click
 
+from orchestrator.errors import Interrupted
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.spec import Spec
 
@@ -76,6 +77,23 @@ def say_dry() -> int:
     return 0
 
 
+@contextmanager
+def interruptible(
+    doing: str, left: str = "nothing is left running", following: str = ""
+) -> Iterator[None]:
+    """Say of a Ctrl-C what it ended, what is left of it, and what to type next: the same again,
+    unless that is told. Whatever is done meanwhile ends its own processes and half-written files.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if is_live(sys.stderr):
+            click.echo("\r\033[K", err=True, nl=False)  # over the ^C
+        again = following or as_typed()
+        raise Interrupted(f"interrupted while {doing}; {left}\nNext: {again}") from None
+
+
+@interruptible("planning")
 def make_plans(path: Path, overrides: tuple[str, ...], most: int) -> tuple[Spec, list[Plan]]:
     """From a file to its spec and its plans, best first."""
     from orchestrator import spec
@@ -112,10 +130,11 @@ def progress(what: str) -> Iterator[Progress]:
     """Show on the standard error stream how far something is, for as long as this lasts."""
     shown = Progress(what)
     counting = threading.Thread(target=shown.count)
-    if is_live(sys.stderr):
-        counting.start()
     try:
-        yield shown
+        if is_live(sys.stderr):
+            counting.start()
+        with interruptible(what):
+            yield shown
     finally:
         shown.done.set()
         if counting.ident:

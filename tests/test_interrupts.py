@@ -1,0 +1,111 @@
+"""Ctrl-C: a line says what it ended and what to type next, and nothing is left running."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import main
+from orchestrator.launch import owned
+from tests.clusters import eventually
+from tests.conftest import ROOT
+
+TINY = "specs/tiny_2pod.yaml"
+STUDY = "specs/studies/tiny_weak.yaml"
+# As a terminal starts it: a shell that runs the tests in the background has interrupts ignored.
+ORCH = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from orchestrator.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "when", "doing"),
+    [
+        (("prove", TINY), "proving: tracing", "proving"),
+        (("calibrate",), "measuring this machine: 0 of", "measuring this machine"),
+        (("submit", TINY), "proving: tracing", "proving"),
+    ],
+)
+def test_what_runs_beside_a_command_ends_with_it(
+    command: tuple[str, ...], when: str, doing: str, tmp_path: Path
+) -> None:
+    """The compiler and what measures, in sessions of their own; no file of theirs is left."""
+    stored = ("--set", f"run.storage={tmp_path}/runs") if command[0] == "submit" else ()
+    mark, cache = secrets.token_hex(16), tmp_path / "cache"
+    process = subprocess.Popen(
+        [sys.executable, "-c", ORCH, *command, *stored],
+        cwd=ROOT,
+        env=os.environ | {owned.MARK: mark, "XDG_CACHE_HOME": str(cache)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stderr
+        while not process.stderr.readline().startswith(when):
+            assert process.poll() is None
+        eventually(lambda: len(owned.marked(mark)) > 1, 60)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.stderr.read()
+    again = " ".join(["orch", *command, *stored])
+    assert said == f"interrupted while {doing}; nothing is left running\nNext: {again}\n"
+    assert process.returncode == 130
+    assert owned.marked(mark) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "slow", "said"),
+    [
+        (("plan", TINY), "plan.make.make_plans", "planning; nothing is left running"),
+        (("plan", STUDY), "plan.make.make_plan", "planning; nothing is left running"),
+        (("submit", STUDY), "plan.make.make_plan", "planning; nothing is left running"),
+        (("explain", TINY), "explain.answer_sheet", "working it out; nothing is left running"),
+        (("score",), "score.as_shipped", "scoring; nothing is left running"),
+        (("doctor",), "doctor.checks.python", "looking at this machine; nothing is left running"),
+        (("sync",), "journal.journals", "recording; what is recorded stays"),
+        (("report", "it"), "journal.find_either", "writing the report; nothing is left running"),
+        (("compare", "it"), "journal.find", "comparing; nothing is left running"),
+    ],
+)
+def test_each_command_that_takes_long_says_what_was_interrupted(
+    command: tuple[str, ...],
+    slow: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In one line, with the exact command again, and exit status 130."""
+    monkeypatch.setattr(f"orchestrator.{slow}", interrupt)
+    assert ended(monkeypatch, command) == 130
+    told = capsys.readouterr()
+    assert told.err == f"interrupted while {said}\nNext: {' '.join(['orch', *command])}\n"
+
+
+def test_other_commands_say_that_they_were_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is nothing more to say of it."""
+    monkeypatch.setattr("orchestrator.journal.runs", interrupt)
+    assert ended(monkeypatch, ("runs",)) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> object:
+    """How the command ends in this process."""
+    monkeypatch.setattr(sys, "argv", ["orch", *command])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code
