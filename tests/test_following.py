@@ -1,5 +1,6 @@
 """Following a run on a named cluster: the journal tells it, whatever the cluster answers."""
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -7,10 +8,11 @@ from typing import Any, cast
 import pytest
 
 from orchestrator import journal, record
-from orchestrator.cli import following, launching, rehearsing
+from orchestrator.cli import following, launching, rehearsing, terminal
 from orchestrator.cli.following import Following
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.showing import Showing
+from orchestrator.cli.terminal import Progress
 from orchestrator.launch import Cluster
 from orchestrator.launch.named import ClusterUnusable, Jobs
 from tests.journals import opened, take_steps, tiny_plan, tiny_spec
@@ -52,8 +54,11 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(record, name, lambda *_: None)
 
 
-def followed(recorded: journal.Journal, jobs: FakeJobs, before: int = 0) -> Following:
-    return Following(Showing(recorded), recorded, cast(Jobs, jobs), "job", before)
+def followed(
+    recorded: journal.Journal, jobs: FakeJobs, before: int = 0, waits: Progress | None = None
+) -> Following:
+    showing = Showing(recorded, waits or Progress("run"))
+    return Following(showing, recorded, cast(Jobs, jobs), "job", before)
 
 
 def launch_of(jobs_folder: Path, **changes: Any) -> launching.Launch:
@@ -84,6 +89,33 @@ def test_a_run_is_followed_to_its_end(
     said = capsys.readouterr().out
     assert "pending: 4 slices asked, 1 free" in said
     assert "step 3 of 3" in said
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_what_is_waited_for_is_counted_on_a_terminal_alone(
+    recorded: journal.Journal,
+    live: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Below the lines that stay, which are the same wherever they go."""
+    monkeypatch.setattr(terminal, "is_live", lambda _: live)
+    with terminal.progress("run") as waits:
+        follow = followed(recorded, FakeJobs(), waits=waits)
+        follow.look()
+        time.sleep(2)
+        writer = journal.claim(recorded)
+        take_steps(recorded.path, writer.begin_attempt(tiny_plan()), range(2))
+        follow.look()
+        time.sleep(2)
+    told = capsys.readouterr()
+    assert [line.partition(" s  ")[2].partition("  ")[0] for line in told.out.splitlines()] == [
+        "compiled in 2 s, state ready in 1 s",
+        "step 1 of 3",
+    ]
+    expected = ["run: Ray starts its driver", "run: step 3 of 3"]
+    counted = [line.partition(" (")[0] for line in told.err.split("\r") if line]
+    assert list(dict.fromkeys(counted)) == (expected if live else [])
 
 
 def test_a_dropped_connection_is_said_once_and_survived(

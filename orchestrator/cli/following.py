@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from orchestrator import journal
 from orchestrator.cli.rehearsing import interrupts
 from orchestrator.cli.showing import Showing
+from orchestrator.cli.terminal import progress
 from orchestrator.errors import JournalUnreadable, Superseded
 from orchestrator.launch.named import ENDED, ClusterUnusable, Jobs
 from orchestrator.stations.run import LIVE, Run
@@ -21,8 +22,8 @@ ASK_EVERY_S = 5.0
 
 def follow(recorded: journal.Journal, jobs: Jobs, job: str, driver_before: int) -> Run | None:
     """Show a run until nothing more comes of it; None when somebody wants to see no more."""
-    following = Following(Showing(recorded), recorded, jobs, job, driver_before)
-    with interrupts() as asked:
+    with interrupts() as asked, progress("run") as waits:
+        following = Following(Showing(recorded, waits), recorded, jobs, job, driver_before)
         while not asked:
             if run := following.look():
                 return run

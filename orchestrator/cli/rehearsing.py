@@ -13,6 +13,7 @@ from types import FrameType
 from orchestrator import journal, launch, record
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.showing import Showing
+from orchestrator.cli.terminal import progress
 from orchestrator.errors import Superseded
 from orchestrator.launch.slices import devices_per_host
 from orchestrator.plan.rehearsal import Rehearsal
@@ -98,7 +99,10 @@ class Following:
 
     def to_the_end(self) -> str | None:
         """Show what happens until the run has ended, or nothing can end it; then why."""
-        showing = Showing(self.recorded)
+        with progress("rehearsal") as waits:
+            return self._shown(Showing(self.recorded, waits))
+
+    def _shown(self, showing: Showing) -> str | None:
         while True:
             told = self.cluster.told(POLL_S)
             if told and told.nodes and not told.job:

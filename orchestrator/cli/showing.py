@@ -3,9 +3,8 @@
 import time
 from dataclasses import dataclass, field
 
-import click
-
 from orchestrator import journal
+from orchestrator.cli.terminal import Progress
 from orchestrator.render import rehearsal as render
 from orchestrator.stations.run import Run
 
@@ -15,9 +14,12 @@ TOLD = ("starting", "stopping", "pending")
 
 @dataclass
 class Showing:
-    """What was shown of a run so far; of what happened before, nothing is shown."""
+    """What was shown of a run so far; of what happened before, nothing is shown. `waits` is the
+    line below, which says on a terminal what comes next.
+    """
 
     recorded: journal.Journal
+    waits: Progress
     state: tuple[str, str | None] = ("", None)
     began_s: float = field(default_factory=time.monotonic)
     shown_at_s: float = 0.0
@@ -25,9 +27,11 @@ class Showing:
 
     def __post_init__(self) -> None:
         self.attempt = len(self.recorded.story().attempts)
+        self.waits.stage = render.BEFORE_ITS_DRIVER
 
     def show(self, run: Run) -> None:
         """Say what is new."""
+        self.waits.stage = render.awaited(run)
         now = (run.state, run.why if run.state == "pending" else None)
         if now != self.state and run.state in TOLD:
             self.say(": ".join(part for part in now if part))
@@ -47,4 +51,4 @@ class Showing:
 
     def say(self, line: str) -> None:
         """A line of progress."""
-        click.echo(f"{time.monotonic() - self.began_s:5.0f} s  {line}")
+        self.waits.above(f"{time.monotonic() - self.began_s:5.0f} s  {line}")

@@ -108,21 +108,30 @@ class Progress:
 
     def __init__(self, what: str) -> None:
         self.what, self.began = what, time.monotonic()
-        self.stage, self.done = "", threading.Event()
+        self.stage, self.done, self.lock = "", threading.Event(), threading.Lock()
 
     def reached(self, stage: str) -> None:
         self.stage = stage
         if not is_live(sys.stderr):
             click.echo(f"{self.what}: {stage}", err=True)
 
+    def above(self, line: str) -> None:
+        """Print a line that stays."""
+        with self.lock:
+            if is_live(sys.stderr):
+                self.rewrite("")
+            click.echo(line)
+
     def count(self) -> None:
         """Until it is done, rewrite the line each second."""
         while not self.done.wait(1):
-            if self.stage:
+            with self.lock:
                 passed = time.monotonic() - self.began
-                line = f"{self.what}: {self.stage} ({passed:.0f} s)"
-                click.echo(f"\r\033[K{line}", err=True, nl=False)
-        click.echo("\r\033[K", err=True, nl=False)
+                self.rewrite(f"{self.what}: {self.stage} ({passed:.0f} s)" if self.stage else "")
+        self.rewrite("")
+
+    def rewrite(self, text: str) -> None:
+        click.echo(f"\r\033[K{text}", err=True, nl=False)
 
 
 @contextmanager

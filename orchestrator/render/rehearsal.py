@@ -18,10 +18,17 @@ from orchestrator.render.text import (
 )
 from orchestrator.stations.codec import short
 from orchestrator.stations.plan import AXES, Plan
-from orchestrator.stations.run import Attempt, Recent, Run, Step
+from orchestrator.stations.run import Attempt, Recent, Run, State, Step
 
 LARGEST = 4  # lines of a forecast that are named
 CLOSE = 0.25  # how far off a forecast on a machine at rest may be
+BEFORE_ITS_DRIVER = "Ray starts its driver"
+AWAITED: dict[State, str] = {
+    "submitted": BEFORE_ITS_DRIVER,
+    "pending": "it waits for slices",
+    "starting": "its processes start and compile the step",
+    "stopping": "it writes a last checkpoint",
+}
 BUSY = "Other work on this machine slows either; orch calibrate measures it again"
 
 
@@ -124,6 +131,13 @@ def begun(one: Step) -> str | None:
     done = one.opening.steps_done
     restored = f", {count(done)} steps restored" if done else ""
     return f"compiled in {compiled}, state ready in {state}{restored}"
+
+
+def awaited(run: Run) -> str:
+    """What is waited for while a run that goes on has nothing new."""
+    if run.state == "running":
+        return f"step {count(run.steps_done + 1)} of {count(run.steps)}"
+    return AWAITED.get(run.state, "")
 
 
 def why_ended(attempt: Attempt) -> str:
