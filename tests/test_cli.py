@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 
 from orchestrator.cli import orch as orch_commands
 from tests.conftest import ROOT, RunOrch
@@ -238,6 +239,20 @@ def test_help_says_each_command_in_a_line_that_is_not_cut() -> None:
     """In a sentence that a terminal has room for."""
     short = {name: one.get_short_help_str(300) for name, one in orch_commands.commands.items()}
     assert {name: text for name, text in short.items() if len(text) > 55} == {}
+
+
+def test_commands_stand_below_what_they_are_about(orch: RunOrch) -> None:
+    """Each once, in a whole line of a screen; the shell completes all of them."""
+    shown = orch("--help").stdout
+    listing = shown[shown.index("Plan:\n") :]
+    assert "..." not in listing
+    lines = listing.splitlines()
+    assert [line for line in lines if line[:1].strip()] == ["Plan:", "Run:", "Look:", "Machine:"]
+    listed = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert sorted(listed) == sorted(orch_commands.commands)
+    assert max(map(len, shown.splitlines())) <= 80
+    completed = ShellComplete(orch_commands, {}, "orch", "_ORCH_COMPLETE").get_completions([], "")
+    assert [one.value for one in completed] == listed
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,31 @@ from orchestrator.render.text import fit
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 
 
-class InOrder(click.Group):
-    """Commands in the order in which they are used, not of the alphabet."""
+GROUPS = {
+    "Plan": ("init", "schema", "plan", "explain", "prove", "score"),
+    "Run": ("submit", "runs", "status", "logs", "cancel", "resume", "rm"),
+    "Look": ("report", "compare", "sync", "ui"),
+    "Machine": ("doctor", "calibrate", "completion"),
+}
+
+
+class Grouped(click.Group):
+    """Commands below what they are about, in the order in which they are used."""
 
     def list_commands(self, _: click.Context) -> list[str]:
-        return list(self.commands)
+        return [name for names in GROUPS.values() for name in names]
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Columns of one width in all groups."""
+        widest = max(map(len, self.commands))
+        room = formatter.width - widest - 6
+        for about, names in GROUPS.items():
+            said = {name: self.commands[name].get_short_help_str(room) for name in names}
+            with formatter.section(about):
+                formatter.write_dl([(f"{name:{widest}}", text) for name, text in said.items()])
 
 
-@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Grouped, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="orch")
 def orch() -> None:
     """Plan, prove, run and measure JAX training on TPU pods, from one YAML spec.
