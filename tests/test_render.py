@@ -7,12 +7,14 @@ import pytest
 from orchestrator.errors import Unservable
 from orchestrator.plan.make import make_plan, make_plans
 from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render import alternatives, plan, rehearsal, text
-from orchestrator.spec import load
+from orchestrator.render import alternatives, plan, rehearsal, study, text
+from orchestrator.spec import load, load_study
+from orchestrator.study import forecast
 from tests.asks import spec_of
 from tests.conftest import GOLDEN, ROOT, HoldGolden
 
 SHIPPED = sorted((ROOT / "specs").glob("*.yaml"))
+STUDIES = sorted((ROOT / "specs/studies").glob("*.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,26 @@ def test_screens_of_shipped_specs_fit_a_terminal(path: Path) -> None:
         rehearsal.opening(made, small.plan, small.steps, small.changes),
     ]
     assert [line for screen in screens for line in too_wide(screen)] == []
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
+    """What is predicted, and what each rehearsed run begins with."""
+    asked = load_study(path)
+    made = {trial.number: make_plan(trial.spec) for trial in asked.trials}
+    screens = [
+        study.screen(forecast(asked, made), "orch submit study.yaml"),
+        study.first_line(asked),
+        *(study.turn(asked, trial, 1) for trial in asked.trials),
+    ]
+    assert [line for screen in screens for line in too_wide(screen)] == []
+
+
+def test_a_wide_table_moves_together() -> None:
+    """As far as it has to, and no table that fits does."""
+    narrow, wide = ["word"] * 5, ["long words"] * 7
+    assert text.tabulated([narrow], "<" * 5) == ["  word  word  word  word  word"]
+    assert text.tabulated([wide], "<" * 7) == ["  " + " ".join(wide)]
 
 
 @pytest.mark.parametrize("name", ["plan_70b_4pod", "proof_8b_2pod", "proof_refused"])

@@ -30,6 +30,7 @@ from tests.conftest import RunOrch
 from tests.journals import tiny_spec
 from tests.reports import studied, timed, written
 from tests.test_page import read
+from tests.test_render import too_wide
 from tests.test_study import study_of
 
 BASE_S = 0.5
@@ -121,6 +122,16 @@ def test_rehearsed_trials_are_held_against_no_chip(tmp_path: Path) -> None:
     assert "emulated pods share this machine's cores" in text
     rows = [line for line in text.splitlines() if " 2 / 2 " in line]
     assert [row.split()[-2:] for row in rows] == [["-", "-"]] * 3
+
+
+def test_screens_of_a_measured_study_fit_a_terminal(orch: RunOrch, tmp_path: Path) -> None:
+    """How it stands, how it scales with the spread of its repeats, and what its page is said of."""
+    told(tmp_path, lambda plan, repeat: BASE_S * repeat * plan.pods**0.3)
+    [found] = journal.studies(tmp_path)
+    for name in ("status", "report"):
+        shown = orch(name, found.key, "--storage", str(tmp_path))
+        assert shown.returncode == 0, shown.stderr
+        assert too_wide(shown.stdout) == []
 
 
 def test_what_is_not_done_is_said(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def report_run(found: "Journal", out: Path | None, *, as_json: bool) -> None:
     """A run: its report as JSON, or as a page."""
     from orchestrator.cli import recording
     from orchestrator.render import report as render
+    from orchestrator.render.text import fit
     from orchestrator.report import report as reported
 
     told = reported(found)
@@ -90,7 +91,7 @@ def report_run(found: "Journal", out: Path | None, *, as_json: bool) -> None:
     path = out or found.path / PAGE
     write(path, page_of(found, told))
     recording.keep_files(found)
-    say(f"{told.run}: {render.verdict(told)}\n{wrote(path)}")
+    say(fit(f"{told.run}: {render.verdict(told)}\n") + wrote(path))
 
 
 def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> None:
@@ -99,6 +100,7 @@ def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> N
     from orchestrator.cli import recording
     from orchestrator.render import scaling as render
     from orchestrator.render.page import study_page
+    from orchestrator.render.text import fit
 
     ran = room.gather(found)
     told = room.study_report(found.key, found.opened().study, ran)
@@ -109,7 +111,8 @@ def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> N
     write(path, study_page(told, {one.trial: one.predicted for one in ran}))
     for begun in found.begun()[-1:]:
         recording.keep_files(found.run_of(begun))
-    say(f"{told.study}: {render.verdict(told).removeprefix('Study: ')}\n{wrote(path)}")
+    said = render.verdict(told).removeprefix("Study: ")
+    say(fit(f"{told.study}: {said}\n") + wrote(path))
 
 
 def wrote(path: Path) -> str:

@@ -4,7 +4,16 @@ from collections.abc import Sequence
 
 from orchestrator.journal.fold import after, first_line
 from orchestrator.journal.logs import Log, LogLine
-from orchestrator.render.text import columns, count, indent, percent, seconds, title
+from orchestrator.render.text import (
+    columns,
+    count,
+    indent,
+    page,
+    percent,
+    seconds,
+    tabulated,
+    title,
+)
 from orchestrator.stations.codec import short
 from orchestrator.stations.run import LIVE, Attempt, Process, Run, Status
 from orchestrator.stations.study import StudyStatus
@@ -54,8 +63,8 @@ def study(status: StudyStatus) -> str:
     """A study and every run that was begun for it, in their order."""
     done = f"{status.done} of {status.asked} runs done"
     head = title(f"{status.study}: {status.state}, {done}", f"{status.scaling} scaling")
-    rows = columns([HEAD, *map(row, status.runs)], SIDES) if status.runs else []
-    return "\n".join([head, *([""] if rows else []), *indent(rows)]) + "\n"
+    rows = [one[:-1] for one in (HEAD, *map(row, status.runs))] if status.runs else []
+    return page([[head], tabulated(rows, SIDES[:-1])])
 
 
 def row(run: Run) -> tuple[str, ...]:

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from orchestrator.render.compare import spread
 from orchestrator.render.resources import resource
 from orchestrator.render.study import SCALINGS, fused, title
-from orchestrator.render.text import columns, count, indent, percent, scaled, seconds, to_digits
+from orchestrator.render.text import (
+    count,
+    page,
+    percent,
+    scaled,
+    seconds,
+    tabulated,
+    to_digits,
+)
 from orchestrator.stations.report import Spread
 from orchestrator.stations.run import LIVE
 from orchestrator.stations.study import Explanation, Repeated, StudyReport, TrialReport
@@ -18,20 +26,20 @@ def screen(found: StudyReport, next_command: str) -> str:
     kind = "a rehearsal, " if found.rehearsal else ""
     blocks = [
         [f"{found.name}: {kind}{done} of {wanted} runs done, {SCALINGS[found.scaling]}"],
-        indent(table(found)),
+        trials(found),
         [*notes(found), *unfinished(found)],
         [explained(found.explanations)] if found.explanations else [],
         [verdict(found), f"Next: {next_command}"],
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return page(blocks)
 
 
-def table(found: StudyReport) -> list[str]:
+def trials(found: StudyReport) -> list[str]:
     names = tuple(title(key, found.vary) for key in found.vary)
     head = ("", *names, "RUNS", "STEP", "SPREAD", "TOKENS/S/CHIP", "MFU", "EFFICIENCY",
             "PREDICTED", "OVER")  # fmt: skip
     side = ">" + ">" * len(found.vary) + ">>>>>>>>"
-    return columns([head, *(row(found, one) for one in found.trials)], side)
+    return tabulated([head, *(row(found, one) for one in found.trials)], side)
 
 
 def row(found: StudyReport, trial: TrialReport) -> tuple[str, ...]:
@@ -48,7 +56,7 @@ def cells(trial: TrialReport, measured: Repeated) -> tuple[str, ...]:
         spread(measured.step_s) if len(measured.runs) > 1 else "-",
         scaled(measured.tokens_per_s_per_chip.median),
         percent(measured.mfu.median) if measured.mfu else "-",
-        between(measured.efficiency),
+        percent(measured.efficiency.median),
         predicted(trial),
         over(trial, measured),
     )

@@ -2,7 +2,17 @@
 
 from collections.abc import Callable, Iterable
 
-from orchestrator.render.text import columns, count, dollars, indent, percent, seconds, span
+from orchestrator.render.text import (
+    count,
+    dollars,
+    fit,
+    indent,
+    page,
+    percent,
+    seconds,
+    span,
+    tabulated,
+)
 from orchestrator.stations.plan import Bounds
 from orchestrator.stations.study import Planned, Study, StudyForecast, Trial, TrialForecast
 
@@ -16,21 +26,21 @@ def screen(found: StudyForecast, next_command: str = "") -> str:
     """Every trial in a row: what it takes, what that is worth beside the smallest, what binds."""
     count_ = len(found.trials)
     trials = f"{count_} trial{'s' * (count_ != 1)}"
-    table = columns([head(found), *(row(found, one) for one in found.trials)], alignment(found))
+    rows = [head(found), *(row(found, one) for one in found.trials)]
     blocks = [
         [f"{found.name}: {trials}, {SCALINGS[found.scaling]}"],
-        indent(table),
+        tabulated(rows, alignment(found)),
         indent(legend(found)),
         [*refusals(found), *warnings(found)],
         [verdict(found), *([f"Next: {next_command}"] if next_command else [])],
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return page(blocks)
 
 
 def first_line(study: Study) -> str:
     """What comes before everything else, where the trials are rehearsed."""
     runs = len(study.trials) * study.repeats
-    return (
+    return fit(
         f"{study.name}: a rehearsal of {runs} run{'s' * (runs != 1)}. No cluster is named, so this"
         " machine runs small copies, one after another; no chip is asked for.\n"
     )
@@ -40,7 +50,7 @@ def turn(study: Study, trial: Trial, repeat: int) -> str:
     """Which run comes now."""
     of = f" (repeat {repeat} of {study.repeats})" if study.repeats > 1 else ""
     settings = " ".join(f"{key}={text}" for key, text in trial.settings.items())
-    return f"trial {trial.number} of {len(study.trials)}{of}: {settings}\n"
+    return fit(f"trial {trial.number} of {len(study.trials)}{of}: {settings}\n")
 
 
 def head(found: StudyForecast) -> tuple[str, ...]:

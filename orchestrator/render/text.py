@@ -80,6 +80,13 @@ def columns(rows: Iterable[Sequence[str]], alignment: str, gap: str = "  ") -> l
     return [form.format(*row).rstrip() for row in table]
 
 
+def tabulated(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
+    """Rows as indented lines of a screen, which move closer together where they have to."""
+    lines = indent(columns(rows, alignment))
+    too_wide = any(len(line) > WIDTH for line in lines)
+    return indent(columns(rows, alignment, " ")) if too_wide else lines
+
+
 def indent(lines: Iterable[str], by: str = "  ") -> list[str]:
     return [by + line if line else line for line in lines]
 
