@@ -149,6 +149,7 @@ def test_a_real_run_stands_beside_its_forecast() -> None:
     text = page()
     assert "outside the 80 % interval" in text
     assert 'class="band expected"' in text
+    assert 'class="dot expected"' in text
     scales = text[text.index("Time per step") : text.index("Over steps")]
     assert 'class="mark measured"' in scales
     assert "this run" in scales
@@ -228,10 +229,11 @@ def test_a_run_that_has_hardly_begun_has_a_page(count: int) -> None:
 
 
 def test_an_axis_shows_round_numbers_within_it() -> None:
-    """1, 2, 2.5 or 5 times a power of ten; on a logarithmic axis decades."""
+    """1, 2, 2.5 or 5 times a power of ten; on a logarithmic axis decades, divided where few."""
     assert Axis(0.0, 0.26).ticks() == [0.0, 0.1, 0.2]
     assert Axis(0.0, 1_000.0).ticks(4) == [0, 250, 500, 750, 1_000]
     assert Axis(0.5, 2e6, log=True).ticks(10) == [10.0**n for n in range(7)]
+    assert Axis(60.0, 2e3, log=True).ticks() == [100.0, 200.0, 500.0, 1_000.0, 2_000.0]
     assert round_step(0.03) == 0.05
     linear, log = Axis(2.0, 4.0), Axis(1.0, 100.0, log=True)
     assert [linear(value) for value in (1, 2, 3, 4, 5)] == [0, 0, 0.5, 1, 1]

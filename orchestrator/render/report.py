@@ -50,12 +50,12 @@ def how_fast(report: Report) -> str:
         return f"{took} {where}." if report.rehearsal else f"{took}."
     over = {one.against: one for one in report.ratios}
     if "expected" in over:
-        reached = f": MFU {percent(found.mfu.median)}" if found.mfu else ""
+        reached = f"; MFU {percent(found.mfu.median)}" if found.mfu else ""
         return f"{took}, {beside(over['expected'], report)}{reached}."
     said = f"{took}, {to_digits(over['lower'].measured_over_predicted, 3)} times the lower bound"
     if found.mfu:
         roof = percent(report.forecast.mfu.roofline)
-        said += f": MFU {percent(found.mfu.median)}, where the roofline allows {roof}"
+        said += f"; MFU {percent(found.mfu.median)}, where the roofline allows {roof}"
     return f"{said}."
 
 
@@ -66,7 +66,7 @@ def beside(expected: Ratio, report: Report) -> str:
     if report.rehearsal:
         said += " on this machine's measured ceilings"
     if report.inside_interval is not None:
-        said += f" and {'inside' if report.inside_interval else 'outside'} the 80 % interval"
+        said += f", {'inside' if report.inside_interval else 'outside'} the 80 % interval"
     return said
 
 

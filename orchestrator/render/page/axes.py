@@ -34,7 +34,7 @@ class Axis:
     def _decades(self, most: int) -> list[float]:
         first, last = floor(log10(self.low)), ceil(log10(self.high))
         each = max(1, ceil((last - first) / most))
-        within = (1,) if last - first > FEW_DECADES else (1, 2, 5)
+        within = (1,) if log10(self.high / self.low) > FEW_DECADES else (1, 2, 5)
         found = [n * 10.0**power for power in range(first, last + 1, each) for n in within]
         return [value for value in found if self.low <= value <= self.high]
 

@@ -56,9 +56,9 @@ def roofline(plan: Plan, measured_s: float | None) -> Html:
     """The drawing; without a measured step it shows the plan alone."""
     flops, peak = flops_of(plan)
     found = roofs(plan)
-    bound, unhidden = flops / plan.forecast.step_s.lower, flops / plan.forecast.step_s.unoverlapped
-    levels = [bound, unhidden, *([flops / measured_s] if measured_s else [])]
-    meets = [one.flops_per_byte for one in found] or [peak / bound]
+    known = steps(plan, measured_s)
+    levels = [flops / s for _, _, s in known]
+    meets = [one.flops_per_byte for one in found] or [peak / max(levels)]
     frame = Frame(
         x=logarithmic([*meets, *(peak / one.bytes_per_s for one in found)], 3),
         y=Axis(min(levels) / 2.5, peak * 4, log=True),
@@ -68,16 +68,24 @@ def roofline(plan: Plan, measured_s: float | None) -> Html:
         show_y=lambda value: with_unit(value, ""),
     )
     curves = [_peak(frame, peak), *_slants(frame, found, peak)]
-    for name, kind, level in (("lower bound of the step", "lower", bound),
-                              ("nothing overlapped", "unoverlapped", unhidden)):  # fmt: skip
-        curves.append(_level(name, kind, level, meets))
-    if measured_s:
-        curves.append(_level("this run", "measured", flops / measured_s, meets))
+    curves += [_level(name, kind, flops / s, meets) for name, kind, s in known]
     flags = [
         Flag(name=one.name, kind=kind_of(one.name), x=one.flops_per_byte, y=min(levels))
         for one in found
     ]
     return plot(frame, curves, flags=flags)
+
+
+def steps(plan: Plan, measured_s: float | None) -> list[tuple[str, str, float]]:
+    """The step as forecast and as measured: what it is called, its colour, its seconds."""
+    found = plan.forecast.step_s
+    known = [
+        ("lower bound of the step", "lower", found.lower),
+        ("expected", "expected", found.expected),
+        ("nothing overlapped", "unoverlapped", found.unoverlapped),
+        ("this run", "measured", measured_s),
+    ]
+    return [(name, kind, s) for name, kind, s in known if s]
 
 
 def short(value: float) -> str:
