@@ -259,8 +259,9 @@ def test_report_writes_a_page_and_says_where(orch: RunOrch, tmp_path: Path) -> N
     written(tmp_path, "it", plan=PLAN, steps=steps)
     done = orch("report", "it", "--storage", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    verdict, place, following = done.stdout.splitlines()
-    assert verdict.startswith("it: Succeeded: 8 of 8 steps. A step took 500 ms, ")
+    *verdict, place, following = done.stdout.splitlines()
+    assert verdict[0].startswith("it: Succeeded: 8 of 8 steps. A step took 500 ms, ")
+    assert max(map(len, verdict)) <= 80
     assert place == f"wrote {tmp_path / 'it' / 'report.html'}"
     assert following == f"Next: open file://{tmp_path}/it/report.html"
     read((tmp_path / "it" / "report.html").read_text(encoding="utf-8"))
