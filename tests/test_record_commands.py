@@ -50,17 +50,24 @@ def test_sync_says_what_it_could_not_do(orch: RunOrch, storage: Path) -> None:
 
 
 def test_sync_leaves_a_run_to_its_own_driver(
-    storage: Path, monkeypatch: pytest.MonkeyPatch
+    orch: RunOrch, storage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it records, nothing is wrong; when the driver is gone, something is."""
+    """While it records, nothing is wrong; when the driver is gone, something is. The exit status
+    says so too.
+    """
     monkeypatch.setattr(recording, "only_one", partial(only_one, limit_s=0.1))
     writer = begun(storage)
     trained(writer, range(3))
     before = mark_of(writer.journal)
     with writer.signing(), only_one(writer.journal):
         tried = Recorder(os.environ).record(writer.journal)
+        beside = orch("sync", "--storage", str(storage))
     assert (tried.by_driver, tried.problem) == (True, None)
     assert mark_of(writer.journal) == before
+    assert (beside.returncode, beside.stdout.splitlines()[0]) == (
+        0,
+        "it: recorded by its own driver",
+    )
     said = table([tried], str(storage), "orch ui").splitlines()
     assert said[0] == "it: recorded by its own driver"
     assert said[1].startswith("Sync: 1 run recorded in ")
@@ -68,6 +75,7 @@ def test_sync_leaves_a_run_to_its_own_driver(
     writer.conclude("succeeded")
     with only_one(writer.journal):
         late = Recorder(os.environ).record(writer.journal)
+        assert orch("sync", "--storage", str(storage)).returncode == 1
     assert (late.by_driver, late.problem) == (False, "another process is recording it")
     assert "warning: it: another process is recording it" in table([late], str(storage), "orch ui")
 
