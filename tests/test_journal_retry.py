@@ -99,7 +99,7 @@ def test_the_same_error_at_the_same_step_ends_the_run(first: Tried, second: Trie
     decision = decide_retry(run_after(first, second), generous)
     assert not decision.retry
     assert second.error is not None
-    assert decision.why.endswith(f"failed alike at step {second.steps_done}: {second.error}")
+    assert decision.why.endswith(f", so no other is tried: {second.error}")
     between = [first, *preemptions(7), Tried("lost"), second]
     assert not decide_retry(run_after(*between), generous).retry
 
@@ -186,4 +186,4 @@ def test_a_journal_is_decided_on_as_it_stands(tmp_path: Path) -> None:
     writer.begin_attempt(tiny_plan())
     take_steps(writer.journal.path, 4, range(5))
     writer.end_attempt("failure", error="ValueError: no")
-    assert "attempts 3 and 4 failed alike at step 5" in decide_retry(writer.run(), TWO).why
+    assert "attempts 3 and 4 both failed after step 5, so no" in decide_retry(writer.run(), TWO).why

@@ -180,7 +180,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     run_toy(tmp_path, steps=4)
     poisoned = toy_plan()
     poisoned = replace(poisoned, optimizer=replace(poisoned.optimizer, peak_lr=math.inf))
-    with pytest.raises(LossNotFinite, match="step 5: loss is nan"):
+    with pytest.raises(LossNotFinite, match="step 6: loss is nan"):
         run_toy(tmp_path, poisoned, every=1)
     saved = {path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()}
     assert max(map(int, saved)) <= 5

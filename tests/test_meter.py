@@ -199,7 +199,7 @@ def test_a_loss_that_is_no_number_is_an_error(name: str, value: float) -> None:
     bench = Bench(plan_of())
     bench.step(0, 101.0)
     bench.step(1, 102.0, **{name: value})
-    with pytest.raises(LossNotFinite, match=f"step 1: {name} is {value}"):
+    with pytest.raises(LossNotFinite, match=f"step 2: {name} is {value}"):
         bench.meter.flush()
     assert [step.index for step in bench.steps] == [0]
 

@@ -117,6 +117,5 @@ class Meter:
 def _check_finite(index: int, values: Mapping[str, float]) -> None:
     for name in ("loss", "grad_norm"):
         if not math.isfinite(values[name]):
-            raise LossNotFinite(
-                f"step {index}: {name} is {values[name]}; the state before it is the last good one"
-            )
+            said = f"step {index + 1}: {name} is {values[name]}"  # counted as screens count
+            raise LossNotFinite(f"{said}; the state before it is the last good one")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.journal.fold import after, first_line
+from orchestrator.journal.fold import AFTER, after, first_line
 from orchestrator.stations.run import Attempt, Run
 from orchestrator.stations.spec import Retries
 
@@ -38,8 +38,9 @@ def decide_retry(run: Run, retries: Retries) -> Decision:
     if run.cancel_asked_at_s is not None:
         return Decision(retry=False, why=f"{told}; and somebody asked to cancel the run")
     if same := _same_before(attempts):
-        why = f"attempts {same.number} and {last.number} failed alike at step {last.steps_done}"
-        return Decision(retry=False, why=f"{why}: {first_line(last.error)}")
+        ended = AFTER["hang" if last.reason == "hang" else "failure"]
+        both = f"attempts {same.number} and {last.number} both {ended} {_came(last)}"
+        return Decision(retry=False, why=f"{both}, so no other is tried: {first_line(last.error)}")
     if last.reason == "lost":
         return Decision(retry=True, why=told)
     preempted = last.reason == "preemption"
@@ -48,6 +49,12 @@ def decide_retry(run: Run, retries: Retries) -> Decision:
     kind = "preemption" if preempted else "failure"
     count = f"{kind} {spent} without progress, of {budget} that are tried again"
     return Decision(retry=spent <= budget, why=f"{told} ({count})")
+
+
+def _came(attempt: Attempt) -> str:
+    """How far an attempt came."""
+    done = attempt.steps_done
+    return f"after step {done:,}" if done else "before the first step was done"
 
 
 def _same_before(attempts: Sequence[Attempt]) -> Attempt | None:
