@@ -13,9 +13,10 @@ from orchestrator.cli.following import Following
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.showing import Showing
 from orchestrator.cli.terminal import Progress
+from orchestrator.journal import StepLog
 from orchestrator.launch import Cluster
 from orchestrator.launch.named import ClusterUnusable, Jobs
-from tests.journals import opened, take_steps, tiny_plan, tiny_spec
+from tests.journals import opened, step, take_steps, tiny_plan, tiny_spec
 
 
 @dataclass
@@ -89,6 +90,20 @@ def test_a_run_is_followed_to_its_end(
     said = capsys.readouterr().out
     assert "pending: 4 slices asked, 1 free" in said
     assert "step 3 of 3" in said
+
+
+def test_a_run_that_is_followed_again_is_shown_from_there_on(
+    recorded: journal.Journal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The steps to come, of the attempt that goes on, and not those that were."""
+    number = journal.claim(recorded).begin_attempt(tiny_plan())
+    with StepLog(recorded.path, number) as log:
+        log.append(step(0, restored=0))
+        follow = followed(recorded, FakeJobs())
+        log.append(step(1))
+        follow.look()
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.partition(" s  ")[2].startswith("step 2 of 3")
 
 
 @pytest.mark.parametrize("live", [True, False])

@@ -15,8 +15,9 @@ from orchestrator.cli import orch as command
 from orchestrator.cli.launching import Launch
 from orchestrator.cli.origin import Origin
 from orchestrator.errors import OrchError, Unservable
-from orchestrator.journal import Journal
+from orchestrator.journal import Journal, Writer
 from orchestrator.stations.run import Run
+from tests.journals import opened
 from tests.reports import timed, written
 
 STUDY = "name: two\nstudy: {base: base.yaml, scaling: weak, vary: {resources.pods: [1, 2]}}\n"
@@ -106,6 +107,41 @@ def test_who_looks_away_begins_no_other(tmp_path: Path, monkeypatch: pytest.Monk
     code, said = cluster.submit("--steps", "4", "--yes")
     assert (code, cluster.taken) == (130, ["1.1"])
     assert "-trial-1.1 goes on without this command; orch cancel " in said
+
+
+def test_a_trial_that_goes_on_is_followed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own job, before anything else is begun; no second run is made of it."""
+    left: list[Writer] = []
+    followed: list[object] = []
+
+    class Slow(Cluster):
+        """Its first run goes on, until somebody follows it for the second time."""
+
+        def submitted(
+            self, launch: Launch, jobs: str, origin: Origin, proof: None, key: str
+        ) -> tuple[Journal, str]:
+            if left:
+                return super().submitted(launch, jobs, origin, proof, key)
+            self.taken.append(key.rpartition("-trial-")[2])
+            fields = {"spec": launch.spec, "plan": launch.plan, "study": origin.study}
+            writer = journal.create(launch.storage, opened(**fields, rehearsal=False), key)
+            left.append(journal.claim(writer.journal))
+            return writer.journal, launching.job_name(writer.run(), 1)
+
+        def follow(self, recorded: Journal, *how: object) -> Run | None:
+            followed.append(how[:2])
+            if len(followed) == 2:
+                left[0].conclude("failed", why="out of luck")
+            return None if len(followed) == 1 else recorded.run()
+
+    cluster = Slow(tmp_path, monkeypatch)
+    (tmp_path / "two.yaml").write_text(STUDY.replace("study: {", "study: {after_failure: go on, "))
+    assert cluster.submit("--steps", "4", "--yes")[0] == 130
+    code, said = cluster.submit("--steps", "4", "--yes")
+    assert "-trial-1.1 goes on, and is followed again\n" in said
+    assert (code, cluster.taken, followed[0] == followed[1]) == (1, ["1.1", "2.1"], True)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,10 @@ from orchestrator.render import launch as render
 from orchestrator.stations import codec
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.proof import Proof
+from orchestrator.stations.run import Run
 from orchestrator.stations.spec import Spec
 
+SUBMITTED = 1  # the event that every run begins with
 PYTHON = "python"  # the cluster's own, as its PATH has it
 
 
@@ -175,7 +177,7 @@ def submitted(
 def driven(launch: Launch, jobs: Jobs, recorded: journal.Journal, *how: str) -> str:
     """Start the driver of a run as a job, whose id tells the run and how often it was driven."""
     run, story = recorded.run(), recorded.story()
-    job = f"{run.run}-{run.id[:8]}-{story.last}"
+    job = job_name(run, story.last)
     words = ("-m", "orchestrator.drive", str(recorded.path.absolute()), *how)
     try:
         start(launch, jobs, *words, name=job)
@@ -184,6 +186,11 @@ def driven(launch: Launch, jobs: Jobs, recorded: journal.Journal, *how: str) -> 
             raise
     say(f"\n{render.submitted(run, job)}\n")
     return job
+
+
+def job_name(run: Run, event: int) -> str:
+    """What the job is called that drives a run from an event of its journal on."""
+    return f"{run.run}-{run.id[:8]}-{event}"
 
 
 def taken(jobs: Jobs, job: str) -> bool:

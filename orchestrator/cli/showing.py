@@ -26,7 +26,11 @@ class Showing:
     steps: journal.StepReader | None = None
 
     def __post_init__(self) -> None:
-        self.attempt = len(self.recorded.story().attempts)
+        story = self.recorded.story()
+        self.attempt = len(story.attempts)
+        if story.open_attempt:
+            self.steps = journal.StepReader(self.recorded.path, self.attempt)
+            self.steps.read()
         self.waits.stage = render.BEFORE_ITS_DRIVER
 
     def show(self, run: Run) -> None:

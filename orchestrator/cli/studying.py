@@ -13,7 +13,7 @@ import click
 from orchestrator.cli.terminal import as_typed, interruptible, is_live, next_command, say, say_json
 from orchestrator.errors import Unservable
 from orchestrator.stations.plan import Plan
-from orchestrator.stations.run import Run
+from orchestrator.stations.run import LIVE, Run
 from orchestrator.stations.study import Study, Trial
 
 if TYPE_CHECKING:
@@ -160,7 +160,8 @@ def carry_on(recorded: "StudyJournal", study: Study, turns: list[Turn], way: Way
     from orchestrator.render import study as render
 
     failed = False
-    for turn in turns:
+    # What goes on comes first: while it does, nothing else may begin.
+    for turn in sorted(turns, key=lambda one: going_on(recorded, one) is None):
         say(render.turn(study, turn.trial, turn.repeat))
         if done := succeeded(recorded, turn):
             say(f"  done before: {done.run}\n")
@@ -179,12 +180,23 @@ def carry_on(recorded: "StudyJournal", study: Study, turns: list[Turn], way: Way
 
 def succeeded(recorded: "StudyJournal", turn: Turn) -> Run | None:
     """The run of a trial that is done; None where there is none."""
+    return next((run for run in runs_of(recorded, turn) if run.state == "succeeded"), None)
+
+
+def going_on(recorded: "StudyJournal", turn: Turn) -> Run | None:
+    """The run of a trial that goes on; None where none does."""
+    return next((run for run in runs_of(recorded, turn) if run.state in LIVE), None)
+
+
+def runs_of(recorded: "StudyJournal", turn: Turn) -> Iterator[Run]:
+    """Every run of a trial's repeat, as it stands."""
     from orchestrator import journal
 
     wanted = turn.trial.number, turn.repeat
-    mine = [one for one in recorded.begun() if (one.trial, one.repeat) == wanted]
-    runs = [journal.run_of(recorded, one) for one in mine]
-    return next((run for run in runs if run and run.state == "succeeded"), None)
+    for one in recorded.begun():
+        run = journal.run_of(recorded, one) if (one.trial, one.repeat) == wanted else None
+        if run:
+            yield run
 
 
 def show_study(recorded: "StudyJournal", storage: Path, following: str = "") -> None:

@@ -11,7 +11,7 @@ from orchestrator.cli.calibrating import on_this_machine
 from orchestrator.cli.origin import Origin, origin_of
 from orchestrator.cli.proving import NO_FIT, proved, show
 from orchestrator.cli.running import next_about
-from orchestrator.cli.studying import Turn
+from orchestrator.cli.studying import Turn, going_on
 from orchestrator.cli.terminal import next_command, say, say_dry
 from orchestrator.errors import Unservable
 from orchestrator.render import launch as render
@@ -147,23 +147,44 @@ class Launched(Common):
         )
 
     def run(self, recorded: journal.StudyJournal, turn: Turn) -> Run | None:
-        """One run, followed to its end; None when it is no longer followed, and goes on."""
-        from orchestrator.cli import following, launching, recording
+        """One run, followed to its end; None when it is no longer followed, and goes on.
+
+        One that goes on, because it was no longer followed before, is followed again.
+        """
+        from orchestrator.cli import following, recording
+
+        [jobs], live = self.jobs, going_on(recorded, turn)
+        started, job = again(recorded, live) if live else self.begun(recorded, turn)
+        run = following.follow(started, jobs, job, 0)
+        storage = Path(turn.trial.spec.run.storage)
+        if run is None:
+            status, cancel = (
+                next_about(name, started.key, storage) for name in ("status", "cancel")
+            )
+            say("\n" + render.left(started.key, status, cancel))
+        else:
+            say(f"  mlflow {recording.ending(started)}\n")
+        return run
+
+    def begun(self, recorded: journal.StudyJournal, turn: Turn) -> tuple[journal.Journal, str]:
+        """A new run of a trial, and its job."""
+        from orchestrator.cli import launching
 
         origin = self.origin(turn, self.steps_of(turn), recorded)
         origin = replace(origin, environment={**origin.environment, "cluster": self.address})
         launch = self.launch(turn, dict(origin.environment))
         begun = journal.begin_trial(recorded, turn.trial.number, turn.repeat)
         [jobs], proof = self.jobs, self.proof(turn)
-        started, job = launching.submitted(launch, jobs, origin, proof, begun.run)
-        run = following.follow(started, jobs, job, 0)
-        storage = Path(turn.trial.spec.run.storage)
-        if run is None:
-            status, cancel = (next_about(name, begun.run, storage) for name in ("status", "cancel"))
-            say("\n" + render.left(begun.run, status, cancel))
-        else:
-            say(f"  mlflow {recording.ending(started)}\n")
-        return run
+        return launching.submitted(launch, jobs, origin, proof, begun.run)
+
+
+def again(recorded: journal.StudyJournal, live: Run) -> tuple[journal.Journal, str]:
+    """A run of a study that goes on, and the job that it was submitted as."""
+    from orchestrator.cli import launching
+
+    say(f"  {live.run} goes on, and is followed again\n")
+    job = launching.job_name(live, launching.SUBMITTED)
+    return journal.Journal(recorded.storage / live.run), job
 
 
 def most_pods(turns: list[Turn]) -> list[Turn]:
