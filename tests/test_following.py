@@ -16,6 +16,7 @@ from orchestrator.cli.terminal import Progress
 from orchestrator.journal import StepLog
 from orchestrator.launch import Cluster
 from orchestrator.launch.named import ClusterUnusable, Jobs
+from orchestrator.render import rehearsal as render
 from tests.journals import opened, step, take_steps, tiny_plan, tiny_spec
 
 
@@ -131,6 +132,17 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
     expected = ["run: Ray starts its driver", "run: step 3 of 3"]
     counted = [line.partition(" (")[0] for line in told.err.split("\r") if line]
     assert list(dict.fromkeys(counted)) == (expected if live else [])
+
+
+@pytest.mark.parametrize(
+    ("done", "waits"), [(2, "step 3 of 3"), (3, "all steps are done, and it ends")]
+)
+def test_after_the_last_step_no_other_is_waited_for(
+    recorded: journal.Journal, done: int, waits: str
+) -> None:
+    """A run has its last words to write then."""
+    take_steps(recorded.path, journal.claim(recorded).begin_attempt(tiny_plan()), range(done))
+    assert render.awaited(recorded.run()) == waits
 
 
 def test_a_dropped_connection_is_said_once_and_survived(

@@ -27,6 +27,7 @@ AWAITED: dict[State, str] = {
     "submitted": BEFORE_ITS_DRIVER,
     "pending": "it waits for slices",
     "starting": "its processes start and compile the step",
+    "running": "all steps are done, and it ends",
     "stopping": "it writes a last checkpoint",
 }
 BUSY = "Other work on this machine slows either; orch calibrate measures it again"
@@ -135,7 +136,7 @@ def begun(one: Step) -> str | None:
 
 def awaited(run: Run) -> str:
     """What is waited for while a run that goes on has nothing new."""
-    if run.state == "running":
+    if run.state == "running" and run.steps_done < run.steps:
         return f"step {count(run.steps_done + 1)} of {count(run.steps)}"
     return AWAITED.get(run.state, "")
 
