@@ -1,5 +1,9 @@
 """The rehearsal of a plan: small, alike in kind, and open about what is not alike. Pure."""
 
+import os
+import platform
+import subprocess
+import sys
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -9,7 +13,7 @@ import pytest
 from orchestrator import spec as specs
 from orchestrator.errors import Unservable
 from orchestrator.plan.make import make_plan
-from orchestrator.plan.rehearsal import Rehearsal, rehearse
+from orchestrator.plan.rehearsal import Rehearsal, environment, rehearse
 from orchestrator.stations.plan import AXES, Plan
 from orchestrator.stations.spec import MeshWish, Pods
 from tests.asks import TINY, spec_of
@@ -144,3 +148,37 @@ def test_a_rehearsal_may_shrink_as_its_plan_may() -> None:
         shrinking = replace(asked, resources=resources)
         small = rehearse(shrinking, make_plan(shrinking))
         assert small.spec.resources.pods == Pods(min=kept, max=8)
+
+
+TAKEN_AGAIN = """
+import ctypes, resource, threading
+c = ctypes.CDLL(None)
+c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+c.free.argtypes = [ctypes.c_void_p]
+c.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+def step():
+    memory = c.malloc(2**26)
+    c.memset(memory, 1, 2**26)
+    c.free(memory)
+def steps():
+    step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+thread = threading.Thread(target=steps)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another libc has other habits")
+def test_an_emulated_step_finds_the_memory_of_the_last_one() -> None:
+    """A thread that takes, fills and gives back 64 MiB again has no page of it cleared again."""
+    faults = {}
+    for kept in (False, True):
+        started = os.environ | (environment(1) if kept else {})
+        done = subprocess.run(
+            [sys.executable, "-c", TAKEN_AGAIN], env=started, capture_output=True, check=True
+        )
+        faults[kept] = int(done.stdout)
+    assert faults[True] < 100 < faults[False]

@@ -12,6 +12,7 @@ from typing import IO
 
 from orchestrator.calibrate.words import Asked, Told
 from orchestrator.errors import CannotMeasure
+from orchestrator.plan import rehearsal
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.stations import codec
 from orchestrator.stations.profile import Wishes
@@ -103,10 +104,7 @@ def _hand_over(child: Child, asked: Asked) -> None:
 
 def _environment(inherited: Mapping[str, str], emulated: int | None) -> dict[str, str]:
     kept = {name: value for name, value in inherited.items() if not name.startswith(LEFT_OUT)}
-    if emulated is None:
-        return kept
-    count = f"--xla_force_host_platform_device_count={emulated}"
-    return kept | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": count}
+    return kept if emulated is None else kept | rehearsal.environment(emulated)
 
 
 def _last_words(children: list[Child], noises: Sequence[IO[bytes]]) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from orchestrator.launch import owned
 from orchestrator.launch.slices import Host
 from orchestrator.launch.words import Told, Wish
+from orchestrator.plan import rehearsal
 from orchestrator.stations import codec
 
 END_LIMIT_S = 30.0
@@ -116,8 +117,7 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
         **PATIENCE,
         "RAY_worker_niceness": "0",  # or any other work on the machine comes before the workers
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        **rehearsal.environment(devices),
     }
 
 

@@ -35,6 +35,13 @@ LAYERS = 4
 D_MODEL = 128
 HEAD_DIM = 16
 SAVES = 2  # checkpoints within a rehearsal, so that saving is rehearsed too
+# A step's memory, which glibc else hands back to the system after each step, and the system clears
+# again page by page: a sixth of a small step, which no chip takes.
+KEPT_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(2**40),
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+}
 # Which axes keep more than one device when there are too few for all.
 KEPT_FIRST = ("fsdp", "tensor", "sequence", "data")
 
@@ -47,6 +54,12 @@ class Rehearsal:
     plan: Plan
     steps: int
     changes: tuple[str, ...]
+
+
+def environment(devices: int) -> dict[str, str]:
+    """What a process starts with that emulates so many devices."""
+    count = f"--xla_force_host_platform_device_count={devices}"
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": count, **KEPT_MEMORY}
 
 
 def rehearse(
