@@ -1,4 +1,4 @@
-"""The collectives of a traced step, counted: kind, axes and bytes of each, with its loops."""
+"""The collectives of a traced step, counted: kind, type, axes and bytes of each, with loops."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +10,9 @@ KINDS = {
     "psum": "all-reduce",
     "reduce_scatter": "reduce-scatter",
 }
-Counted = tuple[str, tuple[str, ...], float]  # kind, axes, bytes that a device puts in
+DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+# kind, type, axes, bytes that a device puts in
+Counted = tuple[str, str, tuple[str, ...], float]
 
 
 def census(jaxpr: Any) -> Counter[Counted]:
@@ -22,7 +24,8 @@ def census(jaxpr: Any) -> Counter[Counted]:
             axes = (named,) if isinstance(named, str) else tuple(named)
             for operand in equation.invars:
                 size = float(operand.aval.size * operand.aval.dtype.itemsize)
-                found[KINDS[equation.primitive.name], axes, size] += times
+                dtype = DTYPES[operand.aval.dtype.name]
+                found[KINDS[equation.primitive.name], dtype, axes, size] += times
     return found
 
 

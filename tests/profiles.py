@@ -22,7 +22,7 @@ MACHINE = Machine(
     versions={"jax": "1"},
 )
 H200 = replace(MACHINE, platform="gpu", device_kind="NVIDIA H200")
-EMPTY = ChipProfile(schema=2, machine=MACHINE, measured_on="2026-01-02")
+EMPTY = ChipProfile(schema=3, machine=MACHINE, measured_on="2026-01-02")
 FLOPS_PER_S = 1e11
 LATENCY_S, BYTES_PER_S = 1e-3, 1e9
 
@@ -31,7 +31,7 @@ def profile_for(plan: Plan, machine: Machine = MACHINE) -> ChipProfile:
     """A profile that has what the plan needs: flat rates, and a latency for every exchange."""
     wanted = measured.wishes(plan, replace(EMPTY, machine=machine))
     return ChipProfile(
-        schema=2,
+        schema=3,
         machine=machine,
         measured_on="2026-01-02",
         kernels=tuple(map(kernel_time, wanted.kernels)),

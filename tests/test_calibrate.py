@@ -80,6 +80,7 @@ def test_every_kernel_and_collective_is_timed_by_a_process_of_its_own() -> None:
     )
     exchanges = (
         *(wish_of(kind, 1, 1, 2**10) for kind in KINDS),
+        *(replace(wish_of(kind, 1, 1, 2**10), dtype="bf16") for kind in KINDS),
         replace(wish_of("all-reduce", 1, 1, 2**10), together=3),
     )
     told = list(ask(kernels, exchanges, processes=1))
@@ -87,8 +88,8 @@ def test_every_kernel_and_collective_is_timed_by_a_process_of_its_own() -> None:
     assert [time.kernel for time in times] == list(KERNELS)
     assert all(time.seconds >= time.least_s > 0 and time.amount > 5e3 for time in times)
     sent = [one.exchange for one in told if one.exchange]
-    assert [(time.kind, time.bytes, time.together) for time in sent] == [
-        (wish.kind, wish.bytes, wish.together) for wish in exchanges
+    assert [(time.kind, time.dtype, time.bytes, time.together) for time in sent] == [
+        (wish.kind, wish.dtype, wish.bytes, wish.together) for wish in exchanges
     ]
     assert told[0].devices is not None
     assert (told[0].devices.platform, told[0].devices.count) == ("cpu", 2)
@@ -98,8 +99,9 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce", "permute")
 
 
 def wish_of(kind: str, processes: int, stride: int, size: int) -> ExchangeWish:
-    fields = {"kind": kind, "processes": processes, "devices": 2, "ways": 2, "stride": stride}
-    return codec.from_json(codec.to_json({**fields, "bytes": size}), ExchangeWish)
+    group = {"processes": processes, "devices": 2, "ways": 2, "stride": stride}
+    fields = {"kind": kind, "dtype": "fp32", **group, "bytes": size}
+    return codec.from_json(codec.to_json(fields), ExchangeWish)
 
 
 def ask(

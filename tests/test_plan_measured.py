@@ -67,13 +67,13 @@ def counted(plan: Plan) -> Counter[Counted]:
     for one in messages(layout, plan.gradient_reduction == "per_layer"):
         into = one.bytes / (ways(layout, one.axes) if one.kind == "all-gather" else 1)
         over_tensor = (*one.axes, "copies") if one.axes[-1] == "tensor" else one.axes
-        found[one.kind, over_tensor, float(into)] += int(one.calls)
+        found[one.kind, one.dtype, over_tensor, float(into)] += int(one.calls)
     return found
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_message_of_the_trainer_is_counted(shape: dict[str, Any]) -> None:
-    """Kind, group, bytes and number of each collective are those of the traced step."""
+    """Kind, type, group, bytes and number of each collective are those of the traced step."""
     plan = plan_of(**shape)
     program = load("llama").program(plan, abstract_mesh_of(plan))
     traced = program.step.trace(program.state, program.batch).jaxpr
@@ -224,6 +224,23 @@ def test_messages_cost_their_number_and_their_bytes() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("size_bytes", "seconds"), [(1, 1), (60, 2), (110, 3), (160, 8), (310, 23)]
+)
+def test_a_message_costs_what_sizes_like_its_own_do(size_bytes: int, seconds: float) -> None:
+    """Straight between the two beside it, and on from the last two."""
+    points = [(10, 1.0), (110, 3.0), (210, 13.0)]
+    assert measured.between_sizes(points, size_bytes) == pytest.approx(seconds)
+
+
+def test_what_all_parameters_take_is_one_update() -> None:
+    """Each is met once a step: no cache holds them, however small each is."""
+    plan = plan_of(fsdp=2)
+    found = {piece.name: piece for piece in pieces(layout_of(plan))}
+    update = found["optimizer update"]
+    assert (update.calls, update.amount) == (1, layout_of(plan).owned_elements)
+
+
 @pytest.mark.parametrize(("data", "together"), [(1, 9), (2, 1)])
 def test_gradients_that_do_not_wait_are_timed_together(data: int, together: int) -> None:
     """Those of a layer go to the other pods beside one another, unless they go as one."""
@@ -239,11 +256,11 @@ def test_gradients_that_do_not_wait_are_timed_together(data: int, together: int)
 
 
 def test_a_backward_pass_is_timed_with_its_product() -> None:
-    """Three products at once, and those that are only repeated alone."""
+    """Three products at once, and those that are only repeated alone; four of each in a block."""
     plan = plan_of(tensor=2, remat="full")
     found = {piece.name: piece for piece in pieces(layout_of(plan))}
     assert (found["matmuls"].kernel, found["recompute"].kernel) == ("matmul", "matmul forward")
-    each = len(layout_of(plan).layer_matrices) * plan.model.layers
+    each = 4 * plan.model.layers
     assert found["matmuls"].calls == each == found["recompute"].calls
     assert found["unembedding"].calls == 1
 

@@ -12,7 +12,7 @@ from orchestrator.errors import CannotMeasure, UnknownName
 from orchestrator.stations import codec
 from orchestrator.stations.profile import ChipProfile, Machine
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True)

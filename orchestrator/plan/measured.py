@@ -33,7 +33,7 @@ CORES, EXCHANGES = "cores", "exchanges"
 PRODUCTS = ("matmul forward", "matmul")
 CALIBRATE = "orch calibrate measures it"
 # Four of five steps took between these parts of what was expected (docs/calibrate.md).
-FASTEST, SLOWEST = 0.75, 1.5
+FASTEST, SLOWEST = 0.8, 1.4
 OVERHEAD = 0.1  # of a kernel's seconds at its smallest amount: still needed for less
 
 
@@ -182,16 +182,21 @@ def _message_line(
 
 
 def _exchange_s(message: Message, plan: Plan, layout: Layout, profile: ChipProfile) -> float:
-    """Straight through the seconds of a small and a large one."""
+    """One message, by the seconds of others of its kind, type and group."""
     size, apart = ways(layout, message.axes), stride(layout, message.axes)
-    key = message.kind, plan.hosts, plan.devices, size, apart, message.together
+    key = message.kind, message.dtype, plan.hosts, plan.devices, size, apart, message.together
     times = wanted.exchange_times(profile, key)
     if not times:
         raise Unservable(f"the profile has no {message.kind} of {size} devices: {CALIBRATE}")
-    small, large = times[0], times[-1]
-    more_bytes = max(large.bytes - small.bytes, 1)
-    slope = max(large.seconds - small.seconds, 0.0) / more_bytes
-    return small.seconds + slope * max(message.bytes - small.bytes, 0.0)
+    return between_sizes([(time.bytes, time.seconds) for time in times], message.bytes)
+
+
+def between_sizes(points: list[tuple[int, float]], size_bytes: float) -> float:
+    """Seconds of a size: straight between the two beside it, and on from the last two."""
+    smaller = sum(known <= size_bytes for known, _ in points[1:-1])
+    (small, small_s), (large, large_s) = points[smaller : smaller + 2]
+    slope = max(large_s - small_s, 0.0) / (large - small)
+    return small_s + slope * max(size_bytes - small, 0.0)
 
 
 def interpolated(points: list[tuple[float, float]], amount: float) -> float:

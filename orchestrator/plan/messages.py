@@ -13,6 +13,7 @@ from orchestrator.plan.layout import Layout
 from orchestrator.plan.traffic import WEIGHT_GATHERS, padded
 from orchestrator.stations.plan import AXES
 from orchestrator.stations.profile import Exchanged
+from orchestrator.stations.spec import DType
 
 SLICE = ("fsdp", "sequence", "tensor")
 WEIGHTS = ("fsdp", "sequence")
@@ -29,6 +30,7 @@ class Message:
 
     name: str
     kind: Exchanged
+    dtype: DType
     axes: tuple[str, ...]
     bytes: float
     calls: float
@@ -74,13 +76,14 @@ def size(layout: Layout, axis: str) -> float:
 def stream_messages(layout: Layout) -> Iterator[Message]:
     """The residual stream: piece by piece round the ring in the blocks, at once at the ends."""
     blocks, tensor = layout.model.layers * layout.microbatches, ("tensor",)
+    use = layout.precision.compute
     stream = layout.tokens * layout.model.d_model * layout.compute_bytes
     gathers, scatters = 4 + 2, 4 + int(layout.remat.recomputes("mid"))
     hops = layout.tensor - 1
-    yield Message("residual ring", "permute", tensor, stream / layout.tensor,
+    yield Message("residual ring", "permute", use, tensor, stream / layout.tensor,
                   (gathers + scatters) * hops * blocks)  # fmt: skip
     for kind in ("all-gather", "reduce-scatter"):
-        yield Message("residual ends", _scattering(kind, layout.tensor), tensor, stream,
+        yield Message("residual ends", _scattering(kind, layout.tensor), use, tensor, stream,
                       2 * layout.microbatches)  # fmt: skip
 
 
@@ -100,13 +103,14 @@ def weight_messages(layout: Layout) -> Iterator[Message]:
         made["down"],
     ]
     scatter = _scattering("reduce-scatter", layout.weight_ways)
-    use, wire = layout.compute_bytes, layout.gradient_bytes
+    use, wire, types = layout.compute_bytes, layout.gradient_bytes, layout.precision
     for elements, gathers, count in (
         *((one, WEIGHT_GATHERS, blocks) for one in together),
         *((layout.table_elements, 1, layout.microbatches),) * 2,
     ):
-        yield Message("weight gather", "all-gather", WEIGHTS, elements * use, gathers * count)
-        yield Message("gradient scatter", scatter, WEIGHTS, elements * wire, count)
+        yield Message("weight gather", "all-gather", types.compute, WEIGHTS, elements * use,
+                      gathers * count)  # fmt: skip
+        yield Message("gradient scatter", scatter, types.gradients, WEIGHTS, elements * wire, count)
 
 
 def key_value_messages(layout: Layout) -> Iterator[Message]:
@@ -115,23 +119,25 @@ def key_value_messages(layout: Layout) -> Iterator[Message]:
     width = layout.kv_heads * layout.model.head_dim * layout.compute_bytes
     volume = layout.tokens * layout.sequence * width
     scatter = _scattering("reduce-scatter", layout.sequence)
-    yield Message("kv gather", "all-gather", ("sequence",), volume, 2 * calls)
-    yield Message("kv scatter", scatter, ("sequence",), volume, calls)
+    use = layout.precision.compute
+    yield Message("kv gather", "all-gather", use, ("sequence",), volume, 2 * calls)
+    yield Message("kv scatter", scatter, use, ("sequence",), volume, calls)
 
 
 def gradient_messages(layout: Layout, per_layer: bool) -> Iterator[Message]:
     """Over the slice where a parameter is repeated, then over its replicas in three steps."""
+    wire = layout.precision.gradients
     for parcel, times, together in gradient_parcels(layout, per_layer):
         sent = sum(leaf.elements for leaf in parcel)
         whole = float(padded(sent, layout.data)) * layout.gradient_bytes
         for leaf in parcel:
             if leaf.repeated:
-                yield Message("repeated gradients", "all-reduce", leaf.repeated,
+                yield Message("repeated gradients", "all-reduce", wire, leaf.repeated,
                               leaf.elements * layout.gradient_bytes, times)  # fmt: skip
         scatter = _scattering("reduce-scatter", layout.data)
-        yield Message("data scatter", scatter, ("data",), whole, times)
-        yield Message("pods", "all-reduce", ("pods",), whole / layout.data, times, together)
-        yield Message("data gather", "all-gather", ("data",), whole, times)
+        yield Message("data scatter", scatter, wire, ("data",), whole, times)
+        yield Message("pods", "all-reduce", wire, ("pods",), whole / layout.data, times, together)
+        yield Message("data gather", "all-gather", wire, ("data",), whole, times)
 
 
 def gradient_parcels(layout: Layout, per_layer: bool) -> Iterator[tuple[list[Leaf], int, int]]:
@@ -156,12 +162,12 @@ def small_messages(layout: Layout) -> Iterator[Message]:
     """Two numbers a token of the loss, and a few numbers a step."""
     tokens = layout.tokens * layout.microbatches
     chunk = min(layout.tokens, max(1, LOSS_CHUNK_BYTES // (FP32_BYTES * layout.vocab)))
-    yield Message("loss of a chunk", "all-gather", ("tensor",),
+    yield Message("loss of a chunk", "all-gather", "fp32", ("tensor",),
                   2 * FP32_BYTES * layout.tensor * chunk, tokens / chunk)  # fmt: skip
-    yield Message("loss", "all-reduce", AXES, 3 * FP32_BYTES, 1)
-    yield Message("gradient norm", "all-reduce", SLICE, FP32_BYTES, 1)
+    yield Message("loss", "all-reduce", "fp32", AXES, 3 * FP32_BYTES, 1)
+    yield Message("gradient norm", "all-reduce", "fp32", SLICE, FP32_BYTES, 1)
 
 
 def vote() -> Message:
     """Whether to stop: what the loop asks all processes before each step."""
-    return Message("stop vote", "all-reduce", AXES, 1, 1)
+    return Message("stop vote", "all-reduce", "fp32", AXES, 1, 1)

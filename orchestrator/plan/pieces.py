@@ -9,6 +9,9 @@ from orchestrator.plan.time import hbm_lines
 from orchestrator.stations.profile import Kernel
 from orchestrator.stations.spec import DType
 
+# Of a block. The trainer multiplies by query, key and value at once, and by gate and up at once.
+PRODUCTS = 4
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -38,7 +41,7 @@ def products(layout: Layout) -> Iterator[Piece]:
     again = compute.layers_recompute_flops(layout)
     both = 1 + compute.BACKWARD_OVER_FORWARD
     logits = both * compute.unembedding_forward_flops(layout)
-    each = len(layout.layer_matrices) * blocks
+    each = PRODUCTS * blocks
     kernels: tuple[tuple[str, Kernel, Number, float], ...] = (
         ("matmuls", "matmul", both * forward, each),
         ("recompute", "matmul forward", again, each),
@@ -58,11 +61,8 @@ def pointwise(layout: Layout) -> Iterator[Piece]:
     yield Piece("rotary", "rotary", dtype, turned, blocks)
     yield Piece("gates", "gate", dtype, tokens * layout.d_ff, blocks)
     yield Piece("loss", "logits", dtype, tokens * layout.vocab, layout.microbatches)
-    leaves = len(layout.layer_matrices) + layout.tables
-    yield Piece(
-        "optimizer update", "update", layout.precision.optimizer,
-        layout.owned_elements / leaves, leaves,
-    )  # fmt: skip
+    # Each parameter is met once a step, so what all of them take together is what a cache holds.
+    yield Piece("optimizer update", "update", layout.precision.optimizer, layout.owned_elements, 1)
 
 
 def attention(layout: Layout) -> Iterator[Piece]:

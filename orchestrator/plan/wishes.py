@@ -21,21 +21,22 @@ from orchestrator.stations.profile import (
 from orchestrator.stations.spec import DType
 
 AT_ONCE = 4  # emulated devices on which a kernel is timed that as many or more are to run
-# Each kernel at a small and a large amount: how well it runs depends on its size.
+# How well a kernel runs depends on its size: the largest of those that read more than they reckon
+# no longer stays in a cache.
 AMOUNTS: dict[Kernel, tuple[float, ...]] = {
     "matmul forward": (1e6, 3e7, 1e9),
     "matmul": (1e6, 3e7, 1e9),
-    "copy": (1e5, 3e6),
+    "copy": (1e5, 3e6, 5e7),
     "norm": (8e3, 2e5),
     "gate": (8e3, 2e5),
     "rotary": (8e3, 2e5),
     "logits": (1.6e4, 5e5),
-    "update": (4e3, 2.5e5),
-    "attention forward": (6.5e4, 1e6),
-    "attention": (6.5e4, 1e6),
+    "update": (4e3, 2.5e5, 4e6),
+    "attention forward": (6.5e4, 1e6, 4e6),
+    "attention": (6.5e4, 1e6, 4e6),
 }
 HEAD_DIMS = (16, 64, 128)
-EXCHANGE_BYTES = (2**10, 2**18)
+EXCHANGE_BYTES = (2**10, 2**18, 2**22)
 
 
 def wishes(plan: Plan, layout: Layout, *, shared: bool) -> Wishes:
@@ -72,11 +73,13 @@ def exchange_wishes(plan: Plan, layout: Layout) -> list[ExchangeWish]:
     """Every kind of collective in every group of the plan, small and large."""
     sent = all_messages(plan, layout)
     found = {
-        (one.kind, ways(layout, one.axes), stride(layout, one.axes), one.together) for one in sent
+        (one.kind, one.dtype, ways(layout, one.axes), stride(layout, one.axes), one.together)
+        for one in sent
     }
     return [
         ExchangeWish(
             kind=kind,
+            dtype=dtype,
             processes=plan.hosts,
             devices=plan.devices,
             ways=size,
@@ -84,7 +87,7 @@ def exchange_wishes(plan: Plan, layout: Layout) -> list[ExchangeWish]:
             bytes=size_bytes,
             together=together,
         )
-        for kind, size, apart, together in sorted(found)
+        for kind, dtype, size, apart, together in sorted(found)
         for size_bytes in EXCHANGE_BYTES
     ]
 
@@ -111,7 +114,8 @@ def key_of_kernel(time: KernelWish) -> tuple[object, ...]:
 
 
 def key_of_exchange(time: ExchangeWish) -> tuple[object, ...]:
-    return time.kind, time.processes, time.devices, time.ways, time.stride, time.together
+    group = time.processes, time.devices, time.ways, time.stride, time.together
+    return time.kind, time.dtype, *group
 
 
 def merged(old: ChipProfile, new: ChipProfile) -> ChipProfile:
@@ -191,6 +195,7 @@ def every_exchange(processes: int, devices: int, stride: int, ways: int) -> list
     return [
         ExchangeWish(
             kind=kind,
+            dtype=dtype,
             processes=processes,
             devices=devices,
             ways=ways,
@@ -198,6 +203,7 @@ def every_exchange(processes: int, devices: int, stride: int, ways: int) -> list
             bytes=size_bytes,
         )
         for kind in get_args(Exchanged)
+        for dtype in get_args(DType)
         for size_bytes in EXCHANGE_BYTES
         if ways > 1
     ]

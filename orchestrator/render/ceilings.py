@@ -75,14 +75,15 @@ def kernel_row(times: dict[int, KernelTime], counts: Sequence[int]) -> tuple[str
 
 def exchange_lines(times: Iterable[ExchangeTime]) -> list[str]:
     """Seconds of the smallest and of the largest, all groups at once."""
-    head = ("", "processes", "devices", "groups of", "small", "large", "spread")
+    head = ("", "type", "processes", "devices", "groups of", "small", "large", "spread")
     ordered = sorted(times, key=_of_one_group)
     rows = [exchange_row(list(group)) for _, group in groupby(ordered, key=_of_one_group)]
-    return columns([head, *rows], "<>>>>>>") if rows else []
+    return columns([head, *rows], "<<>>>>>>") if rows else []
 
 
-def _of_one_group(time: ExchangeTime) -> tuple[int, int, int, int, str, int]:
-    return time.processes, time.devices, time.ways, time.stride, time.kind, time.together
+def _of_one_group(time: ExchangeTime) -> tuple[int, int, int, int, str, str, int]:
+    group = time.processes, time.devices, time.ways, time.stride
+    return *group, time.kind, time.dtype, time.together
 
 
 def exchange_row(times: list[ExchangeTime]) -> tuple[str, ...]:
@@ -91,6 +92,7 @@ def exchange_row(times: list[ExchangeTime]) -> tuple[str, ...]:
     together = f", {first.together} at a time" if first.together > 1 else ""
     return (
         f"{first.kind}{together}",
+        first.dtype,
         str(first.processes),
         str(first.devices),
         f"{first.ways}{apart}",

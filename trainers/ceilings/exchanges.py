@@ -4,15 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from orchestrator.stations.profile import Exchanged, ExchangeTime, ExchangeWish
 from trainers.ceilings.timing import Probe, Timed, in_rounds, probe
+from trainers.llama.model import DTYPES
 
 GROUP = "group"
-ITEM_BYTES = 4
 
 
 def times(
@@ -48,7 +47,15 @@ def ready(
 
 def _numbers(wish: ExchangeWish) -> int:
     """Of the whole: at least one for each device of the group."""
-    return max(wish.bytes // ITEM_BYTES // wish.ways, 1) * wish.ways
+    return max(wish.bytes // _item_bytes(wish) // wish.ways, 1) * wish.ways
+
+
+def _item_bytes(wish: ExchangeWish) -> int:
+    return DTYPES[wish.dtype].dtype.itemsize
+
+
+def shaped(wish: ExchangeWish, numbers: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((numbers,), DTYPES[wish.dtype])
 
 
 def gather(wish: ExchangeWish) -> tuple[Callable[[Any], Any], jax.ShapeDtypeStruct]:
@@ -57,7 +64,7 @@ def gather(wish: ExchangeWish) -> tuple[Callable[[Any], Any], jax.ShapeDtypeStru
     def body(x: jax.Array) -> jax.Array:
         return jax.lax.all_gather(x, GROUP, tiled=True)[-part:]
 
-    return body, jax.ShapeDtypeStruct((part,), jnp.float32)
+    return body, shaped(wish, part)
 
 
 def scatter(wish: ExchangeWish) -> tuple[Callable[[Any], Any], jax.ShapeDtypeStruct]:
@@ -65,14 +72,14 @@ def scatter(wish: ExchangeWish) -> tuple[Callable[[Any], Any], jax.ShapeDtypeStr
         part = jax.lax.psum_scatter(x, GROUP, tiled=True)
         return jax.lax.dynamic_update_slice_in_dim(x, part / wish.ways, 0, 0)
 
-    return body, jax.ShapeDtypeStruct((_numbers(wish),), jnp.float32)
+    return body, shaped(wish, _numbers(wish))
 
 
 def reduce(wish: ExchangeWish) -> tuple[Callable[[Any], Any], jax.ShapeDtypeStruct]:
     def body(x: jax.Array) -> jax.Array:
         return jax.lax.psum(x, GROUP) / wish.ways
 
-    return body, jax.ShapeDtypeStruct((_numbers(wish),), jnp.float32)
+    return body, shaped(wish, _numbers(wish))
 
 
 def permute(wish: ExchangeWish) -> tuple[Callable[[Any], Any], jax.ShapeDtypeStruct]:
@@ -81,7 +88,7 @@ def permute(wish: ExchangeWish) -> tuple[Callable[[Any], Any], jax.ShapeDtypeStr
     def body(x: jax.Array) -> jax.Array:
         return jax.lax.ppermute(x, GROUP, ring)
 
-    return body, jax.ShapeDtypeStruct((max(wish.bytes // ITEM_BYTES, 1),), jnp.float32)
+    return body, shaped(wish, max(wish.bytes // _item_bytes(wish), 1))
 
 
 EXCHANGES: dict[Exchanged, Callable[[ExchangeWish], tuple[Callable[[Any], Any], Any]]] = {
