@@ -10,7 +10,18 @@ LOCK_COMMAND := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest
 	--custom-compile-command "make lock" --extra dev pyproject.toml -o requirements.lock
 
 # pip writes bytecode whatever the environment says, unless it is told not to.
-INSTALL := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check --compile
+INSTALL := $(BIN)/python -m pip install --no-input --disable-pip-version-check --compile
+
+# What pip says while it installs the lock, as a line now and then. `failed` is no word of pip's.
+define FOLLOW
+all=$$(grep -c '^[a-z].*==' requirements.lock); done=0; \
+	while read -r word rest; do case "$$word" in \
+		Collecting|Requirement|Ignoring) done=$$((done + 1)); \
+			[ $$((done % 30)) -ne 0 ] || echo "setup: $$done of $$all packages fetched" ;; \
+		Installing) echo "setup: unpacking and compiling them (a minute or more)" ;; \
+		failed) exit 1 ;; \
+	esac; done
+endef
 
 WANTED := Wanted: Python 3.11 or newer; say which with make setup PYTHON=python3.12
 refuse = { echo "setup: $(1)" >&2; exit 1; }
@@ -25,7 +36,7 @@ BROWSER := [ -z "$$CI" ] || command -v chromium >/dev/null || ! command -v apt-g
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
-		do printf '%-17s %s\n' "$$name" "$$text"; done
+		do printf '%-23s %s\n' "$$name" "$$text"; done
 
 setup: $(READY)  ## build .venv from requirements.lock (minutes, 2.5 GB)
 	@:
@@ -42,7 +53,7 @@ lint: setup  ## ruff and mypy, both strict
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: setup  ## what planning, recording, training and large studies cost
+bench: setup  ## what planning, recording, training and studies cost
 	@$(BIN)/python -m tests.bench_plan
 	@$(BIN)/python -m tests.bench_record
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench_trouble
@@ -50,26 +61,26 @@ bench: setup  ## what planning, recording, training and large studies cost
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench_train
 	@$(BIN)/python -m tests.bench_launch
 
-bench-calibrate: setup  ## measure this machine and hold ten small shapes against it (ten minutes)
+bench-calibrate: setup  ## measure this machine, hold ten shapes to it (10 minutes)
 	@$(BIN)/python -m tests.bench_calibrate
 
-chaos: setup  ## hurt runs on emulated slices, 50 times over, and see that nothing is lost
+chaos: setup  ## hurt runs 50 times over, and see that nothing is lost
 	@$(BIN)/python -m pytest -m chaos
 	@$(BIN)/python -m tests.chaos_launch
 
-chaos-train: setup  ## kill training at random steps on five meshes, compare every loss to the bit
+chaos-train: setup  ## kill training on five meshes, compare losses to the bit
 	@$(BIN)/python -m tests.chaos_train
 
 fuzz: setup  ## 20,000 mutated specs
 	@$(BIN)/python -m pytest -m fuzz
 
-score: setup  ## learn what real runs reach, and score it on runs that it never saw
+score: setup  ## learn from real runs, and score it on runs it never saw
 	@$(BIN)/python -m tests.score_table
 
-bench-proof: setup  ## compile 22 plans and write docs/proof-bench.md (an hour, most of it kept)
+bench-proof: setup  ## compile 22 plans, write docs/proof-bench.md (an hour)
 	@$(BIN)/python -m tests.bench_proof --write
 
-lock: setup  ## rewrite requirements.lock from pyproject.toml; add UPGRADE=1 for newer versions
+lock: setup  ## rewrite requirements.lock; UPGRADE=1 for newer versions
 	@$(LOCK_COMMAND) $(if $(UPGRADE),--upgrade)
 	@echo "requirements.lock: $$(grep -c '^[a-z].*==' requirements.lock) packages"
 
@@ -87,8 +98,9 @@ $(READY): requirements.lock pyproject.toml
 		$(call refuse,$(PYTHON) lacks venv or ensurepip (Debian: apt install python3-venv))
 	@echo "setup: installing the locked packages into .venv (minutes, 2.5 GB)"
 	@if [ -e $@ ]; then rm $@; else $(PYTHON) -m venv --clear .venv; fi
-	@$(INSTALL) --require-hashes --only-binary :all: -r requirements.lock
-	@$(INSTALL) --no-build-isolation --no-deps -e .
+	@{ $(INSTALL) --progress-bar off --require-hashes --only-binary :all: -r requirements.lock \
+		|| echo failed; } | { $(FOLLOW); }
+	@$(INSTALL) -qq --no-build-isolation --no-deps -e .
 	@$(BIN)/python -c "$$CHECK_BYTECODE"
 	@touch $@
 	@echo "setup: done"

@@ -15,7 +15,7 @@ PYTHON = """#!/bin/sh
 echo "$*" >> calls
 case "$*" in
     "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
-    *--require-hashes*) [ ! -e broken ] ;;
+    *--require-hashes*) cat pip-says; [ ! -e broken ] ;;
 esac
 """
 
@@ -25,6 +25,7 @@ def project(tmp_path: Path) -> Path:
     """What setup reads, and nothing else."""
     for name in ("Makefile", "requirements.lock", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "pip-says").touch()
     return tmp_path
 
 
@@ -118,6 +119,26 @@ def test_setup_installs_by_hash_and_with_bytecode(project: Path) -> None:
     assert "--no-deps -e ." in installs[1]
 
 
+def test_setup_shows_that_it_goes_on(project: Path) -> None:
+    """A line for every thirty packages, and one where no other comes; no word of pip's own."""
+    script = executable(project / "python", PYTHON)
+    lock = "".join(f"package{i}==1.0\n" for i in range(70))
+    (project / "requirements.lock").write_text(lock, encoding="utf-8")
+    fetched = "".join(
+        f"Collecting package{i}==1.0\n  Downloading package{i}.whl (1 kB)\n" for i in range(68)
+    )
+    others = "Requirement already satisfied: package68\nIgnoring package69: markers\n"
+    ending = "Installing collected packages: package0, package1\nSuccessfully installed package0\n"
+    (project / "pip-says").write_text(fetched + others + ending, encoding="utf-8")
+    assert make(project, "setup", f"PYTHON={script}").stdout.splitlines() == [
+        "setup: installing the locked packages into .venv (minutes, 2.5 GB)",
+        "setup: 30 of 70 packages fetched",
+        "setup: 60 of 70 packages fetched",
+        "setup: unpacking and compiling them (a minute or more)",
+        "setup: done",
+    ]
+
+
 def test_help_lists_every_target(project: Path) -> None:
     """`make` alone says what there is."""
     makefile = (project / "Makefile").read_text(encoding="utf-8")
@@ -125,6 +146,14 @@ def test_help_lists_every_target(project: Path) -> None:
     listed = set(re.findall(r"make ([a-z-]+)", make(project).stdout))
     assert targets >= {"setup", "demo", "test", "lint", "bench"}
     assert targets <= listed
+
+
+def test_help_is_one_table_of_a_terminal(project: Path) -> None:
+    """What each target does begins in one column, within 80."""
+    lines = make(project).stdout.splitlines()
+    starts = {re.match(r"  make \S+ +", line).end() for line in lines}  # type: ignore[union-attr]
+    assert len(starts) == 1
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(
