@@ -80,11 +80,35 @@ def test_another_price_moves_dollars_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("first", "second", "said"),
-    [(1, 1, "same"), (0, 2, "new"), (2, 0, "gone"), (4, 3, "-25.0 %"), (1, 3, "x 3")],
+    [
+        (1, 1, "same"),
+        (0, 2, "new"),
+        (2, 0, "gone"),
+        (4, 3, "-25.0 %"),
+        (1, 1.001, "+0.1 %"),
+        (1, 0.9999, "0.0 %"),
+        (1, 3, "x 3"),
+    ],
 )
 def test_a_change_reads_as_people_say_it(first: float, second: float, said: str) -> None:
     """Percent while it is small, a multiple when it is not."""
     assert render.change(first, second) == said
+
+
+def test_points_of_mfu_that_do_not_show_have_no_sign() -> None:
+    """A move that rounds to nothing is no loss."""
+    assert render.in_points(0.4, 0.39996) == "0.0 points"
+    assert render.in_points(0.4, 0.38) == "-2.0 points"
+
+
+def test_without_runs_of_a_chip_the_verdict_spans_both_figures() -> None:
+    """What nothing is expected of is told from the lower bound to nothing overlapped."""
+    found = held(tiny(), tiny(pods=4))
+    assert "the second should make " in render.verdict(found)
+    untold = replace(found, figures=tuple(p for p in found.figures if "expected" not in p.key))
+    low, high = render.times(untold, "tokens_per_s").removesuffix(" times").split(" to ")
+    assert float(low) < float(high)
+    assert "the second makes " in render.verdict(untold)
 
 
 def test_the_command_holds_two_files_side_by_side(orch: RunOrch) -> None:
@@ -93,7 +117,8 @@ def test_the_command_holds_two_files_side_by_side(orch: RunOrch) -> None:
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     *_, verdict, following = done.stdout.replace("\n        ", " ").splitlines()
-    assert verdict.startswith("Beside: the second makes ")
+    assert verdict.startswith("Beside: the second should make 2.448 times the tokens per second")
+    assert ", should cost 1.634 times as much, " in verdict
     assert "is bound by ici tensor, not matmul" in verdict
     assert following == f"Next: orch plan {FOUR_PODS}"
     told = json.loads(orch("plan", ONE_POD, FOUR_PODS, "--json").stdout)

@@ -100,6 +100,7 @@ def test_on_four_pods_all_matmuls_turn_the_answer() -> None:
     [dcn] = verdicts_of(sheet, "Between pods")
     assert (by_f.holds, by_all.holds, dcn.holds) == (True, False, True)
     assert by_all.words.endswith("124.5: the answer flips")
+    assert "FSDP + tensor comms-bound by 1.06 x" in sheet.summary
 
 
 def test_405b_is_just_comms_bound_and_not_by_the_vendors_links() -> None:

@@ -10,6 +10,7 @@ import pytest
 from orchestrator import catalog, explain
 from orchestrator.explain import words
 from orchestrator.explain.formula import evaluate
+from orchestrator.explain.sheet import likely
 from orchestrator.plan.make import make_plan
 from orchestrator.render import answers, formula
 from orchestrator.score import PUBLISHED
@@ -71,6 +72,21 @@ def test_the_plan_compared_with_is_the_plan() -> None:
     assert plan.forecast.bound in said["what binds"].planned
     assert f"`{plan.remat}`" in said["recompute"].planned
     assert f"{plan.forecast.memory_bytes_per_device / 2**30:.2f} GiB" in said["memory"].planned
+
+
+def test_the_answer_has_the_days_that_the_plan_shows() -> None:
+    """The interval about what is expected; where no run tells, as far as nothing is hidden."""
+    days = make_plan(asked("70b-four-pods")).forecast.days
+    assert days.low is not None
+    assert days.high is not None
+    assert days.expected is not None
+    between = words.lasting_between(days.low, days.high)
+    sheet = sheet_of("70b-four-pods")
+    assert sheet.summary.endswith(f"planned {between}.")
+    said = {difference.about: difference.planned for difference in sheet.differences}
+    assert f"{words.lasting(days.expected)} expected" in said["days"]
+    untold = replace(days, low=None, high=None)
+    assert likely(untold) == (days.lower, days.unoverlapped)
 
 
 def test_what_the_book_leaves_out_is_said() -> None:
@@ -143,8 +159,9 @@ def test_every_constant_names_the_runs_behind_it() -> None:
 
 @pytest.mark.parametrize(
     ("days", "said"),
-    [(1752.2, "1,752 days"), (44.68, "44.7 days"), (0.5, "12.0 hours"), (1e-7, "0.0086 s")],
-)
+    [(1752.2, "1,752 days"), (44.68, "44.7 days"), (0.5, "12.0 hours"), (0.02, "28.8 minutes"),
+     (1e-7, "0.0086 s")],
+)  # fmt: skip
 def test_a_duration_takes_the_unit_that_says_something(days: float, said: str) -> None:
     """A rehearsal takes no 0.0 days."""
     assert words.lasting(days) == said

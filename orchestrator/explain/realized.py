@@ -192,12 +192,14 @@ def remat(plan: Plan) -> Difference:
 
 
 def days(plan: Plan, numbers: dict[str, float]) -> Difference:
-    low, high = plan.forecast.days.lower, plan.forecast.days.unoverlapped
+    found = plan.forecast.days
+    low, high = found.lower, found.unoverlapped
+    likely = f"{lasting(found.expected)} expected, " if found.expected is not None else ""
     return Difference(
         about="days",
         derived=f"{lasting(numbers['days'])} at {assumed(numbers['mfu'])} by 6 P,"
         f" {lasting(numbers['days_mfu'])} as MFU counts",
-        planned=f"{lasting(low)} at the bound, {lasting(high)} with nothing hidden",
+        planned=f"{lasting(low)} at the bound, {likely}{lasting(high)} with nothing hidden",
         why=place_of(numbers["days_mfu"], low, high),
     )
 

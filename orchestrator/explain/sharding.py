@@ -10,6 +10,7 @@ from orchestrator.stations.answers import Derivation, Section, Verdict
 from orchestrator.stations.spec import Model
 
 TOKENS = "tokens a chip"
+SIMPLIFIED = "Is FSDP + tensor compute-bound, simplified as in the book?"
 MIXED = "alpha**2 / (M_X * M_Y * {F})"
 # Weights and activations that share one axis take turns: the sum of both is least where they are
 # equal, and then each is half of it.
@@ -90,7 +91,7 @@ def mixed(sheet: Worksheet, model: Model, axes: Axes) -> Section:
         sheet.line("and tensor", "Y", "2**floor(log2(n / X))", "ways"),
         sheet.line("chips that these use", "used", "X * Y", "chips"),
     )  # fmt: skip
-    by_f = mixed_bound(sheet, "Is FSDP + tensor compute-bound?", "mixed_least")
+    by_f = mixed_bound(sheet, SIMPLIFIED, "mixed_least")
     by_all = mixed_bound(sheet, "And with every matmul of a layer?", "mixed_least_eff")
     return Section(title="FSDP + tensor", lines=lines, verdicts=(by_f, flipped(by_f, by_all)))
 

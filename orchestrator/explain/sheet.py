@@ -13,7 +13,7 @@ from orchestrator.explain.sharding import mixed_times
 from orchestrator.explain.words import assumed, bound_by, lasting, lasting_between
 from orchestrator.plan.flops import MFU_DEFINITION
 from orchestrator.stations.answers import AnswerSheet, Citation, Expectation, Quotes
-from orchestrator.stations.plan import Plan
+from orchestrator.stations.plan import Bounds, Plan
 from orchestrator.stations.spec import Spec
 
 SCHEMA = 1
@@ -74,10 +74,16 @@ def summary(derived: Derived, plan: Plan | Unservable) -> str:
     numbers = derived.numbers
     parts = [f"{lasting(numbers['days'])} at {assumed(numbers['mfu'])}"]
     if "mixed_least" in numbers:
-        parts.append(f"FSDP + tensor {bound_by(mixed_times(numbers, 'mixed_least'))}")
+        parts.append(f"FSDP + tensor {bound_by(mixed_times(numbers, 'mixed_least_eff'))}")
     if isinstance(plan, Plan):
-        days = plan.forecast.days
-        parts.append(f"planned {lasting_between(days.lower, days.unoverlapped)}")
+        parts.append(f"planned {lasting_between(*likely(plan.forecast.days))}")
     else:
         parts.append("no realizable plan")
     return f"Answer: {', '.join(parts)}."
+
+
+def likely(days: Bounds) -> tuple[float, float]:
+    """The interval about what is expected; with nothing hidden at most where nothing is known."""
+    if days.low is None or days.high is None:
+        return days.lower, days.unoverlapped
+    return days.low, days.high

@@ -11,12 +11,14 @@ def percent(fraction: float, sign: str = "") -> str:
 
 
 def lasting(days: float) -> str:
-    """A duration in the unit that says something: 1,752 days, 44.7 days, 3.2 hours, 0.01 s."""
+    """A duration in the unit that says something: 1,752 days, 44.7 days, 3.2 hours, 0.011 s."""
     if days >= 100:
         return f"{days:,.0f} days"
     if days >= 1:
         return f"{days:.1f} days"
-    return f"{days * 24:.1f} hours" if days * 24 >= 1 else f"{days * 86_400:.2g} s"
+    if days * 24 >= 1:
+        return f"{days * 24:.1f} hours"
+    return f"{days * 1_440:.1f} minutes" if days * 1_440 >= 1 else f"{days * 86_400:.2g} s"
 
 
 def lasting_between(low: float, high: float) -> str:

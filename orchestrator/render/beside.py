@@ -157,13 +157,19 @@ def change(first: float, second: float) -> str:
         return "new" if second else "gone"
     ratio = second / first
     if 0.5 <= ratio <= 2:
-        return f"{(ratio - 1) * 100:+.1f} %"
+        return f"{signed((ratio - 1) * 100)} %"
     return f"x {to_digits(ratio, 3)}"
 
 
 def in_points(first: float, second: float) -> str:
     """By how many percentage points a share has moved."""
-    return f"{(second - first) * 100:+.1f} points"
+    return f"{signed((second - first) * 100)} points"
+
+
+def signed(value: float) -> str:
+    """With its sign, unless what is shown of it is nothing: +0.3, 0.0."""
+    shown = f"{value:+.1f}"
+    return shown if float(shown) else "0.0"
 
 
 def figures(found: Beside) -> list[str]:
@@ -194,16 +200,23 @@ def verdict(found: Beside) -> str:
     if first.digest == second.digest:
         differ = "what it comes to differs" if moved(found) else "its figures are the same"
         return f"Beside: one plan twice; {differ}."
-    parts = [f"the second makes {times(found, 'tokens_per_s')} the tokens per second"]
+    makes, costs = ("should make", "should cost") if known(found) else ("makes", "costs")
+    parts = [f"the second {makes} {times(found, 'tokens_per_s')} the tokens per second"]
     if all(figure(found, "dollars.lower")):
-        parts.append(f"costs {times(found, 'dollars')} as much")
+        parts.append(f"{costs} {times(found, 'dollars')} as much")
     before, after = found.bounds
     parts.append(f"is bound by {after}" + (f", not {before}" if before != after else ""))
     return f"Beside: {', '.join(parts)}."
 
 
 def times(found: Beside, key: str) -> str:
-    """The second over the first, between the lower bound and nothing overlapped."""
-    pairs = [figure(found, f"{key}.{at}") for at in ("lower", "unoverlapped")]
-    low, high = sorted(second / first for first, second in pairs)
-    return f"{span(to_digits(low, 3), to_digits(high, 3))} times"
+    """The second over the first as expected, or else from the bound to nothing overlapped."""
+    at = ("expected",) if known(found) else ("lower", "unoverlapped")
+    pairs = [figure(found, f"{key}.{name}") for name in at]
+    ratios = sorted(second / first for first, second in pairs)
+    return f"{span(*(to_digits(ratio, 4) for ratio in (ratios[0], ratios[-1])))} times"
+
+
+def known(found: Beside) -> bool:
+    """Whether runs lead to expect anything of both plans."""
+    return all(figure(found, "step_s.expected"))
