@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive import watching
+from orchestrator.drive.driving import Driving
 from orchestrator.drive.watching import Ending, Watch
 from orchestrator.journal import liveness
 from orchestrator.journal.pulses import Beating
@@ -157,3 +158,24 @@ def test_a_stop_at_once_waits_for_nothing(tmp_path: Path) -> None:
         take_steps(writer.journal.path, 1, range(3))
         journal.ask_to_cancel(writer.journal, at_once=True)
         assert watch.to_the_end() == Ending(reason="cancelled")
+
+
+@pytest.mark.parametrize(
+    ("steps", "at_once", "why"),
+    [
+        (3, False, "interrupted (Ctrl-C), after step 3; its checkpoint is kept"),
+        (3, True, "interrupted (Ctrl-C), at once, after step 3"),
+        (0, True, "interrupted (Ctrl-C), before its first step"),
+    ],
+)
+def test_a_stopped_run_says_how_it_was_asked_and_what_is_kept(
+    tmp_path: Path, steps: int, at_once: bool, why: str
+) -> None:
+    """A checkpoint of the last step is kept where its ranks were let end by themselves."""
+    with watched(tmp_path, Scripted()) as (writer, _):
+        take_steps(writer.journal.path, 1, range(steps))
+        journal.ask_to_cancel(writer.journal, at_once=at_once, why="interrupted (Ctrl-C)")
+        writer.end_attempt("cancelled")
+        assert Driving(writer, None)._concluded("unused") == 0
+    run = writer.run()
+    assert (run.state, run.why) == ("cancelled", why)

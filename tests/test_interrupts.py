@@ -91,6 +91,18 @@ def test_each_command_that_takes_long_says_what_was_interrupted(
     assert told.err == f"interrupted while {said}\nNext: {' '.join(['orch', *command])}\n"
 
 
+def test_a_rehearsal_that_is_only_prepared_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Between its table and its first node."""
+    monkeypatch.setattr("orchestrator.cli.rehearsing.carry_out", interrupt)
+    more = ("--no-prove", "--no-calibrate", "--set", f"run.storage={tmp_path}")
+    said = "interrupted while preparing the rehearsal; nothing is left running"
+    command = ("submit", TINY, *more)
+    assert ended(monkeypatch, command) == 130
+    assert capsys.readouterr().err == f"{said}\nNext: {' '.join(['orch', *command])}\n"
+
+
 def test_other_commands_say_that_they_were_interrupted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
+from orchestrator.cli.running import next_of
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.fold import Sight, Trace, folded
 from orchestrator.journal.reading import foretold
 from orchestrator.render import runs as render
-from orchestrator.stations.run import Recent, Status, TimedStep, Tracking
+from orchestrator.stations.run import EndState, Recent, Status, TimedStep, Tracking
 from tests.conftest import HoldGolden, RunOrch
 from tests.journals import (
     CLAIM,
@@ -25,6 +26,7 @@ from tests.journals import (
     orphan,
     step,
     story_of,
+    take_steps,
     tiny_plan,
 )
 
@@ -160,6 +162,30 @@ def test_status_tells_one_run(orch: RunOrch, tmp_path: Path) -> None:
     assert told.keys() >= PROMISED | {"forecast"}
     assert (told["state"], told["mlflow_run_id"]) == ("running", "7")
     assert [one["reason"] for one in told["attempts"]] == ["failure", None]
+
+
+@pytest.mark.parametrize(
+    ("state", "steps", "log", "following"),
+    [
+        ("succeeded", 3, "", "orch report it"),
+        ("cancelled", 3, "a line\n", "orch resume it"),
+        ("cancelled", 0, "a line\n", "orch resume it"),
+        ("failed", 3, "a line\n", "orch resume it"),
+        ("failed", 0, "a line\n", "orch logs it"),
+        ("failed", 0, "", "orch resume it"),
+    ],
+)
+def test_what_comes_next_is_what_there_is(
+    tmp_path: Path, state: EndState, steps: int, log: str, following: str
+) -> None:
+    """A run that can go on is let go on; logs are for who failed at once, where there are some."""
+    writer = driven(tmp_path)
+    take_steps(writer.journal.path, writer.begin_attempt(tiny_plan()), range(steps))
+    writer.journal.places.driver_log(2).write_text(log)
+    writer.end_attempt("cancelled")
+    writer.conclude(state)
+    asked = f"{following} --storage {tmp_path}"
+    assert next_of(writer.run(), "it", tmp_path) == asked
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "rm"])

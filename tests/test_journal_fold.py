@@ -82,7 +82,11 @@ def test_why_is_said_where_there_is_something_to_say() -> None:
     silent = judged(story_of(CLAIM, START), at(3_602.0))[1]
     at_once = CancelRequest(at_s=3.0, by=ME, at_once=True)
     stopped = judged(story_of(CLAIM, START), at(writer_is_gone=True, cancel=at_once))
-    assert stopped == ("cancelled", "somebody asked, at once")
+    assert stopped == ("cancelled", "somebody asked, before its first step")
+    pressed = CancelRequest(at_s=3.0, by=ME, at_once=True, why="interrupted (Ctrl-C)")
+    seen = at(writer_is_gone=True, cancel=pressed, traces=STEPPED)
+    stopped = judged(story_of(CLAIM, START), seen)
+    assert stopped == ("cancelled", "interrupted (Ctrl-C), at once, after step 1")
     assert gone == "its driver (process 7 on here) is gone"
     assert silent == "its driver (process 7 on here) has given no sign for 3,600 s"
 

@@ -65,7 +65,7 @@ def test_an_unknown_rank_or_attempt_is_said(orch: RunOrch, tmp_path: Path) -> No
     assert done.stderr == "unknown rank 99; known: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10\n"
     done = orch("logs", "it", "--attempt", "3", *storage)
     assert (done.returncode, done.stderr) == (2, "unknown attempt 3; known: 1, 2\n")
-    driven(tmp_path, key="silent")
+    driven(tmp_path, key="silent").journal.places.driver_log(2).touch()
     done = orch("logs", "silent", *storage)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "silent has left no log\n"
@@ -118,7 +118,7 @@ def test_following_goes_on_through_attempts_until_the_end(tmp_path: Path) -> Non
 
 
 def test_following_one_rank_begins_at_its_beginning_and_can_be_left(tmp_path: Path) -> None:
-    """All its lines, without its name; Ctrl-C ends it quietly, and the run goes on."""
+    """All its lines, without its name; Ctrl-C ends it in a word, and the run goes on."""
     writer = driven(tmp_path)
     first, _ = two_attempts(writer)
     first.write_text("".join(f"{i}\n" for i in range(150)))
@@ -126,7 +126,7 @@ def test_following_one_rank_begins_at_its_beginning_and_can_be_left(tmp_path: Pa
         assert [read_line(reading) for _ in range(150)] == [f"{i}\n" for i in range(150)]
         reading.send_signal(signal.SIGINT)
         rest, errors = reading.communicate(timeout=60)
-    assert (reading.returncode, rest, errors.strip()) == (130, "", "")
+    assert (reading.returncode, rest, errors.strip()) == (130, "", "interrupted")
     assert writer.run().state == "starting"
 
 

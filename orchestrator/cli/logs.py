@@ -72,11 +72,11 @@ def readers(found: "Journal", rank: int | None, attempt: int | None) -> list["Lo
     if rank is not None and not logs:
         known = [str(log.rank) for log in every if log.rank is not None]
         raise UnknownName("rank", rank, known or ["none"])
-    if not every:
+    if all(log.empty for log in every):
         click.echo(f"{run.run} has left no log", err=True)
     if rank is None and len(every) > len(logs):
         click.echo(f"{len(every) - len(logs)} more ranks are shown by --rank N", err=True)
-    return [LogReader(log) for log in logs]
+    return [LogReader(log) for log in logs if not log.empty]
 
 
 def chosen(found: "Journal", run: Run, rank: int | None, attempt: int | None) -> list["Log"]:

@@ -84,6 +84,12 @@ def interrupts() -> Iterator[list[int]]:
             signal.signal(number, was)
 
 
+def interrupt_name(number: int) -> str:
+    """How this process was asked to end, as people say it."""
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    return f"interrupted ({name})"
+
+
 @dataclass
 class Following:
     """A rehearsal as it is followed, and what was asked of it."""
@@ -116,7 +122,7 @@ class Following:
                 showing.say(told.error)
                 return told.error.splitlines()[0]
             if self.wants_out(showing.say, taken=taken):
-                return "interrupted"
+                return f"{interrupt_name(self.asked[0])}, before it began"
 
     def _is_taken(self) -> bool:
         """Whether the driver that was started for this has come."""
@@ -132,7 +138,8 @@ class Following:
         while self.requests < len(self.asked):
             unsaved = self.recorded.run().state in ("running", "stopping")
             at_once = self.requests > 0 or not unsaved
-            journal.ask_to_cancel(self.recorded, at_once=at_once)
+            how = interrupt_name(self.asked[self.requests])
+            journal.ask_to_cancel(self.recorded, at_once=at_once, why=how)
             self.requests += 1
             if at_once:
                 say("stopping at once" if unsaved else "stopping: there is nothing to save")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.running import RUN, STORAGE, next_about
+from orchestrator.cli.running import RUN, STORAGE, next_about, next_of
 from orchestrator.cli.submitting import (
     ADDRESS,
     DETACH,
@@ -13,7 +13,6 @@ from orchestrator.cli.submitting import (
     YES,
     followed,
     named_cluster,
-    next_of,
     say_detached,
 )
 from orchestrator.cli.terminal import JSON, aside, say, say_json
@@ -97,7 +96,7 @@ def rehearsed(found: "Journal", plan: "Plan", how: tuple[str, ...], storage: Pat
     with rehearsing.interrupts() as asked:
         error = rehearsing.drive(found, plan, asked, *how)
     after = found.run()
-    plan, following = found.plan(after.plan_digest), next_of(after, storage)
+    plan, following = found.plan(after.plan_digest), next_of(after, after.run, storage)
     say("\n" + render.ending(after, plan, recording.ending(found), following))
     if error and after.attempts == before.attempts:
         raise OrchError(error)

@@ -8,7 +8,7 @@ import click
 
 from orchestrator.cli.terminal import JSON, say, say_json
 from orchestrator.errors import RunIsLive, Unservable
-from orchestrator.stations.run import LIVE
+from orchestrator.stations.run import LIVE, Run
 
 RUNS = Path("runs")
 
@@ -91,8 +91,7 @@ def status(run: str, storage: Path, as_json: bool) -> None:
     if as_json:
         say_json(found)
         return
-    follow = ("-f",) if found.state in LIVE else ()
-    say(render.screen(found, next_about("logs", run, storage, *follow)))
+    say(render.screen(found, next_of(found, run, storage)))
 
 
 @click.command()
@@ -177,6 +176,21 @@ def next_about(name: str, run: str, storage: Path, *more: str) -> str:
     """The exact command to type next about the same run."""
     stored = () if storage == RUNS else ("--storage", str(storage))
     return shlex.join(["orch", name, run, *stored, *more])
+
+
+def next_of(run: Run, named: str, storage: Path) -> str:
+    """What to type next about a run: follow it, hold it against its plan, or let it go on; of one
+    that failed before its first step the logs first, where it has left some.
+    """
+    from orchestrator.journal.logs import logs_of
+
+    if run.state in LIVE:
+        return next_about("logs", named, storage, "-f")
+    if run.state == "succeeded":
+        return next_about("report", named, storage)
+    logs = logs_of(Path(run.journal), run, attempt=None)
+    unclear = run.state == "failed" and not run.steps_done and any(not log.empty for log in logs)
+    return next_about("logs" if unclear else "resume", named, storage)
 
 
 COMMANDS = (runs, status, cancel, rm)

@@ -10,13 +10,14 @@ import click
 from orchestrator.cli.calibrating import on_this_machine
 from orchestrator.cli.origin import check_kept, origin_of
 from orchestrator.cli.proving import NO_FIT, proved, show
-from orchestrator.cli.running import next_about
+from orchestrator.cli.running import next_about, next_of
 from orchestrator.cli.studying import INTERRUPTED, Way, is_study, submit_study
 from orchestrator.cli.terminal import (
     JSON,
     SET,
     SPEC,
     aside,
+    interruptible,
     make_plans,
     next_command,
     say,
@@ -266,6 +267,25 @@ def way_of(path: Path, base: Spec, address: str | None, wished: Wishes) -> Way:
 
 def rehearsed(order: Order) -> tuple[int, Run | None]:
     """Rehearse the plan on this machine; the exit code, and the run."""
+    with interruptible("preparing the rehearsal"):
+        done = carried_out(order)
+    if done is None:
+        return say_dry(), None
+    from orchestrator import journal
+    from orchestrator.cli import recording
+    from orchestrator.render import rehearsal as render
+
+    run, plan = done
+    following = next_of(run, run.run, Path(order.spec.run.storage))
+    recorded = recording.ending(journal.Journal(Path(run.journal)))
+    say("\n" + render.ending(run, plan, recorded, following))
+    return EXIT_CODES.get(run.state, 1), run
+
+
+def carried_out(order: Order) -> tuple[Run, Plan] | None:
+    """Show the rehearsal and run it to its end: the run, and its plan; None where it is only to be
+    shown.
+    """
     from orchestrator.plan.rehearsal import rehearse
     from orchestrator.render import rehearsal as render
 
@@ -282,15 +302,10 @@ def rehearsed(order: Order) -> tuple[int, Run | None]:
         origin = origin.keeping("chip_profile.json", to_pretty_json(reached).encode())
     say("\n" + render.opening(plan, small.plan, steps, small.changes) + "\n")
     if wished.dry_run:
-        return say_dry(), None
-    from orchestrator import journal
-    from orchestrator.cli import recording, rehearsing
+        return None
+    from orchestrator.cli import rehearsing
 
-    run = rehearsing.carry_out(small, plan, proof, origin, wished.key)
-    following = next_of(run, Path(loaded.run.storage))
-    recorded = recording.ending(journal.Journal(Path(run.journal)))
-    say("\n" + render.ending(run, small.plan, recorded, following))
-    return EXIT_CODES.get(run.state, 1), run
+    return rehearsing.carry_out(small, plan, proof, origin, wished.key), small.plan
 
 
 def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
@@ -346,7 +361,7 @@ def followed(
     if run is None:
         say("\n" + render.left(recorded.key, status, cancel))
         return INTERRUPTED
-    say("\n" + render.ending(run, recording.ending(recorded), next_of(run, storage)))
+    say("\n" + render.ending(run, recording.ending(recorded), next_of(run, run.run, storage)))
     return EXIT_CODES.get(run.state, 1)
 
 
@@ -372,11 +387,6 @@ def show_plan(spec: Spec, plan: Plan, following: str, *, prove: bool) -> Proof |
     if not proven.proof.passes:
         raise SystemExit(NO_FIT)
     return proven.proof
-
-
-def next_of(run: Run, storage: Path) -> str:
-    """What to look at when a run has ended."""
-    return next_about("report" if run.state == "succeeded" else "status", run.run, storage)
 
 
 COMMANDS = (submit,)

@@ -12,14 +12,14 @@ from orchestrator.cli.origin import Origin, origin_of
 from orchestrator.cli.proving import NO_FIT, proved, show
 from orchestrator.cli.running import next_about
 from orchestrator.cli.studying import Turn, going_on
-from orchestrator.cli.terminal import next_command, say, say_dry
+from orchestrator.cli.terminal import interruptible, next_command, say, say_dry
 from orchestrator.errors import Unservable
 from orchestrator.render import launch as render
 from orchestrator.render.study import first_line
 from orchestrator.stations.codec import to_pretty_json
 from orchestrator.stations.proof import Proof
 from orchestrator.stations.run import Run
-from orchestrator.stations.study import Study
+from orchestrator.stations.study import Study, TrialBegun
 
 if TYPE_CHECKING:
     from orchestrator.cli.launching import Launch
@@ -74,7 +74,16 @@ class Rehearsed(Common):
 
     def run(self, recorded: journal.StudyJournal, turn: Turn) -> Run:
         """One run of a trial, from its name in the study's journal to its end."""
-        from orchestrator.cli import recording, rehearsing
+        from orchestrator.cli import recording
+
+        with interruptible("preparing the rehearsal"):
+            begun, run = self.carried_out(recorded, turn)
+        say(f"  mlflow {recording.ending(recorded.run_of(begun))}\n")
+        return run
+
+    def carried_out(self, recorded: journal.StudyJournal, turn: Turn) -> tuple[TrialBegun, Run]:
+        """The run under its name in the study's journal, and how it ended."""
+        from orchestrator.cli import rehearsing
         from orchestrator.plan.rehearsal import rehearse
 
         proof, spec = self.proof(turn), turn.trial.spec
@@ -84,9 +93,7 @@ class Rehearsed(Common):
             small, reached = on_this_machine(small)
             origin = origin.keeping("chip_profile.json", to_pretty_json(reached).encode())
         begun = journal.begin_trial(recorded, turn.trial.number, turn.repeat)
-        run = rehearsing.carry_out(small, turn.plan, proof, origin, begun.run)
-        say(f"  mlflow {recording.ending(recorded.run_of(begun))}\n")
-        return run
+        return begun, rehearsing.carry_out(small, turn.plan, proof, origin, begun.run)
 
 
 @dataclass(frozen=True, kw_only=True)

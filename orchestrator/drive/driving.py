@@ -13,6 +13,7 @@ from orchestrator.drive.ranks import write_to
 from orchestrator.drive.watching import Ending, Watch
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, OrchError, Superseded
 from orchestrator.journal import liveness, pulses
+from orchestrator.journal.fold import stopped
 from orchestrator.launch.crew import Crew
 from orchestrator.launch.words import Order, Share, Slice
 from orchestrator.plan.fewer import plan_on
@@ -39,8 +40,8 @@ def drive(recorded: journal.Journal, *, resumes: bool, pods: int | None) -> int:
 def _driven(writer: journal.Writer, pods: int | None) -> int:
     try:
         return Driving(writer, pods).to_the_end()
-    except Cancelled:
-        writer.conclude("cancelled", why="somebody asked, while it waited for slices")
+    except Cancelled as asked:
+        writer.conclude("cancelled", why=f"{asked}, while it waited for slices")
         return 0
     except (JournalUnreadable, JournalUnwritable, Superseded) as error:
         print(error, file=sys.stderr)  # there is nowhere else to say it
@@ -104,8 +105,8 @@ class Driving:
         seen: tuple[Slice, ...] | None = None
         before: tuple[str, ...] = ()
         while True:
-            if self.writer.sign():
-                raise Cancelled
+            if wish := self.writer.sign():
+                raise Cancelled(wish.why)
             if said := crew.heard(POLL_S):
                 if said.over:
                     raise OrchError(f"the cluster cannot be joined: {said.error}")
@@ -148,6 +149,13 @@ class Driving:
         if run.steps_done >= run.steps:
             self.writer.conclude("succeeded")
             return 0
-        asked = run.cancel_asked_at_s is not None
-        self.writer.conclude("cancelled" if asked else "failed", why=why)
-        return 0 if asked else 1
+        wish, last = self.writer.sign(), run.attempts[-1]
+        if wish is None:
+            self.writer.conclude("failed", why=why)
+            return 1
+        if last.reason == "cancelled":
+            # Its ranks were let end by themselves, which they do with a checkpoint.
+            saved = last.steps_done > 0 and not wish.at_once
+            why = stopped(wish, run.steps_done, saved=saved)
+        self.writer.conclude("cancelled", why=why)
+        return 0

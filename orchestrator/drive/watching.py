@@ -74,7 +74,7 @@ class Watch:
         if wish.at_once or self.writer.run().state == "starting":
             return True
         if not self.stopping:
-            self.writer.stopping("somebody asked")
+            self.writer.stopping(wish.why)
             self.stopping = True
         return False
 

@@ -151,9 +151,12 @@ def _check_free(run: Run, *, resumes: bool) -> None:
         raise RunHasEnded(f"run {run.run} has ended: {run.state}")
 
 
-def ask_to_cancel(journal: Journal, *, at_once: bool = False) -> CancelRequest:
+def ask_to_cancel(
+    journal: Journal, *, at_once: bool = False, why: str = "somebody asked"
+) -> CancelRequest:
     """Leave a request for the driver to stop, after a last checkpoint or at once."""
-    request = CancelRequest(at_s=time.time(), by=liveness.this_process(), at_once=at_once)
+    by = liveness.this_process()
+    request = CancelRequest(at_s=time.time(), by=by, at_once=at_once, why=why)
     while True:
         number = numbered.read(journal.places.requests).last + 1
         with suppress(FileExistsError):

@@ -74,11 +74,14 @@ AnyEvent = Submitted | Claimed | Pending | AttemptStarted | Stopping | AttemptEn
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cancel"):
-    """Somebody wants the run to stop: after a last checkpoint, or at once."""
+    """Somebody wants the run to stop: after a last checkpoint, or at once. `why` says how it was
+    asked.
+    """
 
     at_s: float
     by: Process
     at_once: bool = False
+    why: str = "somebody asked"
 
 
 def event_of(text: bytes) -> AnyEvent:

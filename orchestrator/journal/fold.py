@@ -109,7 +109,9 @@ def judged(story: Story, sight: Sight) -> tuple[State, str | None]:
     if gone := absence(story, sight):
         if not sight.cancel:
             return "lost", gone
-        return "cancelled", "somebody asked, at once" if sight.cancel.at_once else gone
+        came = _newest_steps(sight.traces)
+        steps_done = came[-1].step.index + 1 if came else 0
+        return "cancelled", stopped(sight.cancel, steps_done) if sight.cancel.at_once else gone
     if story.stopping:
         return "stopping", story.stopping.why
     if open_attempt := story.open_attempt:
@@ -167,6 +169,13 @@ def after(attempts: tuple[Attempt, ...]) -> str | None:
         return f"attempt {last.number} was lost with its driver"
     error = first_line(last.error)
     return f"attempt {last.number} {AFTER[last.reason]}" + (f": {error}" if error else "")
+
+
+def stopped(asked: CancelRequest, steps_done: int, *, saved: bool = False) -> str:
+    """Why a run stopped that was asked to, how far it came, and whether that much is kept."""
+    when = f"after step {steps_done:,}" if steps_done else "before its first step"
+    at_once = ", at once" if asked.at_once and steps_done else ""
+    return f"{asked.why}{at_once}, {when}" + ("; its checkpoint is kept" if saved else "")
 
 
 def first_line(text: str | None) -> str:

@@ -22,6 +22,11 @@ class Log:
     rank: int | None = None
     first_dead: bool = False
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was written to it yet."""
+        return self.path.stat().st_size == 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
