@@ -154,6 +154,25 @@ def test_it_warns_of_what_cannot_be_rented(four_pods: Plan) -> None:
     assert "18,432" in text
 
 
+def test_it_warns_of_a_batch_that_uses_up_the_tokens() -> None:
+    """Nine steps fit, and are no training."""
+    spec = spec_of(sequences=4_000_000, length=4096, topology="4x4x8", pods=1, tokens=10**11)
+    [said] = [one for one in make_plan(spec).warnings if "tokens are used up" in one]
+    assert "used up in 7 steps, too few" in said
+    fewer = replace(spec.experiment, batch=replace(spec.experiment.batch, sequences=1024))
+    assert not any("used up" in one for one in make_plan(replace(spec, experiment=fewer)).warnings)
+
+
+def test_it_warns_of_a_run_that_lasts_for_years() -> None:
+    """70B on 64 chips; on four pods, not a word."""
+    slow = make_plan(spec_of(topology="4x4x4", pods=1))
+    days = slow.forecast.days.expected
+    assert days is not None
+    years = f"it would last {days / 365.25:,.0f} years"
+    assert any(years in one for one in slow.warnings)
+    assert not any("years" in one for one in make_plan(spec_of()).warnings)
+
+
 def test_the_books_precision_is_a_choice_with_a_warning() -> None:
     """bf16 parameters halve their line, and the plan says what that costs."""
     book = Precision(parameters="bf16")

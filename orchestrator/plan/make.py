@@ -1,7 +1,7 @@
 """Plan room: Spec to Plan, the arrow of this room."""
 
 from dataclasses import asdict, replace
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 
@@ -43,6 +43,7 @@ SHARDINGS: dict[str, tuple[str, ...]] = {
     "layers": (),
     "norms": (),
 }
+FEW_STEPS, MANY_YEARS, DAYS_OF_YEAR = 100, 5, 365.25
 UNDIGESTED = ("digest", "name", "overrides", "warnings", "search", "forecast")
 
 
@@ -126,7 +127,7 @@ def planned(spec: Spec, ask: Ask, found: Found, choice: Choice) -> Plan:
         ),
         warnings=warnings(spec, ask, found),
     )
-    warned = (*plan.warnings, *beyond(plan))
+    warned = (*plan.warnings, *too_few_steps(plan), *too_long(plan), *beyond(plan))
     return replace(plan, digest=plan_digest(plan), warnings=warned)
 
 
@@ -204,3 +205,22 @@ def warnings(spec: Spec, ask: Ask, found: Found) -> tuple[str, ...]:
             " memory this way, few train this way"
         )
     return tuple(said)
+
+
+def too_few_steps(plan: Plan) -> tuple[str, ...]:
+    """That the tokens are soon used up, which a batch does that was mistyped."""
+    steps = ceil(plan.tokens / plan.batch.tokens)
+    if steps >= FEW_STEPS:
+        return ()
+    taken = f"{steps} step{'s' * (steps != 1)}"
+    advice = "ask for more tokens or a smaller batch"
+    return (f"all tokens are used up in {taken}, too few to train a model: {advice}",)
+
+
+def too_long(plan: Plan) -> tuple[str, ...]:
+    """That nobody will wait for it."""
+    days = plan.forecast.days
+    years = (days.expected or days.unoverlapped) / DAYS_OF_YEAR
+    if years < MANY_YEARS:
+        return ()
+    return (f"it would last {years:,.0f} years: ask for more chips, or fewer tokens",)

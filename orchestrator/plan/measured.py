@@ -17,7 +17,7 @@ from orchestrator.plan.compute import BACKWARD_OVER_FORWARD
 from orchestrator.plan.expected import beyond
 from orchestrator.plan.forecast import cost, plain, plain_line, plain_phase, utilization
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.make import plan_digest
+from orchestrator.plan.make import plan_digest, too_long
 from orchestrator.plan.memory import phases
 from orchestrator.plan.messages import Message, stride, ways
 from orchestrator.plan.pieces import Piece, pieces
@@ -42,13 +42,14 @@ def on_profile(plan: Plan, profile: ChipProfile) -> Plan:
 
     Published runs have no part in it, so what they do not tell is no warning any more.
     """
+    before = (*beyond(plan), *too_long(plan))
     made = replace(
         plan,
         chip_profile=codec.digest(profile),
         forecast=forecast(plan, profile),
-        warnings=tuple(one for one in plan.warnings if one not in beyond(plan)),
+        warnings=tuple(one for one in plan.warnings if one not in before),
     )
-    return replace(made, digest=plan_digest(made))
+    return replace(made, digest=plan_digest(made), warnings=(*made.warnings, *too_long(made)))
 
 
 def on_its_chips(plan: Plan, profile: ChipProfile) -> Plan:
