@@ -88,7 +88,45 @@ def test_a_moved_batch_is_said_out_loud() -> None:
 
 def test_runners_up_say_what_they_lose(golden: HoldGolden) -> None:
     """One row a mesh; the first loses nothing."""
-    golden("alternatives_70b_4pod.txt", alternatives.table(make_plans(spec_of(), 4)))
+    table = alternatives.table(make_plans(spec_of(), 4))
+    golden("alternatives_70b_4pod.txt", "\n".join(table) + "\n")
+
+
+def test_runners_up_stand_before_the_verdict() -> None:
+    """The last lines are the same, and each mesh has the step and the MFU to expect of it."""
+    plans = make_plans(spec_of(), 3)
+    screen = plan.screen(plans[0], "x", runners_up=alternatives.table(plans))
+    assert screen.endswith(plan.screen(plans[0], "x").partition("\n\nwarning:")[2])
+    for one in plans[1:]:
+        mfu = one.forecast.mfu.expected
+        assert mfu is not None
+        mesh = ".".join(str(one.mesh[axis]) for axis in ("data", "fsdp", "sequence", "tensor"))
+        assert any(mesh in line and text.percent(mfu) in line for line in screen.splitlines())
+
+
+def test_runners_up_of_a_chip_without_runs_have_both_bounds() -> None:
+    """Where nothing is expected, the step at peak rates stands there."""
+    plans = make_plans(spec_of("llama3-8b", chip="h100", topology="8", pods=1, sequences=64), 3)
+    head, *rows = alternatives.table(plans)[1:-1]
+    assert head.split()[5:7] == ["lower", "unoverlapped"]
+    for one, row in zip(plans, rows, strict=True):
+        assert text.seconds(one.forecast.step_s.unoverlapped) in row
+
+
+@pytest.mark.parametrize(
+    ("days", "said"),
+    [
+        (15145.7, "15,145.7 days"),
+        (1.04, "1.0 days"),
+        (0.8, "19.2 hours"),
+        (0.02, "28.8 minutes"),
+        (2.573e-4, "22.2 s"),
+        (5.1e-7, "44.1 ms"),
+    ],
+)
+def test_a_training_shorter_than_a_day_is_not_shown_in_days(days: float, said: str) -> None:
+    """Nothing takes 0.0 days."""
+    assert text.lasting(days) == said
 
 
 def too_wide(screen: str) -> list[str]:
@@ -107,7 +145,9 @@ def test_screens_of_shipped_specs_fit_a_terminal(path: Path) -> None:
     made = make_plan(spec)
     small = rehearse(spec, made)
     screens = [
-        plan.screen(made, "orch explain spec.yaml"),
+        plan.screen(
+            made, "orch explain spec.yaml", runners_up=alternatives.table(make_plans(spec, 4))
+        ),
         rehearsal.first_line(made.name),
         rehearsal.opening(made, small.plan, small.steps, small.changes),
     ]

@@ -119,13 +119,12 @@ def plan(
     if as_json:
         say_json(plans if alternatives else plans[0])
         return
-    from orchestrator.render import alternatives as runners_up
     from orchestrator.render import plan as render
+    from orchestrator.render.alternatives import table
 
     compiled = known_line(loaded, plans[0])
-    say(render.screen(plans[0], next_command("explain", spec, overrides), compiled))
-    if alternatives:
-        say("\n" + runners_up.table(plans))
+    runners_up = table(plans) if alternatives else ()
+    say(render.screen(plans[0], next_command("explain", spec, overrides), compiled, runners_up))
 
 
 def on_profile(plans: "list[Plan]", digest: str) -> "list[Plan]":

@@ -4,11 +4,20 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.render.rehearsal import where_to_look
 from orchestrator.render.runs import elapsed
-from orchestrator.render.text import columns, count, dollars, fit, indent, percent, seconds, span
+from orchestrator.render.text import (
+    DAY_S,
+    columns,
+    count,
+    dollars,
+    fit,
+    indent,
+    percent,
+    seconds,
+    span,
+)
 from orchestrator.stations.plan import Bounds, Plan
 from orchestrator.stations.run import Run
 
-DAY_S = 86_400
 CENT = 0.01
 
 

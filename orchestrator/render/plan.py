@@ -1,7 +1,7 @@
 """Render room: a Plan on one screen."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from orchestrator.plan.beside import lies_on
 from orchestrator.render.resources import resource
@@ -12,6 +12,7 @@ from orchestrator.render.text import (
     following,
     in_memory,
     indent,
+    lasting,
     page,
     percent,
     scaled,
@@ -30,10 +31,13 @@ INTERVAL = "80 % interval"
 SMALL_PART = 0.02  # of the expected step: smaller parts are left to `orch explain`
 
 
-def screen(plan: Plan, next_command: str | None, compiled: str = "") -> str:
+def screen(
+    plan: Plan, next_command: str | None, compiled: str = "", runners_up: Sequence[str] = ()
+) -> str:
     """The whole plan: what will be done, two ledgers, what it comes to, and what to do next.
 
-    `compiled` is what an earlier proof of this plan said. While a command goes on there is no next.
+    `compiled` is what an earlier proof of this plan said, `runners_up` their table where they were
+    asked for. While a command goes on there is no next.
     """
     blocks = [
         [title(headline(plan), f"plan {short(plan.digest)}")],
@@ -41,6 +45,7 @@ def screen(plan: Plan, next_command: str | None, compiled: str = "") -> str:
         indent([*memory(plan), *([f"  {compiled}"] if compiled else [])]),
         indent(time(plan)),
         indent(outcome(plan)),
+        runners_up,
         [f"warning: {warning}" for warning in plan.warnings],
         [verdict(plan), *following(next_command)],
     ]
@@ -188,12 +193,11 @@ def binds(plan: Plan) -> str:
 def outcome(plan: Plan) -> list[str]:
     """MFU, throughput, days and money at each figure."""
     forecast = plan.forecast
-    days = "{:,.1f} days".format
     rows = [
         ("MFU", *figures(forecast.mfu, percent)),
         ("MFU, 6 x params", *figures(forecast.mfu_6p, percent)),
         ("tokens/s", *figures(forecast.tokens_per_s, scaled)),
-        (f"{scaled(plan.tokens)} tokens", *figures(forecast.days, days)),
+        (f"{scaled(plan.tokens)} tokens", *figures(forecast.days, lasting)),
         ("chip-hours", *figures(forecast.chip_hours, scaled)),
     ]
     if forecast.dollars is not None:
@@ -228,7 +232,7 @@ def verdict(plan: Plan) -> str:
     parts = [
         "fits" if forecast.fits else "does not fit",
         f"bound by {forecast.bound}",
-        f"{span(*ends(forecast.days, '{:,.1f}'.format))} days",
+        together(*ends(forecast.days, lasting)),
     ]
     if forecast.dollars is not None:
         parts.append(span(*ends(forecast.dollars, dollars)))

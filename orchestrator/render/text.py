@@ -13,6 +13,8 @@ BESIDE_A_NUMBER = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)")
 KEPT = "\N{NO-BREAK SPACE}"
 SHORT_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 SI_SCALES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
+LONG_SCALES = ((DAY_S, "days"), (HOUR_S, "hours"), (MINUTE_S, "minutes"))
 TIME_SCALES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
@@ -49,6 +51,15 @@ def seconds(value_s: float) -> str:
     """Seconds in the unit that puts digits before the point: 12.1 s, 419 ms, 3.86 ms."""
     scale, unit = next((pair for pair in TIME_SCALES if value_s >= pair[0]), TIME_SCALES[-1])
     return f"{to_digits(value_s / scale, 3)} {unit}"
+
+
+def lasting(days: float) -> str:
+    """How long all tokens take, in a unit that shows digits: 13.8 days, 3.2 hours, 22.2 s."""
+    left_s = days * DAY_S
+    if left_s < MINUTE_S:
+        return seconds(left_s)
+    scale, unit = next(pair for pair in LONG_SCALES if left_s >= pair[0])
+    return f"{left_s / scale:,.1f} {unit}"
 
 
 def percent(fraction: float) -> str:
