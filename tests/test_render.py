@@ -1,5 +1,6 @@
 """What people read: numbers with units, aligned columns, a plan on one screen."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from orchestrator.errors import Unservable
 from orchestrator.plan.make import make_plan, make_plans
 from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render import alternatives, plan, rehearsal, study, text
+from orchestrator.render import alternatives, plan, rehearsal, score, study, text
+from orchestrator.score import PUBLISHED, as_shipped
 from orchestrator.spec import load, load_study
 from orchestrator.study import forecast
 from tests.asks import spec_of
@@ -165,6 +167,17 @@ def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
         *(study.turn(asked, trial, 1) for trial in asked.trials),
     ]
     assert [line for screen in screens for line in too_wide(screen)] == []
+
+
+def test_the_score_fits_a_terminal_and_names_its_strays() -> None:
+    """Below the table, runs outside their interval, and any faster than the roofline."""
+    found = as_shipped(PUBLISHED)
+    impossible = replace(found.rows[0], id="too_fast", below_lower_bound=True, lower_step_s=2.0)
+    screen = score.screen(replace(found, rows=(*found.rows, impossible)), "orch score")
+    assert too_wide(screen) == []
+    outside = next(run.id for run in found.rows if not run.inside_interval)
+    assert f"outside the 80 % interval: {outside}" in screen
+    assert "faster than the lower bound: too_fast (at least 2 s)" in screen
 
 
 def test_a_wide_table_moves_together() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from orchestrator.render.text import columns, indent, percent, seconds, title
+from orchestrator.render.text import columns, indent, page, percent, seconds, tabulated, title
 from orchestrator.stations.score import Retention, Score, ScoredRow, Summary
 
 
@@ -11,13 +11,14 @@ def screen(score: Score, next_command: str) -> str:
     summary = score.summary
     blocks = [
         [title(f"{runs(summary.rows)} against their forecasts", score.learned_on)],
-        indent(table(score)),
+        table(score),
+        indent(strays(score)),
         indent(totals(summary)),
-        indent(retention(score)),
+        retention(score),
         indent(left_out(score)),
         [verdict(summary), f"Next: {next_command}"],
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return page(blocks)
 
 
 def runs(count: int) -> str:
@@ -27,19 +28,17 @@ def runs(count: int) -> str:
 def table(score: Score) -> list[str]:
     if not score.rows:
         return []
-    head = ("run", "lower", "expected", "80 % interval", "measured", "error", "")
-    return columns([head, *map(row, score.rows)], "<>>>>><")
+    head = ("run", "expected", "80 % interval", "measured", "error")
+    return tabulated([head, *map(row, score.rows)], "<>>>>")
 
 
 def row(run: ScoredRow) -> tuple[str, ...]:
     return (
         run.id,
-        seconds(run.lower_step_s),
         seconds(run.expected_step_s),
         f"{seconds(run.low_step_s).split()[0]} to {seconds(run.high_step_s)}",
         seconds(run.measured_step_s),
         signed(run.error),
-        remark(run),
     )
 
 
@@ -47,10 +46,16 @@ def signed(fraction: float) -> str:
     return f"{fraction * 100:+.1f} %"
 
 
-def remark(run: ScoredRow) -> str:
-    if run.below_lower_bound:
-        return "faster than the lower bound"
-    return "" if run.inside_interval else "outside"
+def strays(score: Score) -> list[str]:
+    """The runs that no interval holds, and those that no roofline should have let pass."""
+    outside = [run.id for run in score.rows if not run.inside_interval]
+    below = [
+        f"{run.id} (at least {seconds(run.lower_step_s)})"
+        for run in score.rows
+        if run.below_lower_bound
+    ]
+    said = {"outside the 80 % interval": outside, "faster than the lower bound": below}
+    return [f"{what}: {', '.join(ids)}" for what, ids in said.items() if ids]
 
 
 def totals(summary: Summary) -> list[str]:
@@ -82,11 +87,11 @@ def share(fraction: float | None) -> str:
 
 
 def retention(score: Score) -> list[str]:
-    """Throughput per chip on several slices over one."""
+    """Tokens per second and chip on several slices over those on one."""
     if not score.retention:
         return []
-    head = ("throughput per chip over that on one slice", "slices", "measured", "expected", "")
-    return columns([head, *map(retained, score.retention)], "<>>>>")
+    head = ("rate per chip, over one slice", "slices", "measured", "expected", "")
+    return tabulated([head, *map(retained, score.retention)], "<>>>>")
 
 
 def retained(one: Retention) -> tuple[str, ...]:
