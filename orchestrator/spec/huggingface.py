@@ -86,7 +86,9 @@ HARMLESS = frozenset(
         "use_cache",
     }
 )
-ROTARY = ("rope_scaling", "rope_parameters")
+# The keys that may scale RoPE, and what each is where nothing is scaled.
+ROTARY = {"rope_scaling": "null", "rope_parameters": '{"rope_theta": ...}'}
+UNSCALED = "the plan stays the same, and models are pre-trained without scaling"
 PLAIN_ROTARY = frozenset({"type", "rope_type", "rope_theta"})
 
 
@@ -197,8 +199,9 @@ class _Config:
         said = value if isinstance(value, dict) else {"rope_type": value}
         kind = said.get("rope_type", said.get("type", "default"))
         if kind != "default" or not said.keys() <= PLAIN_ROTARY:
-            message = f"is {_shown(value)}, must be null: the trainer does not scale RoPE"
-            self._tell(key, message, "models are pre-trained without it, and scaled afterwards")
+            plain = ROTARY[key]
+            message = f"is {_shown(value)}, must be {plain}: the trainer does not scale RoPE"
+            self._tell(key, message, f'write "{key}": {plain} in a copy of the file: {UNSCALED}')
 
     def _hold_full_attention(self, value: Any) -> None:
         kinds = set(map(str, value)) if isinstance(value, list) else {str(value)}
