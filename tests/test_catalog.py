@@ -92,7 +92,8 @@ REFUSED = [
     ("v5e", "16x8", "nearest: 8x16,"),
     ("v6e", "16x32", "512 chips, v6e pods have 256; nearest: 16x16,"),
     ("h100", "3", "not among the h100 slices: 1, 2, 4, 8;"),
-    ("h100", "16", "16 chips, h100 pods have 8; nearest: 8,"),
+    ("h100", "16", "16 chips, one NVLink domain has 8 h100 chips: more are further pods;"),
+    ("h100", "2x2", "h100 slices have 1 dimension, 2x2 has 2; nearest: 4,"),
     ("v5p", "v5p-100", "no v5p slice is called v5p-100; nearest: v5p-64, v5p-128,"),
     ("v5e", "v5e-12", "nearest: v5e-8, v5e-16,"),
 ]
@@ -149,7 +150,6 @@ def test_eight_chips_are_known() -> None:
 def test_a_chip_has_the_figures_of_its_datasheet(name: str) -> None:
     """Typed in here a second time, from the datasheets and the price list."""
     chip = catalog.chip(name)
-    price = chip.dollars_per_hour and chip.dollars_per_hour.value
     found = (
         chip.peak_flops_per_s["bf16"].value,
         chip.hbm_bytes.value,
@@ -157,7 +157,7 @@ def test_a_chip_has_the_figures_of_its_datasheet(name: str) -> None:
         chip.ici_link_bytes_per_s.value,
         chip.dcn_bytes_per_s.value,
         chip.pod_chips.value,
-        price,
+        chip.dollars_per_hour and chip.dollars_per_hour.value,
     )
     assert (chip.name, found) == (name, DATASHEETS[name])
 

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.record import mark_of, recording
 from orchestrator.record.recording import Recorder, only_one
 from orchestrator.render.records import table
+from orchestrator.stations.record import Recorded, Tried
 from tests.clusters import eventually
 from tests.conftest import RunOrch
 from tests.records import begun, empty_database, points, rows, storage, trained, whole
@@ -78,6 +79,24 @@ def test_sync_leaves_a_run_to_its_own_driver(
         assert orch("sync", "--storage", str(storage)).returncode == 1
     assert (late.by_driver, late.problem) == (False, "another process is recording it")
     assert "warning: it: another process is recording it" in table([late], str(storage), "orch ui")
+
+
+def test_a_database_of_several_experiments_is_named_once() -> None:
+    """With the experiments behind it."""
+
+    def one(run: str, file: str, experiment: str) -> Tried:
+        return Tried(
+            run=run,
+            mlflow_tracking_uri=f"sqlite:///{file}",
+            mlflow_experiment=experiment,
+            mlflow_run_id="1",
+            recorded=Recorded(state="succeeded", attempts=1, steps=2),
+            problem=None,
+        )
+
+    tried = [one("a", "/x.db", "orch"), one("b", "/x.db", "tiny"), one("c", "/y.db", "orch")]
+    said = table([*tried, one("d", "/x.db", "orch")], "/runs", "orch ui").splitlines()
+    assert said[-2] == "Sync: 4 runs recorded in /x.db (orch, tiny), /y.db (orch)."
 
 
 def test_a_later_command_has_recorded_what_was_missed(orch: RunOrch, storage: Path) -> None:

@@ -204,6 +204,14 @@ def test_a_missing_file_is_told_with_its_likely_name(tmp_path: Path) -> None:
     assert problem.hint == f"did you mean {tmp_path / 'spec.yaml'}?"
 
 
+def test_an_ending_makes_no_name_likely(tmp_path: Path) -> None:
+    """Only near names are suggested, whatever their suffix."""
+    write(tmp_path, MINIMAL)
+    [far] = problems_of(tmp_path / "nosuch.yaml")
+    [near] = problems_of(tmp_path / "spec")
+    assert (far.hint, near.hint) == ("", f"did you mean {tmp_path / 'spec.yaml'}?")
+
+
 def test_what_is_no_file_is_told(tmp_path: Path) -> None:
     """A folder or a device is refused at once, never waited for."""
     for path in (tmp_path, Path("/dev/zero"), Path("a\0b")):

@@ -37,8 +37,12 @@ def _fault(chip: Chip, shape: Shape) -> str | None:
     slices, text, chips = chip.slices, _text(shape), prod(shape)
     if shape in slices.listed:
         return None
+    if chip.switched and chips > chip.pod_chips.value:
+        most = f"{chip.pod_chips.value:,.0f} {chip.name} chips"
+        return f"{text} is {chips:,} chips, one NVLink domain has {most}: more are further pods"
     if len(shape) != chip.torus_axes:
-        return f"{chip.name} slices have {chip.torus_axes} dimensions, {text} has {len(shape)}"
+        axes = f"{chip.torus_axes} dimension{'s' * (chip.torus_axes != 1)}"
+        return f"{chip.name} slices have {axes}, {text} has {len(shape)}"
     if chips > chip.pod_chips.value:
         return f"{text} is {chips:,} chips, {chip.name} pods have {chip.pod_chips.value:,.0f}"
     if slices.cube is None:

@@ -16,7 +16,7 @@ def table(tried: Sequence[Tried], storage: str, next_command: str) -> str:
     lines += [f"warning: {one.run}: {one.problem}" for one in tried if one.problem]
     lines += [f"{one.run}: recorded by its own driver" for one in tried if one.by_driver]
     missing = sum(one.problem is not None for one in tried)
-    where = ", ".join(dict.fromkeys(place(one) for one in tried if one.recorded or one.by_driver))
+    where = ", ".join(places([one for one in tried if one.recorded or one.by_driver]))
     if missing:
         kept = "Nothing is lost: the journals have it all, and orch sync sends it."
         lines.append(f"Sync: {missing} of {len(tried)} runs not recorded. {kept}")
@@ -26,8 +26,15 @@ def table(tried: Sequence[Tried], storage: str, next_command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def place(tried: Tried) -> str:
-    return f"{tried.mlflow_tracking_uri.removeprefix('sqlite:///')} ({tried.mlflow_experiment})"
+def places(tried: Sequence[Tried]) -> list[str]:
+    """Each database or server once, with its experiments."""
+    experiments: dict[str, dict[str, None]] = {}
+    for one in tried:
+        experiments.setdefault(one.mlflow_tracking_uri, {})[one.mlflow_experiment] = None
+    return [
+        f"{uri.removeprefix('sqlite:///')} ({', '.join(names)})"
+        for uri, names in experiments.items()
+    ]
 
 
 def row(tried: Tried) -> tuple[str, ...]:

@@ -54,13 +54,13 @@ def _bytes(path: Path) -> bytes:
 
 
 def _sibling(path: Path) -> str:
-    """The file that was probably meant."""
+    """The file that was probably meant. Endings make no two names alike."""
     try:
-        names = [other.name for other in path.parent.iterdir()]
+        names = {other.stem: other.name for other in sorted(path.parent.iterdir())}
     except (OSError, ValueError):
         return ""
-    close = get_close_matches(path.name, names, 1)
-    return f"did you mean {path.parent / close[0]}?" if close else ""
+    close = get_close_matches(path.stem, names, 1)
+    return f"did you mean {path.parent / names[close[0]]}?" if close else ""
 
 
 def _encoded(name: str, encoding: str) -> Problem:
