@@ -15,6 +15,7 @@ from orchestrator.cli.running import next_of
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.fold import Sight, Trace, folded
 from orchestrator.journal.reading import foretold
+from orchestrator.render import launch, rehearsal
 from orchestrator.render import runs as render
 from orchestrator.stations.run import EndState, Recent, Status, TimedStep, Tracking
 from tests.conftest import HoldGolden, RunOrch
@@ -79,7 +80,30 @@ def test_a_status_is_one_screen(golden: HoldGolden) -> None:
     )
     shown = render.screen(status, "orch logs it-1 -f")
     golden("status_running.txt", shown)
-    assert max(map(len, shown.splitlines())) <= 100
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_long_reason_is_wrapped_and_ends_once() -> None:
+    """What Ray says in one line, with a path in it and a full stop of its own."""
+    said = "The actor died because its node has died, see /tmp/ray/session_latest/logs for more. "
+    ended = Ended(at_s=4e3, state="failed", why=said * 2)
+    run = status_of(START, PREEMPTED, ended)
+    shown = render.screen(run, "orch logs it-1")
+    assert max(map(len, shown.splitlines())) <= 80
+    assert ".." not in shown
+    launched = launch.ending(run, "mlflow.db", "orch logs it-1")
+    assert max(len(line) for line in launched.splitlines() if "why" in line) <= 80
+
+
+@pytest.mark.parametrize(
+    ("pods", "said"),
+    [(4, "--no-calibrate left this machine unmeasured"), (3, "a plan on other pods")],
+)
+def test_an_ending_says_why_nothing_was_expected(pods: int, said: str) -> None:
+    """Nobody wanted the machine measured, or the run went on with other pods than it asked for."""
+    run = status_of(START, rehearsal=True, pods=pods, pods_asked=4)
+    shown = rehearsal.ending(run, tiny_plan(), "mlflow.db", "orch report it-1")
+    assert f"expected unknown: {'nothing was measured for ' * (pods == 3)}{said}" in shown
 
 
 @pytest.mark.parametrize(

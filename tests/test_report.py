@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from orchestrator.render.page.ledger import measured
 from orchestrator.render.text import off
 from orchestrator.report import report, reported
 from orchestrator.report.measure import spread
@@ -109,6 +110,26 @@ def test_the_parts_of_the_gap_add_up() -> None:
     parts = {part.name: part.s for part in found.gap.parts}
     assert isclose(parts["saving"], 0.9 / 18)
     assert parts["slow steps"] > 0
+
+
+def test_quick_steps_are_no_slow_ones() -> None:
+    """Where a few of them put the mean below the median, no part is less than nothing for it."""
+    run, steps = twice()
+    quick = {1: 0.1, 2: 0.2}
+    steps[2] = [
+        replace(one, step=replace(one.step, data_s=0.0, step_s=quick.get(at, 0.5)))
+        for at, one in enumerate(steps[2])
+    ]
+    found = reported(run, PLAN, steps)
+    assert found.gap
+    assert found.measured
+    assert found.measured.mean_step_s < found.measured.device_s
+    parts = {part.name: part.s for part in found.gap.parts}
+    assert parts["slow steps"] == 0
+    assert isclose(sum(parts.values()), found.gap.s)
+    told = measured(found.measured)
+    assert [segment.name for segment in told.segments] == ["devices"]
+    assert isclose(told.value, found.measured.mean_step_s)
 
 
 def test_a_suspect_is_slowed_to_the_measured_time() -> None:

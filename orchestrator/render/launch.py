@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from orchestrator.render.rehearsal import where_to_look
+from orchestrator.render.rehearsal import where_to_look, why
 from orchestrator.render.runs import elapsed
 from orchestrator.render.text import (
     DAY_S,
@@ -114,8 +114,7 @@ def left(key: str, following: str, cancelling: str) -> str:
 def ending(run: Run, recorded: str, next_command: str) -> str:
     """How the run ended, and where to look."""
     lines = [f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"]
-    if run.why:
-        lines.append(f"why      {run.why}")
+    lines += why(run)
     if run.recent:
         mfu = f", MFU {percent(run.recent.mfu)}" if run.recent.mfu is not None else ""
         lines.append(f"measured {seconds(run.recent.step_s)} a step{mfu}")

@@ -161,13 +161,18 @@ def again(ended: Attempt, begun: Attempt) -> str:
 def ending(run: Run, plan: Plan, recorded: str, next_command: str) -> str:
     """What was measured, what that says about the forecast, and where to look."""
     lines = [f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"]
-    if run.why:
-        lines.append(f"why      {run.why}")
+    lines += why(run)
     if run.recent:
         lines += labelled("measured", measured(run.recent))
-        lines += labelled("expected", beside(run.recent, plan))
+        lines += labelled("expected", beside(run, run.recent, plan))
         lines += labelled("", BUSY) if is_off(run.recent, plan) else []
     return fit("\n".join([*lines, *where_to_look(run, recorded, next_command)]) + "\n")
+
+
+def why(run: Run) -> list[str]:
+    """Why a run ended so, where there is something to say."""
+    lines = enumerate((run.why or "").splitlines())
+    return [one for at, text in lines for one in labelled("" if at else "why", text)]
 
 
 def labelled(name: str, text: str) -> list[str]:
@@ -194,10 +199,14 @@ def measured(recent: Recent) -> str:
     return text if recent.mfu is None else f"{text}; MFU {percent(recent.mfu)}"
 
 
-def beside(recent: Recent, plan: Plan) -> str:
+def beside(run: Run, recent: Recent, plan: Plan) -> str:
     """What was expected on the measured ceilings, and how far off that was."""
     if plan.chip_profile is None:
-        return "unknown: nothing was measured for a plan of this shape, so MFU is not known either"
+        fewer = "nothing was measured for a plan on other pods than were asked"
+        cause = (
+            fewer if run.pods != run.pods_asked else "--no-calibrate left this machine unmeasured"
+        )
+        return f"unknown: {cause}, so MFU is not known either"
     step_s, name = plan.forecast.step_s.unoverlapped, short(plan.chip_profile)
     text = f"{seconds(step_s)}; measured is {off(recent.step_s, step_s, 'that')}"
     reached = f"MFU {percent(plan.forecast.mfu.unoverlapped)} on this machine's profile {name}"

@@ -7,6 +7,7 @@ from orchestrator.journal.logs import Log, LogLine
 from orchestrator.render.text import (
     columns,
     count,
+    hanging,
     indent,
     page,
     percent,
@@ -88,12 +89,12 @@ def screen(status: Status, next_command: str) -> str:
     what = f"{status.run}: {status.state}" + (", a rehearsal" if status.rehearsal else "")
     blocks = [
         [title(what, f"plan {short(status.plan_digest)}")],
-        indent(facts(status)),
+        facts(status),
         ["  attempts", *indent(attempts(status), "    ")] if status.attempts else [],
         [f"warning: {problem}" for problem in status.problems],
-        [verdict(status), f"Next: {next_command}"],
+        [*hanging("Run: ", verdict(status)), f"Next: {next_command}"],
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return page(blocks)
 
 
 def facts(status: Status) -> list[str]:
@@ -112,7 +113,8 @@ def facts(status: Status) -> list[str]:
         ("journal", status.journal),
         ("mlflow", tracking(status)),
     ]
-    return columns([(name, text) for name, text in rows if text], "<<")
+    width = max(len(name) for name, _ in rows)
+    return [line for name, text in rows if text for line in hanging(f"  {name:{width}}  ", text)]
 
 
 def steps(status: Status) -> str:
@@ -240,8 +242,8 @@ def verdict(status: Status) -> str:
     tried = len(status.attempts)
     parts.append(f"{tried} {'attempt' if tried == 1 else 'attempts'}")
     if status.state not in LIVE and (said := status.why or after(status.attempts)):
-        parts.append(first_line(said))
-    return f"Run: {', '.join(parts)}."
+        parts.append(first_line(said).rstrip("."))
+    return f"{', '.join(parts)}."
 
 
 def cancelled(before: Run, after: Run, *, at_once: bool) -> str:

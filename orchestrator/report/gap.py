@@ -46,19 +46,28 @@ def gap(plan: Plan, found: Measured) -> Gap:
     """What a step took beyond what was predicted, part by part."""
     against, predicted_s = reference(plan)
     forecast = plan.forecast
-    busy_s = found.mean_step_s - found.mean_data_s - found.mean_checkpoint_s
+    usual_s, slow_s = on_devices(found)
     return Gap(
         against=against,
         s=found.mean_step_s - predicted_s,
         parts=(
-            Part(name="devices", s=found.device_s - predicted_s),
-            Part(name="slow steps", s=busy_s - found.device_s),
+            Part(name="devices", s=usual_s - predicted_s),
+            Part(name="slow steps", s=slow_s),
             Part(name="waiting for data", s=found.mean_data_s),
             Part(name="saving", s=found.mean_checkpoint_s),
         ),
         exposed=None if plan.chip_profile else exposed(forecast, found.device_s),
         suspects=() if plan.chip_profile else suspects(forecast, found.device_s),
     )
+
+
+def on_devices(found: Measured) -> tuple[float, float]:
+    """The mean seconds of a step on the devices: as many as a usual one takes, and what slow ones
+    add. The usual is the median, or the mean where quick steps make that the smaller.
+    """
+    mean_s = found.mean_step_s - found.mean_data_s - found.mean_checkpoint_s
+    usual_s = min(found.device_s, mean_s)
+    return usual_s, mean_s - usual_s
 
 
 def exposed(forecast: Forecast, device_s: float) -> float | None:

@@ -7,6 +7,7 @@ from orchestrator.render.page.roofline import kind_of
 from orchestrator.render.page.shown import Shown
 from orchestrator.render.resources import resource
 from orchestrator.render.text import seconds
+from orchestrator.report.gap import on_devices
 from orchestrator.stations.plan import Plan
 from orchestrator.stations.report import Measured, Report
 
@@ -91,10 +92,10 @@ def expected(plan: Plan) -> list[Bar]:
 
 def measured(found: Measured) -> Bar:
     """The mean step, by what it waited for."""
-    rest = found.mean_step_s - found.mean_data_s - found.mean_checkpoint_s
+    usual_s, slow_s = on_devices(found)
     segments = (
-        Segment(name="devices, in the median step", value=min(found.device_s, rest)),
-        Segment(name="slow steps", value=max(rest - found.device_s, 0.0)),
+        Segment(name="devices", value=usual_s),
+        Segment(name="slow steps", value=slow_s),
         Segment(name="waiting for data", value=found.mean_data_s),
         Segment(name="saving", value=found.mean_checkpoint_s),
     )
