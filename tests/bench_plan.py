@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from orchestrator.plan.make import ask_of, plain_layout
-from orchestrator.plan.search import Ask, Choice, ranked, search
+from orchestrator.plan.make import ask_of
+from orchestrator.plan.search import Ask, Choice, plain_layout, ranked, search
 from orchestrator.plan.time import step_time, time_lines
 from tests.asks import spec_of
 

@@ -20,10 +20,10 @@ from orchestrator.plan.expected import (
     work,
 )
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.make import ask_of, make_plan, plain_layout, plan_digest
+from orchestrator.plan.make import ask_of, make_plan, plan_digest
 from orchestrator.plan.realize import as_sizes
 from orchestrator.plan.remat import POLICIES
-from orchestrator.plan.search import Ask, layout_of, search
+from orchestrator.plan.search import Ask, layout_of, plain_layout, search
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import links_of, sizes
 from orchestrator.score.verdicts import published

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -51,6 +52,40 @@ def test_a_mesh_that_breaks_a_rule_is_named_with_it() -> None:
     )
     assert "heads 8 is not divided by tensor" in text
     assert "--set resources.mesh=" in text
+
+
+def test_the_sizes_next_to_a_wish_are_offered_first() -> None:
+    """Tensor 4 and 2 are nearest to 3 by ratio, each with what its plan expects; then auto."""
+    asked = partial(spec_of, topology="8x8x16", pods=1)
+    text = refusal_of(asked(mesh=MeshWish(tensor=3)))
+    _, _, offers = text.partition("closest specs that work:\n")
+    four, two, free = (line.strip() for line in offers.splitlines())
+    for ways, line in ((4, four), (2, two)):
+        mfu = make_plan(asked(mesh=MeshWish(tensor=ways))).forecast.mfu.expected
+        assert line == f"--set resources.mesh='{{tensor: {ways}}}'  (MFU {mfu:.1%} expected)"
+    assert free.startswith("--set resources.mesh=auto  (mesh data 1, fsdp 1024, ")
+
+
+def test_a_faster_batch_near_the_asked_one_is_offered_too() -> None:
+    """1,017 and 1,026 are next to 1,024 on three slices; 1,008 is farther, and faster."""
+    asked = partial(spec_of, topology="16x16x24", pods=3, tolerance=0.0)
+    offers = re.findall(
+        r"batch.sequences=(\d+)  \(.*; MFU ([\d.]+)% expected; mesh", refusal_of(asked())
+    )
+    rates = {int(sequences): float(mfu) for sequences, mfu in offers}
+    assert list(rates) == [1008, 1017, 1026]
+    assert max(rates.values()) == rates[1008]
+    for sequences, mfu in rates.items():
+        expected = make_plan(asked(sequences=sequences)).forecast.mfu.expected
+        assert f"{expected:.1%}" == f"{mfu}%"
+
+
+def test_where_no_run_tells_an_offer_has_the_bound() -> None:
+    """Of h100 no run was learned from: what is offered reaches so much at most."""
+    spec = spec_of(
+        "llama3-8b", sequences=64, chip="h100", topology="8", pods=1, mesh=MeshWish(tensor=3)
+    )
+    assert re.search(r"'{tensor: 4}'  \(MFU [\d.]+% at most\)", refusal_of(spec))
 
 
 def test_a_mesh_of_another_size_than_the_pod_is_counted_out() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from orchestrator.plan import torus as links
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.make import ask_of, make_plan, plain_layout
+from orchestrator.plan.make import ask_of, make_plan
 from orchestrator.plan.memory import peak_bytes
 from orchestrator.plan.remat import POLICIES
-from orchestrator.plan.search import MEMORY_MARGIN, TIE, Ask, Choice, ranked, search
+from orchestrator.plan.search import MEMORY_MARGIN, TIE, Ask, Choice, plain_layout, ranked, search
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.stations.spec import MeshWish, Spec
 from tests.asks import TINY, spec_of

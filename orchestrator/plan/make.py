@@ -3,8 +3,6 @@
 from dataclasses import asdict, replace
 from math import ceil, prod
 
-import numpy as np
-
 from orchestrator import catalog
 from orchestrator.plan import flops
 from orchestrator.plan import torus as links
@@ -12,8 +10,16 @@ from orchestrator.plan.expected import beyond
 from orchestrator.plan.forecast import forecast
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.refuse import refusal
-from orchestrator.plan.remat import policy
-from orchestrator.plan.search import RULE, Ask, Choice, Found, layout_of, ranked, search
+from orchestrator.plan.search import (
+    RULE,
+    Ask,
+    Choice,
+    Found,
+    factors_of,
+    plain_layout,
+    ranked,
+    search,
+)
 from orchestrator.plan.time import pods_rate
 from orchestrator.plan.torus import POD_AXES
 from orchestrator.stations import codec
@@ -139,23 +145,6 @@ def plan_digest(plan: Plan) -> str:
     left_out = (*UNDIGESTED, *(("chip_profile",) if plan.chip_profile is None else ()))
     fields = asdict(plan)
     return codec.digest({key: fields[key] for key in fields if key not in left_out})
-
-
-def factors_of(choice: Choice) -> links.Ints:
-    return np.array([choice.factors], np.int64)
-
-
-def plain_layout(ask: Ask, choice: Choice) -> Layout:
-    """The layout of one choice, as plain numbers."""
-    found = links.links_of(ask.torus, factors_of(choice))
-    row = links.Links(
-        rates={name: float(rate[0]) for name, rate in found.rates.items()},
-        hops={name: float(hops[0]) for name, hops in found.hops.items()},
-        uses={name: uses[0] for name, uses in found.uses.items()},
-    )
-    sizes = dict(zip(POD_AXES, choice.mesh, strict=True))
-    remat = policy(choice.remat)
-    return layout_of(ask, sizes, choice.sequences, choice.microbatches, remat, row)
 
 
 def axes(ask: Ask, choice: Choice, mesh: dict[str, int]) -> tuple[Axis, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.errors import Unservable
 from orchestrator.plan import torus as links
+from orchestrator.plan.forecast import step_bounds, utilization
 from orchestrator.plan.realize import (
     as_sizes,
     batch_range,
@@ -16,12 +17,15 @@ from orchestrator.plan.realize import (
     placements,
     realizable,
 )
-from orchestrator.plan.search import Ask, Found, ranked, search
+from orchestrator.plan.search import Ask, Choice, Found, plain_layout, ranked, search
+from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import POD_AXES, Ints
 from orchestrator.stations.spec import MeshWish
 
 GIB = 2**30
 ANY_REPLICAS = 2**62
+NEAR = 0.05  # how far from what was asked a better batch is looked for
+MESHES = 2  # that are offered in place of a wish
 
 
 class NoPlan(Unservable):
@@ -134,35 +138,71 @@ def mesh_is_not_realizable(ask: Ask) -> NoPlan:
     if devices % ways or (len(asked) == len(POD_AXES) and devices != ways):
         broken.append(f"{text}: {ways:,} devices, against {devices:,} in a pod of {ask.topology}")
     reasons = [f"mesh {text}", *(broken or model_reasons(ask))]
-    return NoPlan(reasons, [f"--set resources.mesh={free_mesh(ask)}"])
+    return NoPlan(reasons, [*other_wishes(ask, asked), free_mesh(ask)])
+
+
+def other_wishes(ask: Ask, asked: dict[str, int]) -> list[str]:
+    """The wishes for the same axes that are nearest to the asked one, by ratio, and can be had."""
+    columns = [POD_AXES.index(axis) for axis in asked]
+    sizes = np.unique(all_meshes(replace(ask, mesh=MeshWish()))[:, columns], axis=0)
+    far = np.abs(np.log(sizes / np.array(list(asked.values())))).sum(axis=1)
+    found: list[str] = []
+    for row in sizes[np.argsort(far, kind="stable")[: 2 * MESHES]]:
+        wish = dict(zip(asked, map(int, row), strict=True))
+        tried = replace(ask, mesh=MeshWish(**wish))
+        if len(found) < MESHES and (choice := chosen(tried)):
+            text = ", ".join(f"{axis}: {size}" for axis, size in wish.items())
+            found.append(f"--set resources.mesh='{{{text}}}'  ({rate(tried, choice)})")
+    return found
 
 
 def free_mesh(ask: Ask) -> str:
     """The mesh that would be chosen without a wish."""
     free = replace(ask, mesh=MeshWish())
-    best = ranked(free, search(free).candidates, 1)
-    if not best:
-        return "auto"
-    sizes = zip(POD_AXES, best[0].mesh, strict=True)
-    return "'{" + ", ".join(f"{axis}: {size}" for axis, size in sizes) + "}'"
+    choice = chosen(free)
+    said = f"  (mesh {mesh_text(choice.mesh)}; {rate(free, choice)})" if choice else ""
+    return f"--set resources.mesh=auto{said}"
+
+
+def chosen(ask: Ask) -> Choice | None:
+    """What would be planned."""
+    return next(iter(ranked(ask, search(ask).candidates, 1)), None)
+
+
+def rate(ask: Ask, choice: Choice) -> str:
+    """How fast that would be: the MFU to expect, or the bound where no run tells."""
+    layout = plain_layout(ask, choice)
+    lines = time_lines(layout)
+    step_s = step_bounds(layout, lines, step_time(layout, lines))
+    mfu = utilization(layout, ask.experiment, step_s)["mfu"]
+    if mfu.expected is None:
+        return f"MFU {mfu.roofline:.1%} at most"
+    return f"MFU {mfu.expected:.1%} expected"
 
 
 def other_batches(ask: Ask, replicas: Ints) -> list[str]:
-    """The realizable batches next to the asked one, on either side, that also fit."""
+    """Batches that fit: next to the asked one on either side, and the fastest that is near it."""
     asked = ask.experiment.batch.sequences
     below = {int(asked // r * r) for r in replicas} - {0}
     above = {int(-(-asked // r) * r) for r in replicas}
+    offered = {*sorted(below)[-1:], *sorted(above)[:1]}
+    if fastest := chosen(on_batch(ask, asked, max(NEAR, ask.experiment.batch.tolerance))):
+        offered.add(fastest.sequences)
     found = []
-    for sequences in (*sorted(below, reverse=True)[:1], *sorted(above)[:1]):
-        batch = replace(ask.experiment.batch, sequences=sequences, tolerance=0.0)
-        tried = replace(ask, experiment=replace(ask.experiment, batch=batch))
-        if choices := ranked(tried, search(tried).candidates, 1):
-            moved = sequences / asked - 1
+    for sequences in sorted(offered):
+        tried = on_batch(ask, sequences, 0.0)
+        if choice := chosen(tried):
             found.append(
-                f"--set experiment.batch.sequences={sequences}"
-                f"  ({moved:+.1%}; mesh {mesh_text(choices[0].mesh)})"
+                f"--set experiment.batch.sequences={sequences}  ({sequences / asked - 1:+.1%};"
+                f" {rate(tried, choice)}; mesh {mesh_text(choice.mesh)})"
             )
     return found
+
+
+def on_batch(ask: Ask, sequences: int, tolerance: float) -> Ask:
+    """The same with another batch."""
+    batch = replace(ask.experiment.batch, sequences=sequences, tolerance=tolerance)
+    return replace(ask, experiment=replace(ask.experiment, batch=batch))
 
 
 def mesh_text(mesh: tuple[int, ...]) -> str:

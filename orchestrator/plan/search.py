@@ -113,6 +113,23 @@ def layout_of(
     )
 
 
+def factors_of(choice: Choice) -> links.Ints:
+    return np.array([choice.factors], np.int64)
+
+
+def plain_layout(ask: Ask, choice: Choice) -> Layout:
+    """The layout of one choice, as plain numbers."""
+    found = links.links_of(ask.torus, factors_of(choice))
+    row = links.Links(
+        rates={name: float(rate[0]) for name, rate in found.rates.items()},
+        hops={name: float(hops[0]) for name, hops in found.hops.items()},
+        uses={name: uses[0] for name, uses in found.uses.items()},
+    )
+    sizes = dict(zip(POD_AXES, choice.mesh, strict=True))
+    remat = policy(choice.remat)
+    return layout_of(ask, sizes, choice.sequences, choice.microbatches, remat, row)
+
+
 def search(ask: Ask) -> Found:
     """Price everything that is realizable and fits; first with the margin, then without."""
     found = placements(
