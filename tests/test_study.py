@@ -104,6 +104,13 @@ def test_in_weak_scaling_the_batch_follows_the_pods(tmp_path: Path) -> None:
         ("weak_batch", ("study: {base: base.yaml, scaling: weak, vary: {resources.pods: [1, 2],"
                        " experiment.batch.sequences: [8]}}\n")),
         ("weak_pods", "study: {base: base.yaml, scaling: weak, vary: {resources.pods: [1, x]}}\n"),
+        ("all_at_once", ("study:\n  base: base.yaml\n  scaling: weak\n  repeat: 2\n  vary:\n"
+                        "    resources.podz: [1, 2]\n    experiment.batch.length: [4096, 8k]\n")),
+        ("weak_values", ("study:\n  base: base.yaml\n  scaling: weak\n  vary:\n"
+                        "    resources.pods: [1, {min: 1, max: 2}]\n"
+                        "    experiment.batch.length: [4096, 8k]\n    experiment.seed: [-1]\n")),
+        ("weak_and_values", ("study:\n  base: base.yaml\n  scaling: weak\n  vary:\n"
+                            "    experiment.batch.sequences: [8, x]\n")),
         ("too_many", "study: {base: base.yaml, vary: {experiment.seed: ["
                      + ", ".join(map(str, range(40)))
                      + "], resources.pods: [" + ", ".join(map(str, range(1, 41))) + "]}}\n"),

@@ -17,7 +17,7 @@ from orchestrator.spec.nodes import Sequence as Items
 from orchestrator.spec.overrides import apply, put
 from orchestrator.spec.problem import Place, Problem, Source, SpecProblems
 from orchestrator.spec.source import read
-from orchestrator.spec.written import written
+from orchestrator.spec.written import Written, written
 from orchestrator.stations.spec import Spec
 from orchestrator.stations.study import Study, Trial
 
@@ -50,22 +50,30 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         file.value["study"]["vary"] = TAKEN_OUT
     judge(file, contracts.study_validator())
     found = [*problems, *faults, *file.problems]
-    if found:
+    if not _varies_a_spec(file):
         raise SpecProblems(found)
     asked = file.value["study"]
-    base = path.parent / asked["base"]
-    _hold_exists(base, file.fields["study", "base"].node.place)
-    spec = load(base, overrides)
-    scaling = asked.get("scaling", "strong")
+    base, scaling = path.parent / asked["base"], asked.get("scaling", "strong")
+    try:
+        _hold_exists(base, file.fields["study", "base"].node.place)
+        spec = load(base, overrides)
+    except SpecProblems as error:
+        raise SpecProblems([*found, *error.problems]) from None
+    weak = None
     if scaling == "weak":
-        _hold_weak(varied, spec, file.fields["study", "scaling"].node.place)
+        weak = _weak_faults(varied, spec, file.fields["study", "scaling"].node.place)
+    trials, wrong = _trials(base, tuple(overrides), varied, spec if weak == [] else None)
+    if not faults and not any(one.is_of_key(problem) for one in varied for problem in wrong):
+        found += weak or []  # a key that is misspelt may be the one that weak scaling wants
+    if found or wrong:
+        raise SpecProblems([*found, *wrong])
     return Study(
         name=file.value.get("name", f"{spec.name[:56]}-{scaling}"),
         scaling=scaling,
         vary=tuple(one.key for one in varied),
         repeats=asked.get("repeats", 1),
         after_failure=asked.get("after_failure", "stop"),
-        trials=_trials(base, tuple(overrides), varied, spec if scaling == "weak" else None),
+        trials=trials,
         base=asked["base"],
     )
 
@@ -77,6 +85,18 @@ class _Varied:
     key: str
     place: Place
     values: tuple[Node, ...]
+
+    def is_of_key(self, problem: Problem) -> bool:
+        """Whether it is the key that is wrong, and not a value of it."""
+        col = problem.col - self.place.col
+        return problem.line == self.place.line and 0 <= col < len(self.key)
+
+
+def _varies_a_spec(file: Written) -> bool:
+    """Whether the file says, legally, which one."""
+    study = file.value.get("study") if isinstance(file.value, dict) else None
+    named = isinstance(study, dict) and study.get("base") is not None
+    return named and not file.is_spoiled(("study", "base"))
 
 
 def _take_out(root: Node) -> Entry | None:
@@ -110,6 +130,7 @@ def _varied(vary: Entry) -> tuple[list[_Varied], list[Problem]]:
     if trials > MOST_TRIALS:
         message = f"makes {trials:,} trials, must make at most {MOST_TRIALS:,}"
         faults.append(vary.key_place.problem("study.vary", message, "give fewer values"))
+        return [], faults
     return found, faults
 
 
@@ -138,24 +159,24 @@ def _hold_exists(base: Path, place: Place) -> None:
         raise SpecProblems([place.problem("study.base", message, "it is relative to this file")])
 
 
-def _hold_weak(varied: list[_Varied], base: Spec, place: Place) -> None:
+def _weak_faults(varied: list[_Varied], base: Spec, place: Place) -> list[Problem]:
     """In weak scaling the batch follows the pods, and only them."""
-    keys = [one.key for one in varied]
+    keys, pods = [one.key for one in varied], base.resources.pods
+    faults = []
     if PODS not in keys:
-        message = f"is weak, must go with {PODS} among the keys that are varied"
-        raise SpecProblems([place.problem("study.scaling", message, EXAMPLE)])
+        faults.append((f"must go with {PODS} among the keys that are varied", EXAMPLE))
     if SEQUENCES in keys:
-        message = f"is weak, must leave {SEQUENCES} to follow the pods"
-        raise SpecProblems([place.problem("study.scaling", message, "or write strong")])
-    if base.resources.pods.min != base.resources.pods.max:
-        message = "is weak, must have a base with one number of pods: its batch belongs to that"
-        raise SpecProblems([place.problem("study.scaling", message, f"for example {PODS}: 4")])
+        faults.append((f"must leave {SEQUENCES} to follow the pods", "or write strong"))
+    if pods.min != pods.max:
+        message = "must have a base with one number of pods: its batch belongs to that"
+        faults.append((message, f"for example {PODS}: 4"))
+    return [place.problem("study.scaling", f"is weak, {text}", hint) for text, hint in faults]
 
 
 def _trials(
     base: Path, overrides: tuple[str, ...], varied: list[_Varied], weak: Spec | None
-) -> tuple[Trial, ...]:
-    """Every combination as a spec; all problems of all of them, each told once."""
+) -> tuple[tuple[Trial, ...], list[Problem]]:
+    """Every combination as a spec, and all problems of all of them, each once."""
     source = read(base)
     trials: list[Trial] = []
     problems: dict[Told, Problem] = {}
@@ -166,9 +187,7 @@ def _trials(
             trials.append(_trial(number, base.parent, source, overrides, point, weak))
         except SpecProblems as error:
             problems |= {_once(problem): problem for problem in error.problems}
-    if problems:
-        raise SpecProblems(problems.values())
-    return tuple(trials)
+    return tuple(trials), list(problems.values())
 
 
 def _once(problem: Problem) -> Told:
@@ -187,11 +206,15 @@ def _trial(
     problems += apply(root, overrides)
     settings = {one.key: text_of(value) for one, value in point}
     for one, value in point:
-        problems += put(root, one.key.split("."), one.place, value)
         if weak and one.key == PODS:
-            batch = _grown(value, weak)
+            try:
+                batch = _grown(value, weak)
+            except SpecProblems as error:
+                problems += error.problems
+                continue
             settings[SEQUENCES] = batch.text
             problems += put(root, SEQUENCES.split("."), one.place, batch)
+        problems += put(root, one.key.split("."), one.place, value)
     applied = (*overrides, *(f"{key}={text}" for key, text in settings.items()))
     return Trial(number=number, settings=settings, spec=meant(root, problems, folder, applied))
 
