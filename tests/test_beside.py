@@ -95,6 +95,15 @@ def test_a_change_reads_as_people_say_it(first: float, second: float, said: str)
     assert render.change(first, second) == said
 
 
+def test_a_short_training_is_in_a_unit_that_shows_digits() -> None:
+    """Days of a tiny one would need an exponent."""
+    spec = tiny()
+    short = replace(spec, experiment=replace(spec.experiment, tokens=10**6))
+    rows = [row for row in render.figures(held(short, short)) if row.startswith("all tokens")]
+    assert len(rows) == 3
+    assert all(" ms  " in row or " s  " in row for row in rows)
+
+
 def test_points_of_mfu_that_do_not_show_have_no_sign() -> None:
     """A move that rounds to nothing is no loss."""
     assert render.in_points(0.4, 0.39996) == "0.0 points"

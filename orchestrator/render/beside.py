@@ -9,6 +9,7 @@ from orchestrator.render.text import (
     dollars,
     in_memory,
     indent,
+    lasting,
     page,
     percent,
     scaled,
@@ -25,10 +26,6 @@ ENDS = ("first", "second")
 SMALL = 0.002
 
 
-def days(value: float) -> str:
-    return to_digits(value, 3)
-
-
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("MFU, lower bound", "mfu.roofline", percent),
     ("MFU, expected", "mfu.expected", percent),
@@ -36,9 +33,9 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("tokens/s, lower bound", "tokens_per_s.lower", scaled),
     ("tokens/s, expected", "tokens_per_s.expected", scaled),
     ("tokens/s, unoverlapped", "tokens_per_s.unoverlapped", scaled),
-    ("days, lower bound", "days.lower", days),
-    ("days, expected", "days.expected", days),
-    ("days, unoverlapped", "days.unoverlapped", days),
+    ("all tokens, lower bound", "days.lower", lasting),
+    ("all tokens, expected", "days.expected", lasting),
+    ("all tokens, unoverlapped", "days.unoverlapped", lasting),
     ("cost, lower bound", "dollars.lower", dollars),
     ("cost, expected", "dollars.expected", dollars),
     ("cost, unoverlapped", "dollars.unoverlapped", dollars),
