@@ -131,6 +131,19 @@ def test_a_batch_that_no_pod_divides_is_told(tmp_path: Path) -> None:
         loaded(tmp_path, text, base=base)
 
 
+@pytest.mark.parametrize("key", ["resources.pods", "resources.pods.max"])
+def test_what_is_varied_cannot_be_set(key: str, tmp_path: Path) -> None:
+    """Every trial would set it otherwise; what is around it may be set."""
+    text = "study: {base: base.yaml, vary: {resources.pods: [1, 2]}}\n"
+    base = MINIMAL.replace("topology: 4x4x4", "topology: 4x4x4, pods: {min: 1, max: 4}")
+    with pytest.raises(SpecProblems) as caught:
+        loaded(tmp_path, text, f"{key}=2", base=base)
+    [problem] = caught.value.problems
+    assert (problem.file, problem.key) == ("--set", key)
+    assert problem.message == "is varied, must be left to the study"
+    assert loaded(tmp_path, text, "resources.mesh.tensor=2").trials
+
+
 def test_a_fault_of_what_is_varied_is_told_once(tmp_path: Path) -> None:
     """In its own file, however many trials have it."""
     base = MINIMAL.replace("15T", "soon")
@@ -220,6 +233,26 @@ def test_what_else_varies_is_another_series() -> None:
     assert [one.planned.efficiency.lower == 1.0 for one in found if one.planned] == [
         True, False, True, False,
     ]  # fmt: skip
+    last = " ".join(render.screen(forecast(study, made)).rpartition("Study: ")[2].split())
+    assert last.startswith("scaling efficiency is between ")
+    assert "on 8 chips (remat full)" in last
+    assert "on 8 chips (remat none)" in last
+
+
+def test_of_several_series_the_ends_are_told() -> None:
+    """That of the largest trial of each, and of these the least and the most, by name."""
+    found = [
+        render.Kept(chips, fraction, f"{fraction:.0%}", {"experiment.remat": remat})
+        for chips, fraction, remat in [
+            (8, 1, "a"), (64, 0.9, "a"), (8, 1, "b"), (32, 0.5, "b"), (8, 1, "c"), (16, 0.7, "c"),
+        ]
+    ]  # fmt: skip
+    keys = ["resources.pods", "experiment.remat"]
+    said = render.scaling_efficiency(found, keys, "chips")
+    ends = "between 50% on 32 chips (remat b) and 90% on 64 chips (remat a)"
+    assert said == f"scaling efficiency is {ends}"
+    alone = render.scaling_efficiency(found[:2], keys, "chips")
+    assert alone == "scaling efficiency is 90% on 64 chips"
 
 
 def test_a_trial_without_a_plan_says_why() -> None:
@@ -237,12 +270,12 @@ def test_a_trial_without_a_plan_says_why() -> None:
 
 
 def test_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
-    """Pods, step time, MFU, efficiency, what binds, dollars; within 110 columns."""
+    """Pods, step time, MFU, efficiency, what binds, dollars; within 80 columns."""
     study = spec.load_study(ROOT / "specs/studies/llama3_70b_pods.yaml")
     made = {trial.number: make_plan(trial.spec) for trial in study.trials}
     text = render.screen(forecast(study, made), "orch submit study.yaml")
     golden("study_70b_pods.txt", text)
-    assert max(map(len, text.splitlines())) <= 110
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_command_plans_a_study(orch: RunOrch) -> None:

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from orchestrator.render.compare import spread
 from orchestrator.render.resources import resource
-from orchestrator.render.study import SCALINGS, fused, title
+from orchestrator.render.study import SCALINGS, Kept, fused, scaling_efficiency, title
 from orchestrator.render.text import (
-    count,
     page,
     percent,
     scaled,
@@ -129,13 +128,17 @@ def line(found: Explanation) -> str:
 
 def verdict(found: StudyReport) -> str:
     """The largest measured trial beside the smallest."""
-    measured = [one for one in found.trials if one.measured]
+    measured = sum(one.measured is not None for one in found.trials)
     if not measured:
         return "Study: nothing is measured yet."
-    if len(measured) == 1:
+    if measured == 1:
         return "Study: one trial is measured; efficiency needs another."
-    last = max(measured, key=lambda one: one.chips)
-    assert last.measured
-    kept = between(last.measured.efficiency)
     what = "emulated chips" if found.rehearsal else "chips"
-    return f"Study: scaling efficiency is {kept} on {count(last.chips)} {what}."
+    kept = [
+        Kept(
+            one.chips, one.measured.efficiency.median, between(one.measured.efficiency), one.series
+        )
+        for one in found.trials
+        if one.measured
+    ]
+    return f"Study: {scaling_efficiency(kept, found.vary, what)}."

@@ -1,6 +1,7 @@
 """Render room: a study as tables: its predicted scaling."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from orchestrator.render.text import (
     count,
@@ -142,13 +143,46 @@ def alike(said: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
     return [(text, ", ".join(of)) for text, of in numbers.items()]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The efficiency of a trial: where it stands among others, and as it is shown."""
+
+    chips: int
+    fraction: float
+    shown: str
+    series: Mapping[str, str]
+
+
 def verdict(found: StudyForecast) -> str:
     """The largest trial that has a plan, beside the smallest."""
-    planned = [one.planned for one in found.trials if one.planned]
+    planned = [(one, one.planned) for one in found.trials if one.planned]
     missing = len(found.trials) - len(planned)
     parts = [f"{missing} of {len(found.trials)} trials cannot be served"] if missing else []
     if planned:
-        largest = max(planned, key=lambda one: one.chips)
-        kept = both(largest.efficiency, percent)
-        parts.append(f"scaling efficiency is {kept} on {count(largest.chips)} chips")
+        kept = [
+            Kept(plan.chips, kept_at(plan.efficiency), both(plan.efficiency, percent), one.series)
+            for one, plan in planned
+        ]
+        parts.append(scaling_efficiency(kept, found.vary, "chips"))
     return f"Study: {', '.join(parts)}."
+
+
+def kept_at(efficiency: Bounds) -> float:
+    return efficiency.lower if efficiency.expected is None else efficiency.expected
+
+
+def scaling_efficiency(found: Sequence[Kept], vary: Sequence[str], what: str) -> str:
+    """That of the largest trial; of several series, that which keeps least and that which keeps
+    most.
+    """
+    largest: dict[str, Kept] = {}
+    for one in found:
+        name = ", ".join(f"{title(key, vary).lower()} {one.series[key]}" for key in one.series)
+        if name not in largest or one.chips > largest[name].chips:
+            largest[name] = one
+    said = {name: f"{one.shown} on {count(one.chips)} {what}" for name, one in largest.items()}
+    if len(said) == 1:
+        return f"scaling efficiency is {next(iter(said.values()))}"
+    least, *_, most = sorted(largest, key=lambda name: largest[name].fraction)
+    ends = (f"{said[name]} ({name})" for name in (least, most))
+    return f"scaling efficiency is between {' and '.join(ends)}"

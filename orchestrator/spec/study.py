@@ -14,7 +14,7 @@ from orchestrator.spec.judge import judge
 from orchestrator.spec.load import load, meant
 from orchestrator.spec.nodes import Entry, Mapping, Node, Scalar, parse
 from orchestrator.spec.nodes import Sequence as Items
-from orchestrator.spec.overrides import apply, put
+from orchestrator.spec.overrides import FLAG, apply, put
 from orchestrator.spec.problem import Place, Problem, Source, SpecProblems
 from orchestrator.spec.source import read
 from orchestrator.spec.written import Written, written
@@ -49,7 +49,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     if taken and "study" in file.value:
         file.value["study"]["vary"] = TAKEN_OUT
     judge(file, contracts.study_validator())
-    found = [*problems, *faults, *file.problems]
+    found = [*problems, *faults, *file.problems, *_overridden(varied, tuple(overrides))]
     if not _varies_a_spec(file):
         raise SpecProblems(found)
     asked = file.value["study"]
@@ -151,6 +151,18 @@ def text_of(node: Node) -> str:
         inside = (f"{key}: {text_of(entry.node)}" for key, entry in node.entries.items())
         return f"{{{', '.join(inside)}}}"
     return f"[{', '.join(map(text_of, node.items))}]" if isinstance(node, Items) else ""
+
+
+def _overridden(varied: list[_Varied], overrides: tuple[str, ...]) -> list[Problem]:
+    """What `--set` would change and every trial then sets otherwise."""
+    source = Source(FLAG, overrides)
+    keys = [(line, text.partition("=")[0]) for line, text in enumerate(overrides, start=1)]
+    message, hint = "is varied, must be left to the study", "change its values in the study's vary"
+    return [
+        Place(source, line, 1).problem(key, message, hint)
+        for line, key in keys
+        if any(f"{key}.".startswith(f"{one.key}.") for one in varied)
+    ]
 
 
 def _hold_exists(base: Path, place: Place) -> None:
