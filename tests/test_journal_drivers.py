@@ -1,6 +1,7 @@
 """One writer at a time: who may drive a run, who has lost it, and what others ask of the driver."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -193,13 +194,21 @@ def test_only_the_same_machine_can_tell_that_a_process_is_gone() -> None:
         assert liveness.is_gone(absent)
 
 
-def test_a_run_that_no_driver_takes_is_lost_in_the_end(tmp_path: Path) -> None:
-    """A cluster may be slow, but not for ever; a rehearsal dies with whoever submitted it."""
+def test_a_run_that_no_driver_takes_is_lost_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster may be slow, but not for ever; whoever submitted it and lives is at it."""
     real = journal.create(tmp_path, opened(), "real").journal
     clock = Clock(now_s=real.run().submitted_at_s)
     clock.now_s += 40
     run = real.run(clock)
-    assert (run.state, run.why) == ("submitted", "no driver has taken it up in 40 s")
+    here = f"process {os.getpid()} on {socket.gethostname()}"
+    assert (run.state, run.why) == (
+        "submitted",
+        f"orch submit ({here}) has been starting it for 40 s",
+    )
+    monkeypatch.setattr(liveness, "is_alive", lambda _: False)
+    assert real.run(clock).why == "no driver has taken it up in 40 s"
     clock.now_s += 600
     assert real.run(clock).state == "lost"
 

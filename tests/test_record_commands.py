@@ -2,11 +2,14 @@
 
 import json
 import os
-from functools import partial
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from orchestrator.cli.recording import sync
 from orchestrator.record import mark_of, recording
 from orchestrator.record.recording import Recorder, only_one
 from orchestrator.render.records import table
@@ -50,18 +53,15 @@ def test_sync_says_what_it_could_not_do(orch: RunOrch, storage: Path) -> None:
     assert "No runs in" in orch("sync", "--storage", str(storage / "none")).stdout
 
 
-def test_sync_leaves_a_run_to_its_own_driver(
-    orch: RunOrch, storage: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_leaves_a_run_to_its_own_driver(orch: RunOrch, storage: Path) -> None:
     """While it records, nothing is wrong; when the driver is gone, something is. The exit status
     says so too.
     """
-    monkeypatch.setattr(recording, "only_one", partial(only_one, limit_s=0.1))
     writer = begun(storage)
     trained(writer, range(3))
     before = mark_of(writer.journal)
     with writer.signing(), only_one(writer.journal):
-        tried = Recorder(os.environ).record(writer.journal)
+        tried = Recorder(os.environ).record(writer.journal, limit_s=0.1)
         beside = orch("sync", "--storage", str(storage))
     assert (tried.by_driver, tried.problem) == (True, None)
     assert mark_of(writer.journal) == before
@@ -75,8 +75,7 @@ def test_sync_leaves_a_run_to_its_own_driver(
     writer.end_attempt("finished")
     writer.conclude("succeeded")
     with only_one(writer.journal):
-        late = Recorder(os.environ).record(writer.journal)
-        assert orch("sync", "--storage", str(storage)).returncode == 1
+        late = Recorder(os.environ).record(writer.journal, limit_s=0.1)
     assert (late.by_driver, late.problem) == (False, "another process is recording it")
     assert "warning: it: another process is recording it" in table([late], str(storage), "orch ui")
 
@@ -97,6 +96,37 @@ def test_a_database_of_several_experiments_is_named_once() -> None:
     tried = [one("a", "/x.db", "orch"), one("b", "/x.db", "tiny"), one("c", "/y.db", "orch")]
     said = table([*tried, one("d", "/x.db", "orch")], "/runs", "orch ui").splitlines()
     assert said[-2] == "Sync: 4 runs recorded in /x.db (orch, tiny), /y.db (orch)."
+
+
+def test_sync_waits_for_what_records_in_the_background(storage: Path) -> None:
+    """As an earlier command has it done: it says so, and ends well when that is done."""
+    writer = begun(storage)
+    trained(writer, range(3))
+    writer.end_attempt("finished")
+    writer.conclude("succeeded")
+    command = [sys.executable, "-m", "orchestrator", "sync", "--storage", str(storage)]
+    with only_one(writer.journal):
+        syncing = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert syncing.stderr
+        said = syncing.stderr.readline()
+    told, _ = syncing.communicate(timeout=120)
+    assert said == "it: waiting for another process that records it\n"
+    assert (syncing.returncode, "Sync: 1 run recorded in " in told) == (0, True)
+
+
+def test_sync_gives_up_on_a_run_that_is_held_for_ever(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After as long as a process in the background may take, and the exit status says so."""
+    monkeypatch.setattr(recording, "ONCE_LIMIT_S", 0.1)
+    writer = begun(storage)
+    writer.conclude("failed", why="out of luck")
+    with only_one(writer.journal):
+        done = CliRunner().invoke(sync, ["--storage", str(storage)])
+    assert done.exit_code == 1
+    assert "warning: it: another process is recording it" in done.output
 
 
 def test_a_later_command_has_recorded_what_was_missed(orch: RunOrch, storage: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import RUNS, STORAGE
-from orchestrator.cli.terminal import JSON, interruptible, say, say_json
+from orchestrator.cli.terminal import JSON, interruptible, is_live, say, say_json
 from orchestrator.errors import OrchError
 from orchestrator.stations.run import LIVE, Run
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
+    from orchestrator.record.recording import Recorder
     from orchestrator.stations.record import Destination, Tried
 
 SHOW_EVERY_S = 2.0
@@ -56,7 +58,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 
     found = [journal.find(storage, run) for run in runs] or journal.journals(storage)
     recorder = Recorder(os.environ)
-    tried = [recorder.record(one, Progress(one.key).shown) for one in found]
+    tried = [brought_up(recorder, one) for one in found]
     if as_json:
         say_json(tried)
     else:
@@ -65,11 +67,38 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
         raise SystemExit(1)
 
 
+def brought_up(recorder: "Recorder", found: "Journal") -> "Tried":
+    """Record a run. One that has ended may be just recorded by what an earlier command began, which
+    soon ends; of one that goes on its own driver sees to it.
+    """
+    from orchestrator.record.recording import LOCK_LIMIT_S, ONCE_LIMIT_S
+
+    limit_s = LOCK_LIMIT_S if found.run().state in LIVE else ONCE_LIMIT_S
+    progress = Progress(found.key)
+    try:
+        return recorder.record(found, progress.shown, progress.waits, limit_s)
+    finally:
+        progress.clear()
+
+
 class Progress:
-    """Now and then, how many steps of a run are recorded."""
+    """Now and then, how many steps of a run are recorded, or how long another is waited for."""
 
     def __init__(self, key: str) -> None:
-        self.key, self.shown_at_s = key, time.monotonic()
+        self.key, self.shown_at_s, self.waited = key, time.monotonic(), False
+
+    def waits(self, waited_s: float) -> None:
+        """On a terminal one line that counts, from the time on that a person begins to wonder."""
+        said = f"{self.key}: waiting for another process that records it"
+        if waited_s >= SHOW_EVERY_S and is_live(sys.stderr):
+            click.echo(f"\r\033[K{said} ({waited_s:.0f} s)", err=True, nl=False)
+        elif waited_s >= SHOW_EVERY_S and not self.waited:
+            click.echo(said, err=True)
+        self.waited = waited_s >= SHOW_EVERY_S
+
+    def clear(self) -> None:
+        if self.waited and is_live(sys.stderr):
+            click.echo("\r\033[K", err=True, nl=False)
 
     def shown(self, steps: int) -> None:
         if time.monotonic() - self.shown_at_s >= SHOW_EVERY_S:

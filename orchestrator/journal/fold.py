@@ -44,12 +44,14 @@ class Sight:
     """What is seen beside the events when a journal is read.
 
     `signed_at_s` is when the newest writer last gave a sign; `writer_is_gone` when its process is
-    known not to exist any more. `cancel` is the newest request that still counts.
+    known not to exist any more, and `writer_is_alive` when it is known to exist. `cancel` is the
+    newest request that still counts.
     """
 
     now_s: float
     signed_at_s: float | None = None
     writer_is_gone: bool = False
+    writer_is_alive: bool = False
     cancel: CancelRequest | None = None
     tracking: Tracking | None = None
     traces: dict[int, Trace] = field(default_factory=dict)
@@ -123,8 +125,11 @@ def judged(story: Story, sight: Sight) -> tuple[State, str | None]:
         return "running", None  # to its last words
     if story.claim:
         return "starting", after(story.attempts)
-    waited_s = sight.now_s - story.submitted.at_s
-    return "submitted", f"no driver has taken it up in {max(0.0, waited_s):,.0f} s"
+    waited_s = max(0.0, sight.now_s - story.submitted.at_s)
+    if sight.writer_is_alive:
+        who = named(story.submitted.submission.submitter)
+        return "submitted", f"orch submit ({who}) has been starting it for {waited_s:,.0f} s"
+    return "submitted", f"no driver has taken it up in {waited_s:,.0f} s"
 
 
 def absence(story: Story, sight: Sight) -> str | None:

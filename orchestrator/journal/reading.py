@@ -141,6 +141,7 @@ class Journal:
         return Sight(
             signed_at_s=self._signed_at_s(story.writer),
             writer_is_gone=not story.ended and liveness.is_gone(process),
+            writer_is_alive=not story.ended and liveness.is_alive(process),
             cancel=_strongest(requests),
             tracking=tracking,
             traces=traces,

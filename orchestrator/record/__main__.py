@@ -17,13 +17,12 @@ from pathlib import Path
 from orchestrator.errors import OrchError
 from orchestrator.journal import Journal
 from orchestrator.record import serving
-from orchestrator.record.recording import Recorder
+from orchestrator.record.recording import ONCE_LIMIT_S, Recorder
 from orchestrator.stations.run import LIVE
 
 POLL_S, LONGEST_WAIT_S = 2.0, 30.0
 # After the driver has ended: as long as a run needs to be seen as lost, and a little more.
 LAST_LIMIT_S = 15.0
-ONCE_LIMIT_S = 120
 NICE = 10
 
 

@@ -47,8 +47,8 @@ STATUS: dict[str, Status] = {
 Shown = Callable[[int], None]
 
 
-def unseen(_: int) -> None:
-    """Nobody wants to see how many steps are recorded so far."""
+def unseen(_: float) -> None:
+    """Nobody wants to see how many steps are recorded so far, or for how long it waits."""
 
 
 class Projection:

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,9 @@ from orchestrator.stations.record import Destination, Mark, Tried
 from orchestrator.stations.run import LIVE
 
 LOCK_LIMIT_S, POLL_S = 15.0, 0.1
+# So long whoever records in the background, once, may hold a run: then it ends itself.
+ONCE_LIMIT_S = 120
+Waits = Callable[[float], None]  # told again and again for how many seconds another was waited for
 
 
 @dataclass
@@ -28,12 +31,20 @@ class Recorder:
     stores: dict[Destination, Store | NotRecorded] = field(default_factory=dict)
     projections: dict[Path, Projection] = field(default_factory=dict)
 
-    def record(self, journal: Journal, shown: Shown = unseen) -> Tried:
-        """Bring MLflow up to one journal, and note what came of it."""
+    def record(
+        self,
+        journal: Journal,
+        shown: Shown = unseen,
+        waits: Waits = unseen,
+        limit_s: float = LOCK_LIMIT_S,
+    ) -> Tried:
+        """Bring MLflow up to one journal, and note what came of it. Another process that is at it
+        is waited for until the limit.
+        """
         mark = marks.mark_of(journal) or Mark(destination=self._meant(journal))
         recorded, problem, by_driver = None, None, False
         try:
-            with only_one(journal):
+            with only_one(journal, limit_s, waits):
                 recorded = self._projection(journal, mark.destination, shown).catch_up()
         except NotRecorded as error:
             problem = str(error)
@@ -78,20 +89,24 @@ class Recorder:
 
 
 @contextmanager
-def only_one(journal: Journal, limit_s: float = LOCK_LIMIT_S) -> Iterator[None]:
+def only_one(
+    journal: Journal, limit_s: float = LOCK_LIMIT_S, waits: Waits = unseen
+) -> Iterator[None]:
     """Be the one process that records a run: the lock goes with the process, however that ends."""
     try:
         lock = os.open(journal.places.record_lock, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise JournalUnreadable(f"{error.filename}: {error.strerror}") from error
-    deadline = time.monotonic() + limit_s
+    began_s = time.monotonic()
     try:
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            if time.monotonic() > deadline:
+            waited_s = time.monotonic() - began_s
+            if waited_s > limit_s:
                 raise RecordedElsewhere("another process is recording it")
+            waits(waited_s)
             time.sleep(POLL_S)
         yield
     finally:
