@@ -169,11 +169,11 @@ def test_a_duration_takes_the_unit_that_says_something(days: float, said: str) -
 
 @pytest.mark.parametrize("key", ASKED)
 def test_the_sheet_fits_and_ends_in_what_to_do(key: str) -> None:
-    """100 columns of plain ASCII, a summary in one line, the next command."""
+    """80 columns of plain ASCII, a summary, the next command."""
     lines = answers.screen(sheet_of(key), "orch plan specs/x.yaml").splitlines()
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= 80
     assert all(line.isascii() and line == line.rstrip() for line in lines)
-    assert lines[-2].startswith("Answer: ")
+    assert [line for line in lines[-3:-1] if line.startswith("Answer: ")]
     assert lines[-1] == "Next: orch plan specs/x.yaml"
 
 

@@ -4,7 +4,17 @@ from math import exp
 from textwrap import wrap
 
 from orchestrator.render.formula import as_printed, number, put_in, with_its_unit, written
-from orchestrator.render.text import columns, count, indent, percent, seconds, span
+from orchestrator.render.text import (
+    KEPT,
+    WIDTH,
+    columns,
+    count,
+    indent,
+    percent,
+    seconds,
+    span,
+    wrapped,
+)
 from orchestrator.stations.answers import (
     AnswerSheet,
     Citation,
@@ -19,7 +29,6 @@ from orchestrator.stations.answers import (
     Section,
 )
 
-WIDTH = 100
 NAMES = 32  # columns for what a line is about
 LABELS = 10
 NAMED = 10  # runs that are named on the screen; more are counted
@@ -35,7 +44,7 @@ def screen(sheet: AnswerSheet, next_command: str) -> str:
         realized(sheet),
         *([expected(sheet.expectation)] if sheet.expectation else []),
         sources(sheet.sources),
-        [sheet.summary, f"Next: {next_command}"],
+        [*wrapped(sheet.summary), f"Next: {next_command}"],
     ]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
@@ -69,10 +78,18 @@ def section(entry: Section) -> list[str]:
 
 def derivation(line: Derivation) -> list[str]:
     """The formula; below it the same with numbers, the value, and where numbers are from."""
-    head = f"  {line.name:{NAMES - 2}}{line.symbol} = {written(line.computed.formula)}"
-    value = f"{put_in(line.computed)} = {with_its_unit(line.computed.value, line.unit)}"
+    formula = f"{line.symbol} = {written(line.computed.formula)}"
+    value = f"{put_in(line.computed)} {result(with_its_unit(line.computed.value, line.unit))}"
     cited = "".join(f" {cite(source)}" for source in line.sources)
-    return [head, *hanging(" " * NAMES + "= ", value + cited)]
+    return [
+        *hanging(f"  {line.name:{NAMES - 2}}", formula),
+        *hanging(" " * NAMES + "= ", value + cited),
+    ]
+
+
+def result(value: str) -> str:
+    """What a formula comes to, which no end of a line parts."""
+    return f"= {value}".replace(" ", KEPT)
 
 
 def sentence(words: str) -> str:
@@ -80,7 +97,7 @@ def sentence(words: str) -> str:
 
 
 def quotes(entry: Quotes) -> list[str]:
-    lines = [f"Published: {entry.title}"]
+    lines = hanging("Published: ", entry.title)
     for figure in entry.figures:
         lines += quote(figure)
     return lines
@@ -90,7 +107,7 @@ def quote(figure: Quote) -> list[str]:
     """The figure, what gives it, what is exact, and what makes the difference."""
     printed = f"{figure.about}: {as_printed(figure.printed, figure.unit)}"
     agrees = "" if figure.agreement == "rounded" else f", {figure.agreement}"
-    lines = hanging("  ", f"{printed}  {cite(figure.source)}")
+    lines = hanging("  ", f"{printed}  {cite(figure.source)}", 4)
     lines += labelled("from", f"{equation(figure.reproduced, figure.unit)}{agrees}")
     if figure.exact == figure.reproduced:
         lines += labelled("exact", "the same")
@@ -105,24 +122,25 @@ def equation(computed: Computed, unit: str) -> str:
     """Symbols, numbers, value; a lone symbol and a formula without any need no second step."""
     value = with_its_unit(computed.value, unit)
     if computed.formula.isidentifier() or not computed.inputs:
-        return f"{written(computed.formula)} = {value}"
-    return f"{written(computed.formula)} = {put_in(computed)} = {value}"
+        return f"{written(computed.formula)} {result(value)}"
+    return f"{written(computed.formula)} = {put_in(computed)} {result(value)}"
 
 
 def labelled(label: str, text: str) -> list[str]:
     return hanging(f"    {label:{LABELS}}", text)
 
 
-def hanging(start: str, text: str) -> list[str]:
-    """Wrapped, with later lines under the first word."""
-    return wrap(
+def hanging(start: str, text: str, by: int | None = None) -> list[str]:
+    """Wrapped as formulas are, at any sign, with later lines under the first word or so far in."""
+    lines = wrap(
         text,
         WIDTH,
         initial_indent=start,
-        subsequent_indent=" " * len(start),
+        subsequent_indent=" " * (len(start) if by is None else by),
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace(KEPT, " ") for line in lines]
 
 
 def realized(sheet: AnswerSheet) -> list[str]:
@@ -163,9 +181,9 @@ def expected(found: Expectation) -> list[str]:
 
 def expected_part(entry: ExpectedPart, source: str) -> list[str]:
     """The formula, the same with numbers, and the runs behind its constants."""
-    head = f"  {entry.name:{NAMES - 2}}= {written(entry.computed.formula)}"
-    value = f"{put_in(entry.computed)} = {seconds(entry.computed.value)}"
-    lines = [head, *hanging(" " * NAMES + "= ", value)]
+    value = f"{put_in(entry.computed)} {result(seconds(entry.computed.value))}"
+    lines = hanging(f"  {entry.name:{NAMES - 2}}= ", written(entry.computed.formula))
+    lines += hanging(" " * NAMES + "= ", value)
     for one in entry.constants:
         sure = f", unsure by {percent(one.unsure)}" if one.unsure else ""
         learned = f"{one.symbol} learned from {runs(one.rows)}{sure} {cite(source)}"
@@ -184,5 +202,5 @@ def sources(cited: tuple[Citation, ...]) -> list[str]:
     lines = ["Sources"]
     for source in cited:
         said = f"{source.title}; {source.where}; {source.date}"
-        lines += hanging(f"  {cite(source.key)} ", said)
+        lines += hanging(f"  {cite(source.key)} ", said, 6)
     return lines
