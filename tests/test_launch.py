@@ -70,6 +70,9 @@ def test_ctrl_c_saves_and_leaves_nothing(tmp_path: Path) -> None:
     [recorded] = journal.journals(tmp_path)
     run = recorded.run()
     assert (run.state, run.attempts[0].reason) == ("cancelled", "cancelled")
+    assert run.why == (
+        f"interrupted (Ctrl-C), after step {run.steps_done:,}; its checkpoint is kept"
+    )
     assert (recorded.path / "checkpoints" / str(run.steps_done)).is_dir()
 
 
