@@ -1,5 +1,6 @@
 """Runs that are hurt on purpose, on real Ray clusters of emulated slices, and go on."""
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from orchestrator.launch import owned
 from orchestrator.stations.spec import Pods
 from tests.clusters import eventually
 from tests.faults import emulated, losses, small_spec
+from tests.test_named_cluster import standing
 
 
 @pytest.mark.chaos
@@ -95,3 +97,19 @@ def test_a_slice_that_lost_one_of_two_hosts_is_fenced(tmp_path: Path) -> None:
     assert (lost.reason, lost.slices) == ("preemption", ("pod-0", "pod-1"))
     assert (lost.error, lost.first_dead_rank) == ("slice pod-1 has 1 of 2 hosts left", rank)
     assert (after.reason, after.slices, after.pods) == ("finished", ("pod-0", "pod-2"), 2)
+
+
+SLOW_AGENTS = """
+import sys, time
+if any("agent" in word for word in sys.orig_argv[1:6]):
+    time.sleep(20)
+"""
+
+
+@pytest.mark.chaos
+def test_agents_may_start_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than Ray gives them, as on a machine that does other work too: the nodes stand."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_AGENTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with standing("2x2x1", 2) as cluster:
+        assert cluster.address

@@ -103,7 +103,7 @@ def test_it_is_interrupted_goes_on_and_is_done(done: Submitted) -> None:
         "1.1": "succeeded", "2.1": "cancelled", "2.1.2": "succeeded", "3.1": "succeeded",
     }  # fmt: skip
     assert third.count("done before: ") == 3
-    assert "16 emulated chips keep" in third
+    assert " % on 16 emulated chips." in third
 
 
 def test_mlflow_has_all_of_it_when_the_command_has_ended(done: Submitted) -> None:

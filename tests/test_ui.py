@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ports
 from tests.browser import MISSING, Browser, Page, browser, chromium
 from tests.clusters import PROC, eventually
 from tests.conftest import ROOT, RunOrch
@@ -91,16 +89,6 @@ def serving(storage: Path) -> list[str]:
         if "mlflow" in " ".join(words) and any(str(storage) in word for word in words):
             found.append(" ".join(words))
     return found
-
-
-def test_the_same_port_is_taken_each_time() -> None:
-    """Where it is free; what a browser keeps of an address is of use then. Else any other."""
-    wanted = ports.free_port()
-    assert ports.free_port(wanted) == wanted
-    with socket.socket() as other:
-        other.bind((ports.LOOPBACK, wanted))
-        other.listen()
-        assert ports.free_port(wanted) != wanted
 
 
 def test_there_is_nothing_to_show_before_something_is_recorded(

@@ -8,23 +8,33 @@ when its input ends, because `orch` closed it or died, whatever the cluster star
 the keeper is killed itself, its stand-in does so, which is nothing but a copy of it that waits.
 """
 
+import inspect
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from orchestrator.launch import owned
 from orchestrator.launch.words import Told, Wish
-from orchestrator.ports import LOOPBACK, free_port
+from orchestrator.ports import LOOPBACK, claimed
 from orchestrator.stations import codec
 
 OBJECT_STORE_BYTES = 80 * 2**20  # a run moves no data through Ray
 POLL_S = 0.2
 AGENT_LIMIT_S = 60.0
 START_LIMIT_S = 300.0  # of each node, on a machine that does other work too
+# Of its agents a node is told where they will listen: else it waits 15 s for them to write it down,
+# in which Python does not start on a machine that does other work too, and dies.
+AGENT_PORTS = (
+    "dashboard_agent_listen_port",
+    "metrics_agent_port",
+    "metrics_export_port",
+    "runtime_env_agent_port",
+)
 
 
 def main() -> None:
@@ -66,7 +76,8 @@ def _end_with_owner(wish: Wish) -> None:
 
 def _serve(wish: Wish, out: TextIO) -> None:
     _be_patient()
-    head = _started(wish, out)
+    with claimed() as ports:
+        head = _started(wish, ports, out)
     _tell(out, Told(address=f"http://{head.webui_url}"))
     client, job = _submitted(head, wish.command)
     state = ""
@@ -89,10 +100,16 @@ def _why(client: Any, job: str, state: str) -> str | None:
 
 
 def _be_patient() -> None:
-    """Let a node take its time to start: Ray gives each 30 s, whatever else the machine does."""
+    """Let a node take its time to start: Ray gives it 30 s, and its agents 15, whatever else the
+    machine does.
+    """
+    from ray import _raylet  # noqa: PLC0415
     from ray._private import services  # noqa: PLC0415
 
+    raylet: Any = _raylet
     ask: Any = services.get_node
+    start: Any = services.start_raylet
+    asked = inspect.signature(start)
 
     def ask_until_it_stands(address: str, node: str) -> Any:
         deadline = time.monotonic() + START_LIMIT_S
@@ -104,41 +121,53 @@ def _be_patient() -> None:
                     raise
                 time.sleep(POLL_S)
 
+    def start_with_all_ports(*values: Any, **named: Any) -> Any:
+        # The one port that Ray does not hand on, it looks for in a file.
+        given = asked.bind(*values, **named).arguments
+        folder, node = given["session_dir"], given["node_id"]
+        port = given["dashboard_agent_listen_port"]
+        raylet.persist_port(folder, node, raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
+        return start(*values, **named)
+
     services.get_node = ask_until_it_stands
+    services.start_raylet = start_with_all_ports
 
 
-def _started(wish: Wish, out: TextIO) -> Any:
+def _started(wish: Wish, ports: Iterator[int], out: TextIO) -> Any:
     """The head node of a cluster whose nodes all stand."""
     from ray.cluster_utils import Cluster  # noqa: PLC0415  it takes seconds
 
-    shared: dict[str, Any] = {
-        "node_ip_address": LOOPBACK,
-        "object_store_memory": OBJECT_STORE_BYTES,
-        "wait": False,  # it stands already
-    }
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
-            **shared,
+            **_node(ports),
             "num_cpus": 1,
             "include_dashboard": True,
             "dashboard_host": LOOPBACK,
-            "dashboard_port": free_port(),
-            "dashboard_agent_listen_port": free_port(),
+            "dashboard_port": next(ports),
             "temp_dir": f"{wish.folder}/ray",
         },
     )
     for count, host in enumerate(wish.hosts, start=1):
         cluster.add_node(
-            **shared,
+            **_node(ports),
             num_cpus=1,
             resources=host.resources,
             labels=host.labels,
             env_vars=host.environment,
-            dashboard_agent_listen_port=free_port(),
         )
         _tell(out, Told(nodes=count))
     return cluster.head_node
+
+
+def _node(ports: Iterator[int]) -> dict[str, Any]:
+    """What all nodes have alike, and ports of their own."""
+    alike = {
+        "node_ip_address": LOOPBACK,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "wait": False,  # it stands already
+    }
+    return alike | {agent: next(ports) for agent in AGENT_PORTS}
 
 
 def _submitted(head: Any, command: str) -> tuple[Any, str]:
