@@ -1,5 +1,6 @@
 """Following a run on a named cluster: the journal tells it, whatever the cluster answers."""
 
+import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,15 +9,17 @@ from typing import Any, cast
 import pytest
 
 from orchestrator import journal, record
-from orchestrator.cli import following, launching, rehearsing, terminal
+from orchestrator.cli import following, launching, recording, rehearsing, resuming, terminal
 from orchestrator.cli.following import Following
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.showing import Showing
 from orchestrator.cli.terminal import Progress
+from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog
 from orchestrator.launch import Cluster
 from orchestrator.launch.named import ClusterUnusable, Jobs
 from orchestrator.render import rehearsal as render
+from orchestrator.stations.plan import Plan
 from tests.journals import opened, step, take_steps, tiny_plan, tiny_spec
 
 
@@ -226,3 +229,22 @@ def test_the_first_ctrl_c_waits_for_no_checkpoint_where_nothing_is_to_be_saved(
         if steps == 0
         else ["stopping after a last checkpoint; Ctrl-C again stops at once", "stopping at once"]
     )
+
+
+@pytest.mark.parametrize(("pressed", "exit_code"), [(True, 130), (False, 1)])
+def test_a_resumed_rehearsal_that_never_began_says_whether_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pressed: bool, exit_code: int
+) -> None:
+    """Ctrl-C ends it as it ends all else; a cluster that does not come up is a failure."""
+    writer = journal.claim(journal.create(tmp_path, opened(rehearsal=True)).journal)
+    writer.conclude("failed", why="out of luck")
+
+    def drive(_: journal.Journal, __: Plan, asked: list[int]) -> str:
+        asked += [signal.SIGINT] * pressed
+        return "why it never began"
+
+    monkeypatch.setattr(rehearsing, "drive", drive)
+    monkeypatch.setattr(recording, "ending", lambda _: "mlflow.db")
+    with pytest.raises(OrchError, match="why it never began") as end:
+        resuming.rehearsed(writer.journal, tiny_plan(), (), tmp_path)
+    assert end.value.exit_code == exit_code

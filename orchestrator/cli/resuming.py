@@ -16,7 +16,7 @@ from orchestrator.cli.submitting import (
     say_detached,
 )
 from orchestrator.cli.terminal import JSON, aside, say, say_json
-from orchestrator.errors import OrchError, RunHasEnded, RunIsLive, Unservable
+from orchestrator.errors import Interrupted, OrchError, RunHasEnded, RunIsLive, Unservable
 from orchestrator.stations.run import LIVE, Run
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def rehearsed(found: "Journal", plan: "Plan", how: tuple[str, ...], storage: Pat
     plan, following = found.plan(after.plan_digest), next_of(after, after.run, storage)
     say("\n" + render.ending(after, plan, recording.ending(found), following))
     if error and after.attempts == before.attempts:
-        raise OrchError(error)
+        raise (Interrupted if asked else OrchError)(error)
     return EXIT_CODES.get(after.state, 1)
 
 
