@@ -12,15 +12,17 @@ LOCK_COMMAND := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest
 # pip writes bytecode whatever the environment says, unless it is told not to.
 INSTALL := $(BIN)/python -m pip install --no-input --disable-pip-version-check --compile
 
-# What pip says while it installs the lock, as a line now and then. `failed` is no word of pip's.
+# What pip says while it installs the lock, as a line now and then; and all that it says of an error,
+# which comes last. `failed` is no word of pip's.
 define FOLLOW
-all=$$(grep -c '^[a-z].*==' requirements.lock); done=0; \
+all=$$(grep -c '^[a-z].*==' requirements.lock); done=0; wrong=; \
 	while read -r word rest; do case "$$word" in \
-		Collecting|Requirement|Ignoring) done=$$((done + 1)); \
+		Collecting|Processing|Requirement|Ignoring) done=$$((done + 1)); \
 			[ $$((done % 30)) -ne 0 ] || echo "setup: $$done of $$all packages fetched" ;; \
 		Installing) echo "setup: unpacking and compiling them (a minute or more)" ;; \
+		ERROR:) wrong=yes ;; \
 		failed) exit 1 ;; \
-	esac; done
+	esac; [ -z "$$wrong" ] || echo "$$word $$rest" >&2; done
 endef
 
 WANTED := Wanted: Python 3.11 or newer; say which with make setup PYTHON=python3.12
@@ -99,7 +101,7 @@ $(READY): requirements.lock pyproject.toml
 	@echo "setup: installing the locked packages into .venv (minutes, 2.5 GB)"
 	@if [ -e $@ ]; then rm $@; else $(PYTHON) -m venv --clear .venv; fi
 	@{ $(INSTALL) --progress-bar off --require-hashes --only-binary :all: -r requirements.lock \
-		|| echo failed; } | { $(FOLLOW); }
+		2>&1 || echo failed; } | { $(FOLLOW); }
 	@$(INSTALL) -qq --no-build-isolation --no-deps -e .
 	@$(BIN)/python -c "$$CHECK_BYTECODE"
 	@touch $@
