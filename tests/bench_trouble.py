@@ -1,6 +1,6 @@
 """What a tracking server in trouble does to the steps of a run: their 95th percentile beside calm.
 
-    python -m tests.bench_trouble [--rounds 2] [--turn 150]
+    python -m tests.bench_trouble [--rounds 2] [--turn 60]
 
 A real training loop goes on throughout, and is recorded as it goes. The server before it hangs,
 answers 500, is gone, and comes back, one trouble a turn; before and after each is a calm turn. A
@@ -136,7 +136,7 @@ def main() -> int:
     """Print the ratio for each trouble; exit code 1 where the median of all is above the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--turn", type=int, default=150)
+    parser.add_argument("--turn", type=int, default=60)
     options = parser.parse_args()
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {TRAINS_ON})
     kinds = [*chain.from_iterable((CALM, one) for one in TROUBLES * options.rounds), CALM]
