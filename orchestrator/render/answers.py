@@ -1,12 +1,11 @@
 """Render room: an AnswerSheet as a text that reads from question to answer."""
 
 from math import exp
-from textwrap import wrap
 
 from orchestrator.render.formula import as_printed, number, put_in, with_its_unit, written
 from orchestrator.render.text import (
     KEPT,
-    WIDTH,
+    broken,
     columns,
     count,
     indent,
@@ -37,8 +36,8 @@ NAMED = 10  # runs that are named on the screen; more are counted
 def screen(sheet: AnswerSheet, next_command: str) -> str:
     """What is given, what follows, what was published, what the plan does, and where it is from."""
     blocks = [
-        hanging("", headline(sheet)),
-        [*given(sheet.given), *hanging("  MFU counts ", sheet.mfu_definition)],
+        broken("", headline(sheet)),
+        [*given(sheet.given), *broken("  MFU counts ", sheet.mfu_definition)],
         *(section(entry) for entry in sheet.sections),
         *(quotes(entry) for entry in sheet.quotes),
         realized(sheet),
@@ -72,7 +71,7 @@ def section(entry: Section) -> list[str]:
     for line in entry.lines:
         lines += derivation(line)
     for verdict in entry.verdicts:
-        lines += hanging("  -> ", f"{verdict.question} {sentence(verdict.words)}")
+        lines += broken("  -> ", f"{verdict.question} {sentence(verdict.words)}")
     return lines
 
 
@@ -82,8 +81,8 @@ def derivation(line: Derivation) -> list[str]:
     value = f"{put_in(line.computed)} {result(with_its_unit(line.computed.value, line.unit))}"
     cited = "".join(f" {cite(source)}" for source in line.sources)
     return [
-        *hanging(f"  {line.name:{NAMES - 2}}", formula),
-        *hanging(" " * NAMES + "= ", value + cited),
+        *broken(f"  {line.name:{NAMES - 2}}", formula),
+        *broken(" " * NAMES + "= ", value + cited),
     ]
 
 
@@ -97,7 +96,7 @@ def sentence(words: str) -> str:
 
 
 def quotes(entry: Quotes) -> list[str]:
-    lines = hanging("Published: ", entry.title)
+    lines = broken("Published: ", entry.title)
     for figure in entry.figures:
         lines += quote(figure)
     return lines
@@ -107,7 +106,7 @@ def quote(figure: Quote) -> list[str]:
     """The figure, what gives it, what is exact, and what makes the difference."""
     printed = f"{figure.about}: {as_printed(figure.printed, figure.unit)}"
     agrees = "" if figure.agreement == "rounded" else f", {figure.agreement}"
-    lines = hanging("  ", f"{printed}  {cite(figure.source)}", 4)
+    lines = broken("  ", f"{printed}  {cite(figure.source)}", 4)
     lines += labelled("from", f"{equation(figure.reproduced, figure.unit)}{agrees}")
     if figure.exact == figure.reproduced:
         lines += labelled("exact", "the same")
@@ -127,20 +126,7 @@ def equation(computed: Computed, unit: str) -> str:
 
 
 def labelled(label: str, text: str) -> list[str]:
-    return hanging(f"    {label:{LABELS}}", text)
-
-
-def hanging(start: str, text: str, by: int | None = None) -> list[str]:
-    """Wrapped as formulas are, at any sign, with later lines under the first word or so far in."""
-    lines = wrap(
-        text,
-        WIDTH,
-        initial_indent=start,
-        subsequent_indent=" " * (len(start) if by is None else by),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace(KEPT, " ") for line in lines]
+    return broken(f"    {label:{LABELS}}", text)
 
 
 def realized(sheet: AnswerSheet) -> list[str]:
@@ -154,7 +140,7 @@ def realized(sheet: AnswerSheet) -> list[str]:
 
 def kept_indent(line: str) -> list[str]:
     """A line of a message, wrapped under itself."""
-    return hanging(" " * (len(line) - len(line.lstrip())), line.strip()) if line else [""]
+    return broken(" " * (len(line) - len(line.lstrip())), line.strip()) if line else [""]
 
 
 def compared(difference: Difference) -> list[str]:
@@ -182,12 +168,12 @@ def expected(found: Expectation) -> list[str]:
 def expected_part(entry: ExpectedPart, source: str) -> list[str]:
     """The formula, the same with numbers, and the runs behind its constants."""
     value = f"{put_in(entry.computed)} {result(seconds(entry.computed.value))}"
-    lines = hanging(f"  {entry.name:{NAMES - 2}}= ", written(entry.computed.formula))
-    lines += hanging(" " * NAMES + "= ", value)
+    lines = broken(f"  {entry.name:{NAMES - 2}}= ", written(entry.computed.formula))
+    lines += broken(" " * NAMES + "= ", value)
     for one in entry.constants:
         sure = f", unsure by {percent(one.unsure)}" if one.unsure else ""
         learned = f"{one.symbol} learned from {runs(one.rows)}{sure} {cite(source)}"
-        lines += hanging(" " * NAMES + "  ", learned)
+        lines += broken(" " * NAMES + "  ", learned)
     return lines
 
 
@@ -202,5 +188,5 @@ def sources(cited: tuple[Citation, ...]) -> list[str]:
     lines = ["Sources"]
     for source in cited:
         said = f"{source.title}; {source.where}; {source.date}"
-        lines += hanging(f"  {cite(source.key)} ", said, 6)
+        lines += broken(f"  {cite(source.key)} ", said, 6)
     return lines

@@ -140,8 +140,13 @@ def wrapped(line: str) -> list[str]:
 
 def hanging(start: str, text: str, by: int | None = None) -> list[str]:
     """Wrapped, with later lines under the first word or moved in by so many columns."""
+    return broken(start, BESIDE_A_NUMBER.sub(KEPT, text), by)
+
+
+def broken(start: str, text: str, by: int | None = None) -> list[str]:
+    """The same, at any space that is not kept."""
     lines = wrap(
-        BESIDE_A_NUMBER.sub(KEPT, text),
+        text,
         WIDTH,
         initial_indent=start,
         subsequent_indent=" " * (len(start) if by is None else by),
