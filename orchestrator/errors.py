@@ -11,7 +11,7 @@ class OrchError(Exception):
     is_prose = False  # whether its lines may be wrapped: one that quotes a file may not
 
 
-class Unservable(OrchError):
+class SpecError(OrchError):
     """The spec cannot be served as it stands: it is wrong, or no plan can meet it."""
 
     exit_code = 2
@@ -23,7 +23,7 @@ class Interrupted(OrchError):
     exit_code = 130
 
 
-class UnknownName(Unservable):
+class UnknownName(SpecError):
     """A chip, model, topology or key that nobody knows; the text lists what is known."""
 
     def __init__(self, kind: str, name: object, known: list[str]) -> None:
@@ -40,15 +40,15 @@ class UnknownRun(UnknownName):
         self.args = (f"no {kind} in {folder} begins with {name!r}; {held}",)
 
 
-class CannotProve(OrchError):
+class ProofUnavailable(OrchError):
     """There is no verdict on a plan: no compiler is here for it, or the compiler failed."""
 
 
-class CannotMeasure(OrchError):
+class MeasurementFailed(OrchError):
     """The devices at hand cannot be measured, or what was measured cannot be kept."""
 
 
-class DataUnusable(Unservable):
+class DataUnusable(SpecError):
     """A token set is missing, damaged, too small, or made for another vocabulary."""
 
 

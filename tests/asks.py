@@ -1,10 +1,10 @@
 """Specs for tests of the plan room, built without a file."""
 
 from orchestrator import catalog
-from orchestrator.stations.spec import (
+from orchestrator.types.spec import (
     Batch,
     Experiment,
-    MeshWish,
+    MeshRequest,
     Model,
     Pods,
     Precision,
@@ -26,7 +26,7 @@ def spec_of(
     chip: str = "v5p",
     topology: str = "16x20x28",
     pods: int = 4,
-    mesh: MeshWish | None = None,
+    mesh: MeshRequest | None = None,
     remat: str = "auto",
     precision: Precision | None = None,
     tokens: int = 15 * 10**12,
@@ -45,6 +45,6 @@ def spec_of(
             chip=chip,
             topology=topology,
             pods=Pods(min=pods, max=pods),
-            mesh=mesh or MeshWish(),
+            mesh=mesh or MeshRequest(),
         ),
     )

@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator.launch.attempt import join_cluster
 from orchestrator.launch.slices import accelerator_type
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Plan
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
 
 
 def train(config: dict[str, Any]) -> None:

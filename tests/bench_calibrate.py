@@ -23,17 +23,17 @@ from pathlib import Path
 from orchestrator.calibrate.machine import emulating
 from orchestrator.calibrate.measure import emulated
 from orchestrator.calibrate.shelf import SCHEMA
-from orchestrator.plan import measured, rehearsal
-from orchestrator.plan.make import make_plan
+from orchestrator.plan import calibrated, rehearsal
+from orchestrator.plan.planner import make_plan
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.render.text import columns, percent, seconds
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.profile import ChipProfile
-from orchestrator.stations.spec import (
+from orchestrator.types import codec
+from orchestrator.types.chip_profile import ChipProfile
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import (
     Batch,
     Experiment,
-    MeshWish,
+    MeshRequest,
     Model,
     Pods,
     Precision,
@@ -56,7 +56,7 @@ class Shape:
     sequences: int
     length: int = 128
     pods: int = 1
-    mesh: MeshWish
+    mesh: MeshRequest
     remat: str = "full"
     compute: str = "bf16"
 
@@ -88,8 +88,8 @@ class Shape:
         return make_plan(spec)
 
 
-def mesh(data: int = 1, fsdp: int = 1, sequence: int = 1, tensor: int = 1) -> MeshWish:
-    return MeshWish(data=data, fsdp=fsdp, sequence=sequence, tensor=tensor)
+def mesh(data: int = 1, fsdp: int = 1, sequence: int = 1, tensor: int = 1) -> MeshRequest:
+    return MeshRequest(data=data, fsdp=fsdp, sequence=sequence, tensor=tensor)
 
 
 SHAPES = (
@@ -117,8 +117,8 @@ def predicted(plan: Plan) -> Plan:
     """The plan on a profile that is measured now, for it alone."""
     machine = emulating()
     empty = ChipProfile(schema=SCHEMA, machine=machine, measured_on="")
-    profile = emulated(machine, measured.wishes(plan, empty), lambda *_: None)
-    return measured.on_profile(plan, profile)
+    profile = emulated(machine, calibrated.wishes(plan, empty), lambda *_: None)
+    return calibrated.on_profile(plan, profile)
 
 
 def took(plan: Plan, steps: int) -> list[float]:
@@ -156,10 +156,10 @@ def work(path: Path, address: str, number: int, steps: int) -> None:
     os.environ["MEGASCALE_SLICE_ID"] = str(number * plan.pods // plan.hosts)
     import jax  # noqa: PLC0415  the parent needs none
 
-    from orchestrator.stations.run import Step  # noqa: PLC0415
-    from orchestrator.stations.spec import Checkpoint  # noqa: PLC0415
+    from orchestrator.types.run import Step  # noqa: PLC0415
+    from orchestrator.types.spec import CheckpointOptions  # noqa: PLC0415
     from trainers.loop import Assignment, train  # noqa: PLC0415
-    from trainers.together import meet  # noqa: PLC0415
+    from trainers.multihost import meet  # noqa: PLC0415
 
     if plan.hosts > 1:
         jax.distributed.initialize(address, plan.hosts, number)
@@ -168,7 +168,7 @@ def work(path: Path, address: str, number: int, steps: int) -> None:
         directory=path.parent,
         steps=steps,
         emit=done.append,
-        checkpoint=Checkpoint(every=10 * steps, keep=1),
+        checkpoint=CheckpointOptions(every=10 * steps, keep=1),
     )
     train(plan, "llama", asked)
     if number == 0:

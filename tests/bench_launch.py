@@ -23,10 +23,10 @@ from pathlib import Path
 from orchestrator import journal, spec
 from orchestrator.launch import emulated_hosts, private_cluster
 from orchestrator.launch.slices import devices_per_host
-from orchestrator.plan.make import make_plan
+from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Plan
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
 
 SPEC = Path("specs/tiny_2pod.yaml")
 MOST_TO_FIRST_STEP, MOST_PER_STEP = 1.15, 1.02

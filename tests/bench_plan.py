@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from orchestrator.plan.make import ask_of
-from orchestrator.plan.search import Ask, Choice, plain_layout, ranked, search
+from orchestrator.plan.planner import ask_of
+from orchestrator.plan.search import Choice, SearchRequest, plain_layout, ranked, search
 from orchestrator.plan.time import step_time, time_lines
 from tests.asks import spec_of
 
@@ -46,11 +46,11 @@ def imports_ratio(rounds: int = ROUNDS) -> tuple[float, float]:
     return min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
 
 
-def choose(ask: Ask) -> Choice:
+def choose(ask: SearchRequest) -> Choice:
     return ranked(ask, search(ask).candidates, 1)[0]
 
 
-def price_one_by_one(ask: Ask, most: int) -> int:
+def price_one_by_one(ask: SearchRequest, most: int) -> int:
     """The baseline: a ledger for each candidate, as an exhaustive planner would write it."""
     candidates = search(ask).candidates
     for row in range(min(most, len(candidates))):

@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import median
 
 from orchestrator.errors import OrchError
-from orchestrator.plan.make import make_plan
+from orchestrator.plan.planner import make_plan
 from orchestrator.plan.torus import POD_AXES
-from orchestrator.prove import Proven, cache, prove
+from orchestrator.prove import ProofResult, proof_cache, prove
 from orchestrator.render.text import GIB, columns
-from orchestrator.stations.proof import Proof
-from orchestrator.stations.spec import MeshWish, Spec
+from orchestrator.types.proof import Proof
+from orchestrator.types.spec import MeshRequest, Spec
 from tests.asks import spec_of
 
 TABLE = Path(__file__).parent.parent / "docs" / "proof-bench.md"
@@ -48,7 +48,7 @@ class Ask:
             chip=self.chip,
             topology=self.topology,
             pods=self.pods,
-            mesh=MeshWish(**dict(zip(POD_AXES, self.mesh, strict=True))),
+            mesh=MeshRequest(**dict(zip(POD_AXES, self.mesh, strict=True))),
             remat=self.remat,
         )
 
@@ -137,7 +137,7 @@ class Result:
 def run(row: Ask) -> Result:
     began = time.monotonic()
     spec = row.spec()
-    proven: Proven = prove(spec, make_plan(spec))
+    proven: ProofResult = prove(spec, make_plan(spec))
     return Result(ask=row, proof=proven.proof, seconds=time.monotonic() - began)
 
 
@@ -190,7 +190,7 @@ def summary(results: list[Result]) -> list[str]:
 
 def markdown(rows: list[tuple[str, ...]], said: list[str]) -> str:
     """The page that stays in the repository."""
-    versions = ", ".join(f"{name} {version}" for name, version in cache.versions().items())
+    versions = ", ".join(f"{name} {version}" for name, version in proof_cache.versions().items())
     lines = [
         "# Forecast against compiler",
         "",

@@ -16,10 +16,10 @@ from statistics import median, quantiles
 
 from orchestrator.cli.reporting import page_of
 from orchestrator.journal import Journal, StepLog
-from orchestrator.record import Following, mark_of, names
-from orchestrator.record.recording import Recorder
-from orchestrator.record.store import Store
 from orchestrator.report import report
+from orchestrator.tracking.mlflow import BackgroundRecorder, mark_of, metric_names
+from orchestrator.tracking.mlflow.recorder import Recorder
+from orchestrator.tracking.mlflow.store import Store
 from tests.journals import step, tiny_plan
 from tests.records import begun, place, rows
 
@@ -37,7 +37,7 @@ def appended_s(storage: Path, key: str, steps: int, *, records: bool) -> tuple[l
         writer.journal.places.record.unlink()
     number = writer.begin_attempt(tiny_plan())
     taken: list[float] = []
-    with writer.signing(), Following(writer.journal):
+    with writer.signing(), BackgroundRecorder(writer.journal):
         with StepLog(writer.journal.path, number) as log:
             for index in range(steps):
                 time.sleep(STEP_S)
@@ -72,7 +72,7 @@ def many(storage: Path, steps: int) -> tuple[float, float, int]:
     assert tried.problem is None, tried.problem
     run_id = tried.mlflow_run_id
     query = "SELECT COUNT(*) FROM metrics WHERE run_uuid = ? AND key = ?"
-    assert rows(storage, query, run_id, names.LOSS) == [(steps,)]
+    assert rows(storage, query, run_id, metric_names.LOSS) == [(steps,)]
     began_s = time.perf_counter()
     page = page_of(writer.journal, report(writer.journal))
     return took_s, time.perf_counter() - began_s, len(page.encode())

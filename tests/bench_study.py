@@ -17,9 +17,9 @@ from orchestrator import journal
 from orchestrator.journal.liveness import this_process
 from orchestrator.render import scaling
 from orchestrator.render.page import study_page
-from orchestrator.stations import codec
-from orchestrator.stations.study import Study, Trial, TrialBegun
 from orchestrator.study import gather, study_report
+from orchestrator.types import codec
+from orchestrator.types.study import Study, Trial, TrialStart
 from tests.journals import tiny_plan, tiny_spec
 from tests.reports import timed, written
 
@@ -39,11 +39,11 @@ def made_up(storage: Path, trials: int, steps: int) -> journal.StudyJournal:
             for n in range(1, trials + 1)
         ),
     )
-    recorded = journal.open_study(storage, journal.StudyAsked(study=study, steps=steps), {})
+    recorded = journal.open_study(storage, journal.StudyRequest(study=study, steps=steps), {})
     taken = [one.step for one in timed(0.0, range(steps), 0.25)]
     first = written(storage, "first", plan=tiny_plan(), steps=taken, study=recorded.key)
     for n in range(1, trials + 1):
-        begun = TrialBegun(at_s=0.0, trial=n, repeat=1, run=f"trial-{n}", by=this_process())
+        begun = TrialStart(at_s=0.0, trial=n, repeat=1, run=f"trial-{n}", by=this_process())
         (recorded.trials / f"{n:06d}.json").write_bytes(codec.to_json(begun))
         shutil.copytree(first.journal.path, storage / begun.run)
     return recorded

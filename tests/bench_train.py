@@ -21,8 +21,8 @@ from typing import Any
 
 import jax
 
-from orchestrator.stations.run import Step
-from orchestrator.stations.spec import Checkpoint, Model
+from orchestrator.types.run import Step
+from orchestrator.types.spec import CheckpointOptions, Model
 from tests.trainer_plans import plan_of
 from trainers import llama
 from trainers.contract import Program, place
@@ -79,7 +79,7 @@ def in_turns(program: Program, turns: int) -> tuple[list[float], list[float], fl
             directory=Path(folder),
             steps=turns * TURN + 1,
             emit=steps.append,
-            checkpoint=Checkpoint(every=turns * TURN // 2, keep=1),
+            checkpoint=CheckpointOptions(every=turns * TURN // 2, keep=1),
             stop=bare.asked,
         )
         run(program, assignment)
@@ -99,11 +99,11 @@ def main() -> int:
     around = [statistics.fmean(pair) for pair in pairwise(bare_s)]
     ratio = statistics.median(one / other for one, other in zip(loop_s, around, strict=True))
     step_s = statistics.median(bare_s)
-    overhead = ratio - 1 + checkpoint_s / Checkpoint().every / step_s
+    overhead = ratio - 1 + checkpoint_s / CheckpointOptions().every / step_s
     print(
         f"step of {plan.model.parameters / 1e6:.1f}M parameters on {jax.devices()[0].device_kind}:"
         f" bare {step_s:.4f} s, in the loop x {ratio:.4f}, checkpoint {checkpoint_s:.3f} s every"
-        f" {Checkpoint().every} steps: overhead {overhead:+.2%} (limit {LIMIT:.0%})"
+        f" {CheckpointOptions().every} steps: overhead {overhead:+.2%} (limit {LIMIT:.0%})"
     )
     return int(overhead > LIMIT)
 

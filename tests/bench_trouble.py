@@ -23,11 +23,11 @@ os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_paralleli
 import jax
 
 from orchestrator.journal import StepLog
-from orchestrator.record import Following, begin, names
-from orchestrator.record.recording import Recorder
-from orchestrator.stations.record import Destination
-from orchestrator.stations.run import Step
-from orchestrator.stations.spec import Checkpoint, Model
+from orchestrator.tracking.mlflow import BackgroundRecorder, begin, metric_names
+from orchestrator.tracking.mlflow.recorder import Recorder
+from orchestrator.types.run import Step
+from orchestrator.types.spec import CheckpointOptions, Model
+from orchestrator.types.tracking import Destination
 from tests.clusters import eventually
 from tests.journals import tiny_plan
 from tests.records import begun, doubled, rows
@@ -98,7 +98,7 @@ def trained(storage: Path, server: Server, kinds: list[str], length: int) -> lis
     plan = replace(plan_of(SMALL, sequences=8, length=128), remat="none")
     with (
         writer.signing(),
-        Following(writer.journal),
+        BackgroundRecorder(writer.journal),
         StepLog(writer.journal.path, number) as log,
     ):
 
@@ -108,7 +108,7 @@ def trained(storage: Path, server: Server, kinds: list[str], length: int) -> lis
 
         asked = Assignment(
             directory=storage / "trained", steps=MOST_STEPS, emit=emit, stop=turns.asked,
-            checkpoint=Checkpoint(every=MOST_STEPS, keep=1),
+            checkpoint=CheckpointOptions(every=MOST_STEPS, keep=1),
         )  # fmt: skip
         os.sched_setaffinity(0, {TRAINS_ON})
         run(llama.build(plan, jax.devices()[:1]), asked)
@@ -121,7 +121,7 @@ def trained(storage: Path, server: Server, kinds: list[str], length: int) -> lis
 
 def check(storage: Path, steps: int) -> None:
     """Each step is recorded, and once."""
-    for name in (names.LOSS, names.STEP_TIME):
+    for name in (metric_names.LOSS, metric_names.STEP_TIME):
         query = "SELECT step FROM metrics WHERE key = ? ORDER BY step"
         assert [at for [at] in rows(storage, query, name)] == list(range(steps)), name
     assert doubled(storage) == []

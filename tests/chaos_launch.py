@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import journal
-from orchestrator.journal import Opened
-from orchestrator.launch import owned
-from orchestrator.plan.make import make_plan
+from orchestrator.journal import RunRequest
+from orchestrator.launch import process_tree
+from orchestrator.plan.planner import make_plan
 from orchestrator.render.text import columns
-from orchestrator.stations.spec import Pods
+from orchestrator.types.spec import Pods
 from tests.faults import Emulated, driven_on, losses, small_spec
 
 SPARES = 1
@@ -90,7 +90,7 @@ def kill_keeper(run: Emulated, _attempt: int, _rank: int) -> None:
 def processes(run: Emulated, word: str) -> list[int]:
     """The processes of the run's cluster with that word in their command."""
     found = []
-    for pid in owned.marked(run.cluster.mark):
+    for pid in process_tree.marked(run.cluster.mark):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
@@ -139,7 +139,7 @@ class Campaign:
         while self.recorded.run().ended_at_s is None:
             with driven_on(self.recorded, *how, spares=SPARES) as run:
                 self._on_one_cluster(run)
-            assert owned.marked(run.cluster.mark) == [], "something is left of a cluster"
+            assert process_tree.marked(run.cluster.mark) == [], "something is left of a cluster"
             assert not run.cluster.folder.exists()
             how = ("--resume",)
 
@@ -257,7 +257,7 @@ def campaign(
     chip, topology = shape
     spec = small_spec(Pods(min=1, max=2), chip=chip, topology=topology, hang_limit_s=HANG_LIMIT_S)
     steps = faults * (AHEAD[1] + 1) + 10
-    opened = Opened(spec=spec, plan=make_plan(spec), steps=steps, rehearsal=True)
+    opened = RunRequest(spec=spec, plan=make_plan(spec), steps=steps, rehearsal=True)
     began_s = time.monotonic()
     hurt = Campaign(
         journal.create(folder, opened, "hurt").journal,

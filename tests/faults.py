@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import journal
-from orchestrator.journal import Opened, pulses
-from orchestrator.launch import Cluster, emulated_hosts, owned, private_cluster
+from orchestrator.journal import RunRequest, heartbeat
+from orchestrator.launch import LocalCluster, emulated_hosts, private_cluster, process_tree
 from orchestrator.launch.slices import devices_per_host
-from orchestrator.plan.make import make_plan
-from orchestrator.stations.run import Attempt, Run, TimedStep
-from orchestrator.stations.spec import Checkpoint, Pods, Retries, RunOptions, Spec
+from orchestrator.plan.planner import make_plan
+from orchestrator.types.run import Attempt, Run, TimedStep
+from orchestrator.types.spec import CheckpointOptions, Pods, RetryLimits, RunOptions, Spec
 from tests.asks import TINY, spec_of
 from tests.clusters import variable
 
@@ -33,9 +33,9 @@ def small_spec(
         TINY, chip=chip, topology=topology, pods=pods.max, sequences=24, length=64, tolerance=0.0
     )
     options = RunOptions(
-        checkpoint=Checkpoint(every=5, keep=2),
+        checkpoint=CheckpointOptions(every=5, keep=2),
         hang_limit_s=hang_limit_s,
-        retries=Retries(failures=3, preemptions=3),
+        retries=RetryLimits(failures=3, preemptions=3),
     )
     return replace(asked, resources=replace(asked.resources, pods=pods), run=options)
 
@@ -45,7 +45,7 @@ class Emulated:
     """A run on a private cluster."""
 
     recorded: journal.Journal
-    cluster: Cluster
+    cluster: LocalCluster
 
     def run(self) -> Run:
         return self.recorded.run()
@@ -87,16 +87,16 @@ class Emulated:
 
     def signal_rank(self, attempt: int, rank: int, number: int) -> None:
         """Send a signal to a rank of an attempt."""
-        os.kill(pulses.read(self.recorded.path, attempt)[rank].process.pid, number)
+        os.kill(heartbeat.read(self.recorded.path, attempt)[rank].process.pid, number)
 
     def ranks_on(self, attempt: int, slice_name: str, worker: int = 0) -> list[int]:
         """The ranks of an attempt whose processes run on a host."""
-        beating = pulses.read(self.recorded.path, attempt)
+        beating = heartbeat.read(self.recorded.path, attempt)
         return [rank for rank, one in beating.items() if is_on(one.process.pid, slice_name, worker)]
 
     def host_of(self, attempt: int, rank: int) -> tuple[str, int]:
         """The host of a rank: its slice, and which of the slice's hosts it is."""
-        pid = pulses.read(self.recorded.path, attempt)[rank].process.pid
+        pid = heartbeat.read(self.recorded.path, attempt)[rank].process.pid
         name, worker = read(pid, "TPU_NAME"), read(pid, "TPU_WORKER_ID")
         assert name
         assert worker
@@ -106,7 +106,7 @@ class Emulated:
         """The slices of the cluster that have lost no host."""
         hosts = {
             (read(pid, "TPU_NAME"), read(pid, "TPU_WORKER_ID"))
-            for pid in owned.marked(self.cluster.mark)
+            for pid in process_tree.marked(self.cluster.mark)
         }
         plan = self.recorded.plan(self.run().plan_digest)
         counted = Counter(name for name, _ in hosts if name)
@@ -114,7 +114,9 @@ class Emulated:
 
     def lose_host(self, slice_name: str, worker: int = 0) -> None:
         """Kill a node: its raylet and all its processes, as when a machine is gone."""
-        mine = [pid for pid in owned.marked(self.cluster.mark) if is_on(pid, slice_name, worker)]
+        mine = [
+            pid for pid in process_tree.marked(self.cluster.mark) if is_on(pid, slice_name, worker)
+        ]
         assert mine, f"no process stands for {slice_name}"
         for pid in mine:
             with suppress(ProcessLookupError):
@@ -138,7 +140,7 @@ def read(pid: int, name: str) -> str | None:
 def emulated(spec: Spec, storage: Path, *, steps: int, spares: int = 0) -> Iterator[Emulated]:
     """A run that was just started on emulated slices; at the end nothing of it is left."""
     plan = make_plan(spec)
-    opened = Opened(spec=spec, plan=plan, steps=steps, rehearsal=True)
+    opened = RunRequest(spec=spec, plan=plan, steps=steps, rehearsal=True)
     recorded = journal.create(storage, opened).journal
     with driven_on(recorded, spares=spares) as run:
         yield run

@@ -17,12 +17,12 @@ from typing import Any
 
 from orchestrator import journal
 from orchestrator.journal import Journal, StepLog, Writer, files
-from orchestrator.stations.run import LIVE, Run, Tracking
+from orchestrator.types.run import LIVE, Run, TrackedRun
 from tests.journals import opened, step, take_steps, tiny_plan
 
 CHANGES = ("open", "write", "fsync", "link", "unlink", "mkdir", "rename", "utime", "rmdir")
 real_write = os.write
-TRACKING = Tracking(mlflow_tracking_uri="sqlite:////there", mlflow_run_id="m1")
+TRACKING = TrackedRun(mlflow_tracking_uri="sqlite:////there", mlflow_run_id="m1")
 
 
 @dataclass

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import journal
-from orchestrator.journal import Journal, Opened, StepLog, Writer
+from orchestrator.journal import Journal, RunRequest, StepLog, Writer
 from orchestrator.journal.events import AnyEvent, Claimed, Submitted
-from orchestrator.journal.story import Story, begun, told
-from orchestrator.plan.make import make_plan
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.run import Opening, Process, Step, Submission
-from orchestrator.stations.spec import Spec
+from orchestrator.journal.run_state import RunState, begun, told
+from orchestrator.plan.planner import make_plan
+from orchestrator.types.plan import Plan
+from orchestrator.types.run import ProcessIdentity, Startup, Step, Submission
+from orchestrator.types.spec import Spec
 from tests.asks import TINY, spec_of
 from tests.conftest import ROOT
 
-ME = Process(host="here", pid=7, machine=None, started=None)
+ME = ProcessIdentity(host="here", pid=7, machine=None, started=None)
 SUBMITTED = Submitted(
     at_s=0.0,
     submission=Submission(
@@ -40,10 +40,10 @@ def tiny_plan(pods: int = 2) -> Plan:
     return make_plan(tiny_spec(pods))
 
 
-def opened(**changes: Any) -> Opened:
+def opened(**changes: Any) -> RunRequest:
     """What a run of the tiny plan starts from."""
     fields: dict[str, Any] = {"spec": tiny_spec(), "plan": tiny_plan(), "steps": 100}
-    return Opened(**fields | changes)
+    return RunRequest(**fields | changes)
 
 
 @dataclass
@@ -65,7 +65,7 @@ def step(index: int, *, restored: int | None = None, **changes: Any) -> Step:
     if restored is None:
         fields |= {"mfu": 0.4, "tokens_per_s_per_chip": 1000.0}
     else:
-        fields["opening"] = Opening(steps_done=restored, skipped=(), state_s=1.0, compile_s=2.0)
+        fields["opening"] = Startup(steps_done=restored, skipped=(), state_s=1.0, compile_s=2.0)
     return Step(**fields | changes)
 
 
@@ -92,12 +92,12 @@ def failed_once(storage: Path, key: str = "it") -> Journal:
     return writer.journal
 
 
-def story_of(*events: AnyEvent) -> Story:
+def story_of(*events: AnyEvent) -> RunState:
     """The story of a run with these events after its submission."""
     return list(stories(list(events)))[-1]
 
 
-def stories(events: list[AnyEvent]) -> list[Story]:
+def stories(events: list[AnyEvent]) -> list[RunState]:
     """The story after each event."""
     so_far = [begun(SUBMITTED)]
     for number, event in enumerate(events, start=2):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 
-from orchestrator.stations import codec
-from orchestrator.stations.run import Step
-from orchestrator.stations.spec import Checkpoint
+from orchestrator.types import codec
+from orchestrator.types.run import Step
+from orchestrator.types.spec import CheckpointOptions
 from tests.test_loop import STEPS, stop_before, toy_plan_of
 from tests.toy import program
 from trainers.loop import Assignment, run
@@ -27,7 +27,7 @@ def main(rank: int, port: int, folder: Path, stop_at: int) -> None:
         directory=folder,
         steps=STEPS,
         emit=steps.append,
-        checkpoint=Checkpoint(every=3, keep=3),
+        checkpoint=CheckpointOptions(every=3, keep=3),
         stop=stop_before(stop_at if rank == 1 else STEPS + 1),
     )
     outcome = run(program(toy_plan_of(data=4)), assignment)

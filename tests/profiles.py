@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from orchestrator.plan import measured
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.profile import (
+from orchestrator.plan import calibrated
+from orchestrator.types.chip_profile import (
     ChipProfile,
-    ExchangeTime,
-    ExchangeWish,
+    CollectiveBenchmark,
+    CollectiveTime,
+    KernelBenchmark,
     KernelTime,
-    KernelWish,
     Machine,
 )
+from orchestrator.types.plan import Plan
 
 MACHINE = Machine(
     platform="cpu",
@@ -29,7 +29,7 @@ LATENCY_S, BYTES_PER_S = 1e-3, 1e9
 
 def profile_for(plan: Plan, machine: Machine = MACHINE) -> ChipProfile:
     """A profile that has what the plan needs: flat rates, and a latency for every exchange."""
-    wanted = measured.wishes(plan, replace(EMPTY, machine=machine))
+    wanted = calibrated.wishes(plan, replace(EMPTY, machine=machine))
     return ChipProfile(
         schema=3,
         machine=machine,
@@ -39,14 +39,14 @@ def profile_for(plan: Plan, machine: Machine = MACHINE) -> ChipProfile:
     )
 
 
-def kernel_time(wish: KernelWish) -> KernelTime:
+def kernel_time(wish: KernelBenchmark) -> KernelTime:
     """One device after another, each at FLOPS_PER_S."""
     seconds = wish.amount * wish.devices / FLOPS_PER_S
-    fields = {name: getattr(wish, name) for name in KernelWish.__dataclass_fields__}
+    fields = {name: getattr(wish, name) for name in KernelBenchmark.__dataclass_fields__}
     return KernelTime(**fields, seconds=seconds, least_s=seconds, spread=0.1)
 
 
-def exchange_time(wish: ExchangeWish) -> ExchangeTime:
-    fields = {name: getattr(wish, name) for name in ExchangeWish.__dataclass_fields__}
+def exchange_time(wish: CollectiveBenchmark) -> CollectiveTime:
+    fields = {name: getattr(wish, name) for name in CollectiveBenchmark.__dataclass_fields__}
     seconds = LATENCY_S + wish.bytes / BYTES_PER_S
-    return ExchangeTime(**fields, seconds=seconds, least_s=seconds, spread=0.1)
+    return CollectiveTime(**fields, seconds=seconds, least_s=seconds, spread=0.1)

@@ -2,11 +2,18 @@
 
 from dataclasses import replace
 
-from orchestrator.plan.make import make_plan
-from orchestrator.prove.compiled import Collective, Compiled, Memory, Reading, Recorded, Sent
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.proof import Buffer
-from orchestrator.stations.spec import MeshWish, Spec
+from orchestrator.plan.planner import make_plan
+from orchestrator.prove.compiled import (
+    CacheEntry,
+    Compiled,
+    CompiledCollective,
+    CompiledMemory,
+    DcnSend,
+    Reading,
+)
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Buffer
+from orchestrator.types.spec import MeshRequest, Spec
 from tests.asks import spec_of
 
 VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
@@ -21,7 +28,7 @@ def spec() -> Spec:
         chip="v5e",
         topology="8x8",
         pods=2,
-        mesh=MeshWish(data=2, fsdp=2, sequence=1, tensor=16),
+        mesh=MeshRequest(data=2, fsdp=2, sequence=1, tensor=16),
         remat="full",
     )
 
@@ -33,7 +40,7 @@ def as_forecast(plan: Plan) -> Compiled:
     flops = {line.name: line.inputs["flops"] for line in forecast.time if "flops" in line.inputs}
     attention = sum(count for name, count in flops.items() if name.startswith("attention"))
     return Compiled(
-        memory=Memory(
+        memory=CompiledMemory(
             peak=forecast.memory_bytes_per_device,
             arguments=2e9,
             outputs=2e9,
@@ -47,7 +54,7 @@ def as_forecast(plan: Plan) -> Compiled:
             peak_at="trainers/llama/model.py:105 (mlp_part) dot_general",
             buffers=(Buffer(name="parameters.layers.up", shape="f32[32,64]", bytes=2e8),),
             collectives=tuple(
-                Collective(
+                CompiledCollective(
                     axes=tuple(axis for axis in one.axes if plan.mesh[axis] > 1),
                     kind=one.kind,
                     dtype=one.dtype,
@@ -60,7 +67,7 @@ def as_forecast(plan: Plan) -> Compiled:
                 if one.link == "ici"
             ),
             sent=tuple(
-                Sent(
+                DcnSend(
                     name="psum.1_0",
                     kind=one.kind,
                     dtype=one.dtype,
@@ -86,11 +93,13 @@ def as_forecast(plan: Plan) -> Compiled:
     )
 
 
-def recorded(refusal: str | None = None, peak: float | None = None) -> tuple[Spec, Plan, Recorded]:
+def recorded(
+    refusal: str | None = None, peak: float | None = None
+) -> tuple[Spec, Plan, CacheEntry]:
     """The small plan, and a program that is as forecast but for its peak."""
     asked = spec()
     plan = make_plan(asked)
     program = as_forecast(plan)
     if peak is not None:
         program = replace(program, memory=replace(program.memory, peak=peak))
-    return asked, plan, Recorded(compiled=program, refusal=refusal)
+    return asked, plan, CacheEntry(compiled=program, refusal=refusal)

@@ -11,10 +11,10 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.journal import Journal, StepLog, Writer
-from orchestrator.record import begin
-from orchestrator.record.recording import Recorder
-from orchestrator.record.store import Store
-from orchestrator.stations.record import Destination, Tried
+from orchestrator.tracking.mlflow import begin
+from orchestrator.tracking.mlflow.recorder import Recorder
+from orchestrator.tracking.mlflow.store import Store
+from orchestrator.types.tracking import Destination, SyncResult
 from tests.journals import opened, step, tiny_plan, tiny_spec
 
 
@@ -76,7 +76,7 @@ def whole(
     return writer.journal
 
 
-def recorded(*journals: Journal) -> list[Tried]:
+def recorded(*journals: Journal) -> list[SyncResult]:
     """Record each run once, by a recorder that knows nothing yet."""
     recorder = Recorder({})
     return [recorder.record(one) for one in journals]
@@ -113,5 +113,5 @@ def facts(storage: Path, table: str) -> dict[str, str]:
     return {str(key): str(value) for key, value in rows(storage, f"SELECT key, value FROM {table}")}
 
 
-def named(tried: Sequence[Tried]) -> list[str | None]:
+def named(tried: Sequence[SyncResult]) -> list[str | None]:
     return [one.problem for one in tried]

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import journal
-from orchestrator.journal import StepLog, StudyAsked, StudyJournal, Writer
+from orchestrator.journal import StepLog, StudyJournal, StudyRequest, Writer
 from orchestrator.journal.events import AnyEvent, AttemptEnded, AttemptStarted, Ended
-from orchestrator.journal.fold import Sight, folded
-from orchestrator.plan.make import make_plan
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.run import Opening, Run, Step, TimedStep
-from orchestrator.stations.study import Study
+from orchestrator.journal.run_status import Observation, folded
+from orchestrator.plan.planner import make_plan
+from orchestrator.types.plan import Plan
+from orchestrator.types.run import Run, Startup, Step, TimedStep
+from orchestrator.types.study import Study
 from tests.journals import CLAIM, Clock, opened, step, story_of, tiny_plan
 
 Steps = dict[int, list[TimedStep]]
@@ -21,7 +21,7 @@ OPENING_S, STATE_S, COMPILE_S, FIRST_S = 10.0, 3.0, 20.0, 4.0
 
 def timed(start_s: float, indices: range, step_s: float, **changes: Any) -> list[TimedStep]:
     """Steps one after another, the first with its opening, ending when each should."""
-    opening = Opening(steps_done=indices.start, skipped=(), state_s=STATE_S, compile_s=COMPILE_S)
+    opening = Startup(steps_done=indices.start, skipped=(), state_s=STATE_S, compile_s=COMPILE_S)
     now_s = start_s + OPENING_S + STATE_S + COMPILE_S
     found = []
     for index in indices:
@@ -35,7 +35,7 @@ def timed(start_s: float, indices: range, step_s: float, **changes: Any) -> list
 
 def run_of(*events: AnyEvent, now_s: float = 10_000.0) -> Run:
     """The run of these events, in a real run's journal."""
-    sight = Sight(now_s=now_s, signed_at_s=now_s)
+    sight = Observation(now_s=now_s, signed_at_s=now_s)
     found = folded("it-1", "/runs/it-1", story_of(CLAIM, *events), sight)
     return replace(found, plan_digest=tiny_plan().digest)
 
@@ -84,7 +84,7 @@ def studied(
     **changes: Any,
 ) -> StudyJournal:
     """A study of which every repeat of every trial has run, each step for so long."""
-    recorded = journal.open_study(storage, StudyAsked(study=study, steps=steps), {})
+    recorded = journal.open_study(storage, StudyRequest(study=study, steps=steps), {})
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
     for repeat in range(1, study.repeats + 1):
         for trial in study.trials:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-BOTTOM = frozenset({"stations", "errors", "ports"})
+BOTTOM = frozenset({"types", "errors", "ports"})
 ARITHMETIC = BOTTOM | {"catalog", "plan"}
 KNOWN_OF_A_RUN = ARITHMETIC | {"journal", "report"}
 ABOVE = KNOWN_OF_A_RUN | {
@@ -16,20 +16,22 @@ ABOVE = KNOWN_OF_A_RUN | {
     "spec",
     "launch",
     "prove",
-    "record",
+    "tracking",
     "explain",
     "render",
     "score",
     "study",
 }
 # Processes of their own, which alone know what they were started for.
-CHILDREN = tuple(f"orchestrator.{room}.child" for room in ("calibrate", "doctor", "prove"))
+CHILDREN = tuple(
+    f"orchestrator.{name}" for name in ("calibrate.child", "doctor.child", "prove.compile_process")
+)
 
 # Room → the other rooms it may import. Imports point one way; strangers share no row.
 ROOMS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "ports": frozenset(),
-    "stations": frozenset(),
+    "types": frozenset(),
     "catalog": BOTTOM,
     "plan": BOTTOM | {"catalog"},
     "journal": ARITHMETIC,
@@ -43,7 +45,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "launch": KNOWN_OF_A_RUN,
     "prove": KNOWN_OF_A_RUN,
     "calibrate": ARITHMETIC,
-    "record": KNOWN_OF_A_RUN,
+    "tracking": KNOWN_OF_A_RUN,
     "__main__": frozenset({"cli"}),
     "cli": ABOVE,
     "drive": ABOVE,
@@ -55,7 +57,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     "click": ("orchestrator.cli",),
     "jax": ("trainers", *CHILDREN),
     "jsonschema": ("orchestrator.spec",),
-    "mlflow": ("orchestrator.record",),
+    "mlflow": ("orchestrator.tracking.mlflow",),
     "msgspec": ("orchestrator", "trainers"),
     "numpy": ("orchestrator", "trainers"),
     "optax": ("trainers",),
@@ -67,20 +69,24 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
         "trainers",
         "orchestrator.drive",
         "orchestrator.calibrate.child",
-        "orchestrator.prove.child",
+        "orchestrator.prove.compile_process",
     ),
     "yaml": ("orchestrator.spec",),
 }
 
 # Arithmetic reads no file, no clock and no dice.
-ARITHMETIC_ONLY = ("orchestrator.errors", "orchestrator.stations", "orchestrator.plan")
+ARITHMETIC_ONLY = ("orchestrator.errors", "orchestrator.types", "orchestrator.plan")
 EFFECTS = {"datetime", "io", "os", "pathlib", "random", "shutil", "subprocess", "sys", "tempfile"}
 EFFECTS |= {"asyncio", "http", "logging", "socket", "ssl", "threading", "time", "urllib"}
 
 # The modules that a person starts: they alone print and exit.
 SPEAKERS: tuple[str, ...] = ("orchestrator.cli", "orchestrator.drive", *CHILDREN)
-SPEAKERS += ("orchestrator.launch.probe",)
-SPEAKERS += ("orchestrator.launch.keeper", "orchestrator.launch.attempt", "trainers.data.pack")
+SPEAKERS += ("orchestrator.launch.preflight_job",)
+SPEAKERS += (
+    "orchestrator.launch.local_supervisor",
+    "orchestrator.launch.attempt",
+    "trainers.data.pack",
+)
 SPEECH = frozenset({"print", "input", "exit", "quit", "SystemExit"})
 SPEECH_OF_MODULES = frozenset(
     {("sys", "exit"), ("sys", "stdout"), ("sys", "stderr"), ("os", "_exit")}

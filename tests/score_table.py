@@ -16,7 +16,7 @@ from orchestrator.render import score as render
 from orchestrator.score.fit import learn
 from orchestrator.score.learned import text
 from orchestrator.score.verdicts import published
-from orchestrator.stations.score import Score
+from orchestrator.types.score import Score
 from tests.conftest import ROOT
 
 README = ROOT / "README.md"

@@ -5,8 +5,8 @@ from functools import cache
 
 from orchestrator import catalog, explain
 from orchestrator.explain.quotes import quoted
-from orchestrator.stations.answers import AnswerSheet, Derivation, Quote, Verdict
-from orchestrator.stations.spec import Spec
+from orchestrator.types.explanation import Derivation, Explanation, QuotedFigure, Verdict
+from orchestrator.types.spec import Spec
 from tests.asks import spec_of
 
 # Model, chip, topology, pods, sequences, length: every kind of chip, of axis and of answer.
@@ -30,20 +30,20 @@ def asked(key: str) -> Spec:
 
 
 @cache
-def sheet_of(key: str) -> AnswerSheet:
+def sheet_of(key: str) -> Explanation:
     return explain.answer_sheet(asked(key))
 
 
 @cache
-def quotes_of(question: str) -> tuple[Quote, ...]:
+def quotes_of(question: str) -> tuple[QuotedFigure, ...]:
     return quoted(question, catalog.questions()[question]).figures
 
 
-def lines_of(sheet: AnswerSheet) -> Iterator[Derivation]:
+def lines_of(sheet: Explanation) -> Iterator[Derivation]:
     return (line for section in sheet.sections for line in section.lines)
 
 
-def values_of(sheet: AnswerSheet) -> dict[str, float]:
+def values_of(sheet: Explanation) -> dict[str, float]:
     """The first value of every symbol: those by the vendor's figures come last."""
     found = {entry.symbol: entry.value for entry in sheet.given}
     for line in lines_of(sheet):
@@ -51,5 +51,5 @@ def values_of(sheet: AnswerSheet) -> dict[str, float]:
     return found
 
 
-def verdicts_of(sheet: AnswerSheet, title: str) -> tuple[Verdict, ...]:
+def verdicts_of(sheet: Explanation, title: str) -> tuple[Verdict, ...]:
     return next(section.verdicts for section in sheet.sections if section.title == title)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from orchestrator import spec
 from orchestrator.spec import Problem, SpecProblems
-from orchestrator.stations.spec import Spec
+from orchestrator.types.spec import Spec
 
 MINIMAL = """\
 name: small

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import pytest
 
-from orchestrator.stations.run import Step
-from orchestrator.stations.spec import Checkpoint, Precision
+from orchestrator.types.run import Step
+from orchestrator.types.spec import CheckpointOptions, Precision
 from tests.trainer_plans import FP32, plan_of
 from trainers import llama
 from trainers.loop import Assignment, run
@@ -32,7 +32,7 @@ def ten_losses(precision: Precision, mesh: dict[str, Any]) -> list[float]:
             directory=Path(folder),
             steps=10,
             emit=emitted.append,
-            checkpoint=Checkpoint(every=100, keep=1),
+            checkpoint=CheckpointOptions(every=100, keep=1),
         )
         run(llama.build(plan, jax.devices()[: plan.devices]), assignment)
     return [step.loss for step in emitted]

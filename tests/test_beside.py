@@ -6,11 +6,11 @@ from math import isclose
 
 import pytest
 
-from orchestrator.plan.beside import beside
-from orchestrator.plan.make import make_plan
-from orchestrator.render import beside as render
-from orchestrator.stations.beside import Beside
-from orchestrator.stations.spec import Spec
+from orchestrator.plan.plan_diff import beside
+from orchestrator.plan.planner import make_plan
+from orchestrator.render import plan_diff as render
+from orchestrator.types.plan_diff import PlanDiff
+from orchestrator.types.spec import Spec
 from tests.asks import TINY, spec_of
 from tests.conftest import RunOrch
 
@@ -23,7 +23,7 @@ def tiny(**asked: object) -> Spec:
     return spec_of(TINY, **fields)  # type: ignore[arg-type]
 
 
-def held(first: Spec, second: Spec) -> Beside:
+def held(first: Spec, second: Spec) -> PlanDiff:
     """The plans of two specs, side by side."""
     return beside((first, second), (make_plan(first), make_plan(second)))
 

@@ -14,18 +14,18 @@ from orchestrator.calibrate.machine import emulating
 from orchestrator.calibrate.words import Devices, Told
 from orchestrator.cli.calibrating import calibrate as command
 from orchestrator.cli.planning import plan as planning
-from orchestrator.errors import CannotMeasure, OrchError, UnknownName
-from orchestrator.plan import measured
-from orchestrator.render import ceilings as render
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.profile import (
+from orchestrator.errors import MeasurementFailed, OrchError, UnknownName
+from orchestrator.plan import calibrated
+from orchestrator.render import calibration as render
+from orchestrator.types import codec
+from orchestrator.types.chip_profile import (
+    Benchmarks,
     ChipProfile,
-    ExchangeWish,
+    CollectiveBenchmark,
     Kernel,
-    KernelWish,
-    Wishes,
+    KernelBenchmark,
 )
+from orchestrator.types.plan import Plan
 from tests.conftest import HoldGolden
 from tests.profiles import EMPTY, H200, MACHINE, exchange_time, kernel_time, profile_for
 from tests.trainer_plans import plan_of
@@ -48,10 +48,10 @@ class Machines:
     """Stands for the processes: answers every wish at once, and notes what was asked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, platform: str = "cpu") -> None:
-        self.platform, self.asked = platform, list[Wishes]()
+        self.platform, self.asked = platform, list[Benchmarks]()
         monkeypatch.setattr(measure, "ask", self.ask)
 
-    def ask(self, wishes: Wishes, *, processes: int, devices: int | None) -> Iterator[Told]:
+    def ask(self, wishes: Benchmarks, *, processes: int, devices: int | None) -> Iterator[Told]:
         self.asked.append(wishes)
         assert devices is None or devices >= processes
         assert {wish.processes for wish in wishes.exchanges} <= {processes}
@@ -69,7 +69,7 @@ def ignore(done: int, total: int) -> None:
 def test_every_kernel_and_collective_is_timed_by_a_process_of_its_own() -> None:
     """Real devices, small amounts: each wish comes back, in its order, with its seconds."""
     kernels = tuple(
-        KernelWish(
+        KernelBenchmark(
             kernel=kernel,
             dtype="fp32" if kernel == "update" else "bf16",
             devices=2,
@@ -98,16 +98,18 @@ def test_every_kernel_and_collective_is_timed_by_a_process_of_its_own() -> None:
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "permute")
 
 
-def wish_of(kind: str, processes: int, stride: int, size: int) -> ExchangeWish:
+def wish_of(kind: str, processes: int, stride: int, size: int) -> CollectiveBenchmark:
     group = {"processes": processes, "devices": 2, "ways": 2, "stride": stride}
     fields = {"kind": kind, "dtype": "fp32", **group, "bytes": size}
-    return codec.from_json(codec.to_json(fields), ExchangeWish)
+    return codec.from_json(codec.to_json(fields), CollectiveBenchmark)
 
 
 def ask(
-    kernels: tuple[KernelWish, ...], exchanges: tuple[ExchangeWish, ...], processes: int
+    kernels: tuple[KernelBenchmark, ...], exchanges: tuple[CollectiveBenchmark, ...], processes: int
 ) -> Iterator[Told]:
-    return process.ask(Wishes(kernels=kernels, exchanges=exchanges), processes=processes, devices=2)
+    return process.ask(
+        Benchmarks(kernels=kernels, exchanges=exchanges), processes=processes, devices=2
+    )
 
 
 def test_processes_are_timed_together() -> None:
@@ -121,7 +123,7 @@ def test_processes_are_timed_together() -> None:
 
 def test_what_cannot_be_measured_is_one_message() -> None:
     """The child's own words, and no process left."""
-    with pytest.raises(CannotMeasure, match="this machine cannot be measured: ValueError"):
+    with pytest.raises(MeasurementFailed, match="this machine cannot be measured: ValueError"):
         list(ask((), (replace(wish_of("permute", 1, 1, 8), ways=3),), processes=1))
 
 
@@ -136,7 +138,7 @@ def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     other = calibrate.for_plan(plan_of(pods=2, fsdp=2, tensor=2, hosts=2), ignore)
     assert len(machines.asked) == count + 1
     assert machines.asked[-1].kernels == ()
-    assert measured.wishes(PLAN, other.profile) == Wishes()
+    assert calibrated.wishes(PLAN, other.profile) == Benchmarks()
     assert codec.digest(other.profile) != codec.digest(first.profile)
 
 
@@ -178,7 +180,7 @@ def test_a_shelf_that_cannot_be_written_is_one_message(cache: Path) -> None:
     """It names the file and the reason."""
     cache.parent.mkdir(parents=True)
     cache.write_text("a file where the folder should be", encoding="utf-8")
-    with pytest.raises(CannotMeasure, match="cannot be written"):
+    with pytest.raises(MeasurementFailed, match="cannot be written"):
         shelf.keep(EMPTY)
 
 
@@ -237,5 +239,5 @@ def test_the_command_measures_and_shows(
 
 def test_errors_of_measuring_are_orchs_own() -> None:
     """The terminal shows one message and exits with 1."""
-    assert issubclass(CannotMeasure, OrchError)
-    assert CannotMeasure.exit_code == 1
+    assert issubclass(MeasurementFailed, OrchError)
+    assert MeasurementFailed.exit_code == 1

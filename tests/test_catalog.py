@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
-from orchestrator.errors import UnknownName, Unservable
-from orchestrator.stations.spec import Model
+from orchestrator.errors import SpecError, UnknownName
+from orchestrator.types.spec import Model
 from tests.conftest import ROOT
 
 CHIPS = ("v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "h200", "b200")
@@ -304,7 +304,7 @@ def test_a_slice_that_cannot_exist_is_refused_with_the_nearest(
     name: str, text: str, why: str
 ) -> None:
     """What is wrong, against which rule, and what to write instead."""
-    with pytest.raises(Unservable) as caught:
+    with pytest.raises(SpecError) as caught:
         catalog.topology(catalog.chip(name), text)
     assert not isinstance(caught.value, UnknownName)
     assert why in str(caught.value)
@@ -339,7 +339,7 @@ def test_any_shape_is_served_or_refused_with_slices_that_are_served(
     if text in catalog.topologies(chip):
         assert catalog.topology(chip, text).chips == prod(shape)
         return
-    with pytest.raises(Unservable) as caught:
+    with pytest.raises(SpecError) as caught:
         catalog.topology(chip, text)
     offered = str(caught.value).split("nearest: ")[1].split(", ")
     assert {str(catalog.topology(chip, other)) for other in offered} == set(offered)
@@ -385,7 +385,7 @@ def test_the_rules_follow_the_chip_that_is_given() -> None:
     """A chip made of another, as a study may do, has its own pod and limits."""
     small = replace(catalog.chip("v5p"), pod_chips=Quantity(value=64, source="orch"))
     assert catalog.topologies(small) == ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4")
-    with pytest.raises(Unservable, match="v5p pods have 64"):
+    with pytest.raises(SpecError, match="v5p pods have 64"):
         catalog.topology(small, "4x4x8")
 
 

@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.drive import ranks
-from orchestrator.drive.choosing import SPARE_WAIT_S, Wanted, chosen, waiting
-from orchestrator.drive.watching import Ending, judged
-from orchestrator.errors import JournalUnreadable, Unservable
-from orchestrator.launch.sighting import heads_of_others, slices_of
-from orchestrator.launch.words import Slice
-from orchestrator.plan.fewer import plan_on
-from orchestrator.plan.make import make_plan
-from orchestrator.stations.spec import Pods
+from orchestrator.drive import worker
+from orchestrator.drive.monitor import AttemptEnd, judged
+from orchestrator.drive.select_slices import SPARE_WAIT_S, SliceSelection, chosen, waiting
+from orchestrator.errors import JournalUnreadable, SpecError
+from orchestrator.launch.protocol import Slice
+from orchestrator.launch.slice_discovery import heads_of_others, slices_of
+from orchestrator.plan.elastic import plan_on
+from orchestrator.plan.planner import make_plan
+from orchestrator.types.spec import Pods
 from tests.asks import TINY, spec_of
 from tests.journals import ME, driven, step, tiny_plan
 from tests.test_journal_pulses import pulse
 from tests.test_launch_slices import plan_on as sliced
 
-FOUR = Wanted(pods=Pods(min=2, max=4), kind="v5e 2x2", began=False, alone=False)
+FOUR = SliceSelection(pods=Pods(min=2, max=4), kind="v5e 2x2", began=False, alone=False)
 
 
 def slices(*free: str, busy: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> list[Slice]:
@@ -42,7 +42,7 @@ def test_a_run_takes_what_it_asked_for() -> None:
 
 def test_a_run_that_lost_a_slice_waits_and_goes_on_with_fewer() -> None:
     """Not before a spare had its time to come, and never with fewer than its minimum."""
-    began = Wanted(pods=FOUR.pods, kind=FOUR.kind, began=True, alone=False)
+    began = SliceSelection(pods=FOUR.pods, kind=FOUR.kind, began=True, alone=False)
     three = slices(*"acd", broken=("b",))
     assert chosen(three, began, "abcd", SPARE_WAIT_S - 1) == ()
     assert chosen(three, began, "abcd", SPARE_WAIT_S + 1) == ("a", "c", "d")
@@ -51,16 +51,16 @@ def test_a_run_that_lost_a_slice_waits_and_goes_on_with_fewer() -> None:
 
 def test_where_nothing_comes_nobody_waits() -> None:
     """A cluster of one's own goes on at once, once what the last attempt held is free again."""
-    alone = Wanted(pods=FOUR.pods, kind=FOUR.kind, began=True, alone=True)
+    alone = SliceSelection(pods=FOUR.pods, kind=FOUR.kind, began=True, alone=True)
     assert chosen(slices(*"acd", broken=("b",)), alone, "abcd", 0.0) == ("a", "c", "d")
     assert chosen(slices("a", busy=("c", "d"), broken=("b",)), alone, "abcd", 0.0) == ()
-    with pytest.raises(Unservable, match=r"^2 to 4 slices of v5e 2x2 asked, 1 whole, 1 free; b "):
+    with pytest.raises(SpecError, match=r"^2 to 4 slices of v5e 2x2 asked, 1 whole, 1 free; b "):
         chosen(slices("a", broken=("b",)), alone, "abcd", 0.0)
 
 
 def test_what_the_cluster_has_not_noticed_is_waited_for() -> None:
     """A host that does not answer and still counts as alive would be reserved in vain."""
-    alone = Wanted(pods=FOUR.pods, kind=FOUR.kind, began=True, alone=True)
+    alone = SliceSelection(pods=FOUR.pods, kind=FOUR.kind, began=True, alone=True)
     unsure = Slice(name="b", hosts=1, of=2, free=True, settled=False)
     assert chosen([*slices("a"), unsure], alone, "ab", 0.0) == ()
     assert chosen([*slices(*"acd"), unsure], alone, "ab", 0.0) == ()
@@ -84,7 +84,7 @@ def test_a_host_that_is_gone_is_a_preemption() -> None:
     """Whatever the processes said of it; the rank that died first is named all the same."""
     died = pulse(3, error="XlaRuntimeError: connection closed")
     ending = judged(died, "Ray's words", ("a", "b", "c"), slices("a", broken=("b",)))
-    assert ending == Ending(
+    assert ending == AttemptEnd(
         reason="preemption",
         error="slice b has 1 of 2 hosts left; slice c is gone",
         first_dead_rank=3,
@@ -95,11 +95,11 @@ def test_an_error_is_the_first_dead_ranks() -> None:
     """Not what the launcher made of it; one that died silently has no error to compare."""
     here = slices("a", "b")
     said = pulse(1, error="ValueError: no")
-    assert judged(said, "Ray's", "ab", here) == Ending(
+    assert judged(said, "Ray's", "ab", here) == AttemptEnd(
         reason="failure", error="ValueError: no", first_dead_rank=1
     )
     assert judged(pulse(1), "Ray's", "ab", here).error is None
-    assert judged(None, "no controller", "ab", None) == Ending(
+    assert judged(None, "no controller", "ab", None) == AttemptEnd(
         reason="failure", error="no controller"
     )
     assert pulse(1).process == ME
@@ -126,10 +126,10 @@ def changed_batch(tmp_path: Path) -> journal.Journal:
 def test_the_data_goes_on_where_it_was(tmp_path: Path) -> None:
     """What steps took is counted by their own batches; of one that was redone, the newest."""
     recorded = changed_batch(tmp_path)
-    taken = [ranks.sequences_taken(recorded, steps) for steps in (0, 3, 4, 6)]
+    taken = [worker.sequences_taken(recorded, steps) for steps in (0, 3, 4, 6)]
     assert taken == [0, 192, 224, 288]
     with pytest.raises(JournalUnreadable, match="2 of the first 8 steps are not in it"):
-        ranks.sequences_taken(recorded, 8)
+        worker.sequences_taken(recorded, 8)
 
 
 def test_fewer_pods_have_a_plan_of_their_own() -> None:

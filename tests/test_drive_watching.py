@@ -9,13 +9,13 @@ from typing import cast
 import pytest
 
 from orchestrator import journal
-from orchestrator.drive import watching
-from orchestrator.drive.driving import Driving
-from orchestrator.drive.watching import Ending, Watch
+from orchestrator.drive import monitor
+from orchestrator.drive.driver import Driver
+from orchestrator.drive.monitor import AttemptEnd, Monitor
 from orchestrator.journal import liveness
-from orchestrator.journal.pulses import Beating
-from orchestrator.launch.crew import Crew
-from orchestrator.launch.words import Order, Said, Share, Slice
+from orchestrator.journal.heartbeat import HeartbeatWriter
+from orchestrator.launch.attempt_process import AttemptProcess
+from orchestrator.launch.protocol import AttemptCommand, AttemptEvent, Slice, WorkerArgs
 from tests.journals import driven, take_steps, tiny_plan
 
 BEAT_S = 0.02
@@ -26,19 +26,19 @@ WHOLE = tuple(Slice(name=name, hosts=1, of=1, free=False) for name in SLICES)
 class Scripted:
     """A crew without processes: says what it was given, and shows the slices when it is told."""
 
-    def __init__(self, *said: Said, slices: tuple[Slice, ...] | None = WHOLE) -> None:
-        self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
+    def __init__(self, *said: AttemptEvent, slices: tuple[Slice, ...] | None = WHOLE) -> None:
+        self._said: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._slices = slices
         for one in said:
             self._said.put(one)
 
-    def heard(self, wait_s: float) -> Said | None:
+    def heard(self, wait_s: float) -> AttemptEvent | None:
         try:
             return self._said.get(timeout=wait_s)
         except queue.Empty:
             return None
 
-    def tell(self, order: Order) -> None:
+    def tell(self, order: AttemptCommand) -> None:
         raise AssertionError(order)
 
     def look(self) -> tuple[Slice, ...] | None:
@@ -48,25 +48,27 @@ class Scripted:
 @contextmanager
 def watched(
     tmp_path: Path, crew: Scripted, hang_limit_s: float = 60.0
-) -> Iterator[tuple[journal.Writer, Watch]]:
+) -> Iterator[tuple[journal.Writer, Monitor]]:
     """The first attempt of a run, about to be watched."""
     writer = driven(tmp_path)
     number = writer.begin_attempt(tiny_plan(), SLICES)
     path = str(writer.journal.path)
-    share = Share(run=path, attempt=number, plan_digest=tiny_plan().digest, beat_s=BEAT_S)
-    yield writer, Watch(writer, cast(Crew, crew), share, SLICES, hang_limit_s)
+    share = WorkerArgs(run=path, attempt=number, plan_digest=tiny_plan().digest, beat_s=BEAT_S)
+    yield writer, Monitor(writer, cast(AttemptProcess, crew), share, SLICES, hang_limit_s)
 
 
-def beating(writer: journal.Writer, rank: int, every_s: float = BEAT_S) -> Beating:
+def beating(writer: journal.Writer, rank: int, every_s: float = BEAT_S) -> HeartbeatWriter:
     """A rank of the first attempt."""
-    return Beating(writer.journal.path, 1, rank, f"pod-{rank}", every_s, give_up=lambda: None)
+    return HeartbeatWriter(
+        writer.journal.path, 1, rank, f"pod-{rank}", every_s, give_up=lambda: None
+    )
 
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks run on other machines: nobody here can know whether they live."""
     monkeypatch.setattr(liveness, "is_alive", lambda _: False)
-    monkeypatch.setattr(watching, "SETTLED_S", 0.2)
+    monkeypatch.setattr(monitor, "SETTLED_S", 0.2)
 
 
 def raises(writer: journal.Writer, rank: int, error: Exception) -> None:
@@ -77,17 +79,17 @@ def raises(writer: journal.Writer, rank: int, error: Exception) -> None:
 
 def test_an_attempt_that_does_all_its_steps_is_finished(tmp_path: Path) -> None:
     """Its ranks have ended well, and the crew says that it is over."""
-    with watched(tmp_path, Scripted(Said(over=True))) as (writer, watch):
+    with watched(tmp_path, Scripted(AttemptEvent(over=True))) as (writer, watch):
         with beating(writer, 0):
             pass
-        assert watch.to_the_end() == Ending(reason="finished")
+        assert watch.to_the_end() == AttemptEnd(reason="finished")
 
 
 def test_an_error_is_found_before_the_launcher_tells(tmp_path: Path) -> None:
     """The rank that raised is named, and its error shown; those that live still are not blamed."""
     with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0):
         raises(writer, 1, ValueError("out of luck"))
-        assert watch.to_the_end() == Ending(
+        assert watch.to_the_end() == AttemptEnd(
             reason="failure", error="ValueError: out of luck", first_dead_rank=1
         )
 
@@ -97,7 +99,7 @@ def test_of_two_dead_ranks_the_first_is_named(tmp_path: Path) -> None:
     """One falls silent; the other dies of that, and says so."""
     with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0, every_s=600.0):
         raises(writer, 1, RuntimeError("connection closed by peer"))
-        assert watch.to_the_end() == Ending(reason="failure", first_dead_rank=0)
+        assert watch.to_the_end() == AttemptEnd(reason="failure", first_dead_rank=0)
 
 
 def test_a_slow_rank_is_not_taken_for_dead(tmp_path: Path) -> None:
@@ -110,17 +112,19 @@ def test_a_slow_rank_is_not_taken_for_dead(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("elsewhere")
 def test_a_lost_host_is_no_failure(tmp_path: Path) -> None:
     """The slice is named, and the rank that died with it."""
-    crew = Scripted(Said(over=True, error="Ray's words"), slices=WHOLE[:1])
+    crew = Scripted(AttemptEvent(over=True, error="Ray's words"), slices=WHOLE[:1])
     with watched(tmp_path, crew) as (writer, watch), beating(writer, 0):
         with beating(writer, 1, every_s=600.0):
             ending = watch.to_the_end()
-        assert ending == Ending(reason="preemption", error="slice pod-1 is gone", first_dead_rank=1)
+        assert ending == AttemptEnd(
+            reason="preemption", error="slice pod-1 is gone", first_dead_rank=1
+        )
 
 
 def test_what_ray_says_is_told_where_no_rank_says_more(tmp_path: Path) -> None:
     """No process had come up."""
-    with watched(tmp_path, Scripted(Said(over=True, error="no controller"))) as (_, watch):
-        assert watch.to_the_end() == Ending(reason="failure", error="no controller")
+    with watched(tmp_path, Scripted(AttemptEvent(over=True, error="no controller"))) as (_, watch):
+        assert watch.to_the_end() == AttemptEnd(reason="failure", error="no controller")
 
 
 def test_a_silent_rank_ends_the_attempt(tmp_path: Path) -> None:
@@ -137,7 +141,7 @@ def test_a_stop_during_start_up_waits_for_nothing(tmp_path: Path) -> None:
     """No step is done, so nothing would be saved."""
     with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0):
         journal.ask_to_cancel(writer.journal)
-        assert watch.to_the_end() == Ending(reason="cancelled")
+        assert watch.to_the_end() == AttemptEnd(reason="cancelled")
 
 
 def test_a_stop_later_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
@@ -148,8 +152,8 @@ def test_a_stop_later_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
         journal.ask_to_cancel(writer.journal)
         assert not watch._must_stop()
         assert writer.run().state == "stopping"
-        crew._said.put(Said(over=True))
-        assert watch.to_the_end() == Ending(reason="cancelled")
+        crew._said.put(AttemptEvent(over=True))
+        assert watch.to_the_end() == AttemptEnd(reason="cancelled")
 
 
 def test_a_stop_at_once_waits_for_nothing(tmp_path: Path) -> None:
@@ -157,7 +161,7 @@ def test_a_stop_at_once_waits_for_nothing(tmp_path: Path) -> None:
     with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0):
         take_steps(writer.journal.path, 1, range(3))
         journal.ask_to_cancel(writer.journal, at_once=True)
-        assert watch.to_the_end() == Ending(reason="cancelled")
+        assert watch.to_the_end() == AttemptEnd(reason="cancelled")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +180,6 @@ def test_a_stopped_run_says_how_it_was_asked_and_what_is_kept(
         take_steps(writer.journal.path, 1, range(steps))
         journal.ask_to_cancel(writer.journal, at_once=at_once, why="interrupted (Ctrl-C)")
         writer.end_attempt("cancelled")
-        assert Driving(writer, None)._concluded("unused") == 0
+        assert Driver(writer, None)._concluded("unused") == 0
     run = writer.run()
     assert (run.state, run.why) == ("cancelled", why)

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator import catalog, explain
 from orchestrator.explain.formula import evaluate, symbols
-from orchestrator.stations.spec import Precision
+from orchestrator.types.spec import Precision
 from tests.asks import TINY, spec_of
 from tests.sheets import ASKED, asked, lines_of, sheet_of, values_of, verdicts_of
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from orchestrator import catalog, explain
-from orchestrator.explain import words
+from orchestrator.explain import formatting
 from orchestrator.explain.formula import evaluate
 from orchestrator.explain.sheet import likely
-from orchestrator.plan.make import make_plan
-from orchestrator.render import answers, formula
+from orchestrator.plan.planner import make_plan
+from orchestrator.render import explanation, formula
 from orchestrator.score import PUBLISHED
 from orchestrator.score.runs import read
-from orchestrator.stations import codec
-from orchestrator.stations.answers import AnswerSheet, Computed
+from orchestrator.types import codec
+from orchestrator.types.explanation import ComputedValue, Explanation
 from tests.asks import spec_of
 from tests.conftest import ROOT, HoldGolden
 from tests.sheets import ASKED, asked, lines_of, sheet_of
@@ -26,7 +26,7 @@ from tests.sheets import ASKED, asked, lines_of, sheet_of
 
 def test_numbers_are_put_in_for_symbols_alone() -> None:
     """Functions, exponents of numbers and longer names stay as they are."""
-    computed = Computed(
+    computed = ComputedValue(
         formula="floor(B / alpha) + 56.3e9 * B_pod**2",
         inputs={"B": 4e6, "alpha": 2550, "B_pod": 4194304},
         value=0,
@@ -80,11 +80,11 @@ def test_the_answer_has_the_days_that_the_plan_shows() -> None:
     assert days.low is not None
     assert days.high is not None
     assert days.expected is not None
-    between = words.lasting_between(days.low, days.high)
+    between = formatting.lasting_between(days.low, days.high)
     sheet = sheet_of("70b-four-pods")
     assert sheet.summary.endswith(f"planned {between}.")
     said = {difference.about: difference.planned for difference in sheet.differences}
-    assert f"{words.lasting(days.expected)} expected" in said["days"]
+    assert f"{formatting.lasting(days.expected)} expected" in said["days"]
     untold = replace(days, low=None, high=None)
     assert likely(untold) == (days.lower, days.unoverlapped)
 
@@ -111,7 +111,7 @@ def test_without_a_plan_the_derivation_still_stands() -> None:
     assert sheet.no_plan is not None
     assert "multiple of 140" in sheet.no_plan
     assert sheet.sections == sheet_of("70b-four-pods").sections
-    screen = answers.screen(sheet, "orch plan x.yaml")
+    screen = explanation.screen(sheet, "orch plan x.yaml")
     assert "\nno realizable plan\n" in screen
     assert "planned" not in sheet.summary
 
@@ -146,7 +146,7 @@ def test_every_constant_names_the_runs_behind_it() -> None:
     known = {row["id"] for row in read(PUBLISHED)}
     assert all(names and set(names) <= known for names in rows.values())
     assert all("v5p" in name for name in rows["matmuls", "share"])
-    screen = answers.screen(sheet_of("70b-four-pods"), "orch plan x.yaml")
+    screen = explanation.screen(sheet_of("70b-four-pods"), "orch plan x.yaml")
     assert "marin_v5p32_130m" in screen
     assert (
         f"exposed learned from {len(rows['exposed collectives', 'exposed'])} runs, unsure by"
@@ -164,13 +164,13 @@ def test_every_constant_names_the_runs_behind_it() -> None:
 )  # fmt: skip
 def test_a_duration_takes_the_unit_that_says_something(days: float, said: str) -> None:
     """A rehearsal takes no 0.0 days."""
-    assert words.lasting(days) == said
+    assert formatting.lasting(days) == said
 
 
 @pytest.mark.parametrize("key", ASKED)
 def test_the_sheet_fits_and_ends_in_what_to_do(key: str) -> None:
     """80 columns of plain ASCII, a summary, the next command."""
-    lines = answers.screen(sheet_of(key), "orch plan specs/x.yaml").splitlines()
+    lines = explanation.screen(sheet_of(key), "orch plan specs/x.yaml").splitlines()
     assert max(map(len, lines)) <= 80
     assert all(line.isascii() and line == line.rstrip() for line in lines)
     assert [line for line in lines[-3:-1] if line.startswith("Answer: ")]
@@ -198,7 +198,7 @@ def test_every_quoted_source_is_in_the_catalog() -> None:
 @pytest.mark.parametrize("key", ["70b-four-pods", "405b-eight-pods"])
 def test_the_sheet_to_the_letter(key: str, golden: HoldGolden) -> None:
     """Derivation and quotes; what the plan does is held where plans are."""
-    screen = answers.screen(sheet_of(key), "orch plan x.yaml")
+    screen = explanation.screen(sheet_of(key), "orch plan x.yaml")
     by_hand, _, planned = screen.partition("\n\nWhere the realizable plan differs\n")
     assert planned
     golden(f"explain_{key.replace('-', '_')}.txt", by_hand + "\n")
@@ -208,20 +208,20 @@ def test_a_sheet_survives_json() -> None:
     """To text and back it is the same station."""
     for key in ("70b-four-pods", "tied-one-chip"):
         sheet = sheet_of(key)
-        assert codec.from_json(codec.to_json(sheet), AnswerSheet) == sheet
+        assert codec.from_json(codec.to_json(sheet), Explanation) == sheet
 
 
 def test_overrides_are_shown() -> None:
     """What was changed on the command line stands in the first lines."""
     spec = replace(asked("8b-v5e"), overrides=("experiment.batch.sequences=512",))
-    screen = answers.screen(explain.answer_sheet(spec), "orch plan x.yaml")
+    screen = explanation.screen(explain.answer_sheet(spec), "orch plan x.yaml")
     assert "experiment.batch.sequences=512" in "".join(screen.splitlines()[:2])
 
 
 def test_the_same_spec_has_the_same_bytes() -> None:
     """Whatever the hash seed."""
     code = (
-        "import sys; from orchestrator import explain; from orchestrator.stations import codec;"
+        "import sys; from orchestrator import explain; from orchestrator.types import codec;"
         "from tests.asks import spec_of;"
         "sys.stdout.buffer.write(codec.to_json(explain.answer_sheet(spec_of(pods=1))))"
     )

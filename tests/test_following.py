@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator import journal, record
+from orchestrator import journal
 from orchestrator.cli import following, launching, recording, rehearsing, resuming, terminal
 from orchestrator.cli.following import Following
 from orchestrator.cli.origin import Origin
@@ -16,10 +16,11 @@ from orchestrator.cli.showing import Showing
 from orchestrator.cli.terminal import Progress
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog
-from orchestrator.launch import Cluster
-from orchestrator.launch.named import ClusterUnusable, Jobs
+from orchestrator.launch import LocalCluster
+from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
 from orchestrator.render import rehearsal as render
-from orchestrator.stations.plan import Plan
+from orchestrator.tracking import mlflow
+from orchestrator.types.plan import Plan
 from tests.journals import opened, step, take_steps, tiny_plan, tiny_spec
 
 
@@ -56,14 +57,14 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask at once, and record nothing: that is another room's work, in processes of its own."""
     monkeypatch.setattr(following, "ASK_EVERY_S", -1.0)
     for name in ("begin", "in_background"):
-        monkeypatch.setattr(record, name, lambda *_: None)
+        monkeypatch.setattr(mlflow, name, lambda *_: None)
 
 
 def followed(
     recorded: journal.Journal, jobs: FakeJobs, before: int = 0, waits: Progress | None = None
 ) -> Following:
     showing = Showing(recorded, waits or Progress("run"))
-    return Following(showing, recorded, cast(Jobs, jobs), "job", before)
+    return Following(showing, recorded, cast(RayJobs, jobs), "job", before)
 
 
 def launch_of(jobs_folder: Path, **changes: Any) -> launching.Launch:
@@ -191,7 +192,7 @@ def test_a_run_whose_job_is_not_taken_has_failed(tmp_path: Path) -> None:
     jobs = FakeJobs(state_now=None, refuses=True)
     origin = Origin(environment={}, documents={}, folder="", profile=None)
     with pytest.raises(ClusterUnusable, match="does not take the job"):
-        launching.submitted(launch_of(tmp_path), cast(Jobs, jobs), origin, None, None)
+        launching.submitted(launch_of(tmp_path), cast(RayJobs, jobs), origin, None, None)
     [run], _ = journal.runs(tmp_path)
     assert run.state == "failed"
     assert "does not take the job" in (run.why or "")
@@ -201,7 +202,9 @@ def test_a_job_whose_answer_was_lost_is_not_submitted_twice(tmp_path: Path) -> N
     """The cluster has it in spite of the error: then the run is under way."""
     jobs = FakeJobs(refuses=True)
     origin = Origin(environment={}, documents={}, folder="", profile=None)
-    recorded, job = launching.submitted(launch_of(tmp_path), cast(Jobs, jobs), origin, None, None)
+    recorded, job = launching.submitted(
+        launch_of(tmp_path), cast(RayJobs, jobs), origin, None, None
+    )
     [(command, name)] = jobs.submits
     assert name == job
     assert command == f"python -m orchestrator.drive {recorded.path}"
@@ -216,7 +219,7 @@ def test_the_first_ctrl_c_waits_for_no_checkpoint_where_nothing_is_to_be_saved(
     """Before the first step of an attempt one is enough; after it the second ends at once."""
     writer = journal.create(tmp_path, opened(rehearsal=True))
     asked = [2]
-    rehearsed = rehearsing.Following(writer.journal, cast(Cluster, None), asked, nodes=1)
+    rehearsed = rehearsing.Following(writer.journal, cast(LocalCluster, None), asked, nodes=1)
     driver = journal.claim(writer.journal)
     attempt = driver.begin_attempt(tiny_plan(), ("slice-0",))
     take_steps(driver.journal.path, attempt, range(steps))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.launch import owned
+from orchestrator.launch import process_tree
 from tests.clusters import eventually
 from tests.conftest import ROOT
 
@@ -42,7 +42,7 @@ def test_what_runs_beside_a_command_ends_with_it(
     process = subprocess.Popen(
         [sys.executable, "-c", ORCH, *command, *stored],
         cwd=ROOT,
-        env=os.environ | {owned.MARK: mark, "XDG_CACHE_HOME": str(cache)},
+        env=os.environ | {process_tree.MARK: mark, "XDG_CACHE_HOME": str(cache)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -52,14 +52,14 @@ def test_what_runs_beside_a_command_ends_with_it(
         assert process.stderr
         while not process.stderr.readline().startswith(when):
             assert process.poll() is None
-        eventually(lambda: len(owned.marked(mark)) > 1, 60)
+        eventually(lambda: len(process_tree.marked(mark)) > 1, 60)
         os.killpg(process.pid, signal.SIGINT)
         said = process.stderr.read()
     again = " ".join(["orch", *command, *stored])
     assert said == f"interrupted while {doing}; nothing is left running\nNext: {again}\n"
     assert process.returncode == 130
     # What was asked is killed; what was only being started ends by its closed input.
-    eventually(lambda: owned.marked(mark) == [], 30)
+    eventually(lambda: process_tree.marked(mark) == [], 30)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -6,22 +6,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.errors import (
-    RunExists,
-    Superseded,
-    Unservable,
-)
+from orchestrator.errors import RunExists, SpecError, Superseded
 from orchestrator.journal import StepLog
-from orchestrator.stations import codec
-from orchestrator.stations.run import Run, Status, Tracking
-from tests.journals import (
-    driven,
-    failed_once,
-    opened,
-    step,
-    tiny_plan,
-    tiny_spec,
-)
+from orchestrator.types import codec
+from orchestrator.types.run import Run, Status, TrackedRun
+from tests.journals import driven, failed_once, opened, step, tiny_plan, tiny_spec
 
 
 def test_a_new_run_holds_what_it_starts_from(tmp_path: Path) -> None:
@@ -99,7 +88,7 @@ def test_of_many_who_submit_one_key_one_makes_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["", ".hidden", "a/b", "..", "a b", "x" * 101, "ключ", "-f", "a\n"])
 def test_a_key_is_a_plain_name(tmp_path: Path, key: str) -> None:
     """What could leave the storage or read as an option is refused, with a legal one."""
-    with pytest.raises(Unservable, match="for example asked-1"):
+    with pytest.raises(SpecError, match="for example asked-1"):
         journal.create(tmp_path, opened(), key)
     assert list(tmp_path.iterdir()) == []
 
@@ -188,8 +177,8 @@ def test_a_smaller_plan_is_kept_beside_the_first(tmp_path: Path) -> None:
 def test_the_first_tracking_run_stays(tmp_path: Path) -> None:
     """Two recorders agree on one MLflow run: the one that was noted first."""
     found = journal.create(tmp_path, opened()).journal
-    first = Tracking(mlflow_tracking_uri="sqlite:////a.db", mlflow_run_id="1")
-    second = Tracking(mlflow_tracking_uri="sqlite:////a.db", mlflow_run_id="2")
+    first = TrackedRun(mlflow_tracking_uri="sqlite:////a.db", mlflow_run_id="1")
+    second = TrackedRun(mlflow_tracking_uri="sqlite:////a.db", mlflow_run_id="2")
     assert journal.track(found, first) == first
     assert journal.track(found, second) == first
     assert found.run().mlflow_run_id == "1"

@@ -13,11 +13,11 @@ import pytest
 from orchestrator import journal
 from orchestrator.cli.running import next_of
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
-from orchestrator.journal.fold import Sight, Trace, folded
 from orchestrator.journal.reading import foretold
+from orchestrator.journal.run_status import Observation, Trace, folded
 from orchestrator.render import launch, rehearsal
 from orchestrator.render import runs as render
-from orchestrator.stations.run import EndState, Recent, Status, TimedStep, Tracking
+from orchestrator.types.run import EndState, RecentSteps, Status, TimedStep, TrackedRun
 from tests.conftest import HoldGolden, RunOrch
 from tests.journals import (
     CLAIM,
@@ -39,7 +39,7 @@ def status_of(*events: object, now_s: float = 7_600.0, **changes: object) -> Sta
     """A status made by hand."""
     steps = tuple(TimedStep(at_s=7_590.0, step=step(index, mfu=0.081)) for index in (40, 41))
     traces = {1: Trace(last_steps=steps[:1]), 2: Trace(last_steps=steps)}
-    sight = Sight(now_s=now_s, signed_at_s=now_s - 1.2, traces=traces)
+    sight = Observation(now_s=now_s, signed_at_s=now_s - 1.2, traces=traces)
     run = folded("it-1", "/runs/it-1", story_of(CLAIM, *events), sight)  # type: ignore[arg-type]
     forecast = replace(foretold(tiny_plan()), chip_profile="c0ffee00" * 8)
     return replace(Status(**vars(run), forecast=forecast), **changes)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def test_the_runs_are_a_table(golden: HoldGolden) -> None:
     runs = [
         status_of(START, PREEMPTED, AGAIN, run="llama3-70b-4pod-3f9a1c07-2", steps=1_000_000),
         status_of(START, rehearsal=True, recent=None),
-        status_of(recent=Recent(steps=1, step_s=1.0, mfu=None, tokens_per_s_per_chip=None)),
+        status_of(recent=RecentSteps(steps=1, step_s=1.0, mfu=None, tokens_per_s_per_chip=None)),
     ]
     golden("runs.txt", render.table(list(runs), "runs"))
 
@@ -176,7 +176,7 @@ def test_the_default_storage_is_the_one_of_specs(orch: RunOrch, tmp_path: Path) 
 def test_status_tells_one_run(orch: RunOrch, tmp_path: Path) -> None:
     """By key, by its beginning, or by path; the next command can be typed as it stands."""
     found = failed_once(tmp_path, "llama-1")
-    journal.track(found, Tracking(mlflow_tracking_uri="sqlite:////m.db", mlflow_run_id="7"))
+    journal.track(found, TrackedRun(mlflow_tracking_uri="sqlite:////m.db", mlflow_run_id="7"))
     for wanted in ("llama-1", "ll", str(found.path)):
         done = orch("status", wanted, "--storage", str(tmp_path))
         assert (done.returncode, done.stderr) == (0, "")

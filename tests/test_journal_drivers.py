@@ -18,16 +18,10 @@ from orchestrator.errors import (
     RunIsLive,
     Superseded,
 )
-from orchestrator.journal import Writer, liveness, numbered
-from orchestrator.stations.run import Process
+from orchestrator.journal import Writer, event_log, liveness
+from orchestrator.types.run import ProcessIdentity
 from tests.conftest import ROOT
-from tests.journals import (
-    Clock,
-    driven,
-    opened,
-    take_steps,
-    tiny_plan,
-)
+from tests.journals import Clock, driven, opened, take_steps, tiny_plan
 
 
 def lose_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,14 +96,14 @@ def test_a_claim_that_loses_the_race_looks_again(
 ) -> None:
     """Whoever wrote in between may live: the claim is made anew from what stands then."""
     submitter = journal.create(tmp_path, opened())
-    real = numbered.append
+    real = event_log.append
 
     def raced(folder: Path, number: int, content: bytes) -> None:
-        monkeypatch.setattr(numbered, "append", real)
+        monkeypatch.setattr(event_log, "append", real)
         submitter.pending("a slice")
         real(folder, number, content)
 
-    monkeypatch.setattr(numbered, "append", raced)
+    monkeypatch.setattr(event_log, "append", raced)
     assert journal.claim(submitter.journal).number == 3
 
 
@@ -184,12 +178,12 @@ time.sleep(600)
 def test_only_the_same_machine_can_tell_that_a_process_is_gone() -> None:
     """A pid of another machine, or of an earlier boot, says nothing here."""
     mine = liveness.this_process()
-    elsewhere = Process(host="far", pid=2**22 - 7, machine="another", started="1")
-    nowhere = Process(host="old", pid=2**22 - 7, machine=None, started=None)
+    elsewhere = ProcessIdentity(host="far", pid=2**22 - 7, machine="another", started="1")
+    nowhere = ProcessIdentity(host="old", pid=2**22 - 7, machine=None, started=None)
     assert not any(liveness.is_gone(process) for process in (mine, elsewhere, nowhere))
     if mine.machine is not None:
-        reused = Process(host=mine.host, pid=mine.pid, machine=mine.machine, started="1")
-        absent = Process(host=mine.host, pid=2**22 - 7, machine=mine.machine, started="1")
+        reused = ProcessIdentity(host=mine.host, pid=mine.pid, machine=mine.machine, started="1")
+        absent = ProcessIdentity(host=mine.host, pid=2**22 - 7, machine=mine.machine, started="1")
         assert liveness.is_gone(reused)
         assert liveness.is_gone(absent)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
-from orchestrator.journal import files, numbered
+from orchestrator.journal import event_log, files
 from tests.journals import driven, failed_once, opened, take_steps, tiny_plan
 
 # --- foreign and damaged files
@@ -187,5 +187,5 @@ def test_a_long_run_is_read_in_about_a_second_and_its_status_at_once(tmp_path: P
 def test_numbered_files_are_read_beyond_a_million(tmp_path: Path) -> None:
     """A name grows when its digits no longer do."""
     for number in (999_999, 1_000_000):
-        numbered.append(tmp_path, number, b"{}")
-    assert numbered.read(tmp_path).last == 1_000_000
+        event_log.append(tmp_path, number, b"{}")
+    assert event_log.read(tmp_path).last == 1_000_000

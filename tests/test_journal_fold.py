@@ -18,9 +18,9 @@ from orchestrator.journal.events import (
     event_of,
     text_of,
 )
-from orchestrator.journal.fold import Sight, Trace, folded, judged
-from orchestrator.journal.story import Story, begun, refusal, told
-from orchestrator.stations.run import LIVE, Run, State, TimedStep
+from orchestrator.journal.run_state import RunState, begun, refusal, told
+from orchestrator.journal.run_status import Observation, Trace, folded, judged
+from orchestrator.types.run import LIVE, Run, State, TimedStep
 from tests.journals import CLAIM, ME, SUBMITTED, step, stories, story_of
 
 START = AttemptStarted(at_s=2.0, attempt=1, plan_digest="p", pods=4)
@@ -31,12 +31,12 @@ STEPPED = {1: Trace(last_steps=(TimedStep(at_s=2.5, step=step(0, restored=0)),))
 CANCEL = CancelRequest(at_s=3.0, by=ME)
 
 
-def at(now_s: float = 4.0, **seen: object) -> Sight:
+def at(now_s: float = 4.0, **seen: object) -> Observation:
     """What is seen at that time."""
-    return replace(Sight(now_s=now_s), **seen)  # type: ignore[arg-type]
+    return replace(Observation(now_s=now_s), **seen)  # type: ignore[arg-type]
 
 
-def run_of(story: Story, sight: Sight) -> Run:
+def run_of(story: RunState, sight: Observation) -> Run:
     return folded("it", "/runs/it", story, sight)
 
 
@@ -63,7 +63,7 @@ def run_of(story: Story, sight: Sight) -> Run:
     ],
 )  # fmt: skip
 def test_the_state_follows_from_events_and_signs(
-    events: list[AnyEvent], sight: Sight, state: State
+    events: list[AnyEvent], sight: Observation, state: State
 ) -> None:
     """What was written, and how long ago the last sign was: nothing else decides."""
     run = run_of(story_of(*events), sight)

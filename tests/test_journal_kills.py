@@ -16,7 +16,7 @@ import pytest
 from orchestrator import journal
 from orchestrator.errors import JournalUnwritable
 from orchestrator.journal import StepLog
-from orchestrator.stations.run import Run
+from orchestrator.types.run import Run
 from tests.conftest import ROOT
 from tests.journals import driven, opened, step, tiny_plan
 

@@ -8,13 +8,7 @@ from pathlib import Path
 
 from orchestrator.journal import Journal, Writer
 from tests.conftest import RunOrch
-from tests.journals import (
-    driven,
-    failed_once,
-    orphan,
-    take_steps,
-    tiny_plan,
-)
+from tests.journals import driven, failed_once, orphan, take_steps, tiny_plan
 
 
 def abandoned(storage: Path) -> Journal:

@@ -7,23 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.journal import pulses
-from orchestrator.journal.places import Places
-from orchestrator.journal.pulses import START_LIMIT_S, Beating, Pulse, Vigil, beat_s
+from orchestrator.journal import heartbeat
+from orchestrator.journal.heartbeat import (
+    START_LIMIT_S,
+    Heartbeat,
+    HeartbeatMonitor,
+    HeartbeatWriter,
+    beat_s,
+)
+from orchestrator.journal.run_paths import RunPaths
 from tests.journals import ME, driven, tiny_plan
 
 LIMIT_S = 30.0
 
 
-def pulse(rank: int, at_s: float = 0.0, **changes: object) -> Pulse:
+def pulse(rank: int, at_s: float = 0.0, **changes: object) -> Heartbeat:
     """What a rank of slice `rank` says."""
-    made = Pulse(rank=rank, slice_name=f"pod-{rank}", process=ME, at_s=at_s)
+    made = Heartbeat(rank=rank, slice_name=f"pod-{rank}", process=ME, at_s=at_s)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def watched(*looks: tuple[float, list[Pulse]]) -> Vigil:
+def watched(*looks: tuple[float, list[Heartbeat]]) -> HeartbeatMonitor:
     """A vigil that has looked at these times and seen these pulses."""
-    vigil = Vigil(0.0)
+    vigil = HeartbeatMonitor(0.0)
     for now_s, seen in looks:
         vigil.look({one.rank: one for one in seen}, now_s)
     return vigil
@@ -115,8 +121,11 @@ def test_a_start_may_take_longer_than_a_step() -> None:
     starting = watched((1.0, [pulse(0, 1.0)]), (40.0, [pulse(0, 40.0)]))
     assert starting.hung(LIMIT_S, 50.0) is None
     assert starting.hung(LIMIT_S, 75.0) is not None
-    assert Vigil(0.0).hung(LIMIT_S, START_LIMIT_S - 1) is None
-    assert Vigil(0.0).hung(LIMIT_S, START_LIMIT_S + 1) == ("no process has come up for 601 s", None)
+    assert HeartbeatMonitor(0.0).hung(LIMIT_S, START_LIMIT_S - 1) is None
+    assert HeartbeatMonitor(0.0).hung(LIMIT_S, START_LIMIT_S + 1) == (
+        "no process has come up for 601 s",
+        None,
+    )
 
 
 def test_whoever_ended_does_not_hang() -> None:
@@ -149,14 +158,14 @@ def test_a_rank_that_raises_leaves_its_error(tmp_path: Path) -> None:
     path = begun(tmp_path)
 
     def fail() -> None:
-        with Beating(path, 1, 3, "pod-1", 0.01, nothing) as beating:
+        with HeartbeatWriter(path, 1, 3, "pod-1", 0.01, nothing) as beating:
             beating.mark()
             beating.mark()
             raise ValueError("out of luck")
 
     with pytest.raises(ValueError, match="out of luck"):
         fail()
-    [left] = pulses.read(path, 1).values()
+    [left] = heartbeat.read(path, 1).values()
     assert (left.rank, left.slice_name, left.marks) == (3, "pod-1", 2)
     assert (left.ended, left.error) == (True, "ValueError: out of luck")
     assert left.process.pid == os.getpid()
@@ -165,25 +174,25 @@ def test_a_rank_that_raises_leaves_its_error(tmp_path: Path) -> None:
 def test_a_rank_that_ends_well_says_so(tmp_path: Path) -> None:
     """And leaves no error."""
     path = begun(tmp_path)
-    with Beating(path, 1, 0, "pod-0", 0.01, nothing):
-        assert not pulses.read(path, 1)[0].ended
-    assert (pulses.read(path, 1)[0].ended, pulses.read(path, 1)[0].error) == (True, None)
+    with HeartbeatWriter(path, 1, 0, "pod-0", 0.01, nothing):
+        assert not heartbeat.read(path, 1)[0].ended
+    assert (heartbeat.read(path, 1)[0].ended, heartbeat.read(path, 1)[0].error) == (True, None)
 
 
 @pytest.mark.parametrize("damage", [b"{", b"\xff"])
 def test_a_damaged_pulse_is_none(tmp_path: Path, damage: bytes) -> None:
     """The next one is read; nothing else is harmed."""
     path = begun(tmp_path)
-    with Beating(path, 1, 0, "pod-0", 60.0, nothing):
-        Places(path).pulse(1, 0).write_bytes(damage)
-        assert pulses.read(path, 1) == {}
-    assert pulses.read(path, 1)[0].ended
+    with HeartbeatWriter(path, 1, 0, "pod-0", 60.0, nothing):
+        RunPaths(path).pulse(1, 0).write_bytes(damage)
+        assert heartbeat.read(path, 1) == {}
+    assert heartbeat.read(path, 1)[0].ended
 
 
 def test_a_rank_whose_attempt_is_over_gives_up(tmp_path: Path) -> None:
     """One that hung and goes on later sees that a later attempt has begun."""
     path, given_up = begun(tmp_path), threading.Event()
-    with Beating(path, 1, 0, "pod-0", 0.01, given_up.set):
+    with HeartbeatWriter(path, 1, 0, "pod-0", 0.01, given_up.set):
         assert not given_up.wait(0.1)
-        Places(path).attempt(2).mkdir()
+        RunPaths(path).attempt(2).mkdir()
         assert given_up.wait(30)

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.journal import decide_retry
-from orchestrator.journal.fold import Sight, folded
-from orchestrator.stations.run import Attempt, Reason, Run
-from orchestrator.stations.spec import Retries
+from orchestrator.journal.run_status import Observation, folded
+from orchestrator.types.run import Attempt, Reason, Run
+from orchestrator.types.spec import RetryLimits
 from tests.journals import CLAIM, driven, story_of, take_steps, tiny_plan
 
-TWO = Retries(failures=2, preemptions=3)
+TWO = RetryLimits(failures=2, preemptions=3)
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Tried:
 
 def run_after(*tried: Tried, resumed_at: int = 1, asked_at_s: float | None = None) -> Run:
     """A run with these attempts."""
-    run = folded("it", "/runs/it", story_of(CLAIM), Sight(now_s=1.0))
+    run = folded("it", "/runs/it", story_of(CLAIM), Observation(now_s=1.0))
     attempts = tuple(
         Attempt(
             number=number, plan_digest="p", pods=4, slices=(), started_at_s=0.0, ended_at_s=1.0,
@@ -95,7 +95,7 @@ def test_two_budgets_are_reset_by_progress(tried: list[Tried], retry: bool) -> N
 )  # fmt: skip
 def test_the_same_error_at_the_same_step_ends_the_run(first: Tried, second: Tried) -> None:
     """Whatever is left of the budgets; numbers and addresses do not make it another error."""
-    generous = Retries(failures=100, preemptions=100)
+    generous = RetryLimits(failures=100, preemptions=100)
     decision = decide_retry(run_after(first, second), generous)
     assert not decision.retry
     assert second.error is not None
@@ -164,7 +164,7 @@ def test_retries_end_when_nothing_gets_farther(
     tried: list[Tried], failures: int, preemptions: int
 ) -> None:
     """Between two attempts that came farther than all before lie no more than the two budgets."""
-    retries = Retries(failures=failures, preemptions=preemptions)
+    retries = RetryLimits(failures=failures, preemptions=preemptions)
     farthest = stuck = 0
     for count in range(1, len(tried) + 1):
         newest = tried[count - 1]
@@ -182,7 +182,7 @@ def test_a_journal_is_decided_on_as_it_stands(tmp_path: Path) -> None:
         assert writer.begin_attempt(tiny_plan()) == attempt
         take_steps(writer.journal.path, attempt, range(2 + attempt))
         writer.end_attempt("failure", error="ValueError: no")
-        assert decide_retry(writer.run(), Retries(failures=1)).retry
+        assert decide_retry(writer.run(), RetryLimits(failures=1)).retry
     writer.begin_attempt(tiny_plan())
     take_steps(writer.journal.path, 4, range(5))
     writer.end_attempt("failure", error="ValueError: no")

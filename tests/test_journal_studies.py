@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.errors import JournalUnreadable, RunIsLive, UnknownName, Unservable
-from orchestrator.journal import StudyAsked, StudyJournal
-from orchestrator.stations import codec
-from orchestrator.stations.run import Tracking
-from orchestrator.stations.study import Study, Trial, TrialBegun
+from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownName
+from orchestrator.journal import StudyJournal, StudyRequest
+from orchestrator.types import codec
+from orchestrator.types.run import TrackedRun
+from orchestrator.types.study import Study, Trial, TrialStart
 from tests.conftest import ROOT
 from tests.journals import ME, driven, opened, tiny_spec
 
@@ -32,7 +32,7 @@ STUDY = Study(
 def begun(storage: Path, study: Study = STUDY, steps: int = 20) -> StudyJournal:
     """The journal of the study."""
     documents = {"study.yaml": b"study: {}\n"}
-    return journal.open_study(storage, StudyAsked(study=study, steps=steps), documents)
+    return journal.open_study(storage, StudyRequest(study=study, steps=steps), documents)
 
 
 def test_the_same_study_is_one_journal(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_trial_that_another_begins_is_waited_for(
 ) -> None:
     """Between its name and its run a process may still live; not for ever."""
     study = begun(tmp_path)
-    entry = TrialBegun(at_s=1_000.0, trial=1, repeat=1, run="elsewhere", by=ME)
+    entry = TrialStart(at_s=1_000.0, trial=1, repeat=1, run="elsewhere", by=ME)
     (study.trials / "000001.json").write_bytes(codec.to_json(entry))
 
     def clock() -> float:
@@ -110,17 +110,17 @@ from orchestrator import journal; journal.begin_trial(begun(Path({str(tmp_path)!
 
 def test_two_that_begin_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who finds its number taken looks again, and sees the other's trial."""
-    from orchestrator.journal import numbered  # noqa: PLC0415
+    from orchestrator.journal import event_log  # noqa: PLC0415
 
-    study, append = begun(tmp_path), numbered.append
-    other = TrialBegun(at_s=0.0, trial=1, repeat=1, run="other", by=ME)
+    study, append = begun(tmp_path), event_log.append
+    other = TrialStart(at_s=0.0, trial=1, repeat=1, run="other", by=ME)
 
     def late(folder: Path, number: int, content: bytes) -> None:
-        monkeypatch.setattr(numbered, "append", append)
+        monkeypatch.setattr(event_log, "append", append)
         append(folder, number, codec.to_json(other))
         append(folder, number, content)
 
-    monkeypatch.setattr(numbered, "append", late)
+    monkeypatch.setattr(event_log, "append", late)
     assert journal.begin_trial(study, 1, 1).run.endswith("trial-1.1.2")
     assert next(one.run for one in study.begun()) == "other"
 
@@ -129,7 +129,7 @@ def test_the_first_mlflow_run_of_a_study_stays(tmp_path: Path) -> None:
     """As it does for a run."""
     study = begun(tmp_path)
     assert study.tracking() is None
-    first = Tracking(mlflow_tracking_uri="sqlite:////x", mlflow_run_id="1")
+    first = TrackedRun(mlflow_tracking_uri="sqlite:////x", mlflow_run_id="1")
     assert study.track(first) == first
     assert study.track(replace(first, mlflow_run_id="2")) == first
     assert study.tracking() == first
@@ -164,9 +164,9 @@ def test_a_damaged_study_says_what_is_wrong(tmp_path: Path) -> None:
     study.opening.write_text(text.replace('"schema": 1,\n  "steps"', '"schema": 9,\n  "steps"'))
     with pytest.raises(JournalUnreadable, match="its schema is 9"):
         study.opened()
-    digest = StudyAsked(study=STUDY, steps=20).digest
+    digest = StudyRequest(study=STUDY, steps=20).digest
     study.opening.write_text(text.replace(digest, "0" * 64))
-    with pytest.raises(Unservable, match="is another study"):
+    with pytest.raises(SpecError, match="is another study"):
         begun(tmp_path)
     study.opening.write_text("{}")
     with pytest.raises(JournalUnreadable, match="is no StudyOpened"):

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.launch import Cluster, emulated_hosts, owned, private_cluster
-from orchestrator.plan.make import make_plan
-from orchestrator.stations import codec
-from orchestrator.stations.profile import ChipProfile
+from orchestrator.launch import LocalCluster, emulated_hosts, private_cluster, process_tree
+from orchestrator.plan.planner import make_plan
+from orchestrator.types import codec
+from orchestrator.types.chip_profile import ChipProfile
 from tests.asks import TINY, spec_of
 from tests.clusters import child_of, descendants, eventually, listening, variable
 from tests.conftest import ROOT, RunOrch
@@ -66,7 +66,7 @@ def test_ctrl_c_saves_and_leaves_nothing(tmp_path: Path) -> None:
         mark = mark_of(process)
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 130
-    assert owned.marked(mark) == []
+    assert process_tree.marked(mark) == []
     [recorded] = journal.journals(tmp_path)
     run = recorded.run()
     assert (run.state, run.attempts[0].reason) == ("cancelled", "cancelled")
@@ -85,7 +85,7 @@ def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 130
-    assert owned.marked(mark) == []
+    assert process_tree.marked(mark) == []
     [recorded] = journal.journals(tmp_path)
     assert recorded.run().state == "cancelled"
 
@@ -119,7 +119,7 @@ def test_a_killed_orch_takes_its_cluster_with_it(tmp_path: Path, and_its_keeper:
     journal says lost.
     """
     with submitted(tmp_path, steps=10) as process:
-        eventually(lambda: len(owned.marked(mark_of(process))) > 4, LIMIT_S)
+        eventually(lambda: len(process_tree.marked(mark_of(process))) > 4, LIMIT_S)
         mark, folder = mark_of(process), folder_of(process)
         keeper = child_of(process.pid)
         assert keeper
@@ -127,7 +127,7 @@ def test_a_killed_orch_takes_its_cluster_with_it(tmp_path: Path, and_its_keeper:
         if and_its_keeper:
             os.kill(keeper, signal.SIGKILL)
         process.wait()
-        eventually(lambda: not owned.marked(mark), 30)
+        eventually(lambda: not process_tree.marked(mark), 30)
         eventually(lambda: not folder.exists(), 10)
     [recorded] = journal.journals(tmp_path)
     assert recorded.run().state == "lost"
@@ -139,8 +139,8 @@ def test_a_private_cluster_is_private() -> None:
     with private_cluster(emulated_hosts(make_plan(asked)), 1, "sleep 600") as cluster:
         eventually(lambda: is_running(cluster), LIMIT_S)
         keeper, mark = cluster.keeper.pid, cluster.mark
-        eventually(lambda: descendants(keeper) <= set(owned.marked(mark)), LIMIT_S)
-        found = listening(owned.marked(mark))
+        eventually(lambda: descendants(keeper) <= set(process_tree.marked(mark)), LIMIT_S)
+        found = listening(process_tree.marked(mark))
         assert len(found) > 4
         assert {address for address, _ in found} <= LOOPBACK
         answers = {answer_of(port) for _, port in found}
@@ -148,7 +148,7 @@ def test_a_private_cluster_is_private() -> None:
         assert "everything" not in answers
         assert (cluster.folder / "token").stat().st_mode & 0o077 == 0
         assert cluster.folder.stat().st_mode & 0o077 == 0
-    assert owned.marked(cluster.mark) == []
+    assert process_tree.marked(cluster.mark) == []
     assert not cluster.folder.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(cluster.keeper.pid, 0)
@@ -173,7 +173,7 @@ def steps_done(storage: Path) -> int:
 def mark_of(process: subprocess.Popen[bytes]) -> str:
     """The mark of the cluster that a command started; of none, one that nothing carries."""
     keeper = child_of(process.pid)
-    return (keeper and variable(keeper, owned.MARK)) or "no cluster yet"
+    return (keeper and variable(keeper, process_tree.MARK)) or "no cluster yet"
 
 
 def folder_of(process: subprocess.Popen[bytes]) -> Path:
@@ -182,7 +182,7 @@ def folder_of(process: subprocess.Popen[bytes]) -> Path:
     return Path(variable(keeper, "RAY_TMPDIR") or "")
 
 
-def is_running(cluster: Cluster) -> bool:
+def is_running(cluster: LocalCluster) -> bool:
     told = cluster.told(0.1)
     assert told is None or told.error is None, told
     return told is not None and told.job == "RUNNING"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.launch import owned
-from orchestrator.stations.spec import Pods
+from orchestrator.launch import process_tree
+from orchestrator.types.spec import Pods
 from tests.clusters import eventually
 from tests.faults import emulated, losses, small_spec
 from tests.test_named_cluster import standing
@@ -44,7 +44,7 @@ def test_lost_slices_and_a_hang_are_survived(tmp_path: Path) -> None:
     assert [one.restored_steps for one in ended.attempts[1:]] == sorted(
         one.restored_steps for one in ended.attempts[1:]
     )
-    assert owned.marked(run.cluster.mark) == []
+    assert process_tree.marked(run.cluster.mark) == []
     with emulated(spec, tmp_path / "whole", steps=40) as undisturbed:
         undisturbed.to_the_end()
     expected = losses(undisturbed.recorded)

@@ -7,12 +7,12 @@ import pytest
 from ray._common.usage import usage_lib
 from ray.util.tpu import get_tpu_worker_resources
 
-from orchestrator.errors import Unservable
-from orchestrator.launch import private
-from orchestrator.launch.private import short_folder
+from orchestrator.errors import SpecError
+from orchestrator.launch import local_cluster
+from orchestrator.launch.local_cluster import short_folder
 from orchestrator.launch.slices import accelerator_type, devices_per_host, emulated_hosts, pod_type
-from orchestrator.plan.make import make_plan
-from orchestrator.stations.plan import Plan
+from orchestrator.plan.planner import make_plan
+from orchestrator.types.plan import Plan
 from tests.asks import TINY, spec_of
 
 SLICES = [
@@ -54,7 +54,7 @@ def test_each_slice_has_one_head_and_its_hosts_in_order() -> None:
 
 def test_what_is_no_tpu_is_refused() -> None:
     """Ray knows no slices of it."""
-    with pytest.raises(Unservable, match="only TPU slices"):
+    with pytest.raises(SpecError, match="only TPU slices"):
         emulated_hosts(plan_on("h100", "4"))
 
 
@@ -73,7 +73,7 @@ def test_a_private_cluster_reports_to_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither usage, nor that its reports are switched off, which Ray sends too."""
-    for name, value in private._environment(tmp_path, "mark", 4).items():
+    for name, value in local_cluster._environment(tmp_path, "mark", 4).items():
         monkeypatch.setenv(name, value)
     assert not usage_lib.usage_stats_enabled()
     assert usage_lib._usage_stats_report_url().startswith("http://127.0.0.1:")

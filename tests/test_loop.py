@@ -14,12 +14,12 @@ from orchestrator.errors import (
     CheckpointFailed,
     DataUnusable,
     LossNotFinite,
+    SpecError,
     UnknownName,
-    Unservable,
 )
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.run import Outcome, Step
-from orchestrator.stations.spec import Checkpoint, Data, Optimizer
+from orchestrator.types.plan import Plan
+from orchestrator.types.run import Outcome, Step
+from orchestrator.types.spec import CheckpointOptions, DataSource, Optimizer
 from tests import toy
 from tests.conftest import HoldGolden
 from tests.trainer_plans import plan_of
@@ -52,7 +52,7 @@ def run_toy(
         directory=folder,
         steps=steps,
         emit=emitted.append,
-        checkpoint=Checkpoint(every=every, keep=2),
+        checkpoint=CheckpointOptions(every=every, keep=2),
         **wishes,
     )
     return run(toy.program(plan or toy_plan()), assignment), emitted
@@ -190,7 +190,7 @@ def token_plan(folder: Path, tokens: int) -> Plan:
     np.save(folder / "a.npy", np.arange(tokens) % 64)
     tokenizer = pack.Tokenizer(name="x", vocab=64)
     pack.pack(folder / "set", [folder / "a.npy"], tokenizer)
-    return toy_plan(data=Data(kind="tokens", path=str(folder / "set" / FILE_NAME)))
+    return toy_plan(data=DataSource(kind="tokens", path=str(folder / "set" / FILE_NAME)))
 
 
 def test_a_token_set_is_trained_on(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_bad_data_ends_the_run_by_name(tmp_path: Path) -> None:
 
 def test_an_option_the_compiler_does_not_know_is_refused(tmp_path: Path) -> None:
     """Options come from the plan; a wrong one is the spec's fault, named."""
-    with pytest.raises(Unservable, match=r"compiler_options: .*xla_no_such_option"):
+    with pytest.raises(SpecError, match=r"compiler_options: .*xla_no_such_option"):
         run_toy(tmp_path, toy_plan(compiler_options={"xla_no_such_option": True}))
 
 
@@ -254,7 +254,7 @@ def test_mfu_is_measured_where_the_peak_is_known(tmp_path: Path) -> None:
 
 def assignment_of(folder: Path, steps: int, emit: Callable[[Step], None]) -> Assignment:
     return Assignment(
-        directory=folder, steps=steps, emit=emit, checkpoint=Checkpoint(every=100, keep=1)
+        directory=folder, steps=steps, emit=emit, checkpoint=CheckpointOptions(every=100, keep=1)
     )
 
 

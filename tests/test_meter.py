@@ -10,16 +10,16 @@ import pytest
 
 from orchestrator.errors import LossNotFinite
 from orchestrator.plan import flops
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.run import Opening, SkippedCheckpoint, Step
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
+from orchestrator.types.run import SkippedCheckpoint, Startup, Step
 from tests.trainer_plans import plan_of
 from trainers import meter
 from trainers.contract import METRICS, Program, load
 from trainers.mesh import abstract_mesh_of
 from trainers.meter import Meter
 
-OPENING = Opening(
+OPENING = Startup(
     steps_done=7,
     skipped=(SkippedCheckpoint(step=9, why="torn"),),
     state_s=0.5,

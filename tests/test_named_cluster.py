@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.launch import Cluster, emulated_hosts, private_cluster
+from orchestrator.launch import LocalCluster, emulated_hosts, private_cluster
 from orchestrator.launch.slices import devices_per_host
-from orchestrator.plan.make import make_plan
-from orchestrator.stations.run import Run
+from orchestrator.plan.planner import make_plan
+from orchestrator.types.run import Run
 from tests.asks import TINY, spec_of
 from tests.clusters import eventually
 from tests.conftest import ROOT
@@ -60,7 +60,7 @@ def standing(topology: str, pods: int) -> Iterator[Standing]:
             yield Standing(address_of(cluster), {**os.environ, **token}, cluster.folder)
 
 
-def address_of(cluster: Cluster) -> str:
+def address_of(cluster: LocalCluster) -> str:
     """Where it takes jobs, once it does."""
     address = ""
     while True:

@@ -13,7 +13,7 @@ from orchestrator.render.page.axes import Axis, round_step
 from orchestrator.render.page.html import TEMPLATES, Html, join, tag
 from orchestrator.render.page.steps import thinned
 from orchestrator.report import reported
-from orchestrator.stations.run import Run, TimedStep
+from orchestrator.types.run import Run, TimedStep
 from tests.conftest import ROOT, RunOrch
 from tests.journals import tiny_plan
 from tests.reports import Steps, timed, twice, written

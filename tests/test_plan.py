@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog
-from orchestrator.plan.make import make_plan, make_plans
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Forecast, Plan
-from orchestrator.stations.spec import MeshWish, Precision
+from orchestrator.plan.planner import make_plan, make_plans
+from orchestrator.types import codec
+from orchestrator.types.plan import Forecast, Plan
+from orchestrator.types.spec import MeshRequest, Precision
 from tests.asks import TINY, spec_of
 
 ROOT = Path(__file__).parent.parent
@@ -80,7 +80,7 @@ def test_mesh_axes_say_where_they_lie(four_pods: Plan) -> None:
 
 def test_gradients_cross_pods_once_a_step() -> None:
     """One collective over dcn: 24 MB a chip and step for 70B on 4 x 8,960 chips."""
-    plan = make_plan(spec_of(mesh=MeshWish(data=35, fsdp=8, sequence=4, tensor=8)))
+    plan = make_plan(spec_of(mesh=MeshRequest(data=35, fsdp=8, sequence=4, tensor=8)))
     over_dcn = [
         line.collective
         for line in plan.forecast.time
@@ -104,7 +104,7 @@ def test_the_digest_is_of_what_will_be_done() -> None:
     options: dict[str, bool | int | float | str] = {"xla_tpu_scoped_vmem_limit_kib": 98304}
     tuned = replace(spec, experiment=replace(spec.experiment, compiler_options=options))
     meshes = [
-        replace(spec, resources=replace(spec.resources, mesh=MeshWish(tensor=size)))
+        replace(spec, resources=replace(spec.resources, mesh=MeshRequest(tensor=size)))
         for size in (1, 4)
     ]
     assert make_plan(tuned).digest != plan.digest
@@ -125,8 +125,8 @@ def test_the_same_bytes_whatever_the_process(seed: str, four_pods: Plan) -> None
     """Hash seeds and locales leave no trace."""
     code = (
         "import sys; sys.path.insert(0, '.');"
-        "from tests.asks import spec_of; from orchestrator.plan.make import make_plan;"
-        "from orchestrator.stations import codec;"
+        "from tests.asks import spec_of; from orchestrator.plan.planner import make_plan;"
+        "from orchestrator.types import codec;"
         "sys.stdout.buffer.write(codec.to_json(make_plan(spec_of())))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": "C"}
@@ -176,8 +176,8 @@ def test_it_warns_of_a_run_that_lasts_for_years() -> None:
 def test_the_books_precision_is_a_choice_with_a_warning() -> None:
     """bf16 parameters halve their line, and the plan says what that costs."""
     book = Precision(parameters="bf16")
-    plan = make_plan(spec_of(precision=book, mesh=MeshWish(data=35, fsdp=8, tensor=8)))
-    ours = make_plan(spec_of(mesh=MeshWish(data=35, fsdp=8, tensor=8)))
+    plan = make_plan(spec_of(precision=book, mesh=MeshRequest(data=35, fsdp=8, tensor=8)))
+    ours = make_plan(spec_of(mesh=MeshRequest(data=35, fsdp=8, tensor=8)))
     lines = [{line.name: line.value for line in p.forecast.memory[0].lines} for p in (plan, ours)]
     assert lines[0]["parameters"] * 2 == lines[1]["parameters"]
     assert any("bf16 parameters" in warning for warning in plan.warnings)
@@ -215,7 +215,7 @@ def test_every_chip_can_be_planned_for(chip: str) -> None:
 
 def test_copied_kv_heads_have_their_own_lines() -> None:
     """tensor 16 on 8 kv heads: each is held twice, and both ledgers say what that costs."""
-    plan = make_plan(spec_of(mesh=MeshWish(tensor=16)))
+    plan = make_plan(spec_of(mesh=MeshRequest(tensor=16)))
     phase = {line.name: line.value for line in plan.forecast.memory[0].lines}
     times = {line.name: line for line in plan.forecast.time}
     model, ways = plan.model, plan.mesh["fsdp"] * plan.mesh["sequence"]

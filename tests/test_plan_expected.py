@@ -19,15 +19,15 @@ from orchestrator.plan.expected import (
     told,
     work,
 )
+from orchestrator.plan.feasibility import as_sizes
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.make import ask_of, make_plan, plan_digest
-from orchestrator.plan.realize import as_sizes
+from orchestrator.plan.planner import ask_of, make_plan, plan_digest
 from orchestrator.plan.remat import POLICIES
-from orchestrator.plan.search import Ask, layout_of, plain_layout, search
+from orchestrator.plan.search import SearchRequest, layout_of, plain_layout, search
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import links_of, sizes
 from orchestrator.score.verdicts import published
-from orchestrator.stations.spec import Spec
+from orchestrator.types.spec import Spec
 from tests.asks import TINY, spec_of
 
 SLICES = [("v4", "4x4x4"), ("v5e", "16x16"), ("v5p", "4x4x8"), ("v6e", "8x16"), ("tpu7x", "4x4x4")]
@@ -84,7 +84,7 @@ def test_many_layouts_at_once_cost_what_each_costs() -> None:
         assert together[i] == pytest.approx(float(alone), rel=1e-12)
 
 
-def of_rows(ask: Ask, factors: np.ndarray, sequences: np.ndarray) -> Layout:
+def of_rows(ask: SearchRequest, factors: np.ndarray, sequences: np.ndarray) -> Layout:
     links = links_of(ask.torus, factors)
     return layout_of(ask, as_sizes(sizes(factors)), sequences, 1, POLICIES["full"], links)
 
@@ -95,7 +95,7 @@ def test_slower_machines_and_more_slices_take_longer() -> None:
     assert known is not None
     layout = plain_layout(ask, FOUND["v5p", 4].choice(0))
     todo = work(layout, time_lines(layout))
-    slower = replace(known, matmul=catalog.Learned(value=known.matmul.value / 2))
+    slower = replace(known, matmul=catalog.LearnedConstant(value=known.matmul.value / 2))
     assert parts(todo, slower)["matmuls"] == pytest.approx(2 * parts(todo, known)["matmuls"])
     alone = work(replace(layout, pods=1), time_lines(layout))
     assert (alone.reductions, alone.hops, parts(alone, known)["waiting for slices"]) == (0, 0, 0)

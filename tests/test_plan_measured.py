@@ -8,19 +8,19 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator import spec as specs
-from orchestrator.errors import Unservable
-from orchestrator.plan import flops, measured, wishes
+from orchestrator.errors import SpecError
+from orchestrator.plan import benchmarks, calibrated, flops
+from orchestrator.plan.kernels import pieces
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.make import make_plan, too_long
 from orchestrator.plan.messages import messages, ways
-from orchestrator.plan.pieces import pieces
+from orchestrator.plan.planner import make_plan, too_long
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.plan.remat import policy
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.render import plan as render
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.profile import ChipProfile
+from orchestrator.types import codec
+from orchestrator.types.chip_profile import ChipProfile
+from orchestrator.types.plan import Plan
 from tests.asks import TINY, spec_of
 from tests.census import Counted, census
 from tests.conftest import ROOT
@@ -84,39 +84,39 @@ def test_a_plan_asks_for_what_its_forecast_reads() -> None:
     """With all of it there is a forecast; with any kind of it missing, an error names what."""
     plan = plan_of(pods=2, fsdp=2, tensor=2, hosts=2)
     profile = profile_for(plan)
-    nothing = measured.wishes(plan, profile)
+    nothing = calibrated.wishes(plan, profile)
     assert (nothing.kernels, nothing.exchanges) == ((), ())
-    measured.on_profile(plan, profile)
+    calibrated.on_profile(plan, profile)
     for partial in (replace(profile, kernels=()), replace(profile, exchanges=())):
-        with pytest.raises(Unservable, match="orch calibrate measures it"):
-            measured.on_profile(plan, partial)
+        with pytest.raises(SpecError, match="orch calibrate measures it"):
+            calibrated.on_profile(plan, partial)
 
 
 def test_a_machine_is_asked_only_for_what_is_new() -> None:
     """Another mesh of the same machine needs other groups, and no kernel again."""
     plan, other = plan_of(pods=2, fsdp=4, hosts=2), plan_of(pods=2, fsdp=2, tensor=2, hosts=2)
-    more = measured.wishes(other, profile_for(plan))
+    more = calibrated.wishes(other, profile_for(plan))
     assert more.kernels == ()
     assert {wish.kind for wish in more.exchanges} >= {"all-gather", "permute"}
-    both = wishes.merged(profile_for(plan), profile_for(other))
+    both = benchmarks.merged(profile_for(plan), profile_for(other))
     for one in (plan, other):
-        assert measured.wishes(one, both).exchanges == ()
+        assert calibrated.wishes(one, both).exchanges == ()
 
 
 def test_the_plan_names_the_profile_and_depends_on_nothing_else() -> None:
     """Another profile is another plan; the same one gives the same bytes."""
     plan = plan_of(pods=2, tensor=2, hosts=2)
     profile = profile_for(plan)
-    made = measured.on_profile(plan, profile)
+    made = calibrated.on_profile(plan, profile)
     assert made.chip_profile == codec.digest(profile)
-    assert codec.to_json(made) == codec.to_json(measured.on_profile(plan, profile))
-    later = measured.on_profile(plan, replace(profile, measured_on="2026-01-03"))
+    assert codec.to_json(made) == codec.to_json(calibrated.on_profile(plan, profile))
+    later = calibrated.on_profile(plan, replace(profile, measured_on="2026-01-03"))
     assert later.digest != made.digest != plan.digest
 
 
 def on_flat_rates(plan: Plan) -> tuple[Plan, ChipProfile]:
     profile = profile_for(plan)
-    return measured.on_profile(plan, profile), profile
+    return calibrated.on_profile(plan, profile), profile
 
 
 def test_devices_of_one_machine_take_turns() -> None:
@@ -174,7 +174,7 @@ def of_gpus(count: str) -> Plan:
 def test_a_chips_own_profile_makes_its_forecast() -> None:
     """One device does all in turns: the sum is expected. Bound, peak and price stay datasheets'."""
     plan = of_gpus("1")
-    made = measured.on_its_chips(plan, profile_for(plan, H200))
+    made = calibrated.on_its_chips(plan, profile_for(plan, H200))
     was, step_s = plan.forecast, made.forecast.step_s
     assert made.chip_profile is not None
     assert made.digest != plan.digest
@@ -191,14 +191,14 @@ def test_a_chips_own_profile_makes_its_forecast() -> None:
 def test_what_several_chips_hide_is_not_known() -> None:
     """Every group of eight devices has its times; no step is expected of their sum."""
     plan = of_gpus("8")
-    wanted = wishes.of_own_devices(plan.devices)
+    wanted = benchmarks.of_own_devices(plan.devices)
     profile = replace(
         EMPTY,
         machine=H200,
         kernels=tuple(map(kernel_time, wanted.kernels)),
         exchanges=tuple(map(exchange_time, wanted.exchanges)),
     )
-    made = measured.on_its_chips(plan, profile)
+    made = calibrated.on_its_chips(plan, profile)
     assert made.forecast.step_s.expected is None
     assert made.forecast.step_s.unoverlapped >= made.forecast.step_s.lower
     groups = {(one.ways, one.stride) for one in wanted.exchanges}
@@ -210,8 +210,8 @@ def test_a_profile_of_other_chips_is_refused() -> None:
     plan = of_gpus("1")
     for kind in ("NVIDIA H100 80GB HBM3", "cpu"):
         other = profile_for(plan, replace(H200, device_kind=kind))
-        with pytest.raises(Unservable, match=f"the profile is of {kind}, the plan of h200"):
-            measured.on_its_chips(plan, other)
+        with pytest.raises(SpecError, match=f"the profile is of {kind}, the plan of h200"):
+            calibrated.on_its_chips(plan, other)
 
 
 def test_messages_cost_their_number_and_their_bytes() -> None:
@@ -230,7 +230,7 @@ def test_messages_cost_their_number_and_their_bytes() -> None:
 def test_a_message_costs_what_sizes_like_its_own_do(size_bytes: int, seconds: float) -> None:
     """Straight between the two beside it, and on from the last two."""
     points = [(10, 1.0), (110, 3.0), (210, 13.0)]
-    assert measured.between_sizes(points, size_bytes) == pytest.approx(seconds)
+    assert calibrated.between_sizes(points, size_bytes) == pytest.approx(seconds)
 
 
 def test_what_all_parameters_take_is_one_update() -> None:
@@ -245,13 +245,13 @@ def test_what_all_parameters_take_is_one_update() -> None:
 def test_gradients_that_do_not_wait_are_timed_together(data: int, together: int) -> None:
     """Those of a layer go to the other pods beside one another, unless they go as one."""
     plan = plan_of(pods=2, data=data, fsdp=2, hosts=2, gradient_reduction="per_layer")
-    sent = [one for one in wishes.all_messages(plan, layout_of(plan)) if one.name == "pods"]
+    sent = [one for one in benchmarks.all_messages(plan, layout_of(plan)) if one.name == "pods"]
     assert {one.together for one in sent} == {together, 1}
-    wanted = measured.wishes(plan, EMPTY).exchanges
+    wanted = calibrated.wishes(plan, EMPTY).exchanges
     assert {wish.together for wish in wanted if wish.kind == "all-reduce"} == {together, 1}
     alone = replace(profile_for(plan), exchanges=())
     times = tuple(exchange_time(replace(wish, together=1)) for wish in wanted)
-    lacking = measured.wishes(plan, replace(alone, exchanges=times)).exchanges
+    lacking = calibrated.wishes(plan, replace(alone, exchanges=times)).exchanges
     assert {wish.together for wish in lacking} == {together} - {1}
 
 
@@ -271,12 +271,12 @@ def test_a_backward_pass_is_timed_with_its_product() -> None:
 def test_seconds_between_and_beyond_what_was_timed(amount: float, seconds: float) -> None:
     """Straight in logarithms between two points, in proportion outside."""
     points = [(1.0, 1.0), (100.0, 4.0)]
-    assert measured.interpolated(points, amount) == pytest.approx(seconds)
+    assert calibrated.interpolated(points, amount) == pytest.approx(seconds)
 
 
 def test_a_tiny_amount_still_costs_its_call() -> None:
     """Nothing is for free, however small."""
-    assert measured.interpolated([(1.0, 1.0)], 1e-9) == pytest.approx(measured.OVERHEAD)
+    assert calibrated.interpolated([(1.0, 1.0)], 1e-9) == pytest.approx(calibrated.OVERHEAD)
 
 
 def test_a_profile_survives_json() -> None:

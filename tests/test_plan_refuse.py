@@ -6,15 +6,15 @@ from functools import partial
 
 import pytest
 
-from orchestrator.errors import Unservable
-from orchestrator.plan.make import make_plan
-from orchestrator.plan.refuse import factored
-from orchestrator.stations.spec import MeshWish, Spec
+from orchestrator.errors import SpecError
+from orchestrator.plan.infeasible import factored
+from orchestrator.plan.planner import make_plan
+from orchestrator.types.spec import MeshRequest, Spec
 from tests.asks import TINY, spec_of
 
 
 def refusal_of(spec: Spec) -> str:
-    with pytest.raises(Unservable) as caught:
+    with pytest.raises(SpecError) as caught:
         make_plan(spec)
     assert caught.value.exit_code == 2
     return str(caught.value)
@@ -46,7 +46,7 @@ def test_the_offered_slice_can_be_planned() -> None:
 
 def test_a_mesh_that_breaks_a_rule_is_named_with_it() -> None:
     """tensor 6 on 8 heads: which dimension it does not divide, and a mesh that works."""
-    wish = MeshWish(tensor=16, sequence=1)
+    wish = MeshRequest(tensor=16, sequence=1)
     text = refusal_of(
         spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1, mesh=wish)
     )
@@ -57,11 +57,11 @@ def test_a_mesh_that_breaks_a_rule_is_named_with_it() -> None:
 def test_the_sizes_next_to_a_wish_are_offered_first() -> None:
     """Tensor 4 and 2 are nearest to 3 by ratio, each with what its plan expects; then auto."""
     asked = partial(spec_of, topology="8x8x16", pods=1)
-    text = refusal_of(asked(mesh=MeshWish(tensor=3)))
+    text = refusal_of(asked(mesh=MeshRequest(tensor=3)))
     _, _, offers = text.partition("closest specs that work:\n")
     four, two, free = (line.strip() for line in offers.splitlines())
     for ways, line in ((4, four), (2, two)):
-        mfu = make_plan(asked(mesh=MeshWish(tensor=ways))).forecast.mfu.expected
+        mfu = make_plan(asked(mesh=MeshRequest(tensor=ways))).forecast.mfu.expected
         assert line == f"--set resources.mesh='{{tensor: {ways}}}'  (MFU {mfu:.1%} expected)"
     assert free.startswith("--set resources.mesh=auto  (mesh data 1, fsdp 1024, ")
 
@@ -83,14 +83,14 @@ def test_a_faster_batch_near_the_asked_one_is_offered_too() -> None:
 def test_where_no_run_tells_an_offer_has_the_bound() -> None:
     """Of h100 no run was learned from: what is offered reaches so much at most."""
     spec = spec_of(
-        "llama3-8b", sequences=64, chip="h100", topology="8", pods=1, mesh=MeshWish(tensor=3)
+        "llama3-8b", sequences=64, chip="h100", topology="8", pods=1, mesh=MeshRequest(tensor=3)
     )
     assert re.search(r"'{tensor: 4}'  \(MFU [\d.]+% at most\)", refusal_of(spec))
 
 
 def test_a_mesh_of_another_size_than_the_pod_is_counted_out() -> None:
     """The product of the axes against the devices there are."""
-    wish = MeshWish(data=2, fsdp=2, sequence=1, tensor=2)
+    wish = MeshRequest(data=2, fsdp=2, sequence=1, tensor=2)
     text = refusal_of(
         spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1, mesh=wish)
     )
@@ -110,7 +110,7 @@ def test_a_policy_that_does_not_fit_is_offered_full() -> None:
     """When only the asked policy is in the way, the one that keeps least is named."""
     spec = spec_of(
         "llama3-8b", sequences=16, length=16384, chip="v5e", topology="4x4", pods=1,
-        mesh=MeshWish(fsdp=16),
+        mesh=MeshRequest(fsdp=16),
     )  # fmt: skip
     asked = replace(spec, experiment=replace(spec.experiment, remat="none"))
     assert "--set experiment.remat=full" in refusal_of(asked)

@@ -11,12 +11,20 @@ import pytest
 
 from orchestrator.plan import torus as links
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.make import ask_of, make_plan
 from orchestrator.plan.memory import peak_bytes
+from orchestrator.plan.planner import ask_of, make_plan
 from orchestrator.plan.remat import POLICIES
-from orchestrator.plan.search import MEMORY_MARGIN, TIE, Ask, Choice, plain_layout, ranked, search
+from orchestrator.plan.search import (
+    MEMORY_MARGIN,
+    TIE,
+    Choice,
+    SearchRequest,
+    plain_layout,
+    ranked,
+    search,
+)
 from orchestrator.plan.time import step_time, time_lines
-from orchestrator.stations.spec import MeshWish, Spec
+from orchestrator.types.spec import MeshRequest, Spec
 from tests.asks import TINY, spec_of
 
 V5E: dict[str, Any] = {"chip": "v5e", "topology": "4x4", "pods": 1}
@@ -38,7 +46,7 @@ SMALL = {
     "tight memory, two pods": spec_of(
         "llama3-8b", sequences=60, length=4096, chip="v6e", topology="4x4", pods=2
     ),
-    "a wish": spec_of(TINY, sequences=16, length=64, mesh=MeshWish(tensor=4), **V5E),
+    "a wish": spec_of(TINY, sequences=16, length=64, mesh=MeshRequest(tensor=4), **V5E),
     "a policy": spec_of(TINY, sequences=16, length=64, remat="keep_mlp", **V5E),
 }
 
@@ -94,7 +102,7 @@ def batches(spec: Spec, replicas: int) -> list[int]:
     return below[-1:] + [b for b in legal if b > batch.sequences][:1]
 
 
-def brute(ask: Ask, spec: Spec, margin: float) -> Iterator[Tried]:
+def brute(ask: SearchRequest, spec: Spec, margin: float) -> Iterator[Tried]:
     """Every combination that is realizable and fits, with its own scalar ledger."""
     usable = ask.chip.hbm_usable_bytes.value * (1 - margin)
     for factors in itertools.product(*(splits(axis.length) for axis in ask.torus.axes)):
@@ -174,7 +182,7 @@ def test_a_batch_stays_when_a_mesh_as_fast_serves_it() -> None:
 
 def test_a_wished_mesh_is_kept() -> None:
     """Named axes get the sizes asked; the others are chosen."""
-    wish = MeshWish(data=35, fsdp=8, sequence=4, tensor=8)
+    wish = MeshRequest(data=35, fsdp=8, sequence=4, tensor=8)
     plan = make_plan(spec_of(mesh=wish))
     assert plan.mesh == {"pods": 4, "data": 35, "fsdp": 8, "sequence": 4, "tensor": 8}
     assert plan.batch.sequences == 1120
@@ -186,7 +194,7 @@ def test_auto_remat_recomputes_only_what_memory_asks_for() -> None:
     for length in (2048, 4096, 8192, 16384):
         asked = spec_of(
             "llama3-8b", sequences=32, length=length, chip="v5e", topology="4x8", pods=1,
-            mesh=MeshWish(fsdp=32),
+            mesh=MeshRequest(fsdp=32),
         )  # fmt: skip
         plan = make_plan(asked)
         chosen.append(plan.remat)

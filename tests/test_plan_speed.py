@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from orchestrator.plan.make import ask_of
+from orchestrator.plan.planner import ask_of
 from tests.bench_plan import CASES, choose, imports_ratio, price_one_by_one, seconds
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.plan.make import make_plan, plan_digest
-from orchestrator.prove import cache, known, prove
-from orchestrator.prove.compiled import Recorded
+from orchestrator.plan.planner import make_plan, plan_digest
+from orchestrator.prove import known, proof_cache, prove
+from orchestrator.prove.compiled import CacheEntry
 from orchestrator.spec import load
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.spec import Spec
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Spec
 from tests.conftest import RunOrch
 from tests.proofs import as_forecast, recorded
 
-Kept = tuple[Spec, Plan, Recorded]
+Kept = tuple[Spec, Plan, CacheEntry]
 
 
 @pytest.fixture
@@ -24,14 +24,14 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """A result in a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = recorded()
-    cache.keep(made[1], "llama", made[2])
+    proof_cache.keep(made[1], "llama", made[2])
     return made
 
 
 def test_a_result_is_found_again(kept: Kept, tmp_path: Path) -> None:
     """Whole, with its age, below XDG_CACHE_HOME, and nothing unfinished beside it."""
     _, plan, result = kept
-    found = cache.find(plan, "llama")
+    found = proof_cache.find(plan, "llama")
     assert found is not None
     assert found.recorded == result
     assert 0 <= found.age_s < 60
@@ -52,8 +52,8 @@ def test_another_program_is_another_result(kept: Kept) -> None:
     """Another plan, another trainer."""
     _, plan, _ = kept
     other = replace(plan, remat="none", digest="")
-    assert cache.find(replace(other, digest=plan_digest(other)), "llama") is None
-    assert cache.find(plan, "another") is None
+    assert proof_cache.find(replace(other, digest=plan_digest(other)), "llama") is None
+    assert proof_cache.find(plan, "another") is None
 
 
 @pytest.mark.parametrize("what", ["sources_digest", "versions"])
@@ -62,8 +62,8 @@ def test_another_trainer_or_compiler_is_another_result(
 ) -> None:
     """A changed source, or a new version of what compiles."""
     changed = {"sources_digest": "f" * 64, "versions": {"jax": "99"}}[what]
-    monkeypatch.setattr(cache, what, lambda: changed)
-    assert cache.find(kept[1], "llama") is None
+    monkeypatch.setattr(proof_cache, what, lambda: changed)
+    assert proof_cache.find(kept[1], "llama") is None
 
 
 def test_the_forecast_of_the_day_is_compared(kept: Kept) -> None:
@@ -80,9 +80,9 @@ def test_a_damaged_file_is_as_good_as_none(kept: Kept, text: str, tmp_path: Path
     """It is neither an error nor believed, and the next result replaces it."""
     [path] = (tmp_path / "orch" / "proofs").iterdir()
     path.write_text(text, encoding="latin-1")
-    assert cache.find(kept[1], "llama") is None
-    cache.keep(kept[1], "llama", kept[2])
-    assert cache.find(kept[1], "llama") is not None
+    assert proof_cache.find(kept[1], "llama") is None
+    proof_cache.keep(kept[1], "llama", kept[2])
+    assert proof_cache.find(kept[1], "llama") is not None
 
 
 def test_many_may_write_the_same_at_once(kept: Kept) -> None:
@@ -90,8 +90,8 @@ def test_many_may_write_the_same_at_once(kept: Kept) -> None:
     _, plan, result = kept
 
     def write_and_read(_: int) -> bool:
-        cache.keep(plan, "llama", result)
-        return cache.find(plan, "llama") is not None
+        proof_cache.keep(plan, "llama", result)
+        return proof_cache.find(plan, "llama") is not None
 
     with ThreadPoolExecutor(8) as several:
         assert all(several.map(write_and_read, range(64)))
@@ -100,16 +100,16 @@ def test_many_may_write_the_same_at_once(kept: Kept) -> None:
 def test_a_relative_cache_home_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the specification of XDG_CACHE_HOME says."""
     monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
-    assert cache.folder() == Path.home() / ".cache" / "orch" / "proofs"
+    assert proof_cache.folder() == Path.home() / ".cache" / "orch" / "proofs"
 
 
 def test_sources_decide_what_is_the_same_trainer() -> None:
     """Trainers, what they import here, and the reader; the Forecast's formulas are not in it."""
-    imports = cache._imports(
+    imports = proof_cache._imports(
         "from orchestrator.plan.remat import policy\nimport orchestrator.errors\nimport jax\n"
     )
     assert imports == ["orchestrator.plan.remat", "orchestrator.errors"]
-    assert cache.sources_digest() == cache.sources_digest()
+    assert proof_cache.sources_digest() == proof_cache.sources_digest()
 
 
 SPEC = """\
@@ -135,7 +135,7 @@ def test_the_commands_use_what_was_kept(
     spec = tmp_path / "cached.yaml"
     spec.write_text(SPEC, encoding="utf-8")
     plan = make_plan(load(spec, ()))
-    cache.keep(plan, "llama", Recorded(compiled=as_forecast(plan)))
+    proof_cache.keep(plan, "llama", CacheEntry(compiled=as_forecast(plan)))
     proof = orch("prove", str(spec))
     assert proof.returncode == 0, proof.stderr
     assert "from the cache, nothing was compiled" in proof.stdout

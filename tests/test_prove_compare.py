@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.plan.make import make_plan
+from orchestrator.plan.planner import make_plan
 from orchestrator.prove.compare import memory_missed, proof_of
-from orchestrator.prove.compiled import Collective, Reading
-from orchestrator.stations.proof import Proof
+from orchestrator.prove.compiled import CompiledCollective, Reading
+from orchestrator.types.proof import Proof
 from tests.proofs import as_forecast, spec
 
 PLAN = make_plan(spec())
@@ -63,7 +63,7 @@ def test_a_peak_that_is_off_is_said_to_be() -> None:
 def scaled(axes: tuple[str, ...], factor: float) -> Callable[[Reading], Reading]:
     """The payload over some axes, times a factor."""
 
-    def scale(one: Collective) -> Collective:
+    def scale(one: CompiledCollective) -> CompiledCollective:
         times = factor if one.axes == axes else 1.0
         return replace(one, payload_bytes=one.payload_bytes * times)
 
@@ -83,7 +83,7 @@ def test_what_no_forecast_has_is_a_disagreement() -> None:
     """A collective over axes of which the Forecast knows none, beyond a few scalars."""
 
     def with_one(size: float) -> Callable[[Reading], Reading]:
-        extra = Collective(
+        extra = CompiledCollective(
             axes=("data", "tensor"), kind="all-gather", dtype="fp32", payload_bytes=size,
             calls=1, executed_kind="all-gather", executed_bytes=size,
         )  # fmt: skip

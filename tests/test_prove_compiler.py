@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.plan.make import make_plan, plan_digest
-from orchestrator.prove import Proven, prove
-from orchestrator.prove.compiled import Asked, Reading
+from orchestrator.plan.planner import make_plan, plan_digest
+from orchestrator.prove import ProofResult, prove
+from orchestrator.prove.compiled import CompileRequest, Reading
+from orchestrator.prove.compiler import ask
 from orchestrator.prove.failures import is_out_of_memory, sentence
-from orchestrator.prove.process import ask
 from orchestrator.prove.targets import environment
-from orchestrator.stations import codec
-from orchestrator.stations.spec import MeshWish, Model, Spec
+from orchestrator.types import codec
+from orchestrator.types.spec import MeshRequest, Model, Spec
 from tests.asks import spec_of
 from tests.conftest import ROOT
 
@@ -107,12 +107,12 @@ def small() -> Spec:
     """Two pods, replicas, weights gathered."""
     return spec_of(
         SMALL, sequences=32, length=512, chip="v5e", topology="2x2", pods=2, remat="full",
-        mesh=MeshWish(data=2, fsdp=2, sequence=1, tensor=1),
+        mesh=MeshRequest(data=2, fsdp=2, sequence=1, tensor=1),
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def proven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Proven, list[str], Path]:
+def proven(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProofResult, list[str], Path]:
     """The proof of the small plan by the trainer's own step, its stages, and the program's text."""
     asked, stages = small(), list[str]()
     hlo = tmp_path_factory.mktemp("hlo")
@@ -121,7 +121,7 @@ def proven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Proven, list[str],
     return found, stages, text
 
 
-def test_the_trainers_step_is_as_forecast(proven: tuple[Proven, list[str], Path]) -> None:
+def test_the_trainers_step_is_as_forecast(proven: tuple[ProofResult, list[str], Path]) -> None:
     """Memory, payload on every group, FLOPs; gradients alone cross pods."""
     found, stages, text = proven
     assert stages == ["laying out", "tracing", "compiling", "reading"]
@@ -131,7 +131,7 @@ def test_the_trainers_step_is_as_forecast(proven: tuple[Proven, list[str], Path]
     assert text.read_text(encoding="utf-8").startswith("HloModule")
 
 
-def test_every_byte_of_the_peak_has_a_name(proven: tuple[Proven, list[str], Path]) -> None:
+def test_every_byte_of_the_peak_has_a_name(proven: tuple[ProofResult, list[str], Path]) -> None:
     """What the text says is held adds up to the peak that the compiler reports."""
     proof = proven[0].proof
     held = sum(line.compiled for line in proof.ledger)
@@ -143,7 +143,7 @@ def test_every_byte_of_the_peak_has_a_name(proven: tuple[Proven, list[str], Path
 
 
 def test_what_crosses_pods_comes_from_the_trainer(
-    proven: tuple[Proven, list[str], Path],
+    proven: tuple[ProofResult, list[str], Path],
 ) -> None:
     """Each gradient's sum is traced to a line."""
     gradients = [one for one in proven[0].proof.crossings if one.is_gradient]
@@ -151,7 +151,7 @@ def test_what_crosses_pods_comes_from_the_trainer(
     assert all(place.startswith("trainers/") for one in gradients for place in one.places)
 
 
-def test_the_second_time_nothing_is_compiled(proven: tuple[Proven, list[str], Path]) -> None:
+def test_the_second_time_nothing_is_compiled(proven: tuple[ProofResult, list[str], Path]) -> None:
     """In less than a second, and it says so."""
     asked = small()
     began = time.monotonic()
@@ -169,7 +169,9 @@ def test_too_much_for_the_memory_is_refused_at_once() -> None:
     batch = replace(plan.batch, sequences=sequences, tokens=sequences * plan.batch.length)
     large = replace(plan, remat="none", batch=batch)
     large = replace(large, digest=plan_digest(large))
-    answer = ask(Asked(plan=codec.to_json(large).decode(), trainer="llama"), lambda _: None)
+    answer = ask(
+        CompileRequest(plan=codec.to_json(large).decode(), trainer="llama"), lambda _: None
+    )
     assert answer.failed is not None
     assert is_out_of_memory(answer.failed)
     assert "exceeds available HBM (15.75G)" in sentence(answer.failed)
@@ -178,6 +180,6 @@ def test_too_much_for_the_memory_is_refused_at_once() -> None:
 def test_an_unknown_option_is_the_compilers_to_refuse() -> None:
     """Before anything is compiled."""
     plan = replace(make_plan(small()), compiler_options={"xla_no_such_thing": True})
-    answer = ask(Asked(plan=codec.to_json(plan).decode(), trainer="llama"), lambda _: None)
+    answer = ask(CompileRequest(plan=codec.to_json(plan).decode(), trainer="llama"), lambda _: None)
     assert answer.failed is not None
     assert "No such compile option: 'xla_no_such_thing'" in answer.failed.said

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.prove.compiled import Sent
-from orchestrator.prove.crossing import crossings, faults, forecast_bytes
-from orchestrator.prove.hlo.crossings import Crossed, crossed
-from orchestrator.prove.hlo.flow import Flow
+from orchestrator.prove.compiled import DcnSend
+from orchestrator.prove.dcn_check import crossings, faults, forecast_bytes
+from orchestrator.prove.hlo.dataflow import Dataflow
+from orchestrator.prove.hlo.dcn import SlicePair, crossed
+from orchestrator.prove.hlo.execution_counts import visits
 from orchestrator.prove.hlo.program import program_of
-from orchestrator.prove.hlo.visits import visits
-from orchestrator.stations.plan import Collective, Line, Plan
+from orchestrator.types.plan import Collective, LedgerLine, Plan
 from tests.trainer_plans import plan_of
 
 HEAD = """HloModule m, num_partitions=4
@@ -47,11 +47,11 @@ def sent(operand: str, shape: str, kind: str = "ALL_REDUCE") -> str:
     )
 
 
-def program_that(*lines: str) -> list[Crossed]:
+def program_that(*lines: str) -> list[SlicePair]:
     """What a program of these lines sends to other pods."""
     body = "\n".join(f"  {line}" for line in (*lines, "ROOT %end = f32[] constant(0)"))
     read = program_of(f"{HEAD}ENTRY %main () -> f32[] {{\n{body}\n}}\n")
-    return [one for visit in visits(read) for one in crossed(Flow(read), visit)]
+    return [one for visit in visits(read) for one in crossed(Dataflow(read), visit)]
 
 
 DOT = 'metadata={{op_name="jit(step)/{}/dot_general" stack_frame_id={}}}'
@@ -110,20 +110,20 @@ def plan() -> Plan:
         kind="all-reduce", axes=("pods",), link="dcn", dtype="bf16", bytes_per_step=GRADIENTS,
         calls_per_step=1,
     )  # fmt: skip
-    line = Line(name="pods", value=1, unit="s", formula="", inputs={}, collective=moved)
+    line = LedgerLine(name="pods", value=1, unit="s", formula="", inputs={}, collective=moved)
     return replace(made, forecast=replace(made.forecast, time=(line,)))
 
 
 def sending(
     size: float, *, kind: str = "all-reduce", in_backward: bool = True, name: str = "psum.7_0"
-) -> Sent:
-    return Sent(
+) -> DcnSend:
+    return DcnSend(
         name=name, kind=kind, dtype="bf16", payload_bytes=size, padding_bytes=0, calls=3,
         places=("trainers/toy/net.py:62 (reduced)",), in_backward=in_backward,
     )  # fmt: skip
 
 
-def said(*everything: Sent) -> list[str]:
+def said(*everything: DcnSend) -> list[str]:
     return faults(plan(), crossings(everything))
 
 
@@ -140,7 +140,7 @@ def test_gradients_and_a_few_scalars_may_cross() -> None:
         sending(4097, kind="all-gather", name="all-gather.9_0"),
     ],
 )
-def test_anything_else_is_named_with_its_line(other: Sent) -> None:
+def test_anything_else_is_named_with_its_line(other: DcnSend) -> None:
     """What no backward pass made, and what is not summed: the operation and where it is from."""
     [fault] = said(sending(GRADIENTS), other)
     assert "all-gather.9_0 of 4,097 B bf16" in fault

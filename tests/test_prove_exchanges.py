@@ -2,13 +2,13 @@
 
 import pytest
 
-from orchestrator.prove.hlo.exchanges import Moved, moved, payload
-from orchestrator.prove.hlo.flow import Flow
-from orchestrator.prove.hlo.groups import Chain, Mesh, chain, first_group
-from orchestrator.prove.hlo.program import Instruction, Program, program_of
-from orchestrator.prove.hlo.visits import visits
+from orchestrator.prove.hlo.collectives import CollectivePayload, moved, payload
+from orchestrator.prove.hlo.dataflow import Dataflow
+from orchestrator.prove.hlo.execution_counts import visits
+from orchestrator.prove.hlo.program import HloProgram, Instruction, program_of
+from orchestrator.prove.hlo.replica_groups import Chain, DeviceMesh, chain, first_group
 
-MESH = Mesh({"data": 2, "fsdp": 2, "sequence": 1, "tensor": 2})
+MESH = DeviceMesh({"data": 2, "fsdp": 2, "sequence": 1, "tensor": 2})
 TENSOR, FSDP = "{{0,1},{2,3},{4,5},{6,7}}", "{{0,2},{1,3},{4,6},{5,7}}"
 ADD = """%add (x: bf16[], y: bf16[]) -> bf16[] {
   %x = bf16[] parameter(0)
@@ -18,16 +18,16 @@ ADD = """%add (x: bf16[], y: bf16[]) -> bf16[] {
 """
 
 
-def program(*entry: str, before: str = "") -> Program:
+def program(*entry: str, before: str = "") -> HloProgram:
     """A program for eight devices with that entry computation, after other computations."""
     body = "\n".join(f"  {line}" for line in entry)
     head = f"HloModule m, num_partitions=8\n\n{ADD}\n{before}\n"
     return program_of(f"{head}ENTRY %main () -> f32[] {{\n{body}\n}}\n")
 
 
-def all_moved(read: Program) -> list[Moved]:
+def all_moved(read: HloProgram) -> list[CollectivePayload]:
     """Everything that a program exchanges, in the order in which it stands."""
-    flow = Flow(read)
+    flow = Dataflow(read)
     return [one for visit in visits(read) for one in moved(flow, MESH, visit)]
 
 
@@ -76,7 +76,7 @@ def test_groups_name_the_axes_their_devices_differ_in(
 
 def test_a_mesh_in_another_order_is_looked_up() -> None:
     """Partition i stands where `places` says."""
-    assert Mesh(MESH.axes, (0, 2, 1, 3, 4, 6, 5, 7)).axes_of((0, 1)) == ("fsdp",)
+    assert DeviceMesh(MESH.axes, (0, 2, 1, 3, 4, 6, 5, 7)).axes_of((0, 1)) == ("fsdp",)
 
 
 def permute(pairs: str) -> Instruction:

@@ -3,15 +3,15 @@
 import pytest
 
 from orchestrator.prove.hlo import dots
-from orchestrator.prove.hlo.loops import UnknownTrips, trips
-from orchestrator.prove.hlo.program import Program, program_of
+from orchestrator.prove.hlo.execution_counts import times
+from orchestrator.prove.hlo.program import HloProgram, program_of
 from orchestrator.prove.hlo.shapes import arrays
-from orchestrator.prove.hlo.sources import Place, trainer_line
-from orchestrator.prove.hlo.visits import times
+from orchestrator.prove.hlo.sources import SourceLine, trainer_line
+from orchestrator.prove.hlo.trip_counts import UnknownTrips, trips
 from tests.programs import program
 
 
-def entry_of(*lines: str) -> Program:
+def entry_of(*lines: str) -> HloProgram:
     """A program of one computation."""
     body = "\n".join(f"  {line}" for line in lines)
     return program_of(f"HloModule m, num_partitions=4\n\nENTRY %main () -> f32[] {{\n{body}\n}}\n")
@@ -50,7 +50,7 @@ def test_an_instruction_knows_the_lines_it_comes_from() -> None:
     assert [trainer_line(place) for place in stack] == [
         "trainers/toy/model.py:12 (block)", "", "trainers/toy/model.py:30 (step.body)",
     ]  # fmt: skip
-    assert trainer_line(Place("/jax/numpy.py", "where", 3)) == ""
+    assert trainer_line(SourceLine("/jax/numpy.py", "where", 3)) == ""
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_loops_run_as_often_as_their_counters_say() -> None:
     assert times(read)["one_more"] == 5
 
 
-def loop(condition: str, step: str, start: str = "constant(0)") -> Program:
+def loop(condition: str, step: str, start: str = "constant(0)") -> HloProgram:
     """A loop over one counter; `condition` is of %i and %c, `step` makes %n from %i and %c."""
     return program_of(
         f"""HloModule m, num_partitions=1

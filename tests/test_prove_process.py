@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import CannotProve, Unservable
-from orchestrator.prove import failures, process
-from orchestrator.prove.compiled import Answer, Asked, Failed
+from orchestrator.errors import ProofUnavailable, SpecError
+from orchestrator.prove import compiler, failures
+from orchestrator.prove.compiled import CompileFailure, CompileRequest, CompileResult
 from orchestrator.prove.targets import environment, target
-from orchestrator.stations import codec
+from orchestrator.types import codec
 from tests.trainer_plans import plan_of
 
-ASKED = Asked(plan="{}", trainer="llama")
-FAILED = codec.to_json(Answer(failed=Failed(said="no", by="compiler"))).decode()
+ASKED = CompileRequest(plan="{}", trainer="llama")
+FAILED = codec.to_json(CompileResult(failed=CompileFailure(said="no", by="compiler"))).decode()
 Fake = Callable[[str], None]
 
 
@@ -28,7 +28,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Put another program in the compiler's place."""
 
     def put(text: str) -> None:
-        monkeypatch.setattr(process, "CHILD", (sys.executable, "-c", text))
+        monkeypatch.setattr(compiler, "CHILD", (sys.executable, "-c", text))
 
     return put
 
@@ -77,7 +77,7 @@ def test_a_slice_of_one_chip_has_a_host_of_one_chip() -> None:
 
 def test_other_chips_have_no_proof() -> None:
     """The error says what has one, and how to go on."""
-    with pytest.raises(CannotProve, match=r"no h100\n.*--no-prove"):
+    with pytest.raises(ProofUnavailable, match=r"no h100\n.*--no-prove"):
         target(plan_of(chip="h100", topology="8"))
 
 
@@ -89,7 +89,7 @@ def test_the_answer_and_the_stages_arrive(fake: Fake) -> None:
     stage = json.dumps({"stage": "compiling"})
     fake(answering(f"print({stage!r}, flush=True); sys.stderr.write('noise')"))
     stages: list[str] = []
-    answer = process.ask(ASKED, stages.append)
+    answer = compiler.ask(ASKED, stages.append)
     assert answer.failed is not None
     assert (answer.failed.said, stages) == ("no", ["compiling"])
 
@@ -97,7 +97,7 @@ def test_the_answer_and_the_stages_arrive(fake: Fake) -> None:
 def test_a_child_that_dies_leaves_its_last_words(fake: Fake) -> None:
     """Its exit code, and what it wrote."""
     fake("import os, sys; sys.stderr.write('F1120 check'); sys.stderr.flush(); os.abort()")
-    answer = process.ask(ASKED, lambda _: None)
+    answer = compiler.ask(ASKED, lambda _: None)
     assert answer.failed is not None
     assert answer.failed.exit_code == -signal.SIGABRT
     assert "F1120 check" in answer.failed.said
@@ -141,7 +141,7 @@ def test_an_interruption_leaves_nothing_behind(fake: Fake, tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        process.ask(ASKED, interrupt)
+        compiler.ask(ASKED, interrupt)
     left = [int(pid) for pid in pids.read_text(encoding="ascii").split()]
     assert len(left) == 2
     assert wait_until(lambda: not any(map(alive, left)))
@@ -151,14 +151,14 @@ def test_several_at_once_do_not_meet(fake: Fake) -> None:
     """Each has its own process and its own answer."""
     fake(answering("time.sleep(0.2)"))
     with ThreadPoolExecutor(4) as several:
-        answers = list(several.map(lambda _: process.ask(ASKED, lambda _: None), range(4)))
+        answers = list(several.map(lambda _: compiler.ask(ASKED, lambda _: None), range(4)))
     assert [answer.failed is not None for answer in answers] == [True] * 4
 
 
 ASKS = """
 import subprocess, sys, time
 child = subprocess.Popen(
-    [sys.executable, "-m", "orchestrator.prove.child"],
+    [sys.executable, "-m", "orchestrator.prove.compile_process"],
     stdin=subprocess.PIPE,
     start_new_session=True,
 )
@@ -207,7 +207,9 @@ group_list.num_replica_groups() == device_groups.num_devices_per_group()
 
 
 def words(said: str, exit_code: int | None = None) -> str:
-    return str(failures.failure(PLAN, Failed(said=said, by="compiler", exit_code=exit_code)))
+    return str(
+        failures.failure(PLAN, CompileFailure(said=said, by="compiler", exit_code=exit_code))
+    )
 
 
 def test_an_abort_names_the_check_and_the_operation() -> None:
@@ -256,16 +258,16 @@ def test_other_deaths_have_words_too(said: str, exit_code: int | None, words_: s
 
 def test_what_the_spec_can_mend_is_the_specs_fault() -> None:
     """An option or a slice that the compiler does not have, a plan that the trainer refuses."""
-    option = Failed(said="INVALID_ARGUMENT: No such compile option: 'xla_x'", by="compiler")
-    slice_ = Failed(said="INVALID_ARGUMENT: Unknown topology 3x5", by="compiler")
-    refused = Failed(said="128 positions at a time", by="trainer")
+    option = CompileFailure(said="INVALID_ARGUMENT: No such compile option: 'xla_x'", by="compiler")
+    slice_ = CompileFailure(said="INVALID_ARGUMENT: Unknown topology 3x5", by="compiler")
+    refused = CompileFailure(said="128 positions at a time", by="trainer")
     for failed, text in (
         (option, "xla_x"),
         (slice_, "v5p slice 4x4x4"),
         (refused, "128 positions"),
     ):
         error = failures.failure(PLAN, failed)
-        assert isinstance(error, Unservable)
+        assert isinstance(error, SpecError)
         assert text in str(error)
 
 

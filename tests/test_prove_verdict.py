@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import CannotProve
-from orchestrator.plan.make import make_plan
-from orchestrator.prove import Proven, cache, known, least_recompute, nearest, prove
-from orchestrator.prove.compiled import Recorded
+from orchestrator.errors import ProofUnavailable
+from orchestrator.plan.planner import make_plan
+from orchestrator.prove import ProofResult, known, least_recompute, proof_cache, prove, suggestions
+from orchestrator.prove.compiled import CacheEntry
 from orchestrator.render import proof as render
 from orchestrator.spec import load
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.spec import MeshWish, Spec
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import MeshRequest, Spec
 from tests.asks import spec_of
 from tests.conftest import HoldGolden, RunOrch
 from tests.proofs import as_forecast, recorded
 
 SAID = "Ran out of memory on HBM, the total memory required (21.4G) exceeds available HBM (15.75G)."
-Keep = Callable[[Spec, Plan, Recorded], Proven]
+Keep = Callable[[Spec, Plan, CacheEntry], ProofResult]
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keep:
     """Put a result into a cache of its own and prove its plan from there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def kept(asked: Spec, plan: Plan, result: Recorded) -> Proven:
-        cache.keep(plan, asked.run.trainer, result)
+    def kept(asked: Spec, plan: Plan, result: CacheEntry) -> ProofResult:
+        proof_cache.keep(plan, asked.run.trainer, result)
         return prove(asked, plan)
 
     return kept
@@ -62,7 +62,7 @@ def test_the_nearest_plans_fit_with_the_error_that_was_seen() -> None:
     """What is proposed leads to a plan whose forecast leaves room for what was missed."""
     asked, plan, _ = recorded()
     missed = 8e9
-    proposed = nearest.fitting(asked, plan, missed)
+    proposed = suggestions.fitting(asked, plan, missed)
     assert proposed
     for overrides in proposed:
         settings = dict(word.split("=") for word in overrides.replace("--set ", "").split())
@@ -76,7 +76,7 @@ def test_the_nearest_plans_fit_with_the_error_that_was_seen() -> None:
 def test_nothing_is_proposed_where_nothing_fits() -> None:
     """An error as large as the memory leaves no plan."""
     asked, plan, _ = recorded()
-    assert nearest.fitting(asked, plan, plan.forecast.hbm_bytes_per_device) == ()
+    assert suggestions.fitting(asked, plan, plan.forecast.hbm_bytes_per_device) == ()
 
 
 def test_without_libtpu_there_is_no_verdict(
@@ -86,8 +86,8 @@ def test_without_libtpu_there_is_no_verdict(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(util, "find_spec", lambda _: None)
     asked, plan, _ = recorded()
-    monkeypatch.setattr(cache, "sources_digest", lambda: "")
-    with pytest.raises(CannotProve, match="libtpu, the TPU compiler, is not installed"):
+    monkeypatch.setattr(proof_cache, "sources_digest", lambda: "")
+    with pytest.raises(ProofUnavailable, match="libtpu, the TPU compiler, is not installed"):
         prove(asked, plan)
 
 
@@ -110,7 +110,7 @@ def small() -> Spec:
     """A plan that has room for less recompute, on one pod."""
     return spec_of(
         "llama3-8b", sequences=64, chip="v5p", topology="4x4x4", pods=1, remat="full",
-        mesh=MeshWish(data=1, fsdp=64, sequence=1, tensor=1),
+        mesh=MeshRequest(data=1, fsdp=64, sequence=1, tensor=1),
     )  # fmt: skip
 
 
@@ -118,16 +118,16 @@ def test_room_for_less_recompute_is_a_hint(keep: Keep) -> None:
     """The policy that repeats least and still fits, corrected by what the Forecast missed."""
     asked = small()
     plan = make_plan(asked)
-    result = Recorded(compiled=as_forecast(plan))
+    result = CacheEntry(compiled=as_forecast(plan))
     assert keep(asked, plan, result).proof.hints == ("--set experiment.remat=none",)
-    others = nearest.less_recompute(asked, plan)
+    others = suggestions.less_recompute(asked, plan)
     peaks = {other.remat: other.forecast.memory_bytes_per_device for other in others}
     assert next(iter(peaks)) == "none"
     # The program needs so much more than forecast that keeping everything would not fit.
     missed = plan.forecast.hbm_bytes_per_device - peaks["none"] + 1e9
     peak = plan.forecast.memory_bytes_per_device + missed
     memory = replace(result.compiled.memory, peak=peak)
-    worse = Recorded(compiled=replace(result.compiled, memory=memory))
+    worse = CacheEntry(compiled=replace(result.compiled, memory=memory))
     [hint] = keep(asked, plan, worse).proof.hints
     assert hint.startswith("--set experiment.remat=keep_")
 
@@ -136,9 +136,9 @@ def test_a_search_stops_at_the_least_recompute_that_fits(keep: Keep) -> None:
     """The least first; those that the compiler refuses are shown too."""
     asked = small()
     plan = make_plan(asked)
-    first, second, *_ = nearest.less_recompute(asked, plan)
-    keep(asked, first, Recorded(compiled=as_forecast(first), refusal=SAID))
-    keep(asked, second, Recorded(compiled=as_forecast(second)))
+    first, second, *_ = suggestions.less_recompute(asked, plan)
+    keep(asked, first, CacheEntry(compiled=as_forecast(first), refusal=SAID))
+    keep(asked, second, CacheEntry(compiled=as_forecast(second)))
     stages: list[str] = []
     tried = least_recompute(asked, plan, stages.append)
     assert [one.plan.remat for one in tried] == [first.remat, second.remat]
@@ -169,13 +169,13 @@ def test_the_command_ends_with_the_verdict(keep: Keep, orch: RunOrch, tmp_path: 
     spec.write_text(SPEC, encoding="utf-8")
     asked = load(spec, ())
     plan = make_plan(asked)
-    keep(asked, plan, Recorded(compiled=as_forecast(plan)))
+    keep(asked, plan, CacheEntry(compiled=as_forecast(plan)))
     fits = orch("prove", str(spec))
     assert fits.returncode == 0
     *_, verdict, following = fits.stdout.splitlines()
     assert verdict.startswith("Proof: fits with")
     assert following == f"Next: orch submit {spec}"
-    keep(asked, plan, Recorded(compiled=as_forecast(plan), refusal=SAID))
+    keep(asked, plan, CacheEntry(compiled=as_forecast(plan), refusal=SAID))
     refused = orch("prove", str(spec), "--json")
     assert refused.returncode == 3
     assert json.loads(refused.stdout)["refusal"]["said"] == SAID
@@ -187,7 +187,7 @@ def test_submit_proves_first(keep: Keep, orch: RunOrch, tmp_path: Path) -> None:
     spec.write_text(SPEC, encoding="utf-8")
     asked = load(spec, ())
     plan = make_plan(asked)
-    keep(asked, plan, Recorded(compiled=as_forecast(plan), refusal=SAID))
+    keep(asked, plan, CacheEntry(compiled=as_forecast(plan), refusal=SAID))
     assert known(asked, plan) is not None
     stopped = orch("submit", str(spec))
     assert stopped.returncode == 3

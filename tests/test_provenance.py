@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.cli.origin import UNCOMMITTED, origin_of
-from orchestrator.errors import Unservable
+from orchestrator.errors import SpecError
 from orchestrator.launch import provenance
 from tests.conftest import ROOT
 from tests.journals import opened, tiny_spec
@@ -93,7 +93,7 @@ def test_an_installation_in_somebody_elses_checkout_has_no_commit(
 
 def test_a_range_after_the_last_step_is_refused() -> None:
     """Nothing would ever be traced, so it is said at once."""
-    with pytest.raises(Unservable, match=r"--profile 20:22: the run has 20 steps"):
+    with pytest.raises(SpecError, match=r"--profile 20:22: the run has 20 steps"):
         origin_of(SPEC, tiny_spec(), 20, (20, 22))
 
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from orchestrator.launch.queue import RETURN_S, Answer, Queue
+from orchestrator.launch.slice_queue import RETURN_S, QueueAnswer, SliceQueue
 from tests.journals import Clock
 
 KIND, OTHER = "v5p 2x2x2", "v5e 4x4"
-MINE = Answer(before=(), held=())
+MINE = QueueAnswer(before=(), held=())
 
 
 @dataclass
@@ -19,9 +19,9 @@ class World:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        self.queue = Queue(lambda: self.living, self.clock)
+        self.queue = SliceQueue(lambda: self.living, self.clock)
 
-    def ask(self, run: str, kind: str = KIND, *, job: str = "") -> Answer:
+    def ask(self, run: str, kind: str = KIND, *, job: str = "") -> QueueAnswer:
         return self.queue.ask(run, kind, job or run.lower())
 
 
@@ -37,7 +37,7 @@ def test_one_after_another(world: World) -> None:
     assert world.ask("C").before == ("A", "B")
     world.queue.serve("A", "a", ("s0", "s1"))
     assert world.ask("C").before == ("B",)
-    assert world.ask("B") == Answer(before=(), held=("s0", "s1"))
+    assert world.ask("B") == QueueAnswer(before=(), held=("s0", "s1"))
     assert world.ask("C").before == ("B",)
 
 
@@ -68,9 +68,9 @@ def test_a_run_that_fails_comes_back_to_its_slices(world: World) -> None:
     """Its retry, a new job, is before all who wait, even one that had the turn already."""
     world.ask("A")
     world.queue.serve("A", "a", ("s0", "s1"))
-    assert world.ask("B") == Answer(before=(), held=("s0", "s1"))
+    assert world.ask("B") == QueueAnswer(before=(), held=("s0", "s1"))
     world.living -= {"a"}
-    assert world.ask("B") == Answer(before=("A",), held=("s0", "s1"))
+    assert world.ask("B") == QueueAnswer(before=("A",), held=("s0", "s1"))
     assert world.ask("A", job="a2") == MINE
     assert world.ask("B").before == ("A",)
 
@@ -82,7 +82,7 @@ def test_one_that_is_taking_is_not_disturbed(world: World) -> None:
     assert world.ask("B").before == ()
     assert world.ask("A", job="a2").before == ("B",)
     world.queue.serve("B", "b", ("s1",))
-    assert world.ask("A", job="a2") == Answer(before=(), held=("s1",))
+    assert world.ask("A", job="a2") == QueueAnswer(before=(), held=("s1",))
 
 
 def test_a_run_that_does_not_come_back_is_forgotten(world: World) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import spec
-from orchestrator.plan.make import make_plan
+from orchestrator.plan.planner import make_plan
 from tests.conftest import ROOT
 
 README = ROOT / "README.md"

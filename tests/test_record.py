@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.errors import Unservable
+from orchestrator.errors import SpecError
 from orchestrator.journal import StepLog
-from orchestrator.record import destination, flat, is_behind, mark_of, names
-from orchestrator.record.places import is_server
-from orchestrator.record.points import Point, finite
-from orchestrator.record.recording import Recorder, only_one
-from orchestrator.record.store import NotRecorded, Store
-from orchestrator.stations.spec import Tracking
+from orchestrator.tracking.mlflow import destination, is_behind, mark_of, metric_names
+from orchestrator.tracking.mlflow import params as flat
+from orchestrator.tracking.mlflow.metrics import MetricPoint, finite
+from orchestrator.tracking.mlflow.recorder import Recorder, only_one
+from orchestrator.tracking.mlflow.store import NotRecorded, Store
+from orchestrator.tracking.mlflow.tracking_uri import is_server
+from orchestrator.types.spec import TrackingOptions
 from tests import records
 from tests.journals import step, tiny_plan, tiny_spec
 from tests.records import (
@@ -43,12 +44,12 @@ def test_each_step_is_recorded_once(storage: Path) -> None:
     run = whole(storage)
     [tried] = recorded(run)
     assert tried.problem is None
-    assert [at for at, _ in points(storage, names.LOSS)] == list(range(20))
-    assert points(storage, names.LOSS)[7] == (7, 9.0 / 8)
+    assert [at for at, _ in points(storage, metric_names.LOSS)] == list(range(20))
+    assert points(storage, metric_names.LOSS)[7] == (7, 9.0 / 8)
     warm = [index for index in range(20) if index != 0]
-    assert [at for at, _ in points(storage, names.MFU)] == warm
-    assert [at for at, _ in points(storage, names.MFU_PREDICTED)] == list(range(20))
-    assert points(storage, names.MEASURED_HBM) == [(0, 3.0)]
+    assert [at for at, _ in points(storage, metric_names.MFU)] == warm
+    assert [at for at, _ in points(storage, metric_names.MFU_PREDICTED)] == list(range(20))
+    assert points(storage, metric_names.MEASURED_HBM) == [(0, 3.0)]
     assert doubled(storage) == []
 
 
@@ -72,7 +73,7 @@ def test_recording_as_it_goes_is_replaying(storage: Path) -> None:
         for index in range(8):
             log.append(step(index, restored=None if index else 0))
             assert recorder.record(writer.journal).problem is None
-            assert len(points(storage, names.LOSS)) == index + 1
+            assert len(points(storage, metric_names.LOSS)) == index + 1
     assert rows(storage, "SELECT status FROM runs") == [("RUNNING",)]
     writer.end_attempt("finished")
     writer.conclude("succeeded")
@@ -103,7 +104,7 @@ def test_a_database_that_was_lost_is_filled_again(storage: Path, empty_database:
     assert second.problem is None
     assert second.mlflow_run_id != first.mlflow_run_id
     assert run.run().mlflow_run_id == second.mlflow_run_id
-    assert len(points(storage, names.LOSS)) == 20
+    assert len(points(storage, metric_names.LOSS)) == 20
 
 
 def test_the_spec_is_there_flat(storage: Path) -> None:
@@ -212,20 +213,20 @@ def test_an_ending_is_summed_up(storage: Path) -> None:
     """Medians without the steps that warm up, tokens a second, and where the time went."""
     run = whole(storage)
     recorded(run)
-    assert points(storage, names.MEDIAN_MFU) == [(20, 0.4)]
-    assert points(storage, names.TOKENS_PER_S) == [(20, 4096 / 0.25)]
-    [(_, ratio)] = points(storage, names.OVER_PREDICTED["lower"])
+    assert points(storage, metric_names.MEDIAN_MFU) == [(20, 0.4)]
+    assert points(storage, metric_names.TOKENS_PER_S) == [(20, 4096 / 0.25)]
+    [(_, ratio)] = points(storage, metric_names.OVER_PREDICTED["lower"])
     assert ratio == pytest.approx(0.25 / tiny_plan().forecast.step_s.lower)
-    assert len(points(storage, names.GOODPUT)) == 1
-    [(at, wasted_s)] = points(storage, names.BADPUT["wasted_progress_from_disruption"])
+    assert len(points(storage, metric_names.GOODPUT)) == 1
+    [(at, wasted_s)] = points(storage, metric_names.BADPUT["wasted_progress_from_disruption"])
     assert (at, round(wasted_s, 6)) == (20, 5 * 0.25)
 
 
 def test_a_rehearsal_is_not_held_against_chips(storage: Path) -> None:
     """What CPU devices did is no share of what chips should do, unless they were calibrated."""
     recorded(whole(storage, rehearsal=True))
-    assert points(storage, names.OVER_PREDICTED["lower"]) == []
-    assert len(points(storage, names.MEDIAN_MFU)) == 1
+    assert points(storage, metric_names.OVER_PREDICTED["lower"]) == []
+    assert len(points(storage, metric_names.MEDIAN_MFU)) == 1
     assert facts(storage, "tags")["orch.kind"] == "rehearsal"
 
 
@@ -233,14 +234,14 @@ def test_only_known_names_are_recorded(storage: Path) -> None:
     """Every metric that is sent stands in the table of names, but for a trainer's own."""
     recorded(whole(storage))
     sent = {str(key) for [key] in rows(storage, "SELECT DISTINCT key FROM metrics")}
-    assert sent <= set(names.ALL)
-    assert sent >= {*names.OF_STEPS, *names.OF_PLANS, *names.OF_ENDINGS}
+    assert sent <= set(metric_names.ALL)
+    assert sent >= {*metric_names.OF_STEPS, *metric_names.OF_PLANS, *metric_names.OF_ENDINGS}
 
 
 def test_no_infinity_is_sent() -> None:
     """Neither of the trainer's own, nor by a division."""
     assert finite({"a": math.inf, "b": math.nan, "c": None, "d": 0.0}, 1.0, 2) == [
-        Point(name="d", value=0.0, at_s=1.0, step=2)
+        MetricPoint(name="d", value=0.0, at_s=1.0, step=2)
     ]
 
 
@@ -317,7 +318,7 @@ def test_a_run_without_steps_is_recorded(storage: Path) -> None:
     writer.conclude("failed", why="no slice is free")
     assert records.named(recorded(writer.journal)) == [None]
     assert facts(storage, "tags")["orch.why"] == "no slice is free"
-    assert points(storage, names.GOODPUT) == []
+    assert points(storage, metric_names.GOODPUT) == []
 
 
 def test_the_runs_of_a_study_have_one_parent(storage: Path) -> None:
@@ -368,7 +369,7 @@ def parent_row(storage: Path) -> tuple[object, ...]:
 )
 def test_where_runs_are_recorded(variable: str, written: str, uri: str) -> None:
     """MLFLOW_TRACKING_URI, else the spec, else a file with an absolute path beside the runs."""
-    where = destination(Tracking(uri=written), Path("/s"), {"MLFLOW_TRACKING_URI": variable})
+    where = destination(TrackingOptions(uri=written), Path("/s"), {"MLFLOW_TRACKING_URI": variable})
     assert where.uri == uri
     assert (where.artifacts is None) == is_server(where)
 
@@ -377,7 +378,7 @@ def test_a_relative_file_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     """It is the same file from every directory."""
     monkeypatch.chdir(tmp_path)
     for written in ("all.db", "sqlite:///all.db"):
-        where = destination(Tracking(uri=written), Path("runs"), {})
+        where = destination(TrackingOptions(uri=written), Path("runs"), {})
         assert where.uri == f"sqlite:///{tmp_path}/all.db"
         assert where.artifacts == f"file://{tmp_path}/runs/mlflow-artifacts"
 
@@ -395,6 +396,6 @@ def test_a_relative_file_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_an_address_that_cannot_be_used_is_refused(written: str, said: str) -> None:
     """With what to write instead, and without the password in the message."""
-    with pytest.raises(Unservable, match=said) as met:
-        destination(Tracking(), Path("/s"), {"MLFLOW_TRACKING_URI": written})
+    with pytest.raises(SpecError, match=said) as met:
+        destination(TrackingOptions(), Path("/s"), {"MLFLOW_TRACKING_URI": written})
     assert "secret" not in str(met.value)

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.recording import sync
-from orchestrator.record import mark_of, recording
-from orchestrator.record.recording import Recorder, only_one
-from orchestrator.render.records import table
-from orchestrator.stations.record import Recorded, Tried
+from orchestrator.render.sync import table
+from orchestrator.tracking.mlflow import mark_of, recorder
+from orchestrator.tracking.mlflow.recorder import Recorder, only_one
+from orchestrator.types.tracking import SyncProgress, SyncResult
 from tests.clusters import eventually
 from tests.conftest import RunOrch
 from tests.records import begun, empty_database, points, rows, storage, trained, whole
@@ -83,13 +83,13 @@ def test_sync_leaves_a_run_to_its_own_driver(orch: RunOrch, storage: Path) -> No
 def test_a_database_of_several_experiments_is_named_once() -> None:
     """With the experiments behind it."""
 
-    def one(run: str, file: str, experiment: str) -> Tried:
-        return Tried(
+    def one(run: str, file: str, experiment: str) -> SyncResult:
+        return SyncResult(
             run=run,
             mlflow_tracking_uri=f"sqlite:///{file}",
             mlflow_experiment=experiment,
             mlflow_run_id="1",
-            recorded=Recorded(state="succeeded", attempts=1, steps=2),
+            recorded=SyncProgress(state="succeeded", attempts=1, steps=2),
             problem=None,
         )
 
@@ -120,7 +120,7 @@ def test_sync_gives_up_on_a_run_that_is_held_for_ever(
     storage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After as long as a process in the background may take, and the exit status says so."""
-    monkeypatch.setattr(recording, "ONCE_LIMIT_S", 0.1)
+    monkeypatch.setattr(recorder, "ONCE_LIMIT_S", 0.1)
     writer = begun(storage)
     writer.conclude("failed", why="out of luck")
     with only_one(writer.journal):

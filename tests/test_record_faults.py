@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.journal import StepLog
-from orchestrator.record import Following, begin, names
-from orchestrator.record.recording import Recorder
-from orchestrator.stations.record import Destination
+from orchestrator.tracking.mlflow import BackgroundRecorder, begin, metric_names
+from orchestrator.tracking.mlflow.recorder import Recorder
+from orchestrator.types.tracking import Destination
 from tests.clusters import eventually
 from tests.journals import step, tiny_plan
 from tests.records import begun, doubled, empty_database, points, recorded, rows, storage, whole
@@ -17,7 +17,7 @@ from tests.trouble import Server, Trouble, served
 
 __all__ = ["empty_database", "storage"]
 
-ALL_STEPS = (names.LOSS, names.STEP_TIME, names.MFU_PREDICTED)
+ALL_STEPS = (metric_names.LOSS, metric_names.STEP_TIME, metric_names.MFU_PREDICTED)
 
 
 def check_whole(storage: Path, key: str, steps: int) -> None:
@@ -73,7 +73,7 @@ def test_a_server_comes_and_goes_while_a_run_goes_on(storage: Path) -> None:
         writer = begun(storage, steps=60)
         begin(writer.journal, place(server))
         number = writer.begin_attempt(tiny_plan())
-        with writer.signing(), Following(writer.journal):
+        with writer.signing(), BackgroundRecorder(writer.journal):
             with StepLog(writer.journal.path, number) as log:
                 for index in range(60):
                     trouble(server, index)
@@ -85,7 +85,7 @@ def test_a_server_comes_and_goes_while_a_run_goes_on(storage: Path) -> None:
         server.trouble = "none"
         eventually(lambda: Recorder({}).record(writer.journal).problem is None, 120)
         check_whole(storage, "it", 60)
-        assert len(points(storage, names.LOSS)) == 60
+        assert len(points(storage, metric_names.LOSS)) == 60
 
 
 def trouble(server: Server, index: int) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator import spec as specs
-from orchestrator.errors import Unservable
-from orchestrator.plan.make import make_plan
+from orchestrator.errors import SpecError
+from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import Rehearsal, environment, rehearse
-from orchestrator.stations.plan import AXES, Plan
-from orchestrator.stations.spec import MeshWish, Pods
+from orchestrator.types.plan import AXES, Plan
+from orchestrator.types.spec import MeshRequest, Pods
 from tests.asks import TINY, spec_of
 from tests.conftest import ROOT
 
@@ -109,14 +109,14 @@ def test_a_chip_of_two_devices_is_rehearsed_on_its_smallest_slice() -> None:
     asked = spec_of("llama3-8b", chip="tpu7x", topology="4x4x4", pods=2, sequences=1024)
     plan = make_plan(asked)
     assert rehearse(asked, plan).plan.devices == 16
-    with pytest.raises(Unservable, match="no slice has 4 devices; the next has 8"):
+    with pytest.raises(SpecError, match="no slice has 4 devices; the next has 8"):
         rehearse(asked, plan, devices=4)
 
 
 def test_a_chip_that_comes_in_no_slices_is_refused() -> None:
     """GPUs in their NVLink domain are no TPU slice, and nothing pretends that they are."""
     asked = spec_of(TINY, chip="h100", topology="4", pods=2, sequences=32, length=128)
-    with pytest.raises(Unservable, match="h100"):
+    with pytest.raises(SpecError, match="h100"):
         rehearse(asked, make_plan(asked))
 
 
@@ -124,7 +124,7 @@ def test_a_chip_that_comes_in_no_slices_is_refused() -> None:
 def test_grouped_heads_divide_whatever_the_mesh_becomes(tensor: int) -> None:
     """Llama 3B has three query heads to a kv head: whole groups are kept, and tensor divides."""
     asked = spec_of(
-        "llama-3b", topology="4x4x4", pods=2, sequences=1024, mesh=MeshWish(tensor=tensor)
+        "llama-3b", topology="4x4x4", pods=2, sequences=1024, mesh=MeshRequest(tensor=tensor)
     )
     small = rehearse(asked, make_plan(asked), devices=8).plan
     assert small.model.heads == 3 * small.model.kv_heads

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import Unservable
-from orchestrator.plan.make import make_plan, make_plans
+from orchestrator.errors import SpecError
+from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.render import alternatives, plan, rehearsal, score, study, text
 from orchestrator.score import PUBLISHED, as_shipped
@@ -195,7 +195,7 @@ def test_screens_that_tests_hold_fit_a_terminal(name: str) -> None:
 
 def test_a_refusal_fits_a_terminal() -> None:
     """Its reasons, and the meshes that it offers."""
-    with pytest.raises(Unservable) as caught:
+    with pytest.raises(SpecError) as caught:
         make_plan(spec_of(tolerance=0.0))
     assert caught.value.is_prose
     assert too_wide(text.fit(str(caught.value))) == []

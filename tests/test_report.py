@@ -12,7 +12,7 @@ from orchestrator.render.page.ledger import measured
 from orchestrator.render.text import off
 from orchestrator.report import report, reported
 from orchestrator.report.measure import spread
-from orchestrator.stations.report import Goodput
+from orchestrator.types.report import Goodput
 from tests.conftest import RunOrch
 from tests.journals import driven, tiny_plan
 from tests.reports import COMPILE_S, FIRST_S, OPENING_S, STATE_S, run_of, timed, twice, written

@@ -53,7 +53,7 @@ def test_the_table_points_one_way() -> None:
 PLANTED = {
     "absolute": ("orchestrator/plan/x.py", "import ray\n", "ray is known to"),
     "dotted": ("orchestrator/plan/x.py", "import ray.train.v2 as t\n", "ray is known to"),
-    "from": ("orchestrator/record/x.py", "from yaml import compose\n", "yaml is known to"),
+    "from": ("orchestrator/tracking/mlflow/x.py", "from yaml import compose\n", "yaml is known to"),
     "upwards": ("orchestrator/catalog/x.py", "from orchestrator.plan import y\n", "catalog may"),
     "stranger": ("orchestrator/spec/x.py", "from orchestrator.launch import y\n", "spec may"),
     "whole room": ("orchestrator/spec/x.py", "from orchestrator import launch\n", "spec may"),
@@ -97,11 +97,11 @@ def test_a_planted_violation_is_caught(kind: str, tmp_path: Path) -> None:
 
 LEGAL = {
     "orchestrator/cli.py": "import click\nfrom orchestrator import launch, spec\n",
-    "orchestrator/drive.py": "import trainers.llama\nfrom orchestrator.record import y\n",
+    "orchestrator/drive.py": "import trainers.llama\nfrom orchestrator.tracking.mlflow import y\n",
     "orchestrator/launch/x.py": "import ray\nfrom orchestrator.journal import y\n",
     "orchestrator/plan/x.py": "import math\nimport numpy\nfrom . import y\n",
-    "orchestrator/prove/child.py": "import jax\nimport trainers\n",
-    "orchestrator/record/x.py": "import mlflow\nimport os\n",
+    "orchestrator/prove/compile_process.py": "import jax\nimport trainers\n",
+    "orchestrator/tracking/mlflow/x.py": "import mlflow\nimport os\n",
     "trainers/llama/x.py": "import jax, optax\nfrom orchestrator.plan.flops import y\n",
 }
 

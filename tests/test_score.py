@@ -21,7 +21,7 @@ from orchestrator.score.replay import remat_of, replay
 from orchestrator.score.runs import LeftOut, PublishedRun, read, run_of
 from orchestrator.score.samples import Sample, sample_of
 from orchestrator.score.verdicts import published
-from orchestrator.stations.score import Score
+from orchestrator.types.score import Score
 from tests import score_table
 from tests.conftest import ROOT, RunOrch
 

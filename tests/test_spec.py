@@ -7,25 +7,25 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog, spec
-from orchestrator.errors import Unservable
+from orchestrator.errors import SpecError
 from orchestrator.spec import SpecProblems
-from orchestrator.stations import codec
-from orchestrator.stations.spec import (
+from orchestrator.types import codec
+from orchestrator.types.spec import (
     Batch,
-    Checkpoint,
-    Cluster,
-    Data,
+    CheckpointOptions,
+    ClusterOptions,
+    DataSource,
     Experiment,
-    MeshWish,
+    MeshRequest,
     Model,
     Optimizer,
     Pods,
     Precision,
     Resources,
-    Retries,
+    RetryLimits,
     RunOptions,
     Spec,
-    Tracking,
+    TrackingOptions,
 )
 from tests.conftest import ROOT
 from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write
@@ -50,23 +50,23 @@ def test_a_complete_spec_is_what_it_says(tmp_path: Path) -> None:
             ),
             remat="auto",
             compiler_options={},
-            data=Data(kind="synthetic"),
+            data=DataSource(kind="synthetic"),
             seed=0,
         ),
         resources=Resources(
-            chip="v5p", topology="16x20x28", pods=Pods(min=4, max=4), mesh=MeshWish()
+            chip="v5p", topology="16x20x28", pods=Pods(min=4, max=4), mesh=MeshRequest()
         ),
         run=RunOptions(
             trainer="llama",
             steps=1000,
             storage="runs/",
-            checkpoint=Checkpoint(every=200, keep=3),
-            retries=Retries(failures=3, preemptions=100),
+            checkpoint=CheckpointOptions(every=200, keep=3),
+            retries=RetryLimits(failures=3, preemptions=100),
             hang_limit_s=600.0,
             secrets=("HF_TOKEN",),
         ),
-        cluster=Cluster(address="auto"),
-        tracking=Tracking(uri="auto", experiment="llama3"),
+        cluster=ClusterOptions(address="auto"),
+        tracking=TrackingOptions(uri="auto", experiment="llama3"),
     )
 
 
@@ -137,7 +137,7 @@ def test_pods_may_be_a_range(tmp_path: Path) -> None:
 def test_a_mesh_may_be_named_in_part(tmp_path: Path) -> None:
     """Axes that are auto, or not named, are left to the search."""
     text = MINIMAL.replace("4x4x4}", "4x4x4, mesh: {tensor: 8, data: auto}}")
-    assert load_text(tmp_path, text).resources.mesh == MeshWish(tensor=8)
+    assert load_text(tmp_path, text).resources.mesh == MeshRequest(tensor=8)
 
 
 def test_a_cluster_that_is_not_named_is_this_machine(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_path_of_data_stays_as_it_is_written(tmp_path: Path) -> None:
         write(folder, text)
     one, other = (spec.load(folder / "spec.yaml") for folder in folders)
     assert one == other
-    assert one.experiment.data == Data(kind="tokens", path="../sets/m.json")
+    assert one.experiment.data == DataSource(kind="tokens", path="../sets/m.json")
 
 
 @pytest.mark.parametrize("path", ["/mnt/sets/m.json", "gs://bucket/m.json"])
@@ -222,7 +222,7 @@ def test_what_is_no_file_is_told(tmp_path: Path) -> None:
 
 def test_problems_are_errors_of_the_spec() -> None:
     """Everything wrong with a spec ends the command with status 2."""
-    assert issubclass(SpecProblems, Unservable)
+    assert issubclass(SpecProblems, SpecError)
     assert SpecProblems([]).exit_code == 2
 
 
@@ -257,7 +257,7 @@ def test_the_starter_quotes_names_that_may_be_misread(name: str, tmp_path: Path)
 @pytest.mark.parametrize("name", ["My_Run", "", "a" * 64, "x\n", "-a"])
 def test_the_starter_refuses_what_is_no_name(name: str) -> None:
     """A file that is called otherwise cannot name a spec."""
-    with pytest.raises(Unservable, match="a name: 1 to 63"):
+    with pytest.raises(SpecError, match="a name: 1 to 63"):
         spec.starter(Path(f"{name}.yaml"))
 
 

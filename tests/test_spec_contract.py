@@ -12,7 +12,8 @@ from jsonschema import Draft202012Validator
 
 from orchestrator import catalog, spec
 from orchestrator.plan.remat import POLICIES
-from orchestrator.spec.asked import default
+from orchestrator.spec.messages import example
+from orchestrator.spec.request import default
 from orchestrator.spec.schema import (
     Schema,
     alternatives,
@@ -22,8 +23,7 @@ from orchestrator.spec.schema import (
     member,
     properties,
 )
-from orchestrator.spec.words import example
-from orchestrator.stations.spec import DType, MeshWish, Model, Pods, Spec
+from orchestrator.types.spec import DType, MeshRequest, Model, Pods, Spec
 from tests.conftest import ROOT
 from tests.spec_texts import COMPLETE, MINIMAL
 
@@ -131,7 +131,7 @@ def test_defaults_are_those_of_the_stations() -> None:
 def as_station(path: str, written: Any) -> Any:
     """A default of the contract in the form that the station gives it."""
     if path == "resources.mesh":
-        return {"auto": MeshWish()}[written]
+        return {"auto": MeshRequest()}[written]
     if path.startswith("resources.mesh."):
         return {"auto": None}[written]
     if path == "resources.pods":

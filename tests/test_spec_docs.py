@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from orchestrator.spec.messages import must, plain
 from orchestrator.spec.schema import Schema, alternatives, contract, member, properties
-from orchestrator.spec.words import must, plain
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "spec.md"

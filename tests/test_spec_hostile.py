@@ -14,8 +14,8 @@ from orchestrator import spec
 from orchestrator.spec import Problem, SpecProblems
 from orchestrator.spec.nodes import MOST_NODES
 from orchestrator.spec.source import MOST_BYTES
-from orchestrator.stations import codec
-from orchestrator.stations.spec import Spec
+from orchestrator.types import codec
+from orchestrator.types.spec import Spec
 from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write
 
 MOST_SECONDS = 2.0

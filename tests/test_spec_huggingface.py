@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.spec import Problem, SpecProblems
-from orchestrator.stations.spec import Model
+from orchestrator.types.spec import Model
 from tests.conftest import HoldGolden
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
 

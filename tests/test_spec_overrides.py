@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.spec import Problem
-from orchestrator.stations.spec import MeshWish, Pods
+from orchestrator.types.spec import MeshRequest, Pods
 from tests.conftest import HoldGolden
 from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write
 
@@ -61,7 +61,7 @@ def test_sections_come_into_being(tmp_path: Path) -> None:
 def test_auto_gives_way_to_a_part(tmp_path: Path) -> None:
     """An axis can be set where the file leaves the mesh to the search."""
     loaded = load_text(tmp_path, COMPLETE, "resources.mesh.tensor=8", "resources.mesh.data=35")
-    assert loaded.resources.mesh == MeshWish(tensor=8, data=35)
+    assert loaded.resources.mesh == MeshRequest(tensor=8, data=35)
 
 
 def test_a_value_may_contain_what_a_key_may_not(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from orchestrator import spec
-from orchestrator.plan.make import make_plan
+from orchestrator.plan.planner import make_plan
 from orchestrator.render import study as render
 from orchestrator.spec import SpecProblems
 from orchestrator.spec.schema import study_contract
-from orchestrator.stations.study import Study, Trial
 from orchestrator.study import forecast
 from orchestrator.study.forecast import series_of
+from orchestrator.types.study import Study, Trial
 from tests.conftest import ROOT, HoldGolden, RunOrch
 from tests.journals import tiny_spec
 from tests.spec_texts import MINIMAL

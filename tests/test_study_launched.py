@@ -14,9 +14,9 @@ from orchestrator.cli import following, launching, recording
 from orchestrator.cli import orch as command
 from orchestrator.cli.launching import Launch
 from orchestrator.cli.origin import Origin
-from orchestrator.errors import OrchError, Unservable
+from orchestrator.errors import OrchError, SpecError
 from orchestrator.journal import Journal, Writer
-from orchestrator.stations.run import Run
+from orchestrator.types.run import Run
 from tests.journals import opened
 from tests.reports import timed, written
 
@@ -81,7 +81,7 @@ def test_all_is_said_and_asked_once_before(tmp_path: Path, monkeypatch: pytest.M
     assert "asks for 8 v5e chips at most, 2 runs, 8 steps, less than 1 s, " in said
     assert "Nothing was submitted: --dry-run." in said
     assert not (tmp_path / "runs").exists()
-    with pytest.raises(Unservable, match="needs --yes where nobody can be asked"):
+    with pytest.raises(SpecError, match="needs --yes where nobody can be asked"):
         cluster.submit("--steps", "4")
 
 
@@ -96,7 +96,7 @@ def test_trials_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [one.rehearsal for one in journal.study_status(study).runs] == [False, False]
     code, said = cluster.submit("--steps", "4", "--yes")
     assert (code, len(cluster.taken), said.count("done before: ")) == (0, 2, 2)
-    rehearsed = journal.StudyAsked(study=study.opened().study, steps=4)
+    rehearsed = journal.StudyRequest(study=study.opened().study, steps=4)
     assert rehearsed.place(study.storage) != study
     assert replace(rehearsed, rehearsal=False).place(study.storage) == study
 

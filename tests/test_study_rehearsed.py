@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.journal import StudyJournal
-from orchestrator.stations.run import Run
+from orchestrator.types.run import Run
 from tests.browser import MISSING, browser, chromium
 from tests.clusters import eventually
 from tests.conftest import ROOT

@@ -14,18 +14,18 @@ from orchestrator import journal
 from orchestrator.cli import orch as command
 from orchestrator.cli import recording, rehearsing
 from orchestrator.cli.terminal import as_typed
-from orchestrator.errors import Unservable
-from orchestrator.journal import StudyAsked
-from orchestrator.plan.make import make_plan
+from orchestrator.errors import SpecError
+from orchestrator.journal import StudyRequest
+from orchestrator.plan.planner import make_plan
 from orchestrator.render import scaling
 from orchestrator.render.page import study_page
 from orchestrator.render.text import percent
 from orchestrator.report.gap import reference
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.run import EndState
-from orchestrator.stations.study import StudyReport
 from orchestrator.study import gather, study_report
 from orchestrator.study.explain import explanations
+from orchestrator.types.plan import Plan
+from orchestrator.types.run import EndState
+from orchestrator.types.study import StudyReport
 from tests.conftest import RunOrch
 from tests.journals import tiny_spec
 from tests.reports import studied, timed, written
@@ -137,7 +137,7 @@ def test_screens_of_a_measured_study_fit_a_terminal(orch: RunOrch, tmp_path: Pat
 def test_what_is_not_done_is_said(tmp_path: Path) -> None:
     """A trial without a run, one that failed: no row is made up for either."""
     study = study_of(1, 2, 4)
-    recorded = journal.open_study(tmp_path, StudyAsked(study=study, steps=6), {})
+    recorded = journal.open_study(tmp_path, StudyRequest(study=study, steps=6), {})
     begun = journal.begin_trial(recorded, 2, 1)
     taken = [one.step for one in timed(0.0, range(6), 0.5)]
     written(tmp_path, begun.run, plan=make_plan(tiny_spec(2)), steps=taken)
@@ -157,9 +157,9 @@ def test_what_is_not_done_is_said(tmp_path: Path) -> None:
     read(study_page(empty, {}))
 
 
-def replace_plan(spec: object) -> journal.Opened:
+def replace_plan(spec: object) -> journal.RunRequest:
     """What a run of the spec starts from."""
-    return journal.Opened(spec=spec, plan=make_plan(spec), steps=6)  # type: ignore[arg-type]
+    return journal.RunRequest(spec=spec, plan=make_plan(spec), steps=6)  # type: ignore[arg-type]
 
 
 # --- the page
@@ -219,7 +219,7 @@ class Rehearsals:
                 storage, key, plan=small.plan, steps=taken, spec=small.spec, rehearsal=True,
                 rehearses=full, study=origin.study,
             ).run()  # fmt: skip
-        opened = journal.Opened(spec=small.spec, plan=small.plan, steps=9, rehearsal=True,
+        opened = journal.RunRequest(spec=small.spec, plan=small.plan, steps=9, rehearsal=True,
                                 rehearses=full, study=origin.study)  # fmt: skip
         writer = journal.claim(journal.create(storage, opened, key).journal)
         writer.conclude(state)
@@ -307,5 +307,5 @@ def test_nobody_starts_the_trials_of_a_study_later(
     submitted: Callable[..., tuple[int, str, list[str]]],
 ) -> None:
     """One after another is begun by the command itself: it cannot leave."""
-    with pytest.raises(Unservable, match="--detach: somebody must start trial after trial"):
+    with pytest.raises(SpecError, match="--detach: somebody must start trial after trial"):
         submitted(more=("--detach",))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal, spec
-from orchestrator.plan.make import make_plan
+from orchestrator.plan.planner import make_plan
 from tests.conftest import ROOT, RunOrch
 
 TINY = "specs/tiny_2pod.yaml"
@@ -20,7 +20,7 @@ def before(tmp_path: Path) -> journal.Writer:
     loaded = spec.load(ROOT / TINY)
     kept = replace(loaded, run=replace(loaded.run, storage=str(tmp_path)))
     return journal.create(
-        tmp_path, journal.Opened(spec=kept, plan=make_plan(kept), steps=5), "nightly"
+        tmp_path, journal.RunRequest(spec=kept, plan=make_plan(kept), steps=5), "nightly"
     )
 
 

@@ -7,22 +7,28 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.launch import package, provenance
-from orchestrator.launch.named import ClusterUnusable, place_of
-from orchestrator.launch.survey import HostFound, Survey, Wanted, faults, slices_said
+from orchestrator.launch.preflight import (
+    PreflightHost,
+    PreflightReport,
+    PreflightRequest,
+    faults,
+    slices_said,
+)
+from orchestrator.launch.ray_jobs import ClusterUnusable, place_of
 from orchestrator.render import launch as render
-from orchestrator.stations.plan import Bounds
+from orchestrator.types.plan import Estimate
 from tests.journals import tiny_plan
 
 VERSIONS = {"python": "3.11", "jax": "0.10.2", "ray": "2.60.0", "code": "abc"}
-WANTED = Wanted(
+WANTED = PreflightRequest(
     pods=4, chip="v5p", topology="2x2x2", pod_type="v5p-16", accelerator="TPU-V5P",
     versions=VERSIONS, secrets=("HF_TOKEN",), file="/mnt/runs/.mark",
 )  # fmt: skip
-GOOD = tuple(HostFound(name=f"10.0.0.{n}", versions=VERSIONS, reaches=True) for n in range(8))
-SURVEY = Survey(present=5, free=4, others={"v5p-32": 2}, hosts=GOOD)
+GOOD = tuple(PreflightHost(name=f"10.0.0.{n}", versions=VERSIONS, reaches=True) for n in range(8))
+SURVEY = PreflightReport(present=5, free=4, others={"v5p-32": 2}, hosts=GOOD)
 
 
-def with_hosts(*hosts: HostFound) -> Survey:
+def with_hosts(*hosts: PreflightHost) -> PreflightReport:
     """The good survey with its first hosts changed."""
     return replace(SURVEY, hosts=(*hosts, *GOOD[len(hosts) :]))
 
@@ -62,7 +68,7 @@ def test_a_host_that_cannot_write_the_journal_is_named() -> None:
 
 def test_all_faults_are_told_at_once() -> None:
     """A silent host, and a secret that is set on some hosts alone."""
-    found = with_hosts(HostFound(name="10.0.0.0"), replace(GOOD[1], lacks=("HF_TOKEN",)))
+    found = with_hosts(PreflightHost(name="10.0.0.0"), replace(GOOD[1], lacks=("HF_TOKEN",)))
     assert faults(WANTED, found) == [
         "hosts: 1 of 8 hosts (10.0.0.0) did not answer",
         "secrets: HF_TOKEN is not in the environment of 1 of 8 hosts (10.0.0.1)",
@@ -106,7 +112,7 @@ def test_what_a_run_asks_for_is_said_in_chips_time_and_money() -> None:
     lead to expect, where that is known.
     """
     plan = tiny_plan()
-    days, money = Bounds(lower=2.0, unoverlapped=3.5), Bounds(lower=1000.0, unoverlapped=2000.0)
+    days, money = Estimate(lower=2.0, unoverlapped=3.5), Estimate(lower=1000.0, unoverlapped=2000.0)
     steps = plan.tokens // plan.batch.tokens
     costly = replace(plan, forecast=replace(plan.forecast, days=days, dollars=money))
     assert render.price(costly, steps // 2) == (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import DataUnusable
-from orchestrator.stations.spec import Data
+from orchestrator.types.spec import DataSource
 from tests.trainer_plans import TINY, plan_of
 from trainers.data import manifest as manifests
 from trainers.data import pack
@@ -207,7 +207,7 @@ def test_a_set_too_small_for_one_batch_is_refused(tmp_path: Path) -> None:
 def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     """A set whose tokens the model has no row for does not open."""
     path = counting_set(tmp_path, 5000)
-    data = Data(kind="tokens", path=str(path))
+    data = DataSource(kind="tokens", path=str(path))
     reason = f"against a model vocabulary of {TINY.vocab}"
     with pytest.raises(DataUnusable, match=reason):
         batches_of(replace(plan_of(), data=data))
@@ -218,7 +218,7 @@ def test_the_plan_names_its_batches(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(5000) % TINY.vocab)
     tokenizer = pack.Tokenizer(name="x", vocab=TINY.vocab)
     pack.pack(tmp_path / "set", [tmp_path / "a.npy"], tokenizer)
-    data = Data(kind="tokens", path=str(tmp_path / "set" / manifests.FILE_NAME))
+    data = DataSource(kind="tokens", path=str(tmp_path / "set" / manifests.FILE_NAME))
     sources = [batches_of(plan_of()), batches_of(replace(plan_of(), data=data))]
     assert [type(source) for source in sources] == [Synthetic, Shuffled]
     assert sources[0].digest != sources[1].digest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stations import codec
+from orchestrator.types import codec
 from tests.chaos_train import Course, Violation, campaign, hold, said, seen, wait_for_steps
 from tests.conftest import ROOT
 from tests.trainer_plans import plan_of

@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import NamedSharding
 
 from orchestrator.errors import UnknownName
-from orchestrator.stations.plan import AXES, Plan
-from orchestrator.stations.spec import Precision
+from orchestrator.types.plan import AXES, Plan
+from orchestrator.types.spec import Precision
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers.contract import METRICS, Program, load, names, place

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from jax.experimental import topologies
 
-from orchestrator.errors import Unservable
-from orchestrator.stations.plan import AXES, Plan
+from orchestrator.errors import SpecError
+from orchestrator.types.plan import AXES, Plan
 from tests.trainer_plans import plan_of
 from trainers.llama.axes import with_copies
 from trainers.mesh import abstract_mesh_of, mesh_of
@@ -109,7 +109,7 @@ def test_pods_are_slices() -> None:
 def test_another_shape_is_refused() -> None:
     """A slice that lacks a place of the plan is no slice for it, though it has as many chips."""
     devices = topologies.get_topology_desc("v5e:4x8", "tpu").devices
-    with pytest.raises(Unservable, match=r"no device at .* no 4x4x4"):
+    with pytest.raises(SpecError, match=r"no device at .* no 4x4x4"):
         mesh_of(plan_of(data=8, tensor=4, spans={"data": [span("x", 8)], "tensor": [span("y", 4)]}),
                 devices)  # fmt: skip
 
@@ -117,13 +117,13 @@ def test_another_shape_is_refused() -> None:
 def test_another_number_of_slices_is_refused() -> None:
     """Two pods on one slice would call DCN what is ICI."""
     devices = topologies.get_topology_desc("v5e:4x8", "tpu").devices
-    with pytest.raises(Unservable, match="2 pods, here are 1 slices"):
+    with pytest.raises(SpecError, match="2 pods, here are 1 slices"):
         mesh_of(plan_of(pods=2, data=16), devices)
 
 
 def test_another_number_of_devices_is_refused() -> None:
     """The message says what the plan needs and what is here."""
-    with pytest.raises(Unservable, match="for 4 devices, here are 16"):
+    with pytest.raises(SpecError, match="for 4 devices, here are 16"):
         mesh_of(plan_of(data=4), jax.devices())
 
 
@@ -160,7 +160,7 @@ def test_slices_of_unlike_size_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     """A slice that lost a process cannot be a pod."""
     monkeypatch.setattr("trainers.mesh._slice_ids", lambda: [0, 0, 1])
     devices: Any = [OfProcess(number, number // 2) for number in range(6)]
-    with pytest.raises(Unservable, match=r"2 equal pods, slices hold \[4, 2\]"):
+    with pytest.raises(SpecError, match=r"2 equal pods, slices hold \[4, 2\]"):
         mesh_of(plan_of(pods=2, data=3, sequences=6), devices)
 
 

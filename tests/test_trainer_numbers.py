@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from orchestrator.plan.remat import POLICIES
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.spec import Optimizer, Precision
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Optimizer, Precision
 from tests import trainer_reference
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import (

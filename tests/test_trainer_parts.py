@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from orchestrator.errors import Unservable
-from orchestrator.stations.spec import Optimizer
+from orchestrator.errors import SpecError
+from orchestrator.types.spec import Optimizer
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE, farthest
 from trainers import llama
@@ -194,7 +194,7 @@ def test_each_platform_has_its_kernel() -> None:
     assert attention("gpu", narrow, 4096, 1) is cudnn
     assert attention("gpu", narrow, 4096, 2) is not cudnn
     assert attention("gpu", wide, 4096, 1) is not cudnn
-    with pytest.raises(Unservable, match="96 a chip"):
+    with pytest.raises(SpecError, match="96 a chip"):
         attention("tpu", narrow, 768, 8)
 
 

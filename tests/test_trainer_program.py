@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from orchestrator.plan.cuts import TILE
+from orchestrator.plan.kernel_constants import TILE
 from orchestrator.plan.remat import POLICIES
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.spec import Precision
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Precision
 from tests.trainer_plans import plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers import llama

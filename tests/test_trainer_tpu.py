@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from jax.experimental import topologies
 
-from orchestrator.stations.spec import Model, Precision
+from orchestrator.types.spec import Model, Precision
 from tests.test_trainer_mesh import WITHOUT_TPU, span
 from tests.trainer_plans import plan_of
 from trainers import llama

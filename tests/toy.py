@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from orchestrator.stations.plan import Plan
+from orchestrator.types.plan import Plan
 from trainers.contract import Program
 from trainers.mesh import mesh_of
 

@@ -18,10 +18,10 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from orchestrator.prove.hlo import groups
+from orchestrator.prove.hlo import replica_groups
 from orchestrator.prove.hlo.program import program_of
 from orchestrator.prove.hlo.report import read
-from orchestrator.stations import codec
+from orchestrator.types import codec
 
 Array = Any  # jax leaves much of itself unannotated
 AXES = ("pods", "data", "tensor")
@@ -110,7 +110,7 @@ def compiled(body: Body, specs: Any, out: P, on: Mesh) -> str:
 
 def main() -> None:
     on = mesh()
-    in_slice = groups.Mesh(dict(zip(AXES[1:], SHAPE[1:], strict=True)))
+    in_slice = replica_groups.DeviceMesh(dict(zip(AXES[1:], SHAPE[1:], strict=True)))
     for name in sys.argv[1:] or PROGRAMS:
         reading = read(program_of(compiled(*PROGRAMS[name], on)), in_slice, LAYERS)
         print(json.dumps({"name": name, "reading": codec.to_json(reading).decode()}), flush=True)

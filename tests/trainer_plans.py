@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from orchestrator.plan import flops
-from orchestrator.plan.make import SHARDINGS
-from orchestrator.stations.plan import AXES, Plan
-from orchestrator.stations.spec import Data, Model, Optimizer, Precision
+from orchestrator.plan.planner import SHARDINGS
+from orchestrator.types.plan import AXES, Plan
+from orchestrator.types.spec import DataSource, Model, Optimizer, Precision
 
 TINY = Model(name="tiny", layers=2, d_model=32, d_ff=64, heads=8, kv_heads=4, head_dim=8, vocab=64)
 FP32 = Precision(parameters="fp32", compute="fp32", gradients="fp32", optimizer="fp32")
@@ -62,7 +62,7 @@ def _rest() -> dict[str, Any]:
     return {
         "schema": 1, "digest": "0" * 64, "name": "test", "spec_digest": "0" * 64,
         "overrides": [], "optimizer": asdict(QUICK), "precision": asdict(FP32), "remat": "full",
-        "data": asdict(Data()), "seed": 0, "compiler_options": {}, "chip": "v5p",
+        "data": asdict(DataSource()), "seed": 0, "compiler_options": {}, "chip": "v5p",
         "topology": "4x4x4", "hosts": 1, "groups": {}, "shardings": SHARDINGS,
         "gradient_reduction": "at_end", "chip_profile": None, "forecast": forecast,
         "search": {"enumerated": 1, "realizable": 1, "priced": 1, "rule": ""}, "warnings": [],

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orchestrator.stations.spec import Model, Optimizer
+from orchestrator.types.spec import Model, Optimizer
 
 Tree = Any
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.spec import Model, Optimizer
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Model, Optimizer
 from tests import trainer_reference
 from trainers import llama
 from trainers.contract import Program, place

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.ports import LOOPBACK, free_port
-from orchestrator.record.serving import answers
+from orchestrator.tracking.mlflow.server import answers
 from tests.clusters import eventually
 from tests.conftest import ROOT
 

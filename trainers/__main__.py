@@ -21,11 +21,11 @@ from typing import TextIO
 import jax
 import msgspec
 
-from orchestrator.errors import OrchError, Unservable
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.run import Opening, Outcome, Step
-from orchestrator.stations.spec import Checkpoint
+from orchestrator.errors import OrchError, SpecError
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
+from orchestrator.types.run import Outcome, Startup, Step
+from orchestrator.types.spec import CheckpointOptions
 from trainers.loop import Assignment, train
 
 LAST = 10  # steps whose mean loss is held against a limit
@@ -81,14 +81,14 @@ def _plan(path: Path) -> Plan:
         text = path.read_text(encoding="utf-8") if path.suffix == ".json" else _planned(path)
         return codec.from_json(text, Plan)
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise Unservable(f"{path}: not a plan: {error}") from error
+        raise SpecError(f"{path}: not a plan: {error}") from error
 
 
 def _planned(spec: Path) -> str:
     command = [sys.executable, "-m", "orchestrator", "plan", str(spec), "--json"]
     planned = subprocess.run(command, capture_output=True, text=True, check=False)
     if planned.returncode:
-        raise Unservable(f"{spec}: no plan:\n{planned.stderr.strip()}")
+        raise SpecError(f"{spec}: no plan:\n{planned.stderr.strip()}")
     return planned.stdout
 
 
@@ -105,7 +105,7 @@ def _train(plan: Plan, asked: argparse.Namespace, losses: deque[float]) -> Outco
             directory=asked.run,
             steps=steps,
             emit=_shown(record, losses, asked.show, last=steps - 1),
-            checkpoint=Checkpoint(every=asked.every, keep=asked.keep),
+            checkpoint=CheckpointOptions(every=asked.every, keep=asked.keep),
             stop=_terminated(),
             profile_steps=_range(asked.profile),
             peak_flops_per_s=asked.peak_flops_per_s,
@@ -138,7 +138,7 @@ def _shown(
     return emit
 
 
-def _show_opening(opening: Opening, first_step_s: float) -> None:
+def _show_opening(opening: Startup, first_step_s: float) -> None:
     for skip in opening.skipped:
         print(f"warning: checkpoint {skip.step} is not whole and was set aside: {skip.why}")
     begun = f"continued after {opening.steps_done:,} steps" if opening.steps_done else "begun"
@@ -181,7 +181,7 @@ def _range(text: str | None) -> range:
     try:
         start, stop = map(int, text.split(":"))
     except ValueError:
-        raise Unservable(f"--profile is {text!r}, against A:B, as in 10:13") from None
+        raise SpecError(f"--profile is {text!r}, against A:B, as in 10:13") from None
     return range(start, stop)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from orchestrator.errors import UnknownName
-from orchestrator.stations.plan import Plan
+from orchestrator.types.plan import Plan
 
 Tree = Any
 METRICS = ("loss", "grad_norm", "learning_rate")

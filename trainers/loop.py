@@ -12,18 +12,18 @@ from typing import Any
 
 import jax
 
-from orchestrator.errors import Unservable
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.run import Opening, Outcome, Step
-from orchestrator.stations.spec import Checkpoint
+from orchestrator.errors import SpecError
+from orchestrator.types.plan import Plan
+from orchestrator.types.run import Outcome, Startup, Step
+from orchestrator.types.spec import CheckpointOptions
 from trainers.checkpoint.checkpoints import Checkpoints
 from trainers.contract import Program, load, place
 from trainers.data.batches import Batches, batches_of
-from trainers.data.onward import Course, Onward
 from trainers.data.prefetch import Prefetched
+from trainers.data.resume import Course, ResumedData
 from trainers.meter import Meter
+from trainers.multihost import StopVote, meet
 from trainers.profile import Profile
-from trainers.together import StopVote, meet
 
 State = dict[str, Any]
 clock = time.perf_counter
@@ -47,7 +47,7 @@ class Assignment:
     directory: Path
     steps: int
     emit: Callable[[Step], None]
-    checkpoint: Checkpoint
+    checkpoint: CheckpointOptions
     stop: Callable[[], bool] = lambda: False
     profile_steps: range = range(0)
     peak_flops_per_s: float | None = None
@@ -140,17 +140,17 @@ def _compiled(program: Program) -> tuple[jax.stages.Compiled, float]:
         if "No such compile option" not in str(error):
             raise
         reason = str(error).splitlines()[0]
-        raise Unservable(f"compiler_options: the compiler here refuses them: {reason}") from error
+        raise SpecError(f"compiler_options: the compiler here refuses them: {reason}") from error
     return compiled, clock() - began
 
 
-def _opened(program: Program, saved: Checkpoints, compile_s: float) -> tuple[State, Opening]:
+def _opened(program: Program, saved: Checkpoints, compile_s: float) -> tuple[State, Startup]:
     """The newest whole state, or a new one where none was ever saved."""
     began = clock()
     restored = saved.restore(program.state)
     state = restored.state if restored else program.init(program.plan.seed)
     jax.block_until_ready(state)
-    opening = Opening(
+    opening = Startup(
         steps_done=restored.step if restored else 0,
         skipped=restored.skipped if restored else (),
         state_s=clock() - began,
@@ -170,7 +170,7 @@ def _onward(batches: Batches, plan: Plan, course: Course | None, done: int) -> B
     if course is None:
         return batches
     first, now = course.taken(done), plan.batch.sequences
-    return Onward(source=batches, own=course.sequences, sequences=now, begin=done, first=first)
+    return ResumedData(source=batches, own=course.sequences, sequences=now, begin=done, first=first)
 
 
 def _identity(plan: Plan, batches: Batches) -> dict[str, str | int]:

@@ -13,8 +13,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from orchestrator.errors import Unservable
-from orchestrator.stations.plan import AXES, Plan, Span
+from orchestrator.errors import SpecError
+from orchestrator.types.plan import AXES, Plan, TorusSpan
 
 TORUS_AXES = ("x", "y", "z")
 DIE_AXIS = "d"  # the devices of one chip
@@ -23,7 +23,7 @@ DIE_AXIS = "d"  # the devices of one chip
 def mesh_of(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
     """The devices as [pods, data, fsdp, sequence, tensor]."""
     if len(devices) != plan.devices:
-        raise Unservable(f"the plan is for {plan.devices} devices, here are {len(devices)}")
+        raise SpecError(f"the plan is for {plan.devices} devices, here are {len(devices)}")
     lay = _by_coordinates if devices[0].platform == "tpu" else _by_order
     grid = lay(plan, devices)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
@@ -43,12 +43,12 @@ def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     at = {(_slice_of(device), *_coordinates(device)): device for device in devices}
     slices = sorted({place[0] for place in at})
     if len(slices) != plan.pods:
-        raise Unservable(f"the plan is for {plan.pods} pods, here are {len(slices)} slices")
+        raise SpecError(f"the plan is for {plan.pods} pods, here are {len(slices)} slices")
     grid = np.empty(_shape(plan), dtype=object)
     for index in np.ndindex(grid.shape):
         place = (slices[index[0]], *_torus_place(plan, index))
         if place not in at:
-            raise Unservable(f"no device at {place[1:]}: this slice is no {plan.topology}")
+            raise SpecError(f"no device at {place[1:]}: this slice is no {plan.topology}")
         grid[index] = at[place]
     return grid
 
@@ -63,7 +63,7 @@ def _torus_place(plan: Plan, index: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(place.values())
 
 
-def _parts(spans: tuple[Span, ...], position: int) -> tuple[int, ...]:
+def _parts(spans: tuple[TorusSpan, ...], position: int) -> tuple[int, ...]:
     """A position on a mesh axis as positions on its spans, the first span outermost."""
     sizes = [span.size for span in spans]
     return tuple(int(part) for part in np.unravel_index(position, sizes))
@@ -83,7 +83,7 @@ def _by_order(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     sizes = np.bincount([slice_ids[device.process_index] for device in devices])
     sizes = sizes[sizes > 0]
     if len(sizes) > 1 and (len(sizes) != plan.pods or len(set(sizes.tolist())) > 1):
-        raise Unservable(f"the plan is for {plan.pods} equal pods, slices hold {sizes.tolist()}")
+        raise SpecError(f"the plan is for {plan.pods} equal pods, slices hold {sizes.tolist()}")
 
     def order(device: jax.Device) -> tuple[int, int, int]:
         return slice_ids[device.process_index], device.process_index, device.id

@@ -14,7 +14,7 @@ import jax
 
 from orchestrator.errors import LossNotFinite
 from orchestrator.plan import flops
-from orchestrator.stations.run import Opening, Step
+from orchestrator.types.run import Startup, Step
 from trainers.contract import METRICS, Program
 
 
@@ -45,7 +45,7 @@ class Meter:
         self,
         program: Program,
         emit: Callable[[Step], None],
-        opening: Opening,
+        opening: Startup,
         peak_flops_per_s: float | None,
         *,
         clock: Callable[[], float] = time.perf_counter,
@@ -55,7 +55,7 @@ class Meter:
         self._clock, self._memory = clock, memory
         self._flops = program.model_flops_per_step
         self._peak_flops_per_s = peak_flops_per_s
-        self._opening: Opening | None = opening
+        self._opening: Startup | None = opening
         self._pending: Dispatched | None = None
         self._data_s = self._checkpoint_s = 0.0
         self._ended = clock()

@@ -15,9 +15,9 @@ from importlib import metadata
 import jax
 
 from orchestrator.calibrate.words import Asked, Devices, Told
-from orchestrator.stations import codec
-from trainers.ceilings import exchanges, kernels
-from trainers.together import meet
+from orchestrator.types import codec
+from trainers.microbenchmarks import collectives, kernels
+from trainers.multihost import meet
 
 PACKAGES = ("jax", "jaxlib")
 
@@ -66,7 +66,7 @@ def measure(asked: Asked, tell: Callable[[Told], None]) -> None:
     )
     for time in kernels.times(asked.wishes.kernels, devices, lambda: tell(Told(ready=True))):
         tell(Told(kernel=time))
-    for sent in exchanges.times(asked.wishes.exchanges, devices, lambda: tell(Told(ready=True))):
+    for sent in collectives.times(asked.wishes.exchanges, devices, lambda: tell(Told(ready=True))):
         tell(Told(exchange=sent))
     if asked.processes > 1:
         meet("all is measured")

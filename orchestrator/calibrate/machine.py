@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from orchestrator.calibrate.words import Devices
-from orchestrator.stations.profile import Machine
+from orchestrator.types.chip_profile import Machine
 
 GIB = 2**30
 PACKAGES = ("jax", "jaxlib")

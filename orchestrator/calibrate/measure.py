@@ -9,10 +9,10 @@ from orchestrator.calibrate import shelf
 from orchestrator.calibrate.machine import emulating, with_devices
 from orchestrator.calibrate.process import ask
 from orchestrator.calibrate.words import Devices, Told
-from orchestrator.plan import measured, wishes
-from orchestrator.plan.wishes import merged
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.profile import ChipProfile, ExchangeWish, Machine, Wishes
+from orchestrator.plan import benchmarks, calibrated
+from orchestrator.plan.benchmarks import merged
+from orchestrator.types.chip_profile import Benchmarks, ChipProfile, CollectiveBenchmark, Machine
+from orchestrator.types.plan import Plan
 
 Progress = Callable[[int, int], None]  # how many are measured, of how many
 
@@ -25,7 +25,7 @@ def for_plan(plan: Plan, progress: Progress) -> shelf.Kept:
     machine = emulating()
     kept = shelf.newest(machine)
     profile = kept.profile if kept else _empty(machine)
-    wanted = measured.wishes(plan, profile)
+    wanted = calibrated.wishes(plan, profile)
     if kept and not (wanted.kernels or wanted.exchanges):
         return kept
     return shelf.keep(merged(profile, emulated(machine, wanted, progress)))
@@ -33,20 +33,22 @@ def for_plan(plan: Plan, progress: Progress) -> shelf.Kept:
 
 def of_machine(progress: Progress) -> shelf.Kept:
     """A new profile of the devices that JAX finds here; where these are CPU's, of emulated ones."""
-    found = next(told.devices for told in ask(Wishes(), processes=1, devices=None) if told.devices)
+    found = next(
+        told.devices for told in ask(Benchmarks(), processes=1, devices=None) if told.devices
+    )
     if found.platform == "cpu":
         machine = emulating()
-        return shelf.keep(emulated(machine, wishes.of_emulated_devices(), progress))
+        return shelf.keep(emulated(machine, benchmarks.of_emulated_devices(), progress))
     return shelf.keep(_accelerated(found, progress))
 
 
-def emulated(machine: Machine, wanted: Wishes, progress: Progress) -> ChipProfile:
+def emulated(machine: Machine, wanted: Benchmarks, progress: Progress) -> ChipProfile:
     """What CPU devices reach that share this machine's cores; every grouping in its processes."""
     return _filled(_empty(machine), wanted, _all(wanted), progress)
 
 
 def _filled(
-    profile: ChipProfile, wanted: Wishes, tells: Iterable[Told], progress: Progress
+    profile: ChipProfile, wanted: Benchmarks, tells: Iterable[Told], progress: Progress
 ) -> ChipProfile:
     """The profile with all that is told. Making ready takes the time: that is the progress."""
     ready, total = 0, len(wanted.kernels) + len(wanted.exchanges)
@@ -59,21 +61,21 @@ def _filled(
     return profile
 
 
-def _all(wanted: Wishes) -> Iterable[Told]:
+def _all(wanted: Benchmarks) -> Iterable[Told]:
     if wanted.kernels:
         most = max(wish.devices for wish in wanted.kernels)
-        yield from ask(Wishes(kernels=wanted.kernels), processes=1, devices=most)
+        yield from ask(Benchmarks(kernels=wanted.kernels), processes=1, devices=most)
     for (processes, devices), group in groupby(sorted(wanted.exchanges, key=_where), key=_where):
-        yield from ask(Wishes(exchanges=tuple(group)), processes=processes, devices=devices)
+        yield from ask(Benchmarks(exchanges=tuple(group)), processes=processes, devices=devices)
 
 
-def _where(wish: ExchangeWish) -> tuple[int, int]:
+def _where(wish: CollectiveBenchmark) -> tuple[int, int]:
     return wish.processes, wish.devices
 
 
 def _accelerated(found: Devices, progress: Progress) -> ChipProfile:
     """What the machine's own devices reach, each with memory and units of its own."""
-    wanted = wishes.of_own_devices(found.count)
+    wanted = benchmarks.of_own_devices(found.count)
     tells = ask(wanted, processes=1, devices=None)
     return _filled(_empty(with_devices(found)), wanted, tells, progress)
 

@@ -11,11 +11,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import IO
 
 from orchestrator.calibrate.words import Asked, Told
-from orchestrator.errors import CannotMeasure
+from orchestrator.errors import MeasurementFailed
 from orchestrator.plan import rehearsal
 from orchestrator.ports import LOOPBACK, free_port
-from orchestrator.stations import codec
-from orchestrator.stations.profile import Wishes
+from orchestrator.types import codec
+from orchestrator.types.chip_profile import Benchmarks
 
 CHILD = (sys.executable, "-m", "orchestrator.calibrate.child")
 LIMIT_S = 600.0
@@ -25,7 +25,7 @@ LEFT_OUT = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "XLA_")
 Child = subprocess.Popen[bytes]
 
 
-def ask(wishes: Wishes, *, processes: int, devices: int | None) -> Iterator[Told]:
+def ask(wishes: Benchmarks, *, processes: int, devices: int | None) -> Iterator[Told]:
     """What the first of so many processes tells, as it comes.
 
     `devices` CPU devices are emulated by all of them together; None takes those of the machine.
@@ -45,10 +45,10 @@ def ask(wishes: Wishes, *, processes: int, devices: int | None) -> Iterator[Told
         for line in children[0].stdout:
             told = codec.from_json(line, Told)
             if told.error:
-                raise CannotMeasure(f"this machine cannot be measured: {told.error}")
+                raise MeasurementFailed(f"this machine cannot be measured: {told.error}")
             yield told
         if children[0].wait():
-            raise CannotMeasure(_last_words(children, noises))
+            raise MeasurementFailed(_last_words(children, noises))
 
 
 @contextmanager

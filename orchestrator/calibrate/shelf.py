@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.errors import CannotMeasure, UnknownName
-from orchestrator.stations import codec
-from orchestrator.stations.profile import ChipProfile, Machine
+from orchestrator.errors import MeasurementFailed, UnknownName
+from orchestrator.types import codec
+from orchestrator.types.chip_profile import ChipProfile, Machine
 
 SCHEMA = 3
 
@@ -40,7 +40,7 @@ def keep(profile: ChipProfile) -> Kept:
             part.write(codec.to_pretty_json(profile).encode())
         Path(part.name).replace(path)
     except OSError as error:
-        raise CannotMeasure(f"{path}: cannot be written: {error.strerror}") from error
+        raise MeasurementFailed(f"{path}: cannot be written: {error.strerror}") from error
     return Kept(profile, path, 0.0)
 
 

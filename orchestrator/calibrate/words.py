@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from orchestrator.stations.profile import ExchangeTime, KernelTime, Wishes
+from orchestrator.types.chip_profile import Benchmarks, CollectiveTime, KernelTime
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What one of the processes is to do. They meet at `address`, where there are several."""
 
-    wishes: Wishes
+    wishes: Benchmarks
     process: int = 0
     processes: int = 1
     address: str = ""
@@ -34,5 +34,5 @@ class Told:
     devices: Devices | None = None
     ready: bool = False
     kernel: KernelTime | None = None
-    exchange: ExchangeTime | None = None
+    exchange: CollectiveTime | None = None
     error: str | None = None

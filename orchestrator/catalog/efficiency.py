@@ -10,7 +10,7 @@ LEARNED = "efficiency.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
+class LearnedConstant:
     """A constant, and the published runs that it was learned from.
 
     `unsure` is the standard deviation, as a share of the value, with which it changes as documents
@@ -32,13 +32,13 @@ class Efficiency:
     of the 80 % interval, as the logarithm of a factor.
     """
 
-    matmul: Learned
-    attention: Learned
-    exposed: Learned
-    slice_wait_s: Learned
-    slice_hop_s: Learned
-    between_steps_s: Learned
-    spread: Learned
+    matmul: LearnedConstant
+    attention: LearnedConstant
+    exposed: LearnedConstant
+    slice_wait_s: LearnedConstant
+    slice_hop_s: LearnedConstant
+    between_steps_s: LearnedConstant
+    spread: LearnedConstant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ def reach(chip: str) -> Reach | None:
     return Reach(step_s=float(known["step_s"]), chips=int(known["chips"][chip]))
 
 
-def _learned(entry: dict[str, Any]) -> Learned:
-    return Learned(
+def _learned(entry: dict[str, Any]) -> LearnedConstant:
+    return LearnedConstant(
         value=float(entry["value"]), unsure=float(entry["unsure"]), rows=tuple(entry["rows"])
     )

@@ -12,7 +12,7 @@ from orchestrator.cli.terminal import JSON, interruptible, is_live, progress, sa
 
 if TYPE_CHECKING:
     from orchestrator.plan.rehearsal import Rehearsal
-    from orchestrator.stations.profile import ChipProfile
+    from orchestrator.types.chip_profile import ChipProfile
 
 NEXT = "orch submit specs/tiny_2pod.yaml"
 
@@ -39,7 +39,7 @@ def calibrate(as_json: bool) -> None:
       orch calibrate --json
     """
     from orchestrator import calibrate as room
-    from orchestrator.render import ceilings as render
+    from orchestrator.render import calibration as render
 
     with measuring() as told:
         kept = room.of_machine(told)
@@ -55,7 +55,7 @@ def on_this_machine(small: "Rehearsal") -> "tuple[Rehearsal, ChipProfile]":
     What is not known yet for its shape is measured, and kept for the next one.
     """
     from orchestrator import calibrate as room
-    from orchestrator.plan.measured import on_profile
+    from orchestrator.plan.calibrated import on_profile
 
     with measuring() as told:
         kept = room.for_plan(small.plan, told)

@@ -13,14 +13,14 @@ from orchestrator.cli.rehearsing import interrupts
 from orchestrator.cli.showing import Showing
 from orchestrator.cli.terminal import progress
 from orchestrator.errors import JournalUnreadable, Superseded
-from orchestrator.launch.named import ENDED, ClusterUnusable, Jobs
-from orchestrator.stations.run import LIVE, Run
+from orchestrator.launch.ray_jobs import ENDED, ClusterUnusable, RayJobs
+from orchestrator.types.run import LIVE, Run
 
 POLL_S = 0.5
 ASK_EVERY_S = 5.0
 
 
-def follow(recorded: journal.Journal, jobs: Jobs, job: str, driver_before: int) -> Run | None:
+def follow(recorded: journal.Journal, jobs: RayJobs, job: str, driver_before: int) -> Run | None:
     """Show a run until nothing more comes of it; None when somebody wants to see no more."""
     with interrupts() as asked, progress("run") as waits:
         following = Following(Showing(recorded, waits), recorded, jobs, job, driver_before)
@@ -39,7 +39,7 @@ class Following:
 
     showing: Showing
     recorded: journal.Journal
-    jobs: Jobs
+    jobs: RayJobs
     job: str
     driver_before: int
     asked_at_s: float = 0.0

@@ -13,19 +13,20 @@ from pathlib import Path
 
 import click
 
-from orchestrator import journal, record
+from orchestrator import journal
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.running import next_about
 from orchestrator.cli.terminal import interruptible, is_live, say
-from orchestrator.errors import OrchError, Unservable
-from orchestrator.launch import package, probe, slices, survey
-from orchestrator.launch.named import ClusterUnusable, Jobs
+from orchestrator.errors import OrchError, SpecError
+from orchestrator.launch import package, preflight, preflight_job, slices
+from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
 from orchestrator.render import launch as render
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.proof import Proof
-from orchestrator.stations.run import Run
-from orchestrator.stations.spec import Spec
+from orchestrator.tracking import mlflow
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import Run
+from orchestrator.types.spec import Spec
 
 SUBMITTED = 1  # the event that every run begins with
 PYTHON = "python"  # the cluster's own, as its PATH has it
@@ -57,30 +58,30 @@ def steps_of(spec: Spec, plan: Plan, asked: int | None) -> int:
     return asked or spec.run.steps or ceil(plan.tokens / plan.batch.tokens)
 
 
-def looked(launch: Launch, asks: str = "") -> tuple[Jobs, str]:
+def looked(launch: Launch, asks: str = "") -> tuple[RayJobs, str]:
     """Connect to the cluster; what it has for the run, in words. An error when it cannot serve.
 
     `asks` are the words for what is asked, where that is more than the run.
     """
     with waiting("connecting"):
-        jobs = Jobs(launch.address)
+        jobs = RayJobs(launch.address)
     with journal.landmark(launch.storage) as mark:
         wanted = wish(launch, str(mark))
-        job = start(launch, jobs, "-m", probe.__name__, codec.to_json(wanted).decode())
+        job = start(launch, jobs, "-m", preflight_job.__name__, codec.to_json(wanted).decode())
         with waiting("asking it for slices, versions, storage and secrets") as ticking:
-            found = probe.told(answered(jobs, job, ticking))
-    if faults := survey.faults(wanted, found):
+            found = preflight_job.told(answered(jobs, job, ticking))
+    if faults := preflight.faults(wanted, found):
         raise OrchError(render.unserved(launch.address, faults))
     return jobs, render.served(
         launch.address,
-        survey.slices_said(wanted, found),
+        preflight.slices_said(wanted, found),
         render.hosts(len(found.hosts), launch.versions),
         str(launch.storage),
         asks or render.price(launch.plan, launch.steps),
     )
 
 
-def answered(jobs: Jobs, job: str, ticking: Callable[[str], None]) -> str:
+def answered(jobs: RayJobs, job: str, ticking: Callable[[str], None]) -> str:
     """What a job has written; it does not outlive the wait for it."""
     try:
         return jobs.finished(job, ticking)
@@ -90,10 +91,10 @@ def answered(jobs: Jobs, job: str, ticking: Callable[[str], None]) -> str:
         raise
 
 
-def wish(launch: Launch, mark: str) -> survey.Wanted:
+def wish(launch: Launch, mark: str) -> preflight.PreflightRequest:
     """What the run wants of the cluster."""
     plan = launch.plan
-    return survey.Wanted(
+    return preflight.PreflightRequest(
         pods=plan.pods,
         chip=plan.chip,
         topology=plan.topology,
@@ -105,7 +106,7 @@ def wish(launch: Launch, mark: str) -> survey.Wanted:
     )
 
 
-def start(launch: Launch, jobs: Jobs, *words: str, name: str | None = None) -> str:
+def start(launch: Launch, jobs: RayJobs, *words: str, name: str | None = None) -> str:
     """Start a Python of the cluster in the run's code; the id of the job."""
     command = shlex.join([PYTHON, *words])
     if launch.archive is None:
@@ -140,7 +141,7 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 def check_askable() -> None:
     """Chips are taken only when a person says so, or has said so."""
     if not sys.stdin.isatty():
-        raise Unservable("a run on a named cluster needs --yes where nobody can be asked")
+        raise SpecError("a run on a named cluster needs --yes where nobody can be asked")
 
 
 def ask(launch: Launch) -> None:
@@ -149,7 +150,7 @@ def ask(launch: Launch) -> None:
 
 
 def submitted(
-    launch: Launch, jobs: Jobs, origin: Origin, proof: Proof | None, key: str | None
+    launch: Launch, jobs: RayJobs, origin: Origin, proof: Proof | None, key: str | None
 ) -> tuple[journal.Journal, str]:
     """Make the run's journal, and start its job; the journal tells it when that fails.
 
@@ -157,11 +158,13 @@ def submitted(
     """
     if launch.archive is not None:
         origin = replace(origin, documents={**origin.documents, package.NAME: launch.archive})
-    opened = journal.Opened(spec=launch.spec, plan=launch.plan, steps=launch.steps, **origin.fields)
-    where = record.destination(launch.spec.tracking, launch.storage, os.environ)
+    opened = journal.RunRequest(
+        spec=launch.spec, plan=launch.plan, steps=launch.steps, **origin.fields
+    )
+    where = mlflow.destination(launch.spec.tracking, launch.storage, os.environ)
     writer = journal.create(launch.storage, opened, key)
-    record.begin(writer.journal, where)
-    record.in_background([writer.journal])
+    mlflow.begin(writer.journal, where)
+    mlflow.in_background([writer.journal])
     if proof:
         writer.keep_proof(proof)
     status = next_about("status", writer.journal.key, launch.storage)
@@ -174,7 +177,7 @@ def submitted(
     return writer.journal, job
 
 
-def driven(launch: Launch, jobs: Jobs, recorded: journal.Journal, *how: str) -> str:
+def driven(launch: Launch, jobs: RayJobs, recorded: journal.Journal, *how: str) -> str:
     """Start the driver of a run as a job, whose id tells the run and how often it was driven."""
     run, story = recorded.run(), recorded.story()
     job = job_name(run, story.last)
@@ -193,7 +196,7 @@ def job_name(run: Run, event: int) -> str:
     return f"{run.run}-{run.id[:8]}-{event}"
 
 
-def taken(jobs: Jobs, job: str) -> bool:
+def taken(jobs: RayJobs, job: str) -> bool:
     """Whether a job is there in spite of an error: its answer may have been lost."""
     try:
         jobs.state(job)

@@ -9,7 +9,7 @@ import click
 
 from orchestrator.cli.running import RUN, STORAGE
 from orchestrator.errors import UnknownName
-from orchestrator.stations.run import LIVE, Run
+from orchestrator.types.run import LIVE, Run
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
@@ -42,7 +42,7 @@ def logs(
     """
     from orchestrator import journal
     from orchestrator.render import runs as render
-    from orchestrator.stations import codec
+    from orchestrator.types import codec
 
     found = journal.find(storage, run)
     alone = rank is not None or not follows

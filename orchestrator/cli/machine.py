@@ -10,7 +10,7 @@ from orchestrator.cli.running import STORAGE
 from orchestrator.cli.terminal import JSON, interruptible, say, say_json
 
 if TYPE_CHECKING:
-    from orchestrator.stations.checkup import Finding
+    from orchestrator.types.health import Finding
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -32,12 +32,12 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
       orch doctor --address http://10.0.0.2:8265
     """
     from orchestrator.doctor import checks
-    from orchestrator.render import checkup as render
-    from orchestrator.stations.checkup import Checkup
+    from orchestrator.render import health as render
+    from orchestrator.types.health import HealthReport
 
     named = address or os.environ.get("RAY_ADDRESS")
     clusters = (cluster(named),) if named else ()
-    found = Checkup(findings=(*checks.of_machine(storage), recorded(storage), *clusters))
+    found = HealthReport(findings=(*checks.of_machine(storage), recorded(storage), *clusters))
     if as_json:
         say_json(found)
     else:
@@ -48,19 +48,19 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
 def recorded(storage: Path) -> "Finding":
     """Where runs are recorded, and whether a server answers there."""
     from orchestrator.doctor import checks
-    from orchestrator.record import destination
-    from orchestrator.stations.spec import Tracking
+    from orchestrator.tracking.mlflow import destination
+    from orchestrator.types.spec import TrackingOptions
 
-    return checks.store(destination(Tracking(), storage, os.environ))
+    return checks.store(destination(TrackingOptions(), storage, os.environ))
 
 
 def cluster(address: str) -> "Finding":
     """Whether a named cluster lets us in."""
     from orchestrator.doctor import checks
-    from orchestrator.launch.named import ClusterUnusable, Jobs
+    from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
 
     try:
-        Jobs(address)
+        RayJobs(address)
     except ClusterUnusable as error:
         return checks.broken("cluster", str(error), "docs/launch.md tells how to reach one")
     return checks.good("cluster", f"{address} answers; orch submit SPEC --dry-run asks for slices")

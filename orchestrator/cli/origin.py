@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import JournalUnwritable, Unservable
-from orchestrator.stations.spec import Spec
+from orchestrator.errors import JournalUnwritable, SpecError
+from orchestrator.types.spec import Spec
 
 UNCOMMITTED = "uncommitted.diff"
 
@@ -36,10 +36,11 @@ class Origin:
 
 def check_kept(spec: Spec) -> None:
     """Refuse before anything takes long what the spec says of where a run is kept and recorded."""
-    from orchestrator import journal, record
+    from orchestrator import journal
+    from orchestrator.tracking import mlflow
 
     storage = Path(spec.run.storage)
-    record.destination(spec.tracking, storage, os.environ)
+    mlflow.destination(spec.tracking, storage, os.environ)
     try:
         journal.try_to_write(storage)
     except JournalUnwritable as error:
@@ -52,7 +53,7 @@ def origin_of(path: Path, spec: Spec, steps: int, profile: tuple[int, int] | Non
 
     if profile and profile[0] >= steps:
         first, end = profile
-        raise Unservable(f"--profile {first}:{end}: the run has {steps} steps, counted from 0")
+        raise SpecError(f"--profile {first}:{end}: the run has {steps} steps, counted from 0")
     commit = provenance.commit()
     texts = {"spec.yaml": path.read_bytes()}
     if commit and (changes := provenance.uncommitted()):

@@ -20,7 +20,7 @@ from orchestrator.cli.terminal import (
 from orchestrator.errors import OrchError
 
 if TYPE_CHECKING:
-    from orchestrator.stations.plan import Plan
+    from orchestrator.types.plan import Plan
 
 
 @click.command()
@@ -130,7 +130,7 @@ def plan(
 def on_profile(plans: "list[Plan]", digest: str) -> "list[Plan]":
     """The plans with their forecasts on a profile that is kept here."""
     from orchestrator import calibrate
-    from orchestrator.plan.measured import on_its_chips
+    from orchestrator.plan.calibrated import on_its_chips
 
     kept = calibrate.find(digest)
     return [on_its_chips(made, kept.profile) for made in plans]
@@ -138,8 +138,8 @@ def on_profile(plans: "list[Plan]", digest: str) -> "list[Plan]":
 
 def show_beside(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     """Two plans side by side; the overrides are the second's."""
-    from orchestrator.plan.beside import beside
-    from orchestrator.render import beside as render
+    from orchestrator.plan.plan_diff import beside
+    from orchestrator.render import plan_diff as render
 
     before, [plan_before] = make_plans(first, (), 1)
     after, [plan_after] = make_plans(second, overrides, 1)
@@ -173,7 +173,7 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
     """
     from orchestrator import explain as answers
     from orchestrator import spec as specs
-    from orchestrator.render import answers as render
+    from orchestrator.render import explanation as render
 
     sheet = answers.answer_sheet(specs.load(spec, overrides), mfu=mfu)
     if as_json:

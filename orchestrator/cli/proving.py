@@ -17,11 +17,11 @@ from orchestrator.cli.terminal import (
     say_json,
 )
 from orchestrator.errors import OrchError
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.spec import Spec
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Spec
 
 if TYPE_CHECKING:
-    from orchestrator.prove import Proven
+    from orchestrator.prove import ProofResult
 
 NO_FIT = 3
 
@@ -74,7 +74,7 @@ def prove(
         raise SystemExit(NO_FIT)
 
 
-def proved(spec: Spec, plan: Plan, hlo: Path | None = None) -> "Proven":
+def proved(spec: Spec, plan: Plan, hlo: Path | None = None) -> "ProofResult":
     """The proof of a plan, with progress on the standard error stream while it compiles."""
     from orchestrator import prove as room
 
@@ -91,7 +91,7 @@ def make_folder(hlo: Path) -> None:
         raise OrchError(f"--hlo: {hlo}: cannot be made: {error.strerror}") from error
 
 
-def least_recompute(spec: Spec, plan: Plan) -> "list[Proven]":
+def least_recompute(spec: Spec, plan: Plan) -> "list[ProofResult]":
     from orchestrator import prove as room
 
     with progress("proving") as show_stage:
@@ -107,13 +107,13 @@ def known_line(spec: Spec, plan: Plan) -> str:
     return render.beside(found.proof, found.age_s or 0.0) if found else ""
 
 
-def show(proven: "Proven", following: str | None) -> None:
+def show(proven: "ProofResult", following: str | None) -> None:
     from orchestrator.render import proof as render
 
     say(render.screen(proven.plan, proven.proof, proven.age_s, following))
 
 
-def show_tried(plan: Plan, tried: "list[Proven]", asked: bool) -> None:
+def show_tried(plan: Plan, tried: "list[ProofResult]", asked: bool) -> None:
     """The policies that were compiled beside the plan's own."""
     from orchestrator.render import proof as render
 

@@ -16,12 +16,12 @@ import click
 from orchestrator.cli.running import RUNS, STORAGE
 from orchestrator.cli.terminal import JSON, interruptible, is_live, say, say_json
 from orchestrator.errors import OrchError
-from orchestrator.stations.run import LIVE, Run
+from orchestrator.types.run import LIVE, Run
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
-    from orchestrator.record.recording import Recorder
-    from orchestrator.stations.record import Destination, Tried
+    from orchestrator.tracking.mlflow.recorder import Recorder
+    from orchestrator.types.tracking import Destination, SyncResult
 
 SHOW_EVERY_S = 2.0
 # A try that failed is not made again by every command that looks.
@@ -53,8 +53,8 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
       orch sync llama3-70b-4pod-3f9a1c07-1 --json
     """
     from orchestrator import journal
-    from orchestrator.record.recording import Recorder
-    from orchestrator.render import records as render
+    from orchestrator.render import sync as render
+    from orchestrator.tracking.mlflow.recorder import Recorder
 
     found = [journal.find(storage, run) for run in runs] or journal.journals(storage)
     recorder = Recorder(os.environ)
@@ -67,11 +67,11 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def brought_up(recorder: "Recorder", found: "Journal") -> "Tried":
+def brought_up(recorder: "Recorder", found: "Journal") -> "SyncResult":
     """Record a run. One that has ended may be just recorded by what an earlier command began, which
     soon ends; of one that goes on its own driver sees to it.
     """
-    from orchestrator.record.recording import LOCK_LIMIT_S, ONCE_LIMIT_S
+    from orchestrator.tracking.mlflow.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S
 
     limit_s = LOCK_LIMIT_S if found.run().state in LIVE else ONCE_LIMIT_S
     progress = Progress(found.key)
@@ -108,19 +108,20 @@ class Progress:
 
 def ending(found: "Journal") -> str:
     """Where a run that has just ended is recorded, in a line; what is missing is recorded first."""
-    from orchestrator import journal, record
+    from orchestrator import journal
+    from orchestrator.tracking import mlflow
 
     others = [one for one in journal.runs(found.path.parent)[0] if one.run != found.key]
     catch_up(found.path.parent, others)
-    mark = record.mark_of(found)
-    if mark and mark.problem is None and not record.is_behind(found.run(), mark):
+    mark = mlflow.mark_of(found)
+    if mark and mark.problem is None and not mlflow.is_behind(found.run(), mark):
         return shown_by(mark.destination.words, found.path.parent)
     return ending_words(recorded(found), found.path.parent)
 
 
-def recorded(found: "Journal") -> "Tried":
+def recorded(found: "Journal") -> "SyncResult":
     """Record a run that has ended, for as long as nobody minds to wait."""
-    from orchestrator.record.recording import Recorder
+    from orchestrator.tracking.mlflow.recorder import Recorder
 
     ended = f"recording {found.key}", "it has ended, and nothing of it is left running"
     again = shlex.join(["orch", "sync", found.key, *elsewhere(found.path.parent)])
@@ -128,7 +129,7 @@ def recorded(found: "Journal") -> "Tried":
         return Recorder(os.environ).record(found)
 
 
-def ending_words(tried: "Tried", storage: Path) -> str:
+def ending_words(tried: "SyncResult", storage: Path) -> str:
     if tried.problem:
         return f"not recorded yet: {tried.problem}; orch sync records it"
     return shown_by(tried.mlflow_tracking_uri.removeprefix("sqlite:///"), storage)
@@ -150,27 +151,28 @@ def elsewhere(storage: Path) -> tuple[str, ...]:
 
 def catch_up(storage: Path, runs: Sequence[Run]) -> None:
     """In the background, have recorded what runs that have ended left unrecorded."""
-    from orchestrator import journal, record
+    from orchestrator import journal
+    from orchestrator.tracking import mlflow
 
     ended = [(journal.Journal(storage / one.run), one) for one in runs if one.state not in LIVE]
     if behind := [found for found, run in ended if is_due(found, run)]:
-        record.in_background(behind[:MOST_AT_ONCE])
+        mlflow.in_background(behind[:MOST_AT_ONCE])
 
 
 def keep_files(found: "Journal") -> None:
     """In the background, have kept with the recorded run what was just written for it."""
-    from orchestrator import record
+    from orchestrator.tracking import mlflow
 
-    if record.mark_of(found):
-        record.in_background([found])
+    if mlflow.mark_of(found):
+        mlflow.in_background([found])
 
 
 def is_due(found: "Journal", run: Run) -> bool:
     """Whether MLflow lacks something of a run that was to be recorded; not so soon again."""
-    from orchestrator import record
+    from orchestrator.tracking import mlflow
 
-    mark = record.mark_of(found)
-    if mark is None or not record.is_behind(run, mark):
+    mark = mlflow.mark_of(found)
+    if mark is None or not mlflow.is_behind(run, mark):
         return False
     return mark.problem is None or time.time() - tried_at_s(found) > AGAIN_AFTER_S
 
@@ -197,7 +199,7 @@ def ui(storage: Path, port: int | None) -> None:
       orch ui --storage /mnt/shared/runs --port 5000
     """
     from orchestrator import journal
-    from orchestrator.record.places import is_server
+    from orchestrator.tracking.mlflow.tracking_uri import is_server
 
     catch_up(storage, journal.runs(storage)[0])
     for uri, places in places_by_uri(storage).items():
@@ -211,10 +213,11 @@ def places_by_uri(storage: Path) -> dict[str, list["Destination"]]:
     """Where the runs of a storage directory are recorded; databases last, since one shows them
     until it is stopped.
     """
-    from orchestrator import journal, record
-    from orchestrator.record.places import is_server
+    from orchestrator import journal
+    from orchestrator.tracking import mlflow
+    from orchestrator.tracking.mlflow.tracking_uri import is_server
 
-    marks = [record.mark_of(one) for one in journal.journals(storage)]
+    marks = [mlflow.mark_of(one) for one in journal.journals(storage)]
     found = dict.fromkeys(mark.destination for mark in marks if mark and mark.recorded)
     if not found:
         raise OrchError(f"nothing is recorded of the runs in {storage}\nNext: orch sync")
@@ -226,14 +229,14 @@ def places_by_uri(storage: Path) -> dict[str, list["Destination"]]:
 
 def show(uri: str, places: list["Destination"], storage: Path, port: int | None) -> None:
     """Serve a database until somebody has seen enough."""
-    from orchestrator.record import serving
+    from orchestrator.tracking.mlflow import server
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupted)
     log = storage / "mlflow-ui.log"
     began_s = time.monotonic()
     click.echo("starting the MLflow UI: it takes up to half a minute", err=True)
-    with serving.serving(uri, port, log, lambda: None) as address:
+    with server.serving(uri, port, log, lambda: None) as address:
         click.echo(f"started in {time.monotonic() - began_s:.0f} s", err=True)
         say(links(address, places))
         say("Ctrl-C ends it.\n")
@@ -249,10 +252,10 @@ def interrupted(_: int, __: FrameType | None) -> None:
 
 def links(address: str, places: list["Destination"]) -> str:
     """Where the comparisons of each experiment open. Without them the UI is as useful as ever."""
-    from orchestrator.record.store import NotRecorded, Store
-    from orchestrator.record.views import links as of_experiment
-    from orchestrator.record.views import set_views, views
-    from orchestrator.render import records as render
+    from orchestrator.render import sync as render
+    from orchestrator.tracking.mlflow.store import NotRecorded, Store
+    from orchestrator.tracking.mlflow.views import links as of_experiment
+    from orchestrator.tracking.mlflow.views import set_views, views
 
     shipped, found = views(), []
     for place in places:

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from orchestrator import journal, launch, record
+from orchestrator import journal, launch
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.showing import Showing
 from orchestrator.cli.terminal import progress
 from orchestrator.errors import Superseded
 from orchestrator.launch.slices import devices_per_host
 from orchestrator.plan.rehearsal import Rehearsal
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.proof import Proof
-from orchestrator.stations.run import Run
+from orchestrator.tracking import mlflow
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import Run
 
 POLL_S = 0.2
 
@@ -35,7 +36,7 @@ def carry_out(
 
     Its key is the one given, or made from the plan.
     """
-    opened = journal.Opened(
+    opened = journal.RunRequest(
         spec=rehearsal.spec,
         plan=rehearsal.plan,
         steps=rehearsal.steps,
@@ -44,10 +45,10 @@ def carry_out(
         **origin.fields,
     )
     storage = Path(rehearsal.spec.run.storage)
-    where = record.destination(rehearsal.spec.tracking, storage, os.environ)
+    where = mlflow.destination(rehearsal.spec.tracking, storage, os.environ)
     with interrupts() as asked:
         writer = journal.create(storage, opened, key)
-        record.begin(writer.journal, where)
+        mlflow.begin(writer.journal, where)
         if proof:
             writer.keep_proof(proof)
         error = drive(writer.journal, rehearsal.plan, asked)
@@ -95,7 +96,7 @@ class Following:
     """A rehearsal as it is followed, and what was asked of it."""
 
     recorded: journal.Journal
-    cluster: launch.Cluster
+    cluster: launch.LocalCluster
     asked: list[int]
     nodes: int
     requests: int = 0

@@ -13,7 +13,7 @@ from orchestrator.errors import OrchError
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal, StudyJournal
-    from orchestrator.stations.report import Report
+    from orchestrator.types.report import Report
 
 PAGE = "report.html"
 

@@ -16,12 +16,12 @@ from orchestrator.cli.submitting import (
     say_detached,
 )
 from orchestrator.cli.terminal import JSON, aside, say, say_json
-from orchestrator.errors import Interrupted, OrchError, RunHasEnded, RunIsLive, Unservable
-from orchestrator.stations.run import LIVE, Run
+from orchestrator.errors import Interrupted, OrchError, RunHasEnded, RunIsLive, SpecError
+from orchestrator.types.run import LIVE, Run
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
-    from orchestrator.stations.plan import Plan
+    from orchestrator.types.plan import Plan
 
 
 @click.command()
@@ -74,7 +74,7 @@ def resume(
     with aside(as_json):
         if before.rehearsal:
             if address or detach:
-                raise Unservable(
+                raise SpecError(
                     f"{before.run} is a rehearsal: no cluster but its own can resume it"
                 )
             code = rehearsed(found, plan, how, storage)
@@ -108,7 +108,7 @@ def place_of(found: "Journal", address: str | None) -> str:
     named = named_cluster(found.spec(), address)
     where = named[0] if named else found.run().environment.get("cluster")
     if where is None:
-        raise Unservable(f"{found.key}: its journal names no cluster: name one with --address")
+        raise SpecError(f"{found.key}: its journal names no cluster: name one with --address")
     return where
 
 
@@ -158,7 +158,7 @@ def refuse(run: Run, named: str, storage: Path) -> None:
 
 def plan_of(found: "Journal", pods: int | None) -> "Plan":
     """The plan that the run was submitted with, on as many pods as it is to have now."""
-    from orchestrator.plan.fewer import plan_on
+    from orchestrator.plan.elastic import plan_on
 
     spec, submission = found.spec(), found.story().submitted.submission
     wanted = pods or spec.resources.pods.max

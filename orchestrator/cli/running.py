@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from orchestrator.cli.terminal import JSON, say, say_json
-from orchestrator.errors import RunIsLive, Unservable
-from orchestrator.stations.run import LIVE, Run
+from orchestrator.errors import RunIsLive, SpecError
+from orchestrator.types.run import LIVE, Run
 
 RUNS = Path("runs")
 
@@ -168,7 +168,7 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
 def ask_to_remove(key: str, what: str) -> None:
     """Go on only when a person says so."""
     if not sys.stdin.isatty():
-        raise Unservable(f"removing {key} needs --yes where nobody can be asked")
+        raise SpecError(f"removing {key} needs --yes where nobody can be asked")
     click.confirm(f"Remove {what}?", abort=True, err=True)
 
 

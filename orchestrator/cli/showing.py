@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from orchestrator import journal
 from orchestrator.cli.terminal import Progress
 from orchestrator.render import rehearsal as render
-from orchestrator.stations.run import Run
+from orchestrator.types.run import Run
 
 SHOW_EVERY_S = 2.0
 TOLD = ("starting", "stopping", "pending")

@@ -8,7 +8,7 @@ from orchestrator.cli.studying import show_study
 from orchestrator.cli.terminal import say, say_json
 from orchestrator.errors import RunIsLive
 from orchestrator.render import runs as render
-from orchestrator.stations.run import LIVE
+from orchestrator.types.run import LIVE
 
 
 def tell(found: journal.StudyJournal, storage: Path, *, as_json: bool) -> None:

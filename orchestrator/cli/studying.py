@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from orchestrator.cli.terminal import as_typed, interruptible, is_live, next_command, say, say_json
-from orchestrator.errors import Unservable
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.run import LIVE, Run
-from orchestrator.stations.study import Study, Trial
+from orchestrator.errors import SpecError
+from orchestrator.types.plan import Plan
+from orchestrator.types.run import LIVE, Run
+from orchestrator.types.study import Study, Trial
 
 if TYPE_CHECKING:
     from orchestrator.journal import StudyJournal
@@ -84,14 +84,14 @@ def plan_study(path: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
 
 def planned(study: Study) -> dict[int, Plan | str]:
     """The plan of each trial, or why there is none."""
-    from orchestrator.plan.make import make_plan
+    from orchestrator.plan.planner import make_plan
 
     made: dict[int, Plan | str] = {}
     with counted("planned", len(study.trials)) as count:
         for trial in study.trials:
             try:
                 made[trial.number] = make_plan(trial.spec)
-            except Unservable as error:
+            except SpecError as error:
                 made[trial.number] = str(error)
             count(trial.number)
     return made
@@ -126,7 +126,7 @@ def submit_study(path: Path, study: Study, way: Way) -> int:
     served = {number: plan for number, plan in made.items() if isinstance(plan, Plan)}
     if len(served) < len(made) and study.after_failure == "stop":
         return UNSERVED
-    asked = journal.StudyAsked(
+    asked = journal.StudyRequest(
         study=study, steps=way.steps, devices=way.devices, rehearsal=way.rehearsal
     )
     turns = turns_of(study, served, path)

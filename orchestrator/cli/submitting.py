@@ -24,16 +24,16 @@ from orchestrator.cli.terminal import (
     say_dry,
     say_json,
 )
-from orchestrator.errors import Unservable
-from orchestrator.stations.codec import to_pretty_json
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.proof import Proof
-from orchestrator.stations.run import LIVE, Run
-from orchestrator.stations.spec import Spec
+from orchestrator.errors import SpecError
+from orchestrator.types.codec import to_pretty_json
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import LIVE, Run
+from orchestrator.types.spec import Spec
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
-    from orchestrator.launch.named import Jobs
+    from orchestrator.launch.ray_jobs import RayJobs
 
 REHEARSED_STEPS = 20
 EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}
@@ -141,7 +141,7 @@ def submit(
         refuse_of_studies(wished, as_json=as_json)
         raise SystemExit(study_submitted(spec, overrides, address, wished))
     if as_json and wished.dry_run:
-        raise Unservable("--json tells of the run, and --dry-run makes none: see orch plan --json")
+        raise SpecError("--json tells of the run, and --dry-run makes none: see orch plan --json")
     loaded, [plan] = make_plans(spec, overrides, 1)
     check_kept(loaded)
     order = Order(spec, overrides, loaded, plan, wished)
@@ -209,7 +209,7 @@ def before(order: Order) -> Run | None:
         return None
     run, submission = known[key].run(), known[key].story().submitted.submission
     if order.plan.digest not in (submission.plan_digest, submission.rehearses):
-        raise Unservable(f"run {key} is there already, of another plan: take another --key")
+        raise SpecError(f"run {key} is there already, of another plan: take another --key")
     return run
 
 
@@ -224,9 +224,9 @@ def said_again(run: Run, storage: Path) -> int:
 def refuse_of_studies(wished: Wishes, *, as_json: bool) -> None:
     """What a study has otherwise."""
     if wished.key:
-        raise Unservable("--key is of one run: a study's key is made of all that it asks")
+        raise SpecError("--key is of one run: a study's key is made of all that it asks")
     if as_json:
-        raise Unservable("--json tells of one run: see orch status STUDY --json")
+        raise SpecError("--json tells of one run: see orch status STUDY --json")
 
 
 def study_submitted(
@@ -246,7 +246,7 @@ def way_of(path: Path, base: Spec, address: str | None, wished: Wishes) -> Way:
     from orchestrator.cli.trials import DETACHED, Launched, Rehearsed
 
     if wished.detach:
-        raise Unservable(DETACHED)
+        raise SpecError(DETACHED)
     asked: dict[str, Any] = {
         "path": path,
         "devices": int(wished.devices_per_pod or 0) or None,
@@ -257,7 +257,7 @@ def way_of(path: Path, base: Spec, address: str | None, wished: Wishes) -> Way:
     if named := named_cluster(base, address):
         where, place = named
         if wished.devices_per_pod:
-            raise Unservable(of_rehearsals(place))
+            raise SpecError(of_rehearsals(place))
         asked |= {"address": where, "place": place, "code": wished.code, "yes": wished.yes}
         return Launched(steps=wished.steps, **asked)
     return Rehearsed(
@@ -291,7 +291,7 @@ def carried_out(order: Order) -> tuple[Run, Plan] | None:
 
     wished, loaded, plan = order.wished, order.spec, order.plan
     if wished.detach:
-        raise Unservable("--detach: no cluster is named, and a rehearsal ends with this command")
+        raise SpecError("--detach: no cluster is named, and a rehearsal ends with this command")
     steps = wished.steps or REHEARSED_STEPS
     small = rehearse(loaded, plan, steps=steps, devices=int(wished.devices_per_pod or 0) or None)
     origin = origin_of(order.path, loaded, steps, wished.profile)
@@ -316,7 +316,7 @@ def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
 
     wished, loaded, plan = order.wished, order.spec, order.plan
     if wished.devices_per_pod:
-        raise Unservable(of_rehearsals(place))
+        raise SpecError(of_rehearsals(place))
     steps = launching.steps_of(loaded, plan, wished.steps)
     origin = origin_of(order.path, loaded, steps, wished.profile)
     origin = replace(origin, environment={**origin.environment, "cluster": address})
@@ -350,7 +350,7 @@ def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
 
 
 def followed(
-    recorded: "Journal", storage: Path, jobs: "Jobs", job: str, driver_before: int = 0
+    recorded: "Journal", storage: Path, jobs: "RayJobs", job: str, driver_before: int = 0
 ) -> int:
     """Follow a run on a named cluster to its end, or for as long as somebody looks."""
     from orchestrator.cli import following, recording

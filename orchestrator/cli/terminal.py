@@ -13,8 +13,8 @@ from typing import TextIO
 import click
 
 from orchestrator.errors import Interrupted
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.spec import Spec
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Spec
 
 SPEC = click.argument("spec", type=click.Path(path_type=Path, dir_okay=False))
 SET = click.option(
@@ -46,7 +46,7 @@ def say(text: str) -> None:
 
 def say_json(station: object) -> None:
     """Print a station's canonical text, indented."""
-    from orchestrator.stations import codec
+    from orchestrator.types import codec
 
     click.echo(codec.to_pretty_json(station), nl=False)
 
@@ -97,7 +97,7 @@ def interruptible(
 def make_plans(path: Path, overrides: tuple[str, ...], most: int) -> tuple[Spec, list[Plan]]:
     """From a file to its spec and its plans, best first."""
     from orchestrator import spec
-    from orchestrator.plan.make import make_plans as planned
+    from orchestrator.plan.planner import make_plans as planned
 
     loaded = spec.load(path, overrides)
     return loaded, planned(loaded, most)

@@ -13,17 +13,17 @@ from orchestrator.cli.proving import NO_FIT, proved, show
 from orchestrator.cli.running import next_about
 from orchestrator.cli.studying import Turn, going_on
 from orchestrator.cli.terminal import interruptible, next_command, say, say_dry
-from orchestrator.errors import Unservable
+from orchestrator.errors import SpecError
 from orchestrator.render import launch as render
 from orchestrator.render.study import first_line
-from orchestrator.stations.codec import to_pretty_json
-from orchestrator.stations.proof import Proof
-from orchestrator.stations.run import Run
-from orchestrator.stations.study import Study, TrialBegun
+from orchestrator.types.codec import to_pretty_json
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import Run
+from orchestrator.types.study import Study, TrialStart
 
 if TYPE_CHECKING:
     from orchestrator.cli.launching import Launch
-    from orchestrator.launch.named import Jobs
+    from orchestrator.launch.ray_jobs import RayJobs
 
 DETACHED = "--detach: somebody must start trial after trial, and this command does"
 
@@ -81,7 +81,7 @@ class Rehearsed(Common):
         say(f"  mlflow {recording.ending(recorded.run_of(begun))}\n")
         return run
 
-    def carried_out(self, recorded: journal.StudyJournal, turn: Turn) -> tuple[TrialBegun, Run]:
+    def carried_out(self, recorded: journal.StudyJournal, turn: Turn) -> tuple[TrialStart, Run]:
         """The run under its name in the study's journal, and how it ended."""
         from orchestrator.cli import rehearsing
         from orchestrator.plan.rehearsal import rehearse
@@ -105,7 +105,7 @@ class Launched(Common):
     code: str
     yes: bool
     rehearsal: bool = False
-    jobs: "list[Jobs]" = field(default_factory=list)
+    jobs: "list[RayJobs]" = field(default_factory=list)
 
     def first_line(self, study: Study) -> str:
         runs = len(study.trials) * study.repeats
@@ -136,7 +136,7 @@ class Launched(Common):
         """The steps of a trial. Its tokens say how long a training is, and a trial is not one."""
         steps = self.steps or turn.trial.spec.run.steps
         if steps is None:
-            raise Unservable("a study on a named cluster needs --steps, or run.steps in its base")
+            raise SpecError("a study on a named cluster needs --steps, or run.steps in its base")
         return steps
 
     def launch(self, turn: Turn, environment: dict[str, str]) -> "Launch":

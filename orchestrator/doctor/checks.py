@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from orchestrator.stations.checkup import Finding
-from orchestrator.stations.record import Destination
+from orchestrator.types.health import Finding
+from orchestrator.types.tracking import Destination
 
 GIB = 2**30
 LIMIT_S = 120

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from orchestrator import journal
-from orchestrator.drive import driving, ranks
+from orchestrator.drive import driver, worker
 from orchestrator.errors import OrchError
 from orchestrator.launch import attempt
 
@@ -26,18 +26,18 @@ def main(arguments: list[str]) -> int:
     recorded = journal.Journal(asked.run)
     if not asked.crew:
         try:
-            return driving.drive(recorded, resumes=asked.resume, pods=asked.pods)
+            return driver.drive(recorded, resumes=asked.resume, pods=asked.pods)
         except OrchError as error:  # the run is another's, or has ended
             print(error, file=sys.stderr)
             return error.exit_code
     run = recorded.run()
-    errand = attempt.Errand(
+    errand = attempt.AttemptSpec(
         run=str(recorded.path),
         kind=recorded.plan(run.plan_digest),
         plan_of=recorded.plan,
         shared=not run.rehearsal,
     )
-    attempt.serve(os.environ["RAY_ADDRESS"], errand, ranks.work)
+    attempt.serve(os.environ["RAY_ADDRESS"], errand, worker.work)
     return 0
 
 

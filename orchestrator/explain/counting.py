@@ -2,16 +2,16 @@
 
 from orchestrator.explain.worksheet import Worksheet
 from orchestrator.plan import flops
-from orchestrator.stations.answers import Section, Verdict
-from orchestrator.stations.spec import Model
+from orchestrator.types.explanation import DerivationSection, Verdict
+from orchestrator.types.spec import Model
 
 
-def parameters(sheet: Worksheet, model: Model) -> Section:
+def parameters(sheet: Worksheet, model: Model) -> DerivationSection:
     """Counted as the plan counts them."""
     matrices, tables = flops.mlp_matrices(model), flops.vocabulary_parameters(model)
     width = "D * V" if model.tied else "2 * D * V"
     unit, layers = "parameters", model.layers
-    return Section(
+    return DerivationSection(
         title="Parameters",
         lines=(
             sheet.line("FFW", "P_ffw", f"{matrices} * D * F * L", unit,
@@ -28,9 +28,9 @@ def parameters(sheet: Worksheet, model: Model) -> Section:
     )  # fmt: skip
 
 
-def compute(sheet: Worksheet, model: Model, length: int) -> Section:
+def compute(sheet: Worksheet, model: Model, length: int) -> DerivationSection:
     """The book's rule of thumb, and the definition that MFU is measured by here."""
-    return Section(
+    return DerivationSection(
         title="FLOPs",
         lines=(
             sheet.line("of a token, by 6 P", "f", "6 * P", "FLOP",
@@ -43,9 +43,9 @@ def compute(sheet: Worksheet, model: Model, length: int) -> Section:
     )  # fmt: skip
 
 
-def duration(sheet: Worksheet) -> Section:
+def duration(sheet: Worksheet) -> DerivationSection:
     """How long it takes if nothing but arithmetic does."""
-    return Section(
+    return DerivationSection(
         title="Time",
         lines=(
             sheet.line("chips", "chips", "pods * n", "chips"),
@@ -58,11 +58,11 @@ def duration(sheet: Worksheet) -> Section:
     )  # fmt: skip
 
 
-def memory(sheet: Worksheet) -> Section:
+def memory(sheet: Worksheet) -> DerivationSection:
     """bf16 parameters, fp32 Adam without a master copy, checkpoints of what a layer makes."""
     batch = sheet.line("batch", "B", "sequences * S", "tokens")
     per_pod = sheet.line("batch of a pod", "B_pod", "B / pods", "tokens")
-    return Section(
+    return DerivationSection(
         title="Memory, the book's way",
         lines=(
             batch,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.explain import counting, sharding
-from orchestrator.explain.given import (
-    Axes,
+from orchestrator.explain.inputs import (
+    AxisCounts,
     Rates,
     axes_of,
     book_rates,
@@ -15,20 +15,20 @@ from orchestrator.explain.given import (
 )
 from orchestrator.explain.worksheet import Worksheet
 from orchestrator.plan.layout import DTYPE_BYTES
-from orchestrator.stations.answers import Given, Section
-from orchestrator.stations.spec import Spec
+from orchestrator.types.explanation import DerivationSection, Input
+from orchestrator.types.spec import Spec
 
 
 @dataclass(frozen=True)
-class Derived:
+class DerivationResult:
     """What was worked out: the numbers for whoever goes on, the sections for the reader."""
 
     numbers: dict[str, float]
-    given: tuple[Given, ...]
-    sections: tuple[Section, ...]
+    given: tuple[Input, ...]
+    sections: tuple[DerivationSection, ...]
 
 
-def derive(spec: Spec, mfu: float) -> Derived:
+def derive(spec: Spec, mfu: float) -> DerivationResult:
     """Everything by the book's rates, then the bounds again by the vendor's."""
     chip = catalog.chip(spec.resources.chip)
     topology = catalog.topology(chip, spec.resources.topology)
@@ -50,10 +50,12 @@ def derive(spec: Spec, mfu: float) -> Derived:
         sections.append(sharding.between_pods(sheet))
     if axes is not None and values(book) != values(vendor):
         sections.append(by_the_vendor(spec, chip, topology, axes, sheet))
-    return Derived(sheet.numbers, sheet.given, tuple(sections))
+    return DerivationResult(sheet.numbers, sheet.given, tuple(sections))
 
 
-def inside_a_pod(sheet: Worksheet, spec: Spec, chip: Chip, axes: Axes) -> list[Section]:
+def inside_a_pod(
+    sheet: Worksheet, spec: Spec, chip: Chip, axes: AxisCounts
+) -> list[DerivationSection]:
     return [
         *bounds(sheet, spec, chip, axes),
         sharding.one_layer(sheet, axes),
@@ -61,7 +63,7 @@ def inside_a_pod(sheet: Worksheet, spec: Spec, chip: Chip, axes: Axes) -> list[S
     ]
 
 
-def bounds(sheet: Worksheet, spec: Spec, chip: Chip, axes: Axes) -> list[Section]:
+def bounds(sheet: Worksheet, spec: Spec, chip: Chip, axes: AxisCounts) -> list[DerivationSection]:
     """The sections that depend on the rates of the links."""
     rings = "w" if chip.switched else "2 * w"
     width = DTYPE_BYTES[spec.experiment.precision.compute]
@@ -87,8 +89,8 @@ AGAIN = ("W", "alpha", "fsdp_least", "Y_most", "mixed_least", "mixed_least_eff")
 
 
 def by_the_vendor(
-    spec: Spec, chip: Chip, topology: Topology, axes: Axes, book: Worksheet
-) -> Section:
+    spec: Spec, chip: Chip, topology: Topology, axes: AxisCounts, book: Worksheet
+) -> DerivationSection:
     """The book rounds links down and HBM up: the same lines with the datasheet's figures."""
     rates = vendor_rates(chip, spec.experiment.precision.compute)
     sheet = Worksheet(everything_given(spec, chip, topology, rates, book["mfu"]))
@@ -99,7 +101,7 @@ def by_the_vendor(
     if spec.resources.pods.max > 1:
         again.append(sharding.between_pods(sheet))
         lines += again[-1].lines
-    return Section(
+    return DerivationSection(
         title="The same by the vendor's figures",
         lines=tuple(lines),
         verdicts=tuple(verdict for section in again for verdict in section.verdicts),

@@ -1,19 +1,19 @@
 """Explain room: where the expected step comes from, part by part, with the runs behind each."""
 
 from orchestrator import catalog
-from orchestrator.catalog import Efficiency, Learned
+from orchestrator.catalog import Efficiency, LearnedConstant
 from orchestrator.plan.expected import SOURCE
-from orchestrator.stations.answers import Computed, Constant, Expectation, ExpectedPart
-from orchestrator.stations.plan import Line, Plan
+from orchestrator.types.explanation import ComputedValue, Constant, ExpectedPart, ExpectedStep
+from orchestrator.types.plan import LedgerLine, Plan
 
 
-def expectation(plan: Plan) -> Expectation | None:
+def expectation(plan: Plan) -> ExpectedStep | None:
     """The plan's own ledger; None where nothing was learned about its chip."""
     known, step_s = catalog.efficiency(plan.chip), plan.forecast.step_s
     if known is None or step_s.expected is None or step_s.low is None or step_s.high is None:
         return None
     constants = learned(known)
-    return Expectation(
+    return ExpectedStep(
         parts=tuple(part(line, constants) for line in plan.forecast.expected_time),
         expected_s=step_s.expected,
         low_s=step_s.low,
@@ -38,13 +38,13 @@ def learned(known: Efficiency) -> dict[str, tuple[Constant, ...]]:
     }
 
 
-def constant(symbol: str, known: Learned) -> Constant:
+def constant(symbol: str, known: LearnedConstant) -> Constant:
     return Constant(symbol=symbol, unsure=known.unsure, rows=known.rows)
 
 
-def part(line: Line, constants: dict[str, tuple[Constant, ...]]) -> ExpectedPart:
+def part(line: LedgerLine, constants: dict[str, tuple[Constant, ...]]) -> ExpectedPart:
     return ExpectedPart(
         name=line.name,
-        computed=Computed(formula=line.formula, inputs=line.inputs, value=line.value),
+        computed=ComputedValue(formula=line.formula, inputs=line.inputs, value=line.value),
         constants=constants.get(line.name, ()),
     )

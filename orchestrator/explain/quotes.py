@@ -4,21 +4,21 @@ from dataclasses import replace
 from decimal import Decimal
 
 from orchestrator import catalog
-from orchestrator.catalog.quotes import Beside, Figure, Question
+from orchestrator.catalog.published_figures import BookQuestion, PublishedFigure, RemarkFormula
 from orchestrator.explain.derivation import derive
-from orchestrator.explain.given import MFU, vendor_rates
+from orchestrator.explain.inputs import MFU, vendor_rates
 from orchestrator.explain.worksheet import compute
-from orchestrator.stations.answers import Agreement, Aside, Quote, Quotes
-from orchestrator.stations.spec import Batch, Experiment, Model, Pods, Resources, Spec
+from orchestrator.types.explanation import Agreement, QuotedFigure, QuotedFigures, Remark
+from orchestrator.types.spec import Batch, Experiment, Model, Pods, Resources, Spec
 
 
-def quotes_for(spec: Spec) -> tuple[Quotes, ...]:
+def quotes_for(spec: Spec) -> tuple[QuotedFigures, ...]:
     """What was published about this very model on these very slices; mostly nothing."""
     asked = {key: entry for key, entry in catalog.questions().items() if concerns(entry, spec)}
     return tuple(quoted(key, question) for key, question in asked.items())
 
 
-def concerns(question: Question, spec: Spec) -> bool:
+def concerns(question: BookQuestion, spec: Spec) -> bool:
     """Whether a question is about the spec's model and, if it says so, about its slices."""
     if not same_shape(catalog.model(question.model), spec.experiment.model):
         return False
@@ -37,15 +37,15 @@ def same_shape(one: Model, other: Model) -> bool:
     return replace(alike, norm_epsilon=other.norm_epsilon) == other
 
 
-def quoted(key: str, question: Question) -> Quotes:
+def quoted(key: str, question: BookQuestion) -> QuotedFigures:
     numbers = exact_numbers(question)
     chosen = [figure for figure in catalog.figures() if key in figure.questions]
-    return Quotes(
+    return QuotedFigures(
         title=question.title, figures=tuple(recomputed(figure, numbers) for figure in chosen)
     )
 
 
-def exact_numbers(question: Question) -> dict[str, float]:
+def exact_numbers(question: BookQuestion) -> dict[str, float]:
     """The derivation of the question as it was asked, and the vendor's own figures."""
     spec = spec_of(question)
     chip = catalog.chip(question.chip)
@@ -57,7 +57,7 @@ def exact_numbers(question: Question) -> dict[str, float]:
     }
 
 
-def spec_of(question: Question) -> Spec:
+def spec_of(question: BookQuestion) -> Spec:
     return Spec(
         name="question",
         experiment=Experiment(
@@ -73,11 +73,11 @@ def spec_of(question: Question) -> Spec:
     )
 
 
-def recomputed(figure: Figure, numbers: dict[str, float]) -> Quote:
+def recomputed(figure: PublishedFigure, numbers: dict[str, float]) -> QuotedFigure:
     """A figure beside what its inputs give, and beside what exact inputs give."""
     reproduced = compute(figure.formula, numbers | figure.inputs)
     exact = figure.inputs | numbers | figure.exact_inputs
-    return Quote(
+    return QuotedFigure(
         about=figure.about,
         printed=figure.printed,
         unit=figure.unit,
@@ -90,9 +90,9 @@ def recomputed(figure: Figure, numbers: dict[str, float]) -> Quote:
     )
 
 
-def aside(beside: Beside, unit: str, numbers: dict[str, float]) -> Aside:
+def aside(beside: RemarkFormula, unit: str, numbers: dict[str, float]) -> Remark:
     computed = compute(beside.formula, numbers | beside.inputs)
-    return Aside(
+    return Remark(
         says=beside.says, unit=unit if beside.unit is None else beside.unit, computed=computed
     )
 

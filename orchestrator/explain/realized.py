@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 
 from orchestrator import catalog
-from orchestrator.errors import Unservable
-from orchestrator.explain.given import axes_of
+from orchestrator.errors import SpecError
+from orchestrator.explain.formatting import assumed, bound_by, lasting, percent, power_of_two, short
+from orchestrator.explain.inputs import axes_of
 from orchestrator.explain.sharding import mixed_times
-from orchestrator.explain.words import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.plan import torus as links
-from orchestrator.plan.make import make_plan
-from orchestrator.plan.refuse import NoPlan, factored
-from orchestrator.stations.answers import Difference
-from orchestrator.stations.plan import Plan, Span
-from orchestrator.stations.spec import Batch, Spec
+from orchestrator.plan.infeasible import Infeasible, factored
+from orchestrator.plan.planner import make_plan
+from orchestrator.types.explanation import Difference
+from orchestrator.types.plan import Plan, TorusSpan
+from orchestrator.types.spec import Batch, Spec
 
 GIB, GB = 2**30, 1e9
 
@@ -67,7 +67,7 @@ def why_moved(spec: Spec, plan: Plan) -> str:
     exact = Batch(sequences=asked.sequences, length=asked.length)
     try:
         kept = make_plan(replace(spec, experiment=replace(spec.experiment, batch=exact)))
-    except NoPlan as refused:
+    except Infeasible as refused:
         nearest = "; ".join(" ".join(line.split()[1:]) for line in refused.instead)
         within = f"of those within {percent(asked.tolerance)} the plan takes the fastest"
         return f"{refused.reasons[-1]}; nearest: {nearest}; {within}"
@@ -130,10 +130,10 @@ def links_used(plan: Plan) -> Difference | None:
     )
 
 
-def spans_text(spans: tuple[Span, ...]) -> str:
+def spans_text(spans: tuple[TorusSpan, ...]) -> str:
     """`ring of 16 on x`, `line of 2 on y`, `ring of 10 on y, every 2nd`."""
 
-    def text(span: Span) -> str:
+    def text(span: TorusSpan) -> str:
         stride = f" by {span.stride}" if span.stride > 1 else ""
         return f"{'ring' if span.ring else 'line'} of {span.size} on {span.torus}{stride}"
 
@@ -227,9 +227,9 @@ def renting(spec: Spec, plan: Plan) -> Difference | None:
     )
 
 
-def planned(spec: Spec) -> Plan | Unservable:
+def planned(spec: Spec) -> Plan | SpecError:
     """The realizable plan, or why there is none."""
     try:
         return make_plan(spec)
-    except Unservable as refused:
+    except SpecError as refused:
         return refused

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from orchestrator.explain.given import Axes
-from orchestrator.explain.words import bound_by, power_of_two, short
+from orchestrator.explain.formatting import bound_by, power_of_two, short
+from orchestrator.explain.inputs import AxisCounts
 from orchestrator.explain.worksheet import Worksheet
 from orchestrator.plan import flops
-from orchestrator.stations.answers import Derivation, Section, Verdict
-from orchestrator.stations.spec import Model
+from orchestrator.types.explanation import Derivation, DerivationSection, Verdict
+from orchestrator.types.spec import Model
 
 TOKENS = "tokens a chip"
 SIMPLIFIED = "Is FSDP + tensor compute-bound, simplified as in the book?"
@@ -17,7 +17,7 @@ MIXED = "alpha**2 / (M_X * M_Y * {F})"
 MIXED_IN_TURN = "4 * alpha**2 / (M**2 * {F})"
 
 
-def sequences_alone(sheet: Worksheet) -> Section:
+def sequences_alone(sheet: Worksheet) -> DerivationSection:
     """Without splitting sequences there are no more ways than sequences."""
     idle = sheet.line("chips without a sequence", "idle", "max(chips - sequences, 0)", "chips")
     holds = sheet["idle"] == 0
@@ -28,10 +28,10 @@ def sequences_alone(sheet: Worksheet) -> Section:
         f" {sheet['chips']:,.0f} chips idle"
     )
     verdict = Verdict(question="Is there a sequence for every chip?", holds=holds, words=words)
-    return Section(title="Pure FSDP, whole sequences", lines=(idle,), verdicts=(verdict,))
+    return DerivationSection(title="Pure FSDP, whole sequences", lines=(idle,), verdicts=(verdict,))
 
 
-def weights_alone(sheet: Worksheet, rings: str, bytes_of_element: int) -> Section:
+def weights_alone(sheet: Worksheet, rings: str, bytes_of_element: int) -> DerivationSection:
     """FSDP over sequences and positions on all axes."""
     lines = (
         sheet.line("bytes/s of an axis", "W", rings, "B/s"),
@@ -39,7 +39,7 @@ def weights_alone(sheet: Worksheet, rings: str, bytes_of_element: int) -> Sectio
         sheet.line(TOKENS, "tokens", "B_pod / n", TOKENS),
         sheet.line("it takes", "fsdp_least", "alpha / M", TOKENS),
     )
-    return Section(
+    return DerivationSection(
         title="FSDP over batch and sequence, on every axis",
         lines=lines,
         verdicts=(bound(sheet, "Is pure FSDP compute-bound?", "fsdp_least"),),
@@ -60,7 +60,7 @@ def bound(sheet: Worksheet, question: str, least: str) -> Verdict:
     return Verdict(question=question, holds=times > 1, words=words)
 
 
-def tensor_alone(sheet: Worksheet) -> Section:
+def tensor_alone(sheet: Worksheet) -> DerivationSection:
     """Tensor parallelism has a limit that no batch moves."""
     axes = "M_Y" if "M_Y" in sheet.numbers else "M"
     limit = sheet.line("it takes Y below", "Y_most", f"{axes} * F / alpha", "ways")
@@ -71,10 +71,10 @@ def tensor_alone(sheet: Worksheet) -> Section:
         else f"not at all: it takes fewer than {short(ways)} ways"
     )
     verdict = Verdict(question="How far does tensor go?", holds=ways >= 2, words=words)
-    return Section(title="Tensor parallelism", lines=(limit,), verdicts=(verdict,))
+    return DerivationSection(title="Tensor parallelism", lines=(limit,), verdicts=(verdict,))
 
 
-def mixed(sheet: Worksheet, model: Model, axes: Axes) -> Section:
+def mixed(sheet: Worksheet, model: Model, axes: AxisCounts) -> DerivationSection:
     """FSDP and tensor together, by the book's two matmuls a layer and by all of them."""
     form = MIXED_IN_TURN if axes.shared else MIXED
     ratio = "1" if axes.shared else "M_X / M_Y"
@@ -93,7 +93,9 @@ def mixed(sheet: Worksheet, model: Model, axes: Axes) -> Section:
     )  # fmt: skip
     by_f = mixed_bound(sheet, SIMPLIFIED, "mixed_least")
     by_all = mixed_bound(sheet, "And with every matmul of a layer?", "mixed_least_eff")
-    return Section(title="FSDP + tensor", lines=lines, verdicts=(by_f, flipped(by_f, by_all)))
+    return DerivationSection(
+        title="FSDP + tensor", lines=lines, verdicts=(by_f, flipped(by_f, by_all))
+    )
 
 
 def mixed_times(numbers: Mapping[str, float], least: str) -> float:
@@ -122,7 +124,7 @@ def flipped(first: Verdict, second: Verdict) -> Verdict:
     )
 
 
-def one_layer(sheet: Worksheet, axes: Axes) -> Section:
+def one_layer(sheet: Worksheet, axes: AxisCounts) -> DerivationSection:
     """The forward pass of one MLP at those powers of two: what takes how long."""
     x_axes, y_axes = ("M", "M") if axes.shared else ("M_X", "M_Y")
     comms = "T_fsdp + T_tensor" if axes.shared else "max(T_fsdp, T_tensor)"
@@ -138,10 +140,10 @@ def one_layer(sheet: Worksheet, axes: Axes) -> Section:
     verdict = Verdict(
         question="And at these powers of two?", holds=times > 1, words=bound_by(times)
     )
-    return Section(title="One MLP, forward, on X x Y", lines=lines, verdicts=(verdict,))
+    return DerivationSection(title="One MLP, forward, on X x Y", lines=lines, verdicts=(verdict,))
 
 
-def bytes_of_a_layer(sheet: Worksheet) -> Section:
+def bytes_of_a_layer(sheet: Worksheet) -> DerivationSection:
     """What each scheme moves, forward + backward; the book's mixed row has 8 B D backward."""
     lines = (
         sheet.line("data parallel", "v_dp", "0 + 8 * D * F", "bytes"),
@@ -150,10 +152,10 @@ def bytes_of_a_layer(sheet: Worksheet) -> Section:
         sheet.line("FSDP + tensor, a chip's part", "v_mixed",
                    "(4 + 8) * B_pod * D / X + (4 + 8) * D * F / Y", "bytes"),
     )  # fmt: skip
-    return Section(title="Bytes of one MLP, forward + backward", lines=lines)
+    return DerivationSection(title="Bytes of one MLP, forward + backward", lines=lines)
 
 
-def between_pods(sheet: Worksheet) -> Section:
+def between_pods(sheet: Worksheet) -> DerivationSection:
     """Data parallel over DCN: every chip of a pod brings its own share of the network."""
     least = sheet.line("it takes, a pod", "dcn_least", "C / W_dcn", "tokens")
     times = sheet["B_pod"] / sheet["dcn_least"]
@@ -163,4 +165,4 @@ def between_pods(sheet: Worksheet) -> Section:
         holds=times > 1,
         words=f"{bound_by(times)}: {tokens} tokens a pod, it takes {takes}",
     )
-    return Section(title="Between pods", lines=(least,), verdicts=(verdict,))
+    return DerivationSection(title="Between pods", lines=(least,), verdicts=(verdict,))

@@ -3,28 +3,28 @@
 from collections.abc import Iterator
 
 from orchestrator import catalog
-from orchestrator.errors import Unservable
-from orchestrator.explain.derivation import Derived, derive
+from orchestrator.errors import SpecError
+from orchestrator.explain.derivation import DerivationResult, derive
 from orchestrator.explain.expectation import expectation
-from orchestrator.explain.given import MFU
+from orchestrator.explain.formatting import assumed, bound_by, lasting, lasting_between
+from orchestrator.explain.inputs import MFU
 from orchestrator.explain.quotes import quotes_for
 from orchestrator.explain.realized import differences, planned
 from orchestrator.explain.sharding import mixed_times
-from orchestrator.explain.words import assumed, bound_by, lasting, lasting_between
 from orchestrator.plan.flops import MFU_DEFINITION
-from orchestrator.stations.answers import AnswerSheet, Citation, Expectation, Quotes
-from orchestrator.stations.plan import Bounds, Plan
-from orchestrator.stations.spec import Spec
+from orchestrator.types.explanation import Citation, ExpectedStep, Explanation, QuotedFigures
+from orchestrator.types.plan import Estimate, Plan
+from orchestrator.types.spec import Spec
 
 SCHEMA = 1
 
 
-def answer_sheet(spec: Spec, mfu: float = MFU) -> AnswerSheet:
+def answer_sheet(spec: Spec, mfu: float = MFU) -> Explanation:
     """The book's derivation for a spec, figures published about it, and what the plan does."""
     derived, quotes, plan = derive(spec, mfu), quotes_for(spec), planned(spec)
     served = isinstance(plan, Plan)
     expected = expectation(plan) if isinstance(plan, Plan) else None
-    return AnswerSheet(
+    return Explanation(
         schema=SCHEMA,
         name=spec.name,
         overrides=spec.overrides,
@@ -47,7 +47,7 @@ def answer_sheet(spec: Spec, mfu: float = MFU) -> AnswerSheet:
 
 
 def cited(
-    derived: Derived, quotes: tuple[Quotes, ...], expected: Expectation | None
+    derived: DerivationResult, quotes: tuple[QuotedFigures, ...], expected: ExpectedStep | None
 ) -> tuple[Citation, ...]:
     """Every source that the sheet names, in the order in which it does."""
     known = catalog.sources()
@@ -58,7 +58,7 @@ def cited(
 
 
 def named(
-    derived: Derived, quotes: tuple[Quotes, ...], expected: Expectation | None
+    derived: DerivationResult, quotes: tuple[QuotedFigures, ...], expected: ExpectedStep | None
 ) -> Iterator[str]:
     yield from (entry.source for entry in derived.given if entry.source is not None)
     for section in derived.sections:
@@ -69,7 +69,7 @@ def named(
         yield expected.source
 
 
-def summary(derived: Derived, plan: Plan | Unservable) -> str:
+def summary(derived: DerivationResult, plan: Plan | SpecError) -> str:
     """The whole sheet in one line."""
     numbers = derived.numbers
     parts = [f"{lasting(numbers['days'])} at {assumed(numbers['mfu'])}"]
@@ -82,7 +82,7 @@ def summary(derived: Derived, plan: Plan | Unservable) -> str:
     return f"Answer: {', '.join(parts)}."
 
 
-def likely(days: Bounds) -> tuple[float, float]:
+def likely(days: Estimate) -> tuple[float, float]:
     """The interval about what is expected; with nothing hidden at most where nothing is known."""
     if days.low is None or days.high is None:
         return days.lower, days.unoverlapped

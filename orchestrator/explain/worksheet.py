@@ -1,13 +1,13 @@
 """Explain room: the symbols found so far, each with its number and where that came from."""
 
 from orchestrator.explain.formula import evaluate, symbols
-from orchestrator.stations.answers import Computed, Derivation, Given
+from orchestrator.types.explanation import ComputedValue, Derivation, Input
 
 
 class Worksheet:
     """Grows line by line; a line may use every symbol of the lines before it."""
 
-    def __init__(self, given: tuple[Given, ...]) -> None:
+    def __init__(self, given: tuple[Input, ...]) -> None:
         self.given = given
         self.numbers: dict[str, float] = {entry.symbol: entry.value for entry in given}
         self.sources = {entry.symbol: entry.source for entry in given}
@@ -24,7 +24,7 @@ class Worksheet:
         """
         computed = compute(formula, self.numbers)
         if value is not None:
-            computed = Computed(formula=formula, inputs=computed.inputs, value=value)
+            computed = ComputedValue(formula=formula, inputs=computed.inputs, value=value)
         self.numbers[symbol] = computed.value
         outside = dict.fromkeys(self.sources.get(used) for used in computed.inputs)
         return Derivation(
@@ -36,7 +36,7 @@ class Worksheet:
         )
 
 
-def compute(formula: str, numbers: dict[str, float]) -> Computed:
+def compute(formula: str, numbers: dict[str, float]) -> ComputedValue:
     """A formula with the numbers that its symbols stand for."""
     inputs = {symbol: numbers[symbol] for symbol in symbols(formula)}
-    return Computed(formula=formula, inputs=inputs, value=evaluate(formula, inputs))
+    return ComputedValue(formula=formula, inputs=inputs, value=evaluate(formula, inputs))

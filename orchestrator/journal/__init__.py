@@ -1,14 +1,14 @@
 """Journal room: a run's own record, on disk: the record of truth. Knows no Ray, JAX or MLflow."""
 
-from orchestrator.journal.claiming import Opened, ask_to_cancel, claim, create, track
 from orchestrator.journal.files import try_to_write
-from orchestrator.journal.finding import find, journals, landmark, remove, runs
+from orchestrator.journal.listing import find, journals, landmark, remove, runs
+from orchestrator.journal.ownership import RunRequest, ask_to_cancel, claim, create, track
 from orchestrator.journal.reading import Journal
 from orchestrator.journal.retry import Decision, decide_retry
 from orchestrator.journal.steps import StepLog, StepReader
-from orchestrator.journal.studies import (
-    StudyAsked,
+from orchestrator.journal.study_journal import (
     StudyJournal,
+    StudyRequest,
     begin_trial,
     find_either,
     open_study,
@@ -22,11 +22,11 @@ from orchestrator.journal.writing import Writer
 __all__ = [
     "Decision",
     "Journal",
-    "Opened",
+    "RunRequest",
     "StepLog",
     "StepReader",
-    "StudyAsked",
     "StudyJournal",
+    "StudyRequest",
     "Writer",
     "ask_to_cancel",
     "begin_trial",

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from orchestrator.stations.run import EndState, Process, Reason, Submission
+from orchestrator.types.run import EndState, ProcessIdentity, Reason, Submission
 
 SCHEMA = 1
 
@@ -27,7 +27,7 @@ class Claimed(Event, frozen=True, kw_only=True, tag="claimed"):
     fresh budgets; the requests up to `settled_requests` no longer count.
     """
 
-    driver: Process
+    driver: ProcessIdentity
     beat_s: float
     resumes: bool = False
     settled_requests: int = 0
@@ -79,7 +79,7 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
     """
 
     at_s: float
-    by: Process
+    by: ProcessIdentity
     at_once: bool = False
     why: str = "somebody asked"
 

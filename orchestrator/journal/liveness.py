@@ -4,17 +4,17 @@ import os
 import socket
 from pathlib import Path
 
-from orchestrator.stations.run import Process
+from orchestrator.types.run import ProcessIdentity
 
 PROC = Path("/proc")
 ENDED_STATES = frozenset("ZX")  # ended, and not yet waited for by the parent
 
 
-def this_process() -> Process:
+def this_process() -> ProcessIdentity:
     """Whoever calls."""
     pid = os.getpid()
     stat = _stat(pid)
-    return Process(
+    return ProcessIdentity(
         host=socket.gethostname(),
         pid=pid,
         machine=this_machine(),
@@ -31,7 +31,7 @@ def this_machine() -> str | None:
         return None
 
 
-def is_gone(process: Process) -> bool:
+def is_gone(process: ProcessIdentity) -> bool:
     """Whether the process is known not to exist any more; False where this machine cannot know."""
     if process.machine is None or process.machine != this_machine():
         return False
@@ -45,7 +45,7 @@ def is_gone(process: Process) -> bool:
     return stat is not None and (stat[0] in ENDED_STATES or stat[1] != process.started)
 
 
-def is_alive(process: Process) -> bool:
+def is_alive(process: ProcessIdentity) -> bool:
     """Whether the process is known to exist; False where this machine cannot know."""
     here = process.machine is not None and process.machine == this_machine()
     return here and not is_gone(process)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.journal.files import last_lines
-from orchestrator.journal.places import Places
-from orchestrator.stations.run import Run
+from orchestrator.journal.run_paths import RunPaths
+from orchestrator.types.run import Run
 
 RANK_LOG = re.compile(r"rank-(\d+)\.log")
 DRIVER_LOG = re.compile(r"driver-(\d{6,})\.log")
@@ -41,7 +41,7 @@ def logs_of(path: Path, run: Run, *, attempt: int | None) -> list[Log]:
     """The logs of an attempt, the newest unless it is named: the first-dead rank, then the others
     by number, then the newest driver's.
     """
-    places = Places(path)
+    places = RunPaths(path)
     number = attempt or len(run.attempts)
     dead = next((one.first_dead_rank for one in run.attempts if one.number == number), None)
     ranks = [

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import liveness, numbered, steps
+from orchestrator.journal import event_log, liveness, steps
 from orchestrator.journal.events import (
     SCHEMA,
     AnyEvent,
@@ -19,14 +19,14 @@ from orchestrator.journal.events import (
     event_of,
     request_of,
 )
-from orchestrator.journal.fold import Sight, Trace, folded
-from orchestrator.journal.places import Places
-from orchestrator.journal.story import Story, begun, told
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.proof import Proof
-from orchestrator.stations.run import Foretold, Run, Status, TimedStep, Tracking
-from orchestrator.stations.spec import Spec
+from orchestrator.journal.run_paths import RunPaths
+from orchestrator.journal.run_state import RunState, begun, told
+from orchestrator.journal.run_status import Observation, Trace, folded
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import Prediction, Run, Status, TimedStep, TrackedRun
+from orchestrator.types.spec import Spec
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -44,13 +44,13 @@ class Journal:
         return self.path.absolute().name
 
     @property
-    def places(self) -> Places:
-        return Places(self.path)
+    def places(self) -> RunPaths:
+        return RunPaths(self.path)
 
-    def story(self) -> Story:
+    def story(self) -> RunState:
         """What the events tell; `JournalUnreadable` when this is no run's directory."""
         try:
-            shelf = numbered.read(self.places.events)
+            shelf = event_log.read(self.places.events)
         except OSError as error:
             raise JournalUnreadable(f"{self.path}: cannot be read: {error.strerror}") from error
         if 1 not in shelf.contents:
@@ -110,7 +110,7 @@ class Journal:
 
     def _requests(self, settled: int) -> tuple[list[CancelRequest], list[str]]:
         """The requests after the settled ones, oldest first, and what is wrong with others."""
-        shelf = numbered.read(self.places.requests)
+        shelf = event_log.read(self.places.requests)
         read = _decoded(shelf.contents, request_of, self.places.requests.name)
         later = [read[number] for number in sorted(read) if number > settled]
         requests = [request for request in later if not isinstance(request, str)]
@@ -118,9 +118,9 @@ class Journal:
 
     @property
     def _first(self) -> str:
-        return f"{self.places.events.name}/{numbered.name_of(1)}"
+        return f"{self.places.events.name}/{event_log.name_of(1)}"
 
-    def _begun(self, events: dict[int, AnyEvent | str]) -> Story:
+    def _begun(self, events: dict[int, AnyEvent | str]) -> RunState:
         first = events[1]
         if isinstance(first, Submitted) and first.schema <= SCHEMA:
             return begun(first)
@@ -129,7 +129,7 @@ class Journal:
             why = f"its schema is {first.schema}, and this orch reads up to {SCHEMA}"
         raise JournalUnreadable(f"{self.path}: {why}")
 
-    def _sight(self, story: Story, clock: Clock) -> Sight:
+    def _sight(self, story: RunState, clock: Clock) -> Observation:
         requests, problems = self._requests(story.settled_requests)
         traces: dict[int, Trace] = {}
         for attempt in story.attempts:
@@ -138,7 +138,7 @@ class Journal:
         claim = story.claim
         process = claim.driver if claim else story.submitted.submission.submitter
         tracking, tracking_faults = self._tracking()
-        return Sight(
+        return Observation(
             signed_at_s=self._signed_at_s(story.writer),
             writer_is_gone=not story.ended and liveness.is_gone(process),
             writer_is_alive=not story.ended and liveness.is_alive(process),
@@ -157,10 +157,10 @@ class Journal:
         except FileNotFoundError:
             return None
 
-    def _tracking(self) -> tuple[Tracking | None, list[str]]:
+    def _tracking(self) -> tuple[TrackedRun | None, list[str]]:
         path = self.places.tracking
         try:
-            return codec.from_json(path.read_bytes(), Tracking), []
+            return codec.from_json(path.read_bytes(), TrackedRun), []
         except FileNotFoundError:
             return None, []
         except msgspec.DecodeError as error:
@@ -177,10 +177,10 @@ def station(path: Path, kind: type[T]) -> T:
         raise JournalUnreadable(f"{path}: is no {kind.__name__}: {error}") from error
 
 
-def foretold(plan: Plan) -> Foretold:
+def foretold(plan: Plan) -> Prediction:
     """What a plan says that a step should take, and on whose word."""
     forecast = plan.forecast
-    return Foretold(
+    return Prediction(
         chip_profile=plan.chip_profile,
         step_s=forecast.step_s,
         mfu=forecast.mfu,
@@ -197,11 +197,11 @@ def _decoded(
         try:
             read[number] = decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            read[number] = f"{folder}/{numbered.name_of(number)}: {error}"
+            read[number] = f"{folder}/{event_log.name_of(number)}: {error}"
     return read
 
 
-def _ending_at(story: Story, last: int, problems: list[str]) -> Story:
+def _ending_at(story: RunState, last: int, problems: list[str]) -> RunState:
     """A file that cannot be read has its number all the same: nobody may write that one again."""
     return replace(story, last=last, problems=(*problems, *story.problems))
 

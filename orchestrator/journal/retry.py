@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.journal.fold import AFTER, after, first_line
-from orchestrator.stations.run import Attempt, Run
-from orchestrator.stations.spec import Retries
+from orchestrator.journal.run_status import AFTER, after, first_line
+from orchestrator.types.run import Attempt, Run
+from orchestrator.types.spec import RetryLimits
 
 # What differs from one time to the next in the text of one and the same error.
 VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")
@@ -20,7 +20,7 @@ class Decision:
     why: str
 
 
-def decide_retry(run: Run, retries: Retries) -> Decision:
+def decide_retry(run: Run, retries: RetryLimits) -> Decision:
     """What to do after the newest attempt, which has ended.
 
     Failures and hangs are charged to one budget and preemptions to another, each since the last

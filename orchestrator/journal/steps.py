@@ -12,9 +12,9 @@ import msgspec
 
 from orchestrator.errors import Superseded
 from orchestrator.journal import files
-from orchestrator.journal.fold import Trace
-from orchestrator.journal.places import Places
-from orchestrator.stations.run import Step, TimedStep
+from orchestrator.journal.run_paths import RunPaths
+from orchestrator.journal.run_status import Trace
+from orchestrator.types.run import Step, TimedStep
 
 SYNC_EVERY_S = 5.0
 RECENT_STEPS = 50
@@ -29,7 +29,7 @@ class StepLog:
     """
 
     def __init__(self, run: Path, attempt: int, *, clock: Callable[[], float] = time.time) -> None:
-        path = Places(run).steps(attempt)
+        path = RunPaths(run).steps(attempt)
         try:
             self._lines = files.Lines(path)
         except FileExistsError as error:
@@ -65,7 +65,7 @@ class StepReader:
     """Reads the steps of an attempt as they come: each call gives those since the one before."""
 
     def __init__(self, run: Path, attempt: int) -> None:
-        self._path, self._offset = Places(run).steps(attempt), 0
+        self._path, self._offset = RunPaths(run).steps(attempt), 0
         self.problems: list[str] = []
 
     def read(self) -> list[TimedStep]:
@@ -85,7 +85,7 @@ class StepReader:
 
 def trace(run: Path, attempt: int) -> tuple[Trace, list[str]]:
     """The two ends of an attempt's steps, however many they are, and what is wrong there."""
-    path = Places(run).steps(attempt)
+    path = RunPaths(run).steps(attempt)
     try:
         first, (last, _) = files.first_line(path), files.last_lines(path, RECENT_STEPS)
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, Superseded
-from orchestrator.journal import files, numbered
+from orchestrator.journal import event_log, files
 from orchestrator.journal.events import (
     AnyEvent,
     AttemptEnded,
@@ -22,19 +22,19 @@ from orchestrator.journal.events import (
     Stopping,
     text_of,
 )
-from orchestrator.journal.fold import BEAT_S, named
 from orchestrator.journal.reading import Clock, Journal
-from orchestrator.journal.story import Story, refusal, told
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.proof import Proof
-from orchestrator.stations.run import EndState, Reason, Run
+from orchestrator.journal.run_state import RunState, refusal, told
+from orchestrator.journal.run_status import BEAT_S, named
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import EndState, Reason, Run
 
 
 class Writer:
     """The right to write a journal, until somebody else claims it. Threads may share it."""
 
-    def __init__(self, journal: Journal, story: Story, *, clock: Clock = time.time) -> None:
+    def __init__(self, journal: Journal, story: RunState, *, clock: Clock = time.time) -> None:
         self.journal, self._story, self._clock = journal, story, clock
         self.number = story.writer  # of its claim, 0 for whoever submits
         self._lock = threading.RLock()
@@ -103,7 +103,7 @@ class Writer:
         over, and `JournalUnwritable` when the journal was removed.
         """
         with self._lock:
-            if numbered.exists(self.journal.places.events, self._story.last + 1):
+            if event_log.exists(self.journal.places.events, self._story.last + 1):
                 self._read_again()
             self._check_mine()
             settled = self._story.settled_requests
@@ -139,7 +139,7 @@ class Writer:
                 raise ValueError(f"{self.journal.key}: {why}")
             number = self._story.last + 1
             try:
-                numbered.append(self.journal.places.events, number, text_of(event))
+                event_log.append(self.journal.places.events, number, text_of(event))
             except FileExistsError as error:
                 self._read_again()
                 raise Superseded(f"{self.journal.key}: event {number} is another's") from error

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from orchestrator.errors import OrchError
-from orchestrator.journal import pulses
-from orchestrator.launch import sighting
-from orchestrator.launch.admitter import Turn
+from orchestrator.journal import heartbeat
+from orchestrator.launch import slice_discovery
+from orchestrator.launch.protocol import AttemptCommand, AttemptEvent, Slice, WorkerArgs
+from orchestrator.launch.slice_queue_server import Lease
 from orchestrator.launch.slices import accelerator_type, hosts_per_slice, pod_type
-from orchestrator.launch.words import Order, Said, Share, Slice
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Plan
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
 
-Work = Callable[[Share, int], None]
+Work = Callable[[WorkerArgs, int], None]
 LOOK_EVERY_S = 1.0
 FENCE_LIMIT_S = 10.0
 
@@ -39,7 +39,7 @@ def join_cluster(address: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Errand:
+class AttemptSpec:
     """What a crew is for: which run, slices of which kind, and where its plans are. `shared` says
     that other runs may want slices of the same cluster.
     """
@@ -50,7 +50,7 @@ class Errand:
     shared: bool
 
 
-def serve(address: str, errand: Errand, work: Work) -> None:
+def serve(address: str, errand: AttemptSpec, work: Work) -> None:
     """Be the crew: look for slices of the kind of a plan, go when told, say how it ended.
 
     Ends with its input: then the driver wants no more of it, or is gone.
@@ -59,7 +59,7 @@ def serve(address: str, errand: Errand, work: Work) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray's own words go to the log
     orders = _orders(sys.stdin.buffer)
 
-    def say(said: Said) -> None:
+    def say(said: AttemptEvent) -> None:
         with suppress(BrokenPipeError):  # the driver is gone: the end of its orders ends us
             print(codec.to_json(said).decode(), file=out, flush=True)
 
@@ -76,36 +76,36 @@ def serve(address: str, errand: Errand, work: Work) -> None:
         threading.Thread(target=carry_out, daemon=True).start()
         _attend(plan, share, orders, say, _Placing(turn, chosen, fences))
     except Exception as error:  # noqa: BLE001  whatever it was, the driver must hear of it
-        say(Said(over=True, error=f"{type(error).__name__}: {error}"))
+        say(AttemptEvent(over=True, error=f"{type(error).__name__}: {error}"))
     threading.Event().wait()
 
 
-def _orders(source: BinaryIO) -> "queue.SimpleQueue[Order]":
+def _orders(source: BinaryIO) -> "queue.SimpleQueue[AttemptCommand]":
     """What the driver says, as it comes; this process ends when it says no more."""
-    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[AttemptCommand] = queue.SimpleQueue()
 
     def listen() -> None:
         for line in source:
-            orders.put(codec.from_json(line, Order))
+            orders.put(codec.from_json(line, AttemptCommand))
         os._exit(1)
 
     threading.Thread(target=listen, daemon=True).start()
     return orders
 
 
-def turn_of(errand: Errand) -> Turn | None:
+def turn_of(errand: AttemptSpec) -> Lease | None:
     """The run's turn among the runs of a cluster; None where it is alone."""
-    return Turn(errand.run, pod_type(errand.kind)) if errand.shared else None
+    return Lease(errand.run, pod_type(errand.kind)) if errand.shared else None
 
 
 def _ordered(
     kind: Plan,
-    orders: "queue.SimpleQueue[Order]",
-    say: Callable[[Said], None],
-    turn: Turn | None,
-) -> tuple[Share, tuple[str, ...]]:
+    orders: "queue.SimpleQueue[AttemptCommand]",
+    say: Callable[[AttemptEvent], None],
+    turn: Lease | None,
+) -> tuple[WorkerArgs, tuple[str, ...]]:
     """Show the slices as they change, and whose turn it is, until told to go."""
-    shown: Said | None = None
+    shown: AttemptEvent | None = None
     while True:
         seen = _in_turn(seen_slices(kind), turn)
         if seen != shown:
@@ -118,24 +118,24 @@ def _ordered(
                 return order.share, order.slices
 
 
-def _in_turn(seen: tuple[Slice, ...], turn: Turn | None) -> Said:
+def _in_turn(seen: tuple[Slice, ...], turn: Lease | None) -> AttemptEvent:
     """The slices, of which those that another run holds are not free. The turn is asked for after
     the look: a run that has just failed may have freed its slices, and they are its own.
     """
     if turn is None:
-        return Said(slices=seen)
+        return AttemptEvent(slices=seen)
     answer = turn.ask()
     slices = tuple(replace(one, free=one.free and one.name not in answer.held) for one in seen)
-    return Said(slices=slices, before=answer.before)
+    return AttemptEvent(slices=slices, before=answer.before)
 
 
-def _check_turn(turn: Turn | None) -> None:
+def _check_turn(turn: Lease | None) -> None:
     """The driver chose by an answer that may be a second old: somebody may have come back since."""
     if turn and (before := turn.ask().before):
         raise OrchError(f"the turn to take slices went back to {', '.join(before)}")
 
 
-def _left(said: Said, turn: Turn | None) -> Said:
+def _left(said: AttemptEvent, turn: Lease | None) -> AttemptEvent:
     """A run that has done its work gives its place up; one that failed will be back."""
     if turn and said.over and said.error is None:
         turn.leave()
@@ -148,7 +148,7 @@ class _Placing:
     has the turn.
     """
 
-    turn: Turn | None
+    turn: Lease | None
     chosen: tuple[str, ...]
     fences: list[Any]
     done: bool = False
@@ -168,17 +168,17 @@ class _Placing:
 
 def _attend(
     plan: Plan,
-    share: Share,
-    orders: "queue.SimpleQueue[Order]",
-    say: Callable[[Said], None],
+    share: WorkerArgs,
+    orders: "queue.SimpleQueue[AttemptCommand]",
+    say: Callable[[AttemptEvent], None],
     placing: _Placing,
 ) -> None:
     """While the attempt goes on, look when told, and see when its processes are all up."""
     while True:
         with suppress(queue.Empty):
             orders.get(timeout=LOOK_EVERY_S)
-            say(Said(slices=seen_slices(plan)))
-        all_up = placing.done or len(pulses.read(Path(share.run), share.attempt)) == plan.hosts
+            say(AttemptEvent(slices=seen_slices(plan)))
+        all_up = placing.done or len(heartbeat.read(Path(share.run), share.attempt)) == plan.hosts
         if all_up and not placing.done:
             placing.end(plan)
 
@@ -189,7 +189,7 @@ def seen_slices(plan: Plan) -> tuple[Slice, ...]:
     from ray._private.state import available_resources_per_node  # noqa: PLC0415
 
     free = available_resources_per_node()
-    return sighting.slices_of(ray.nodes(), free, plan, sighting.answers)
+    return slice_discovery.slices_of(ray.nodes(), free, plan, slice_discovery.answers)
 
 
 def fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
@@ -204,17 +204,19 @@ def fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
     bundle = {"TPU": plan.chips / plan.hosts} if alone else {f"TPU-{pod_type(plan)}-head": 1.0}
     fences = [
         (
-            sighting.name_of(node),
+            slice_discovery.name_of(node),
             placement_group([bundle], bundle_label_selector=[{"ray.io/node-id": node["NodeID"]}]),
         )
-        for node in sighting.heads_of_others(ray.nodes(), plan, chosen)
+        for node in slice_discovery.heads_of_others(ray.nodes(), plan, chosen)
     ]
     for _, group in fences:
         group.wait(FENCE_LIMIT_S)  # one that another run holds needs no fence
     return fences
 
 
-def _carry_out(plan: Plan, share: Share, work: Work, say: Callable[[Said], None]) -> None:
+def _carry_out(
+    plan: Plan, share: WorkerArgs, work: Work, say: Callable[[AttemptEvent], None]
+) -> None:
     """Run `work(share, rank)` on every host of the plan's slices, and wait for all of them.
 
     Each process finds JAX joined with the others, and MEGASCALE_SLICE_ID tells its slice.
@@ -245,9 +247,9 @@ def _carry_out(plan: Plan, share: Share, work: Work, say: Callable[[Said], None]
     try:
         trainer.fit()
     except Exception as error:  # noqa: BLE001  Ray wraps whatever happened in classes of its own
-        say(Said(over=True, error=_cause(error)))
+        say(AttemptEvent(over=True, error=_cause(error)))
     else:
-        say(Said(over=True))
+        say(AttemptEvent(over=True))
 
 
 def _on_worker(config: dict[str, Any]) -> None:

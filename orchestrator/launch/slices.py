@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from orchestrator.errors import Unservable
-from orchestrator.stations.plan import Plan
+from orchestrator.errors import SpecError
+from orchestrator.types.plan import Plan
 
 # Ray's name of each chip: generation, and TensorCores a chip as its pod types count them.
 GENERATIONS = {
@@ -57,7 +57,7 @@ def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[Host, ...]:
 def _generation(plan: Plan) -> tuple[str, int]:
     if plan.chip not in GENERATIONS:
         known = ", ".join(GENERATIONS)
-        raise Unservable(f"{plan.chip}: only TPU slices can be launched or rehearsed: {known}")
+        raise SpecError(f"{plan.chip}: only TPU slices can be launched or rehearsed: {known}")
     return GENERATIONS[plan.chip]
 
 

@@ -3,7 +3,7 @@
 FLOPs here are executed ones. The FLOPs that MFU counts are in plan.flops.
 """
 
-from orchestrator.plan.cuts import ATTENTION_BLOCK
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout, Number
 
 BACKWARD_OVER_FORWARD = 2  # a matmul's backward is two matmuls: of the input, of the weight

@@ -15,7 +15,7 @@ from orchestrator import catalog
 from orchestrator.catalog import Efficiency
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.time import StepTime
-from orchestrator.stations.plan import Line, Plan
+from orchestrator.types.plan import LedgerLine, Plan
 
 SOURCE = "published-runs"
 ATTENTION = ("attention", "attention recompute")
@@ -37,7 +37,7 @@ LOGITS_TOUCHES, LOGITS_BYTES = 7, 4
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """What a step has to do: seconds at peak rates by kind, how often slices meet, and hops
     between slices on the way.
     """
@@ -51,14 +51,14 @@ class Work:
     hops: Number
 
 
-def work(layout: Layout, lines: list[Line]) -> Work:
+def work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
     """A ledger's lines by kind, with the passes that the roofline leaves out."""
     seconds = {kind: total(lines, kind) for kind in ("mxu", "hbm")}
     attention_s = sum(line.value for line in lines if line.name in ATTENTION)
     links = sum(line.value for line in lines if line.resource not in {"mxu", "hbm", "host"})
     head = np.minimum(layout.model.head_dim / LANES, 1.0)
     calls = reductions(layout)
-    return Work(
+    return StepWork(
         matmul_s=seconds["mxu"] - attention_s,
         attention_s=attention_s / head,
         hbm_s=seconds["hbm"],
@@ -69,7 +69,7 @@ def work(layout: Layout, lines: list[Line]) -> Work:
     )
 
 
-def total(lines: list[Line], resource: str) -> Number:
+def total(lines: list[LedgerLine], resource: str) -> Number:
     return sum(line.value for line in lines if line.resource == resource)
 
 
@@ -97,7 +97,7 @@ def reductions(layout: Layout) -> Number:
     return np.where(layout.microbatches == 1, layout.model.layers, 1) * (layout.pods > 1)
 
 
-def parts(todo: Work, known: Efficiency) -> dict[str, Number]:
+def parts(todo: StepWork, known: Efficiency) -> dict[str, Number]:
     """Seconds of each kind of work, as real runs take them."""
     each_s = todo.reductions * known.slice_wait_s.value + todo.hops * known.slice_hop_s.value
     waiting_s = each_s * told(todo, known)
@@ -108,7 +108,7 @@ def parts(todo: Work, known: Efficiency) -> dict[str, Number]:
     }
 
 
-def own_parts(todo: Work, known: Efficiency) -> dict[str, Number]:
+def own_parts(todo: StepWork, known: Efficiency) -> dict[str, Number]:
     """What a slice does alone."""
     return {
         "matmuls": todo.matmul_s / known.matmul.value,
@@ -118,7 +118,7 @@ def own_parts(todo: Work, known: Efficiency) -> dict[str, Number]:
     }
 
 
-def told(todo: Work, known: Efficiency) -> Number:
+def told(todo: StepWork, known: Efficiency) -> Number:
     """How far rows tell of the waiting: the work between two reductions over the least of a row.
 
     A reduction runs beside the layers that follow it. Slices that meet again after a millisecond
@@ -128,14 +128,16 @@ def told(todo: Work, known: Efficiency) -> Number:
     return np.minimum(own_s / np.maximum(todo.reductions, 1) / APART_S, 1.0)
 
 
-def expected_s(layout: Layout, lines: list[Line], time: StepTime, known: Efficiency) -> Number:
+def expected_s(
+    layout: Layout, lines: list[LedgerLine], time: StepTime, known: Efficiency
+) -> Number:
     """Seconds of a step: all parts, or the lower bound where one resource alone takes longer."""
     return np.maximum(sum(parts(work(layout, lines), known).values()), time.lower_s)
 
 
 def expected_lines(
-    layout: Layout, lines: list[Line], time: StepTime, known: Efficiency
-) -> tuple[Line, ...]:
+    layout: Layout, lines: list[LedgerLine], time: StepTime, known: Efficiency
+) -> tuple[LedgerLine, ...]:
     """The same as a ledger, for one layout: its lines add up to `expected`."""
     todo = work(layout, lines)
     rate = hbm_rate(layout)
@@ -180,14 +182,14 @@ def beyond(plan: Plan) -> tuple[str, ...]:
     return tuple(said)
 
 
-def line(name: str, seconds: Number, formula: str, inputs: dict[str, Number]) -> Line:
-    return Line(
+def line(name: str, seconds: Number, formula: str, inputs: dict[str, Number]) -> LedgerLine:
+    return LedgerLine(
         name=name, value=seconds, unit="s", formula=formula, inputs=inputs, sources=(SOURCE,)
     )
 
 
 def interval(
-    layout: Layout, lines: list[Line], time: StepTime, known: Efficiency
+    layout: Layout, lines: list[LedgerLine], time: StepTime, known: Efficiency
 ) -> tuple[float, float]:
     """Where four runs of five should end; never below the bound.
 
@@ -199,7 +201,7 @@ def interval(
     return max(expected / factor, float(time.lower_s)), expected * factor
 
 
-def doubt(todo: Work, known: Efficiency) -> float:
+def doubt(todo: StepWork, known: Efficiency) -> float:
     """Half width, as a share of all parts, of what the constants themselves are not sure of.
 
     Waiting of which rows tell only in part is in doubt for the rest of it.

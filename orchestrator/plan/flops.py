@@ -1,7 +1,7 @@
 """Plan room: parameters, model FLOPs and MFU. Forecast and measurement call the same functions."""
 
-from orchestrator.stations.plan import PlannedBatch
-from orchestrator.stations.spec import Model
+from orchestrator.types.plan import PlannedBatch
+from orchestrator.types.spec import Model
 
 MFU_DEFINITION = (
     "forward + backward matmul FLOPs with the unembedding + causal attention, no recompute,"

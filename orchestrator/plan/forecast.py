@@ -10,8 +10,8 @@ from orchestrator.plan.expected import expected_lines, expected_s, interval
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import phases
 from orchestrator.plan.time import StepTime, peak, step_time, time_lines
-from orchestrator.stations.plan import Bounds, Forecast, Line, Mfu, Phase
-from orchestrator.stations.spec import Experiment, Resources
+from orchestrator.types.plan import Estimate, Forecast, LedgerLine, MemoryPhase, Mfu
+from orchestrator.types.spec import Experiment, Resources
 
 DAY_S, HOUR_S = 86_400, 3_600
 
@@ -40,18 +40,20 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
     )
 
 
-def step_bounds(layout: Layout, lines: list[Line], time: StepTime) -> Bounds:
+def step_bounds(layout: Layout, lines: list[LedgerLine], time: StepTime) -> Estimate:
     """Seconds of a step: the bound, what to expect where that was learned, and all lines."""
     lower, unoverlapped = float(time.lower_s), float(time.unoverlapped_s)
     known = catalog.efficiency(layout.chip.name)
     if known is None:
-        return Bounds(lower=lower, unoverlapped=unoverlapped)
+        return Estimate(lower=lower, unoverlapped=unoverlapped)
     expected = float(expected_s(layout, lines, time, known))
     low, high = interval(layout, lines, time, known)
-    return Bounds(lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high)
+    return Estimate(lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high)
 
 
-def expected_ledger(layout: Layout, lines: list[Line], time: StepTime) -> tuple[Line, ...]:
+def expected_ledger(
+    layout: Layout, lines: list[LedgerLine], time: StepTime
+) -> tuple[LedgerLine, ...]:
     known = catalog.efficiency(layout.chip.name)
     if known is None:
         return ()
@@ -63,12 +65,12 @@ def plain(value: Any) -> float:
     return float(value)
 
 
-def plain_line(line: Line) -> Line:
+def plain_line(line: LedgerLine) -> LedgerLine:
     inputs = {name: plain(value) for name, value in line.inputs.items()}
     return replace(line, value=plain(line.value), inputs=inputs)
 
 
-def plain_phase(phase: Phase) -> Phase:
+def plain_phase(phase: MemoryPhase) -> MemoryPhase:
     lines = tuple(plain_line(line) for line in phase.lines if line.value > 0)
     return replace(phase, lines=lines, bytes=plain(phase.bytes))
 
@@ -87,22 +89,22 @@ def binding(layout: Layout, time: StepTime) -> tuple[str, float]:
     return ordered[0], first / second - 1 if second else 0.0
 
 
-def scaled(values: Bounds, scale: float) -> Bounds:
+def scaled(values: Estimate, scale: float) -> Estimate:
     """The same in days, hours or money."""
     return each(values, lambda value: value * scale)
 
 
-def rates(values: Bounds, amount: float) -> Bounds:
+def rates(values: Estimate, amount: float) -> Estimate:
     """So much in each of these times; the longest time is the lowest rate."""
     of_times = each(values, lambda value: amount / value)
     return replace(of_times, low=of_times.high, high=of_times.low)
 
 
-def each(values: Bounds, change: Callable[[float], float]) -> Bounds:
+def each(values: Estimate, change: Callable[[float], float]) -> Estimate:
     def known(value: float | None) -> float | None:
         return None if value is None else change(value)
 
-    return Bounds(
+    return Estimate(
         lower=change(values.lower),
         unoverlapped=change(values.unoverlapped),
         expected=known(values.expected),
@@ -111,7 +113,7 @@ def each(values: Bounds, change: Callable[[float], float]) -> Bounds:
     )
 
 
-def utilization(layout: Layout, experiment: Experiment, step_s: Bounds) -> dict[str, Any]:
+def utilization(layout: Layout, experiment: Experiment, step_s: Estimate) -> dict[str, Any]:
     """MFU by its one definition, and by the rule of thumb 6 P."""
     tokens = float(layout.sequences) * layout.length
     per_device = peak(layout.chip, layout.precision.compute).value / layout.chip.devices
@@ -139,7 +141,7 @@ def utilization(layout: Layout, experiment: Experiment, step_s: Bounds) -> dict[
 
 
 def cost(
-    layout: Layout, experiment: Experiment, resources: Resources, step_s: Bounds
+    layout: Layout, experiment: Experiment, resources: Resources, step_s: Estimate
 ) -> dict[str, Any]:
     """Days, chip-hours and dollars for all tokens at the stated goodput."""
     steps = experiment.tokens / (float(layout.sequences) * layout.length)

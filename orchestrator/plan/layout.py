@@ -12,7 +12,7 @@ import numpy as np
 from orchestrator.catalog.chip import Chip
 from orchestrator.plan.remat import Policy
 from orchestrator.plan.torus import Links
-from orchestrator.stations.spec import Model, Precision
+from orchestrator.types.spec import Model, Precision
 
 Number = Any  # a plain number, or a numpy array of them
 

@@ -6,14 +6,14 @@ the peak is the largest phase, not the sum of all lines.
 
 import numpy as np
 
-from orchestrator.plan.cuts import LOSS_CHUNK_BYTES
+from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
-from orchestrator.stations.plan import Line, Phase
+from orchestrator.types.plan import LedgerLine, MemoryPhase
 
 ACCUMULATION_BYTES = 4  # gradients add up in fp32, whatever travels
 
 
-def phases(layout: Layout) -> tuple[Phase, ...]:
+def phases(layout: Layout) -> tuple[MemoryPhase, ...]:
     """All phases of a step, each with its lines."""
     resting, saved = resting_lines(layout), saved_lines(layout)
     return (
@@ -28,15 +28,15 @@ def peak_bytes(layout: Layout) -> Number:
     return np.maximum.reduce(np.broadcast_arrays(*(phase.bytes for phase in phases(layout))))
 
 
-def phase(name: str, lines: list[Line]) -> Phase:
-    return Phase(name=name, lines=tuple(lines), bytes=sum(line.value for line in lines))
+def phase(name: str, lines: list[LedgerLine]) -> MemoryPhase:
+    return MemoryPhase(name=name, lines=tuple(lines), bytes=sum(line.value for line in lines))
 
 
-def line(name: str, formula: str, value: Number, **inputs: Number) -> Line:
-    return Line(name=name, value=value, unit="bytes", formula=formula, inputs=inputs)
+def line(name: str, formula: str, value: Number, **inputs: Number) -> LedgerLine:
+    return LedgerLine(name=name, value=value, unit="bytes", formula=formula, inputs=inputs)
 
 
-def resting_lines(layout: Layout) -> list[Line]:
+def resting_lines(layout: Layout) -> list[LedgerLine]:
     """What a device holds all through the step; copied kv heads on a line of their own."""
     copied = layout.copied_elements
     own = layout.owned_elements - copied
@@ -51,7 +51,7 @@ def resting_lines(layout: Layout) -> list[Line]:
     ]
 
 
-def gradient_line(name: str, size: Number, elements: Number) -> Line:
+def gradient_line(name: str, size: Number, elements: Number) -> LedgerLine:
     return line(name, "size x elements", size * elements, size=size, elements=elements)
 
 
@@ -102,7 +102,7 @@ def layers_elements(layout: Layout) -> Number:
     return layout.model.layers * layout.layer_elements / layout.weight_ways
 
 
-def saved_lines(layout: Layout) -> list[Line]:
+def saved_lines(layout: Layout) -> list[LedgerLine]:
     """What stands from a microbatch's forward pass to its backward pass.
 
     The compiler casts all layers' matrices at once, before the loop over layers, wherever
@@ -118,7 +118,7 @@ def saved_lines(layout: Layout) -> list[Line]:
     ]
 
 
-def layer_lines(layout: Layout) -> list[Line]:
+def layer_lines(layout: Layout) -> list[LedgerLine]:
     """Gradients of the layers, and the working set of one layer's backward pass.
 
     It peaks in the MLP, of which the product and its gradient are alive, with the residual stream
@@ -146,7 +146,7 @@ def layer_lines(layout: Layout) -> list[Line]:
     ]  # fmt: skip
 
 
-def loss_lines(layout: Layout) -> list[Line]:
+def loss_lines(layout: Layout) -> list[LedgerLine]:
     """The unembedding gathered, its fp32 gradient, and one chunk of logits with its gradient."""
     table, size = layout.table_elements, layout.compute_bytes + ACCUMULATION_BYTES
     chunk = np.minimum(LOSS_CHUNK_BYTES, 4 * layout.tokens * layout.vocab)
@@ -158,7 +158,7 @@ def loss_lines(layout: Layout) -> list[Line]:
     ]
 
 
-def optimizer_lines(layout: Layout) -> list[Line]:
+def optimizer_lines(layout: Layout) -> list[LedgerLine]:
     """All gradients, and beside the fp32 sums what of them travels between replicas."""
     owned, wire = layout.owned_elements, layout.gradient_bytes
     return [

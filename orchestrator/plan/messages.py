@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from orchestrator.plan.cuts import LOSS_CHUNK_BYTES
+from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.traffic import WEIGHT_GATHERS, padded
-from orchestrator.stations.plan import AXES
-from orchestrator.stations.profile import Exchanged
-from orchestrator.stations.spec import DType
+from orchestrator.types.chip_profile import Exchanged
+from orchestrator.types.plan import AXES
+from orchestrator.types.spec import DType
 
 SLICE = ("fsdp", "sequence", "tensor")
 WEIGHTS = ("fsdp", "sequence")

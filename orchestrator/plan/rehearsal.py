@@ -10,16 +10,16 @@ from math import ceil, lcm, prod
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
-from orchestrator.errors import Unservable
-from orchestrator.plan.make import make_plan
+from orchestrator.errors import SpecError
+from orchestrator.plan.planner import make_plan
 from orchestrator.plan.remat import policy
 from orchestrator.plan.torus import POD_AXES
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.spec import (
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import (
     Batch,
-    Data,
+    DataSource,
     Experiment,
-    MeshWish,
+    MeshRequest,
     Model,
     Pods,
     Resources,
@@ -80,7 +80,7 @@ def rehearse(
             chip=plan.chip,
             topology=str(topology),
             pods=Pods(min=min(spec.resources.pods.min, pods), max=pods),
-            mesh=MeshWish(**mesh),
+            mesh=MeshRequest(**mesh),
             goodput=spec.resources.goodput,
         ),
         run=replace(
@@ -96,7 +96,7 @@ def rehearse(
 def _topology(chip: Chip, plan: Plan, devices: int | None) -> Topology:
     """The plan's own slice where it is as small as that, else the smallest with the devices."""
     if chip.switched:
-        raise Unservable(f"{chip.name}: a rehearsal emulates slices of TPUs, and this is none")
+        raise SpecError(f"{chip.name}: a rehearsal emulates slices of TPUs, and this is none")
     least = devices or FEWEST_DEVICES
     own = catalog.topology(chip, plan.topology)
     if own.chips * chip.devices <= least:
@@ -105,7 +105,7 @@ def _topology(chip: Chip, plan: Plan, devices: int | None) -> Topology:
     found = next(slice_ for slice_ in known if slice_.chips * chip.devices >= least)
     if devices and found.chips * chip.devices != devices:
         smallest = found.chips * chip.devices
-        raise Unservable(f"{chip.name}: no slice has {devices} devices; the next has {smallest}")
+        raise SpecError(f"{chip.name}: no slice has {devices} devices; the next has {smallest}")
     return found
 
 
@@ -181,7 +181,7 @@ def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps:
         optimizer=replace(full.optimizer, warmup_steps=warmup),
         remat="full" if policy(plan.remat).needs_host else plan.remat,
         compiler_options={},
-        data=full.data if same_vocab else Data(),
+        data=full.data if same_vocab else DataSource(),
     )
 
 

@@ -7,13 +7,13 @@ import numpy as np
 
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.plan import torus as links
+from orchestrator.plan.feasibility import as_sizes, batch_range, batches_next_to, placements
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import peak_bytes
-from orchestrator.plan.realize import as_sizes, batch_range, batches_next_to, placements
 from orchestrator.plan.remat import POLICIES, Policy, policy
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import POD_AXES, Floats, Ints, Torus
-from orchestrator.stations.spec import Experiment, MeshWish
+from orchestrator.types.spec import Experiment, MeshRequest
 
 # `remat: auto` leaves this share of HBM free, for what the forecast of memory can be off.
 MEMORY_MARGIN = 0.10
@@ -26,14 +26,14 @@ RULE = (
 
 
 @dataclass(frozen=True)
-class Ask:
+class SearchRequest:
     """What a search is given."""
 
     chip: Chip
     topology: Topology
     torus: Torus
     experiment: Experiment
-    mesh: MeshWish
+    mesh: MeshRequest
     pods: int
 
 
@@ -80,7 +80,7 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """How far a search got. `smallest_bytes` is the least peak of any realizable plan."""
 
     enumerated: int
@@ -91,7 +91,7 @@ class Found:
 
 
 def layout_of(
-    ask: Ask,
+    ask: SearchRequest,
     sizes: dict[str, Number],
     batch: Number,
     microbatches: Number,
@@ -117,7 +117,7 @@ def factors_of(choice: Choice) -> links.Ints:
     return np.array([choice.factors], np.int64)
 
 
-def plain_layout(ask: Ask, choice: Choice) -> Layout:
+def plain_layout(ask: SearchRequest, choice: Choice) -> Layout:
     """The layout of one choice, as plain numbers."""
     found = links.links_of(ask.torus, factors_of(choice))
     row = links.Links(
@@ -130,7 +130,7 @@ def plain_layout(ask: Ask, choice: Choice) -> Layout:
     return layout_of(ask, sizes, choice.sequences, choice.microbatches, remat, row)
 
 
-def search(ask: Ask) -> Found:
+def search(ask: SearchRequest) -> SearchResult:
     """Price everything that is realizable and fits; first with the margin, then without."""
     found = placements(
         ask.torus, ask.experiment.model, ask.experiment.batch.length, ask.mesh, most_replicas(ask)
@@ -143,15 +143,15 @@ def search(ask: Ask) -> Found:
         margin = 0.0
         candidates, smallest = price(ask, factors, batch, margin)
     count = links.count_placements(ask.torus)
-    return Found(count, len(np.unique(factors, axis=0)), smallest, margin, candidates)
+    return SearchResult(count, len(np.unique(factors, axis=0)), smallest, margin, candidates)
 
 
-def most_replicas(ask: Ask) -> int:
+def most_replicas(ask: SearchRequest) -> int:
     """Replicas within a pod that the largest batch can feed."""
     return max(batch_range(ask.experiment.batch)[1] // ask.pods, 1)
 
 
-def with_batches(ask: Ask, found: Ints) -> tuple[Ints, Ints]:
+def with_batches(ask: SearchRequest, found: Ints) -> tuple[Ints, Ints]:
     """Each placement with each batch that it would take."""
     sizes = as_sizes(links.sizes(found))
     sides = batches_next_to(ask.experiment.batch, ask.pods * sizes["data"] * sizes["fsdp"])
@@ -160,14 +160,16 @@ def with_batches(ask: Ask, found: Ints) -> tuple[Ints, Ints]:
     return np.concatenate([found] * len(sides))[served], batch[served]
 
 
-def policies(ask: Ask) -> list[Policy]:
+def policies(ask: SearchRequest) -> list[Policy]:
     """Policies to price. Offloading is never chosen unasked: few host links have a known rate."""
     if ask.experiment.remat != "auto":
         return [policy(ask.experiment.remat)]
     return [p for p in POLICIES.values() if not p.needs_host]
 
 
-def price(ask: Ask, factors: Ints, batch: Ints, margin: float) -> tuple[Candidates, float]:
+def price(
+    ask: SearchRequest, factors: Ints, batch: Ints, margin: float
+) -> tuple[Candidates, float]:
     """All rows under all policies, each with the fewest microbatches that fit."""
     limit = ask.chip.hbm_usable_bytes.value * (1 - margin)
     parts, smallest = [], np.inf
@@ -185,7 +187,7 @@ def joined(parts: list[Candidates]) -> Candidates:
 
 
 def fewest_microbatches(
-    ask: Ask, factors: Ints, batch: Ints, remat: Policy, limit_bytes: float
+    ask: SearchRequest, factors: Ints, batch: Ints, remat: Policy, limit_bytes: float
 ) -> tuple[Ints, float]:
     """For each row the fewest microbatches that fit (more only cost time), zero where none does.
 
@@ -208,7 +210,9 @@ def fewest_microbatches(
     return fewest[back.reshape(-1)], float(peaks.min())
 
 
-def priced(ask: Ask, factors: Ints, batch: Ints, microbatches: Ints, remat: Policy) -> Candidates:
+def priced(
+    ask: SearchRequest, factors: Ints, batch: Ints, microbatches: Ints, remat: Policy
+) -> Candidates:
     """The cost of each row per token of the batch."""
     found = links.links_of(ask.torus, factors)
     layout = layout_of(ask, as_sizes(links.sizes(factors)), batch, microbatches, remat, found)
@@ -225,7 +229,7 @@ def priced(ask: Ask, factors: Ints, batch: Ints, microbatches: Ints, remat: Poli
     )
 
 
-def ranked(ask: Ask, candidates: Candidates, most: int) -> list[Choice]:
+def ranked(ask: SearchRequest, candidates: Candidates, most: int) -> list[Choice]:
     """The best choice, then the best of each other mesh, by RULE."""
     meshes = links.sizes(candidates.factors)
     left = np.ones(len(candidates), bool)
@@ -237,7 +241,7 @@ def ranked(ask: Ask, candidates: Candidates, most: int) -> list[Choice]:
     return choices
 
 
-def best(ask: Ask, candidates: Candidates, among: np.ndarray) -> int:
+def best(ask: SearchRequest, candidates: Candidates, among: np.ndarray) -> int:
     """The row that RULE picks; what is still equal falls to the first enumerated."""
     cost = candidates.cost_s_per_token
     among = among & (cost <= cost[among].min() * (1 + TIE))

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.catalog import Chip, Quantity
-from orchestrator.errors import UnknownName, Unservable
+from orchestrator.errors import SpecError, UnknownName
 from orchestrator.plan import compute
 from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
 from orchestrator.plan.memory import offloaded_bytes, saved_bytes
 from orchestrator.plan.torus import HOP_S, HOP_SOURCE
 from orchestrator.plan.traffic import Exchange, exchanges
-from orchestrator.stations.plan import Line
+from orchestrator.types.plan import LedgerLine
 
 
 def peak(chip: Chip, dtype: str) -> Quantity:
@@ -26,7 +26,7 @@ def peak(chip: Chip, dtype: str) -> Quantity:
     return chip.peak_flops_per_s[dtype]
 
 
-def time_lines(layout: Layout) -> list[Line]:
+def time_lines(layout: Layout) -> list[LedgerLine]:
     """All lines of a step."""
     moved = exchanges(layout)
     return [
@@ -38,7 +38,7 @@ def time_lines(layout: Layout) -> list[Line]:
     ]
 
 
-def math_lines(layout: Layout) -> list[Line]:
+def math_lines(layout: Layout) -> list[LedgerLine]:
     """Executed FLOPs over the peak of the compute type."""
     both = 1 + compute.BACKWARD_OVER_FORWARD
     copies = compute.copied_heads_flops(layout)
@@ -59,12 +59,12 @@ def math_lines(layout: Layout) -> list[Line]:
     ]
 
 
-def math_line(layout: Layout, name: str, formula: str, flops: Number) -> Line:
+def math_line(layout: Layout, name: str, formula: str, flops: Number) -> LedgerLine:
     rate = peak(layout.chip, layout.precision.compute)
     return rated_line(layout, name, f"{formula} flops", "mxu", ("flops", flops), rate)
 
 
-def hbm_lines(layout: Layout) -> list[Line]:
+def hbm_lines(layout: Layout) -> list[LedgerLine]:
     """Traffic that no fusion avoids: weights, what is kept, and the optimizer's state."""
     precision, batches = layout.precision, layout.microbatches
     weights = batches * (layout.model.layers * layout.layer_elements + 2 * layout.table_elements)
@@ -85,13 +85,13 @@ def hbm_lines(layout: Layout) -> list[Line]:
     ]
 
 
-def host_lines(layout: Layout) -> list[Line]:
+def host_lines(layout: Layout) -> list[LedgerLine]:
     """What the policy offloads goes to the host and comes back."""
     if not layout.remat.needs_host:
         return []
     rate = layout.chip.host_link_bytes_per_s
     if rate is None:
-        raise Unservable(
+        raise SpecError(
             f"remat {layout.remat.name} cannot be priced: no rate between {layout.chip.name} and"
             " its host is known; choose a policy that keeps its tensors in HBM"
         )
@@ -108,11 +108,11 @@ def rated_line(
     resource: str,
     amount: tuple[str, Number],
     rate: Quantity,
-) -> Line:
+) -> LedgerLine:
     """An amount over a chip's rate; the devices of a chip share it."""
     unit, size = amount
     per_device = rate.value / layout.chip.devices
-    return Line(
+    return LedgerLine(
         name=name,
         value=size / per_device,
         unit="s",
@@ -123,7 +123,7 @@ def rated_line(
     )
 
 
-def exchange_line(layout: Layout, entry: Exchange) -> Line:
+def exchange_line(layout: Layout, entry: Exchange) -> LedgerLine:
     """Payload over the rate of the group's links."""
     scalar = np.ndim(entry.moved_bytes) == 0
     collective = entry.collective() if scalar else None
@@ -131,7 +131,7 @@ def exchange_line(layout: Layout, entry: Exchange) -> Line:
         link, rate = layout.chip.dcn_bytes_per_s, pods_rate(layout.chip)
     else:
         link, rate = layout.chip.ici_link_bytes_per_s, layout.links.rates[entry.group]
-    return Line(
+    return LedgerLine(
         name=entry.name,
         value=entry.moved_bytes / rate,
         unit="s",
@@ -148,14 +148,14 @@ def pods_rate(chip: Chip) -> float:
     return chip.dcn_bytes_per_s.value / chip.devices
 
 
-def latency_lines(layout: Layout, moved: list[Exchange]) -> list[Line]:
+def latency_lines(layout: Layout, moved: list[Exchange]) -> list[LedgerLine]:
     """Hops of every collective in a slice, one after another, a line for each group."""
     calls: dict[str, Number] = {}
     for entry in moved:
         if entry.group != "pods":
             calls[entry.group] = calls.get(entry.group, 0) + entry.calls * (entry.ways > 1)
     return [
-        Line(
+        LedgerLine(
             name=f"{group} latency",
             value=count * layout.links.hops[group] * HOP_S,
             unit="s",
@@ -186,7 +186,7 @@ class StepTime:
 NOT_ICI = ("mxu", "hbm", "host", "pods")
 
 
-def step_time(layout: Layout, lines: list[Line]) -> StepTime:
+def step_time(layout: Layout, lines: list[LedgerLine]) -> StepTime:
     """Add up a ledger. Collectives that use the same torus axis take turns on it."""
     busy: dict[str, Number] = {}
     for line in lines:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.catalog.chip import Chip, Topology
-from orchestrator.stations.plan import Span
+from orchestrator.types.plan import TorusSpan
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -170,12 +170,14 @@ def links_of(slice_torus: Torus, factors: Ints) -> Links:
     )
 
 
-def spans_of(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> tuple[Span, ...]:
+def spans_of(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> tuple[TorusSpan, ...]:
     """The spans of one placement's group, as the Plan states them."""
     size, stride = group_spans(factors[None], group)
     ring = closes(slice_torus, size, stride)[0]
     return tuple(
-        Span(torus=axis.name, size=int(size[0, i]), stride=int(stride[0, i]), ring=bool(ring[i]))
+        TorusSpan(
+            torus=axis.name, size=int(size[0, i]), stride=int(stride[0, i]), ring=bool(ring[i])
+        )
         for i, axis in enumerate(slice_torus.axes)
         if size[0, i] > 1
     )

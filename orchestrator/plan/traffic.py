@@ -4,17 +4,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.plan.cuts import TILE
+from orchestrator.plan.kernel_constants import TILE
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.torus import GROUPS
-from orchestrator.stations.plan import Collective, Kind
+from orchestrator.types.plan import Collective, CollectiveKind
 
 # A layer's two blocks gather their input over `tensor` and scatter their output, forward and
 # backward. The gathered input is not kept: weight gradients need it gathered again.
 TENSOR_GATHERS, TENSOR_GATHERS_AGAIN, TENSOR_SCATTERS = 4, 2, 4
-GATHER: Kind = "all-gather"
-SCATTER: Kind = "reduce-scatter"
-REDUCE: Kind = "all-reduce"
+GATHER: CollectiveKind = "all-gather"
+SCATTER: CollectiveKind = "reduce-scatter"
+REDUCE: CollectiveKind = "all-reduce"
 ENDS = 2  # the embedding and the unembedding
 WEIGHT_GATHERS = 2  # forward and backward; recompute shares the backward's
 
@@ -27,7 +27,7 @@ class Exchange:
     """
 
     name: str
-    kind: Kind
+    kind: CollectiveKind
     group: str
     formula: str
     ways: Number

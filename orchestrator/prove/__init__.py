@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 
-from orchestrator.prove import cache, nearest
+from orchestrator.prove import proof_cache, suggestions
 from orchestrator.prove.compare import proof_of
-from orchestrator.prove.compiled import Asked, Recorded
+from orchestrator.prove.compiled import CacheEntry, CompileRequest
+from orchestrator.prove.compiler import Stage, ask
 from orchestrator.prove.failures import failure, is_out_of_memory, no_compiler, sentence
-from orchestrator.prove.process import Stage, ask
 from orchestrator.prove.targets import target
-from orchestrator.stations import codec
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.proof import Proof, Refusal
-from orchestrator.stations.spec import Spec
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import CompilerRefusal, Proof
+from orchestrator.types.spec import Spec
 
-__all__ = ["Proven", "known", "least_recompute", "prove"]
+__all__ = ["ProofResult", "known", "least_recompute", "prove"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proven:
+class ProofResult:
     """A proof of a plan, and the seconds since it was compiled; None where that was just now."""
 
     plan: Plan
@@ -29,29 +29,31 @@ class Proven:
     age_s: float | None
 
 
-def prove(spec: Spec, plan: Plan, stage: Stage = lambda _: None, hlo: Path | None = None) -> Proven:
+def prove(
+    spec: Spec, plan: Plan, stage: Stage = lambda _: None, hlo: Path | None = None
+) -> ProofResult:
     """The compiler's verdict on a plan of the spec; from the cache unless the text is wanted.
 
     `hlo` is a folder that keeps the program's text. `stage` hears how far the compilation got.
     """
     found = None if hlo else known(spec, plan)
     if found is None:
-        found = Proven(plan=plan, proof=_compile(spec, plan, stage, hlo), age_s=None)
+        found = ProofResult(plan=plan, proof=_compile(spec, plan, stage, hlo), age_s=None)
     return replace(found, proof=_advised(spec, plan, found.proof))
 
 
-def known(spec: Spec, plan: Plan) -> Proven | None:
+def known(spec: Spec, plan: Plan) -> ProofResult | None:
     """The verdict if this very program was compiled before, without advice."""
-    kept = cache.find(plan, spec.run.trainer)
+    kept = proof_cache.find(plan, spec.run.trainer)
     if kept is None:
         return None
-    return Proven(plan=plan, proof=_verdict(spec, plan, kept.recorded), age_s=kept.age_s)
+    return ProofResult(plan=plan, proof=_verdict(spec, plan, kept.recorded), age_s=kept.age_s)
 
 
-def least_recompute(spec: Spec, plan: Plan, stage: Stage = lambda _: None) -> list[Proven]:
+def least_recompute(spec: Spec, plan: Plan, stage: Stage = lambda _: None) -> list[ProofResult]:
     """Plans that compute less twice, each compiled, up to the first that fits; it is the last."""
     tried = []
-    for other in nearest.less_recompute(spec, plan):
+    for other in suggestions.less_recompute(spec, plan):
         stage(f"remat {other.remat}")
         tried.append(prove(spec, other, stage))
         if tried[-1].proof.passes:
@@ -64,14 +66,14 @@ def _compile(spec: Spec, plan: Plan, stage: Stage, hlo: Path | None) -> Proof:
     if util.find_spec("libtpu") is None:
         raise no_compiler(sys.platform, platform.machine())
     recorded = _recorded(plan, spec.run.trainer, stage, hlo)
-    cache.keep(plan, spec.run.trainer, recorded)
+    proof_cache.keep(plan, spec.run.trainer, recorded)
     return _verdict(spec, plan, recorded)
 
 
-def _recorded(plan: Plan, trainer: str, stage: Stage, hlo: Path | None) -> Recorded:
+def _recorded(plan: Plan, trainer: str, stage: Stage, hlo: Path | None) -> CacheEntry:
     """The program in numbers. One that memory cannot hold is compiled again, to see its needs."""
     text_path = str(hlo / f"{plan.name}-{codec.short(plan.digest)}.txt") if hlo else None
-    asked = Asked(plan=codec.to_json(plan).decode(), trainer=trainer, text_path=text_path)
+    asked = CompileRequest(plan=codec.to_json(plan).decode(), trainer=trainer, text_path=text_path)
     answer, refusal = ask(asked, stage), None
     if answer.failed and is_out_of_memory(answer.failed):
         refusal = sentence(answer.failed)
@@ -80,15 +82,15 @@ def _recorded(plan: Plan, trainer: str, stage: Stage, hlo: Path | None) -> Recor
     if answer.failed:
         raise failure(plan, answer.failed)
     assert answer.compiled is not None
-    return Recorded(compiled=answer.compiled, refusal=refusal)
+    return CacheEntry(compiled=answer.compiled, refusal=refusal)
 
 
-def _verdict(spec: Spec, plan: Plan, recorded: Recorded) -> Proof:
+def _verdict(spec: Spec, plan: Plan, recorded: CacheEntry) -> Proof:
     proof = proof_of(plan, spec.run.trainer, recorded.compiled)
     if recorded.refusal is None:
         return proof
     needed = proof.peak_hbm_bytes_per_device
-    refusal = Refusal(said=recorded.refusal, needed_bytes=needed, nearest=())
+    refusal = CompilerRefusal(said=recorded.refusal, needed_bytes=needed, nearest=())
     return replace(proof, fits=False, refusal=refusal)
 
 
@@ -96,11 +98,11 @@ def _advised(spec: Spec, plan: Plan, proof: Proof) -> Proof:
     """The proof with what to set instead where it does not fit, or to use what is left."""
     missed = proof.peak_hbm_bytes_per_device - plan.forecast.memory_bytes_per_device
     if proof.refusal:
-        instead = nearest.fitting(spec, plan, missed)
+        instead = suggestions.fitting(spec, plan, missed)
         return replace(proof, refusal=replace(proof.refusal, nearest=instead))
     limit = proof.hbm_bytes_per_device - missed
-    others = nearest.less_recompute(spec, plan)
-    hints = [nearest.overrides(spec, other) for other in others if _peak(other) <= limit][:1]
+    others = suggestions.less_recompute(spec, plan)
+    hints = [suggestions.overrides(spec, other) for other in others if _peak(other) <= limit][:1]
     return replace(proof, hints=tuple(hints))
 
 

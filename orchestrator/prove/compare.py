@@ -3,10 +3,10 @@
 from collections import defaultdict
 
 from orchestrator.plan.layout import DTYPE_BYTES
-from orchestrator.prove.compiled import PRODUCTS, REPEATED, Collective, Compiled
-from orchestrator.prove.crossing import SCALARS_BYTES, crossings, faults
-from orchestrator.stations.plan import Link, Plan
-from orchestrator.stations.proof import Change, Exchanged, Held, Proof
+from orchestrator.prove.compiled import PRODUCTS, REPEATED, Compiled, CompiledCollective
+from orchestrator.prove.dcn_check import SCALARS_BYTES, crossings, faults
+from orchestrator.types.plan import Link, Plan
+from orchestrator.types.proof import ComparedCollective, Comparison, CompilerChange, Proof
 
 SCHEMA = 1
 
@@ -88,7 +88,7 @@ def classes(compiled: Compiled) -> dict[str, float]:
     }
 
 
-def memory_held(plan: Plan, compiled: Compiled) -> tuple[Held, ...]:
+def memory_held(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
     """What is held at the worst moment, beside the lines of the Forecast's largest phase."""
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
     forecast: dict[str, float] = defaultdict(float)
@@ -100,7 +100,7 @@ def memory_held(plan: Plan, compiled: Compiled) -> tuple[Held, ...]:
             forecast[CLASS_OF.get(line.name, WORKING)] += line.value
     live = compiled.reading.live_bytes
     return tuple(
-        Held(name=name, compiled=live.get(name, 0.0), forecast=forecast.get(name))
+        Comparison(name=name, compiled=live.get(name, 0.0), forecast=forecast.get(name))
         for name in sorted({*live, *forecast}, key=lambda name: (-live.get(name, 0.0), name))
         if live.get(name) or forecast.get(name)
     )
@@ -126,7 +126,7 @@ def memory_missed(compiled: float, forecast: float) -> list[str]:
 # --- collectives
 
 
-def exchanged(plan: Plan, compiled: Compiled) -> tuple[Exchanged, ...]:
+def exchanged(plan: Plan, compiled: Compiled) -> tuple[ComparedCollective, ...]:
     """Every kind of collective that either the program or the Forecast has."""
     forecast: dict[Key, float] = defaultdict(float)
     for one in (line.collective for line in plan.forecast.time if line.collective):
@@ -137,7 +137,7 @@ def exchanged(plan: Plan, compiled: Compiled) -> tuple[Exchanged, ...]:
         payload[key] += size
         calls[key] += count
     return tuple(
-        Exchanged(
+        ComparedCollective(
             axes=key[0],
             link=key[1],
             kind=key[2],
@@ -168,7 +168,7 @@ def _axes(plan: Plan, axes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(axis for axis in axes if plan.mesh[axis] > 1)
 
 
-def exchanges_missed(collectives: tuple[Exchanged, ...]) -> list[str]:
+def exchanges_missed(collectives: tuple[ComparedCollective, ...]) -> list[str]:
     """Groups of axes on which the payload is not the Forecast's; a few scalars count nowhere."""
     compiled: dict[tuple[tuple[str, ...], str], float] = defaultdict(float)
     forecast: dict[tuple[tuple[str, ...], str], float] = defaultdict(float)
@@ -184,10 +184,10 @@ def exchanges_missed(collectives: tuple[Exchanged, ...]) -> list[str]:
     ]
 
 
-def changes(compiled: Compiled) -> tuple[Change, ...]:
+def changes(compiled: Compiled) -> tuple[CompilerChange, ...]:
     """What the compiler adds to the payload, the most first."""
     found = [
-        Change(
+        CompilerChange(
             what=_changed(one),
             axes=one.axes,
             link="ici",
@@ -199,12 +199,14 @@ def changes(compiled: Compiled) -> tuple[Change, ...]:
     padding = sum(one.padding_bytes for one in compiled.reading.sent)
     if padding:
         found.append(
-            Change(what="padding to tiles", axes=("pods",), link="dcn", bytes_per_step=padding)
+            CompilerChange(
+                what="padding to tiles", axes=("pods",), link="dcn", bytes_per_step=padding
+            )
         )
     return tuple(sorted(found, key=lambda change: -change.bytes_per_step))
 
 
-def _changed(one: Collective) -> str:
+def _changed(one: CompiledCollective) -> str:
     if one.executed_kind == one.kind:
         return f"padding of {one.kind}, {one.dtype}"
     if one.executed_kind == "collective-permute":
@@ -215,16 +217,16 @@ def _changed(one: Collective) -> str:
 # --- FLOPs
 
 
-def flops_held(plan: Plan, compiled: Compiled) -> tuple[Held, ...]:
+def flops_held(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
     """Matrix products and kernels; what the compiler repeats of its own accord is a line too."""
     counted = [line for line in plan.forecast.time if "flops" in line.inputs]
     attention = sum(x.inputs["flops"] for x in counted if x.name.startswith("attention"))
     products = sum(x.inputs["flops"] for x in counted) - attention
     found = dict(compiled.reading.flops)
     lines = [
-        Held(name=PRODUCTS, compiled=found.pop(PRODUCTS, 0.0), forecast=products),
-        Held(name=REPEATED, compiled=found.pop(REPEATED, 0.0), forecast=None),
-        Held(name=KERNELS, compiled=sum(found.values()), forecast=attention),
+        Comparison(name=PRODUCTS, compiled=found.pop(PRODUCTS, 0.0), forecast=products),
+        Comparison(name=REPEATED, compiled=found.pop(REPEATED, 0.0), forecast=None),
+        Comparison(name=KERNELS, compiled=sum(found.values()), forecast=attention),
     ]
     return tuple(line for line in lines if line.compiled or line.forecast)
 

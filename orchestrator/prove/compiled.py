@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.stations.proof import Buffer
+from orchestrator.types.proof import Buffer
 
 PACKAGES = ("jax", "jaxlib", "libtpu")  # whose versions a compiled program depends on
 PRODUCTS, REPEATED = "matrix products", "repeated by the compiler"  # what computes its FLOPs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CompileRequest:
     """What the child is asked. `text_path`: where the program's text is kept, if anywhere.
 
     `beyond_hbm`: compile even what the chip's memory cannot hold, to learn what it needs.
@@ -23,7 +23,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class CompiledMemory:
     """Bytes of one device. `peak` is the most that is in use at once."""
 
     peak: float
@@ -36,7 +36,7 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collective:
+class CompiledCollective:
     """Collectives alike, of one step and device: what was meant, and what runs."""
 
     axes: tuple[str, ...]
@@ -49,7 +49,7 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
+class DcnSend:
     """What is sent to other pods: by which operation, and where the trainer asks for it."""
 
     name: str
@@ -72,8 +72,8 @@ class Reading:
     live_bytes: dict[str, float]
     peak_at: str
     buffers: tuple[Buffer, ...]
-    collectives: tuple[Collective, ...]
-    sent: tuple[Sent, ...]
+    collectives: tuple[CompiledCollective, ...]
+    sent: tuple[DcnSend, ...]
     flops: dict[str, float]
     uncounted: tuple[str, ...]
 
@@ -82,7 +82,7 @@ class Reading:
 class Compiled:
     """One compiled program in numbers, and what it took to compile it."""
 
-    memory: Memory
+    memory: CompiledMemory
     reading: Reading
     compile_s: float
     compiler_memory_bytes: float
@@ -90,7 +90,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed:
+class CompileFailure:
     """Why nothing was compiled: the words of the trainer or of the compiler.
 
     `exit_code` where the compiler died of it, and `said` is then what it wrote last.
@@ -102,15 +102,15 @@ class Failed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class CompileResult:
     """What the child answers: one of the two."""
 
     compiled: Compiled | None = None
-    failed: Failed | None = None
+    failed: CompileFailure | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class CacheEntry:
     """What is worth keeping: a compiled program, and what the compiler said if it refused it."""
 
     compiled: Compiled

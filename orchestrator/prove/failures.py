@@ -6,9 +6,9 @@ libtpu ends the process when one of its checks fails; what is left then is what 
 import re
 from signal import Signals
 
-from orchestrator.errors import CannotProve, OrchError, Unservable
-from orchestrator.prove.compiled import Failed
-from orchestrator.stations.plan import Plan
+from orchestrator.errors import OrchError, ProofUnavailable, SpecError
+from orchestrator.prove.compiled import CompileFailure
+from orchestrator.types.plan import Plan
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 UNKNOWN_OPTION = re.compile(r"No such compile option: '([^']*)'")
@@ -24,52 +24,52 @@ OPERATIONS = (
 )
 
 
-def is_out_of_memory(failed: Failed) -> bool:
+def is_out_of_memory(failed: CompileFailure) -> bool:
     return failed.said.startswith(OUT_OF_MEMORY)
 
 
-def sentence(failed: Failed) -> str:
+def sentence(failed: CompileFailure) -> str:
     """What the compiler said, without its code."""
     return failed.said.splitlines()[0].partition(": ")[2]
 
 
-def no_compiler(platform: str, machine: str) -> CannotProve:
-    return CannotProve(
+def no_compiler(platform: str, machine: str) -> ProofUnavailable:
+    return ProofUnavailable(
         f"cannot prove: libtpu, the TPU compiler, is not installed ({platform} {machine})\n"
         "It exists for Linux on x86-64 alone; there, `make setup` installs it. A plan can be run"
         " without a proof: orch submit --no-prove"
     )
 
 
-def failure(plan: Plan, failed: Failed) -> OrchError:
+def failure(plan: Plan, failed: CompileFailure) -> OrchError:
     """The error for a compilation that came to no verdict."""
     if failed.by == "trainer":
-        return Unservable(f"the trainer refuses the plan: {failed.said}")
+        return SpecError(f"the trainer refuses the plan: {failed.said}")
     if option := UNKNOWN_OPTION.search(failed.said):
-        return Unservable(
+        return SpecError(
             f"experiment.compiler_options: {option[1]} is no option of this TPU compiler"
         )
     if failed.exit_code is not None:
         return _died(failed)
     if "topology" in failed.said.lower():
-        return Unservable(
+        return SpecError(
             f"the TPU compiler knows no {plan.chip} slice {plan.topology}: {_first_line(failed)}"
         )
     if check := INTERNAL.search(failed.said):
-        return CannotProve(_check_text(check[1], check[2], failed.said))
-    return CannotProve(f"cannot prove: the TPU compiler failed: {_first_line(failed)}")
+        return ProofUnavailable(_check_text(check[1], check[2], failed.said))
+    return ProofUnavailable(f"cannot prove: the TPU compiler failed: {_first_line(failed)}")
 
 
-def _died(failed: Failed) -> CannotProve:
+def _died(failed: CompileFailure) -> ProofUnavailable:
     """The process ended before it answered."""
     assert failed.exit_code is not None
     if check := CHECK.search(failed.said):
-        return CannotProve(_check_text(check[1], check[2], failed.said))
+        return ProofUnavailable(_check_text(check[1], check[2], failed.said))
     if failed.exit_code > 0:
-        return CannotProve(f"cannot prove: {_raised(failed.said)}")
+        return ProofUnavailable(f"cannot prove: {_raised(failed.said)}")
     name = Signals(-failed.exit_code).name
     why = ": most likely the machine ran out of memory" if name == "SIGKILL" else ""
-    return CannotProve(f"cannot prove: the TPU compiler was ended by {name}{why}")
+    return ProofUnavailable(f"cannot prove: the TPU compiler was ended by {name}{why}")
 
 
 def _raised(said: str) -> str:
@@ -92,5 +92,5 @@ def _check_text(place: str, check: str, said: str) -> str:
     )
 
 
-def _first_line(failed: Failed) -> str:
+def _first_line(failed: CompileFailure) -> str:
     return failed.said.strip().splitlines()[0] if failed.said.strip() else "it said nothing"

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.errors import CannotProve
-from orchestrator.stations.plan import Plan
+from orchestrator.errors import ProofUnavailable
+from orchestrator.types.plan import Plan
 
 # Catalog's name → the compiler's. These come as two devices a chip unless asked for as one.
 NAMES = {"v4": "v4", "v5e": "v5e", "v5p": "v5", "v6e": "v6e", "tpu7x": "tpu7x"}
@@ -25,7 +25,7 @@ LEFT_OUT = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
 def target(plan: Plan) -> tuple[str, dict[str, Any]]:
     """Name and options of the plan's topology, as `get_topology_desc` takes them."""
     if plan.chip not in NAMES:
-        raise CannotProve(
+        raise ProofUnavailable(
             f"cannot prove: the TPU compiler knows {', '.join(NAMES)}, and no {plan.chip}\n"
             "A plan can be run without a proof: orch submit --no-prove"
         )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from orchestrator.render.text import in_memory, percent, seconds, tabulated
-from orchestrator.stations.plan import Forecast, Plan
+from orchestrator.types.plan import Forecast, Plan
 
 RULE = "loses: per token, midway from lower bound to unoverlapped, as plans are chosen"
 

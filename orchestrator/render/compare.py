@@ -13,7 +13,7 @@ from orchestrator.render.text import (
     seconds,
     to_digits,
 )
-from orchestrator.stations.report import Goodput, Ratio, Report, Spread
+from orchestrator.types.report import Goodput, Ratio, Report, Spread
 
 SAME = 0.01
 

@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 
 from orchestrator.render.text import percent, seconds, with_unit
-from orchestrator.stations.answers import Computed
+from orchestrator.types.explanation import ComputedValue
 
 # A name, but neither a function nor the exponent of a number.
 SYMBOL = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w(])")
@@ -17,7 +17,7 @@ def written(formula: str) -> str:
     return formula.replace("**", "^").replace(" * ", " x ")
 
 
-def put_in(computed: Computed) -> str:
+def put_in(computed: ComputedValue) -> str:
     """The formula with a number in the place of each symbol."""
     inputs = computed.inputs
     return written(SYMBOL.sub(lambda symbol: number(inputs[symbol[0]]), computed.formula))

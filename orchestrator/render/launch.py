@@ -15,8 +15,8 @@ from orchestrator.render.text import (
     seconds,
     span,
 )
-from orchestrator.stations.plan import Bounds, Plan
-from orchestrator.stations.run import Run
+from orchestrator.types.plan import Estimate, Plan
+from orchestrator.types.run import Run
 
 CENT = 0.01
 
@@ -85,7 +85,7 @@ def amounts(runs: Sequence[tuple[Plan, int]]) -> str:
     return f"{time}, {span(*(money(value) for value in ends(priced)))}"
 
 
-def ends(runs: Sequence[tuple[Plan, Bounds, int]]) -> tuple[float, float]:
+def ends(runs: Sequence[tuple[Plan, Estimate, int]]) -> tuple[float, float]:
     """Sums of what is expected, where that is known; else from peak rates."""
     shares = [(bounds, steps * plan.batch.tokens / plan.tokens) for plan, bounds, steps in runs]
     low = sum((bounds.low or bounds.lower) * share for bounds, share in shares)

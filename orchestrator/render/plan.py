@@ -3,8 +3,8 @@
 import re
 from collections.abc import Callable, Sequence
 
-from orchestrator.plan.beside import lies_on
-from orchestrator.render.resources import resource
+from orchestrator.plan.plan_diff import lies_on
+from orchestrator.render.resource_names import resource
 from orchestrator.render.text import (
     columns,
     count,
@@ -22,8 +22,8 @@ from orchestrator.render.text import (
     title,
     with_unit,
 )
-from orchestrator.stations.codec import short
-from orchestrator.stations.plan import Axis, Bounds, Line, Mfu, Plan
+from orchestrator.types.codec import short
+from orchestrator.types.plan import Estimate, LedgerLine, MeshAxis, Mfu, Plan
 
 # Lines of time below this share of the unoverlapped step are shown together.
 SMALL = 0.009
@@ -76,7 +76,7 @@ def decisions(plan: Plan) -> list[str]:
     return columns(rows, "<<")
 
 
-def axis_text(axis: Axis) -> str:
+def axis_text(axis: MeshAxis) -> str:
     """An axis with the torus axes it lies on: `tensor 8 (x)`, `data 35 (y/4 z/4)` when strided."""
     where = lies_on(axis)
     return f"{axis.name} {axis.size}" + (f" ({where})" if where else "")
@@ -124,16 +124,16 @@ def memory(plan: Plan) -> list[str]:
     return ["memory per device", *indent([*columns(rows, "<<><"), f"other phases: {rest}"])]
 
 
-def put_in(line: Line) -> str:
+def put_in(line: LedgerLine) -> str:
     """The formula with its numbers: `size x owned` is 4 x 1.13B."""
     return re.sub(r"[a-z_]{2,}", lambda name: number(line, name[0]), line.formula)
 
 
-def number(line: Line, name: str) -> str:
+def number(line: LedgerLine, name: str) -> str:
     return scaled(line.inputs[name]) if name in line.inputs else name
 
 
-def amount(line: Line) -> str:
+def amount(line: LedgerLine) -> str:
     """What the line's resource works through, and how fast."""
     inputs = line.inputs
     if "calls" in inputs and "hops" in inputs:
@@ -173,12 +173,12 @@ def expected(plan: Plan) -> list[str]:
     return [f"of which {', '.join(made)}"] if made else []
 
 
-def spent_on(line: Line) -> str:
+def spent_on(line: LedgerLine) -> str:
     """Where the line's time is spent, as the bound names it."""
     return resource(line.resource or "")
 
 
-def mark(plan: Plan, line: Line) -> str:
+def mark(plan: Plan, line: LedgerLine) -> str:
     return "*" if spent_on(line) == plan.forecast.bound else ""
 
 
@@ -211,7 +211,7 @@ def outcome(plan: Plan) -> list[str]:
     return lines
 
 
-def figures(of: Bounds | Mfu, show: Callable[[float], str]) -> tuple[str, ...]:
+def figures(of: Estimate | Mfu, show: Callable[[float], str]) -> tuple[str, ...]:
     """At the bound; what to expect and its interval, where known; with nothing hidden."""
     least = of.roofline if isinstance(of, Mfu) else of.lower
     known: tuple[str, ...] = ()
@@ -239,7 +239,7 @@ def verdict(plan: Plan) -> str:
     return f"Plan: {', '.join(parts)}."
 
 
-def ends(bounds: Bounds, show: Callable[[float], str]) -> tuple[str, str]:
+def ends(bounds: Estimate, show: Callable[[float], str]) -> tuple[str, str]:
     if bounds.low is None or bounds.high is None:
         return show(bounds.lower), show(bounds.unoverlapped)
     return show(bounds.low), show(bounds.high)

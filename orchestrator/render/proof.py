@@ -13,9 +13,9 @@ from orchestrator.render.text import (
     title,
     with_unit,
 )
-from orchestrator.stations.codec import short
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.proof import Buffer, Exchanged, Held, Proof
+from orchestrator.types.codec import short
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Buffer, ComparedCollective, Comparison, Proof
 
 LARGEST = 5  # buffers shown
 SMALL = 1e-3  # exchanges below this share of the largest on their link are left to --json
@@ -67,7 +67,7 @@ def memory(proof: Proof) -> list[str]:
     ]
 
 
-def memory_row(line: Held) -> tuple[str, ...]:
+def memory_row(line: Comparison) -> tuple[str, ...]:
     forecast = "-" if line.forecast is None else in_memory(line.forecast)
     return line.name, in_memory(line.compiled), forecast, ""
 
@@ -98,11 +98,11 @@ def exchanges(proof: Proof) -> list[str]:
     return lines
 
 
-def size(exchanged: Exchanged) -> float:
+def size(exchanged: ComparedCollective) -> float:
     return max(exchanged.bytes_per_step, exchanged.forecast_bytes_per_step)
 
 
-def exchange_row(one: Exchanged) -> tuple[str, ...]:
+def exchange_row(one: ComparedCollective) -> tuple[str, ...]:
     compiled, forecast = one.bytes_per_step, one.forecast_bytes_per_step
     return (
         f"{one.link} {' x '.join(one.axes)}",
@@ -139,7 +139,7 @@ def flops(proof: Proof) -> list[str]:
     return ["FLOPs per device and step", *indent(columns(rows, "<>><"))]
 
 
-def flops_row(line: Held) -> tuple[str, ...]:
+def flops_row(line: Comparison) -> tuple[str, ...]:
     forecast = "-" if line.forecast is None else amount(line.forecast)
     return line.name, amount(line.compiled), forecast, ratio(line.forecast or 0, line.compiled)
 

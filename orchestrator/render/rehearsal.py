@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.journal import fold
+from orchestrator.journal import run_status
 from orchestrator.render.text import (
     columns,
     count,
@@ -16,9 +16,9 @@ from orchestrator.render.text import (
     title,
     with_unit,
 )
-from orchestrator.stations.codec import short
-from orchestrator.stations.plan import AXES, Plan
-from orchestrator.stations.run import Attempt, Recent, Run, State, Step
+from orchestrator.types.codec import short
+from orchestrator.types.plan import AXES, Plan
+from orchestrator.types.run import Attempt, RecentSteps, Run, State, Step
 
 LARGEST = 4  # lines of a forecast that are named
 CLOSE = 0.25  # how far off a forecast on a machine at rest may be
@@ -43,7 +43,7 @@ def first_line(plan_name: str) -> str:
 
 def resumed(run: Run, plan: Plan) -> str:
     """What comes before a rehearsal that goes on."""
-    told = f", {fold.first_line(run.why)}" if run.why else ""
+    told = f", {run_status.first_line(run.why)}" if run.why else ""
     return fit(
         f"{run.run}: a rehearsal, resumed with {plan.pods} pods of {plan.topology} on this machine."
         f"\nIt was {run.state} after {count(run.steps_done)} of {count(run.steps)} steps{told}.\n"
@@ -143,7 +143,7 @@ def awaited(run: Run) -> str:
 
 def why_ended(attempt: Attempt) -> str:
     """Why an attempt ended, in one short line."""
-    error = fold.first_line(attempt.error)
+    error = run_status.first_line(attempt.error)
     return f"attempt {attempt.number} ended: {attempt.reason}" + (f": {error}" if error else "")
 
 
@@ -179,7 +179,7 @@ def labelled(name: str, text: str) -> list[str]:
     return hanging(f"{name:8} ", text)
 
 
-def is_off(recent: Recent, plan: Plan) -> bool:
+def is_off(recent: RecentSteps, plan: Plan) -> bool:
     """Whether the forecast on this machine is further off than a machine at rest explains."""
     ratio = recent.step_s / plan.forecast.step_s.unoverlapped
     return plan.chip_profile is not None and abs(ratio - 1) > CLOSE
@@ -194,12 +194,12 @@ def where_to_look(run: Run, recorded: str, next_command: str) -> Iterator[str]:
     yield f"Next: {next_command}"
 
 
-def measured(recent: Recent) -> str:
+def measured(recent: RecentSteps) -> str:
     text = f"{seconds(recent.step_s)} a step, the median of {recent.steps}"
     return text if recent.mfu is None else f"{text}; MFU {percent(recent.mfu)}"
 
 
-def beside(run: Run, recent: Recent, plan: Plan) -> str:
+def beside(run: Run, recent: RecentSteps, plan: Plan) -> str:
     """What was expected on the measured ceilings, and how far off that was."""
     if plan.chip_profile is None:
         fewer = "nothing was measured for a plan on other pods than were asked"

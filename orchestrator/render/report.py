@@ -1,10 +1,10 @@
 """Render room: what a report says, in sentences."""
 
-from orchestrator.journal.fold import first_line
-from orchestrator.render.resources import resource
+from orchestrator.journal.run_status import first_line
+from orchestrator.render.resource_names import resource
 from orchestrator.render.runs import elapsed
 from orchestrator.render.text import count, off, percent, seconds, to_digits
-from orchestrator.stations.report import Gap, Goodput, Ratio, Report
+from orchestrator.types.report import Gap, Goodput, Ratio, Report
 
 SMALL = 0.01  # parts of a gap below this share of its largest are left out
 PLACES = {

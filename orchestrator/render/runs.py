@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from orchestrator.journal.fold import after, first_line
 from orchestrator.journal.logs import Log, LogLine
+from orchestrator.journal.run_status import after, first_line
 from orchestrator.render.text import (
     columns,
     count,
@@ -15,9 +15,9 @@ from orchestrator.render.text import (
     tabulated,
     title,
 )
-from orchestrator.stations.codec import short
-from orchestrator.stations.run import LIVE, Attempt, Process, Run, Status
-from orchestrator.stations.study import StudyStatus
+from orchestrator.types.codec import short
+from orchestrator.types.run import LIVE, Attempt, ProcessIdentity, Run, Status
+from orchestrator.types.study import StudyStatus
 
 TIMES = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 ERROR_WIDTH = 100
@@ -268,7 +268,7 @@ def what_follows(run: Run, *, at_once: bool) -> str:
     return f"{driver_name(run.driver)} saves a last checkpoint after the step it is in, and stops."
 
 
-def driver_name(process: Process) -> str:
+def driver_name(process: ProcessIdentity) -> str:
     return f"Its driver (process {process.pid} on {process.host})"
 
 

@@ -3,19 +3,12 @@
 from collections.abc import Sequence
 
 from orchestrator.render.compare import spread
-from orchestrator.render.resources import resource
+from orchestrator.render.resource_names import resource
 from orchestrator.render.study import SCALINGS, Kept, fused, scaling_efficiency, title
-from orchestrator.render.text import (
-    page,
-    percent,
-    scaled,
-    seconds,
-    tabulated,
-    to_digits,
-)
-from orchestrator.stations.report import Spread
-from orchestrator.stations.run import LIVE
-from orchestrator.stations.study import Explanation, Repeated, StudyReport, TrialReport
+from orchestrator.render.text import page, percent, scaled, seconds, tabulated, to_digits
+from orchestrator.types.report import Spread
+from orchestrator.types.run import LIVE
+from orchestrator.types.study import RepeatedTrial, StudyExplanation, StudyReport, TrialReport
 
 
 def screen(found: StudyReport, next_command: str) -> str:
@@ -49,7 +42,7 @@ def row(found: StudyReport, trial: TrialReport) -> tuple[str, ...]:
     return (*start, *cells(trial, trial.measured))
 
 
-def cells(trial: TrialReport, measured: Repeated) -> tuple[str, ...]:
+def cells(trial: TrialReport, measured: RepeatedTrial) -> tuple[str, ...]:
     return (
         seconds(measured.step_s.median),
         spread(measured.step_s) if len(measured.runs) > 1 else "-",
@@ -77,7 +70,7 @@ def predicted(trial: TrialReport) -> str:
     return fused(percent(kept.lower), percent(kept.unoverlapped))
 
 
-def over(trial: TrialReport, measured: Repeated) -> str:
+def over(trial: TrialReport, measured: RepeatedTrial) -> str:
     """The measured step over what was expected, or over the lower bound."""
     if trial.predicted is None or trial.not_compared:
         return "-"
@@ -108,7 +101,7 @@ def unfinished(found: StudyReport) -> list[str]:
     ]
 
 
-def explained(found: Sequence[Explanation]) -> str:
+def explained(found: Sequence[StudyExplanation]) -> str:
     """The ledger lines that go with the gaps, as a sentence or two."""
     if not found:
         return "No ledger line goes along with where measured and predicted part."
@@ -120,7 +113,7 @@ def explained(found: Sequence[Explanation]) -> str:
     return f"{said} Nearly as well: {', '.join(others)}." if others else said
 
 
-def line(found: Explanation) -> str:
+def line(found: StudyExplanation) -> str:
     """A ledger line, and what it keeps busy where that is known."""
     busy = f" ({resource(found.resource)})" if found.resource else ""
     return f"{found.line}{busy}"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from orchestrator.render.text import columns, indent, page, percent, seconds, tabulated, title
-from orchestrator.stations.score import Retention, Score, ScoredRow, Summary
+from orchestrator.types.score import Retention, Score, ScoredRow, Summary
 
 
 def screen(score: Score, next_command: str) -> str:

@@ -14,8 +14,8 @@ from orchestrator.render.text import (
     span,
     tabulated,
 )
-from orchestrator.stations.plan import Bounds
-from orchestrator.stations.study import Planned, Study, StudyForecast, Trial, TrialForecast
+from orchestrator.types.plan import Estimate
+from orchestrator.types.study import PlannedTrial, Study, StudyForecast, Trial, TrialForecast
 
 SCALINGS = {
     "strong": "strong scaling: every trial has the same batch",
@@ -77,9 +77,9 @@ def row(found: StudyForecast, trial: TrialForecast) -> tuple[str, ...]:
     return (*start, *cells(trial.planned))
 
 
-def cells(plan: Planned) -> tuple[str, ...]:
+def cells(plan: PlannedTrial) -> tuple[str, ...]:
     money = both(plan.dollars, dollars) if plan.dollars else "-"
-    mfu = Bounds(
+    mfu = Estimate(
         lower=plan.mfu.roofline, unoverlapped=plan.mfu.unoverlapped, expected=plan.mfu.expected
     )
     return (
@@ -93,7 +93,7 @@ def cells(plan: Planned) -> tuple[str, ...]:
     )
 
 
-def both(bounds: Bounds, show: Callable[[float], str]) -> str:
+def both(bounds: Estimate, show: Callable[[float], str]) -> str:
     """What is expected; where no run was learned from, from the bound to nothing overlapped."""
     if bounds.expected is not None:
         return show(bounds.expected)
@@ -167,7 +167,7 @@ def verdict(found: StudyForecast) -> str:
     return f"Study: {', '.join(parts)}."
 
 
-def kept_at(efficiency: Bounds) -> float:
+def kept_at(efficiency: Estimate) -> float:
     return efficiency.lower if efficiency.expected is None else efficiency.expected
 
 

@@ -4,14 +4,14 @@ On the measured ceilings of a machine whose devices are emulated nothing hides b
 there the sum of all lines is what is expected, and no bound.
 """
 
-from orchestrator.stations.plan import Forecast, Plan
-from orchestrator.stations.report import Against, Gap, Measured, Part, Ratio, Suspect
+from orchestrator.types.plan import Forecast, Plan
+from orchestrator.types.report import Gap, GapPart, Measurement, PredictionKind, Ratio, Suspect
 
 
-def predictions(plan: Plan) -> dict[Against, float]:
+def predictions(plan: Plan) -> dict[PredictionKind, float]:
     """The seconds of a step that were predicted, by what they are."""
     step_s = plan.forecast.step_s
-    found: dict[Against, float] = {"lower": step_s.lower}
+    found: dict[PredictionKind, float] = {"lower": step_s.lower}
     if step_s.expected is not None:
         found["expected"] = step_s.expected
     if step_s.unoverlapped != step_s.expected:
@@ -19,7 +19,7 @@ def predictions(plan: Plan) -> dict[Against, float]:
     return found
 
 
-def is_inside(plan: Plan, found: Measured) -> bool | None:
+def is_inside(plan: Plan, found: Measurement) -> bool | None:
     """Whether the median step lies in the 80 % interval; None without an interval."""
     low, high = plan.forecast.step_s.low, plan.forecast.step_s.high
     if low is None or high is None:
@@ -27,14 +27,14 @@ def is_inside(plan: Plan, found: Measured) -> bool | None:
     return low <= found.step_s.median <= high
 
 
-def reference(plan: Plan) -> tuple[Against, float]:
+def reference(plan: Plan) -> tuple[PredictionKind, float]:
     """What a measurement is held against: what is expected, or else the bound."""
     found = predictions(plan)
-    against: Against = "expected" if "expected" in found else "lower"
+    against: PredictionKind = "expected" if "expected" in found else "lower"
     return against, found[against]
 
 
-def ratios(plan: Plan, found: Measured) -> tuple[Ratio, ...]:
+def ratios(plan: Plan, found: Measurement) -> tuple[Ratio, ...]:
     """The median step over each figure of the forecast."""
     return tuple(
         Ratio(against=name, step_s=s, measured_over_predicted=found.step_s.median / s)
@@ -42,7 +42,7 @@ def ratios(plan: Plan, found: Measured) -> tuple[Ratio, ...]:
     )
 
 
-def gap(plan: Plan, found: Measured) -> Gap:
+def gap(plan: Plan, found: Measurement) -> Gap:
     """What a step took beyond what was predicted, part by part."""
     against, predicted_s = reference(plan)
     forecast = plan.forecast
@@ -51,17 +51,17 @@ def gap(plan: Plan, found: Measured) -> Gap:
         against=against,
         s=found.mean_step_s - predicted_s,
         parts=(
-            Part(name="devices", s=usual_s - predicted_s),
-            Part(name="slow steps", s=slow_s),
-            Part(name="waiting for data", s=found.mean_data_s),
-            Part(name="saving", s=found.mean_checkpoint_s),
+            GapPart(name="devices", s=usual_s - predicted_s),
+            GapPart(name="slow steps", s=slow_s),
+            GapPart(name="waiting for data", s=found.mean_data_s),
+            GapPart(name="saving", s=found.mean_checkpoint_s),
         ),
         exposed=None if plan.chip_profile else exposed(forecast, found.device_s),
         suspects=() if plan.chip_profile else suspects(forecast, found.device_s),
     )
 
 
-def on_devices(found: Measured) -> tuple[float, float]:
+def on_devices(found: Measurement) -> tuple[float, float]:
     """The mean seconds of a step on the devices: as many as a usual one takes, and what slow ones
     add. The usual is the median, or the mean where quick steps make that the smaller.
     """

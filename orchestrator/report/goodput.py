@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import get_args
 
-from orchestrator.stations.report import Badput, Goodput
-from orchestrator.stations.run import Attempt, Run, TimedStep
+from orchestrator.types.report import Badput, Goodput
+from orchestrator.types.run import Attempt, Run, TimedStep
 
 Steps = Mapping[int, Sequence[TimedStep]]  # of each attempt, by its number
 

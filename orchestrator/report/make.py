@@ -8,10 +8,10 @@ from orchestrator.journal.reading import Clock, foretold
 from orchestrator.report import gap as gaps
 from orchestrator.report.goodput import Steps, goodput, newest
 from orchestrator.report.measure import measured, peak_hbm_bytes
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.proof import Proof
-from orchestrator.stations.report import Memory, Report
-from orchestrator.stations.run import Run, Step
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.report import MemoryReport, Report
+from orchestrator.types.run import Run, Step
 
 SCHEMA = 1
 UNLIKE = (
@@ -68,7 +68,7 @@ def reported(run: Run, plan: Plan, steps: Steps, proof: Proof | None = None) -> 
         inside_interval=gaps.is_inside(plan, held) if held else None,
         gap=gaps.gap(plan, held) if held else None,
         goodput=goodput(run, steps),
-        memory=Memory(
+        memory=MemoryReport(
             forecast_bytes=forecast.memory_bytes_per_device,
             compiled_bytes=proof.peak_hbm_bytes_per_device if proof else None,
             measured_bytes=peak_hbm_bytes(counted),

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from statistics import fmean, median, quantiles
 
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.report import Measured, Spread
-from orchestrator.stations.run import Step
+from orchestrator.types.plan import Plan
+from orchestrator.types.report import Measurement, Spread
+from orchestrator.types.run import Step
 
 
-def measured(plan: Plan, steps: Sequence[Step]) -> Measured | None:
+def measured(plan: Plan, steps: Sequence[Step]) -> Measurement | None:
     """The steps after warm-up: the first of an attempt carries its opening, and does not count."""
     warm = [step for step in steps if step.opening is None]
     if not warm:
@@ -17,7 +17,7 @@ def measured(plan: Plan, steps: Sequence[Step]) -> Measured | None:
     mfu = _known([step.mfu for step in warm])
     rates = [step.model_flops_per_s_per_chip for step in warm]
     tokens_per_s = plan.batch.tokens / step_s.median
-    return Measured(
+    return Measurement(
         steps=len(warm),
         step_s=step_s,
         mfu=spread(mfu) if mfu else None,

@@ -14,7 +14,7 @@ from math import log, sqrt
 import numpy as np
 
 from orchestrator import catalog
-from orchestrator.catalog import Efficiency, Learned
+from orchestrator.catalog import Efficiency, LearnedConstant
 from orchestrator.plan.expected import doubt
 from orchestrator.plan.torus import Floats
 from orchestrator.score.samples import Sample
@@ -65,10 +65,14 @@ class Constants:
         """As plans use it."""
         matmul = self.matmul.get(chip, self.of_unit[unit_of(chip)])
         shared = {
-            name: Learned(value=value, unsure=self.unsure.get(name, 0.0))
+            name: LearnedConstant(value=value, unsure=self.unsure.get(name, 0.0))
             for name, value in self.shared.items()
         }
-        return Efficiency(matmul=Learned(value=matmul), spread=Learned(value=self.spread), **shared)
+        return Efficiency(
+            matmul=LearnedConstant(value=matmul),
+            spread=LearnedConstant(value=self.spread),
+            **shared,
+        )
 
 
 def unit_of(chip: str) -> int:

@@ -9,7 +9,7 @@ from orchestrator.catalog import Efficiency
 from orchestrator.plan.torus import Floats
 from orchestrator.score.fit import Key, baseline, learn, left_out
 from orchestrator.score.samples import Sample
-from orchestrator.stations.score import LeftOutRow, Retention, Score, ScoredRow, Summary
+from orchestrator.types.score import HeldOutRow, Retention, Score, ScoredRow, Summary
 
 Known = Callable[[Sample], Efficiency]
 
@@ -37,7 +37,7 @@ def scored(sample: Sample, known: Efficiency, baseline_s: float) -> ScoredRow:
 
 def score(
     samples: list[Sample],
-    left: list[LeftOutRow],
+    left: list[HeldOutRow],
     known: Known,
     baseline_s: Callable[[Sample], float],
     learned_on: str,
@@ -47,7 +47,7 @@ def score(
     return joined(samples, rows, left, learned_on)
 
 
-def score_left_out(samples: list[Sample], left: list[LeftOutRow], key: Key, what: str) -> Score:
+def score_left_out(samples: list[Sample], left: list[HeldOutRow], key: Key, what: str) -> Score:
     """Each row by constants, spread and baseline learned on rows of other keys alone."""
     found: dict[str, ScoredRow] = {}
     for learned_on, others in left_out(samples, key):
@@ -59,7 +59,7 @@ def score_left_out(samples: list[Sample], left: list[LeftOutRow], key: Key, what
 
 
 def joined(
-    samples: list[Sample], rows: list[ScoredRow], left: list[LeftOutRow], learned_on: str
+    samples: list[Sample], rows: list[ScoredRow], left: list[HeldOutRow], learned_on: str
 ) -> Score:
     return Score(
         learned_on=learned_on,
@@ -70,7 +70,7 @@ def joined(
     )
 
 
-def summary(rows: list[ScoredRow], left: list[LeftOutRow]) -> Summary:
+def summary(rows: list[ScoredRow], left: list[HeldOutRow]) -> Summary:
     """Figures of all rows together; None where there are no rows."""
     errors = np.abs([row.error for row in rows])
     dumb = np.abs([row.baseline_step_s / row.measured_step_s - 1 for row in rows])

@@ -13,16 +13,16 @@ from orchestrator import catalog
 from orchestrator.catalog import Chip, Topology
 from orchestrator.errors import OrchError
 from orchestrator.plan import torus as links
-from orchestrator.plan.cuts import ATTENTION_BLOCK
+from orchestrator.plan.feasibility import as_sizes, placements
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.realize import as_sizes, placements
 from orchestrator.plan.remat import POLICIES, Policy
-from orchestrator.plan.search import Ask, layout_of
+from orchestrator.plan.search import SearchRequest, layout_of
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.score.conventions import attention_share, whole_layers_parameters
 from orchestrator.score.runs import LeftOut, PublishedRun
-from orchestrator.stations.plan import Line
-from orchestrator.stations.spec import Batch, Experiment, MeshWish, Precision
+from orchestrator.types.plan import LedgerLine
+from orchestrator.types.spec import Batch, Experiment, MeshRequest, Precision
 
 # What the sources call what they keep, by the tensors of plan.remat.KEEPABLE; `custom` policies
 # name MaxText's tensors.
@@ -68,7 +68,7 @@ class Replay:
     """A run's layout and its ledger of seconds."""
 
     layout: Layout
-    lines: list[Line]
+    lines: list[LedgerLine]
 
     @property
     def lower_s(self) -> float:
@@ -147,7 +147,7 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
             f"{slice_torus.devices} devices are not fsdp {fsdp} x sequence {sequence} x tensor"
             f" {tensor} and whole replicas"
         )
-    wish = MeshWish(data=rest // fsdp, fsdp=fsdp, sequence=sequence, tensor=tensor)
+    wish = MeshRequest(data=rest // fsdp, fsdp=fsdp, sequence=sequence, tensor=tensor)
     model = replace(run.model, vocab=ceil(run.model.vocab / tensor) * tensor)  # tables are padded
     experiment = Experiment(
         model=model,
@@ -155,7 +155,7 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
         batch=Batch(sequences=run.sequences, length=run.length),
         precision=Precision(parameters=run.parameters, compute=run.compute),
     )
-    ask = Ask(chip, topology, slice_torus, experiment, wish, run.slices)
+    ask = SearchRequest(chip, topology, slice_torus, experiment, wish, run.slices)
     divisible = 2 * tensor * sequence  # other trainers need not split the stream by position
     found = placements(slice_torus, model, divisible, wish, run.sequences // run.slices or 1)
     if not len(found):
@@ -163,11 +163,11 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
     return least_time(ask, found, remat_of(run))
 
 
-def mesh_text(wish: MeshWish) -> str:
+def mesh_text(wish: MeshRequest) -> str:
     return " x ".join(f"{axis} {getattr(wish, axis)}" for axis in links.POD_AXES)
 
 
-def least_time(ask: Ask, found: links.Ints, remat: Policy) -> Layout:
+def least_time(ask: SearchRequest, found: links.Ints, remat: Policy) -> Layout:
     """The fastest placement as plain numbers, by the rule of the search."""
     batch = ask.experiment.batch.sequences
     sizes = as_sizes(links.sizes(found))
@@ -177,7 +177,7 @@ def least_time(ask: Ask, found: links.Ints, remat: Policy) -> Layout:
     return plain(ask, found[row : row + 1], batch, remat)
 
 
-def plain(ask: Ask, factors: links.Ints, batch: int, remat: Policy) -> Layout:
+def plain(ask: SearchRequest, factors: links.Ints, batch: int, remat: Policy) -> Layout:
     own = links.links_of(ask.torus, factors)
     row = links.Links(
         rates={name: float(rate[0]) for name, rate in own.rates.items()},
@@ -188,7 +188,7 @@ def plain(ask: Ask, factors: links.Ints, batch: int, remat: Policy) -> Layout:
     return layout_of(ask, sizes, batch, 1, remat, row)
 
 
-def lines_as_run(run: PublishedRun, layout: Layout) -> list[Line]:
+def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
     """The ledger, where the run's kernel, windows and block differ from the trainer's."""
     attention = computed_share(run)
     layer = sum(layout.layer_matrices.values())
@@ -200,7 +200,7 @@ def lines_as_run(run: PublishedRun, layout: Layout) -> list[Line]:
     return [scaled(line, factors.get(line.name, 1.0)) for line in time_lines(layout)]
 
 
-def scaled(line: Line, factor: float) -> Line:
+def scaled(line: LedgerLine, factor: float) -> LedgerLine:
     inputs = {
         name: value * factor if name in {"flops", "bytes"} else value
         for name, value in line.inputs.items()

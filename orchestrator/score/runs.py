@@ -9,9 +9,9 @@ from typing import Any
 from orchestrator import catalog
 from orchestrator.catalog import Chip
 from orchestrator.catalog.tables import FOLDER
-from orchestrator.errors import UnknownName, Unservable
+from orchestrator.errors import SpecError, UnknownName
 from orchestrator.plan import flops
-from orchestrator.stations.spec import DType, Model
+from orchestrator.types.spec import DType, Model
 
 PUBLISHED = FOLDER / "published_runs.csv"
 # Without these nothing can be planned; the others may be empty.
@@ -27,7 +27,7 @@ GEMMA_EVERY = 6  # five local layers to one that sees everything
 TYPES: dict[str, DType] = {"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}
 
 
-class LeftOut(Unservable):
+class LeftOut(SpecError):
     """Why a row is not scored: it cannot be planned as it was run, or its figure not converted."""
 
 
@@ -82,14 +82,14 @@ def read(path: Path) -> list[dict[str, str]]:
             table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
             rows = list(table)
     except OSError as error:
-        raise Unservable(f"{path}: cannot be read: {error.strerror}") from None
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise Unservable(f"{path}: is no CSV in UTF-8: {error}") from None
+        raise SpecError(f"{path}: is no CSV in UTF-8: {error}") from None
     if not rows:
-        raise Unservable(f"{path}: holds no runs; `orch score` alone scores the project's own file")
+        raise SpecError(f"{path}: holds no runs; `orch score` alone scores the project's own file")
     missing = [column for column in NEEDED if column not in rows[0]]
     if missing:
-        raise Unservable(f"{path}: has no column {', '.join(missing)}")
+        raise SpecError(f"{path}: has no column {', '.join(missing)}")
     return [named(row, line) for line, row in enumerate(rows, start=2)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from orchestrator import catalog
 from orchestrator.errors import OrchError
 from orchestrator.plan import flops
-from orchestrator.plan.expected import Work, expected_s, interval, work
+from orchestrator.plan.expected import StepWork, expected_s, interval, work
 from orchestrator.plan.time import peak, step_time
 from orchestrator.score.conventions import (
     OURS,
@@ -16,7 +16,7 @@ from orchestrator.score.conventions import (
 )
 from orchestrator.score.replay import Replay, replay
 from orchestrator.score.runs import LeftOut, PublishedRun, run_of
-from orchestrator.stations.score import LeftOutRow
+from orchestrator.types.score import HeldOutRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Sample:
     run: PublishedRun
     measured_s: float
     replayed: Replay
-    todo: Work
+    todo: StepWork
 
     @property
     def lower_s(self) -> float:
@@ -73,12 +73,12 @@ def sample_of(row: dict[str, str]) -> Sample:
     )
 
 
-def samples(rows: Iterable[dict[str, str]]) -> tuple[list[Sample], list[LeftOutRow]]:
+def samples(rows: Iterable[dict[str, str]]) -> tuple[list[Sample], list[HeldOutRow]]:
     """All rows of a file: those that can be scored, and the others with their reasons."""
     good, left_out = [], []
     for row in rows:
         try:
             good.append(sample_of(row))
         except LeftOut as reason:
-            left_out.append(LeftOutRow(id=row["id"], reason=str(reason)))
+            left_out.append(HeldOutRow(id=row["id"], reason=str(reason)))
     return good, left_out

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from orchestrator import catalog
 from orchestrator.catalog import Efficiency
-from orchestrator.errors import Unservable
+from orchestrator.errors import SpecError
 from orchestrator.score.fit import baseline, by_document, by_group
 from orchestrator.score.judge import score, score_left_out
 from orchestrator.score.runs import PUBLISHED, read
 from orchestrator.score.samples import Sample, samples
-from orchestrator.stations.score import LeftOutRow, Score
+from orchestrator.types.score import HeldOutRow, Score
 
 KEYS = {"document": by_document, "group": by_group}
 SAID = {"document": "each document in turn", "group": "each source and chip in turn"}
@@ -21,7 +21,7 @@ def as_shipped(path: Path = PUBLISHED) -> Score:
     good, left_out = samples(read(path))
     known = [sample for sample in good if catalog.efficiency(sample.run.chip)]
     unknown = [
-        LeftOutRow(
+        HeldOutRow(
             id=sample.run.id,
             reason=f"no run of {sample.run.chip} was learned from: `expected` is unknown",
         )
@@ -44,7 +44,7 @@ def shipped(sample: Sample) -> Efficiency:
 
 
 @cache
-def published() -> tuple[list[Sample], list[LeftOutRow]]:
+def published() -> tuple[list[Sample], list[HeldOutRow]]:
     """The project's own file, made ready once."""
     return samples(read(PUBLISHED))
 
@@ -55,10 +55,10 @@ def without(key: str, path: Path = PUBLISHED) -> Score:
     chips = {sample.run.chip for sample in good if catalog.chip(sample.run.chip).matrix_unit}
     tpus = [sample for sample in good if sample.run.chip in chips]
     others = [
-        LeftOutRow(id=s.run.id, reason=f"{s.run.chip} has no matrix unit to learn about")
+        HeldOutRow(id=s.run.id, reason=f"{s.run.chip} has no matrix unit to learn about")
         for s in good
         if s.run.chip not in chips
     ]
     if len(set(map(KEYS[key], tpus))) < 2:
-        raise Unservable(f"{path}: nothing to learn from: all its runs are of one {key}")
+        raise SpecError(f"{path}: nothing to learn from: all its runs are of one {key}")
     return score_left_out(tpus, [*left_out, *others], KEYS[key], f"without {SAID[key]}")

@@ -3,19 +3,19 @@
 from collections.abc import Callable
 
 from orchestrator import catalog
-from orchestrator.errors import Unservable
-from orchestrator.spec.asked import Asked
+from orchestrator.errors import SpecError
+from orchestrator.spec.request import SpecRequest
 
-Check = Callable[[Asked], None]
+Check = Callable[[SpecRequest], None]
 
 
-def check(asked: Asked) -> None:
+def check(asked: SpecRequest) -> None:
     """Add every contradiction to a spec's problems."""
     for one in CHECKS:
         one(asked)
 
 
-def _tokens_fill_a_batch(asked: Asked) -> None:
+def _tokens_fill_a_batch(asked: SpecRequest) -> None:
     batch = asked["experiment.batch.sequences"], asked["experiment.batch.length"]
     tokens = asked["experiment.tokens"]
     if None in (*batch, tokens):
@@ -26,14 +26,14 @@ def _tokens_fill_a_batch(asked: Asked) -> None:
         asked.tell("experiment.tokens", f"{message} = {least:,}", f"for example tokens: {least}")
 
 
-def _learning_rate_falls(asked: Asked) -> None:
+def _learning_rate_falls(asked: SpecRequest) -> None:
     peak, end = asked["experiment.optimizer.peak_lr"], asked["experiment.optimizer.end_lr"]
     if None not in (peak, end) and end > peak:
         message = f"is {end:g}, must be at most the peak_lr of {peak:g}"
         asked.tell("experiment.optimizer.end_lr", message, f"for example end_lr: {peak / 10:g}")
 
 
-def _data_has_its_path(asked: Asked) -> None:
+def _data_has_its_path(asked: SpecRequest) -> None:
     kind, path = asked["experiment.data.kind"], asked["experiment.data.path"]
     if kind == "tokens" and path is None:
         message = "is missing, must be the manifest of the token set"
@@ -43,26 +43,26 @@ def _data_has_its_path(asked: Asked) -> None:
         asked.tell("experiment.data.path", message, "remove it, or set kind: tokens")
 
 
-def _pods_are_in_order(asked: Asked) -> None:
+def _pods_are_in_order(asked: SpecRequest) -> None:
     least, most = asked["resources.pods.min"], asked["resources.pods.max"]
     if None not in (least, most) and least > most:
         message = f"is {least}, must be at most the max of {most}"
         asked.tell("resources.pods.min", message, f"for example min: {most}")
 
 
-def _topology_exists(asked: Asked) -> None:
+def _topology_exists(asked: SpecRequest) -> None:
     name, topology = asked["resources.chip"], asked["resources.topology"]
     if None in (name, topology):
         return
     try:
         catalog.topology(catalog.chip(name), str(topology))
-    except Unservable as error:
+    except SpecError as error:
         reason, _, legal = str(error).partition("; ")
         message = f"is {topology}, must be a slice that exists: {reason}"
         asked.tell("resources.topology", message, legal)
 
 
-def _shape_is_sound(asked: Asked) -> None:
+def _shape_is_sound(asked: SpecRequest) -> None:
     model = "experiment.model"
     for key, message, hint in shape_faults(*(asked[f"{model}.{key}"] for key in SHAPE_KEYS)):
         asked.tell(f"{model}.{key}", message, hint)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.spec.checks import SHAPE_KEYS, shape_faults
+from orchestrator.spec.messages import example, must
 from orchestrator.spec.nodes import Mapping, parse
-from orchestrator.spec.problem import Place, Source, SpecProblems, shortened
+from orchestrator.spec.problem import SpecPosition, SpecProblems, SpecText, shortened
 from orchestrator.spec.scalars import Value, as_written
 from orchestrator.spec.schema import Schema, definition, member, validator
 from orchestrator.spec.source import read
-from orchestrator.spec.words import example, must
-from orchestrator.stations.spec import Model
+from orchestrator.types.spec import Model
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class _Config:
 
     def _tell(self, key: str, message: str, hint: str) -> None:
         entry = self._root.entries.get(key)
-        place: Place = entry.key_place if entry else self._root.place
+        place: SpecPosition = entry.key_place if entry else self._root.place
         self.problems.append(place.problem(key, message, hint))
 
 
@@ -227,13 +227,13 @@ def _shown(value: Any) -> str:
     return shortened(json.dumps(value, ensure_ascii=False))
 
 
-def _json(source: Source) -> Any:
+def _json(source: SpecText) -> Any:
     """The values of a JSON text whose places, and depth, are known already."""
     text = "\n".join(source.lines)
     try:
         return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=str)
     except json.JSONDecodeError as error:
-        place = Place(source, error.lineno, error.colno)
+        place = SpecPosition(source, error.lineno, error.colno)
         raise SpecProblems([place.problem("", f"is not JSON: {error.msg}")]) from None
 
 

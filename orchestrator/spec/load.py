@@ -8,16 +8,16 @@ import msgspec
 
 from orchestrator import catalog
 from orchestrator.spec import huggingface
-from orchestrator.spec.asked import Asked, default
 from orchestrator.spec.checks import check
-from orchestrator.spec.judge import judge
+from orchestrator.spec.instance import written
 from orchestrator.spec.nodes import Mapping, Node, parse
 from orchestrator.spec.overrides import apply
 from orchestrator.spec.problem import Problem, SpecProblems
+from orchestrator.spec.request import SpecRequest, default
 from orchestrator.spec.schema import field
 from orchestrator.spec.source import read
-from orchestrator.spec.written import written
-from orchestrator.stations.spec import Model, Spec
+from orchestrator.spec.validate import judge
+from orchestrator.types.spec import Model, Spec
 
 HUGGINGFACE = "huggingface"
 
@@ -44,7 +44,7 @@ def meant(
     """The spec that nodes mean, whose paths begin in the folder; `problems` are known before."""
     spec = written(root)
     judge(spec)
-    asked = Asked(spec)
+    asked = SpecRequest(spec)
     check(asked)
     configured, in_config = _configured(asked, folder)
     found = [*problems, *spec.problems, *in_config]
@@ -53,7 +53,7 @@ def meant(
     return _spec(asked.values, configured, overrides)
 
 
-def _configured(asked: Asked, folder: Path) -> tuple[Model | None, list[Problem]]:
+def _configured(asked: SpecRequest, folder: Path) -> tuple[Model | None, list[Problem]]:
     """The model of the config.json that is named, or what is wrong with that file."""
     model = asked["experiment.model"]
     if not isinstance(model, dict) or HUGGINGFACE not in model:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from orchestrator.spec.problem import Place, Problem, Source, SpecProblems, shortened
+from orchestrator.spec.problem import Problem, SpecPosition, SpecProblems, SpecText, shortened
 
 MOST_DEPTH = 16
 MOST_NODES = 2_000
@@ -33,7 +33,7 @@ SYNTAX_HINTS = {
 class Scalar:
     """One value as written; `plain` is without quotes."""
 
-    place: Place
+    place: SpecPosition
     text: str
     plain: bool
 
@@ -46,36 +46,36 @@ class Scalar:
 class Broken:
     """Something whose problem has been told already."""
 
-    place: Place
+    place: SpecPosition
 
 
 @dataclass(frozen=True)
 class Entry:
-    key_place: Place
+    key_place: SpecPosition
     node: "Node"
 
 
 @dataclass(frozen=True)
 class Mapping:
-    place: Place
+    place: SpecPosition
     entries: dict[str, Entry] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Sequence:
-    place: Place
+    place: SpecPosition
     items: tuple["Node", ...]
 
 
 Node = Scalar | Mapping | Sequence | Broken
 
 
-def parse(source: Source) -> tuple[Node, list[Problem]]:
+def parse(source: SpecText) -> tuple[Node, list[Problem]]:
     """The root of a file, and what its notation has that a spec may not have."""
-    return _Builder(Place(source, 1, 1), "\n".join(source.lines), []).root()
+    return _Builder(SpecPosition(source, 1, 1), "\n".join(source.lines), []).root()
 
 
-def parse_value(place: Place, text: str, keys: list[str]) -> tuple[Node, list[Problem]]:
+def parse_value(place: SpecPosition, text: str, keys: list[str]) -> tuple[Node, list[Problem]]:
     """The value of a key by its path, which stands on one line from `place` on."""
     return _Builder(place, text, keys).root()
 
@@ -83,7 +83,7 @@ def parse_value(place: Place, text: str, keys: list[str]) -> tuple[Node, list[Pr
 class _Builder:
     """One pass over the events of one document, which begins at `origin`."""
 
-    def __init__(self, origin: Place, text: str, keys: list[str]) -> None:
+    def __init__(self, origin: SpecPosition, text: str, keys: list[str]) -> None:
         self._origin = origin
         self._keys = list(keys)
         self._lines = text.rstrip().split("\n")
@@ -135,7 +135,7 @@ class _Builder:
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             yield self._node(event, depth + 1)
 
-    def _mapping(self, place: Place, depth: int) -> Mapping:
+    def _mapping(self, place: SpecPosition, depth: int) -> Mapping:
         mapping = Mapping(place)
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key = self._node(event, depth + 1)
@@ -175,15 +175,15 @@ class _Builder:
         if self._count > MOST_NODES:
             self._refuse(event, f"is too much, must be at most {MOST_NODES:,} keys and values")
 
-    def _place(self, mark: Any) -> Place:
+    def _place(self, mark: Any) -> SpecPosition:
         """Marks count from zero, from the origin on; the end of a text is that of its last line."""
         line, column = mark.line, mark.column
         if line >= len(self._lines):
             line, column = len(self._lines) - 1, len(self._lines[-1])
         col = column + (self._origin.col if line == 0 else 1)
-        return Place(self._origin.source, self._origin.line + line, col)
+        return SpecPosition(self._origin.source, self._origin.line + line, col)
 
-    def _tell(self, place: Place, message: str, hint: str) -> None:
+    def _tell(self, place: SpecPosition, message: str, hint: str) -> None:
         key = ".".join(map(shortened, self._keys))
         self._problems.append(place.problem(key, message, hint))
 

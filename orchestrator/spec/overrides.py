@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from orchestrator.spec.messages import shown
 from orchestrator.spec.nodes import Broken, Entry, Mapping, Node, Scalar, parse_value
-from orchestrator.spec.problem import Place, Problem, Source, SpecProblems
-from orchestrator.spec.words import shown
+from orchestrator.spec.problem import Problem, SpecPosition, SpecProblems, SpecText
 
 FLAG = "--set"
 EXAMPLE = "for example --set experiment.batch.sequences=2048"
@@ -12,17 +12,17 @@ EXAMPLE = "for example --set experiment.batch.sequences=2048"
 
 def apply(root: Node, overrides: Sequence[str]) -> list[Problem]:
     """Set each override in turn. Together they are one source, a line for each."""
-    source = Source(FLAG, tuple(overrides))
+    source = SpecText(FLAG, tuple(overrides))
     problems: list[Problem] = []
     for line in range(1, len(overrides) + 1):
         try:
-            problems += _set(root, Place(source, line, 1))
+            problems += _set(root, SpecPosition(source, line, 1))
         except SpecProblems as error:
             problems += error.problems
     return problems
 
 
-def _set(root: Node, start: Place) -> list[Problem]:
+def _set(root: Node, start: SpecPosition) -> list[Problem]:
     text = start.source.lines[start.line - 1]
     path, equals, value = text.partition("=")
     keys = path.split(".")
@@ -34,7 +34,7 @@ def _set(root: Node, start: Place) -> list[Problem]:
     return problems or put(root, keys, start, node)
 
 
-def put(root: Node, keys: Sequence[str], start: Place, value: Node) -> list[Problem]:
+def put(root: Node, keys: Sequence[str], start: SpecPosition, value: Node) -> list[Problem]:
     """Put a value under a dotted key, which is written from `start` on."""
     inside, place = root, start
     for depth, key in enumerate(keys):
@@ -47,7 +47,7 @@ def put(root: Node, keys: Sequence[str], start: Place, value: Node) -> list[Prob
     return []
 
 
-def _enter(mapping: Mapping, key: str, place: Place, value: Node | None) -> Node:
+def _enter(mapping: Mapping, key: str, place: SpecPosition, value: Node | None) -> Node:
     """Put the value under a key, or go on to the mapping there; `auto` gives way to one."""
     there = mapping.entries[key].node if key in mapping.entries else None
     gives_way = there is None or (isinstance(there, Scalar) and there.text == "auto")
@@ -57,11 +57,11 @@ def _enter(mapping: Mapping, key: str, place: Place, value: Node | None) -> Node
     return node
 
 
-def _no_mapping(place: Place, keys: Sequence[str], node: Node) -> Problem:
+def _no_mapping(place: SpecPosition, keys: Sequence[str], node: Node) -> Problem:
     key = ".".join(keys)
     message = f"is {shown(node, {})}, must be a mapping for a key of it to be set"
     return place.problem(key, message, f"set the whole: {FLAG} '{key}={{...}}'")
 
 
-def _at(start: Place, offset: int) -> Place:
-    return Place(start.source, start.line, start.col + offset)
+def _at(start: SpecPosition, offset: int) -> SpecPosition:
+    return SpecPosition(start.source, start.line, start.col + offset)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from orchestrator.errors import Unservable
+from orchestrator.errors import SpecError
 
 SHOWN_PROBLEMS = 100
 SHOWN_COLUMNS = 100
@@ -13,7 +13,7 @@ INDENT = "    "
 
 
 @dataclass(frozen=True)
-class Source:
+class SpecText:
     """A text as it was given: a file, or the `--set` overrides, one a line.
 
     What is `hidden` (a secret where its name belongs: line, column, length) is never shown.
@@ -34,10 +34,10 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Place:
+class SpecPosition:
     """A position in a source. Lines and columns count from 1; line 0 is the source as a whole."""
 
-    source: Source
+    source: SpecText
     line: int
     col: int
 
@@ -49,7 +49,7 @@ class Place:
 class Problem:
     """One thing that is wrong: what is, against what must be, and a legal value."""
 
-    place: Place
+    place: SpecPosition
     key: str
     message: str
     hint: str
@@ -86,7 +86,7 @@ class Problem:
 
 def whole(name: str, message: str, hint: str = "") -> Problem:
     """A problem of a file as a whole."""
-    return Place(Source(name, ()), 0, 0).problem("", message, hint)
+    return SpecPosition(SpecText(name, ()), 0, 0).problem("", message, hint)
 
 
 def printable(text: str) -> str:
@@ -99,7 +99,7 @@ def shortened(text: str, most: int = SHOWN_VALUE) -> str:
     return printable(text if len(text) <= most else text[:most] + "...")
 
 
-class SpecProblems(Unservable):
+class SpecProblems(SpecError):
     """Everything that is wrong with a spec, in the order of its text."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:

@@ -4,7 +4,7 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 
-from orchestrator.spec.problem import Place, Problem, Source, SpecProblems, whole
+from orchestrator.spec.problem import Problem, SpecPosition, SpecProblems, SpecText, whole
 
 MOST_BYTES = 2**20
 BYTE_ORDER_MARKS = (
@@ -21,7 +21,7 @@ UNWRITABLE = re.compile(
 LINE_END = re.compile("\r\n|\r|\n")
 
 
-def read(path: Path) -> Source:
+def read(path: Path) -> SpecText:
     """The text of a file, or the one reason why it has none."""
     raw = _bytes(path)
     name = str(path)
@@ -34,7 +34,7 @@ def read(path: Path) -> Source:
         raise SpecProblems([_undecodable(name, raw, error.start)]) from None
     if found := UNWRITABLE.search(text):
         raise SpecProblems([_unwritable(name, text, found.start())])
-    return Source(name, tuple(LINE_END.split(text)))
+    return SpecText(name, tuple(LINE_END.split(text)))
 
 
 def _bytes(path: Path) -> bytes:
@@ -64,7 +64,7 @@ def _sibling(path: Path) -> str:
 
 
 def _encoded(name: str, encoding: str) -> Problem:
-    start = Place(Source(name, ()), 1, 1)
+    start = SpecPosition(SpecText(name, ()), 1, 1)
     message = f"is {encoding}, must be UTF-8 without a byte-order mark"
     return start.problem("", message, "save it as plain UTF-8")
 
@@ -81,7 +81,7 @@ def _unwritable(name: str, text: str, start: int) -> Problem:
     return _place(name, text, start).problem("", message, hint or "remove it")
 
 
-def _place(name: str, text: str, start: int) -> Place:
+def _place(name: str, text: str, start: int) -> SpecPosition:
     lines = LINE_END.split(text[:start])
-    source = Source(name, tuple(LINE_END.split(text)))
-    return Place(source, len(lines), len(lines[-1]) + 1)
+    source = SpecText(name, tuple(LINE_END.split(text)))
+    return SpecPosition(source, len(lines), len(lines[-1]) + 1)

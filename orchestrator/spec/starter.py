@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
-from orchestrator.errors import Unservable
+from orchestrator.errors import SpecError
+from orchestrator.spec.messages import is_legal, must
 from orchestrator.spec.nodes import NO_NAMES
 from orchestrator.spec.scalars import ambiguous
 from orchestrator.spec.schema import definition
-from orchestrator.spec.words import is_legal, must
 
 FILE = Path(__file__).with_name("starter.yaml")
 PLACEHOLDER = "my-run"
@@ -18,7 +18,7 @@ def starter(path: Path) -> str:
     """A small commented spec for that file, named after it; it loads and plans as it stands."""
     name, wanted = path.stem, definition("name")
     if not is_legal(name, wanted):
-        raise Unservable(f"{name!r} cannot name a spec: it must be {must(wanted)}")
+        raise SpecError(f"{name!r} cannot name a spec: it must be {must(wanted)}")
     quoted = ambiguous(name, name) or name in NO_NAMES
     text = FILE.read_text(encoding="utf-8").replace(f"{PLACEHOLDER}.yaml", str(path))
     text = text.replace(SCHEMA, os.path.relpath(FILE.with_name("schema.json"), path.parent))

@@ -10,16 +10,16 @@ from math import prod
 from pathlib import Path
 
 from orchestrator.spec import schema as contracts
-from orchestrator.spec.judge import judge
+from orchestrator.spec.instance import SpecInstance, written
 from orchestrator.spec.load import load, meant
 from orchestrator.spec.nodes import Entry, Mapping, Node, Scalar, parse
 from orchestrator.spec.nodes import Sequence as Items
 from orchestrator.spec.overrides import FLAG, apply, put
-from orchestrator.spec.problem import Place, Problem, Source, SpecProblems
+from orchestrator.spec.problem import Problem, SpecPosition, SpecProblems, SpecText
 from orchestrator.spec.source import read
-from orchestrator.spec.written import Written, written
-from orchestrator.stations.spec import Spec
-from orchestrator.stations.study import Study, Trial
+from orchestrator.spec.validate import judge
+from orchestrator.types.spec import Spec
+from orchestrator.types.study import Study, Trial
 
 MOST_TRIALS = 1_000
 PODS, SEQUENCES = "resources.pods", "experiment.batch.sequences"
@@ -83,7 +83,7 @@ class _Varied:
     """A key that is varied, where it stands, and its values."""
 
     key: str
-    place: Place
+    place: SpecPosition
     values: tuple[Node, ...]
 
     def is_of_key(self, problem: Problem) -> bool:
@@ -92,7 +92,7 @@ class _Varied:
         return problem.line == self.place.line and 0 <= col < len(self.key)
 
 
-def _varies_a_spec(file: Written) -> bool:
+def _varies_a_spec(file: SpecInstance) -> bool:
     """Whether the file says, legally, which one."""
     study = file.value.get("study") if isinstance(file.value, dict) else None
     named = isinstance(study, dict) and study.get("base") is not None
@@ -155,23 +155,23 @@ def text_of(node: Node) -> str:
 
 def _overridden(varied: list[_Varied], overrides: tuple[str, ...]) -> list[Problem]:
     """What `--set` would change and every trial then sets otherwise."""
-    source = Source(FLAG, overrides)
+    source = SpecText(FLAG, overrides)
     keys = [(line, text.partition("=")[0]) for line, text in enumerate(overrides, start=1)]
     message, hint = "is varied, must be left to the study", "change its values in the study's vary"
     return [
-        Place(source, line, 1).problem(key, message, hint)
+        SpecPosition(source, line, 1).problem(key, message, hint)
         for line, key in keys
         if any(f"{key}.".startswith(f"{one.key}.") for one in varied)
     ]
 
 
-def _hold_exists(base: Path, place: Place) -> None:
+def _hold_exists(base: Path, place: SpecPosition) -> None:
     if not base.exists():
         message = f"is no file: {base}, must be the spec that is varied"
         raise SpecProblems([place.problem("study.base", message, "it is relative to this file")])
 
 
-def _weak_faults(varied: list[_Varied], base: Spec, place: Place) -> list[Problem]:
+def _weak_faults(varied: list[_Varied], base: Spec, place: SpecPosition) -> list[Problem]:
     """In weak scaling the batch follows the pods, and only them."""
     keys, pods = [one.key for one in varied], base.resources.pods
     faults = []
@@ -209,7 +209,7 @@ def _once(problem: Problem) -> Told:
 def _trial(
     number: int,
     folder: Path,
-    source: Source,
+    source: SpecText,
     overrides: tuple[str, ...],
     point: list[tuple[_Varied, Node]],
     weak: Spec | None,

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.study import Explanation
+from orchestrator.types.plan import Plan
+from orchestrator.types.study import StudyExplanation
 
 FEWEST = 2  # trials: one gap is explained by every line
 LEAST_SHARE = 0.5
 MOST = 3
 
 
-def explanations(parted: Sequence[tuple[Plan, float]]) -> tuple[Explanation, ...]:
+def explanations(parted: Sequence[tuple[Plan, float]]) -> tuple[StudyExplanation, ...]:
     """The lines whose growth over trials is most like that of the gaps, which are in seconds.
 
     They are lines of what is expected, to which the gaps are, or else of the roofline. Of each the
@@ -26,7 +26,7 @@ def explanations(parted: Sequence[tuple[Plan, float]]) -> tuple[Explanation, ...
         left = sum((g - times * v) ** 2 for v, g in zip(values, gaps, strict=True))
         share = 1 - left / sum(g * g for g in gaps)
         if times > 0 and share >= LEAST_SHARE:
-            found.append(Explanation(line=name, resource=resource, times=times, share=share))
+            found.append(StudyExplanation(line=name, resource=resource, times=times, share=share))
     return tuple(sorted(found, key=lambda one: -one.share)[:MOST])
 
 

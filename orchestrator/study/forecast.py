@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from orchestrator.stations.plan import Bounds, Plan
-from orchestrator.stations.study import Planned, Study, StudyForecast, Trial, TrialForecast
+from orchestrator.types.plan import Estimate, Plan
+from orchestrator.types.study import PlannedTrial, Study, StudyForecast, Trial, TrialForecast
 
 SCHEMA = 1
 # What makes a trial larger; all else that is varied makes another series. The batch that follows
@@ -38,20 +38,20 @@ def name_of(series: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(series.items()))
 
 
-def per_chip(plan: Plan) -> Bounds:
+def per_chip(plan: Plan) -> Estimate:
     """Tokens per second and chip."""
     rate, chips = plan.forecast.tokens_per_s, plan.chips
-    return Bounds(
+    return Estimate(
         lower=rate.lower / chips,
         unoverlapped=rate.unoverlapped / chips,
         expected=None if rate.expected is None else rate.expected / chips,
     )
 
 
-def efficiency(rate: Bounds, least: Bounds) -> Bounds:
+def efficiency(rate: Estimate, least: Estimate) -> Estimate:
     """A rate over that of the smallest trial; what is expected where both have it."""
     known = rate.expected is not None and least.expected
-    return Bounds(
+    return Estimate(
         lower=rate.lower / least.lower,
         unoverlapped=rate.unoverlapped / least.unoverlapped,
         expected=(rate.expected or 0) / (least.expected or 1) if known else None,
@@ -84,10 +84,10 @@ def _trial(
     )
 
 
-def planned(plan: Plan, smallest_plan: Plan) -> Planned:
+def planned(plan: Plan, smallest_plan: Plan) -> PlannedTrial:
     """What a plan comes to beside the smallest of its series."""
     rate, least = per_chip(plan), per_chip(smallest_plan)
-    return Planned(
+    return PlannedTrial(
         plan_digest=plan.digest,
         pods=plan.pods,
         chips=plan.chips,

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.report import Measured, Report, Spread
-from orchestrator.stations.study import Repeated, Study, StudyReport, Trial, TrialReport
 from orchestrator.study.explain import explanations
 from orchestrator.study.forecast import Made, name_of, planned, series_of, smallest
+from orchestrator.types.plan import Plan
+from orchestrator.types.report import Measurement, Report, Spread
+from orchestrator.types.study import RepeatedTrial, Study, StudyReport, Trial, TrialReport
 
 SCHEMA = 1
 
@@ -112,11 +112,11 @@ def _least_rates(
     return rates
 
 
-def _repeated(runs: list[Ran], least: float) -> Repeated | None:
+def _repeated(runs: list[Ran], least: float) -> RepeatedTrial | None:
     if not runs:
         return None
     known = all(one.report.measured and one.report.measured.mfu for one in runs)
-    return Repeated(
+    return RepeatedTrial(
         runs=tuple(one.report.run for one in runs),
         step_s=spread_of(runs, lambda found: found.step_s.median),
         mfu=spread_of(runs, lambda found: found.mfu.median if found.mfu else 0) if known else None,
@@ -125,7 +125,7 @@ def _repeated(runs: list[Ran], least: float) -> Repeated | None:
     )
 
 
-def spread_of(runs: list[Ran], figure: Callable[[Measured], float]) -> Spread:
+def spread_of(runs: list[Ran], figure: Callable[[Measurement], float]) -> Spread:
     """A figure over repeats: median, least and most."""
     values = [figure(one.report.measured) for one in runs if one.report.measured]
     return Spread(median=median(values), low=min(values), high=max(values))

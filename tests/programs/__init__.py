@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from orchestrator.prove.hlo.program import Program, program_of
+from orchestrator.prove.hlo.program import HloProgram, program_of
 
 
-def program(name: str) -> Program:
+def program(name: str) -> HloProgram:
     """The program of that name."""
     path = Path(__file__).parent / f"{name}.txt"
     return program_of(path.read_text(encoding="utf-8"))

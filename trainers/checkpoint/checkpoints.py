@@ -15,10 +15,10 @@ import jax
 import msgspec
 
 from orchestrator.errors import CheckpointFailed
-from orchestrator.stations.run import SkippedCheckpoint
-from trainers.checkpoint import orbax, shapes, sums
-from trainers.checkpoint.shelf import Shelf
-from trainers.together import first_text, meet
+from orchestrator.types.run import SkippedCheckpoint
+from trainers.checkpoint import checksums, orbax, shapes
+from trainers.checkpoint.step_folders import StepFolders
+from trainers.multihost import first_text, meet
 
 Tree = Any
 Identity = Mapping[str, str | int]
@@ -38,7 +38,7 @@ class Checkpoints:
     """The last `keep` states of a run. `identity` is what must stay the same when it resumes."""
 
     def __init__(self, folder: Path, *, keep: int, identity: Identity) -> None:
-        self._shelf, self._keep = Shelf(folder.absolute()), keep
+        self._shelf, self._keep = StepFolders(folder.absolute()), keep
         self._mark = self._shelf.folder / IDENTITY_FILE
         self._primary = jax.process_index() == 0
         self.latest: int | None = None  # the newest step restored or saved
@@ -103,7 +103,7 @@ class Checkpoints:
         with self._writing(self._saving):
             self._checkpointer.wait_until_finished()
             # An error told once is forgotten by Orbax, so its word is not enough.
-            self._shelf.path(self._saving).joinpath(sums.FILE_NAME).stat()
+            self._shelf.path(self._saving).joinpath(checksums.FILE_NAME).stat()
         self._saving = None
         if self._primary:
             for step in self._shelf.steps()[: -self._keep]:
@@ -141,7 +141,7 @@ class Checkpoints:
     def _fault(self, step: int) -> str | None:
         """What is wrong with a step: each process verifies its share, and all learn the result."""
         mine, readers = jax.process_index(), jax.process_count()
-        return first_text(sums.fault(self._shelf.path(step), share=mine, of=readers))
+        return first_text(checksums.fault(self._shelf.path(step), share=mine, of=readers))
 
     def _read(self, step: int, target: Tree) -> Tree:
         path = self._shelf.path(step)

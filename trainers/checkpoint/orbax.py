@@ -8,7 +8,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import options
 
-from trainers.checkpoint import sums
+from trainers.checkpoint import checksums
 
 TIMEOUT_S = 600
 # Where Orbax tells of its own steps; who reads a run's log looks for the run's.
@@ -21,7 +21,7 @@ class Summed(ocp.StandardCheckpointHandler):  # type: ignore[misc]
     def finalize(self, directory: Any) -> None:
         """Complete the hidden directory of a step; Orbax renames it afterwards."""
         super().finalize(directory)
-        sums.write(Path(directory))
+        checksums.write(Path(directory))
 
 
 @ocp.args.register_with_handler(Summed, for_save=True)

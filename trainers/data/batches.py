@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from orchestrator.errors import DataUnusable
-from orchestrator.stations.plan import Plan
+from orchestrator.types.plan import Plan
 from trainers.data.synthetic import Synthetic
 from trainers.data.tokens import Shuffled, TokenSet
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from orchestrator.errors import DataUnusable
-from orchestrator.stations import codec
+from orchestrator.types import codec
 
 FILE_NAME = "manifest.json"
 

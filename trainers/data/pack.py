@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.errors import DataUnusable
-from orchestrator.stations import codec
+from orchestrator.types import codec
 from trainers.data.manifest import FILE_NAME, Manifest
 from trainers.data.shards import ShardWriter
 

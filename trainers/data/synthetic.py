@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.stations import codec
+from orchestrator.types import codec
 
 JUMP_BITS = 3
 CEILING_BITS = 6

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from orchestrator.errors import DataUnusable
-from orchestrator.stations import codec
+from orchestrator.types import codec
 from trainers.data import manifest as manifests
 from trainers.data.manifest import Manifest
 from trainers.data.permutation import permuted

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from orchestrator.plan.cuts import TILE
+from orchestrator.plan.kernel_constants import TILE
 from trainers.llama.axes import SLICE, WEIGHTS
 
 Axes = str | tuple[str, ...]

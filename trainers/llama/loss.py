@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from orchestrator.plan.cuts import LOSS_CHUNK_BYTES
+from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from trainers.llama.axes import TENSOR
 from trainers.llama.collectives import whole
 

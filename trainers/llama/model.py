@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from orchestrator.stations.plan import Plan
+from orchestrator.types.plan import Plan
 from trainers.llama import zigzag
 from trainers.llama.attention import Attend
 from trainers.llama.axes import TENSOR

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.spec import Optimizer
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Optimizer
 from trainers.llama.axes import SLICE
 from trainers.llama.collectives import added, repeats
 from trainers.llama.parameters import Parameters, matrices, shardings

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from orchestrator.stations.spec import Model
+from orchestrator.types.spec import Model
 from trainers.llama.axes import KV, TENSOR, WEIGHTS
 
 Parameters = dict[str, Any]  # as `leaves`, with arrays for leaves
 
 
 @dataclass(frozen=True)
-class Leaf:
+class Parameter:
     """A parameter. `deviation` is of its normal start; a norm scale has none: it starts at one."""
 
     shape: tuple[int, ...]
@@ -33,29 +33,31 @@ class Leaf:
 def leaves(model: Model) -> dict[str, Any]:
     """All parameters. Those of the layers are stacked, to be scanned over."""
     d, v = model.d_model, model.vocab
-    tables = {"embedding": Leaf((v, d), P(TENSOR, WEIGHTS), d**-0.5)}
+    tables = {"embedding": Parameter((v, d), P(TENSOR, WEIGHTS), d**-0.5)}
     if not model.tied:
-        tables["unembedding"] = Leaf((v, d), P(TENSOR, WEIGHTS), d**-0.5)
-    return {**tables, "layers": layer_leaves(model), "norm": Leaf((d,), P(None), None)}
+        tables["unembedding"] = Parameter((v, d), P(TENSOR, WEIGHTS), d**-0.5)
+    return {**tables, "layers": layer_leaves(model), "norm": Parameter((d,), P(None), None)}
 
 
-def layer_leaves(model: Model) -> dict[str, Leaf]:
+def layer_leaves(model: Model) -> dict[str, Parameter]:
     """One block's parameters, L of each. What writes to the residual stream starts smaller."""
     n_layers, d, f = model.layers, model.d_model, model.d_ff
     n, k, h = model.heads, model.kv_heads, model.head_dim
     into, out = d**-0.5, (2 * n_layers) ** -0.5
     block = {
-        "attention_norm": Leaf((n_layers, d), P(None, None), None),
-        "query": Leaf((n_layers, d, n, h), P(None, WEIGHTS, TENSOR, None), into),
-        "key": Leaf((n_layers, d, k, h), P(None, WEIGHTS, KV, None), into),
-        "value": Leaf((n_layers, d, k, h), P(None, WEIGHTS, KV, None), into),
-        "output": Leaf((n_layers, n, h, d), P(None, TENSOR, None, WEIGHTS), out * (n * h) ** -0.5),
-        "mlp_norm": Leaf((n_layers, d), P(None, None), None),
-        "up": Leaf((n_layers, d, f), P(None, WEIGHTS, TENSOR), into),
-        "down": Leaf((n_layers, f, d), P(None, TENSOR, WEIGHTS), out * f**-0.5),
+        "attention_norm": Parameter((n_layers, d), P(None, None), None),
+        "query": Parameter((n_layers, d, n, h), P(None, WEIGHTS, TENSOR, None), into),
+        "key": Parameter((n_layers, d, k, h), P(None, WEIGHTS, KV, None), into),
+        "value": Parameter((n_layers, d, k, h), P(None, WEIGHTS, KV, None), into),
+        "output": Parameter(
+            (n_layers, n, h, d), P(None, TENSOR, None, WEIGHTS), out * (n * h) ** -0.5
+        ),
+        "mlp_norm": Parameter((n_layers, d), P(None, None), None),
+        "up": Parameter((n_layers, d, f), P(None, WEIGHTS, TENSOR), into),
+        "down": Parameter((n_layers, f, d), P(None, TENSOR, WEIGHTS), out * f**-0.5),
     }
     if model.gated:
-        block["gate"] = Leaf((n_layers, d, f), P(None, WEIGHTS, TENSOR), into)
+        block["gate"] = Parameter((n_layers, d, f), P(None, WEIGHTS, TENSOR), into)
     return block
 
 
@@ -79,7 +81,7 @@ def _keys(key: jax.Array, count: int) -> Iterator[jax.Array]:
     return iter(jax.random.split(key, count))
 
 
-def _start(leaf: Leaf, dtype: jnp.dtype, key: jax.Array) -> jax.Array:
+def _start(leaf: Parameter, dtype: jnp.dtype, key: jax.Array) -> jax.Array:
     if leaf.deviation is None:
         return jnp.ones(leaf.shape, dtype)
     return (leaf.deviation * jax.random.normal(key, leaf.shape)).astype(dtype)

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
-from orchestrator.errors import Unservable
-from orchestrator.plan.cuts import ATTENTION_BLOCK
+from orchestrator.errors import SpecError
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from trainers.llama import zigzag
 
 LANES = 128
@@ -101,7 +101,7 @@ def _block(positions: int) -> int:
     """The largest block that divides them."""
     fitting = [size for size in range(LANES, ATTENTION_BLOCK + 1, LANES) if positions % size == 0]
     if not fitting:
-        raise Unservable(
+        raise SpecError(
             f"splash attention takes {LANES} positions at a time: {positions} a chip do not divide"
         )
     return fitting[-1]

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.plan import flops
-from orchestrator.stations.plan import Plan
+from orchestrator.types.plan import Plan
 from trainers.contract import Program
 from trainers.llama import optimizer, parameters, zigzag
 from trainers.llama.attention import attention

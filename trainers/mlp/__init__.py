@@ -16,7 +16,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from orchestrator.stations.plan import Plan
+from orchestrator.types.plan import Plan
 from trainers.contract import Program
 from trainers.mesh import mesh_of
 

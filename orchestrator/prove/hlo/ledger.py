@@ -11,12 +11,12 @@ import re
 from collections import defaultdict
 from functools import cached_property
 
-from orchestrator.prove.hlo.flow import Flow, Value
-from orchestrator.prove.hlo.liveness import Held, Peak
+from orchestrator.prove.hlo.buffer_liveness import LiveBuffer, Peak
+from orchestrator.prove.hlo.dataflow import Dataflow, Value
 from orchestrator.prove.hlo.program import Instruction
 from orchestrator.prove.hlo.shapes import Array
 from orchestrator.prove.hlo.sources import trainer_line
-from orchestrator.stations.proof import Buffer
+from orchestrator.types.proof import Buffer
 
 PARAMETERS, OPTIMIZER, STATE, BATCH = "parameters", "optimizer", "other state", "batch"
 COPIES, GRADIENTS, KEPT, WORKING = (
@@ -30,10 +30,10 @@ PLUMBING = {"broadcast_in_dim", "dynamic_slice", "dynamic_update_slice", "reshap
 CHANGES_NOTHING = frozenset({"convert"})
 
 
-class Ledger:
+class CompiledLedger:
     """What is held at the peak of a program with so many layers."""
 
-    def __init__(self, flow: Flow, peak: Peak, layers: int) -> None:
+    def __init__(self, flow: Dataflow, peak: Peak, layers: int) -> None:
         self.flow, self.peak, self.layers = flow, peak, layers
 
     def classes(self) -> dict[str, float]:
@@ -59,7 +59,7 @@ class Ledger:
                 return found
         return name
 
-    def class_of(self, held: Held) -> str:
+    def class_of(self, held: LiveBuffer) -> str:
         argument = self._argument(held).split(".")[0]
         if argument:
             return argument if argument in CLASSES else STATE
@@ -70,7 +70,7 @@ class Ledger:
             return GRADIENTS
         return KEPT if len(dimensions) > 1 and dimensions[0] == self.layers else WORKING
 
-    def name_of(self, held: Held) -> str:
+    def name_of(self, held: LiveBuffer) -> str:
         """An argument's path, or the trainer's line that makes what is in the buffer."""
         argument = self._argument(held)
         if argument:
@@ -92,22 +92,22 @@ class Ledger:
                 return f"{line} {operation}"
         return ""
 
-    def _instruction(self, held: Held) -> Instruction:
+    def _instruction(self, held: LiveBuffer) -> Instruction:
         return self.flow.program.computations[held.computation].instructions[held.instruction]
 
-    def _array(self, held: Held) -> Array:
+    def _array(self, held: LiveBuffer) -> Array:
         return self._instruction(held).arrays[held.element]
 
-    def _value(self, held: Held) -> Value:
+    def _value(self, held: LiveBuffer) -> Value:
         several = len(self._instruction(held).arrays) > 1
         return Value(held.computation, held.instruction, held.element if several else None)
 
-    def _argument(self, held: Held) -> str:
+    def _argument(self, held: LiveBuffer) -> str:
         instruction = self._instruction(held)
         is_entry = held.computation == self.flow.program.entry.name
         return _path(instruction) if is_entry and instruction.opcode == "parameter" else ""
 
-    def _is_copy(self, held: Held) -> bool:
+    def _is_copy(self, held: LiveBuffer) -> bool:
         """Whether the buffer holds a parameter and nothing else."""
         ends = map(self.flow.instruction, self.flow.ends(self._value(held), CHANGES_NOTHING))
         return all(_path(end).startswith(PARAMETERS) for end in ends)

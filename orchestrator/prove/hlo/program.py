@@ -91,7 +91,7 @@ class Computation:
 
 
 @dataclass(frozen=True)
-class Program:
+class HloProgram:
     """A module. `partitions` are the devices of one slice."""
 
     computations: dict[str, Computation]
@@ -103,7 +103,7 @@ class Program:
         return [self.computations[name] for name in instruction.called]
 
 
-def program_of(text: str) -> Program:
+def program_of(text: str) -> HloProgram:
     """Read a module's text."""
     lines = text.splitlines()
     computations, entry = {}, ""
@@ -111,7 +111,7 @@ def program_of(text: str) -> Program:
         computations[computation.name] = computation
         entry = computation.name if is_entry else entry
     partitions = re.search(r"\bnum_partitions=(\d+)", lines[0])
-    return Program(
+    return HloProgram(
         computations=computations,
         entry=computations[entry],
         partitions=int(partitions[1]) if partitions else 1,

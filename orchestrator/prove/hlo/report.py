@@ -3,32 +3,32 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from orchestrator.prove.compiled import PRODUCTS, REPEATED, Collective, Reading, Sent
+from orchestrator.prove.compiled import PRODUCTS, REPEATED, CompiledCollective, DcnSend, Reading
 from orchestrator.prove.hlo import dots, kernels
-from orchestrator.prove.hlo.crossings import crossed
-from orchestrator.prove.hlo.exchanges import Moved, moved
-from orchestrator.prove.hlo.flow import Flow
-from orchestrator.prove.hlo.groups import Mesh
-from orchestrator.prove.hlo.ledger import Ledger
-from orchestrator.prove.hlo.liveness import peak
-from orchestrator.prove.hlo.program import Program
-from orchestrator.prove.hlo.visits import Visit, visits
+from orchestrator.prove.hlo.buffer_liveness import peak
+from orchestrator.prove.hlo.collectives import CollectivePayload, moved
+from orchestrator.prove.hlo.dataflow import Dataflow
+from orchestrator.prove.hlo.dcn import crossed
+from orchestrator.prove.hlo.execution_counts import Visit, visits
+from orchestrator.prove.hlo.ledger import CompiledLedger
+from orchestrator.prove.hlo.program import HloProgram
+from orchestrator.prove.hlo.replica_groups import DeviceMesh
 
 AGAIN = ".remat"  # in the names of what the compiler itself computes twice, to save memory
 DTYPES = {"f32": "fp32"}  # as the Plan calls them
 
 
-def read(program: Program, mesh: Mesh, layers: int) -> Reading:
+def read(program: HloProgram, mesh: DeviceMesh, layers: int) -> Reading:
     """All of it, of a program with so many layers on that mesh."""
-    flow, every = Flow(program), list(visits(program))
-    ledger = Ledger(flow, peak(program), layers)
+    flow, every = Dataflow(program), list(visits(program))
+    ledger = CompiledLedger(flow, peak(program), layers)
     return Reading(
         live_bytes=ledger.classes(),
         peak_at=ledger.peak_at(),
         buffers=ledger.largest(),
         collectives=_collectives(one for visit in every for one in moved(flow, mesh, visit)),
         sent=tuple(
-            Sent(
+            DcnSend(
                 name=one.name,
                 kind=one.kind,
                 dtype=DTYPES.get(one.dtype, one.dtype),
@@ -48,13 +48,13 @@ def read(program: Program, mesh: Mesh, layers: int) -> Reading:
     )
 
 
-def _collectives(found: Iterable[Moved]) -> tuple[Collective, ...]:
+def _collectives(found: Iterable[CollectivePayload]) -> tuple[CompiledCollective, ...]:
     """Those alike added up."""
-    alike: dict[tuple[tuple[str, ...], str, str, str], list[Moved]] = defaultdict(list)
+    alike: dict[tuple[tuple[str, ...], str, str, str], list[CollectivePayload]] = defaultdict(list)
     for one in found:
         alike[one.axes, one.kind, DTYPES.get(one.dtype, one.dtype), one.executed_kind].append(one)
     return tuple(
-        Collective(
+        CompiledCollective(
             axes=axes,
             kind=kind,
             dtype=dtype,
@@ -67,7 +67,7 @@ def _collectives(found: Iterable[Moved]) -> tuple[Collective, ...]:
     )
 
 
-def _flops(program: Program, every: list[Visit]) -> dict[str, float]:
+def _flops(program: HloProgram, every: list[Visit]) -> dict[str, float]:
     """FLOPs of one device and step: matrix products, those the compiler repeats, each kernel."""
     repeated = {
         called

@@ -10,7 +10,7 @@ TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of a file, in a function."""
 
     file: str
@@ -27,7 +27,7 @@ class Sources:
     locations: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     frames: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def stack(self, frame: int | None) -> list[Place]:
+    def stack(self, frame: int | None) -> list[SourceLine]:
         """The calls that led to an instruction, the innermost first.
 
         A frame names its parent by the parent's number plus one; zero is no parent.
@@ -36,12 +36,12 @@ class Sources:
         while frame in self.frames:
             location, parent = self.frames[frame]
             file, function, line = self.locations[location]
-            places.append(Place(self.files[file], self.functions[function], line))
+            places.append(SourceLine(self.files[file], self.functions[function], line))
             frame = parent - 1 if parent > 1 else None
         return places
 
 
-def trainer_line(place: Place) -> str:
+def trainer_line(place: SourceLine) -> str:
     """`trainers/llama/collectives.py:62 (reduced)`; empty for a line of another package."""
     _, found, inside = place.file.rpartition("trainers/")
     function = place.function.replace("<locals>.", "")

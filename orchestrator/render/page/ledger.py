@@ -5,11 +5,11 @@ from orchestrator.render.page.bars import Bar, Mark, Segment, bars
 from orchestrator.render.page.html import Html, join, tag
 from orchestrator.render.page.roofline import kind_of
 from orchestrator.render.page.shown import Shown
-from orchestrator.render.resources import resource
+from orchestrator.render.resource_names import resource
 from orchestrator.render.text import seconds
 from orchestrator.report.gap import on_devices
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.report import Measured, Report
+from orchestrator.types.plan import Plan
+from orchestrator.types.report import Measurement, Report
 
 SMALL = 0.012  # resources below this share of the step share a bar
 
@@ -90,7 +90,7 @@ def expected(plan: Plan) -> list[Bar]:
     return [Bar(name="expected", kind="expected", segments=segments)] if segments else []
 
 
-def measured(found: Measured) -> Bar:
+def measured(found: Measurement) -> Bar:
     """The mean step, by what it waited for."""
     usual_s, slow_s = on_devices(found)
     segments = (

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from orchestrator.render.page.axes import Axis, logarithmic
 from orchestrator.render.page.html import Html
 from orchestrator.render.page.plots import Curve, Flag, Frame, plot
-from orchestrator.render.resources import resource
+from orchestrator.render.resource_names import resource
 from orchestrator.render.text import with_unit
-from orchestrator.stations.plan import Plan
+from orchestrator.types.plan import Plan
 
 # A resource that a step keeps busy for less than this share of its bound is not drawn.
 LEAST = 0.02

@@ -8,13 +8,13 @@ from orchestrator.render.page.roofline import roofline
 from orchestrator.render.page.shown import Shown
 from orchestrator.render.page.steps import steps
 from orchestrator.render.plan import amount, headline
-from orchestrator.render.resources import resource
+from orchestrator.render.resource_names import resource
 from orchestrator.render.runs import cause, elapsed
 from orchestrator.render.text import count, in_memory, percent, scaled, seconds, to_digits
-from orchestrator.stations.codec import short
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.report import Report
-from orchestrator.stations.run import Run
+from orchestrator.types.codec import short
+from orchestrator.types.plan import Plan
+from orchestrator.types.report import Report
+from orchestrator.types.run import Run
 
 
 def run_page(shown: Shown) -> str:

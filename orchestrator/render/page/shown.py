@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.proof import Proof
-from orchestrator.stations.report import Report
-from orchestrator.stations.run import Run, TimedStep
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.report import Report
+from orchestrator.types.run import Run, TimedStep
 
 
 @dataclass(frozen=True, kw_only=True)

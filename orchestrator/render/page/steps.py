@@ -8,7 +8,7 @@ from orchestrator.render.page.html import Html, join, tag
 from orchestrator.render.page.plots import Band, Curve, Frame, plot
 from orchestrator.render.page.shown import Shown
 from orchestrator.render.text import count, percent, seconds
-from orchestrator.stations.plan import Plan
+from orchestrator.types.plan import Plan
 
 MOST_POINTS = 240
 

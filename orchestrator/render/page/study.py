@@ -11,8 +11,8 @@ from orchestrator.render.page.ledger import expected, predicted
 from orchestrator.render.page.plots import Band, Curve, Frame, plot
 from orchestrator.render.study import SCALINGS, fused, title
 from orchestrator.render.text import count, percent, scaled, seconds
-from orchestrator.stations.plan import Plan
-from orchestrator.stations.study import Planned, StudyReport, TrialReport
+from orchestrator.types.plan import Plan
+from orchestrator.types.study import PlannedTrial, StudyReport, TrialReport
 
 # The colours of several series, the first also that of a single one.
 KINDS = ("measured", "matmul", "hbm", "ici", "dcn", "host")
@@ -120,7 +120,7 @@ def named(what: str, one: Series) -> str:
     return f"{what}, {one.name}" if one.name else what
 
 
-def predictions(one: Series, figure: Callable[[Planned, str], float]) -> list[Curve]:
+def predictions(one: Series, figure: Callable[[PlannedTrial, str], float]) -> list[Curve]:
     """What was predicted, where it may stand beside the measured."""
     known = [(t, t.predicted) for t in one.trials if t.predicted and not t.not_compared]
     if not known:

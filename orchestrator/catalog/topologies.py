@@ -1,0 +1,131 @@
+"""Catalog room: which slices of a chip exist, what they are called, which of their axes close."""
+
+import re
+from functools import cache
+from itertools import zip_longest
+from math import log, prod
+
+from orchestrator.catalog.chip import Chip, Topology
+from orchestrator.errors import SpecError, UnknownName
+
+Shape = tuple[int, ...]
+
+SHAPE = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,3}")
+NAME = re.compile(r"([a-z0-9-]+)-([1-9][0-9]{0,8})")
+NEAREST = 3
+
+
+def topology(chip: Chip, text: str) -> Topology:
+    """The slice that a shape (16x20x28) or an accelerator type (v5p-128) means."""
+    if SHAPE.fullmatch(text):
+        shape = tuple(map(int, text.split("x")))
+        fault = _fault(chip, shape)
+        if fault:
+            raise SpecError(f"{fault}; nearest: {', '.join(_near(chip, shape))}")
+    else:
+        shape = _named(chip, text)
+    return Topology(shape=shape, wraps=_wraps(chip, shape))
+
+
+def topologies(chip: Chip) -> tuple[str, ...]:
+    """Every slice of a chip that exists, smallest first."""
+    return tuple(map(_text, _shapes(chip)))
+
+
+def _fault(chip: Chip, shape: Shape) -> str | None:
+    """Why there is no such slice, or None."""
+    slices, text, chips = chip.slices, _text(shape), prod(shape)
+    if shape in slices.listed:
+        return None
+    if chip.switched and chips > chip.pod_chips.value:
+        most = f"{chip.pod_chips.value:,.0f} {chip.name} chips"
+        return f"{text} is {chips:,} chips, one NVLink domain has {most}: more are further pods"
+    if len(shape) != chip.torus_axes:
+        axes = f"{chip.torus_axes} dimension{'s' * (chip.torus_axes != 1)}"
+        return f"{chip.name} slices have {axes}, {text} has {len(shape)}"
+    if chips > chip.pod_chips.value:
+        return f"{text} is {chips:,} chips, {chip.name} pods have {chip.pod_chips.value:,.0f}"
+    if slices.cube is None:
+        return f"{text} is not among the {chip.name} slices: {', '.join(topologies(chip))}"
+    if any(length % slices.cube for length in shape):
+        cube, small = _text((slices.cube,) * len(shape)), ", ".join(map(_text, slices.listed))
+        return f"{text} is not whole {cube} cubes, as all {chip.name} slices are but {small}"
+    if list(shape) != sorted(shape):
+        return f"{chip.name} slices are written with ascending dimensions, {text} is not"
+    return None
+
+
+def _named(chip: Chip, text: str) -> Shape:
+    """The shape that an accelerator type stands for: the most cubic one of its chips."""
+    name = NAME.fullmatch(text)
+    if not name or name[1] not in chip.slices.names:
+        raise UnknownName(f"{chip.name} topology", text, _examples(chip))
+    named = int(name[2])
+    chips, rest = divmod(named, chip.slices.named_per_chip)
+    shape = None if rest else _most_cubic(chip, chips)
+    if shape is None:
+        nearest = ", ".join(_near_names(chip, name[1], named))
+        raise SpecError(f"no {chip.name} slice is called {text}; nearest: {nearest}")
+    return shape
+
+
+def _most_cubic(chip: Chip, chips: int) -> Shape | None:
+    """The slice of that many chips with the least sum of lengths: the one Google Cloud means."""
+    return min((shape for shape in _shapes(chip) if prod(shape) == chips), key=sum, default=None)
+
+
+def _wraps(chip: Chip, shape: Shape) -> tuple[bool, ...]:
+    slices = chip.slices
+    if slices.cube is not None:
+        return (all(length % slices.cube == 0 for length in shape),) * len(shape)
+    return tuple(length == slices.ring for length in shape)
+
+
+def _shapes(chip: Chip) -> tuple[Shape, ...]:
+    """Every slice that exists, smallest first."""
+    cube = chip.slices.cube
+    boxes = () if cube is None else _boxes(cube, int(chip.pod_chips.value))
+    return tuple(sorted({*chip.slices.listed, *boxes}, key=lambda shape: (prod(shape), shape)))
+
+
+@cache
+def _boxes(edge: int, most: int) -> tuple[Shape, ...]:
+    """The boxes of whole cubes, dimensions ascending, that have at most so many chips."""
+    cubes = most // edge**3
+    return tuple(
+        (a * edge, b * edge, c * edge)
+        for a in range(1, cubes + 1)
+        for b in range(a, cubes // a + 1)
+        for c in range(b, cubes // (a * b) + 1)
+    )
+
+
+def _near(chip: Chip, shape: Shape) -> list[str]:
+    """The slices next to a wish: in chips, then in shape, in whatever order it was written."""
+
+    def distance(other: Shape) -> tuple[float, float]:
+        chips = abs(log(prod(other)) - log(prod(shape)))
+        lengths = zip_longest(sorted(shape, reverse=True), sorted(other, reverse=True), fillvalue=1)
+        return chips, sum((log(a) - log(b)) ** 2 for a, b in lengths)
+
+    return list(map(_text, sorted(_shapes(chip), key=distance)[:NEAREST]))
+
+
+def _near_names(chip: Chip, name: str, named: int) -> list[str]:
+    """The accelerator types of that name next to a wish, in chips."""
+    counts = {prod(shape) * chip.slices.named_per_chip for shape in _shapes(chip)}
+    nearest = sorted(counts, key=lambda count: abs(log(count) - log(named)))[:NEAREST]
+    return [f"{name}-{count}" for count in sorted(nearest)]
+
+
+def _examples(chip: Chip) -> list[str]:
+    """What a message lists: the small slices, each doubling, the largest rented, the whole pod."""
+    pod = int(chip.pod_chips.value)
+    doublings = (_most_cubic(chip, 2**power) for power in range(pod.bit_length()))
+    shapes = {*chip.slices.listed, *doublings, chip.largest_slice, _most_cubic(chip, pod)} - {None}
+    known = [_text(shape) for shape in _shapes(chip) if shape in shapes]
+    return [*known, f"{chip.slices.names[0]}-{pod * chip.slices.named_per_chip}"]
+
+
+def _text(shape: Shape) -> str:
+    return "x".join(map(str, shape))

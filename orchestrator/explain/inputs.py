@@ -1,0 +1,135 @@
+"""Explain room: what a derivation starts from: the model, the batch, the slices and the rates."""
+
+from dataclasses import dataclass
+
+from orchestrator import catalog
+from orchestrator.catalog.chip import Chip, Quantity, Topology
+from orchestrator.plan.time import peak
+from orchestrator.types.explanation import Input
+from orchestrator.types.spec import Model, Spec
+
+MFU = 0.40  # what the book reckons with
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The figures of a chip that the bounds need, as one publisher has them."""
+
+    peak_flops_per_s: Quantity
+    link_bytes_per_s: Quantity
+    dcn_bytes_per_s: Quantity
+    hbm_bytes: Quantity
+
+
+@dataclass(frozen=True)
+class AxisCounts:
+    """Torus axes for the weights and for `tensor`; one that does not close counts half.
+
+    `shared` is one axis, or one switch, that both must use in turn.
+    """
+
+    weights: float
+    tensor: float
+    shared: bool
+
+    @property
+    def total(self) -> float:
+        return self.weights if self.shared else self.weights + self.tensor
+
+
+def book_rates(chip: Chip, dtype: str) -> Rates:
+    """The book's figures, and the vendor's where the book has none."""
+    vendor = vendor_rates(chip, dtype)
+    return Rates(
+        chip.book.get(f"peak_{dtype}_flops_per_s", vendor.peak_flops_per_s),
+        chip.book.get("ici_link_bytes_per_s", vendor.link_bytes_per_s),
+        chip.book.get("dcn_bytes_per_s", vendor.dcn_bytes_per_s),
+        chip.book.get("hbm_bytes", vendor.hbm_bytes),
+    )
+
+
+def vendor_rates(chip: Chip, dtype: str) -> Rates:
+    return Rates(peak(chip, dtype), chip.ici_link_bytes_per_s, chip.dcn_bytes_per_s, chip.hbm_bytes)
+
+
+def axes_of(chip: Chip, topology: Topology) -> AxisCounts | None:
+    """The first axis is for `tensor`, the others for the weights; None where there is no axis."""
+    lengths = zip(topology.shape, topology.wraps, strict=True)
+    counted = [1.0 if wraps or chip.switched else 0.5 for length, wraps in lengths if length > 1]
+    if not counted:
+        return None
+    if len(counted) == 1:
+        return AxisCounts(counted[0], counted[0], shared=True)
+    return AxisCounts(sum(counted[1:]), counted[0], shared=False)
+
+
+def everything_given(
+    spec: Spec, chip: Chip, topology: Topology, rates: Rates, mfu: float
+) -> tuple[Input, ...]:
+    """All symbols that a derivation starts from."""
+    experiment, pods = spec.experiment, spec.resources.pods.max
+    asked = (
+        Input(symbol="S", value=experiment.batch.length, meaning="tokens of a sequence"),
+        Input(symbol="sequences", value=experiment.batch.sequences, meaning="of a batch"),
+        Input(symbol="T", value=experiment.tokens, meaning="tokens to train on"),
+        Input(symbol="n", value=topology.chips, meaning=f"chips of a pod, {topology}"),
+        Input(symbol="pods", value=pods, meaning="slices, joined by DCN"),
+        Input(symbol="mfu", value=mfu, meaning="model FLOPs utilization, assumed"),
+    )
+    axes = counted(axes_of(chip, topology), chip.slices.source)
+    return (*shape_of(experiment.model), *asked, *figures_of(chip, rates), *axes)
+
+
+def shape_of(model: Model) -> tuple[Input, ...]:
+    """The model's dimensions under the book's letters."""
+    source = source_of(model)
+    letters = (
+        ("L", model.layers, "layers"),
+        ("D", model.d_model, "d_model"),
+        ("F", model.d_ff, "d_ff"),
+        ("N", model.heads, "heads"),
+        ("K", model.kv_heads, "kv heads"),
+        ("H", model.head_dim, "head dim"),
+        ("V", model.vocab, "vocabulary"),
+    )
+    return tuple(
+        Input(symbol=symbol, value=value, meaning=meaning, source=source)
+        for symbol, value, meaning in letters
+    )
+
+
+def source_of(model: Model) -> str | None:
+    """Where a model's shape was published, if it is one of the catalog's."""
+    known = model.name in catalog.models() and catalog.model(model.name) == model
+    return catalog.model_source(model.name) if known else None
+
+
+def figures_of(chip: Chip, rates: Rates) -> tuple[Input, ...]:
+    link = "all links" if chip.switched else "one link"
+    return (
+        figure("C", rates.peak_flops_per_s, "peak FLOP/s of a chip"),
+        figure("w", rates.link_bytes_per_s, f"bytes/s of {link}, one way"),
+        figure("W_dcn", rates.dcn_bytes_per_s, "bytes/s of DCN a chip"),
+        figure("HBM", rates.hbm_bytes, "bytes of a chip"),
+    )
+
+
+def figure(symbol: str, quantity: Quantity, meaning: str) -> Input:
+    return Input(symbol=symbol, value=quantity.value, meaning=meaning, source=quantity.source)
+
+
+def counted(axes: AxisCounts | None, source: str) -> tuple[Input, ...]:
+    """The torus axes as the bounds count them."""
+    if axes is None:
+        return ()
+    half = ", one that is no ring as half" if axes.total % 1 or axes.tensor < 1 else ""
+    meanings = [("M", axes.total, f"axes{half}")]
+    if not axes.shared:
+        meanings += [
+            ("M_X", axes.weights, "of them for the weights"),
+            ("M_Y", axes.tensor, "of them for tensor"),
+        ]
+    return tuple(
+        Input(symbol=symbol, value=value, meaning=meaning, source=source)
+        for symbol, value, meaning in meanings
+    )

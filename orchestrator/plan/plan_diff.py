@@ -1,0 +1,125 @@
+"""Plan room: two plans held side by side. Pure."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any, Literal
+
+from orchestrator.types.plan import MeshAxis, Plan
+from orchestrator.types.plan_diff import KeyDiff, LineDiff, PlanDiff, PlanReference
+from orchestrator.types.spec import Spec
+
+SCHEMA = 1
+# What a plan decides. What it repeats from its spec is told once, there.
+DECIDED = ("batch", "chips", "devices", "gradient_reduction", "hosts", "mesh", "remat")
+# What a spec says of itself and not of the plan.
+UNPLANNED = ("name", "overrides", "run", "cluster", "tracking")
+FIGURES = (
+    "memory_bytes_per_device", "hbm_bytes_per_device", "fits", "step_s", "mfu", "mfu_6p",
+    "tokens_per_s", "days", "chip_hours", "dollars", "dollars_per_chip_hour", "goodput",
+)  # fmt: skip
+
+SUM = "sum"  # the line that ends a phase
+
+Pair = tuple[Plan, Plan]
+Lines = dict[tuple[str, str], float]
+
+
+def beside(specs: tuple[Spec, Spec], plans: Pair) -> PlanDiff:
+    """What differs between two plans, and what that does to each line of their forecasts."""
+    first, second = plans
+    figures = [_flat({key: asdict(p.forecast)[key] for key in FIGURES}) for p in plans]
+    return PlanDiff(
+        schema=SCHEMA,
+        plans=(_named(first), _named(second)),
+        asked=differing(*(_asked(spec) for spec in specs)),
+        decided=differing(*(_decided(plan) for plan in plans)),
+        memory=_merged("bytes", *(_memory(plan) for plan in plans)),
+        time=_merged("s", *(_time(plan) for plan in plans)),
+        figures=tuple(_pairs(*figures)),
+        bounds=(first.forecast.bound, second.forecast.bound),
+    )
+
+
+def differing(first: dict[str, Any], second: dict[str, Any]) -> tuple[KeyDiff, ...]:
+    """The keys whose values are not the same, in their order."""
+    return tuple(pair for pair in _pairs(first, second) if pair.first != pair.second)
+
+
+def _pairs(first: dict[str, Any], second: dict[str, Any]) -> Iterator[KeyDiff]:
+    for key in dict.fromkeys([*first, *second]):
+        yield KeyDiff(key=key, first=first.get(key), second=second.get(key))
+
+
+def _named(plan: Plan) -> PlanReference:
+    return PlanReference(
+        name=plan.name,
+        digest=plan.digest,
+        spec_digest=plan.spec_digest,
+        overrides=plan.overrides,
+    )
+
+
+def _asked(spec: Spec) -> dict[str, Any]:
+    """What a spec asks for; as many pods at least as at most are one number."""
+    fields = asdict(spec)
+    pods = spec.resources.pods
+    if pods.min == pods.max:
+        fields["resources"]["pods"] = pods.max
+    return _flat({key: fields[key] for key in fields if key not in UNPLANNED})
+
+
+def _decided(plan: Plan) -> dict[str, Any]:
+    fields = asdict(plan)
+    decided = _flat({key: fields[key] for key in DECIDED})
+    torus = {f"{axis.name} lies on": lies_on(axis) for axis in plan.axes if axis.spans}
+    asked = ("batch.asked_sequences", "batch.length")
+    return {key: decided[key] for key in decided if key not in asked} | torus
+
+
+def lies_on(axis: MeshAxis) -> str:
+    """The torus axes of a mesh axis, each with its stride where it has one: `y/4 z/4`."""
+    return " ".join(s.torus + (f"/{s.stride}" if s.stride > 1 else "") for s in axis.spans)
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Every value of nested mappings under its dotted key."""
+    if not isinstance(value, dict):
+        return {path: value}
+    inside = [_flat(value[key], f"{path}.{key}" if path else key) for key in value]
+    return {key: one[key] for one in inside for key in one}
+
+
+def _memory(plan: Plan) -> Lines:
+    lines: Lines = {}
+    for phase in plan.forecast.memory:
+        lines |= _summed((phase.name, line.name, line.value) for line in phase.lines)
+        lines[phase.name, SUM] = phase.bytes
+    return lines
+
+
+def _time(plan: Plan) -> Lines:
+    return _summed((line.resource or "", line.name, line.value) for line in plan.forecast.time)
+
+
+def _summed(entries: Iterable[tuple[str, str, float]]) -> Lines:
+    lines: Lines = {}
+    for part, name, value in entries:
+        lines[part, name] = lines.get((part, name), 0.0) + value
+    return lines
+
+
+def _merged(unit: Literal["bytes", "s"], first: Lines, second: Lines) -> tuple[LineDiff, ...]:
+    """Both ledgers as one, part by part in the order in which the parts appear."""
+    keys = dict.fromkeys([*first, *second])
+    parts = list(dict.fromkeys(part for part, _ in keys))
+    ordered = sorted(keys, key=lambda key: (parts.index(key[0]), key[1] == SUM))
+    return tuple(
+        LineDiff(
+            name=name,
+            part=part,
+            unit=unit,
+            first=first.get((part, name)),
+            second=second.get((part, name)),
+        )
+        for part, name in ordered
+    )

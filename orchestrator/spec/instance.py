@@ -1,0 +1,107 @@
+"""Spec room: nodes and contract to JSON values, as an editor with the same contract sees them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.spec import schema as contracts
+from orchestrator.spec.messages import hint, likely, may_mean_either, must, shown
+from orchestrator.spec.nodes import Broken, Mapping, Node, Scalar, Sequence
+from orchestrator.spec.problem import Problem, SpecPosition
+from orchestrator.spec.scalars import Value, ambiguous, as_written
+from orchestrator.spec.schema import Schema
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of a spec: where it stands, what it holds, what it may hold (None: unknown)."""
+
+    key_place: SpecPosition
+    node: Node
+    schema: Schema | None
+
+
+@dataclass
+class SpecInstance:
+    """A spec as JSON values; `spoiled` are the paths whose values are wrong, and None here."""
+
+    value: Any = None
+    fields: dict[Path, Field] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    spoiled: set[Path] = field(default_factory=set)
+
+    def is_spoiled(self, path: Path) -> bool:
+        return any(path[:length] in self.spoiled for length in range(len(path) + 1))
+
+    def spoil(self, path: Path, problem: Problem) -> None:
+        """Tell what is wrong with a value; once it is told, the value counts as absent."""
+        self.spoiled.add(path)
+        here = self.fields.get(path)
+        if here and isinstance(here.node, Scalar) and (here.schema or {}).get("writeOnly"):
+            place, quotes = here.node.place, 0 if here.node.plain else 2
+            place.source.hidden.append((place.line, place.col, len(here.node.text) + quotes))
+        self.problems.append(problem)
+
+
+def written(root: Node, contract: Schema | None = None) -> SpecInstance:
+    """What a file says, key by key; it is a spec unless another contract is given."""
+    found = SpecInstance()
+    schema = contracts.contract() if contract is None else contract
+    found.value = _value(found, (), Field(root.place, root, schema))
+    return found
+
+
+def _value(found: SpecInstance, path: Path, here: Field) -> Any:
+    found.fields[path] = here
+    node, schema = here.node, here.schema
+    if isinstance(node, Broken):
+        found.spoiled.add(path)
+    if isinstance(node, Broken) or schema is None:
+        return None
+    if isinstance(node, Scalar):
+        return _scalar(found, path, here, node)
+    index = contracts.chosen(schema, node)
+    if index is None:
+        return [] if isinstance(node, Sequence) else {}
+    inside = contracts.alternatives(schema)[index]
+    if isinstance(node, Mapping):
+        return _members(found, path, node, inside)
+    item = contracts.resolved(inside["items"])
+    fields = [Field(one.place, one, item) for one in node.items]
+    return [_value(found, (*path, i), one) for i, one in enumerate(fields)]
+
+
+def _members(found: SpecInstance, path: Path, node: Mapping, inside: Schema) -> dict[str, Any]:
+    return {
+        key: _value(
+            found,
+            (*path, key),
+            Field(entry.key_place, entry.node, contracts.member(inside, key)),
+        )
+        for key, entry in node.entries.items()
+    }
+
+
+def _scalar(found: SpecInstance, path: Path, here: Field, node: Scalar) -> Value | None:
+    schema = here.schema or {}
+    types = contracts.scalar_types(schema)
+    value = as_written(node.text, types) if node.plain else node.text
+    right = hint(path, schema, node)
+    if node.empty:
+        message = "is empty"
+    elif not node.text.isprintable():
+        message = "has line breaks or unprintable characters"
+    elif node.plain and may_mean_either(types) and ambiguous(node.text, value):
+        message = f"is {shown(node, schema)}, which may be read in two ways"
+        meant = likely(schema, node)
+        right = f'write {f"{meant}, or " if meant else ""}"{node.text}" if it is text'
+    else:
+        return value
+    found.spoil(path, node.place.problem(dotted(path), f"{message}, must be {must(schema)}", right))
+    return None
+
+
+def dotted(path: Path) -> str:
+    """A path as people write it."""
+    return ".".join(map(str, path))

@@ -1,0 +1,74 @@
+"""Spec room: what a spec means, key by key: base units, defaults filled in, wrong values absent."""
+
+from typing import Any
+
+from orchestrator.spec import schema as contracts
+from orchestrator.spec.instance import Path, SpecInstance, dotted
+from orchestrator.spec.messages import hint
+from orchestrator.spec.problem import SpecPosition
+from orchestrator.spec.scalars import Misread, meaning
+from orchestrator.spec.schema import Schema
+
+ABSENT = object()
+
+
+class SpecRequest:
+    """A judged spec, in meanings. Checks read it, and place their problems in its text."""
+
+    def __init__(self, spec: SpecInstance) -> None:
+        self._spec = spec
+        self.values = _meanings(spec, spec.value, ())
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of a dotted key, or its default; None where it is wrong or has neither."""
+        path = tuple(key.split("."))
+        if self._spec.is_spoiled(path):
+            return None
+        value = self.values
+        for part in path:
+            value = value.get(part, ABSENT) if isinstance(value, dict) else ABSENT
+        return default(contracts.field(path) or {}) if value is ABSENT else value
+
+    def tell(self, key: str, message: str, hint: str) -> None:
+        """Add a problem of a dotted key."""
+        path = tuple(key.split("."))
+        self._spec.spoil(path, self.place(path).problem(key, message, hint))
+
+    def place(self, path: Path) -> SpecPosition:
+        """Where a value stands, or would stand: at the nearest key above it."""
+        fields = self._spec.fields
+        if path in fields:
+            return fields[path].node.place
+        above = next(path[:n] for n in range(len(path) - 1, -1, -1) if path[:n] in fields)
+        return fields[above].key_place
+
+
+def default(schema: Schema) -> Any:
+    """What a key means that is left out; None when it has no default."""
+    value = schema.get("default")
+    return meaning(value, contracts.kind(schema)) if isinstance(value, str) else value
+
+
+def _meanings(spec: SpecInstance, value: Any, path: Path) -> Any:
+    """A value without its spoiled parts, every number and share as a number."""
+    if isinstance(value, dict):
+        inside = {key: (*path, key) for key in value}
+        return {
+            key: _meanings(spec, value[key], inside[key])
+            for key in value
+            if not spec.is_spoiled(inside[key])
+        }
+    if isinstance(value, list):
+        return [_meanings(spec, one, (*path, i)) for i, one in enumerate(value)]
+    return _meaning(spec, value, path)
+
+
+def _meaning(spec: SpecInstance, value: Any, path: Path) -> Any:
+    here = spec.fields[path]
+    schema = here.schema or {}
+    try:
+        return meaning(value, contracts.kind(schema))
+    except Misread as error:
+        right = hint(path, schema)
+        spec.spoil(path, here.node.place.problem(dotted(path), str(error), right))
+        return None

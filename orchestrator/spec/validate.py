@@ -1,0 +1,106 @@
+"""Spec room: what the contract says about a spec. The only file that validates.
+
+`jsonschema` finds what is wrong; here it is put into words, at its place in the text.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jsonschema import Draft202012Validator, ValidationError
+
+from orchestrator.spec import schema as contracts
+from orchestrator.spec.instance import Field, Path, SpecInstance, dotted
+from orchestrator.spec.messages import hint, key_hint, meant_key, must, shown
+from orchestrator.spec.nodes import Scalar
+from orchestrator.spec.problem import Problem, shortened
+
+Told = tuple[Path, Problem]
+
+
+def judge(spec: SpecInstance, validator: Draft202012Validator | None = None) -> None:
+    """Add every breach of the contract to a spec's problems."""
+    for error in (validator or contracts.validator()).iter_errors(spec.value):
+        for path, problem in _told(spec, error):
+            if not spec.is_spoiled(path):
+                spec.spoil(path, problem)
+
+
+def _told(spec: SpecInstance, error: ValidationError) -> Iterator[Told]:
+    path: Path = tuple(error.absolute_path)
+    here, instance, schema = spec.fields[path], _any(error.instance), _any(error.schema)
+    if "propertyNames" in error.relative_schema_path:
+        yield _illegal_name(spec, path, instance)
+    elif error.validator == "anyOf":
+        yield from _told_of_chosen(spec, path, error)
+    elif error.validator == "additionalProperties":
+        known = list(schema["properties"])
+        yield from (_unknown(spec, path, key, known) for key in instance if key not in known)
+    elif error.validator == "required":
+        yield from (_missing(path, here, key, schema) for key in _forgotten(schema, instance))
+    elif error.validator == "uniqueItems":
+        yield from _repeated(spec, path, instance)
+    else:
+        yield _illegal(path, here)
+
+
+def _any(value: object) -> Any:
+    """What `jsonschema` types as possibly unset, and always sets on the errors it finds."""
+    return value
+
+
+def _told_of_chosen(spec: SpecInstance, path: Path, error: ValidationError) -> Iterator[Told]:
+    """What is wrong with the alternative that was meant, when a mapping or list shows which."""
+    here = spec.fields[path]
+    index = contracts.chosen(here.schema or {}, here.node)
+    if index is None:
+        yield _illegal(path, here)
+        return
+    for inner in error.context or ():
+        if inner.relative_schema_path[0] == index:
+            yield from _told(spec, inner)
+
+
+def _illegal(path: Path, here: Field) -> Told:
+    schema = here.schema or {}
+    message = f"is {shown(here.node, schema)}, must be {must(schema)}"
+    return path, here.node.place.problem(dotted(path), message, hint(path, schema, here.node))
+
+
+def _unknown(spec: SpecInstance, path: Path, key: str, known: list[str]) -> Told:
+    inside = (*path, key)
+    message = f"is unknown, must be one of {', '.join(known)}"
+    place = spec.fields[inside].key_place
+    name = dotted((*path, shortened(key)))
+    return inside, place.problem(name, message, key_hint(key, known))
+
+
+def _missing(path: Path, here: Field, key: str, schema: contracts.Schema) -> Told:
+    inside = (*path, key)
+    wanted = contracts.member(schema, key) or {}
+    message = f"is missing, must be {must(wanted)}"
+    return inside, here.key_place.problem(dotted(inside), message, hint(inside, wanted))
+
+
+def _forgotten(schema: contracts.Schema, instance: dict[str, Any]) -> list[str]:
+    """The keys that are missing, but for those that an unknown key was meant to be."""
+    known = list(schema["properties"])
+    meant = {meant_key(key, known) for key in instance if key not in known}
+    return [key for key in schema["required"] if key not in instance and key not in meant]
+
+
+def _illegal_name(spec: SpecInstance, path: Path, name: str) -> Told:
+    inside = (*path, name)
+    wanted = contracts.resolved((spec.fields[path].schema or {})["propertyNames"])
+    message = f"is no legal key, must be {must(wanted)}"
+    place = spec.fields[inside].key_place
+    right = hint((), wanted, Scalar(place, name, plain=True))
+    return inside, place.problem(dotted((*path, shortened(name))), message, right)
+
+
+def _repeated(spec: SpecInstance, path: Path, items: list[object]) -> Iterator[Told]:
+    for index, item in enumerate(items):
+        inside = (*path, index)
+        if item in items[:index]:
+            here = spec.fields[inside]
+            message = f"is {shown(here.node, here.schema or {})}, must be given once"
+            yield inside, here.node.place.problem(dotted(inside), message, "remove it")

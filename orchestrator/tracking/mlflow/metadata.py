@@ -1,0 +1,167 @@
+"""Record room: what is said of a run beside its numbers: tags, a note, its files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import JournalUnreadable
+from orchestrator.journal import Journal
+from orchestrator.journal.logs import logs_of
+from orchestrator.journal.run_status import after, first_line
+from orchestrator.tracking.mlflow import params
+from orchestrator.tracking.mlflow.metrics import MetricPoint, of_plan, of_proof
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import LIVE, Run
+
+# Tags that this room reads again.
+RUN_ID, STEPS_RECORDED = "orch.id", "orch.steps_recorded"
+DESCRIBED, ARTIFACTS = "orch.described", "orch.artifacts"
+NOTE, PARENT, COMMIT = "mlflow.note.content", "mlflow.parentRunId", "mlflow.source.git.commit"
+LONGEST_TAG = 8_000
+MOST_RANKS = 8
+REPORT = "report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """All that is said of a run once, and again when it changes."""
+
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    points: tuple[MetricPoint, ...]
+
+    @property
+    def digest(self) -> str:
+        return codec.digest(self)
+
+
+def description(journal: Journal, run: Run, parent: str | None) -> Description:
+    """What is known of a run now; `parent` is the MLflow run of its study. A plan or proof that
+    cannot be read is left out.
+    """
+    plans = {one.number: plan_of(journal, one.plan_digest) for one in run.attempts}
+    first = plan_of(journal, run.plan_digest if not run.attempts else run.attempts[0].plan_digest)
+    points = of_plan(first, run.submitted_at_s, 0) if first else []
+    for attempt in run.attempts[1:]:
+        plan = plans[attempt.number]
+        if plan and plan != plans[attempt.number - 1]:
+            points += of_plan(plan, attempt.started_at_s, attempt.number - 1)
+    proof = proof_of(journal, run)
+    if proof:
+        points += of_proof(proof, run.submitted_at_s)
+    return Description(
+        params=params.params(journal.spec()),
+        tags=_tags(run, parent, plan_of(journal, run.plan_digest), proof),
+        points=tuple(points),
+    )
+
+
+def plan_of(journal: Journal, digest: str) -> Plan | None:
+    try:
+        return journal.plan(digest)
+    except JournalUnreadable:
+        return None
+
+
+def proof_of(journal: Journal, run: Run) -> Proof | None:
+    """The proof of the run's plan; that of the plan it rehearses, for a rehearsal."""
+    try:
+        return journal.proof(run.rehearses or run.plan_digest)
+    except JournalUnreadable:
+        return None
+
+
+def _tags(run: Run, parent: str | None, plan: Plan | None, proof: Proof | None) -> dict[str, str]:
+    tags = {
+        "orch.run": run.run,
+        "orch.kind": "rehearsal" if run.rehearsal else "real",
+        "orch.state": run.state,
+        "orch.why": first_line(run.why),
+        "orch.attempts": str(len(run.attempts)),
+        "orch.spec_digest": run.spec_digest,
+        "orch.plan_digest": run.plan_digest,
+        "orch.rehearses": run.rehearses or "",
+        "orch.journal": run.journal,
+        "orch.study": run.study or "",
+        PARENT: parent or "",
+        NOTE: note(run, plan, proof),
+    }
+    if plan:
+        tags |= {
+            "orch.chip": plan.chip,
+            "orch.topology": plan.topology,
+            "orch.mesh": ", ".join(f"{axis} {size}" for axis, size in plan.mesh.items()),
+            "orch.remat": plan.remat,
+            "orch.mfu_definition": plan.forecast.mfu_definition,
+        }
+    tags |= {f"orch.environment.{name}": value for name, value in run.environment.items()}
+    if commit := run.environment.get("git_commit"):
+        tags[COMMIT] = commit
+    return {name: _fitting(text) for name, text in tags.items() if text}
+
+
+def _fitting(text: str) -> str:
+    """A tag as MLflow takes it; one that is too long says so, and the journal has it whole."""
+    said = " ... (cut here; the journal has it whole)"
+    return text if len(text) <= LONGEST_TAG else text[: LONGEST_TAG - len(said)] + said
+
+
+def note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
+    """The run in a few lines, as MLflow shows them on its page."""
+    lines = [f"**{run.run}** {run.state}: {run.steps_done:,} of {run.steps:,} steps."]
+    if run.rehearsal:
+        lines.append("A rehearsal: a small copy, on this machine's CPU devices.")
+    if run.state not in LIVE and (said := run.why or after(run.attempts)):
+        lines.append(f"Why: {first_line(said)}")
+    if plan:
+        mfu, step_s = plan.forecast.mfu.roofline, plan.forecast.step_s.lower
+        whose = ", of chips: not what CPU devices do" if run.rehearsal else ""
+        if run.rehearsal and plan.chip_profile:
+            whose = ", on what this machine was measured to reach"
+        lines.append(
+            f"Plan {codec.short(plan.digest)}: {plan.model.name} on {plan.pods} pods of"
+            f" {plan.topology}, {plan.chips:,} {plan.chip} chips. Roofline MFU {mfu * 100:.1f} %,"
+            f" {step_s:.4g} s a step at least{whose}."
+        )
+    if run.recent:
+        shown = "" if run.recent.mfu is None else f", MFU {run.recent.mfu * 100:.1f} %"
+        lines.append(f"Measured: {run.recent.step_s:.4g} s a step{shown}.")
+    if proof:
+        peak, allowed = proof.peak_hbm_bytes_per_device, proof.hbm_bytes_per_device
+        verdict = "fits" if proof.fits else "does not fit"
+        lines.append(f"Compiled: {verdict}, {peak / 2**30:.2f} of {allowed / 2**30:.2f} GiB.")
+    lines.append(f"Journal: `{run.journal}`, read by `orch status {run.run}`")
+    return "\n\n".join(lines)
+
+
+def artifacts(journal: Journal, run: Run) -> dict[str, Path]:
+    """The files that are kept with the run, by the name they get there; logs once it has ended.
+
+    What else belongs to a run, a report for one, is found among its documents.
+    """
+    places = journal.places
+    found = {params.ARTIFACT: places.spec, REPORT: journal.path / REPORT}
+    for folder in (places.plans, places.proofs, places.documents):
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        found |= {f"{folder.name}/{path.name}": path for path in files if _is_whole(path)}
+    if run.state not in LIVE:
+        for attempt in run.attempts:
+            for log in logs_of(journal.path, run, attempt=attempt.number)[: MOST_RANKS + 1]:
+                found[f"logs/{_log_name(log.path, log.attempt)}"] = log.path
+    return {name: path for name, path in found.items() if path.is_file()}
+
+
+def _is_whole(path: Path) -> bool:
+    return path.is_file() and not path.name.startswith(".")
+
+
+def _log_name(path: Path, attempt: int | None) -> str:
+    return path.name if attempt is None else f"attempt-{attempt}-{path.name}"
+
+
+def changed(files: Mapping[str, Path]) -> str:
+    """What tells whether files have to be kept again: a digest of their names, sizes and times."""
+    seen = {name: (path.stat().st_size, path.stat().st_mtime_ns) for name, path in files.items()}
+    return codec.digest(seen)

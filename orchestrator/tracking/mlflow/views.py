@@ -1,0 +1,187 @@
+"""Record room: the comparison views of `dashboards/views.json`, as the MLflow UI keeps them.
+
+A view is a tag of an experiment, in a format that is MLflow's own affair and may change with it:
+its version is pinned, a browser test opens the views, and without them nothing else is lost.
+"""
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlencode
+
+import msgspec
+
+from orchestrator.tracking.mlflow.store import NotRecorded, Store
+from orchestrator.types.tracking import ViewLink
+
+SHIPPED = Path(__file__).parents[2] / "dashboards" / "views.json"
+TAG = "mlflow.sharedViewState."
+LONGEST_TAG = 20_000
+MOST_COLUMNS = 2
+# The sections that MLflow makes by itself, of every metric, stay closed below a view's own.
+MADE_BY_MLFLOW = ("learning", "perf", "plan", "predicted", "proof", "summary", "trainer")
+# What MLflow always has, and wants last.
+OF_MLFLOW = ("MODEL_METRICS", "SYSTEM_METRICS")
+
+
+class Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Metrics over the steps as `lines`, as `bars` of each run, or a point of each run at `x`, `y`.
+
+    MLflow names a chart after its metrics, whatever title it is given: the words stand above it.
+    """
+
+    lines: list[str] = []
+    bars: list[str] = []
+    x: str | None = None
+    y: str | None = None
+    scale: Literal["linear", "log"] = "linear"
+
+    @property
+    def metrics(self) -> list[str]:
+        return [*self.lines, *self.bars, *(name for name in (self.x, self.y) if name)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Charts side by side, under words that say what they show."""
+
+    name: str
+    charts: list[Chart]
+
+
+class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sections under one name."""
+
+    name: str
+    sections: list[Section]
+
+    @property
+    def key(self) -> str:
+        """What the view is called in links."""
+        return "orch-" + self.name.lower().replace(" ", "-")
+
+    @property
+    def charts(self) -> list[Chart]:
+        return [chart for section in self.sections for chart in section.charts]
+
+
+class Views(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file."""
+
+    views: list[View]
+
+
+def views() -> list[View]:
+    """The views that are shipped."""
+    return msgspec.json.decode(SHIPPED.read_bytes(), type=Views).views
+
+
+def set_views(store: Store, shipped: list[View]) -> None:
+    """Keep the views in an experiment; those of an earlier orch are replaced."""
+    for view in shipped:
+        text = json.dumps(kept(view))
+        if len(text) > LONGEST_TAG:
+            raise NotRecorded(f"view {view.name!r}: {len(text):,} characters, over {LONGEST_TAG:,}")
+        store.set_experiment_tag(TAG + view.key, text)
+
+
+def links(server: str, experiment: str, shipped: list[View]) -> list[ViewLink]:
+    """Where the views of an experiment open."""
+    return [ViewLink(name=view.name, url=link(server, experiment, view)) for view in shipped]
+
+
+def link(server: str, experiment: str, view: View) -> str:
+    asked = {
+        "viewStateShareKey": view.key,
+        "compareRunsMode": "CHART",
+        "workflowType": "machine_learning",
+    }
+    return f"{server}/#/experiments/{experiment}/runs?{urlencode(asked)}"
+
+
+def kept(view: View) -> dict[str, Any]:
+    """A view as MLflow's page reads it."""
+    return {"name": view.name, "createdAt": 0, "state": json.dumps(state(view))}
+
+
+def state(view: View) -> dict[str, Any]:
+    """What the page shows: our sections open, those that MLflow makes closed. Ordered by a metric,
+    or the runs of studies would be folded away below their parents.
+    """
+    keys = {one.name: identity(f"{view.name}: {one.name}") for one in view.sections}
+    sections = [
+        section(one.name, keys[one.name], shown=True)
+        | {"columns": min(len(one.charts), MOST_COLUMNS)}
+        for one in view.sections
+    ]
+    sections += [section(name, identity(name), shown=False) for name in MADE_BY_MLFLOW + OF_MLFLOW]
+    cards = [card(chart, keys[one.name]) for one in view.sections for chart in one.charts]
+    return {
+        "orderByKey": "metrics.`plan/pods`",
+        "orderByAsc": True,
+        "searchFilter": "",
+        "lifecycleFilter": "Active",
+        "startTime": "ALL",
+        "datasetsFilter": [],
+        "selectedColumns": [],
+        "runsExpanded": {},
+        "runsPinned": [],
+        "runsHidden": [],
+        "runsHiddenMode": "FIRST_20_RUNS",
+        "viewMaximized": False,
+        "runListHidden": False,
+        "isAccordionReordered": True,
+        "hideEmptyCharts": True,
+        "groupBy": None,
+        "compareRunSections": sections,
+        "compareRunCharts": cards,
+    }
+
+
+def section(name: str, key: str, *, shown: bool) -> dict[str, Any]:
+    return {
+        "uuid": key,
+        "name": name,
+        "display": shown,
+        "isReordered": shown,
+        "deleted": False,
+        "isGenerated": not shown,
+    }
+
+
+def card(chart: Chart, section_key: str) -> dict[str, Any]:
+    """One chart."""
+    shared = {
+        "uuid": identity(f"{section_key}: {', '.join(chart.metrics)}"),
+        "metricSectionId": section_key,
+        "deleted": False,
+        "isGenerated": False,
+        "runsCountToCompare": 20,
+    }
+    if chart.lines:
+        return shared | {
+            "type": "LINE",
+            "metricKey": chart.lines[0],
+            "selectedMetricKeys": chart.lines,
+            "xAxisKey": "step",
+            "scaleType": chart.scale,
+            "lineSmoothness": 0,
+            "displayPoints": False,  # or the dashes of a second line are not seen
+        }
+    if chart.bars:
+        return shared | {
+            "type": "BAR",
+            "metricKey": chart.bars[0],
+            "selectedMetricKeys": chart.bars,
+        }
+    axes = {"xaxis": axis(chart.x), "yaxis": axis(chart.y)}
+    return shared | {"type": "SCATTER", **axes}
+
+
+def axis(metric: str | None) -> dict[str, Any]:
+    return {"type": "METRIC", "key": metric}
+
+
+def identity(name: str) -> str:
+    """The same name is the same id, so that setting a view again changes nothing."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"orch:{name}"))

@@ -1,0 +1,212 @@
+"""Station Plan: what will be done, and its Forecast. Plain values, no jax objects."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.types.spec import DataSource, Model, Optimizer, Precision
+
+Link = Literal["dcn", "ici"]
+CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce"]
+AXES = ("pods", "data", "fsdp", "sequence", "tensor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorusSpan:
+    """The part of a mesh axis, or of a group of them, that lies on one torus axis.
+
+    Devices `stride` apart along `torus` are neighbours. A `ring` uses both directions; a stride
+    above one shares every link with `stride - 1` interleaved groups.
+    """
+
+    torus: str
+    size: int
+    stride: int
+    ring: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshAxis:
+    """One mesh axis and where it lies. `pods` lies on no torus axis: its link is dcn."""
+
+    name: str
+    size: int
+    link: Link
+    spans: tuple[TorusSpan, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceGroup:
+    """The devices that a collective over some mesh axes joins, and the rate each of them gets."""
+
+    axes: tuple[str, ...]
+    size: int
+    link: Link
+    spans: tuple[TorusSpan, ...]
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """What one device exchanges in one step: logical payload, before padding or replacement."""
+
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    link: Link
+    dtype: str
+    bytes_per_step: float
+    calls_per_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerLine:
+    """One line of a ledger: what it is, how it was computed and from which numbers.
+
+    `resource` is what the seconds keep busy: mxu, hbm, host, dcn, or `ici`; latency occupies
+    nothing. It is None on a line of bytes. `sources` name entries of the catalog.
+    """
+
+    name: str
+    value: float
+    unit: Literal["bytes", "s"]
+    formula: str
+    inputs: dict[str, float]
+    sources: tuple[str, ...] = ()
+    resource: str | None = None
+    collective: Collective | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPhase:
+    """What is alive at once in one part of the step."""
+
+    name: str
+    lines: tuple[LedgerLine, ...]
+    bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """`lower`: peak rates, perfect overlap, a bound. `unoverlapped`: peak rates, nothing hidden.
+
+    `expected` is what real runs on such chips lead to expect, and four of five should end between
+    `low` and `high`; None for chips that no run was learned from. Of seconds, days and money
+    lower <= low <= expected <= high; of rates low and high are the slow and the fast end.
+    """
+
+    lower: float
+    unoverlapped: float
+    expected: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mfu:
+    """Model FLOPs utilization, a fraction, at `step_s.lower` and at `step_s.unoverlapped`.
+
+    `expected` is that at `step_s.expected`, `low` at its `high` and `high` at its `low`.
+    """
+
+    roofline: float
+    unoverlapped: float
+    expected: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What the plan should take: bytes per device against HBM, seconds per step, money.
+
+    `peak_flops_per_s` is what MFU is over: of one device, in the compute type. The lines of `time`
+    add up to `step_s.unoverlapped`, those of `expected_time` to `.expected`.
+    """
+
+    memory_bytes_per_device: float
+    hbm_bytes_per_device: float
+    fits: bool
+    memory: tuple[MemoryPhase, ...]
+    time: tuple[LedgerLine, ...]
+    step_s: Estimate
+    bound: str
+    bound_by: float
+    peak_flops_per_s: float
+    model_flops_per_step: float
+    mfu_definition: str
+    mfu: Mfu
+    mfu_6p: Mfu
+    tokens_per_s: Estimate
+    goodput: float
+    days: Estimate
+    chip_hours: Estimate
+    dollars: Estimate | None
+    dollars_per_chip_hour: float | None
+    expected_time: tuple[LedgerLine, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedModel(Model):
+    """The model as resolved, with its exact parameter count."""
+
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedBatch:
+    """`sequences_per_replica` belong to one index of pods x data x fsdp."""
+
+    sequences: int
+    length: int
+    tokens: int
+    asked_sequences: int
+    sequences_per_replica: int
+    microbatches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSummary:
+    """How the plan was found."""
+
+    enumerated: int
+    realizable: int
+    priced: int
+    rule: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What will be done. `digest` is over every field but itself, `name`, `overrides`, `warnings`,
+    `search` and `forecast`: two plans that run the same program on the same chips share it.
+    `chip_profile` is the digest of the ChipProfile that the forecast is made with; None where it is
+    made with datasheets.
+    """
+
+    schema: int
+    digest: str
+    name: str
+    spec_digest: str
+    overrides: tuple[str, ...]
+    model: PlannedModel
+    tokens: int
+    batch: PlannedBatch
+    optimizer: Optimizer
+    precision: Precision
+    remat: str
+    data: DataSource
+    seed: int
+    compiler_options: dict[str, bool | int | float | str]
+    chip: str
+    topology: str
+    pods: int
+    chips: int
+    devices: int
+    hosts: int
+    mesh: dict[str, int]
+    axes: tuple[MeshAxis, ...]
+    groups: dict[str, DeviceGroup]
+    shardings: dict[str, tuple[str, ...]]
+    gradient_reduction: Literal["at_end", "per_layer"]
+    chip_profile: str | None
+    forecast: Forecast
+    search: SearchSummary
+    warnings: tuple[str, ...]

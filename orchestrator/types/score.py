@@ -1,0 +1,70 @@
+"""Station Score: predictions held against published runs, row by row and in total."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredRow:
+    """One run: what was measured, what was expected. `error` is expected over measured, less one.
+
+    `baseline_step_s` is what one MFU for the kind of chip gives, learned on the same rows.
+    """
+
+    id: str
+    group: str
+    chip: str
+    slices: int
+    measured_step_s: float
+    expected_step_s: float
+    low_step_s: float
+    high_step_s: float
+    lower_step_s: float
+    baseline_step_s: float
+    error: float
+    inside_interval: bool
+    below_lower_bound: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutRow:
+    """A row that is in no figure, and why."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Throughput per chip at so many slices over one slice of the same job."""
+
+    id: str
+    slices: int
+    measured: float
+    expected: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Errors are of the expected step time, as fractions; `inside_interval` is a share of rows."""
+
+    rows: int
+    left_out: int
+    median_abs_error: float | None
+    mean_abs_error: float | None
+    p90_abs_error: float | None
+    worst_abs_error: float | None
+    inside_interval: float | None
+    below_lower_bound: int
+    baseline_median_abs_error: float | None
+    baseline_p90_abs_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """`learned_on` says which rows the constants had seen."""
+
+    learned_on: str
+    rows: tuple[ScoredRow, ...]
+    left_out: tuple[HeldOutRow, ...]
+    retention: tuple[Retention, ...]
+    summary: Summary

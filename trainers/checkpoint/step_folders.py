@@ -1,0 +1,44 @@
+"""Checkpoint room: the steps in a folder, which come and go whole. Knows files alone."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+DELETED, DAMAGED = "deleted", "damaged"
+UNFINISHED = "*.orbax-checkpoint-tmp*"
+
+
+@dataclass(frozen=True)
+class StepFolders:
+    """A folder with one directory per step, named by its number."""
+
+    folder: Path
+
+    def steps(self) -> list[int]:
+        """The steps there are, oldest first."""
+        names = [path.name for path in self.folder.iterdir()]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def path(self, step: int) -> Path:
+        return self.folder / str(step)
+
+    def delete(self, step: int) -> None:
+        """Take a step away: gone from the shelf in one rename, from the disk a little later."""
+        shutil.rmtree(self._move(step, DELETED))
+
+    def set_aside(self, step: int) -> None:
+        """Keep a damaged step for whoever wants to look at it, out of the way of the next save."""
+        self._move(step, DAMAGED)
+
+    def sweep(self) -> None:
+        """Remove what a killed process left behind: half-written and half-deleted steps."""
+        for path in [*self.folder.glob(UNFINISHED), self.folder / DELETED]:
+            if path.exists():
+                shutil.rmtree(path)
+
+    def _move(self, step: int, where: str) -> Path:
+        target = self.folder / where / str(step)
+        target.parent.mkdir(exist_ok=True)
+        if target.exists():
+            shutil.rmtree(target)
+        return self.path(step).rename(target)
