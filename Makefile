@@ -56,31 +56,31 @@ lint: setup  ## ruff and mypy, both strict
 	@$(BIN)/mypy
 
 bench: setup  ## what planning, recording, training and studies cost
-	@$(BIN)/python -m tests.bench_plan
-	@$(BIN)/python -m tests.bench_record
-	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench_trouble
-	@$(BIN)/python -m tests.bench_study
-	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench_train
-	@$(BIN)/python -m tests.bench_launch
+	@$(BIN)/python -m tests.bench.plan_speed
+	@$(BIN)/python -m tests.bench.record_cost
+	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench.tracking_trouble
+	@$(BIN)/python -m tests.bench.study_cost
+	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench.train_overhead
+	@$(BIN)/python -m tests.bench.launch_time
 
 bench-calibrate: setup  ## measure this machine, hold ten shapes to it (10 minutes)
-	@$(BIN)/python -m tests.bench_calibrate
+	@$(BIN)/python -m tests.bench.calibration
 
 chaos: setup  ## hurt runs 50 times over, and see that nothing is lost
 	@$(BIN)/python -m pytest -m chaos
-	@$(BIN)/python -m tests.chaos_launch
+	@$(BIN)/python -m tests.chaos.launch_campaign
 
 chaos-train: setup  ## kill training on five meshes, compare losses to the bit
-	@$(BIN)/python -m tests.chaos_train
+	@$(BIN)/python -m tests.chaos.train_campaign
 
 fuzz: setup  ## 20,000 mutated specs
 	@$(BIN)/python -m pytest -m fuzz
 
 score: setup  ## learn from real runs, and score it on runs it never saw
-	@$(BIN)/python -m tests.score_table
+	@$(BIN)/python -m tests.bench.score_table
 
 bench-proof: setup  ## compile 22 plans, write docs/proof-bench.md (an hour)
-	@$(BIN)/python -m tests.bench_proof --write
+	@$(BIN)/python -m tests.bench.proof_table --write
 
 lock: setup  ## rewrite requirements.lock; UPGRADE=1 for newer versions
 	@$(LOCK_COMMAND) $(if $(UPGRADE),--upgrade)

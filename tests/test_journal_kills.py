@@ -34,7 +34,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 
 def campaign(folder: Path, *options: str) -> dict[str, Any]:
     """What the writer that is killed at every change leaves."""
-    command = [sys.executable, "-m", "tests.journal_kills", str(folder), *options]
+    command = [sys.executable, "-m", "tests.chaos.journal_kills", str(folder), *options]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.launch import process_tree
 from orchestrator.types.spec import Pods
+from tests.chaos.faults import emulated, losses, small_spec
 from tests.clusters import eventually
-from tests.faults import emulated, losses, small_spec
 from tests.test_named_cluster import standing
 
 

@@ -3,7 +3,7 @@
 from functools import partial
 
 from orchestrator.plan.planner import ask_of
-from tests.bench_plan import CASES, choose, imports_ratio, price_one_by_one, seconds
+from tests.bench.plan_speed import CASES, choose, imports_ratio, price_one_by_one, seconds
 
 
 def test_a_plan_costs_at_most_three_bare_imports() -> None:

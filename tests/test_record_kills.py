@@ -15,7 +15,13 @@ def test_a_kill_between_any_two_writes_misses_and_doubles_nothing(
     tmp_path: Path, empty_database: Path
 ) -> None:
     """Whoever records next finishes what was begun."""
-    command = [sys.executable, "-m", "tests.record_kills", str(tmp_path), str(empty_database)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.chaos.tracking_kills",
+        str(tmp_path),
+        str(empty_database),
+    ]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
     )
@@ -27,7 +33,7 @@ def test_a_kill_between_any_two_writes_misses_and_doubles_nothing(
 
 def test_the_bench_of_recording_runs_to_its_end() -> None:
     """It says what a step pays, and how long many of them take; how little is not asked here."""
-    command = [sys.executable, "-m", "tests.bench_record", "30", "2000"]
+    command = [sys.executable, "-m", "tests.bench.record_cost", "30", "2000"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )

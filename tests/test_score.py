@@ -22,7 +22,7 @@ from orchestrator.score.runs import LeftOut, PublishedRun, read, run_of
 from orchestrator.score.samples import Sample, sample_of
 from orchestrator.score.verdicts import published
 from orchestrator.types.score import Score
-from tests import score_table
+from tests.bench import score_table
 from tests.conftest import ROOT, RunOrch
 
 UNSEEN = ROOT / "tests" / "unseen_runs.csv"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.types import codec
-from tests.chaos_train import Course, Violation, campaign, hold, said, seen, wait_for_steps
+from tests.chaos.train_campaign import Course, Violation, campaign, hold, said, seen, wait_for_steps
 from tests.conftest import ROOT
 from tests.trainer_plans import plan_of
 from trainers.__main__ import main

@@ -221,11 +221,7 @@ def _carry_out(
 
     Each process finds JAX joined with the others, and MEGASCALE_SLICE_ID tells its slice.
     """
-    from ray.train.v2.api.config import (  # noqa: PLC0415
-        FailureConfig,
-        RunConfig,
-        ScalingConfig,
-    )
+    from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig  # noqa: PLC0415
     from ray.train.v2.jax import JaxTrainer  # noqa: PLC0415
 
     trainer = JaxTrainer(

@@ -21,7 +21,7 @@ from orchestrator.prove.compiled import PACKAGES, CacheEntry
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 
-READERS = ("child.py", "compiled.py", "targets.py")  # and all of hlo/
+READERS = ("compile_process.py", "compiled.py", "targets.py")  # and all of hlo/
 IMPORTED = re.compile(
     r"^from (orchestrator\.[\w.]+) import|^import (orchestrator\.[\w.]+)", re.MULTILINE
 )

@@ -1,6 +1,6 @@
 """Kills a recorder at each of its commits to the database; used by a test.
 
-    python -m tests.record_kills FOLDER DATABASE
+    python -m tests.chaos.tracking_kills FOLDER DATABASE
 
 Each death is of a child process, by SIGKILL. After it another recorder brings the run up to its
 journal, and MLflow must have each point once.

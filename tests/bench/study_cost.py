@@ -1,6 +1,6 @@
 """What a study of many trials takes to report: its journals read, held together, drawn.
 
-    python -m tests.bench_study [--trials 200] [--steps 1000]
+    python -m tests.bench.study_cost [--trials 200] [--steps 1000]
 
 The runs are made up and lie on the disk as real ones do. All trials share one plan, so that what is
 timed is the report and not the planning.

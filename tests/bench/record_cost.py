@@ -1,6 +1,6 @@
 """What recording costs a training step, and how long many steps take to record.
 
-    python -m tests.bench_record [STEPS MANY]
+    python -m tests.bench.record_cost [STEPS MANY]
 
 A step is written to the journal by the process that trains; recording reads it from there, in a
 process of its own at the lowest priority. So what a step pays is the journal's line, with and

@@ -1,10 +1,8 @@
-"""The house: the size and the names of things, the lock, every spec."""
+"""The lock and the example specs."""
 
-import ast
 import json
 import re
 import tomllib
-from collections.abc import Iterator
 from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
@@ -13,14 +11,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests import rooms
 from tests.conftest import ROOT, RunOrch
 
-SOURCES = rooms.sources(ROOT, "orchestrator", "trainers", "tests")
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
-MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 60
-VAGUE = {"manager", "helper", "util", "handler", "engine", "factory", "context", "base"}
 MODELINE = "# yaml-language-server: $schema="
 DAYS = re.compile(r"(\d+) days at the roofline, (\d+) with nothing hidden, some (\d+) expected")
 
@@ -28,69 +21,6 @@ DAYS = re.compile(r"(\d+) days at the roofline, (\d+) with nothing hidden, some 
 def place(path: Path) -> str:
     """A file as the project's readers name it."""
     return str(path.relative_to(ROOT))
-
-
-# --- size and names
-
-
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Every function of a file, nested ones too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def test_every_file_opens_with_what_it_is() -> None:
-    """The first line of each file is a docstring that says which room it is."""
-    texts = {place(path): path.read_text(encoding="utf-8") for path in SOURCES}
-    assert [file for file, text in texts.items() if not text.startswith('"""')] == []
-
-
-def test_every_test_says_what_it_holds() -> None:
-    """Each test has a docstring with the behaviour that it holds."""
-    assert [
-        f"{place(path)}:{test.lineno} {test.name}"
-        for path in SOURCES
-        if path.name.startswith("test_")
-        for test in functions(path)
-        if test.name.startswith("test_") and not ast.get_docstring(test)
-    ] == []
-
-
-def test_files_and_functions_are_short() -> None:
-    """A file is read in one sitting and a function on one screen."""
-    files = {place(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
-    assert {file: count for file, count in files.items() if count > MAX_FILE_LINES} == {}
-    lengths = {
-        f"{place(path)}:{f.lineno} {f.name}": (f.end_lineno or f.lineno) - f.lineno + 1
-        for path in SOURCES
-        for f in functions(path)
-    }
-    assert {name: count for name, count in lengths.items() if count > MAX_FUNCTION_LINES} == {}
-
-
-def test_names_say_what_a_thing_is() -> None:
-    """No module, class or function is named by a word that says nothing."""
-    named = [(place(path), path.stem) for path in SOURCES]
-    named += [
-        (f"{place(path)}:{node.lineno}", node.name)
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    ]
-    assert [f"{where} {name}" for where, name in named if rooms.words(name) & VAGUE] == []
-
-
-@pytest.mark.parametrize("name", ["RunManager", "json_utils", "_retry_helper", "BaseTrainer"])
-def test_vague_names_are_seen(name: str) -> None:
-    """A vague word is found in either case, in the plural, and among others."""
-    assert rooms.words(name) & VAGUE
-
-
-@pytest.mark.parametrize("name", ["database", "rebase", "based_on", "contextual"])
-def test_words_that_merely_contain_a_vague_one_pass(name: str) -> None:
-    """Only whole words count."""
-    assert not rooms.words(name) & VAGUE
 
 
 # --- the lock
@@ -110,8 +40,9 @@ def pin_of(entry: str) -> Requirement:
 def direct_requirements() -> list[Requirement]:
     """What pyproject.toml asks for: to run, to develop, and to build."""
     project = PYPROJECT["project"]
-    asked = project["dependencies"] + project["optional-dependencies"]["dev"]
-    return [Requirement(text) for text in asked + PYPROJECT["build-system"]["requires"]]
+    extras = [text for texts in project["optional-dependencies"].values() for text in texts]
+    asked = project["dependencies"] + extras + PYPROJECT["build-system"]["requires"]
+    return [Requirement(text) for text in asked if not text.startswith("orch[")]
 
 
 def test_the_lock_names_no_host() -> None:

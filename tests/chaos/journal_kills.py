@@ -1,6 +1,6 @@
 """A writer of journals is killed at each change that it makes to the disk, one after another.
 
-    python -m tests.journal_kills FOLDER [--in-place]
+    python -m tests.chaos.journal_kills FOLDER [--in-place]
 
 After every death the journal must read as if the last change had happened or had not, hold all that
 was acknowledged, and take a second writer. Prints how many deaths were survived, and what was not.

@@ -15,7 +15,7 @@ from orchestrator.plan.search import Choice, SearchRequest, plain_layout, ranked
 from orchestrator.plan.time import step_time, time_lines
 from tests.asks import spec_of
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 IMPORTS = [sys.executable, "-c", "import numpy, yaml, jsonschema"]
 PLAN = [str(Path(sys.executable).with_name("orch")), "plan", "specs/llama3_70b_4pod.yaml"]
 ROUNDS = 7

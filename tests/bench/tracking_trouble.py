@@ -1,6 +1,6 @@
 """What a tracking server in trouble does to the steps of a run: their 95th percentile beside calm.
 
-    python -m tests.bench_trouble [--rounds 2] [--turn 60]
+    python -m tests.bench.tracking_trouble [--rounds 2] [--turn 60]
 
 A real training loop goes on throughout, and is recorded as it goes. The server before it hangs,
 answers 500, is gone, and comes back, one trouble a turn; before and after each is a calm turn. A

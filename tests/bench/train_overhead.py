@@ -1,6 +1,6 @@
 """What the loop costs: its steps beside a bare `jax.jit` loop of the same program.
 
-    python -m tests.bench_train [--turns 24]
+    python -m tests.bench.train_overhead [--turns 24]
 
 The bare loop steps on one batch that lies on the device; it reads nothing and saves nothing. The
 trainers' loop does all it ever does. Both take turns of ten steps in one process, and each turn is

@@ -1,6 +1,6 @@
 """A campaign: training is killed at random steps, on one mesh after another, and must not notice.
 
-    python -m tests.chaos_train [--kills 30] [--seed 0]
+    python -m tests.chaos.train_campaign [--kills 30] [--seed 0]
 
 Every loss and gradient norm of every attempt is held against an undisturbed run, to the bit.
 """

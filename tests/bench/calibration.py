@@ -1,6 +1,6 @@
 """Predicted against measured step time on this machine's CPU, over shapes of many kinds.
 
-    python -m tests.bench_calibrate [--steps 12] [NAME ...]
+    python -m tests.bench.calibration [--steps 12] [NAME ...]
 
 Each shape is measured as the first rehearsal on a machine is: its pieces and messages first, then
 its step, by the trainers' own loop in as many processes as the plan has, joined as a rehearsal's
@@ -128,7 +128,7 @@ def took(plan: Plan, steps: int) -> list[float]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder) / "plan.json"
         path.write_bytes(codec.to_json(plan))
-        words = [sys.executable, "-m", "tests.bench_calibrate", "--work", str(path), address]
+        words = [sys.executable, "-m", "tests.bench.calibration", "--work", str(path), address]
         children = [
             stack.enter_context(
                 subprocess.Popen(

@@ -1,6 +1,6 @@
 """What orch costs beside a bare JaxTrainer script, on the same emulated cluster.
 
-    python -m tests.bench_launch [--steps N] [--rounds N]
+    python -m tests.bench.launch_time [--steps N] [--rounds N]
 
 Both start a private cluster of the slices of specs/tiny_2pod.yaml and train the same model there,
 in turns. Measured are the seconds from the start of the command to the end of the first step, and
@@ -65,7 +65,7 @@ def bare(folder: Path, steps: int, plan: Plan) -> Measured:
     plan_path, out = folder / "plan.json", folder / "out.json"
     plan_path.write_text(codec.to_json(plan).decode(), encoding="utf-8")
     arguments = [str(plan_path), str(steps), str(out)]
-    command = shlex.join([sys.executable, "-m", "tests.bare_launch", *arguments])
+    command = shlex.join([sys.executable, "-m", "tests.bench.bare_launch", *arguments])
     with private_cluster(emulated_hosts(plan), devices_per_host(plan), command) as cluster:
         deadline = time.monotonic() + LIMIT_S
         while not (told := cluster.told(1.0)) or told.job != "SUCCEEDED":

@@ -1,6 +1,6 @@
 """Runs on emulated slices, of one host and of two, are hurt again and again, and lose nothing.
 
-    python -m tests.chaos_launch [--faults N] [--seed N] [--folder DIR]
+    python -m tests.chaos.launch_campaign [--faults N] [--seed N] [--folder DIR]
 
 One fault of five strikes the run on slices of two hosts. Each strikes when the run has come a few
 steps farther than ever before, not at a time of the clock. After the last one a run goes on to its
@@ -27,7 +27,7 @@ from orchestrator.launch import process_tree
 from orchestrator.plan.planner import make_plan
 from orchestrator.render.text import columns
 from orchestrator.types.spec import Pods
-from tests.faults import Emulated, driven_on, losses, small_spec
+from tests.chaos.faults import Emulated, driven_on, losses, small_spec
 
 SPARES = 1
 ONE_HOST, TWO_HOSTS = ("v5e", "1x1"), ("v5p", "2x2x2")  # chip and topology

@@ -22,7 +22,7 @@ from orchestrator.types.proof import Proof
 from orchestrator.types.spec import MeshRequest, Spec
 from tests.asks import spec_of
 
-TABLE = Path(__file__).parent.parent / "docs" / "proof-bench.md"
+TABLE = Path(__file__).parents[2] / "docs" / "proof-bench.md"
 GOALS = "memory 10 % or 0.5 GiB, 5 % in the median; payload 2 % on every group of axes; FLOPs 2 %"
 
 

@@ -1,6 +1,6 @@
 """A bare JaxTrainer script: what a person would write who has no orchestrator. For the bench.
 
-python -m tests.bare_launch PLAN STEPS OUT
+python -m tests.bench.bare_launch PLAN STEPS OUT
 """
 
 import json
