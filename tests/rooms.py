@@ -81,10 +81,10 @@ EFFECTS |= {"asyncio", "http", "logging", "socket", "ssl", "threading", "time", 
 
 # The modules that a person starts: they alone print and exit.
 SPEAKERS: tuple[str, ...] = ("orchestrator.cli", "orchestrator.drive", *CHILDREN)
-SPEAKERS += ("orchestrator.launch.preflight_job",)
+SPEAKERS += ("orchestrator.launch.ray.preflight_job",)
 SPEAKERS += (
-    "orchestrator.launch.local_supervisor",
-    "orchestrator.launch.attempt",
+    "orchestrator.launch.ray.local_supervisor",
+    "orchestrator.launch.ray.attempt",
     "trainers.data.pack",
 )
 SPEECH = frozenset({"print", "input", "exit", "quit", "SystemExit"})

@@ -17,9 +17,9 @@ from orchestrator.cli.terminal import Progress
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog
 from orchestrator.launch import LocalCluster
-from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
+from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
 from orchestrator.render import rehearsal as render
-from orchestrator.tracking import mlflow
+from orchestrator import tracking
 from orchestrator.types.plan import Plan
 from tests.journals import opened, step, take_steps, tiny_plan, tiny_spec
 

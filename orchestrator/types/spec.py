@@ -147,6 +147,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingOptions:
+    tracker: str = "mlflow"
     uri: str = "auto"
     experiment: str = "orch"
 
