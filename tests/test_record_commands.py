@@ -145,6 +145,4 @@ def test_a_later_command_has_recorded_what_was_missed(orch: RunOrch, storage: Pa
 
     eventually(is_recorded, 120)
     assert rows(storage, "SELECT status FROM runs") == [("FAILED",)]
-    assert json.loads(orch("status", "it", "--storage", str(storage), "--json").stdout)[
-        "tracking"
-    ]
+    assert json.loads(orch("status", "it", "--storage", str(storage), "--json").stdout)["tracking"]

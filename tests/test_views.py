@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.tracking.mlflow import metrics, views
 from orchestrator.tracking import NotRecorded
+from orchestrator.tracking.mlflow import metrics, views
 from orchestrator.tracking.mlflow.store import Store
 from tests.records import empty_database, place, rows, storage
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.running import next_about
 from orchestrator.cli.terminal import interruptible, is_live, say
@@ -22,7 +22,6 @@ from orchestrator.launch import package, preflight
 from orchestrator.launch.ray import preflight_job, slices
 from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
 from orchestrator.render import launch as render
-from orchestrator import tracking
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof

@@ -36,8 +36,7 @@ class Origin:
 
 def check_kept(spec: Spec) -> None:
     """Refuse before anything takes long what the spec says of where a run is kept and recorded."""
-    from orchestrator import journal
-    from orchestrator import tracking
+    from orchestrator import journal, tracking
 
     storage = Path(spec.run.storage)
     tracking.destination(spec.tracking, storage, os.environ)

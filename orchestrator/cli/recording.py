@@ -108,8 +108,7 @@ class Progress:
 
 def ending(found: "Journal") -> str:
     """Where a run that has just ended is recorded, in a line; what is missing is recorded first."""
-    from orchestrator import journal
-    from orchestrator import tracking
+    from orchestrator import journal, tracking
 
     others = [one for one in journal.runs(found.path.parent)[0] if one.run != found.key]
     catch_up(found.path.parent, others)
@@ -151,8 +150,7 @@ def elsewhere(storage: Path) -> tuple[str, ...]:
 
 def catch_up(storage: Path, runs: Sequence[Run]) -> None:
     """In the background, have recorded what runs that have ended left unrecorded."""
-    from orchestrator import journal
-    from orchestrator import tracking
+    from orchestrator import journal, tracking
 
     ended = [(journal.Journal(storage / one.run), one) for one in runs if one.state not in LIVE]
     if behind := [found for found, run in ended if is_due(found, run)]:
@@ -213,8 +211,7 @@ def places_by_uri(storage: Path) -> dict[str, list["Destination"]]:
     """Where the runs of a storage directory are recorded; databases last, since one shows them
     until it is stopped.
     """
-    from orchestrator import journal
-    from orchestrator import tracking
+    from orchestrator import journal, tracking
     from orchestrator.tracking.mlflow.tracking_uri import TRACKER, is_server
 
     marks = [tracking.read_sync_state(one) for one in journal.journals(storage)]

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from orchestrator import journal, launch
+from orchestrator import journal, launch, tracking
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.showing import Showing
 from orchestrator.cli.terminal import progress
 from orchestrator.errors import Superseded
 from orchestrator.launch.ray.slices import devices_per_host
 from orchestrator.plan.rehearsal import Rehearsal
-from orchestrator import tracking
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.drive import select_slices
 from orchestrator.drive.monitor import AttemptEnd, Monitor
 from orchestrator.drive.worker import write_to
@@ -17,7 +17,6 @@ from orchestrator.journal.run_status import stopped
 from orchestrator.launch.ray.attempt_process import AttemptProcess
 from orchestrator.launch.ray.protocol import AttemptCommand, Slice, WorkerArgs
 from orchestrator.plan.elastic import plan_on
-from orchestrator import tracking
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Pods
 

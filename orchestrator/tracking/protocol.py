@@ -16,7 +16,7 @@ BUILT_IN = {"mlflow": "orchestrator.tracking.mlflow:MLflowTracker"}
 
 
 class NotRecorded(OrchError):
-    """The tracker cannot be reached, or refuses; the journal has it all, and `orch sync` sends it."""
+    """The tracker cannot be reached, or refuses. `orch sync` sends what is missing later."""
 
 
 class RunNotRecorded(NotRecorded):

@@ -93,7 +93,10 @@ class Turns:
 def trained(storage: Path, server: Server, kinds: list[str], length: int) -> list[list[Step]]:
     """The steps of each turn of a run that is recorded on that server."""
     writer = begun(storage, steps=MOST_STEPS)
-    begin(writer.journal, Destination(tracker="mlflow", uri=server.address, experiment="orch", artifacts=None))
+    begin(
+        writer.journal,
+        Destination(tracker="mlflow", uri=server.address, experiment="orch", artifacts=None),
+    )
     number = writer.begin_attempt(tiny_plan())
     turns, steps = Turns(server, kinds, length), list[Step]()
     plan = replace(plan_of(SMALL, sequences=8, length=128), remat="none")

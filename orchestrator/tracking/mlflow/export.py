@@ -123,9 +123,7 @@ class RunExport:
             self._store.log(stored.id, params=dict(missing[at : at + MOST_PARAMS]))
         self._send(stored, new.points, {**new.tags, DESCRIBED: new.digest})
 
-    def _send(
-        self, stored: StoredRun, points: Sequence[MetricPoint], tags: dict[str, str]
-    ) -> None:
+    def _send(self, stored: StoredRun, points: Sequence[MetricPoint], tags: dict[str, str]) -> None:
         """Send points, and after them the tags that count them."""
         room = MOST_POINTS - len(tags)
         last = max(0, (len(points) - 1) // room) * room if points else 0
@@ -143,7 +141,7 @@ class RunExport:
             on_steps(steps)
 
     def _batches(self, run: Run) -> Iterator[tuple[list[MetricPoint], int]]:
-        """The points of new steps, as many as MLflow takes at once, and how many steps that makes."""
+        """The points of new steps in batches that MLflow takes, and the steps done by then."""
         batch: list[MetricPoint] = []
         steps = self._steps
         for attempt, timed in first_done(self._new_steps(run), self._steps):

@@ -122,19 +122,7 @@ def note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
     if run.state not in LIVE and (why := run.why or after(run.attempts)):
         lines.append(f"Why: {first_line(why)}")
     if plan:
-<<<<<<< HEAD
         lines.append(_plan_line(plan, rehearsal=run.rehearsal))
-=======
-        mfu, step_s = plan.forecast.mfu.lower, plan.forecast.step_s.lower
-        whose = ", of chips: not what CPU devices do" if run.rehearsal else ""
-        if run.rehearsal and plan.chip_profile:
-            whose = ", on what this machine was measured to reach"
-        lines.append(
-            f"Plan {codec.short(plan.digest)}: {plan.model.name} on {plan.pods} pods of"
-            f" {plan.topology}, {plan.chips:,} {plan.chip} chips. Roofline MFU {mfu * 100:.1f} %,"
-            f" {step_s:.4g} s a step at least{whose}."
-        )
->>>>>>> main
     if run.recent:
         mfu = "" if run.recent.mfu is None else f", MFU {run.recent.mfu * 100:.1f} %"
         lines.append(f"Measured: {run.recent.step_s:.4g} s a step{mfu}.")

@@ -1,6 +1,6 @@
 """Every metric by name, and the points of it that steps, plans, proofs and ends give. Pure.
 
-`dashboards/` shows each metric. The part of a name before the slash becomes a section of charts in
+`views.json` shows each metric. The part of a name before the slash becomes a section of charts in
 MLflow. Names that people know from MaxText are the same here.
 """
 
@@ -178,10 +178,7 @@ def of_ending(report: Report, at_s: float) -> list[MetricPoint]:
     if not report.steps_done:
         return []
     named: dict[str, float | None] = {FINAL_LOSS: report.last_loss}
-    named |= {
-        OVER_PREDICTED[one.against]: one.measured_over_predicted
-        for one in report.ratios
-    }
+    named |= {OVER_PREDICTED[one.against]: one.measured_over_predicted for one in report.ratios}
     if measured:
         named[MEDIAN_STEP_TIME] = measured.step_s.median
         named[TOKENS_PER_S] = measured.tokens_per_s

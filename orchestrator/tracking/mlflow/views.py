@@ -1,4 +1,4 @@
-"""The comparison views of `dashboards/views.json`, in the format of the MLflow UI.
+"""The comparison views of `views.json`, in the format of the MLflow UI.
 
 A view is a tag of an experiment. Its format is private to MLflow and may change with a release, so
 MLflow's version is pinned and a browser test opens the views. Nothing else depends on them.
@@ -16,7 +16,7 @@ from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.protocol import NotRecorded
 from orchestrator.types.tracking import ViewLink
 
-SHIPPED = Path(__file__).parents[2] / "dashboards" / "views.json"
+SHIPPED = Path(__file__).with_name("views.json")
 TAG = "mlflow.sharedViewState."
 LONGEST_TAG = 20_000
 MOST_COLUMNS = 2
