@@ -47,7 +47,9 @@ ROOMS: dict[str, frozenset[str]] = {
     "calibrate": ARITHMETIC,
     "tracking": KNOWN_OF_A_RUN,
     "__main__": frozenset({"cli"}),
-    "cli": ABOVE,
+    "lifecycle": ABOVE,
+    "api": ABOVE | {"lifecycle"},
+    "cli": ABOVE | {"api", "lifecycle"},
     "drive": ABOVE,
     "trainers": BOTTOM | {"plan"},
 }
@@ -64,6 +66,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     "orbax": ("trainers",),
     "ray": ("orchestrator.launch",),
     "referencing": ("orchestrator.spec",),
+    "rich": ("orchestrator.cli", "orchestrator.render"),
     "tensorstore": ("trainers",),
     "trainers": (
         "trainers",
@@ -121,6 +124,8 @@ def is_within(module: str, places: tuple[str, ...]) -> bool:
 def room_of(module: str) -> str:
     """`orchestrator.plan.search` lies in `plan`; `trainers` is one room."""
     parts = module.split(".")
+    if module == "orchestrator":
+        return "api"
     return "trainers" if parts[0] == "trainers" else parts[1] if len(parts) > 1 else ""
 
 
