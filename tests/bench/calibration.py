@@ -26,7 +26,8 @@ from orchestrator.calibrate.shelf import SCHEMA
 from orchestrator.plan import calibrated, rehearsal
 from orchestrator.plan.planner import make_plan
 from orchestrator.ports import LOOPBACK, free_port
-from orchestrator.render.text import columns, percent, seconds
+from orchestrator.render.formatting import percent, seconds
+from orchestrator.render.layout import columns
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile
 from orchestrator.types.plan import Plan
