@@ -34,7 +34,7 @@ from orchestrator.types.plan import (
 )
 from orchestrator.types.spec import Spec
 
-SCHEMA = 1
+SCHEMA = 2
 
 # Which mesh axes shard each dimension of the trainer's tensors.
 SHARDINGS: dict[str, tuple[str, ...]] = {
@@ -108,7 +108,7 @@ def planned(spec: Spec, ask: SearchRequest, found: SearchResult, choice: Choice)
             sequences=choice.sequences,
             length=experiment.batch.length,
             tokens=choice.sequences * experiment.batch.length,
-            asked_sequences=experiment.batch.sequences,
+            requested_sequences=experiment.batch.sequences,
             sequences_per_replica=choice.sequences // replicas,
             microbatches=choice.microbatches,
         ),
