@@ -171,7 +171,7 @@ def work(path: Path, address: str, number: int, steps: int) -> None:
         emit=done.append,
         checkpoint=CheckpointOptions(every=10 * steps, keep=1),
     )
-    train(plan, "llama", asked)
+    train(plan, asked)
     if number == 0:
         taken = json.dumps([step.step_s - step.checkpoint_s for step in done])
         (path.parent / "steps.json").write_text(taken)
