@@ -20,7 +20,7 @@ from orchestrator.cli import (
 from orchestrator.cli.terminal import as_typed, clear_line
 from orchestrator.errors import Interrupted, OrchError
 from orchestrator.lifecycle.events import ActInterrupted
-from orchestrator.render.text import fit
+from orchestrator.render.layout import fit
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 

@@ -41,13 +41,13 @@ def calibrate(as_json: bool) -> None:
     """
     import orchestrator as orch
     from orchestrator.cli.display import Display
-    from orchestrator.render import calibration as render
+    from orchestrator.render import calibration_screen as render
 
     kept = orch.calibrate(progress=Display())
     if as_json:
         say_json(kept.profile)
     else:
-        say(render.screen(kept.profile, str(kept.path), NEXT))
+        say(render.calibration_screen(kept.profile, str(kept.path), NEXT))
 
 
 def on_this_machine(small: "Rehearsal") -> "tuple[Rehearsal, ChipProfile]":

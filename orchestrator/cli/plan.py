@@ -115,35 +115,36 @@ def show_plan(
     if as_json:
         say_json(plans if alternatives else plans[0])
         return
-    from orchestrator.render import plan as render
-    from orchestrator.render import proof as proof_render
-    from orchestrator.render.alternatives import table
+    from orchestrator.render import plan_screen as render
+    from orchestrator.render.proof_screen import proof_summary
 
     known = orch.known_proof(loaded, plans[0])
-    compiled = proof_render.beside(known.proof, known.age_s or 0.0) if known else ""
-    runners_up = table(plans) if alternatives else ()
-    say(render.screen(plans[0], next_command("explain", spec, overrides), compiled, runners_up))
+    compiled = proof_summary(known.proof, known.age_s or 0.0) if known else ""
+    runners_up = render.runners_up_table(plans) if alternatives else ()
+    say(
+        render.plan_screen(plans[0], next_command("explain", spec, overrides), compiled, runners_up)
+    )
 
 
 def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    from orchestrator.render import plan_diff as render
+    from orchestrator.render.plan_diff_screen import plan_diff_screen
 
     found = orch.diff(first, orch.load(second, overrides))
     if as_json:
         say_json(found)
     else:
-        say(render.screen(found, next_command("plan", second, overrides)))
+        say(plan_diff_screen(found, next_command("plan", second, overrides)))
 
 
 def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    from orchestrator.render import study as render
+    from orchestrator.render.study_screen import study_screen
 
     found = orch.study(spec, overrides, progress=Display())
     infeasible = any(one.refused for one in found.trials)
     if as_json:
         say_json(found)
     else:
-        say(render.screen(found, "" if infeasible else next_command("submit", spec, overrides)))
+        say(study_screen(found, "" if infeasible else next_command("submit", spec, overrides)))
     if infeasible:
         raise SystemExit(INFEASIBLE)
 
@@ -169,13 +170,13 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
       orch explain specs/llama3_70b_4pod.yaml
       orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
     """
-    from orchestrator.render import explanation as render
+    from orchestrator.render.explain_screen import explain_screen
 
     found = orch.explain(spec, overrides, mfu=mfu)
     if as_json:
         say_json(found)
     else:
-        say(render.screen(found, next_command("plan", spec, overrides)))
+        say(explain_screen(found, next_command("plan", spec, overrides)))
 
 
 @click.command()
@@ -214,7 +215,7 @@ def prove(
       orch prove specs/llama3_70b_4pod.yaml
       orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full --json
     """
-    from orchestrator.render import proof as render
+    from orchestrator.render import proof_screen as render
 
     display, loaded = Display(), orch.load(spec, overrides)
     found = orch.prove(loaded, hlo=hlo, progress=display)
@@ -223,9 +224,9 @@ def prove(
         say_json([found.proof, *(one.proof for one in others)] if others else found.proof)
     else:
         following = next_command("submit", spec, overrides)
-        say(render.screen(found.plan, found.proof, found.age_s, following))
+        say(render.proof_screen(found.plan, found.proof, found.age_s, following))
         if others:
-            say("\n" + render.remats([(one.plan, one.proof) for one in others]))
+            say("\n" + render.remat_screen([(one.plan, one.proof) for one in others]))
         elif search_remat:
             remat = found.plan.remat
             say(f"\nno plan on this mesh that recomputes less than remat {remat} may fit\n")
@@ -256,13 +257,13 @@ def score(runs: Path | None, without: Literal["document", "group"] | None, as_js
       orch score --without document
       orch score my-runs.csv --json
     """
-    from orchestrator.render import score as render
+    from orchestrator.render.score_screen import score_screen
 
     found = orch.score(runs, without=without)
     if as_json:
         say_json(found)
     else:
-        say(render.screen(found, "orch score" if without else "orch score --without document"))
+        say(score_screen(found, "orch score" if without else "orch score --without document"))
 
 
 COMMANDS = (init, schema, plan, explain, prove, score)

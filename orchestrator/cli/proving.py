@@ -3,9 +3,7 @@
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import (
-    say,
-)
+from orchestrator.cli.terminal import say
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 
@@ -23,6 +21,6 @@ def proved(spec: Spec, plan: Plan) -> "ProofResult":
 
 
 def show(proven: "ProofResult", following: str | None) -> None:
-    from orchestrator.render import proof as render
+    from orchestrator.render import proof_screen as render
 
-    say(render.screen(proven.plan, proven.proof, proven.age_s, following))
+    say(render.proof_screen(proven.plan, proven.proof, proven.age_s, following))

@@ -63,12 +63,12 @@ def submit_study(path: Path, study: Study, way: Way) -> int:
     from orchestrator import journal
     from orchestrator.cli.display import Display
     from orchestrator.lifecycle.studies import plan_trials
-    from orchestrator.render import study as render
+    from orchestrator.render import study_screen as render
     from orchestrator.study import forecast
 
     made = plan_trials(study, Display())
     say(way.first_line(study))
-    say("\n" + render.screen(forecast(study, made)) + "\n")
+    say("\n" + render.study_screen(forecast(study, made)) + "\n")
     served = {number: plan for number, plan in made.items() if isinstance(plan, Plan)}
     if len(served) < len(made) and study.after_failure == "stop":
         return UNSERVED
@@ -103,12 +103,12 @@ def turns_of(study: Study, served: dict[int, Plan], path: Path) -> list[Turn]:
 
 def carry_on(recorded: "StudyJournal", study: Study, turns: list[Turn], way: Way) -> int:
     """Each turn past those that are done; 0 when all have succeeded."""
-    from orchestrator.render import study as render
+    from orchestrator.render import study_screen as render
 
     failed = False
     # What goes on comes first: while it does, nothing else may begin.
     for turn in sorted(turns, key=lambda one: going_on(recorded, one) is None):
-        say(render.turn(study, turn.trial, turn.repeat))
+        say(render.trial_line(study, turn.trial, turn.repeat))
         if done := succeeded(recorded, turn):
             say(f"  done before: {done.run}\n")
             continue
@@ -148,9 +148,9 @@ def runs_of(recorded: "StudyJournal", turn: Turn) -> Iterator[Run]:
 def show_study(recorded: "StudyJournal", storage: Path, following: str = "") -> None:
     """The measured scaling, as far as it is."""
     from orchestrator.cli.running import next_about
-    from orchestrator.render import scaling as render
+    from orchestrator.render import study_report_screen as render
     from orchestrator.study import gather, study_report
 
     opened = recorded.opened()
     found = study_report(recorded.key, opened.study, gather(recorded))
-    say(render.screen(found, following or next_about("report", recorded.key, storage)))
+    say(render.study_report_screen(found, following or next_about("report", recorded.key, storage)))
