@@ -1,29 +1,24 @@
-"""Finds trackers, backends and other parts by name: built in, installed, or of one's own."""
+"""Loads trackers and backends by name: built in, installed, or of one's own."""
 
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from orchestrator.errors import SpecError
+from orchestrator.errors import SpecError, UnknownName
 
 
-def find(group: str, name: str, built_in: Mapping[str, str]) -> Any:
-    """The object that a name stands for.
+def load(kind: str, name: str, built_in: Mapping[str, str]) -> Any:
+    """The object that a name stands for, imported.
 
-    The name is built in, an entry point of any installed package in this `group`, or the dotted
-    name `package.module:attribute` of an importable object.
+    A name is built in, or an entry point in the group `orch.KINDs` of an installed package, or a
+    dotted name `package.module:attribute`.
     """
-    installed = {one.name: one.value for one in entry_points(group=group)}
-    known = {**installed, **built_in}
-    target = known.get(name, name)
-    module, colon, attribute = target.partition(":")
-    if not colon:
-        listed = ", ".join(sorted(known))
-        raise SpecError(
-            f"{name!r} is unknown: use one of {listed}, or the dotted name package.module:attribute"
-        )
+    group = f"orch.{kind}s"
+    references = {one.name: one for one in entry_points(group=group)}
+    references |= {known: EntryPoint(known, value, group) for known, value in built_in.items()}
+    if name not in references and ":" not in name:
+        raise UnknownName(kind, name, list(references))
     try:
-        return getattr(import_module(module), attribute)
+        return references.get(name, EntryPoint(name, name, group)).load()
     except (ImportError, AttributeError) as error:
-        raise SpecError(f"{name!r} cannot be imported: {error}") from error
+        raise SpecError(f"{kind} {name!r} cannot be imported: {error}") from error

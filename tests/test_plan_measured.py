@@ -17,7 +17,7 @@ from orchestrator.plan.planner import make_plan, too_long
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.plan.remat import policy
 from orchestrator.plan.torus import NO_LINKS
-from orchestrator.render import plan as render
+from orchestrator.render import plan_screen as render
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile
 from orchestrator.types.plan import Plan
@@ -183,7 +183,7 @@ def test_a_chips_own_profile_makes_its_forecast() -> None:
     assert made.forecast.peak_flops_per_s == was.peak_flops_per_s
     assert made.forecast.dollars is not None
     assert "cores" in {line.resource for line in made.forecast.time}
-    screen = render.screen(made, "orch plan x.yaml")
+    screen = render.plan_screen(made, "orch plan x.yaml")
     assert f"profile {codec.short(made.chip_profile)}" in screen
     assert "as measured" in screen
 

@@ -11,7 +11,6 @@ from orchestrator.types.run import Run
 from orchestrator.types.spec import TrackingOptions
 from orchestrator.types.tracking import Destination
 
-ENTRY_POINTS = "orch.trackers"
 BUILT_IN = {"mlflow": "orchestrator.tracking.mlflow:MLflowTracker"}
 
 
@@ -54,7 +53,7 @@ class Tracker(Protocol):
 
 def find_tracker(name: str) -> Tracker:
     """A new tracker of that name: built in, an entry point, or `package.module:class`."""
-    tracker: Tracker = plugins.find(ENTRY_POINTS, name, BUILT_IN)()
+    tracker: Tracker = plugins.load("tracker", name, BUILT_IN)()
     return tracker
 
 
