@@ -16,7 +16,7 @@ from orchestrator.cli.calibrating import calibrate as command
 from orchestrator.cli.planning import plan as planning
 from orchestrator.errors import MeasurementFailed, OrchError, UnknownName
 from orchestrator.plan import calibrated
-from orchestrator.render import calibration as render
+from orchestrator.render import calibration_screen as render
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import (
     Benchmarks,
@@ -218,7 +218,10 @@ def small_profile() -> ChipProfile:
 
 def test_a_profile_is_one_screen(golden: HoldGolden) -> None:
     """Rates by size and type, exchanges by group, each with its spread, and the digest."""
-    golden("ceilings.txt", render.screen(small_profile(), "/cache/it.json", "orch submit it.yaml"))
+    golden(
+        "ceilings.txt",
+        render.calibration_screen(small_profile(), "/cache/it.json", "orch submit it.yaml"),
+    )
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

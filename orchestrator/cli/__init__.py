@@ -20,7 +20,7 @@ from orchestrator.cli import (
     submitting,
 )
 from orchestrator.errors import Interrupted, OrchError
-from orchestrator.render.text import fit
+from orchestrator.render.layout import fit
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 

@@ -39,14 +39,14 @@ def calibrate(as_json: bool) -> None:
       orch calibrate --json
     """
     from orchestrator import calibrate as room
-    from orchestrator.render import calibration as render
+    from orchestrator.render import calibration_screen as render
 
     with measuring() as told:
         kept = room.of_machine(told)
     if as_json:
         say_json(kept.profile)
     else:
-        say(render.screen(kept.profile, str(kept.path), NEXT))
+        say(render.calibration_screen(kept.profile, str(kept.path), NEXT))
 
 
 def on_this_machine(small: "Rehearsal") -> "tuple[Rehearsal, ChipProfile]":

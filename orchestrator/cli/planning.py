@@ -125,12 +125,14 @@ def plan(
     if as_json:
         say_json(plans if alternatives else plans[0])
         return
-    from orchestrator.render import plan as render
-    from orchestrator.render.alternatives import table
+    from orchestrator.render import plan_screen as render
+    from orchestrator.render.plan_screen import runners_up_table
 
     compiled = known_line(loaded, plans[0])
-    runners_up = table(plans) if alternatives else ()
-    say(render.screen(plans[0], next_command("explain", spec, overrides), compiled, runners_up))
+    runners_up = runners_up_table(plans) if alternatives else ()
+    say(
+        render.plan_screen(plans[0], next_command("explain", spec, overrides), compiled, runners_up)
+    )
 
 
 def on_profile(plans: "list[Plan]", digest: str) -> "list[Plan]":
@@ -145,7 +147,7 @@ def on_profile(plans: "list[Plan]", digest: str) -> "list[Plan]":
 def show_beside(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     """Two plans side by side; the overrides are the second's."""
     from orchestrator.plan.plan_diff import beside
-    from orchestrator.render import plan_diff as render
+    from orchestrator.render import plan_diff_screen as render
 
     before, [plan_before] = make_plans(first, (), 1)
     after, [plan_after] = make_plans(second, overrides, 1)
@@ -153,7 +155,7 @@ def show_beside(first: Path, second: Path, overrides: tuple[str, ...], *, as_jso
     if as_json:
         say_json(found)
     else:
-        say(render.screen(found, next_command("plan", second, overrides)))
+        say(render.plan_diff_screen(found, next_command("plan", second, overrides)))
 
 
 @click.command()
@@ -179,13 +181,13 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
     """
     from orchestrator import explain as answers
     from orchestrator import spec as specs
-    from orchestrator.render import explanation as render
+    from orchestrator.render import explain_screen as render
 
     sheet = answers.answer_sheet(specs.load(spec, overrides), mfu=mfu)
     if as_json:
         say_json(sheet)
         return
-    say(render.screen(sheet, next_command("plan", spec, overrides)))
+    say(render.explain_screen(sheet, next_command("plan", spec, overrides)))
 
 
 COMMANDS = (init, schema, plan, explain)

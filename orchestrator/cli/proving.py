@@ -101,24 +101,24 @@ def least_recompute(spec: Spec, plan: Plan) -> "list[ProofResult]":
 def known_line(spec: Spec, plan: Plan) -> str:
     """What an earlier proof of the plan said, as a line for its screen; empty without one."""
     from orchestrator import prove as room
-    from orchestrator.render import proof as render
+    from orchestrator.render import proof_screen as render
 
     found = room.known(spec, plan)
-    return render.beside(found.proof, found.age_s or 0.0) if found else ""
+    return render.proof_summary(found.proof, found.age_s or 0.0) if found else ""
 
 
 def show(proven: "ProofResult", following: str | None) -> None:
-    from orchestrator.render import proof as render
+    from orchestrator.render import proof_screen as render
 
-    say(render.screen(proven.plan, proven.proof, proven.age_s, following))
+    say(render.proof_screen(proven.plan, proven.proof, proven.age_s, following))
 
 
 def show_tried(plan: Plan, tried: "list[ProofResult]", asked: bool) -> None:
     """The policies that were compiled beside the plan's own."""
-    from orchestrator.render import proof as render
+    from orchestrator.render import proof_screen as render
 
     if tried:
-        say("\n" + render.remats([(one.plan, one.proof) for one in tried]))
+        say("\n" + render.remat_screen([(one.plan, one.proof) for one in tried]))
     elif asked:
         say(f"\nno plan on this mesh computes less twice than remat {plan.remat} and may fit\n")
 

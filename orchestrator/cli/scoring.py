@@ -31,14 +31,16 @@ def score(runs: Path | None, without: str | None, as_json: bool) -> None:
       orch score my-runs.csv --json
     """
     from orchestrator import score as room
-    from orchestrator.render import score as render
+    from orchestrator.render import score_screen as render
 
     path = runs or room.PUBLISHED
     found = room.without(without, path) if without else room.as_shipped(path)
     if as_json:
         say_json(found)
         return
-    say(render.screen(found, "orch score --without document" if not without else "orch score"))
+    say(
+        render.score_screen(found, "orch score --without document" if not without else "orch score")
+    )
 
 
 COMMANDS = (score,)

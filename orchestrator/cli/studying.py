@@ -68,7 +68,7 @@ def plan_study(path: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
     """The predicted scaling of a study; exit 2 where a trial cannot be served."""
     from orchestrator import spec
     from orchestrator import study as room
-    from orchestrator.render import study as render
+    from orchestrator.render import study_screen as render
 
     asked = spec.load_study(path, overrides)
     made = planned(asked)
@@ -77,7 +77,7 @@ def plan_study(path: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
     if as_json:
         say_json(found)
     else:
-        say(render.screen(found, "" if refused else next_command("submit", path, overrides)))
+        say(render.study_screen(found, "" if refused else next_command("submit", path, overrides)))
     if refused:
         raise SystemExit(UNSERVED)
 
@@ -118,11 +118,11 @@ def submit_study(path: Path, study: Study, way: Way) -> int:
     """Carry out every trial that is not done, one after another; the exit code."""
     from orchestrator import journal
     from orchestrator import study as room
-    from orchestrator.render import study as render
+    from orchestrator.render import study_screen as render
 
     made = planned(study)
     say(way.first_line(study))
-    say("\n" + render.screen(room.forecast(study, made)) + "\n")
+    say("\n" + render.study_screen(room.forecast(study, made)) + "\n")
     served = {number: plan for number, plan in made.items() if isinstance(plan, Plan)}
     if len(served) < len(made) and study.after_failure == "stop":
         return UNSERVED
@@ -157,12 +157,12 @@ def turns_of(study: Study, served: dict[int, Plan], path: Path) -> list[Turn]:
 
 def carry_on(recorded: "StudyJournal", study: Study, turns: list[Turn], way: Way) -> int:
     """Each turn past those that are done; 0 when all have succeeded."""
-    from orchestrator.render import study as render
+    from orchestrator.render import study_screen as render
 
     failed = False
     # What goes on comes first: while it does, nothing else may begin.
     for turn in sorted(turns, key=lambda one: going_on(recorded, one) is None):
-        say(render.turn(study, turn.trial, turn.repeat))
+        say(render.trial_line(study, turn.trial, turn.repeat))
         if done := succeeded(recorded, turn):
             say(f"  done before: {done.run}\n")
             continue
@@ -203,8 +203,8 @@ def show_study(recorded: "StudyJournal", storage: Path, following: str = "") -> 
     """The measured scaling, as far as it is."""
     from orchestrator import study as room
     from orchestrator.cli.running import next_about
-    from orchestrator.render import scaling as render
+    from orchestrator.render import study_report_screen as render
 
     opened = recorded.opened()
     found = room.study_report(recorded.key, opened.study, room.gather(recorded))
-    say(render.screen(found, following or next_about("report", recorded.key, storage)))
+    say(render.study_report_screen(found, following or next_about("report", recorded.key, storage)))

@@ -306,9 +306,10 @@ class RunOptions:
     trainer: Annotated[
         str,
         about(
-            "The trainer, by the name of its package under trainers/.",
-            title="the name of a package",
-            pattern="^[a-z][a-z0-9_]{0,62}$",
+            "The trainer: llama, mlp, one that an installed package registers, or a module of your"
+            " own.",
+            title="the name or the module of a trainer",
+            pattern="^[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_.]*)?$",
         ),
     ] = "llama"
     steps: Annotated[
