@@ -40,7 +40,7 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
     from orchestrator import spec
 
     if as_list:
-        from orchestrator.render.text import columns, fit
+        from orchestrator.render.layout import columns, fit
 
         say(fit("\n".join(columns(list(spec.examples().items()), "<<"))) + "\n")
         return
