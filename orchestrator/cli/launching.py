@@ -16,10 +16,11 @@ import click
 from orchestrator import journal
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.running import next_about
-from orchestrator.cli.terminal import interruptible, is_live, say
+from orchestrator.cli.terminal import is_live, say
 from orchestrator.errors import OrchError, SpecError
 from orchestrator.launch import package, preflight, preflight_job, slices
 from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
+from orchestrator.lifecycle.events import interruptible
 from orchestrator.render import launch_screen as render
 from orchestrator.tracking import mlflow
 from orchestrator.types import codec

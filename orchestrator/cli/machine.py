@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import STORAGE
-from orchestrator.cli.terminal import JSON, interruptible, say, say_json
+from orchestrator.cli.terminal import JSON, say, say_json
+from orchestrator.lifecycle.events import interruptible
 
 if TYPE_CHECKING:
     from orchestrator.types.health import Finding

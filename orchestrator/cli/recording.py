@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import RUNS, STORAGE
-from orchestrator.cli.terminal import JSON, interruptible, is_live, say, say_json
+from orchestrator.cli.terminal import JSON, is_live, say, say_json
 from orchestrator.errors import OrchError
+from orchestrator.lifecycle.events import interruptible
 from orchestrator.types.run import LIVE, Run
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from orchestrator.cli.origin import Origin, origin_of
 from orchestrator.cli.proving import NO_FIT, proved, show
 from orchestrator.cli.running import next_about
 from orchestrator.cli.studying import Turn, going_on
-from orchestrator.cli.terminal import interruptible, next_command, say, say_dry
+from orchestrator.cli.terminal import next_command, say, say_dry
 from orchestrator.errors import SpecError
+from orchestrator.lifecycle.events import interruptible
 from orchestrator.render import launch_screen as render
 from orchestrator.render.study_screen import study_intro
 from orchestrator.types.codec import to_pretty_json
