@@ -8,7 +8,6 @@ import click
 import orchestrator as orch
 from orchestrator.cli.display import Display
 from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, say_json
-from orchestrator.errors import OrchError
 from orchestrator.lifecycle.events import interruptible
 
 INFEASIBLE, NO_FIT = 2, 3
