@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.journal import decide_retry
-from orchestrator.journal.run_status import Observation, folded
+from orchestrator.journal.run_status import Observation, build_run
 from orchestrator.types.run import Attempt, Reason, Run
 from orchestrator.types.spec import RetryLimits
-from tests.journals import CLAIM, driven, story_of, take_steps, tiny_plan
+from tests.journals import CLAIM, claimed_run, state_after, tiny_plan, write_steps
 
 TWO = RetryLimits(failures=2, preemptions=3)
 
@@ -27,7 +27,7 @@ class Tried:
 
 def run_after(*tried: Tried, resumed_at: int = 1, asked_at_s: float | None = None) -> Run:
     """A run with these attempts."""
-    run = folded("it", "/runs/it", story_of(CLAIM), Observation(now_s=1.0))
+    run = build_run("it", "/runs/it", state_after(CLAIM), Observation(now_s=1.0))
     attempts = tuple(
         Attempt(
             number=number, plan_digest="p", pods=4, slices=(), started_at_s=0.0, ended_at_s=1.0,
@@ -35,7 +35,7 @@ def run_after(*tried: Tried, resumed_at: int = 1, asked_at_s: float | None = Non
         )
         for number, one in enumerate(tried, start=1)
     )  # fmt: skip
-    return replace(run, attempts=attempts, resumed_at=resumed_at, cancel_asked_at_s=asked_at_s)
+    return replace(run, attempts=attempts, resumed_at=resumed_at, cancel_requested_at_s=asked_at_s)
 
 
 def failures(*steps_done: int) -> list[Tried]:
@@ -99,7 +99,7 @@ def test_the_same_error_at_the_same_step_ends_the_run(first: Tried, second: Trie
     decision = decide_retry(run_after(first, second), generous)
     assert not decision.retry
     assert second.error is not None
-    assert decision.why.endswith(f", so no other is tried: {second.error}")
+    assert decision.reason.detail.endswith(f", so no other is tried: {second.error}")
     between = [first, *preemptions(7), Tried("lost"), second]
     assert not decide_retry(run_after(*between), generous).retry
 
@@ -124,7 +124,7 @@ def test_what_was_asked_to_stop_is_not_tried_again() -> None:
     asked = run_after(Tried("preemption", 5, "slice 0 is gone"), asked_at_s=1.0)
     decision = decide_retry(asked, TWO)
     assert not decision.retry
-    assert decision.why.endswith("somebody asked to cancel the run")
+    assert decision.reason.detail.endswith("somebody asked to cancel the run")
 
 
 def test_whoever_resumes_a_run_grants_it_fresh_budgets() -> None:
@@ -139,7 +139,7 @@ def test_whoever_resumes_a_run_grants_it_fresh_budgets() -> None:
 def test_the_reason_says_what_is_left() -> None:
     """A person reads what was decided on."""
     decision = decide_retry(run_after(*failures(5, 5)), TWO)
-    assert decision.why == (
+    assert decision.reason.detail == (
         "attempt 2 failed: error b (failure 2 without progress, of 2 that are tried again)"
     )
 
@@ -177,13 +177,13 @@ def test_retries_end_when_nothing_gets_farther(
 
 def test_a_journal_is_decided_on_as_it_stands(tmp_path: Path) -> None:
     """The driver hands over the run that it reads."""
-    writer = driven(tmp_path)
+    writer = claimed_run(tmp_path)
     for attempt in range(1, 4):
-        assert writer.begin_attempt(tiny_plan()) == attempt
-        take_steps(writer.journal.path, attempt, range(2 + attempt))
+        assert writer.start_attempt(tiny_plan()) == attempt
+        write_steps(writer.journal.path, attempt, range(2 + attempt))
         writer.end_attempt("failure", error="ValueError: no")
         assert decide_retry(writer.run(), RetryLimits(failures=1)).retry
-    writer.begin_attempt(tiny_plan())
-    take_steps(writer.journal.path, 4, range(5))
+    writer.start_attempt(tiny_plan())
+    write_steps(writer.journal.path, 4, range(5))
     writer.end_attempt("failure", error="ValueError: no")
     assert "attempts 3 and 4 both failed after step 5, so no" in decide_retry(writer.run(), TWO).why

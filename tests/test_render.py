@@ -11,7 +11,7 @@ from orchestrator.plan.rehearsal import rehearse
 from orchestrator.render import alternatives, plan, rehearsal, score, study, text
 from orchestrator.score import PUBLISHED, as_shipped
 from orchestrator.spec import load, load_study
-from orchestrator.study import forecast
+from orchestrator.study import forecast_study
 from tests.asks import spec_of
 from tests.conftest import GOLDEN, ROOT, HoldGolden
 
@@ -162,7 +162,7 @@ def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
     asked = load_study(path)
     made = {trial.number: make_plan(trial.spec) for trial in asked.trials}
     screens = [
-        study.screen(forecast(asked, made), "orch submit study.yaml"),
+        study.screen(forecast_study(asked, made), "orch submit study.yaml"),
         study.first_line(asked),
         *(study.turn(asked, trial, 1) for trial in asked.trials),
     ]

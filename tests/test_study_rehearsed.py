@@ -49,7 +49,7 @@ class Submitted:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        return journal.study_status(self.study).runs
+        return self.study.status().runs
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Submitted:
             text, _ = process.communicate(timeout=SUBMITTED_S)
         codes.append(process.returncode)
         said.append(text)
-    [study] = journal.studies(storage)
+    [study] = journal.list_studies(storage)
     return Submitted(study, codes, said)
 
 
@@ -85,9 +85,9 @@ def is_under_way(storage: Path, number: int, process: subprocess.Popen[str]) -> 
     """Whether the newest run of a trial has done a step, and not yet all; or nothing more comes."""
     if process.poll() is not None:
         return True
-    for study in journal.studies(storage):
-        begun = [one for one in study.begun() if one.trial == number]
-        run = journal.run_of(study, begun[-1]) if begun else None
+    for study in journal.list_studies(storage):
+        begun = [one for one in study.trial_starts() if one.trial == number]
+        run = study.trial_run(begun[-1]) if begun else None
         return run is not None and 1 <= run.steps_done < STEPS
     return False
 
@@ -126,7 +126,7 @@ def test_its_page_is_written(done: Submitted) -> None:
     subprocess.run([*command, "--storage", str(done.storage)], cwd=ROOT, check=True)
     text = (done.study.path / "report.html").read_text(encoding="utf-8")
     found = read(text)
-    assert found.asked == []
+    assert found.total == []
     assert text.count('class="dot measured"') == 2 * 3
     assert "Where measured and predicted part" in "".join(found.text)
     assert len(text.encode()) < 2_000_000

@@ -56,7 +56,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     from orchestrator.render import sync as render
     from orchestrator.tracking.mlflow.recorder import Recorder
 
-    found = [journal.find(storage, run) for run in runs] or journal.journals(storage)
+    found = [journal.find_run(storage, run) for run in runs] or journal.list_journals(storage)
     recorder = Recorder(os.environ)
     tried = [brought_up(recorder, one) for one in found]
     if as_json:
@@ -111,7 +111,7 @@ def ending(found: "Journal") -> str:
     from orchestrator import journal
     from orchestrator.tracking import mlflow
 
-    others = [one for one in journal.runs(found.path.parent)[0] if one.run != found.key]
+    others = [one for one in journal.list_runs(found.path.parent)[0] if one.run != found.key]
     catch_up(found.path.parent, others)
     mark = mlflow.mark_of(found)
     if mark and mark.problem is None and not mlflow.is_behind(found.run(), mark):
@@ -179,7 +179,7 @@ def is_due(found: "Journal", run: Run) -> bool:
 
 def tried_at_s(found: "Journal") -> float:
     try:
-        return found.places.record.stat().st_mtime
+        return found.paths.record.stat().st_mtime
     except OSError:
         return 0.0
 
@@ -201,7 +201,7 @@ def ui(storage: Path, port: int | None) -> None:
     from orchestrator import journal
     from orchestrator.tracking.mlflow.tracking_uri import is_server
 
-    catch_up(storage, journal.runs(storage)[0])
+    catch_up(storage, journal.list_runs(storage)[0])
     for uri, places in places_by_uri(storage).items():
         if is_server(places[0]):
             say(links(uri, places))
@@ -217,7 +217,7 @@ def places_by_uri(storage: Path) -> dict[str, list["Destination"]]:
     from orchestrator.tracking import mlflow
     from orchestrator.tracking.mlflow.tracking_uri import is_server
 
-    marks = [mlflow.mark_of(one) for one in journal.journals(storage)]
+    marks = [mlflow.mark_of(one) for one in journal.list_journals(storage)]
     found = dict.fromkeys(mark.destination for mark in marks if mark and mark.recorded)
     if not found:
         raise OrchError(f"nothing is recorded of the runs in {storage}\nNext: orch sync")

@@ -72,8 +72,8 @@ def plan_study(path: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
 
     asked = spec.load_study(path, overrides)
     made = planned(asked)
-    found = room.forecast(asked, made)
-    refused = any(one.refused for one in found.trials)
+    found = room.forecast_study(asked, made)
+    refused = any(one.infeasible for one in found.trials)
     if as_json:
         say_json(found)
     else:
@@ -122,7 +122,7 @@ def submit_study(path: Path, study: Study, way: Way) -> int:
 
     made = planned(study)
     say(way.first_line(study))
-    say("\n" + render.screen(room.forecast(study, made)) + "\n")
+    say("\n" + render.screen(room.forecast_study(study, made)) + "\n")
     served = {number: plan for number, plan in made.items() if isinstance(plan, Plan)}
     if len(served) < len(made) and study.after_failure == "stop":
         return UNSERVED
@@ -130,7 +130,9 @@ def submit_study(path: Path, study: Study, way: Way) -> int:
         study=study, steps=way.steps, devices=way.devices, rehearsal=way.rehearsal
     )
     turns = turns_of(study, served, path)
-    if not way.agreed([one for one in turns if not succeeded(asked.place(storage_of(study)), one)]):
+    if not way.agreed(
+        [one for one in turns if not succeeded(asked.journal_in(storage_of(study)), one)]
+    ):
         return 0
     documents = {"study.yaml": path.read_bytes()}
     recorded = journal.open_study(storage_of(study), asked, documents)
@@ -190,11 +192,10 @@ def going_on(recorded: "StudyJournal", turn: Turn) -> Run | None:
 
 def runs_of(recorded: "StudyJournal", turn: Turn) -> Iterator[Run]:
     """Every run of a trial's repeat, as it stands."""
-    from orchestrator import journal
 
     wanted = turn.trial.number, turn.repeat
-    for one in recorded.begun():
-        run = journal.run_of(recorded, one) if (one.trial, one.repeat) == wanted else None
+    for one in recorded.trial_starts():
+        run = recorded.trial_run(one) if (one.trial, one.repeat) == wanted else None
         if run:
             yield run
 
@@ -205,6 +206,6 @@ def show_study(recorded: "StudyJournal", storage: Path, following: str = "") -> 
     from orchestrator.cli.running import next_about
     from orchestrator.render import scaling as render
 
-    opened = recorded.opened()
-    found = room.study_report(recorded.key, opened.study, room.gather(recorded))
+    opened = recorded.submission()
+    found = room.make_study_report(recorded.key, opened.study, room.read_trial_runs(recorded))
     say(render.screen(found, following or next_about("report", recorded.key, storage)))

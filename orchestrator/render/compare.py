@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from orchestrator.render.report import NOT_COMPARED
 from orchestrator.render.runs import elapsed
 from orchestrator.render.text import (
     columns,
@@ -82,7 +83,7 @@ def over(report: Report) -> str:
 def note(report: Report) -> str:
     """What PREDICTED is, or why there is none."""
     if report.not_compared:
-        return f"note: {report.not_compared}"
+        return f"note: {NOT_COMPARED[report.not_compared]}"
     one = reference(report)
     if one is None:
         return ""

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from orchestrator.journal.logs import Log, LogLine
-from orchestrator.journal.run_status import after, first_line
+from orchestrator.journal.run_logs import Log, LogLine
+from orchestrator.journal.run_status import first_line, last_attempt_text
 from orchestrator.render.text import (
     columns,
     count,
@@ -55,14 +55,14 @@ def table(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = ()) ->
 
 
 def study_row(status: StudyStatus) -> tuple[str, ...]:
-    done = f"{status.done} / {status.asked} runs"
+    done = f"{status.done} / {status.total} runs"
     began = f"{elapsed(status.read_at_s - status.begun_at_s)} ago"
     return status.study, status.state, done, "", "", began, f"{status.scaling} scaling"
 
 
 def study(status: StudyStatus) -> str:
     """A study and every run that was begun for it, in their order."""
-    done = f"{status.done} of {status.asked} runs done"
+    done = f"{status.done} of {status.total} runs done"
     head = title(f"{status.study}: {status.state}, {done}", f"{status.scaling} scaling")
     rows = [one[:-1] for one in (HEAD, *map(row, status.runs))] if status.runs else []
     return page([[head], tabulated(rows, SIDES[:-1])])
@@ -100,7 +100,7 @@ def screen(status: Status, next_command: str) -> str:
 def facts(status: Status) -> list[str]:
     """What is known of the run, a line each."""
     rows = [
-        ("why", first_line(status.why)),
+        ("why", first_line(status.detail)),
         ("steps", steps(status)),
         ("pods", pods(status)),
         ("step time", step_time(status)),
@@ -125,7 +125,7 @@ def steps(status: Status) -> str:
 
 
 def pods(status: Status) -> str:
-    fewer = f" of {status.pods_asked} asked" if status.pods != status.pods_asked else ""
+    fewer = f" of {status.requested_pods} asked" if status.pods != status.requested_pods else ""
     slices = status.attempts[-1].slices if status.attempts else ()
     return f"{status.pods}{fewer}" + (f": {', '.join(slices)}" if slices else "")
 
@@ -191,14 +191,14 @@ def driver(status: Status) -> str | None:
         return None
     text = f"process {status.driver.pid} on {status.driver.host}"
     if status.ended_at_s is None:
-        text += f", last sign {elapsed(status.since_last_sign_s)} ago"
+        text += f", last sign {elapsed(status.since_last_heartbeat_s)} ago"
     return text
 
 
 def cancel_asked(status: Status) -> str | None:
-    if status.cancel_asked_at_s is None:
+    if status.cancel_requested_at_s is None:
         return None
-    return f"to cancel, {elapsed(status.read_at_s - status.cancel_asked_at_s)} ago"
+    return f"to cancel, {elapsed(status.read_at_s - status.cancel_requested_at_s)} ago"
 
 
 def tracking(status: Status) -> str | None:
@@ -241,7 +241,7 @@ def verdict(status: Status) -> str:
         parts.append(f"MFU {mfu(status)}")
     tried = len(status.attempts)
     parts.append(f"{tried} {'attempt' if tried == 1 else 'attempts'}")
-    if status.state not in LIVE and (said := status.why or after(status.attempts)):
+    if status.state not in LIVE and (said := status.detail or last_attempt_text(status.attempts)):
         parts.append(first_line(said).rstrip("."))
     return f"{', '.join(parts)}."
 
@@ -251,8 +251,8 @@ def cancelled(before: Run, after: Run, *, at_once: bool) -> str:
     if before.ended_at_s is not None:
         return f"{before.run}: has ended already: {before.state}. Nothing was asked."
     asked = f"{before.run}: asked to stop" + (" at once." if at_once else ".")
-    if before.cancel_asked_at_s is not None:
-        ago = elapsed(before.read_at_s - before.cancel_asked_at_s)
+    if before.cancel_requested_at_s is not None:
+        ago = elapsed(before.read_at_s - before.cancel_requested_at_s)
         asked += f" It was asked to {ago} ago too."
     return f"{asked}\n{what_follows(after, at_once=at_once)}"
 
@@ -260,7 +260,7 @@ def cancelled(before: Run, after: Run, *, at_once: bool) -> str:
 def what_follows(run: Run, *, at_once: bool) -> str:
     """What becomes of a request to cancel."""
     if run.state not in LIVE:
-        return f"Nothing drives it any more: {run.why}. It counts as cancelled."
+        return f"Nothing drives it any more: {run.detail}. It counts as cancelled."
     if run.driver is None:
         return "Its driver has not come yet; when it comes, it stops before it takes a chip."
     if at_once:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from orchestrator.render.compare import spread
+from orchestrator.render.report import NOT_COMPARED
 from orchestrator.render.resource_names import resource
 from orchestrator.render.study import SCALINGS, Kept, fused, scaling_efficiency, title
 from orchestrator.render.text import page, percent, scaled, seconds, tabulated, to_digits
@@ -81,7 +82,7 @@ def over(trial: TrialReport, measured: RepeatedTrial) -> str:
 def notes(found: StudyReport) -> list[str]:
     """Why nothing is held against a prediction, once; or against which one it is."""
     unlike = sorted({one.not_compared for one in found.trials if one.not_compared})
-    said = [f"note: {one}" for one in unlike]
+    said = [f"note: {NOT_COMPARED[one]}" for one in unlike]
     if found.rehearsal:
         said.append("note: emulated pods share this machine's cores: more of them are slower each")
     compared = [one for one in found.trials if one.measured and not one.not_compared]

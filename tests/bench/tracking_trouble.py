@@ -93,11 +93,11 @@ def trained(storage: Path, server: Server, kinds: list[str], length: int) -> lis
     """The steps of each turn of a run that is recorded on that server."""
     writer = begun(storage, steps=MOST_STEPS)
     begin(writer.journal, Destination(uri=server.address, experiment="orch", artifacts=None))
-    number = writer.begin_attempt(tiny_plan())
+    number = writer.start_attempt(tiny_plan())
     turns, steps = Turns(server, kinds, length), list[Step]()
     plan = replace(plan_of(SMALL, sequences=8, length=128), remat="none")
     with (
-        writer.signing(),
+        writer.background_heartbeat(),
         BackgroundRecorder(writer.journal),
         StepLog(writer.journal.path, number) as log,
     ):
@@ -113,7 +113,7 @@ def trained(storage: Path, server: Server, kinds: list[str], length: int) -> lis
         os.sched_setaffinity(0, {TRAINS_ON})
         run(llama.build(plan, jax.devices()[:1]), asked)
         writer.end_attempt("finished")
-        writer.conclude("succeeded")
+        writer.end_run("succeeded")
     eventually(lambda: Recorder({}).record(writer.journal).problem is None, 120)
     check(storage, len(steps))
     return [steps[at : at + length] for at in turns.begins]

@@ -54,7 +54,7 @@ class BackgroundRecorder:
 
     def _keep(self) -> None:
         while not self._over.is_set():
-            with self._journal.places.record_log.open("ab") as log:
+            with self._journal.paths.record_log.open("ab") as log:
                 self._process = started(["--follow", str(self._journal.path)], log, piped=True)
             if self._process.wait() == 0:
                 return
@@ -63,7 +63,7 @@ class BackgroundRecorder:
 
 def in_background(journals: list[Journal]) -> None:
     """Bring runs up to their journals without waiting for it. The process ends by itself."""
-    with journals[0].places.record_log.open("ab") as log:
+    with journals[0].paths.record_log.open("ab") as log:
         started([str(journal.path.absolute()) for journal in journals], log, piped=False)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator import journal as journals
 from orchestrator.journal import Journal, StepReader
-from orchestrator.report import report
+from orchestrator.report import make_report
 from orchestrator.tracking.mlflow.metadata import (
     ARTIFACTS,
     DESCRIBED,
@@ -113,7 +113,7 @@ class RunExport:
         if found and found.deleted:
             raise RefusedAlone(
                 f"{self._store.where.words}: the MLflow run {found.id} was deleted there; restore"
-                f" it, or remove {self._journal.places.tracking} to record the run anew"
+                f" it, or remove {self._journal.paths.tracking} to record the run anew"
             )
         return found
 
@@ -179,7 +179,7 @@ class RunExport:
     def _send_ending(self, run: Run) -> None:
         """What the run comes to. Of a run that was resumed and ended again, the newest counts."""
         if run.steps_done:
-            self._send(of_ending(report(self._journal), last_seen_at_s(run)), {})
+            self._send(of_ending(make_report(self._journal), last_seen_at_s(run)), {})
 
     def _set_status(self, run: Run) -> None:
         assert self._found

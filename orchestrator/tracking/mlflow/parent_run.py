@@ -1,7 +1,7 @@
 """Record room: the MLflow run of a study, of which the runs of its trials are children."""
 
 from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import Journal, StudyJournal, study_status
+from orchestrator.journal import Journal, StudyJournal
 from orchestrator.tracking.mlflow.metadata import ARTIFACTS, NOTE, REPORT, RUN_ID, changed
 from orchestrator.tracking.mlflow.store import Status, Store, StoredRun
 from orchestrator.types.run import Run, TrackedRun
@@ -22,11 +22,11 @@ def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
         return None
     study = StudyJournal(journal.path.absolute().parent / run.study)
     try:
-        opened = study.opened()
+        opened = study.submission()
     except JournalUnreadable:
         return None
     parent = _its_run(study, opened, store)
-    status = STATUS[study_status(study).state]
+    status = STATUS[study.status().state]
     if parent.status != status:
         store.set_status(parent.id, status, None)
     _keep_page(study, parent, store)

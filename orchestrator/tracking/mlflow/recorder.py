@@ -94,7 +94,7 @@ def only_one(
 ) -> Iterator[None]:
     """Be the one process that records a run: the lock goes with the process, however that ends."""
     try:
-        lock = os.open(journal.places.record_lock, os.O_RDWR | os.O_CREAT, 0o666)
+        lock = os.open(journal.paths.record_lock, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise JournalUnreadable(f"{error.filename}: {error.strerror}") from error
     began_s = time.monotonic()

@@ -26,7 +26,7 @@ def begin(journal: Journal, where: Destination) -> SyncState:
 def mark_of(journal: Journal) -> SyncState | None:
     """What is noted; None when nobody has meant to record the run, or the note is damaged."""
     with suppress(OSError, msgspec.DecodeError):
-        return codec.from_json(journal.places.record.read_bytes(), SyncState)
+        return codec.from_json(journal.paths.record.read_bytes(), SyncState)
     return None
 
 
@@ -35,7 +35,7 @@ def note(
 ) -> SyncState:
     """Note what came of a try to record; what is recorded stays so when a later try fails."""
     noted = replace(mark, recorded=recorded or mark.recorded, problem=problem)
-    if noted != mark or not journal.places.record.exists():
+    if noted != mark or not journal.paths.record.exists():
         with suppress(JournalUnwritable):  # the next one looks again
             _write(journal, noted)
     return noted
@@ -52,4 +52,4 @@ def is_behind(run: Run, mark: SyncState) -> bool:
 
 
 def _write(journal: Journal, mark: SyncState) -> None:
-    files.replace(journal.places.record, codec.to_json(mark) + os.linesep.encode())
+    files.replace(journal.paths.record, codec.to_json(mark) + os.linesep.encode())

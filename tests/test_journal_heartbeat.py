@@ -13,10 +13,10 @@ from orchestrator.journal.heartbeat import (
     Heartbeat,
     HeartbeatMonitor,
     HeartbeatWriter,
-    beat_s,
+    heartbeat_interval_s,
 )
 from orchestrator.journal.run_paths import RunPaths
-from tests.journals import ME, driven, tiny_plan
+from tests.journals import ME, claimed_run, tiny_plan
 
 LIMIT_S = 30.0
 
@@ -28,17 +28,17 @@ def pulse(rank: int, at_s: float = 0.0, **changes: object) -> Heartbeat:
 
 
 def watched(*looks: tuple[float, list[Heartbeat]]) -> HeartbeatMonitor:
-    """A vigil that has looked at these times and seen these pulses."""
-    vigil = HeartbeatMonitor(0.0)
+    """A monitor that has looked at these times and seen these pulses."""
+    monitor = HeartbeatMonitor(0.0)
     for now_s, seen in looks:
-        vigil.look({one.rank: one for one in seen}, now_s)
-    return vigil
+        monitor.update({one.rank: one for one in seen}, now_s)
+    return monitor
 
 
 def begun(tmp_path: Path) -> Path:
     """The directory of a run whose first attempt goes on."""
-    writer = driven(tmp_path)
-    writer.begin_attempt(tiny_plan())
+    writer = claimed_run(tmp_path)
+    writer.start_attempt(tiny_plan())
     return writer.journal.path
 
 
@@ -47,13 +47,13 @@ def begun(tmp_path: Path) -> Path:
 
 def test_the_rank_with_the_oldest_last_sign_died_first() -> None:
     """One is killed without a word; the others soon die of it, and say so."""
-    vigil = watched(
+    monitor = watched(
         (1.0, [pulse(0, 1.0), pulse(1, 0.9), pulse(2, 1.0)]),
         (2.0, [pulse(0, 1.1, error="peer is gone"), pulse(1, 0.9), pulse(2, 2.0)]),
         (3.0, [pulse(0, 1.1, error="peer is gone"), pulse(1, 0.9), pulse(2, 3.0)]),
     )
-    assert vigil.died()
-    first = vigil.first_dead(silent_since_s=2.0)
+    assert monitor.has_error()
+    first = monitor.first_dead(silent_since_s=2.0)
     assert first is not None
     assert (first.rank, first.error) == (1, None)
 
@@ -61,22 +61,22 @@ def test_the_rank_with_the_oldest_last_sign_died_first() -> None:
 def test_the_rank_that_raised_died_before_those_that_were_aborted() -> None:
     """It stays until the others were seen alive after its last word."""
     raised = pulse(1, 2.0, ended=True, error="ValueError: no")
-    vigil = watched(
+    monitor = watched(
         (1.0, [pulse(0, 1.0), pulse(1, 1.0)]),
         (2.1, [pulse(0, 1.9), raised]),
         (2.4, [pulse(0, 2.3), raised]),
         (9.0, [pulse(0, 2.3), raised]),
     )
-    first = vigil.first_dead(silent_since_s=2.1)
+    first = monitor.first_dead(silent_since_s=2.1)
     assert first == raised
 
 
 def test_whoever_ended_well_is_not_dead() -> None:
     """Nor is one that still beats; where nobody is dead, nobody is named."""
-    vigil = watched((1.0, [pulse(0, 1.0, ended=True), pulse(1, 1.0)]))
-    vigil.look({1: pulse(1, 5.0)}, 5.0)
-    assert vigil.first_dead(silent_since_s=4.0) is None
-    assert not vigil.died()
+    monitor = watched((1.0, [pulse(0, 1.0, ended=True), pulse(1, 1.0)]))
+    monitor.update({1: pulse(1, 5.0)}, 5.0)
+    assert monitor.first_dead(silent_since_s=4.0) is None
+    assert not monitor.has_error()
 
 
 # --- who hangs
@@ -84,9 +84,9 @@ def test_whoever_ended_well_is_not_dead() -> None:
 
 def test_a_silent_rank_hangs() -> None:
     """By the reader's clock, whatever the rank's says; it is named, with where it runs."""
-    vigil = watched((0.0, [pulse(0, 500.0), pulse(1, 500.0)]), (40.0, [pulse(0, 540.0)]))
-    assert vigil.hung(LIMIT_S, 29.0) is None
-    found = vigil.hung(LIMIT_S, 41.0)
+    monitor = watched((0.0, [pulse(0, 500.0), pulse(1, 500.0)]), (40.0, [pulse(0, 540.0)]))
+    assert monitor.hung(LIMIT_S, 29.0) is None
+    found = monitor.hung(LIMIT_S, 41.0)
     assert found == ("rank 1 has given no sign for 41 s (process 7 on here, slice pod-1)", 1)
 
 
@@ -94,9 +94,9 @@ def test_a_rank_that_fell_silent_just_after_a_step_is_the_one_that_hangs() -> No
     """The step that the others never end is overdue before its silence is."""
     done = [pulse(0, 9.0, marks=5), pulse(1, 9.0, marks=5)]
     last = [pulse(0, 9.5, marks=5), pulse(1, 9.5, marks=5)]
-    vigil = watched((9.0, done), (9.5, last), (39.0, [pulse(0, 39.0, marks=5)]))
+    monitor = watched((9.0, done), (9.5, last), (39.0, [pulse(0, 39.0, marks=5)]))
     told = "no step was done for 30 s; rank 1 has given no sign for 30 s"
-    found = vigil.hung(LIMIT_S, 39.25)
+    found = monitor.hung(LIMIT_S, 39.25)
     assert found == (f"{told} (process 7 on here, slice pod-1)", 1)
 
 
@@ -130,9 +130,9 @@ def test_a_start_may_take_longer_than_a_step() -> None:
 
 def test_whoever_ended_does_not_hang() -> None:
     """Its last sign is its last."""
-    vigil = watched((1.0, [pulse(0, 1.0, ended=True), pulse(1, 1.0, marks=1)]))
-    vigil.look({1: pulse(1, 40.0, marks=2)}, 40.0)
-    assert vigil.hung(LIMIT_S, 41.0) is None
+    monitor = watched((1.0, [pulse(0, 1.0, ended=True), pulse(1, 1.0, marks=1)]))
+    monitor.update({1: pulse(1, 40.0, marks=2)}, 40.0)
+    assert monitor.hung(LIMIT_S, 41.0) is None
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_pace_spares_the_file_system_and_keeps_the_limit(
     ranks: int, limit_s: float, every_s: float
 ) -> None:
     """Slower with more ranks, and four signs within the time after which silence is a hang."""
-    assert beat_s(ranks, limit_s) == pytest.approx(every_s)
+    assert heartbeat_interval_s(ranks, limit_s) == pytest.approx(every_s)
 
 
 # --- what a rank leaves
@@ -165,7 +165,7 @@ def test_a_rank_that_raises_leaves_its_error(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="out of luck"):
         fail()
-    [left] = heartbeat.read(path, 1).values()
+    [left] = heartbeat.read_heartbeats(path, 1).values()
     assert (left.rank, left.slice_name, left.marks) == (3, "pod-1", 2)
     assert (left.ended, left.error) == (True, "ValueError: out of luck")
     assert left.process.pid == os.getpid()
@@ -175,8 +175,11 @@ def test_a_rank_that_ends_well_says_so(tmp_path: Path) -> None:
     """And leaves no error."""
     path = begun(tmp_path)
     with HeartbeatWriter(path, 1, 0, "pod-0", 0.01, nothing):
-        assert not heartbeat.read(path, 1)[0].ended
-    assert (heartbeat.read(path, 1)[0].ended, heartbeat.read(path, 1)[0].error) == (True, None)
+        assert not heartbeat.read_heartbeats(path, 1)[0].ended
+    assert (
+        heartbeat.read_heartbeats(path, 1)[0].ended,
+        heartbeat.read_heartbeats(path, 1)[0].error,
+    ) == (True, None)
 
 
 @pytest.mark.parametrize("damage", [b"{", b"\xff"])
@@ -184,9 +187,9 @@ def test_a_damaged_pulse_is_none(tmp_path: Path, damage: bytes) -> None:
     """The next one is read; nothing else is harmed."""
     path = begun(tmp_path)
     with HeartbeatWriter(path, 1, 0, "pod-0", 60.0, nothing):
-        RunPaths(path).pulse(1, 0).write_bytes(damage)
-        assert heartbeat.read(path, 1) == {}
-    assert heartbeat.read(path, 1)[0].ended
+        RunPaths(path).heartbeat(1, 0).write_bytes(damage)
+        assert heartbeat.read_heartbeats(path, 1) == {}
+    assert heartbeat.read_heartbeats(path, 1)[0].ended
 
 
 def test_a_rank_whose_attempt_is_over_gives_up(tmp_path: Path) -> None:
