@@ -1,6 +1,6 @@
-# The house: builds .venv from the lock and runs everything else inside it.
+# Builds .venv from the lock and runs everything else inside it.
 #
-# `make setup PYTHON=python3.12` picks the interpreter; `make clean` first, if .venv stands.
+# `make setup PYTHON=python3.12` chooses the interpreter; run `make clean` first if .venv exists.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,11 +9,11 @@ LOCK_COMMAND := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest
 	--python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--custom-compile-command "make lock" --extra dev pyproject.toml -o requirements.lock
 
-# pip writes bytecode whatever the environment says, unless it is told not to.
+# --compile writes bytecode even where the environment says not to.
 INSTALL := $(BIN)/python -m pip install --no-input --disable-pip-version-check --compile
 
-# What pip says while it installs the lock, as a line now and then; and all that it says of an error,
-# which comes last. `failed` is no word of pip's.
+# Turns pip's output into a progress line now and then, and shows an error in full. The line `failed`
+# comes from the recipe below, not from pip.
 define FOLLOW
 all=$$(grep -c '^[a-z].*==' requirements.lock); done=0; wrong=; \
 	while read -r word rest; do case "$$word" in \
@@ -25,16 +25,17 @@ all=$$(grep -c '^[a-z].*==' requirements.lock); done=0; wrong=; \
 	esac; [ -z "$$wrong" ] || echo "$$word $$rest" >&2; done
 endef
 
-WANTED := Wanted: Python 3.11 or newer; say which with make setup PYTHON=python3.12
+WANTED := orch needs Python 3.11 or newer; choose one with make setup PYTHON=python3.12
 refuse = { echo "setup: $(1)" >&2; exit 1; }
 
-# Pages are tested in a real browser. A machine that only tests gets one; a person's is left as it is.
+# The tests of pages need a browser. CI installs one; on a person's machine they skip without it.
 BROWSER := [ -z "$$CI" ] || command -v chromium >/dev/null || ! command -v apt-get >/dev/null || \
 	{ echo "test: installing chromium"; apt-get update -qq && apt-get install -qq -y \
 	--no-install-recommends chromium >/dev/null; } || echo "test: no chromium: browser tests skip"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench score bench-calibrate bench-proof chaos chaos-train fuzz lock clean
+.PHONY: help setup demo test test-docs test-slow lint bench score bench-calibrate bench-proof \
+	chaos chaos-train fuzz lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
@@ -43,19 +44,26 @@ help:  ## list these targets
 setup: $(READY)  ## build .venv from requirements.lock (minutes, 2.5 GB)
 	@:
 
-demo: setup  ## Llama 3 70B on four v5p pods
+demo: setup  ## plan, prove and rehearse Llama 3 70B on four v5p pods
 	@$(BIN)/orch submit specs/llama3_70b_4pod.yaml
 
-test: setup  ## the whole suite
+test: lint  ## lint, types and the tests (under ten minutes on two cores)
 	@$(BROWSER)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-lint: setup  ## ruff and mypy, both strict
-	@$(BIN)/ruff check
-	@$(BIN)/ruff format --check
+test-docs: setup  ## run every command of the README and the docs
+	@$(BIN)/python -m pytest -n 2 --dist load -m docs
+
+test-slow: setup  ## tests that take minutes each
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+lint: setup  ## ruff, mypy and import-linter
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@out=$$($(BIN)/lint-imports --no-logo) || { echo "$$out"; exit 1; }
 	@$(BIN)/mypy
 
-bench: setup  ## what planning, recording, training and studies cost
+bench: setup  ## costs of planning, tracking, training, studies and launching
 	@$(BIN)/python -m tests.bench.plan_speed
 	@$(BIN)/python -m tests.bench.record_cost
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench.tracking_trouble
@@ -63,23 +71,23 @@ bench: setup  ## what planning, recording, training and studies cost
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench.train_overhead
 	@$(BIN)/python -m tests.bench.launch_time
 
-bench-calibrate: setup  ## measure this machine, hold ten shapes to it (10 minutes)
+bench-calibrate: setup  ## calibrate, then compare ten shapes with it (10 minutes)
 	@$(BIN)/python -m tests.bench.calibration
 
-chaos: setup  ## hurt runs 50 times over, and see that nothing is lost
+chaos: setup  ## inject 50 faults into runs and check that nothing is lost
 	@$(BIN)/python -m pytest -m chaos
 	@$(BIN)/python -m tests.chaos.launch_campaign
 
-chaos-train: setup  ## kill training on five meshes, compare losses to the bit
+chaos-train: setup  ## kill training on five meshes and compare losses bit for bit
 	@$(BIN)/python -m tests.chaos.train_campaign
 
-fuzz: setup  ## 20,000 mutated specs
+fuzz: setup  ## load 20,000 mutated specs
 	@$(BIN)/python -m pytest -m fuzz
 
-score: setup  ## learn from real runs, and score it on runs it never saw
+score: setup  ## learn constants from published runs, score them on unseen runs
 	@$(BIN)/python -m tests.bench.score_table
 
-bench-proof: setup  ## compile 22 plans, write docs/proof-bench.md (an hour)
+bench-proof: setup  ## compile 22 plans and write docs/proof-bench.md (an hour)
 	@$(BIN)/python -m tests.bench.proof_table --write
 
 lock: setup  ## rewrite requirements.lock; UPGRADE=1 for newer versions
@@ -87,11 +95,12 @@ lock: setup  ## rewrite requirements.lock; UPGRADE=1 for newer versions
 	@echo "requirements.lock: $$(grep -c '^[a-z].*==' requirements.lock) packages"
 
 clean:  ## remove .venv and every cache; runs/ stays
-	@rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache \
+		.ruff_cache
 	@find orchestrator trainers tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An environment that was once ready is brought up to date in place. One that never was, because
-# setup was interrupted, may hold half a package that pip believes whole: it starts over.
+# A finished environment is updated in place. An unfinished one may hold half a package that pip
+# believes complete, so it starts over.
 $(READY): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || $(call refuse,no $(PYTHON) on PATH. $(WANTED))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -107,12 +116,12 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 	@echo "setup: done"
 
-# Without bytecode every process of a rehearsal compiles these packages again: 47 s to the first
-# step instead of 25.
+# Without bytecode every process of a rehearsal compiles these packages again: the first step comes
+# after 47 s instead of 25.
 define CHECK_BYTECODE
 import importlib.util, pathlib, sys
 bare = [name for name in ("jax", "mlflow", "numpy", "pandas", "ray") if not pathlib.Path(
     importlib.util.cache_from_source(importlib.util.find_spec(name).origin)).exists()]
-sys.exit(f"setup: no bytecode was written for {', '.join(bare)}" if bare else 0)
+sys.exit(f"setup: no bytecode for {', '.join(bare)}" if bare else 0)
 endef
 export CHECK_BYTECODE

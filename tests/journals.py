@@ -13,7 +13,14 @@ from orchestrator.journal.events import AnyEvent, Claimed, Submitted
 from orchestrator.journal.run_state import RunState, apply, initial
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
-from orchestrator.types.run import ProcessIdentity, ReasonCode, StateReason, Startup, Step, Submission
+from orchestrator.types.run import (
+    ProcessIdentity,
+    ReasonCode,
+    Startup,
+    StateReason,
+    Step,
+    Submission,
+)
 from orchestrator.types.spec import Spec
 from tests.asks import TINY, spec_of
 from tests.conftest import ROOT
@@ -26,7 +33,7 @@ SUBMITTED = Submitted(
         pods=4, steps=100, environment={}, submitter=ME,
     ),
 )  # fmt: skip
-CLAIM = Claimed(at_s=1.0, driver=ME, beat_s=2.0)
+CLAIM = Claimed(at_s=1.0, driver=ME, heartbeat_s=2.0)
 
 
 def reason(detail: str, code: ReasonCode = "error") -> StateReason:

@@ -17,7 +17,7 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.types.spec import Pods
 from tests.asks import TINY, spec_of
 from tests.journals import ME, claimed_run, step, tiny_plan
-from tests.test_journal_heartbeat import pulse
+from tests.test_journal_heartbeat import beat
 from tests.test_launch_slices import plan_on as sliced
 
 FOUR = SliceSelection(pods=Pods(min=2, max=4), kind="v5e 2x2", began=False, alone=False)
@@ -82,7 +82,7 @@ def test_the_arithmetic_of_waiting_is_said() -> None:
 
 def test_a_host_that_is_gone_is_a_preemption() -> None:
     """Whatever the processes said of it; the rank that died first is named all the same."""
-    died = pulse(3, error="XlaRuntimeError: connection closed")
+    died = beat(3, error="XlaRuntimeError: connection closed")
     ending = judged(died, "Ray's words", ("a", "b", "c"), slices("a", broken=("b",)))
     assert ending == AttemptEnd(
         reason="preemption",
@@ -94,15 +94,15 @@ def test_a_host_that_is_gone_is_a_preemption() -> None:
 def test_an_error_is_the_first_dead_ranks() -> None:
     """Not what the launcher made of it; one that died silently has no error to compare."""
     here = slices("a", "b")
-    said = pulse(1, error="ValueError: no")
+    said = beat(1, error="ValueError: no")
     assert judged(said, "Ray's", "ab", here) == AttemptEnd(
         reason="failure", error="ValueError: no", first_dead_rank=1
     )
-    assert judged(pulse(1), "Ray's", "ab", here).error is None
+    assert judged(beat(1), "Ray's", "ab", here).error is None
     assert judged(None, "no controller", "ab", None) == AttemptEnd(
         reason="failure", error="no controller"
     )
-    assert pulse(1).process == ME
+    assert beat(1).process == ME
 
 
 # --- which data comes next

@@ -16,7 +16,7 @@ from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.attempt_process import AttemptProcess
 from orchestrator.launch.protocol import AttemptCommand, AttemptEvent, Slice, WorkerArgs
-from tests.journals import claimed_run, tiny_plan, write_steps
+from tests.journals import claimed_run, reason, tiny_plan, write_steps
 
 BEAT_S = 0.02
 SLICES = ("pod-0", "pod-1")
@@ -178,8 +178,8 @@ def test_a_stopped_run_says_how_it_was_asked_and_what_is_kept(
     """A checkpoint of the last step is kept where its ranks were let end by themselves."""
     with watched(tmp_path, Scripted()) as (writer, _):
         write_steps(writer.journal.path, 1, range(steps))
-        journal.request_cancel(writer.journal, at_once=at_once, why="interrupted (Ctrl-C)")
+        journal.request_cancel(writer.journal, at_once=at_once, source="interrupted (Ctrl-C)")
         writer.end_attempt("cancelled")
-        assert Driver(writer, None)._concluded("unused") == 0
+        assert Driver(writer, None)._concluded(reason("unused")) == 0
     run = writer.run()
     assert (run.state, run.detail) == ("cancelled", why)

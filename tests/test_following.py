@@ -1,6 +1,5 @@
 """Following a run on a named cluster: the journal tells it, whatever the cluster answers."""
 
-from tests.journals import reason
 import signal
 import time
 from dataclasses import dataclass, field
@@ -19,10 +18,11 @@ from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog
 from orchestrator.launch import LocalCluster
 from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
-from orchestrator.render import rehearsal as render
+from orchestrator.render import rehearsal_screen as render
 from orchestrator.tracking import mlflow
 from orchestrator.types.plan import Plan
-from tests.journals import run_request, step, tiny_plan, tiny_spec, write_steps
+from orchestrator.types.run import StateReason
+from tests.journals import reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
 
 @dataclass
@@ -84,7 +84,7 @@ def test_a_run_is_followed_to_its_end(
     follow = followed(recorded, jobs)
     assert follow.look() is None
     writer = journal.claim_run(recorded)
-    writer.record_pending(reason("4 slices asked, 1 free", "waiting_for_slices"))
+    writer.record_pending(StateReason(code="waiting_for_slices", detail="4 slices asked, 1 free"))
     assert follow.look() is None
     number = writer.start_attempt(tiny_plan())
     write_steps(recorded.path, number, range(3))
@@ -147,7 +147,7 @@ def test_after_the_last_step_no_other_is_waited_for(
 ) -> None:
     """A run has its last words to write then."""
     write_steps(recorded.path, journal.claim_run(recorded).start_attempt(tiny_plan()), range(done))
-    assert render.awaited(recorded.run()) == waits
+    assert render.waiting_for(recorded.run()) == waits
 
 
 def test_a_dropped_connection_is_said_once_and_survived(

@@ -1,6 +1,5 @@
 """The journal on disk: how a run begins, what its driver writes, and what others read."""
 
-from tests.journals import reason
 import threading
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from orchestrator.errors import RunExists, SpecError, Superseded
 from orchestrator.journal import StepLog
 from orchestrator.types import codec
 from orchestrator.types.run import Run, Status, TrackedRun
-from tests.journals import claimed_run, failed_once, run_request, step, tiny_plan, tiny_spec
+from tests.journals import claimed_run, failed_once, reason, run_request, step, tiny_plan, tiny_spec
 
 
 def test_a_new_run_holds_what_it_starts_from(tmp_path: Path) -> None:
@@ -157,9 +156,7 @@ def test_waiting_for_the_same_thing_is_said_once(tmp_path: Path) -> None:
     """A driver may say it in every round of its wait."""
     writer = claimed_run(tmp_path)
     for _ in range(3):
-        writer.record_pending(
-            reason("4 slices of 2x2 asked, 3 free", "waiting_for_slices")
-        )
+        writer.record_pending(reason("4 slices of 2x2 asked, 3 free", "waiting_for_slices"))
     run = writer.run()
     assert (run.state, run.detail) == ("pending", "4 slices of 2x2 asked, 3 free")
     assert len(list(writer.journal.paths.events.iterdir())) == 3

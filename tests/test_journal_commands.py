@@ -1,6 +1,5 @@
 """The commands about runs, as a person meets them: no driver, cluster or MLflow is there."""
 
-from tests.journals import reason
 import json
 import os
 import pty
@@ -16,8 +15,13 @@ from orchestrator.cli.running import next_of
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.run_journal import prediction_of
 from orchestrator.journal.run_status import Observation, StepSummary, build_run
-from orchestrator.render import launch, rehearsal
-from orchestrator.render import runs as render
+from orchestrator.render import (
+    formatting,
+    launch_screen,
+    rehearsal_screen,
+    runs_screen,
+    status_screen,
+)
 from orchestrator.types.run import EndState, RecentSteps, Status, TimedStep, TrackedRun
 from tests.conftest import HoldGolden, RunOrch
 from tests.journals import (
@@ -25,6 +29,7 @@ from tests.journals import (
     abandoned_run,
     claimed_run,
     failed_once,
+    reason,
     run_request,
     state_after,
     step,
@@ -32,6 +37,8 @@ from tests.journals import (
     write_steps,
 )
 
+WAITING = Pending(at_s=9.0, reason=reason("4 slices of 2x2 requested", "waiting_for_slices"))
+FAILED = Ended(at_s=4e3, state="failed", reason=reason("no budget is left"))
 PROMISED = {"run", "state", "rehearsal", "plan_digest", "journal"}
 PROMISED |= {"mlflow_tracking_uri", "mlflow_run_id"}
 
@@ -39,8 +46,8 @@ PROMISED |= {"mlflow_tracking_uri", "mlflow_run_id"}
 def status_of(*events: object, now_s: float = 7_600.0, **changes: object) -> Status:
     """A status made by hand."""
     steps = tuple(TimedStep(at_s=7_590.0, step=step(index, mfu=0.081)) for index in (40, 41))
-    traces = {1: StepSummary(last_steps=steps[:1]), 2: StepSummary(last_steps=steps)}
-    sight = Observation(now_s=now_s, heartbeat_at_s=now_s - 1.2, traces=traces)
+    summaries = {1: StepSummary(last_steps=steps[:1]), 2: StepSummary(last_steps=steps)}
+    sight = Observation(now_s=now_s, heartbeat_at_s=now_s - 1.2, steps=summaries)
     run = build_run("it-1", "/runs/it-1", state_after(CLAIM, *events), sight)  # type: ignore[arg-type]
     forecast = replace(prediction_of(tiny_plan()), chip_profile="c0ffee00" * 8)
     return replace(Status(**vars(run), forecast=forecast), **changes)  # type: ignore[arg-type]
@@ -51,13 +58,13 @@ def test_a_rehearsal_is_not_held_against_chips() -> None:
     status = status_of(rehearsal=True)
     assert status.forecast is not None
     unmeasured = replace(status, forecast=replace(status.forecast, chip_profile=None))
-    assert "expected" in render.screen(status, "x")
-    shown = render.screen(unmeasured, "x")
+    assert "expected" in status_screen.status_screen(status, "x")
+    shown = status_screen.status_screen(unmeasured, "x")
     assert "expected" not in shown
     assert "nothing overlapped" not in shown
     assert "forecast   none: this machine was not measured" in shown
     real = replace(unmeasured, rehearsal=False)
-    assert "expected" in render.screen(real, "x")
+    assert "expected" in status_screen.status_screen(real, "x")
 
 
 PLAN, SMALLER = "3f9a1c07" * 8, "80c5437d" * 8
@@ -79,7 +86,7 @@ def test_a_status_is_one_screen(golden: HoldGolden) -> None:
         mlflow_tracking_uri="sqlite:////runs/mlflow.db",
         mlflow_run_id="0a1b",
     )
-    shown = render.screen(status, "orch logs it-1 -f")
+    shown = status_screen.status_screen(status, "orch logs it-1 -f")
     golden("status_running.txt", shown)
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -87,12 +94,12 @@ def test_a_status_is_one_screen(golden: HoldGolden) -> None:
 def test_a_long_reason_is_wrapped_and_ends_once() -> None:
     """What Ray says in one line, with a path in it and a full stop of its own."""
     said = "The actor died because its node has died, see /tmp/ray/session_latest/logs for more. "
-    ended = Ended(at_s=4e3, state="failed", why=said * 2)
+    ended = Ended(at_s=4e3, state="failed", reason=reason(said * 2))
     run = status_of(START, PREEMPTED, ended)
-    shown = render.screen(run, "orch logs it-1")
+    shown = status_screen.status_screen(run, "orch logs it-1")
     assert max(map(len, shown.splitlines())) <= 80
     assert ".." not in shown
-    launched = launch.ending(run, "mlflow.db", "orch logs it-1")
+    launched = launch_screen.launch_result(run, "mlflow.db", "orch logs it-1")
     assert max(len(line) for line in launched.splitlines() if "why" in line) <= 80
 
 
@@ -103,18 +110,18 @@ def test_a_long_reason_is_wrapped_and_ends_once() -> None:
 def test_an_ending_says_why_nothing_was_expected(pods: int, said: str) -> None:
     """Nobody wanted the machine measured, or the run went on with other pods than it asked for."""
     run = status_of(START, rehearsal=True, pods=pods, requested_pods=4)
-    shown = rehearsal.ending(run, tiny_plan(), "mlflow.db", "orch report it-1")
+    shown = rehearsal_screen.rehearsal_result(run, tiny_plan(), "mlflow.db", "orch report it-1")
     assert f"expected unknown: {'nothing was measured for ' * (pods == 3)}{said}" in shown
 
 
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (status_of(Pending(at_s=9.0, reason=reason("4 slices of 2x2 asked, 3 free", "waiting_for_slices"))), "  why        4 "),
+        (status_of(WAITING), "  why        4 "),
         (status_of(START, now_s=9_000.0, driver=None), "step time  250 ms over the last 2; "),
         (status_of(START, forecast=None), "  MFU        8.1 %\n"),
         (status_of(START, recent=None), "  MFU        not measured; expected"),
-        (status_of(START, PREEMPTED, Ended(at_s=4e3, state="failed", reason=reason("no budget is left"))),
+        (status_of(START, PREEMPTED, FAILED),
          "Run: failed, MFU 8.1 %, 1 attempt, no budget is left.\n"),
         (status_of(START, problems=("events/x: is none of the journal's",)),
          "\nwarning: events/x: is none of the journal's\n"),
@@ -123,7 +130,7 @@ def test_an_ending_says_why_nothing_was_expected(pods: int, said: str) -> None:
 )  # fmt: skip
 def test_a_status_says_what_there_is_to_say(status: Status, said: str) -> None:
     """Why it waits, why it ended, what is not known, and what should not be there."""
-    assert said in render.screen(status, "orch logs it-1")
+    assert said in status_screen.status_screen(status, "orch logs it-1")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +140,7 @@ def test_a_status_says_what_there_is_to_say(status: Status, said: str) -> None:
 )  # fmt: skip
 def test_time_is_said_in_its_two_largest_units(value_s: float, said: str) -> None:
     """As people say it."""
-    assert render.elapsed(value_s) == said
+    assert formatting.elapsed(value_s) == said
 
 
 def test_the_runs_are_a_table(golden: HoldGolden) -> None:
@@ -143,7 +150,7 @@ def test_the_runs_are_a_table(golden: HoldGolden) -> None:
         status_of(START, rehearsal=True, recent=None),
         status_of(recent=RecentSteps(steps=1, step_s=1.0, mfu=None, tokens_per_s_per_chip=None)),
     ]
-    golden("runs.txt", render.table(list(runs), "runs"))
+    golden("runs.txt", runs_screen.runs_screen(list(runs), "runs"))
 
 
 # --- commands

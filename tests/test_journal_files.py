@@ -1,6 +1,5 @@
 """The journal's files: what is foreign or damaged is said, and a long run is read quickly."""
 
-from tests.journals import reason
 import errno
 import os
 import time
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
 from orchestrator.journal import event_log, files
-from tests.journals import claimed_run, failed_once, run_request, tiny_plan, write_steps
+from tests.journals import claimed_run, failed_once, reason, run_request, tiny_plan, write_steps
 
 # --- foreign and damaged files
 

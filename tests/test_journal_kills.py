@@ -1,6 +1,5 @@
 """The journal under kills and full disks: nothing is lost, and what went wrong is named."""
 
-from tests.journals import reason
 import errno
 import json
 import os
@@ -19,7 +18,7 @@ from orchestrator.errors import JournalUnwritable
 from orchestrator.journal import StepLog
 from orchestrator.types.run import Run
 from tests.conftest import ROOT
-from tests.journals import claimed_run, run_request, step, tiny_plan
+from tests.journals import claimed_run, reason, run_request, step, tiny_plan
 
 
 @pytest.fixture

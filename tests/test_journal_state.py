@@ -1,7 +1,7 @@
-"""The fold: what a run is, from its events and its signs of life alone."""
+"""The state of a run: it follows from its events and from signs of life alone."""
 
-from tests.journals import reason
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,18 +17,20 @@ from orchestrator.journal.events import (
     Pending,
     Stopping,
     decode_event,
-    encode_event,
+    encode,
 )
 from orchestrator.journal.run_state import RunState, apply, initial, violation
 from orchestrator.journal.run_status import Observation, StepSummary, build_run, current_state
 from orchestrator.types.run import LIVE, Run, State, TimedStep
-from tests.journals import CLAIM, ME, SUBMITTED, state_after, states_after, step
+from tests.journals import CLAIM, ME, SUBMITTED, reason, state_after, states_after, step
 
 START = AttemptStarted(at_s=2.0, attempt=1, plan_digest="p", pods=4)
 FAILED = AttemptEnded(at_s=3.0, attempt=1, reason="failure", error="ValueError: no\nmore")
 SECOND = AttemptStarted(at_s=4.0, attempt=2, plan_digest="p", pods=4)
 DONE = Ended(at_s=5.0, state="succeeded")
 STEPPED = {1: StepSummary(last_steps=(TimedStep(at_s=2.5, step=step(0, restored=0)),))}
+WAITING = Pending(at_s=1.0, reason=reason("2 slices", "waiting_for_slices"))
+STOPPING = Stopping(at_s=3.0, reason=reason("requested", "cancel_requested"))
 CANCEL = CancelRequest(at_s=3.0, by=ME)
 
 
@@ -46,18 +48,18 @@ def run_of(story: RunState, sight: Observation) -> Run:
     [
         ([], at(), "submitted"),
         ([], at(601.0), "lost"),
-        ([Pending(at_s=1.0, reason=reason("slices", "waiting_for_slices"))], at(), "pending"),
+        ([WAITING], at(), "pending"),
         ([CLAIM], at(), "starting"),
-        ([CLAIM, Pending(at_s=2.0, reason=reason("slices", "waiting_for_slices"))], at(), "pending"),
+        ([CLAIM, WAITING], at(), "pending"),
         ([CLAIM, START], at(), "starting"),
-        ([CLAIM, START], at(traces=STEPPED), "running"),
-        ([CLAIM, START], at(13.0, traces=STEPPED), "lost"),
-        ([CLAIM, START], at(13.0, heartbeat_at_s=11.0, traces=STEPPED), "running"),
-        ([CLAIM, START], at(writer_is_gone=True, traces=STEPPED), "lost"),
+        ([CLAIM, START], at(steps=STEPPED), "running"),
+        ([CLAIM, START], at(13.0, steps=STEPPED), "lost"),
+        ([CLAIM, START], at(13.0, heartbeat_at_s=11.0, steps=STEPPED), "running"),
+        ([CLAIM, START], at(writer_is_gone=True, steps=STEPPED), "lost"),
         ([CLAIM, START], at(writer_is_gone=True, cancel=CANCEL), "cancelled"),
-        ([CLAIM, START], at(cancel=CANCEL, traces=STEPPED), "running"),
-        ([CLAIM, START, Stopping(at_s=3.0, reason=reason("asked", "cancel_requested"))], at(traces=STEPPED), "stopping"),
-        ([CLAIM, START, FAILED], at(traces=STEPPED), "starting"),
+        ([CLAIM, START], at(cancel=CANCEL, steps=STEPPED), "running"),
+        ([CLAIM, START, STOPPING], at(steps=STEPPED), "stopping"),
+        ([CLAIM, START, FAILED], at(steps=STEPPED), "starting"),
         ([CLAIM, START, FAILED, Ended(at_s=3.5, state="failed")], at(9e9), "failed"),
         ([Ended(at_s=1.0, state="failed")], at(), "failed"),
         ([Ended(at_s=1.0, state="failed")], at(writer_is_gone=True, cancel=CANCEL), "failed"),
@@ -72,36 +74,34 @@ def test_the_state_follows_from_events_and_signs(
     assert run.problems == ()
 
 
-def test_why_is_said_where_there_is_something_to_say() -> None:
-    """What it waits for, what it follows on, why it ended, why it is lost."""
-    pending = Pending(
-        at_s=2.0, reason=reason("4 slices asked, 3 free", "waiting_for_slices")
-    )
-    ended = Ended(
-        at_s=4.0, state="failed", reason=reason("no budget is left", "error")
-    )
-    assert current_state(state_after(CLAIM, pending), at())[1] == "4 slices asked, 3 free"
-    assert (
-        current_state(state_after(CLAIM, START, FAILED), at())[1]
-        == "attempt 1 failed: ValueError: no"
-    )
-    assert current_state(state_after(CLAIM, START, FAILED, ended), at())[1] == "no budget is left"
-    gone = current_state(state_after(CLAIM, START), at(writer_is_gone=True))[1]
-    silent = current_state(state_after(CLAIM, START), at(3_602.0))[1]
-    at_once = CancelRequest(at_s=3.0, by=ME, at_once=True)
-    stopped = current_state(state_after(CLAIM, START), at(writer_is_gone=True, cancel=at_once))
-    assert stopped == ("cancelled", "somebody asked, before its first step")
-    pressed = CancelRequest(
-        at_s=3.0,
-        by=ME,
-        at_once=True,
-        reason=reason("interrupted (Ctrl-C)"),
-    )
-    seen = at(writer_is_gone=True, cancel=pressed, traces=STEPPED)
-    stopped = current_state(state_after(CLAIM, START), seen)
-    assert stopped == ("cancelled", "interrupted (Ctrl-C), at once, after step 1")
-    assert gone == "its driver (process 7 on here) is gone"
-    assert silent == "its driver (process 7 on here) has given no sign for 3,600 s"
+def test_the_reason_explains_the_state() -> None:
+    """What the run waits for, what it follows on, why it ended, why it is lost."""
+
+    def code(*events: AnyEvent, **seen: Any) -> str | None:
+        _, found = current_state(state_after(*events), at(**seen))
+        return found.code if found else None
+
+    ended = Ended(at_s=4.0, state="failed", reason=reason("no budget", "retries_exhausted"))
+    assert code(CLAIM, WAITING) == "waiting_for_slices"
+    assert code(CLAIM, START, FAILED) == "after_attempt"
+    assert code(CLAIM, START, FAILED, ended) == "retries_exhausted"
+    assert code(CLAIM, START, writer_is_gone=True) == "driver_gone"
+    assert code(CLAIM, START, now_s=3_602.0) == "driver_silent"
+    assert code() == "unclaimed"
+    assert code(writer_is_alive=True) == "driver_starting"
+    assert code(CLAIM, START, STOPPING) == "cancel_requested"
+
+
+@pytest.mark.parametrize(
+    ("seen", "detail"),
+    [({}, "Ctrl-C, before its first step"), ({"steps": STEPPED}, "Ctrl-C, at once, after step 1")],
+)
+def test_a_cancelled_run_says_how_far_it_came(seen: dict[str, Any], detail: str) -> None:
+    """When its driver vanished after it was asked to stop at once."""
+    at_once = CancelRequest(at_s=3.0, by=ME, at_once=True, source="Ctrl-C")
+    observed = at(writer_is_gone=True, cancel=at_once, **seen)
+    stopped = current_state(state_after(CLAIM, START), observed)
+    assert stopped == ("cancelled", reason(detail, "cancel_requested"))
 
 
 def test_a_run_whose_steps_are_done_does_not_start_again() -> None:
@@ -113,14 +113,14 @@ def test_a_run_whose_steps_are_done_does_not_start_again() -> None:
 def test_steps_are_no_sign_of_the_driver() -> None:
     """Processes may step on for a while when nobody drives them any more."""
     stepping = {1: StepSummary(last_steps=(TimedStep(at_s=99.0, step=step(9)),))}
-    run = run_of(state_after(CLAIM, START), at(100.0, traces=stepping))
+    run = run_of(state_after(CLAIM, START), at(100.0, steps=stepping))
     assert run.state == "lost"
     assert run.since_last_step_s == 1.0
 
 
 def test_a_clock_that_lags_makes_no_negative_time() -> None:
     """Signs from the future are as fresh as can be."""
-    run = run_of(state_after(CLAIM, START), at(0.0, heartbeat_at_s=5.0, traces=STEPPED))
+    run = run_of(state_after(CLAIM, START), at(0.0, heartbeat_at_s=5.0, steps=STEPPED))
     assert (run.since_last_heartbeat_s, run.since_last_step_s) == (0.0, 0.0)
     assert run.state == "running"
 
@@ -132,13 +132,13 @@ def test_a_clock_that_lags_makes_no_negative_time() -> None:
         ([], START, "no driver"),
         ([CLAIM], AttemptStarted(at_s=2, attempt=2, plan_digest="p", pods=4),
          "next attempt is 1"),
-        ([CLAIM, START], START, "attempt 1 goes on"),
-        ([CLAIM, START], Pending(at_s=3, reason=reason("x", "waiting_for_slices")), "attempt 1 goes on"),
-        ([CLAIM, START], Ended(at_s=3, state="failed"), "attempt 1 goes on"),
-        ([CLAIM], FAILED, "attempt 1 does not go on"),
-        ([CLAIM, START, FAILED], FAILED, "attempt 1 does not go on"),
+        ([CLAIM, START], START, "attempt 1 is running"),
+        ([CLAIM, START], WAITING, "attempt 1 is running"),
+        ([CLAIM, START], Ended(at_s=3, state="failed"), "attempt 1 is running"),
+        ([CLAIM], FAILED, "attempt 1 is not running"),
+        ([CLAIM, START, FAILED], FAILED, "attempt 1 is not running"),
         ([CLAIM, Ended(at_s=3, state="failed")], START, "has ended: failed"),
-        ([CLAIM, Ended(at_s=3, state="failed")], Stopping(at_s=4, reason=reason("x", "cancel_requested")), "has ended: failed"),
+        ([CLAIM, Ended(at_s=3, state="failed")], STOPPING, "has ended: failed"),
     ],
 )  # fmt: skip
 def test_what_cannot_come_next_is_refused_and_noted(
@@ -148,7 +148,7 @@ def test_what_cannot_come_next_is_refused_and_noted(
     story = state_after(*before)
     assert why in (violation(story, event) or "")
     [problem] = apply(story, story.last + 1, event).problems
-    assert problem.endswith(f"does not follow: {violation(story, event)}")
+    assert problem.endswith(f"is out of order: {violation(story, event)}")
 
 
 @pytest.mark.parametrize(
@@ -174,30 +174,31 @@ def test_what_is_left_of_a_damaged_journal_is_told(
 
 def test_a_new_driver_closes_what_the_old_one_left() -> None:
     """The attempt is lost, and nothing that was being waited for or stopped is."""
-    again = Claimed(at_s=50.0, driver=ME, beat_s=2.0)
+    again = Claimed(at_s=50.0, driver=ME, heartbeat_s=2.0)
     story = state_after(
         CLAIM,
         START,
-        Stopping(at_s=3.0, reason=reason("asked", "cancel_requested")),
+        STOPPING,
         again,
     )
     assert [one.reason for one in story.attempts] == ["lost"]
     assert (story.stopping, story.open_attempt, story.writer) == (None, None, 5)
     assert story.resumed_at == 1
-    resumed = state_after(CLAIM, START, Claimed(at_s=50.0, driver=ME, beat_s=2.0, resumes=True))
+    resumed = state_after(CLAIM, START, replace(again, resumes=True))
     assert resumed.resumed_at == 2
 
 
+REASONS = st.builds(reason, st.text())
 EVENTS: st.SearchStrategy[AnyEvent] = st.one_of(
-    st.builds(Claimed, at_s=st.just(1.0), driver=st.just(ME), beat_s=st.just(2.0),
+    st.builds(Claimed, at_s=st.just(1.0), driver=st.just(ME), heartbeat_s=st.just(2.0),
               resumes=st.booleans(), settled_requests=st.integers(0, 3)),
-    st.builds(Pending, at_s=st.just(1.0), why=st.text()),
+    st.builds(Pending, at_s=st.just(1.0), reason=REASONS),
     st.builds(AttemptStarted, at_s=st.just(1.0), attempt=st.integers(1, 4),
               plan_digest=st.just("p"), pods=st.integers(1, 4)),
     st.builds(AttemptEnded, at_s=st.just(1.0), attempt=st.integers(1, 4),
               reason=st.sampled_from(["finished", "failure", "preemption", "hang", "cancelled"]),
               error=st.none() | st.text()),
-    st.builds(Stopping, at_s=st.just(1.0), why=st.text()),
+    st.builds(Stopping, at_s=st.just(1.0), reason=REASONS),
     st.builds(Ended, at_s=st.just(1.0), state=st.sampled_from(["succeeded", "failed"])),
     st.just(SUBMITTED),
 )  # fmt: skip
@@ -252,7 +253,7 @@ def test_what_has_happened_is_never_told_otherwise_later(events: list[AnyEvent])
 @given(EVENTS)
 def test_an_event_is_one_line_of_json_both_ways(event: AnyEvent) -> None:
     """What is written down is what is read."""
-    text = encode_event(event)
+    text = encode(event)
     assert text.endswith(b"}\n")
     assert text.count(b"\n") == 1
     assert decode_event(text) == event

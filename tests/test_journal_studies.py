@@ -1,6 +1,5 @@
 """A study's journal: one for each study, naming its trials before they begin."""
 
-from tests.journals import reason
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,10 +11,10 @@ from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownName
 from orchestrator.journal import StudyJournal, StudyRequest
 from orchestrator.types import codec
-from orchestrator.types.run import StateReason, TrackedRun
+from orchestrator.types.run import TrackedRun
 from orchestrator.types.study import Study, Trial, TrialStart
 from tests.conftest import ROOT
-from tests.journals import ME, claimed_run, run_request, tiny_spec
+from tests.journals import ME, claimed_run, reason, run_request, tiny_spec
 
 STUDY = Study(
     name="pods",
@@ -40,7 +39,7 @@ def test_the_same_study_is_one_journal(tmp_path: Path) -> None:
     """Opened again it is the one that was begun; asked otherwise it is another."""
     first, again = begun(tmp_path), begun(tmp_path)
     assert first == again
-    assert first.opened().study == STUDY
+    assert first.submission().study == STUDY
     assert (first.documents / "study.yaml").read_bytes() == b"study: {}\n"
     assert begun(tmp_path, replace(STUDY, scaling="weak")) != first
     assert begun(tmp_path, steps=21) != first

@@ -1,9 +1,23 @@
-"""Speed as ratios, both sides measured in this run, least of several so that noise cancels."""
+"""The cost of planning: ratios of times in one run (the least of several), and no framework."""
 
+import subprocess
+import sys
 from functools import partial
 
 from orchestrator.plan.planner import ask_of
 from tests.bench.plan_speed import CASES, choose, imports_ratio, price_one_by_one, seconds
+from tests.conftest import ROOT
+
+PLAN_AND_LIST_MODULES = """
+import sys
+from orchestrator.cli import main
+sys.argv = ["orch", "plan", "specs/llama3_70b_4pod.yaml"]
+try:
+    main()
+except SystemExit as finished:
+    assert not finished.code, finished.code
+print("modules:", *sorted({name.split(".")[0] for name in sys.modules}))
+"""
 
 
 def test_a_plan_costs_at_most_three_bare_imports() -> None:
@@ -18,3 +32,19 @@ def test_the_search_prices_arrays_not_rows() -> None:
     together = min(seconds(partial(choose, ask)) for _ in range(5))
     alone = min(seconds(partial(price_one_by_one, ask, 400)) for _ in range(3))
     assert together < alone
+
+
+def test_planning_loads_no_framework() -> None:
+    """`orch plan` runs without jax, ray, mlflow or scipy in the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", PLAN_AND_LIST_MODULES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stdout.rpartition("modules:")[2].split())
+    assert modules >= {"click", "numpy", "orchestrator", "yaml"}
+    assert modules & {"jax", "jaxlib", "mlflow", "optax", "orbax", "ray", "scipy"} == set()

@@ -104,6 +104,6 @@ def test_the_journal_keeps_what_a_run_is_made_of(tmp_path: Path) -> None:
     run = recorded.run()
     assert run.environment == origin.environment
     assert run.profile == (3, 5)
-    assert (recorded.places.documents / "spec.yaml").read_bytes() == SPEC.read_bytes()
-    first = json.loads((recorded.places.events / "000001.json").read_text())
+    assert (recorded.paths.documents / "spec.yaml").read_bytes() == SPEC.read_bytes()
+    first = json.loads((recorded.paths.events / "000001.json").read_text())
     assert first["submission"]["folder"] == str(SPEC.parent)

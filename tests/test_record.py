@@ -1,6 +1,5 @@
 """The record: MLflow has what the journal has, each point once, however often it is replayed."""
 
-from tests.journals import reason
 import json
 import math
 from dataclasses import replace
@@ -19,7 +18,7 @@ from orchestrator.tracking.mlflow.store import NotRecorded, Store
 from orchestrator.tracking.mlflow.tracking_uri import is_server
 from orchestrator.types.spec import TrackingOptions
 from tests import records
-from tests.journals import step, tiny_plan, tiny_spec
+from tests.journals import reason, step, tiny_plan, tiny_spec
 from tests.records import (
     begun,
     doubled,

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from orchestrator import spec
 from orchestrator.plan.planner import make_plan
-from orchestrator.render import study as render
+from orchestrator.render import study_screen as render
 from orchestrator.spec import SpecProblems
 from orchestrator.spec.schema import study_contract
 from orchestrator.study import forecast_study
@@ -233,7 +233,9 @@ def test_what_else_varies_is_another_series() -> None:
     assert [one.planned.efficiency.lower == 1.0 for one in found if one.planned] == [
         True, False, True, False,
     ]  # fmt: skip
-    last = " ".join(render.screen(forecast_study(study, made)).rpartition("Study: ")[2].split())
+    last = " ".join(
+        render.study_screen(forecast_study(study, made)).rpartition("Study: ")[2].split()
+    )
     assert last.startswith("scaling efficiency is between ")
     assert "on 8 chips (remat full)" in last
     assert "on 8 chips (remat none)" in last
@@ -260,10 +262,10 @@ def test_a_trial_without_a_plan_says_why() -> None:
     study = study_of(1, 2, 4)
     made = {n: make_plan(study.trials[n - 1].spec) for n in (2, 3)} | {1: "no room\n  for it"}
     found = forecast_study(study, made)
-    assert found.trials[0].refused == "no room\n  for it"
+    assert found.trials[0].infeasible == "no room\n  for it"
     assert found.trials[1].planned
     assert found.trials[1].planned.efficiency.lower == 1.0
-    text = render.screen(found)
+    text = render.study_screen(found)
     assert "no plan" in text
     assert "warning: no plan for trial 1: no room\n  for it" in text
     assert text.splitlines()[-1].startswith("Study: 1 of 3 trials cannot be served, scaling")
@@ -273,7 +275,7 @@ def test_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
     """Pods, step time, MFU, efficiency, what binds, dollars; within 80 columns."""
     study = spec.load_study(ROOT / "specs/studies/llama3_70b_pods.yaml")
     made = {trial.number: make_plan(trial.spec) for trial in study.trials}
-    text = render.screen(forecast_study(study, made), "orch submit study.yaml")
+    text = render.study_screen(forecast_study(study, made), "orch submit study.yaml")
     golden("study_70b_pods.txt", text)
     assert max(map(len, text.splitlines())) <= 80
 

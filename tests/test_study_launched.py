@@ -3,7 +3,6 @@
 The cluster is a stand-in; `tests/test_named_cluster.py` has a real one.
 """
 
-from tests.journals import reason
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from orchestrator.cli.origin import Origin
 from orchestrator.errors import OrchError, SpecError
 from orchestrator.journal import Journal, Writer
 from orchestrator.types.run import Run
-from tests.journals import run_request
+from tests.journals import reason, run_request
 from tests.reports import finished_run, timed
 
 STUDY = "name: two\nstudy: {base: base.yaml, scaling: weak, vary: {resources.pods: [1, 2]}}\n"

@@ -126,7 +126,7 @@ def test_its_page_is_written(done: Submitted) -> None:
     subprocess.run([*command, "--storage", str(done.storage)], cwd=ROOT, check=True)
     text = (done.study.path / "report.html").read_text(encoding="utf-8")
     found = read(text)
-    assert found.total == []
+    assert found.asked == []
     assert text.count('class="dot measured"') == 2 * 3
     assert "Where measured and predicted part" in "".join(found.text)
     assert len(text.encode()) < 2_000_000

@@ -1,6 +1,5 @@
 """A study that was run: measured scaling beside the predicted one, and how its trials are run."""
 
-from tests.journals import reason
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +17,9 @@ from orchestrator.cli.terminal import as_typed
 from orchestrator.errors import SpecError
 from orchestrator.journal import StudyRequest
 from orchestrator.plan.planner import make_plan
-from orchestrator.render import scaling
+from orchestrator.render import study_report_screen
+from orchestrator.render.formatting import percent
 from orchestrator.render.page import study_page
-from orchestrator.render.text import percent
 from orchestrator.report.gap import reference
 from orchestrator.study import make_study_report, read_trial_runs
 from orchestrator.study.gap_explanation import explain_gaps
@@ -28,7 +27,7 @@ from orchestrator.types.plan import Plan
 from orchestrator.types.run import EndState
 from orchestrator.types.study import StudyReport
 from tests.conftest import RunOrch
-from tests.journals import tiny_spec
+from tests.journals import reason, tiny_spec
 from tests.reports import finished_run, finished_study, timed
 from tests.test_page import read
 from tests.test_render import too_wide
@@ -66,8 +65,8 @@ def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
         assert one.measured
         assert one.predicted.efficiency.expected
         assert isclose(one.measured.efficiency.median, one.predicted.efficiency.expected)
-        assert scaling.predicted(one) == percent(one.predicted.efficiency.expected)
-        assert scaling.over(one, one.measured) == "3 x"
+        assert study_report_screen.predicted(one) == percent(one.predicted.efficiency.expected)
+        assert study_report_screen.over(one, one.measured) == "3 x"
 
 
 def test_the_line_that_goes_with_the_gaps_is_named(tmp_path: Path) -> None:
@@ -83,7 +82,7 @@ def test_the_line_that_goes_with_the_gaps_is_named(tmp_path: Path) -> None:
     assert (first.line, first.resource) == ("waiting for slices", "")
     assert isclose(first.times, 4)
     assert first.share > 0.999
-    said = scaling.explained(found.explanations)
+    said = study_report_screen.explained(found.explanations)
     assert "4 times waiting for slices on top of its forecast would explain 100.0 %" in said
 
 
@@ -101,7 +100,7 @@ def test_without_an_expectation_the_roofline_explains() -> None:
     found = explain_gaps([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
     assert (found[0].line, found[0].resource) == ("pods", "pods")
     assert isclose(found[0].times, 4)
-    assert "4 times pods (dcn pods)" in scaling.explained(found)
+    assert "4 times pods (dcn pods)" in study_report_screen.explained(found)
 
 
 def test_no_line_is_named_where_none_fits() -> None:
@@ -109,7 +108,7 @@ def test_no_line_is_named_where_none_fits() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
     assert explain_gaps([(plans[0], 1.0)]) == ()
     assert explain_gaps([(plan, -1.0) for plan in plans]) == ()
-    assert "No ledger line" in scaling.explained(())
+    assert "No ledger line" in study_report_screen.explained(())
 
 
 def test_rehearsed_trials_are_held_against_no_chip(tmp_path: Path) -> None:
@@ -119,7 +118,7 @@ def test_rehearsed_trials_are_held_against_no_chip(tmp_path: Path) -> None:
     assert found.rehearsal
     assert found.explanations == ()
     assert all(one.not_compared and one.expected_s is None for one in found.trials)
-    text = scaling.screen(found, "next")
+    text = study_report_screen.study_report_screen(found, "next")
     assert "emulated pods share this machine's cores" in text
     rows = [line for line in text.splitlines() if " 2 / 2 " in line]
     assert [row.split()[-2:] for row in rows] == [["-", "-"]] * 3
@@ -152,11 +151,11 @@ def test_what_is_not_done_is_said(tmp_path: Path) -> None:
     assert found.trials[1].measured
     assert found.trials[1].measured.efficiency.median == 1.0
     assert found.trials[2].unfinished == {failed.run: "failed"}
-    text = scaling.screen(found, "next")
+    text = study_report_screen.study_report_screen(found, "next")
     assert f"warning: {failed.run} is failed" in text
     assert "one trial is measured; efficiency needs another" in text
     empty = make_study_report("x", study, [])
-    assert "nothing is measured yet" in scaling.screen(empty, "next")
+    assert "nothing is measured yet" in study_report_screen.study_report_screen(empty, "next")
     read(study_page(empty, {}))
 
 
@@ -176,7 +175,7 @@ def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-2] == f"wrote {recorded.path / 'report.html'}"
     text = (recorded.path / "report.html").read_text(encoding="utf-8")
     found = read(text)
-    assert found.total == []
+    assert found.asked == []
     assert 'class="curve ideal"' in text
     assert text.count('class="dot measured"') == 2 * 3
     assert "scaling efficiency is 25.0 % on 16 chips" in "".join(found.text)

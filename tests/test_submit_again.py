@@ -1,6 +1,5 @@
 """`orch submit --key`: the same key twice is one run."""
 
-from tests.journals import reason
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from orchestrator import journal, spec
 from orchestrator.plan.planner import make_plan
 from tests.conftest import ROOT, RunOrch
+from tests.journals import reason
 
 TINY = "specs/tiny_2pod.yaml"
 KEY = ("--key", "nightly")

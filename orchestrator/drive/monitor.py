@@ -10,7 +10,7 @@ from orchestrator.journal import heartbeat, liveness
 from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor
 from orchestrator.launch.attempt_process import AttemptProcess
 from orchestrator.launch.protocol import AttemptEvent, Slice, WorkerArgs
-from orchestrator.types.run import Reason
+from orchestrator.types.run import AttemptReason
 
 POLL_S = 0.25
 # So many beats a rank has to show that it outlived another.
@@ -22,7 +22,7 @@ SETTLED_S = 3.0
 class AttemptEnd:
     """How an attempt ended."""
 
-    reason: Reason
+    reason: AttemptReason
     error: str | None = None
     first_dead_rank: int | None = None
 

@@ -151,6 +151,7 @@ def _piece_line(
     once_s = interpolated([(time.amount, time.seconds) for time in times], piece.amount)
     turns = devices / timed_on if shared else 1.0
     return LedgerLine(
+        kind=piece.kind,
         name=piece.name,
         value=piece.calls * once_s * turns,
         unit="s",
@@ -175,6 +176,7 @@ def _message_line(
     calls = sum(one.calls for one in sent)
     moved = sum(one.calls * one.bytes for one in sent)
     return LedgerLine(
+        kind=sent[0].line,
         name=name,
         value=sum(seconds),
         unit="s",

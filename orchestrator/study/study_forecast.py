@@ -30,13 +30,15 @@ def _trial(
     study: Study, trial: Trial, plan: Plan | str, smallest: Mapping[SeriesKey, Plan]
 ) -> TrialForecast:
     series = series_of(study, trial)
-    known = isinstance(plan, Plan)
+    planned = None
+    if isinstance(plan, Plan):
+        planned = planned_trial(plan, smallest[series_key(series)])
     return TrialForecast(
         number=trial.number,
         settings=trial.settings,
         series=series,
-        planned=planned_trial(plan, smallest[series_key(series)]) if known else None,
-        infeasible=None if known else plan,
+        planned=planned,
+        infeasible=plan if isinstance(plan, str) else None,
     )
 
 

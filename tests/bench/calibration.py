@@ -26,7 +26,8 @@ from orchestrator.calibrate.shelf import SCHEMA
 from orchestrator.plan import calibrated, rehearsal
 from orchestrator.plan.planner import make_plan
 from orchestrator.ports import LOOPBACK, free_port
-from orchestrator.render.text import columns, percent, seconds
+from orchestrator.render.formatting import percent, seconds
+from orchestrator.render.layout import columns
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile
 from orchestrator.types.plan import Plan
@@ -170,7 +171,7 @@ def work(path: Path, address: str, number: int, steps: int) -> None:
         emit=done.append,
         checkpoint=CheckpointOptions(every=10 * steps, keep=1),
     )
-    train(plan, "llama", asked)
+    train(plan, asked)
     if number == 0:
         taken = json.dumps([step.step_s - step.checkpoint_s for step in done])
         (path.parent / "steps.json").write_text(taken)

@@ -6,7 +6,6 @@ After every death the journal must read as if the last change had happened or ha
 was acknowledged, and take a second writer. Prints how many deaths were survived, and what was not.
 """
 
-from tests.journals import reason
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from typing import Any
 from orchestrator import journal
 from orchestrator.journal import Journal, StepLog, Writer, files
 from orchestrator.types.run import LIVE, Run, TrackedRun
-from tests.journals import run_request, step, tiny_plan, write_steps
+from tests.journals import reason, run_request, step, tiny_plan, write_steps
 
 CHANGES = ("open", "write", "fsync", "link", "unlink", "mkdir", "rename", "utime", "rmdir")
 real_write = os.write

@@ -25,7 +25,7 @@ from orchestrator import journal
 from orchestrator.journal import RunRequest
 from orchestrator.launch import process_tree
 from orchestrator.plan.planner import make_plan
-from orchestrator.render.text import columns
+from orchestrator.render.layout import columns
 from orchestrator.types.spec import Pods
 from tests.chaos.faults import Emulated, driven_on, losses, small_spec
 
@@ -270,7 +270,7 @@ def campaign(
     with driven_on(whole) as run:
         run.to_the_end()
     ended = hurt.recorded.run()
-    assert ended.state == "succeeded", (ended.state, ended.why)
+    assert ended.state == "succeeded", (ended.state, ended.detail)
     took_s = time.monotonic() - began_s
     return f"{len(ended.attempts)} attempts in {took_s:,.0f} s; {held(hurt.recorded, whole)}"
 

@@ -1,25 +1,24 @@
-"""Render room: reports of several runs as tables."""
+"""reports of several runs as tables."""
 
 from collections.abc import Sequence
 
-from orchestrator.render.report import NOT_COMPARED
-from orchestrator.render.runs import elapsed
-from orchestrator.render.text import (
-    columns,
+from orchestrator.render.formatting import (
     count,
+    elapsed,
     in_memory,
-    indent,
     percent,
     scaled,
     seconds,
     to_digits,
 )
+from orchestrator.render.layout import columns, indent
+from orchestrator.render.report_text import NOT_COMPARED
 from orchestrator.types.report import Goodput, Ratio, Report, Spread
 
 SAME = 0.01
 
 
-def screen(reports: Sequence[Report], next_command: str) -> str:
+def compare_screen(reports: Sequence[Report], next_command: str) -> str:
     """How fast each run was, what was forecast for it, and where its time went."""
     blocks = [
         [f"{len(reports)} {'run' if len(reports) == 1 else 'runs'}, measured against predicted"],

@@ -1,43 +1,33 @@
-"""Render room: a run on a named cluster: what it asks, what it costs, how it ended."""
+"""a run on a named cluster: what it asks, what it costs, how it ended."""
 
 from collections.abc import Mapping, Sequence
 
-from orchestrator.render.rehearsal import where_to_look, why
-from orchestrator.render.runs import elapsed
-from orchestrator.render.text import (
-    DAY_S,
-    columns,
-    count,
-    dollars,
-    fit,
-    indent,
-    percent,
-    seconds,
-    span,
-)
+from orchestrator.render.formatting import DAY_S, count, dollars, elapsed, percent, seconds, span
+from orchestrator.render.layout import columns, fit, indent
+from orchestrator.render.rehearsal_screen import where_to_look, why
 from orchestrator.types.plan import Estimate, Plan
 from orchestrator.types.run import Run
 
 CENT = 0.01
 
 
-def first_line(plan_name: str, address: str, place: str) -> str:
+def launch_intro(plan_name: str, address: str, place: str) -> str:
     """What comes before everything else."""
     return fit(f"{plan_name}: a run on the cluster {address}, which {place} names.\n")
 
 
-def first_line_of_study(name: str, runs: int, address: str, place: str) -> str:
+def study_launch_intro(name: str, runs: int, address: str, place: str) -> str:
     """The same, of a study's runs."""
     these = f"{runs} run{'s, one after another,' if runs != 1 else ''}"
     return fit(f"{name}: {these} on the cluster {address}, which {place} names.\n")
 
 
-def unserved(address: str, faults: Sequence[str]) -> str:
+def cluster_problems(address: str, faults: Sequence[str]) -> str:
     """Why a cluster cannot serve a run: all that is missing."""
     return "\n".join([f"{address} cannot serve this run", *(f"  {fault}" for fault in faults)])
 
 
-def served(address: str, slices: str, hosts: str, storage: str, price: str) -> str:
+def cluster_screen(address: str, slices: str, hosts: str, storage: str, price: str) -> str:
     """What a cluster has for a run, and what the run comes to."""
     rows = [
         ("slices", slices),
@@ -58,14 +48,14 @@ def hosts(number: int, versions: Mapping[str, str]) -> str:
     return f"{count(number)}, all with {shown}"
 
 
-def price(plan: Plan, steps: int) -> str:
+def cost_of_run(plan: Plan, steps: int) -> str:
     """Chips, time and money of so many steps."""
     return (
         f"{count(plan.chips)} {plan.chip} chips, {count(steps)} steps, {amounts([(plan, steps)])}"
     )
 
 
-def prices(runs: Sequence[tuple[Plan, int]]) -> str:
+def cost_of_runs(runs: Sequence[tuple[Plan, int]]) -> str:
     """Chips, time and money of runs that follow each other."""
     most = max((plan for plan, _ in runs), key=lambda plan: plan.chips)
     these = (
@@ -100,18 +90,18 @@ def money(value: float) -> str:
     return dollars(value) if value >= CENT else "less than $0.01"
 
 
-def submitted(run: Run, job: str) -> str:
+def submitted_screen(run: Run, job: str) -> str:
     """Where the run is, once its job has started."""
     rows = [("run", run.run), ("job", job), ("journal", run.journal)]
     return "\n".join(["submitted", "", *(f"  {line}" for line in columns(rows, "<<"))]) + "\n"
 
 
-def left(key: str, following: str, cancelling: str) -> str:
+def detached_text(key: str, following: str, cancelling: str) -> str:
     """What is said to somebody who looks away from a run that goes on."""
     return f"{key} goes on without this command; {cancelling} stops it\nNext: {following}\n"
 
 
-def ending(run: Run, recorded: str, next_command: str) -> str:
+def launch_result(run: Run, recorded: str, next_command: str) -> str:
     """How the run ended, and where to look."""
     lines = [f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"]
     lines += why(run)

@@ -1,12 +1,13 @@
-"""Render room: what of runs is recorded in MLflow."""
+"""what of runs is recorded in MLflow."""
 
 from collections.abc import Sequence
 
-from orchestrator.render.text import columns, count, indent
+from orchestrator.render.formatting import count
+from orchestrator.render.layout import columns, indent
 from orchestrator.types.tracking import SyncResult, ViewLink
 
 
-def table(tried: Sequence[SyncResult], storage: str, next_command: str) -> str:
+def sync_screen(tried: Sequence[SyncResult], storage: str, next_command: str) -> str:
     """Each run and what MLflow has of it; at the end, whether anything is missing."""
     if not tried:
         return f"No runs in {storage}\nNext: orch submit SPEC\n"
@@ -43,7 +44,9 @@ def row(tried: SyncResult) -> tuple[str, ...]:
     return tried.run, state, count(tried.recorded.steps), tried.mlflow_run_id or ""
 
 
-def links(address: str, what: str, experiments: Sequence[tuple[str, Sequence[ViewLink]]]) -> str:
+def mlflow_links(
+    address: str, what: str, experiments: Sequence[tuple[str, Sequence[ViewLink]]]
+) -> str:
     """Where the MLflow UI shows what is recorded, and its comparisons."""
     lines = [f"MLflow at {address}, showing {what}"]
     for name, views in experiments:

@@ -1,90 +1,17 @@
-"""Render room: runs as a table, one run on a screen, the lines of its logs."""
-
-from collections.abc import Sequence
+"""Show one run: its state, its attempts, its log lines, a request to cancel it."""
 
 from orchestrator.journal.run_logs import Log, LogLine
 from orchestrator.journal.run_status import first_line, last_attempt_text
-from orchestrator.render.text import (
-    columns,
-    count,
-    hanging,
-    indent,
-    page,
-    percent,
-    seconds,
-    tabulated,
-    title,
-)
+from orchestrator.render.formatting import count, elapsed, percent, seconds
+from orchestrator.render.layout import columns, hanging, indent, page, title
+from orchestrator.render.runs_screen import mfu
 from orchestrator.types.codec import short
 from orchestrator.types.run import LIVE, Attempt, ProcessIdentity, Run, Status
-from orchestrator.types.study import StudyStatus
 
-TIMES = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 ERROR_WIDTH = 100
 
 
-def elapsed(value_s: float) -> str:
-    """Time as people say it, in its two largest units: 45 s, 3 min 5 s, 2 d 4 h."""
-    left = round(value_s)
-    amounts = []
-    for size, unit in TIMES:
-        amount, left = divmod(left, size)
-        amounts.append((amount, unit))
-    first = next((i for i, (amount, _) in enumerate(amounts) if amount), len(TIMES) - 1)
-    shown = [pair for pair in amounts[first : first + 2] if pair[0]] or amounts[-1:]
-    return " ".join(f"{amount} {unit}" for amount, unit in shown)
-
-
-HEAD = ("RUN", "STATE", "STEPS", "MFU", "PODS", "SUBMITTED", "")
-SIDES = "<<>>>><"
-
-
-def table(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = ()) -> str:
-    """All runs, newest first; those of a study below it, where the newest of them would be."""
-    if not runs and not studies:
-        return f"No runs in {storage}\nNext: orch submit SPEC\n"
-    known = {one.study: study_row(one) for one in studies}
-    groups: dict[str, list[tuple[str, ...]]] = {}
-    for run in runs:
-        group = run.study if run.study in known else run.run
-        groups.setdefault(group, [known[group]] if group in known else []).append(row(run))
-    for key, head in known.items():
-        groups.setdefault(key, [head])
-    rows = [HEAD, *(one for group in groups.values() for one in group)]
-    return "\n".join(columns(rows, SIDES)) + "\n"
-
-
-def study_row(status: StudyStatus) -> tuple[str, ...]:
-    done = f"{status.done} / {status.total} runs"
-    began = f"{elapsed(status.read_at_s - status.begun_at_s)} ago"
-    return status.study, status.state, done, "", "", began, f"{status.scaling} scaling"
-
-
-def study(status: StudyStatus) -> str:
-    """A study and every run that was begun for it, in their order."""
-    done = f"{status.done} of {status.total} runs done"
-    head = title(f"{status.study}: {status.state}, {done}", f"{status.scaling} scaling")
-    rows = [one[:-1] for one in (HEAD, *map(row, status.runs))] if status.runs else []
-    return page([[head], tabulated(rows, SIDES[:-1])])
-
-
-def row(run: Run) -> tuple[str, ...]:
-    return (
-        run.run,
-        run.state,
-        f"{count(run.steps_done)} / {count(run.steps)}",
-        mfu(run),
-        str(run.pods),
-        f"{elapsed(run.read_at_s - run.submitted_at_s)} ago",
-        "rehearsal" if run.rehearsal else "",
-    )
-
-
-def mfu(run: Run) -> str:
-    return percent(run.recent.mfu) if run.recent and run.recent.mfu is not None else "-"
-
-
-def screen(status: Status, next_command: str) -> str:
+def status_screen(status: Status, next_command: str) -> str:
     """One run: how it stands, every attempt and why it ended, and what to do next."""
     what = f"{status.run}: {status.state}" + (", a rehearsal" if status.rehearsal else "")
     blocks = [
@@ -162,7 +89,7 @@ def mfu_beside_forecast(status: Status) -> str | None:
     """The measured median beside the forecast's two figures, and their definition."""
     if not status.forecast or is_of_chips(status):
         return mfu(status) if status.recent and status.recent.mfu is not None else None
-    roof, low = status.forecast.mfu.roofline, status.forecast.mfu.unoverlapped
+    roof, low = status.forecast.mfu.lower, status.forecast.mfu.unoverlapped
     source = status.forecast.chip_profile
     known = status.recent is not None and status.recent.mfu is not None
     measured = f"{mfu(status)}; " if known else "not measured; "
@@ -246,7 +173,7 @@ def verdict(status: Status) -> str:
     return f"{', '.join(parts)}."
 
 
-def cancelled(before: Run, after: Run, *, at_once: bool) -> str:
+def cancel_text(before: Run, after: Run, *, at_once: bool) -> str:
     """What a request to cancel comes to."""
     if before.ended_at_s is not None:
         return f"{before.run}: has ended already: {before.state}. Nothing was asked."

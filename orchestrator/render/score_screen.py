@@ -1,12 +1,13 @@
-"""Render room: a Score as a table of runs, its totals, and what was left out."""
+"""a Score as a table of runs, its totals, and what was left out."""
 
 from collections.abc import Sequence
 
-from orchestrator.render.text import columns, indent, page, percent, seconds, tabulated, title
+from orchestrator.render.formatting import percent, seconds
+from orchestrator.render.layout import columns, indent, page, tabulated, title
 from orchestrator.types.score import Retention, Score, ScoredRow, Summary
 
 
-def screen(score: Score, next_command: str) -> str:
+def score_screen(score: Score, next_command: str) -> str:
     """Every run, in total, retention over slices, what is in no figure, and what to do next."""
     summary = score.summary
     blocks = [
@@ -116,7 +117,7 @@ def verdict(summary: Summary) -> str:
     )
 
 
-def comparison(scores: dict[str, Score]) -> str:
+def score_markdown(scores: dict[str, Score]) -> str:
     """The README's table: this model beside the baseline, for each way of leaving rows out."""
     head = ("learned without", "median", "p90", "inside 80 %", "one MFU: median", "p90")
     return markdown([head, *(compared(name, score.summary) for name, score in scores.items())])

@@ -1,19 +1,10 @@
-"""Render room: a study as tables: its predicted scaling."""
+"""a study as tables: its predicted scaling."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.render.text import (
-    count,
-    dollars,
-    fit,
-    indent,
-    page,
-    percent,
-    seconds,
-    span,
-    tabulated,
-)
+from orchestrator.render.formatting import count, dollars, percent, seconds, span
+from orchestrator.render.layout import fit, indent, page, tabulated
 from orchestrator.types.plan import Estimate
 from orchestrator.types.study import PlannedTrial, Study, StudyForecast, Trial, TrialForecast
 
@@ -23,7 +14,7 @@ SCALINGS = {
 }
 
 
-def screen(found: StudyForecast, next_command: str = "") -> str:
+def study_screen(found: StudyForecast, next_command: str = "") -> str:
     """Every trial in a row: what it takes, what that is worth beside the smallest, what binds."""
     count_ = len(found.trials)
     trials = f"{count_} trial{'s' * (count_ != 1)}"
@@ -38,7 +29,7 @@ def screen(found: StudyForecast, next_command: str = "") -> str:
     return page(blocks)
 
 
-def first_line(study: Study) -> str:
+def study_intro(study: Study) -> str:
     """What comes before everything else, where the trials are rehearsed."""
     runs = len(study.trials) * study.repeats
     return fit(
@@ -47,7 +38,7 @@ def first_line(study: Study) -> str:
     )
 
 
-def turn(study: Study, trial: Trial, repeat: int) -> str:
+def trial_line(study: Study, trial: Trial, repeat: int) -> str:
     """Which run comes now."""
     of = f" (repeat {repeat} of {study.repeats})" if study.repeats > 1 else ""
     settings = " ".join(f"{key}={text}" for key, text in trial.settings.items())
@@ -80,7 +71,7 @@ def row(found: StudyForecast, trial: TrialForecast) -> tuple[str, ...]:
 def cells(plan: PlannedTrial) -> tuple[str, ...]:
     money = both(plan.dollars, dollars) if plan.dollars else "-"
     mfu = Estimate(
-        lower=plan.mfu.roofline, unoverlapped=plan.mfu.unoverlapped, expected=plan.mfu.expected
+        lower=plan.mfu.lower, unoverlapped=plan.mfu.unoverlapped, expected=plan.mfu.expected
     )
     return (
         count(plan.chips),
@@ -97,13 +88,7 @@ def both(bounds: Estimate, show: Callable[[float], str]) -> str:
     """What is expected; where no run was learned from, from the bound to nothing overlapped."""
     if bounds.expected is not None:
         return show(bounds.expected)
-    return fused(show(bounds.lower), show(bounds.unoverlapped))
-
-
-def fused(low: str, high: str) -> str:
-    """Two quantities with their unit once where it is the same: 127 to 422 ms."""
-    number, _, unit = low.partition(" ")
-    return span(number if low != high and unit and high.endswith(f" {unit}") else low, high)
+    return span(show(bounds.lower), show(bounds.unoverlapped))
 
 
 def legend(found: StudyForecast) -> list[str]:

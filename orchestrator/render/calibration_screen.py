@@ -1,9 +1,10 @@
-"""Render room: a chip profile on one screen."""
+"""a chip profile on one screen."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from orchestrator.render.text import columns, indent, percent, seconds, title, with_unit
+from orchestrator.render.formatting import percent, seconds, with_unit
+from orchestrator.render.layout import columns, indent, title
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile, CollectiveTime, Kernel, KernelTime
 
@@ -21,7 +22,7 @@ UNITS: dict[Kernel, str] = {
 }
 
 
-def screen(profile: ChipProfile, path: str, next_command: str) -> str:
+def calibration_screen(profile: ChipProfile, path: str, next_command: str) -> str:
     """What was measured, how fast each piece ran at its smallest and largest, and where it is."""
     machine = profile.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())

@@ -1,9 +1,15 @@
-"""Render room: what a report says, in sentences."""
+"""what a report says, in sentences."""
 
 from orchestrator.journal.run_status import first_line
-from orchestrator.render.resource_names import resource
-from orchestrator.render.runs import elapsed
-from orchestrator.render.text import count, off, percent, seconds, to_digits
+from orchestrator.render.formatting import (
+    count,
+    elapsed,
+    off,
+    percent,
+    resource,
+    seconds,
+    to_digits,
+)
 from orchestrator.types.report import Gap, Goodput, NotCompared, Ratio, Report
 
 NOT_COMPARED: dict[NotCompared, str] = {
@@ -30,7 +36,7 @@ CAUSES = {
 }
 
 
-def verdict(report: Report) -> str:
+def run_verdict(report: Report) -> str:
     """The run in a sentence or two: how fast, beside what was forecast; or why that is unknown."""
     return f"{how_far(report)} {how_fast(report)}"
 
@@ -58,7 +64,7 @@ def how_fast(report: Report) -> str:
         return f"{took}, {beside(over['expected'], report)}{reached}."
     said = f"{took}, {to_digits(over['lower'].measured_over_predicted, 3)} times the lower bound"
     if found.mfu:
-        roof = percent(report.forecast.mfu.roofline)
+        roof = percent(report.forecast.mfu.lower)
         said += f"; MFU {percent(found.mfu.median)}, where the roofline allows {roof}"
     return f"{said}."
 

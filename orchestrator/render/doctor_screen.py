@@ -1,12 +1,12 @@
-"""Render room: a Checkup as a table, what is wrong first in the eye."""
+"""a Checkup as a table, what is wrong first in the eye."""
 
-from orchestrator.render.text import columns, fit
+from orchestrator.render.layout import columns, fit
 from orchestrator.types.health import HealthReport
 
 SIGNS = {"good": "ok", "limited": "LIMITED", "broken": "BROKEN"}
 
 
-def text(checkup: HealthReport) -> str:
+def doctor_screen(checkup: HealthReport) -> str:
     """Each finding, with advice under it where it is not good."""
     rows = [(SIGNS[one.health], one.name, one.found) for one in checkup.findings]
     lines = ["what this machine can do", ""]

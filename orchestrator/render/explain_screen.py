@@ -1,19 +1,11 @@
-"""Render room: an AnswerSheet as a text that reads from question to answer."""
+"""an AnswerSheet as a text that reads from question to answer."""
 
+import re
+from decimal import Decimal
 from math import exp
 
-from orchestrator.render.formula import as_printed, number, put_in, with_its_unit, written
-from orchestrator.render.text import (
-    KEPT,
-    broken,
-    columns,
-    count,
-    indent,
-    percent,
-    seconds,
-    span,
-    wrapped,
-)
+from orchestrator.render.formatting import count, percent, seconds, span, with_unit
+from orchestrator.render.layout import KEPT, broken, columns, indent, wrapped
 from orchestrator.types.explanation import (
     Citation,
     ComputedValue,
@@ -28,12 +20,16 @@ from orchestrator.types.explanation import (
     QuotedFigures,
 )
 
+# A name, but neither a function nor the exponent of a number.
+SYMBOL = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w(])")
+PREFIXES = {9: "G", 12: "T"}
+SHORT = {3: "K", 6: "M"}
 NAMES = 32  # columns for what a line is about
 LABELS = 10
 NAMED = 10  # runs that are named on the screen; more are counted
 
 
-def screen(sheet: Explanation, next_command: str) -> str:
+def explain_screen(sheet: Explanation, next_command: str) -> str:
     """What is given, what follows, what was published, what the plan does, and where it is from."""
     blocks = [
         broken("", headline(sheet)),
@@ -59,7 +55,7 @@ def headline(sheet: Explanation) -> str:
 
 def given(entries: tuple[Input, ...]) -> list[str]:
     rows = [(e.symbol, number(e.value), e.meaning, cite(e.source or "asked")) for e in entries]
-    return ["Input", *indent(columns(rows, "<><<"))]
+    return ["Inputs", *indent(columns(rows, "<><<"))]
 
 
 def cite(source: str) -> str:
@@ -190,3 +186,49 @@ def sources(cited: tuple[Citation, ...]) -> list[str]:
         said = f"{source.title}; {source.where}; {source.date}"
         lines += broken(f"  {cite(source.key)} ", said, 6)
     return lines
+
+
+def written(formula: str) -> str:
+    """`2 * alpha**2` is written 2 x alpha^2."""
+    return formula.replace("**", "^").replace(" * ", " x ")
+
+
+def put_in(computed: ComputedValue) -> str:
+    """The formula with a number in the place of each symbol."""
+    inputs = computed.inputs
+    return written(SYMBOL.sub(lambda symbol: number(inputs[symbol[0]]), computed.formula))
+
+
+def number(value: float) -> str:
+    """All digits of what was counted; four of what was measured or computed: 8,192, 4.59e14."""
+    rounded = float(f"{value:.3e}")
+    if value == int(value) and (abs(value) < 1e7 or (rounded != value and abs(value) < 1e13)):
+        return f"{int(value):,}"
+    if abs(value) >= 1e7:
+        mantissa, exponent = f"{rounded:.3e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def with_its_unit(value: float, unit: str) -> str:
+    """A computed value as it is shown."""
+    if unit in ("bytes", "B/s"):
+        return with_unit(value, unit.replace("bytes", "B"), 4)
+    if unit == "s":
+        return seconds(value)
+    if unit == "MFU":
+        return f"{percent(value)} MFU"
+    return f"{number(value)} {unit}".rstrip()
+
+
+def as_printed(digits: str, unit: str) -> str:
+    """A published figure with the digits it was published with: 20.9 TB, 435 years, 43 %."""
+    mantissa, _, power = digits.partition("e")
+    exponent = int(power or 0)
+    if unit == "bytes":
+        return f"{mantissa} {PREFIXES[exponent]}B"
+    if unit == "MFU":
+        return f"{Decimal(digits).scaleb(2):f} % MFU"
+    if exponent in SHORT:
+        return f"{mantissa}{SHORT[exponent]} {unit}"
+    return f"{digits if power else f'{Decimal(digits):,}'} {unit}"

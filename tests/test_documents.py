@@ -1,4 +1,4 @@
-"""The README and docs: every command they show is run, or names a target of the Makefile."""
+"""The README and the docs: their commands run, their screens and specs are real."""
 
 import os
 import re
@@ -21,18 +21,20 @@ DOCUMENTS = [
     *sorted(path for folder in ("docs", "trainers") for path in (ROOT / folder).rglob("*.md")),
 ]
 TIMEOUT_S = 600
-KEY = "first"  # of the run that the README makes, which other pages look at
+KEY = "first"  # the README starts this run, and other pages show it
 
-# Not run: they need the network, a second clone, or this very suite. Targets must exist.
-LEFT_OUT = re.compile(r"(git clone \S+|cd \S+|make (?P<target>[a-z-]+)( [A-Z]+=\S+)*)( +#.*)?")
+# Not run: these need the network, a second clone, or this very suite. A make target must exist.
+SKIPPED = re.compile(r"(git clone \S+|cd \S+|make (?P<target>[a-z-]+)( [A-Z]+=\S+)*)( +#.*)?")
+# Commands that take a second and need no run: `make test` runs these, `make test-docs` all.
+FAST = re.compile(r"orch (plan|explain|schema|init|doctor|score)\b")
 
-# What a person's checkout holds beside the project's own files.
+# A checkout may hold these beside the project's own files.
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "runs", "mlruns")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A line that a document tells its reader to type, and the status it is said to return."""
+    """A line that a document tells its reader to type, and its exit status."""
 
     place: str
     text: str
@@ -58,16 +60,16 @@ def commands_of(document: Path) -> list[Command]:
 
 
 def makefile_targets() -> set[str]:
-    """What `make` can be asked for."""
+    """The targets of the Makefile."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     return set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
 
 
 def fault_of(command: Command, project: Path) -> str | None:
-    """What happens to a reader who types the command; None when it does what it says."""
-    left_out = LEFT_OUT.fullmatch(command.text)
-    if left_out:
-        known = left_out["target"] is None or left_out["target"] in makefile_targets()
+    """Run a command; return what is wrong with it, or None."""
+    skipped = SKIPPED.fullmatch(command.text)
+    if skipped:
+        known = skipped["target"] is None or skipped["target"] in makefile_targets()
         return None if known else f"{command.place}: no such target: {command.text}"
     done = subprocess.run(
         command.text,
@@ -87,13 +89,13 @@ def fault_of(command: Command, project: Path) -> str | None:
 
 
 def project(place: Path) -> Path:
-    """A copy of the project, so that what commands write stays out of the checkout."""
+    """Copy the project, so that commands write outside the checkout."""
     return shutil.copytree(ROOT, place / "orch", ignore=NOT_COPIED)
 
 
 @pytest.fixture(scope="session")
 def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runs of somebody who typed the README's rehearsal."""
+    """The runs folder after the README's rehearsal."""
     there = project(tmp_path_factory.mktemp("rehearsed"))
     [makes] = [one for one in commands_of(README) if one.text.endswith(f" --key {KEY}")]
     assert fault_of(makes, there) is None
@@ -102,22 +104,22 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def reader(document: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """Where a reader of the document is; with the README's run where the page looks at it."""
+    """The folder in which a document's commands run, with the README's run where they need it."""
     there = project(tmp_path)
     if document != README and any(KEY in one.text.split() for one in commands_of(document)):
         shutil.copytree(request.getfixturevalue("rehearsed"), there / "runs")
     return there
 
 
-def test_the_readme_stands() -> None:
-    """There is a README, and it shows the demonstration and how to plan."""
+def test_the_readme_shows_the_demonstration() -> None:
+    """The README shows the demonstration and how to plan."""
     shown = [command.text for command in commands_of(README)]
     for start in ("make demo", "orch plan specs/"):
         assert any(text.startswith(start) for text in shown), start
 
 
 def test_the_readme_shows_what_is_printed() -> None:
-    """Each line of the screen in it is one of the screen that a test holds, in that order."""
+    """The README's screen consists of lines of the golden screen, in order."""
     text = README.read_text(encoding="utf-8")
     found = re.search(r"<!-- lines of (\S+) -->\n```text\n(.*?)```", text, re.DOTALL)
     assert found
@@ -126,7 +128,7 @@ def test_the_readme_shows_what_is_printed() -> None:
 
 
 def test_the_spec_of_the_readme_can_be_planned(tmp_path: Path) -> None:
-    """As it stands there; what does not fit would be refused."""
+    """The README's example spec has a plan."""
     text = README.read_text(encoding="utf-8")
     [block] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     path = tmp_path / "my-run.yaml"
@@ -136,15 +138,32 @@ def test_the_spec_of_the_readme_can_be_planned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_stand_in_console_blocks_alone(document: Path) -> None:
-    """No block of another name shows commands, which nothing would then run."""
+def test_commands_are_in_console_blocks(document: Path) -> None:
+    """No other block shows commands, because nothing would run them."""
     languages = re.findall(r"(?m)^```(\w+)", document.read_text(encoding="utf-8"))
     assert set(languages) & {"bash", "sh", "shell", "zsh"} == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_make_target_exists(document: Path, tmp_path: Path) -> None:
+    """A document names no make target that the Makefile lacks."""
+    skipped = [one for one in commands_of(document) if SKIPPED.fullmatch(one.text)]
+    assert [fault_of(command, tmp_path) for command in skipped] == [None] * len(skipped)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_fast_commands_do_what_the_document_says(document: Path, tmp_path: Path) -> None:
+    """Commands that plan, explain and score end with the stated status."""
+    fast = [one for one in commands_of(document) if FAST.match(one.text)]
+    reader = project(tmp_path) if fast else tmp_path
+    faults = [fault_of(command, reader) for command in fast]
+    assert [fault for fault in faults if fault] == []
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_command_does_what_the_document_says(document: Path, reader: Path) -> None:
-    """A reader who types a document's commands, one after another, meets no surprise."""
+    """All commands of a document, typed one after another, end with the stated status."""
     faults = [fault_of(command, reader) for command in commands_of(document)]
     assert [fault for fault in faults if fault] == []
 
@@ -165,8 +184,8 @@ $ echo one \\
 """
 
 
-def test_commands_are_read_where_they_stand(tmp_path: Path) -> None:
-    """Only `$ ` lines of console blocks are commands; each knows its line and its status."""
+def test_commands_are_read_from_console_blocks(tmp_path: Path) -> None:
+    """Only `$ ` lines of console blocks are commands; each has its line and its status."""
     page = tmp_path / "page.md"
     page.write_text(PAGE, encoding="utf-8")
     assert commands_of(page) == [

@@ -1,30 +1,19 @@
-"""Render room: a rehearsal from its first line to its last."""
+"""a rehearsal from its first line to its last."""
 
 from collections.abc import Iterator, Sequence
 
 from orchestrator.journal import run_status
-from orchestrator.render.text import (
-    columns,
-    count,
-    fit,
-    hanging,
-    indent,
-    off,
-    percent,
-    scaled,
-    seconds,
-    title,
-    with_unit,
-)
+from orchestrator.render.formatting import count, off, percent, scaled, seconds, with_unit
+from orchestrator.render.layout import columns, fit, hanging, indent, title
 from orchestrator.types.codec import short
 from orchestrator.types.plan import AXES, Plan
 from orchestrator.types.run import Attempt, RecentSteps, Run, State, Step
 
 LARGEST = 4  # lines of a forecast that are named
 CLOSE = 0.25  # how far off a forecast on a machine at rest may be
-BEFORE_ITS_DRIVER = "Ray starts its driver"
+WAITING_FOR_DRIVER = "Ray starts its driver"
 AWAITED: dict[State, str] = {
-    "submitted": BEFORE_ITS_DRIVER,
+    "submitted": WAITING_FOR_DRIVER,
     "pending": "it waits for slices",
     "starting": "its processes start and compile the step",
     "running": "all steps are done, and it ends",
@@ -33,7 +22,7 @@ AWAITED: dict[State, str] = {
 BUSY = "Other work on this machine slows either; orch calibrate measures it again"
 
 
-def first_line(plan_name: str) -> str:
+def rehearsal_intro(plan_name: str) -> str:
     """What comes before everything else."""
     return fit(
         f"{plan_name}: a rehearsal. No cluster is named, so this machine runs a small copy;"
@@ -41,7 +30,7 @@ def first_line(plan_name: str) -> str:
     )
 
 
-def resumed(run: Run, plan: Plan) -> str:
+def resume_intro(run: Run, plan: Plan) -> str:
     """What comes before a rehearsal that goes on."""
     told = f", {run_status.first_line(run.detail)}" if run.detail else ""
     return fit(
@@ -50,7 +39,7 @@ def resumed(run: Run, plan: Plan) -> str:
     )
 
 
-def opening(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> str:
+def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> str:
     """The rehearsal's own plan beside the plan that it is a copy of."""
     rows = [
         ("", "plan", "rehearsal"),
@@ -118,13 +107,13 @@ def batch(plan: Plan) -> str:
     return f"{count(plan.batch.sequences)} x {count(plan.batch.length)} tokens"
 
 
-def step(one: Step, steps: int) -> str:
+def step_line(one: Step, steps: int) -> str:
     """One step, as it comes."""
     width = len(str(steps))
     return f"step {one.index + 1:{width}} of {steps}  loss {one.loss:.4f}  {seconds(one.step_s)}"
 
 
-def begun(one: Step) -> str | None:
+def startup_line(one: Step) -> str | None:
     """What came before the first step of an attempt."""
     if one.startup is None:
         return None
@@ -134,7 +123,7 @@ def begun(one: Step) -> str | None:
     return f"compiled in {compiled}, state ready in {state}{restored}"
 
 
-def awaited(run: Run) -> str:
+def waiting_for(run: Run) -> str:
     """What is waited for while a run that goes on has nothing new."""
     if run.state == "running" and run.steps_done < run.steps:
         return f"step {count(run.steps_done + 1)} of {count(run.steps)}"
@@ -152,13 +141,13 @@ def steps_traced(profile: tuple[int, int]) -> str:
     return f"step {first}" if end == first + 1 else f"steps {first} to {end - 1}"
 
 
-def again(ended: Attempt, begun: Attempt) -> str:
+def new_attempt_line(ended: Attempt, begun: Attempt) -> str:
     """Why another attempt begins, and what of it is not as before."""
     other = f" on {begun.pods} pods" if begun.pods != ended.pods else ""
     return f"again{other}, after {why_ended(ended)}"
 
 
-def ending(run: Run, plan: Plan, recorded: str, next_command: str) -> str:
+def rehearsal_result(run: Run, plan: Plan, recorded: str, next_command: str) -> str:
     """What was measured, what that says about the forecast, and where to look."""
     lines = [f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"]
     lines += why(run)

@@ -1,16 +1,16 @@
-"""Render room, pages: a study on a page: its scaling curves beside the ideal and the predicted."""
+"""a study on a page: its scaling curves beside the ideal and the predicted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.render import scaling
+from orchestrator.render import study_report_screen
+from orchestrator.render.formatting import count, percent, scaled, seconds, span
 from orchestrator.render.page.axes import from_zero, logarithmic
 from orchestrator.render.page.bars import Bar, Segment, bars
 from orchestrator.render.page.html import Html, filled, join, table, tag
 from orchestrator.render.page.ledger import expected, predicted
 from orchestrator.render.page.plots import Band, Curve, Frame, plot
-from orchestrator.render.study import SCALINGS, fused, title
-from orchestrator.render.text import count, percent, scaled, seconds
+from orchestrator.render.study_screen import SCALINGS, title
 from orchestrator.types.plan import Plan
 from orchestrator.types.study import PlannedTrial, StudyReport, TrialReport
 
@@ -34,7 +34,7 @@ def study_page(report: StudyReport, plans: Mapping[int, Plan]) -> str:
         "study.html",
         title=report.study,
         kind=rehearsal(report),
-        verdict=scaling.verdict(report).removeprefix("Study: "),
+        verdict=study_report_screen.study_verdict(report).removeprefix("Study: "),
         headline=f"{report.name}: {len(report.trials)} trials, {SCALINGS[report.scaling]}",
         curves=curves(report),
         trials=trials(report),
@@ -171,9 +171,9 @@ def trials(report: StudyReport) -> Html:
     names = tuple(title(key, report.vary).lower() for key in report.vary)
     head = ("trial", *names, "runs", "step", "spread", "tokens/s/chip", "MFU", "efficiency",
             "predicted", "over")  # fmt: skip
-    notes = (note.removeprefix("note: ") for note in scaling.notes(report))
+    notes = (note.removeprefix("note: ") for note in study_report_screen.notes(report))
     said = join(*(tag("p", f"{note[0].upper()}{note[1:]}.") for note in notes))
-    return join(table(head, [scaling.row(report, one) for one in report.trials]), said)
+    return join(table(head, [study_report_screen.row(report, one) for one in report.trials]), said)
 
 
 def parted(report: StudyReport, plans: Mapping[int, Plan]) -> Html:
@@ -194,7 +194,7 @@ def parted(report: StudyReport, plans: Mapping[int, Plan]) -> Html:
     if not rows:
         return tag("p", "No trial may be held against a prediction.")
     drawn = bars(rows[: 2 * MOST_BARS], seconds)
-    return join(drawn, tag("p", scaling.explained(report.explanations)))
+    return join(drawn, tag("p", study_report_screen.explained(report.explanations)))
 
 
 def whole(name: str, plan: Plan) -> Bar:
@@ -225,8 +225,8 @@ def chips(report: StudyReport) -> Html:
             count(plan.chips),
             seconds(plan.step_s.lower),
             seconds(plan.step_s.unoverlapped),
-            fused(percent(plan.mfu.roofline), percent(plan.mfu.unoverlapped)),
-            fused(percent(plan.efficiency.lower), percent(plan.efficiency.unoverlapped)),
+            span(percent(plan.mfu.lower), percent(plan.mfu.unoverlapped)),
+            span(percent(plan.efficiency.lower), percent(plan.efficiency.unoverlapped)),
             plan.bound,
         )
         for one, plan in known

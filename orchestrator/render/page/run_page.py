@@ -1,30 +1,38 @@
-"""Render room, pages: one run on a page, held against its plan."""
+"""one run on a page, held against its plan."""
 
-from orchestrator.render import report as words
+from orchestrator.render import report_text as words
+from orchestrator.render.formatting import (
+    count,
+    elapsed,
+    in_memory,
+    percent,
+    resource,
+    scaled,
+    seconds,
+    to_digits,
+)
 from orchestrator.render.page.bars import Bar, Mark, Segment, bars
 from orchestrator.render.page.html import Html, filled, join, table, tag
 from orchestrator.render.page.ledger import time
 from orchestrator.render.page.roofline import roofline
-from orchestrator.render.page.shown import Shown
+from orchestrator.render.page.shown import RunPage
 from orchestrator.render.page.steps import steps
-from orchestrator.render.plan import amount, headline
-from orchestrator.render.resource_names import resource
-from orchestrator.render.runs import cause, elapsed
-from orchestrator.render.text import count, in_memory, percent, scaled, seconds, to_digits
+from orchestrator.render.plan_screen import amount, headline
+from orchestrator.render.status_screen import cause
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Plan
 from orchestrator.types.report import Report
 from orchestrator.types.run import Run
 
 
-def run_page(shown: Shown) -> str:
+def run_page(shown: RunPage) -> str:
     """The whole page."""
     report = shown.report
     return filled(
         "run.html",
         title=report.run,
         kind=rehearsal(shown),
-        verdict=words.verdict(report),
+        verdict=words.run_verdict(report),
         headline=headline(shown.full),
         figures=figures(report),
         time=time(shown),
@@ -38,7 +46,7 @@ def run_page(shown: Shown) -> str:
     )
 
 
-def rehearsal(shown: Shown) -> Html:
+def rehearsal(shown: RunPage) -> Html:
     """What a rehearsal says before anything else."""
     if not shown.report.rehearsal:
         return Html("")
@@ -86,13 +94,13 @@ def figure(name: str, value: str, beside: str) -> Html:
     return tag("div", tag("dt", name), tag("dd", value), tag("small", beside), class_="figure")
 
 
-def compared_s(shown: Shown) -> float | None:
+def compared_s(shown: RunPage) -> float | None:
     """The measured step, where it may stand beside the forecast for chips."""
     found, is_of_chips = shown.report.measured, not shown.report.rehearsal
     return found.step_s.median if found and shown.report.ratios and is_of_chips else None
 
 
-def roofline_note(shown: Shown) -> Html:
+def roofline_note(shown: RunPage) -> Html:
     said = (
         "Slanted lines are roofs: bytes over HBM, the links inside a pod (ici) or the data-center"
         " network (dcn) at their peak rates. A dot stands where the step meets each of them, and"
@@ -103,7 +111,7 @@ def roofline_note(shown: Shown) -> Html:
     return tag("p", said)
 
 
-def memory(shown: Shown) -> Html:
+def memory(shown: RunPage) -> Html:
     """Of the plan for chips against what the compiler allows; a rehearsal's own, and apart it."""
     if not shown.report.rehearsal:
         return of_chips(shown)
@@ -121,7 +129,7 @@ def foretold(plan: Plan) -> Bar:
     return Bar(name=f"forecast: {largest.name}", kind="hbm", segments=segments)
 
 
-def of_chips(shown: Shown) -> Html:
+def of_chips(shown: RunPage) -> Html:
     """Forecast by lines, compiled by classes and measured, against what the compiler allows."""
     proof, allowed = shown.proof, shown.full.forecast.hbm_bytes_per_device
     rows = [foretold(shown.full)]
@@ -210,7 +218,7 @@ def ledger(plan: Plan) -> Html:
     return table(("line", "keeps busy", "formula", "amount", "time"), rows, words=4)
 
 
-def made(shown: Shown) -> Html:
+def made(shown: RunPage) -> Html:
     """Which plan, which spec, by which definition, with which versions."""
     report = shown.report
     facts = [

@@ -1,18 +1,18 @@
-"""Render room: a study that was run: its measured scaling beside the predicted one."""
+"""a study that was run: its measured scaling beside the predicted one."""
 
 from collections.abc import Sequence
 
-from orchestrator.render.compare import spread
-from orchestrator.render.report import NOT_COMPARED
-from orchestrator.render.resource_names import resource
-from orchestrator.render.study import SCALINGS, Kept, fused, scaling_efficiency, title
-from orchestrator.render.text import page, percent, scaled, seconds, tabulated, to_digits
+from orchestrator.render.compare_screen import spread
+from orchestrator.render.formatting import percent, resource, scaled, seconds, span, to_digits
+from orchestrator.render.layout import page, tabulated
+from orchestrator.render.report_text import NOT_COMPARED
+from orchestrator.render.study_screen import SCALINGS, Kept, scaling_efficiency, title
 from orchestrator.types.report import Spread
 from orchestrator.types.run import LIVE
 from orchestrator.types.study import RepeatedTrial, StudyExplanation, StudyReport, TrialReport
 
 
-def screen(found: StudyReport, next_command: str) -> str:
+def study_report_screen(found: StudyReport, next_command: str) -> str:
     """Every trial in a row, measured beside predicted, and where the two part."""
     done = sum(one.done for one in found.trials)
     wanted = found.repeats * len(found.trials)
@@ -22,7 +22,7 @@ def screen(found: StudyReport, next_command: str) -> str:
         trials(found),
         [*notes(found), *unfinished(found)],
         [explained(found.explanations)] if found.explanations else [],
-        [verdict(found), f"Next: {next_command}"],
+        [study_verdict(found), f"Next: {next_command}"],
     ]
     return page(blocks)
 
@@ -58,7 +58,7 @@ def cells(trial: TrialReport, measured: RepeatedTrial) -> tuple[str, ...]:
 def between(efficiency: Spread) -> str:
     """The median, with the least and the most where repeats differ visibly."""
     middle, low, high = (percent(x) for x in (efficiency.median, efficiency.low, efficiency.high))
-    return middle if low == high else f"{middle} ({fused(low, high)})"
+    return middle if low == high else f"{middle} ({span(low, high)})"
 
 
 def predicted(trial: TrialReport) -> str:
@@ -68,7 +68,7 @@ def predicted(trial: TrialReport) -> str:
     kept = trial.predicted.efficiency
     if trial.expected_s is not None:
         return percent(kept.unoverlapped if kept.expected is None else kept.expected)
-    return fused(percent(kept.lower), percent(kept.unoverlapped))
+    return span(percent(kept.lower), percent(kept.unoverlapped))
 
 
 def over(trial: TrialReport, measured: RepeatedTrial) -> str:
@@ -120,7 +120,7 @@ def line(found: StudyExplanation) -> str:
     return f"{found.line}{busy}"
 
 
-def verdict(found: StudyReport) -> str:
+def study_verdict(found: StudyReport) -> str:
     """The largest measured trial beside the smallest."""
     measured = sum(one.measured is not None for one in found.trials)
     if not measured:

@@ -1,18 +1,8 @@
-"""Render room: a Proof on one screen, beside the Forecast that it was held against."""
+"""a Proof on one screen, beside the Forecast that it was held against."""
 
-from orchestrator.render.plan import headline
-from orchestrator.render.text import (
-    GIB,
-    columns,
-    count,
-    following,
-    in_memory,
-    indent,
-    page,
-    percent,
-    title,
-    with_unit,
-)
+from orchestrator.render.formatting import GIB, count, in_memory, percent, with_unit
+from orchestrator.render.layout import columns, following, indent, page, title
+from orchestrator.render.plan_screen import headline
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Buffer, ComparedCollective, Comparison, Proof
@@ -22,7 +12,7 @@ SMALL = 1e-3  # exchanges below this share of the largest on their link are left
 UNITS = ((2 * 86_400, 86_400, "days"), (3_600, 3_600, "h"), (60, 60, "min"), (0, 1, "s"))
 
 
-def screen(plan: Plan, proof: Proof, age_s: float | None, next_command: str | None) -> str:
+def proof_screen(plan: Plan, proof: Proof, age_s: float | None, next_command: str | None) -> str:
     """The verdict with everything that it stands on, and what to do next."""
     blocks = [
         [title(headline(plan), f"proof of plan {short(plan.digest)}")],
@@ -172,7 +162,7 @@ def verdict(proof: Proof) -> str:
     return f"Proof: {', '.join(parts)}."
 
 
-def beside(proof: Proof, age_s: float) -> str:
+def proof_summary(proof: Proof, age_s: float) -> str:
     """The proof as a line under a plan."""
     fits = "fits" if proof.fits else "does not fit"
     agrees = "agrees" if proof.agrees else "does not agree"
@@ -180,7 +170,7 @@ def beside(proof: Proof, age_s: float) -> str:
     return f"compiled {ago(age_s)}: peak {peak} per device, {fits}; the forecast {agrees}"
 
 
-def remats(plans: list[tuple[Plan, Proof]]) -> str:
+def remat_screen(plans: list[tuple[Plan, Proof]]) -> str:
     """Each policy that was compiled, the least recompute first."""
     rows = [
         (

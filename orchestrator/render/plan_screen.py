@@ -1,37 +1,34 @@
-"""Render room: a Plan on one screen."""
+"""a Plan on one screen."""
 
 import re
 from collections.abc import Callable, Sequence
 
 from orchestrator.plan.plan_diff import lies_on
-from orchestrator.render.resource_names import resource
-from orchestrator.render.text import (
-    columns,
+from orchestrator.render.formatting import (
     count,
+    counted,
     dollars,
-    following,
     in_memory,
-    indent,
     lasting,
-    page,
     percent,
+    resource,
     scaled,
     seconds,
-    smaller,
     span,
-    title,
     with_unit,
 )
+from orchestrator.render.layout import columns, following, indent, page, tabulated, title
 from orchestrator.types.codec import short
-from orchestrator.types.plan import Estimate, LedgerLine, MeshAxis, Mfu, Plan
+from orchestrator.types.plan import Estimate, Forecast, LedgerLine, MeshAxis, Plan
 
 # Lines of time below this share of the unoverlapped step are shown together.
 SMALL = 0.009
 INTERVAL = "80 % interval"
+LOSES = "loses: per token, midway from lower bound to unoverlapped, as plans are chosen"
 SMALL_PART = 0.02  # of the expected step: smaller parts are left to `orch explain`
 
 
-def screen(
+def plan_screen(
     plan: Plan, next_command: str | None, compiled: str = "", runners_up: Sequence[str] = ()
 ) -> str:
     """The whole plan: what will be done, two ledgers, what it comes to, and what to do next.
@@ -86,10 +83,10 @@ def batch(plan: Plan) -> str:
     size = plan.batch
     text = f"{count(size.sequences)} sequences x {count(size.length)}"
     text += f" = {scaled(size.tokens)} tokens"
-    if size.sequences != size.asked_sequences:
-        moved = size.sequences / size.asked_sequences - 1
+    if size.sequences != size.requested_sequences:
+        moved = size.sequences / size.requested_sequences - 1
         more = f"{percent(abs(moved))} {'more' if moved > 0 else 'fewer'}"
-        text += f" ({count(size.asked_sequences)} asked; {more} divide evenly)"
+        text += f" ({count(size.requested_sequences)} asked; {more} divide evenly)"
     return text
 
 
@@ -156,11 +153,11 @@ def time(plan: Plan) -> list[str]:
     ]
     if small:
         total = seconds(sum(line.value for line in small))
-        rows.append((smaller(len(small)), "", "", total, ""))
+        rows.append((counted(len(small), "smaller line"), "", "", total, ""))
     rows.append(("unoverlapped", "", "all lines", seconds(forecast.step_s.unoverlapped), ""))
     rows.append(("lower bound", forecast.bound, binds(plan), seconds(forecast.step_s.lower), ""))
     if forecast.step_s.expected is not None:
-        within = f"{INTERVAL} {together(*ends(forecast.step_s, seconds))}"
+        within = f"{INTERVAL} {span(*ends(forecast.step_s, seconds))}"
         rows.append(("expected", "", within, seconds(forecast.step_s.expected), ""))
     return ["time per step", *indent([*columns(rows, "<<<><"), *expected(plan)])]
 
@@ -211,19 +208,12 @@ def outcome(plan: Plan) -> list[str]:
     return lines
 
 
-def figures(of: Estimate | Mfu, show: Callable[[float], str]) -> tuple[str, ...]:
+def figures(of: Estimate, show: Callable[[float], str]) -> tuple[str, ...]:
     """At the bound; what to expect and its interval, where known; with nothing hidden."""
-    least = of.roofline if isinstance(of, Mfu) else of.lower
     known: tuple[str, ...] = ()
     if of.expected is not None and of.low is not None and of.high is not None:
-        known = (show(of.expected), together(show(of.low), show(of.high)))
-    return (show(least), *known, show(of.unoverlapped))
-
-
-def together(low: str, high: str) -> str:
-    """An interval with its unit once: 19.3 to 26.0 %."""
-    _, _, unit = high.partition(" ")
-    return span(low.removesuffix(f" {unit}") if unit and low != high else low, high)
+        known = (show(of.expected), span(show(of.low), show(of.high)))
+    return (show(of.lower), *known, show(of.unoverlapped))
 
 
 def verdict(plan: Plan) -> str:
@@ -232,7 +222,7 @@ def verdict(plan: Plan) -> str:
     parts = [
         "fits" if forecast.fits else "does not fit",
         f"bound by {forecast.bound}",
-        together(*ends(forecast.days, lasting)),
+        span(*ends(forecast.days, lasting)),
     ]
     if forecast.dollars is not None:
         parts.append(span(*ends(forecast.dollars, dollars)))
@@ -243,3 +233,52 @@ def ends(bounds: Estimate, show: Callable[[float], str]) -> tuple[str, str]:
     if bounds.low is None or bounds.high is None:
         return show(bounds.lower), show(bounds.unoverlapped)
     return show(bounds.low), show(bounds.high)
+
+
+def runners_up_table(plans: Sequence[Plan]) -> list[str]:
+    """One row a plan, the chosen one first; losses are per token, as batches may differ."""
+    first = plans[0]
+    known = all(plan.forecast.step_s.expected is not None for plan in plans)
+    figures = ("expected", "MFU") if known else ("lower", "unoverlapped")
+    head = ("mesh", "batch", "micro", "remat", "memory", *figures, "loses", "bound")
+    rows = [head, *(runner_up(plan, first, known=known) for plan in plans)]
+    count = len(plans) - 1
+    title = f"the plan and {count} runner{'s' * (count != 1)}-up (data.fsdp.sequence.tensor)"
+    return [title, *tabulated(rows, "<>><>>>><"), f"  {LOSES}"]
+
+
+def runner_up(plan: Plan, first: Plan, *, known: bool) -> tuple[str, ...]:
+    forecast = plan.forecast
+    inside = [str(axis.size) for axis in plan.axes if axis.link == "ici"]
+    return (
+        ".".join(inside),
+        f"{plan.batch.sequences:,}",
+        str(plan.batch.microbatches),
+        plan.remat,
+        in_memory(forecast.memory_bytes_per_device),
+        *(expected_figures(forecast) if known else peaks(forecast)),
+        loss(plan, first),
+        forecast.bound,
+    )
+
+
+def expected_figures(forecast: Forecast) -> tuple[str, str]:
+    """The step and its MFU as runs lead to expect them."""
+    return seconds(forecast.step_s.expected or 0), percent(forecast.mfu.expected or 0)
+
+
+def peaks(forecast: Forecast) -> tuple[str, str]:
+    """The step at peak rates: all overlapped, and nothing."""
+    return seconds(forecast.step_s.lower), seconds(forecast.step_s.unoverlapped)
+
+
+def loss(plan: Plan, first: Plan) -> str:
+    """How much longer a token takes, half way between the two figures."""
+    if plan is first:
+        return "-"
+    return percent(token_s(plan) / token_s(first) - 1)
+
+
+def token_s(plan: Plan) -> float:
+    step_s = plan.forecast.step_s
+    return (step_s.lower + step_s.unoverlapped) / 2 / plan.batch.tokens

@@ -1,23 +1,21 @@
-"""Render room: two plans side by side on one screen."""
+"""two plans side by side on one screen."""
 
 from collections.abc import Callable, Sequence
 
 from orchestrator.plan.plan_diff import SUM
-from orchestrator.render.resource_names import resource
-from orchestrator.render.text import (
-    columns,
+from orchestrator.render.formatting import (
+    counted,
     dollars,
     in_memory,
-    indent,
     lasting,
-    page,
     percent,
+    resource,
     scaled,
     seconds,
-    smaller,
     span,
     to_digits,
 )
+from orchestrator.render.layout import columns, indent, page
 from orchestrator.types.codec import short
 from orchestrator.types.plan_diff import KeyDiff, LineDiff, PlanDiff, PlanReference
 
@@ -27,7 +25,7 @@ SMALL = 0.002
 
 
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("MFU, lower bound", "mfu.roofline", percent),
+    ("MFU, lower bound", "mfu.lower", percent),
     ("MFU, expected", "mfu.expected", percent),
     ("MFU, unoverlapped", "mfu.unoverlapped", percent),
     ("tokens/s, lower bound", "tokens_per_s.lower", scaled),
@@ -42,7 +40,7 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def screen(found: PlanDiff, next_command: str) -> str:
+def plan_diff_screen(found: PlanDiff, next_command: str) -> str:
     """Which two, what differs, what it does to each ledger and figure, and what to do next."""
     first, second = found.plans
     compared = [
@@ -137,7 +135,7 @@ def ledger(
     if small:
         first, second = (sum(getattr(line, at) or 0.0 for line in small) for at in ENDS)
         texts = show(first), show(second), change(first, second)
-        rows.append((smaller(len(small)), "", *texts))
+        rows.append((counted(len(small), "smaller line"), "", *texts))
     return rows
 
 
