@@ -118,7 +118,5 @@ def states_after(events: list[AnyEvent]) -> list[RunState]:
 
 def abandoned_run(storage: Path, key: str) -> None:
     """A run whose driver is a process that has ended."""
-    drive = (
-        f"from tests.journals import driven; driven(__import__('pathlib').Path({str(storage)!r}),"
-    )
+    drive = f"from tests.journals import claimed_run; claimed_run(__import__('pathlib').Path({str(storage)!r}),"
     subprocess.run([sys.executable, "-c", f"{drive} key={key!r})"], cwd=ROOT, check=True)

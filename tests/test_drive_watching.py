@@ -167,7 +167,7 @@ def test_a_stop_at_once_waits_for_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "at_once", "why"),
     [
-        (3, False, "interrupted (Ctrl-C), after step 3; its checkpoint is kept"),
+        (3, False, "interrupted (Ctrl-C), after step 3; its checkpoint is saved"),
         (3, True, "interrupted (Ctrl-C), at once, after step 3"),
         (0, True, "interrupted (Ctrl-C), before its first step"),
     ],

@@ -136,10 +136,10 @@ def test_a_run_is_json_both_ways(tmp_path: Path) -> None:
 def test_an_event_that_cannot_come_next_is_a_fault_of_the_driver(tmp_path: Path) -> None:
     """Nothing is written; the driver is told what is wrong."""
     writer = claimed_run(tmp_path)
-    with pytest.raises(ValueError, match="attempt 0 does not go on"):
+    with pytest.raises(ValueError, match="attempt 0 is not running"):
         writer.end_attempt("finished")
     writer.start_attempt(tiny_plan())
-    with pytest.raises(ValueError, match="attempt 1 goes on"):
+    with pytest.raises(ValueError, match="attempt 1 is running"):
         writer.end_run("succeeded")
     assert writer.run().problems == ()
 

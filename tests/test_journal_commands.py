@@ -167,7 +167,7 @@ def test_runs_lists_them_newest_first(orch: RunOrch, tmp_path: Path) -> None:
     table = orch("runs", "--storage", str(tmp_path))
     assert [line.split()[0] for line in table.stdout.splitlines()] == ["RUN", "newer", "older"]
     assert "warning: " in table.stderr
-    assert "broken: holds no run" in table.stderr
+    assert "broken: contains no run" in table.stderr
     listed = json.loads(orch("runs", "--storage", str(tmp_path), "--json").stdout)
     assert [run["run"] for run in listed] == ["newer", "older"]
     assert all(run.keys() >= PROMISED for run in listed)

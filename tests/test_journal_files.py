@@ -20,17 +20,17 @@ from tests.journals import claimed_run, failed_once, reason, run_request, tiny_p
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("events/notes.txt", b"mine", "events/notes.txt: is none of the journal's"),
+        ("events/notes.txt", b"mine", "events/notes.txt: is not a file of the journal"),
         ("events/000003.json", b"", "events/000003.json: Input data was truncated"),
         ("events/000003.json", b"\xff\x00", "events/000003.json: "),
         ("events/000003.json", b'{"kind":"dance","at_s":1}', "Invalid value 'dance'"),
-        ("events/000003.json", b'{"kind":"pending","at_s":1}', "missing required field `why`"),
+        ("events/000003.json", b'{"kind":"pending","at_s":1}', "missing required field `reason`"),
         ("events/000009.json", b"{}", "events/000006.json: is missing"),
         ("requests/000001.json", b"[]", "requests/000001.json: Expected `object`"),
-        ("requests/me", b"", "requests/me: is none of the journal's"),
+        ("requests/me", b"", "requests/me: is not a file of the journal"),
         ("mlflow.json", b"null", "mlflow.json: Expected `object`"),
-        ("attempts/001/steps.jsonl", b"\xff\n", "001/steps.jsonl: a line is no step"),
-        ("attempts/002/steps.jsonl", b'{"at_s":1}\n', "002/steps.jsonl: a line is no step"),
+        ("attempts/001/steps.jsonl", b"\xff\n", "001/steps.jsonl: a line is not a step"),
+        ("attempts/002/steps.jsonl", b'{"at_s":1}\n', "002/steps.jsonl: a line is not a step"),
     ],
 )
 def test_what_the_journal_should_not_hold_is_said(
@@ -52,15 +52,15 @@ def test_a_folder_where_a_file_should_be_is_said(tmp_path: Path) -> None:
     (found.paths.events / "000003.json").mkdir()
     (found.paths.requests / "000001.json").mkdir()
     problems = found.run().problems
-    assert "events/000003.json: cannot be read: Is a directory" in problems
-    assert "requests/000001.json: cannot be read: Is a directory" in problems
+    for name in ("events/000003.json", "requests/000001.json"):
+        assert any(f"{name}: cannot be read: Is a directory" in one for one in problems)
 
 
 def test_a_writer_goes_on_after_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     """Its number is taken all the same."""
     writer = claimed_run(tmp_path)
     (writer.journal.paths.events / "000003.json").write_bytes(b"{")
-    with pytest.raises(Exception, match="event 3 is another's"):
+    with pytest.raises(Exception, match="another process wrote event 3"):
         writer.record_pending(reason("a slice", "waiting_for_slices"))
     writer.record_pending(reason("a slice", "waiting_for_slices"))
     run = writer.run()
@@ -71,8 +71,8 @@ def test_a_writer_goes_on_after_a_file_that_cannot_be_read(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"{", "holds no run|Input data was truncated"),
-        (b'{"kind":"pending","at_s":1,"why":"x"}', "is no submission"),
+        (b"{", "contains no run|Input data was truncated"),
+        (b'{"kind":"pending","at_s":1,"reason":{"code":"error","detail":"x"}}', "not a submission"),
         (None, "there is no events/000001.json"),
     ],
 )
@@ -91,15 +91,15 @@ def test_a_directory_that_holds_no_run_says_why(
 def test_a_journal_of_a_newer_orch_is_not_guessed_at(tmp_path: Path) -> None:
     """What it means is not known here."""
     path = journal.create_run(tmp_path, run_request(), "it").journal.paths.events / "000001.json"
-    path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":2'))
-    with pytest.raises(JournalUnreadable, match="its schema is 2, and this orch reads up to 1"):
+    path.write_bytes(path.read_bytes().replace(b'"schema":2', b'"schema":3'))
+    with pytest.raises(JournalUnreadable, match="its schema is 3"):
         journal.find_run(tmp_path, "it").run()
 
 
 def test_what_a_newer_orch_added_is_passed_over(tmp_path: Path) -> None:
     """A field more is no fault."""
     path = journal.create_run(tmp_path, run_request(), "it").journal.paths.events / "000001.json"
-    path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":1,"mood":"good"'))
+    path.write_bytes(path.read_bytes().replace(b'"schema":2', b'"schema":2,"mood":"good"'))
     assert journal.find_run(tmp_path, "it").run().problems == ()
 
 
@@ -123,7 +123,7 @@ def test_what_killed_writers_left_is_swept_when_it_is_old(tmp_path: Path) -> Non
     ("fails", "number", "said"),
     [
         ("mkdir", errno.EROFS, "Read-only file system"),
-        ("mkdir", errno.EACCES, "Permission denied; it needs the right to write there"),
+        ("mkdir", errno.EACCES, "Permission denied; it needs permission to write there"),
         ("link", errno.EPERM, "Operation not permitted; the journal needs a file system with hard"),
     ],
 )
@@ -140,8 +140,8 @@ def test_a_storage_is_tried_as_a_journal_would_use_it(
     monkeypatch.setattr(os, fails, refuse)
     with pytest.raises(JournalUnwritable) as caught:
         files.check_writable(storage)
-    why = f"no run can be kept there: nothing can be made in {tmp_path}: {said}"
-    assert str(caught.value).startswith(f"{storage}: {why}")
+    assert str(caught.value).startswith(f"{storage}: ")
+    assert said in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -88,7 +88,7 @@ def persist(write: Callable[[], Any]) -> Any:
     try:
         return write()
     except JournalUnwritable as error:
-        if "No space left on device; make room there" not in str(error):
+        if "No space left on device; free some space" not in str(error):
             raise
         return write()
 
@@ -133,10 +133,10 @@ import sys
 from pathlib import Path
 from orchestrator import journal
 from orchestrator.errors import JournalUnwritable
-from tests.journals import opened, step, tiny_plan
+from tests.journals import run_request, step, tiny_plan
 storage = Path(sys.argv[1])
 ballast = storage / "ballast"
-writer = journal.claim(journal.create(storage, opened(), "it").journal)
+writer = journal.claim_run(journal.create_run(storage, run_request(), "it").journal)
 number = writer.start_attempt(tiny_plan())
 ballast.write_bytes(bytes(100_000))
 appended = 0
@@ -186,7 +186,7 @@ def test_a_file_system_that_really_is_full(tmp_path: Path) -> None:
         (errno.EPERM, "hard links"),
         (errno.ENOTSUP, "needs a file system with hard links"),
         (errno.ENOSYS, "needs a file system with hard links"),
-        (errno.EACCES, "the right to write there"),
+        (errno.EACCES, "permission to write there"),
         (errno.EROFS, "Read-only file system"),
     ],
 )

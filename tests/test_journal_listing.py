@@ -18,7 +18,7 @@ def test_a_run_is_found_by_key_beginning_or_path(tmp_path: Path) -> None:
     assert journal.find_run(tmp_path, "b").key == "beta-1"
     elsewhere = tmp_path / "nowhere"
     assert journal.find_run(elsewhere, str(tmp_path / "beta-1")).key == "beta-1"
-    with pytest.raises(SpecError, match="may be any of alpha-1, alpha-10; write more"):
+    with pytest.raises(SpecError, match="ambiguous: alpha-1, alpha-10"):
         journal.find_run(tmp_path, "al")
     for unknown in ("gamma", "", str(tmp_path), str(tmp_path / "gamma")):
         with pytest.raises(UnknownName, match="known: alpha-1, alpha-10, beta-1"):

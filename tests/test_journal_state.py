@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from orchestrator.journal.events import (
     AnyEvent,
@@ -184,7 +185,7 @@ def test_a_new_driver_closes_what_the_old_one_left() -> None:
     assert [one.reason for one in story.attempts] == ["lost"]
     assert (story.stopping, story.open_attempt, story.writer) == (None, None, 5)
     assert story.resumed_at == 1
-    resumed = state_after(CLAIM, START, replace(again, resumes=True))
+    resumed = state_after(CLAIM, START, structs.replace(again, resumes=True))
     assert resumed.resumed_at == 2
 
 

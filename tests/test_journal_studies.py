@@ -92,7 +92,7 @@ def test_a_trial_that_another_begins_is_waited_for(
         return 1_000.0 + age_s
 
     if refused:
-        with pytest.raises(RunIsLive, match="process 7 on here begins"):
+        with pytest.raises(RunIsLive, match="process 7 on here is starting"):
             journal.start_trial(study, 2, 1, clock)
     else:
         assert journal.start_trial(study, 2, 1, clock).trial == 2
@@ -101,7 +101,7 @@ def test_a_trial_that_another_begins_is_waited_for(
 def test_a_process_that_died_before_its_run_is_no_hindrance(tmp_path: Path) -> None:
     """It is seen to be gone on its own machine, and the trial begins again under a new name."""
     begin = f"from tests.test_journal_studies import begun; from pathlib import Path; \
-from orchestrator import journal; journal.begin_trial(begun(Path({str(tmp_path)!r})), 1, 1)"
+from orchestrator import journal; journal.start_trial(begun(Path({str(tmp_path)!r})), 1, 1)"
     subprocess.run([sys.executable, "-c", begin], cwd=ROOT, check=True)
     study = begun(tmp_path)
     assert len(study.trial_starts()) == 1
@@ -162,7 +162,7 @@ def test_a_damaged_study_says_what_is_wrong(tmp_path: Path) -> None:
     study = begun(tmp_path)
     text = study.submission_path.read_text(encoding="utf-8")
     study.submission_path.write_text(
-        text.replace('"schema": 1,\n  "steps"', '"schema": 9,\n  "steps"')
+        text.replace('"schema": 2,\n  "steps"', '"schema": 9,\n  "steps"')
     )
     with pytest.raises(JournalUnreadable, match="its schema is 9"):
         study.submission()
@@ -171,5 +171,5 @@ def test_a_damaged_study_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="is another study"):
         begun(tmp_path)
     study.submission_path.write_text("{}")
-    with pytest.raises(JournalUnreadable, match="is no StudyOpened"):
+    with pytest.raises(JournalUnreadable, match="is not a StudySubmission"):
         study.submission()

@@ -71,7 +71,7 @@ def test_ctrl_c_saves_and_leaves_nothing(tmp_path: Path) -> None:
     run = recorded.run()
     assert (run.state, run.attempts[0].reason) == ("cancelled", "cancelled")
     assert run.detail == (
-        f"interrupted (Ctrl-C), after step {run.steps_done:,}; its checkpoint is kept"
+        f"interrupted (Ctrl-C), after step {run.steps_done:,}; its checkpoint is saved"
     )
     assert (recorded.path / "checkpoints" / str(run.steps_done)).is_dir()
 

@@ -132,7 +132,7 @@ def test_runs_outlive_their_terminals_and_take_slices_in_turn(
     assert detached.returncode == 0, detached.stderr
     assert "3 of v5p 2x2x1 asked, 4 present, 1 free: the run waits for 2 more" in detached.stdout
     eventually(lambda: only_run(second).state == "pending", LIMIT_S)
-    assert only_run(second).why == "3 slices of v5p 2x2x1 asked, 4 whole, 1 free"
+    assert only_run(second).detail == "3 slices of v5p 2x2x1 asked, 4 whole, 1 free"
     assert only_run(first).steps_done > done
     assert four.orch("cancel", only_run(first).journal).returncode == 0
     eventually(lambda: only_run(second).ended_at_s, LIMIT_S)

@@ -256,7 +256,7 @@ def test_trials_run_one_after_another(submitted: Callable[..., tuple[int, str, l
     """It says that it rehearses, plans all, runs each, and ends with the scaling."""
     code, said, runs = submitted("succeeded", "succeeded")
     assert (code, runs) == (0, ["1.1", "2.1"])
-    assert said.startswith("two: a rehearsal of 2 runs. No cluster is named")
+    assert "two: a rehearsal of 2 runs" in said
     assert "trial 2 of 2: resources.pods=2 experiment.batch.sequences=32" in said
     assert "Study: scaling efficiency is 100.0 % on 8 emulated chips." in said
     assert "Next: orch report two-study-" in said
