@@ -1,93 +1,130 @@
-"""Calibrate room: wishes to a profile, the arrow of this room."""
+"""Measures what a forecast needs, and adds it to the machine's profile."""
 
 import datetime
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import groupby
+from typing import get_args
 
-from orchestrator.calibrate import shelf
-from orchestrator.calibrate.machine import emulating, with_devices
-from orchestrator.calibrate.process import ask
-from orchestrator.calibrate.words import Devices, Told
-from orchestrator.plan import benchmarks, calibrated
-from orchestrator.plan.benchmarks import merged
-from orchestrator.types.chip_profile import Benchmarks, ChipProfile, CollectiveBenchmark, Machine
+from orchestrator.calibrate import profile_store
+from orchestrator.calibrate.machine import this_machine
+from orchestrator.calibrate.processes import run
+from orchestrator.calibrate.profile_store import StoredProfile
+from orchestrator.plan import calibrated
+from orchestrator.types.chip_profile import Benchmark, ChipProfile, Devices, Machine, Operation
 from orchestrator.types.plan import Plan
+from orchestrator.types.spec import DType
 
-Progress = Callable[[int, int], None]  # how many are measured, of how many
+Progress = Callable[[int, int], None]  # how many benchmarks are ready, of how many
+HEAD_DIMS, REHEARSED_HEAD_DIMS = (64, 128), (16,)
+EMULATED = ((1, 4), (2, 8))  # processes and devices that `orch calibrate` emulates
+ALONE: tuple[Operation, ...] = ("matmul", "attention", "elementwise", "copy")
+COLLECTIVES: tuple[Operation, ...] = ("all-gather", "reduce-scatter", "all-reduce", "permute")
 
 
-def for_plan(plan: Plan, progress: Progress) -> shelf.Kept:
-    """A profile of this machine with all that the forecast of an emulated plan reads.
+def for_plan(plan: Plan, progress: Progress) -> StoredProfile:
+    """A profile of this machine with everything that the forecast of an emulated plan needs.
 
-    The newest that is kept, if it has all of it; else that with what it lacks.
+    It is the newest stored one, together with the benchmarks that it lacked.
     """
-    machine = emulating()
-    kept = shelf.newest(machine)
-    profile = kept.profile if kept else _empty(machine)
-    wanted = calibrated.wishes(plan, profile)
-    if kept and not (wanted.kernels or wanted.exchanges):
-        return kept
-    return shelf.keep(merged(profile, emulated(machine, wanted, progress)))
+    machine = this_machine()
+    stored = profile_store.newest(machine)
+    profile = stored.profile if stored else empty(machine)
+    missing = calibrated.missing(plan, profile)
+    if stored and not missing:
+        return stored
+    return profile_store.store(measured(profile, missing, progress))
 
 
-def of_machine(progress: Progress) -> shelf.Kept:
-    """A new profile of the devices that JAX finds here; where these are CPU's, of emulated ones."""
-    found = next(
-        told.devices for told in ask(Benchmarks(), processes=1, devices=None) if told.devices
-    )
-    if found.platform == "cpu":
-        machine = emulating()
-        return shelf.keep(emulated(machine, benchmarks.of_emulated_devices(), progress))
-    return shelf.keep(_accelerated(found, progress))
+def of_machine(progress: Progress) -> StoredProfile:
+    """A new profile of the devices that JAX reports. On a CPU, devices are emulated."""
+    devices = next(reply.devices for reply in run((), processes=1, devices=None) if reply.devices)
+    profile = empty(this_machine(devices.platform, devices.kind))
+    return profile_store.store(measured(profile, standard_benchmarks(devices), progress))
 
 
-def emulated(machine: Machine, wanted: Benchmarks, progress: Progress) -> ChipProfile:
-    """What CPU devices reach that share this machine's cores; every grouping in its processes."""
-    return _filled(_empty(machine), wanted, _all(wanted), progress)
-
-
-def _filled(
-    profile: ChipProfile, wanted: Benchmarks, tells: Iterable[Told], progress: Progress
-) -> ChipProfile:
-    """The profile with all that is told. Making ready takes the time: that is the progress."""
-    ready, total = 0, len(wanted.kernels) + len(wanted.exchanges)
-    progress(ready, total)
-    for told in tells:
-        profile = _with(profile, told)
-        if told.ready:
-            ready += 1
-            progress(ready, total)
-    return profile
-
-
-def _all(wanted: Benchmarks) -> Iterable[Told]:
-    if wanted.kernels:
-        most = max(wish.devices for wish in wanted.kernels)
-        yield from ask(Benchmarks(kernels=wanted.kernels), processes=1, devices=most)
-    for (processes, devices), group in groupby(sorted(wanted.exchanges, key=_where), key=_where):
-        yield from ask(Benchmarks(exchanges=tuple(group)), processes=processes, devices=devices)
-
-
-def _where(wish: CollectiveBenchmark) -> tuple[int, int]:
-    return wish.processes, wish.devices
-
-
-def _accelerated(found: Devices, progress: Progress) -> ChipProfile:
-    """What the machine's own devices reach, each with memory and units of its own."""
-    wanted = benchmarks.of_own_devices(found.count)
-    tells = ask(wanted, processes=1, devices=None)
-    return _filled(_empty(with_devices(found)), wanted, tells, progress)
-
-
-def _empty(machine: Machine) -> ChipProfile:
+def empty(machine: Machine) -> ChipProfile:
     today = datetime.datetime.now(tz=datetime.UTC).date()
-    return ChipProfile(schema=shelf.SCHEMA, machine=machine, measured_on=today.isoformat())
+    return ChipProfile(schema=profile_store.SCHEMA, machine=machine, measured_on=today.isoformat())
 
 
-def _with(profile: ChipProfile, told: Told) -> ChipProfile:
-    if told.kernel:
-        return replace(profile, kernels=(*profile.kernels, told.kernel))
-    if told.exchange:
-        return replace(profile, exchanges=(*profile.exchanges, told.exchange))
-    return profile
+def measured(
+    profile: ChipProfile, benchmarks: Iterable[Benchmark], progress: Progress
+) -> ChipProfile:
+    """The profile with these benchmarks' timings. Compiling takes the time, so it is the progress."""
+    benchmarks = tuple(benchmarks)
+    timings, compiled = list(profile.timings), 0
+    progress(compiled, len(benchmarks))
+    for (processes, devices), group in groupby(sorted(benchmarks, key=place), key=place):
+        emulated = devices if profile.emulated else None
+        for reply in run(tuple(group), processes=processes, devices=emulated):
+            if reply.compiled:
+                compiled += 1
+                progress(compiled, len(benchmarks))
+            if reply.timing:
+                timings.append(reply.timing)
+    return replace(profile, measured_on=empty(profile.machine).measured_on, timings=tuple(timings))
+
+
+def place(benchmark: Benchmark) -> tuple[int, int]:
+    """Benchmarks of one place are timed by the same processes."""
+    return benchmark.processes, benchmark.devices
+
+
+def standard_benchmarks(devices: Devices) -> list[Benchmark]:
+    """What `orch calibrate` measures, for no plan in particular.
+
+    An accelerator computes alone; its collectives are timed in every regular group of devices.
+    """
+    if devices.platform == "cpu":
+        return [benchmark for place in EMULATED for benchmark in emulated_benchmarks(*place)]
+    count = devices.count
+    groups = [
+        (size, stride)
+        for size in range(2, count + 1)
+        for stride in range(1, count // size + 1)
+        if count % (size * stride) == 0
+    ]
+    return [*alone(1, 1, HEAD_DIMS), *collectives(count, 1, groups)]
+
+
+def emulated_benchmarks(processes: int, devices: int) -> list[Benchmark]:
+    """Groups inside a process, and across all processes."""
+    inside = devices // processes
+    groups = [(inside, 1), (processes, inside)]
+    return [
+        *alone(devices, processes, REHEARSED_HEAD_DIMS),
+        *collectives(devices, processes, [pair for pair in groups if pair[0] > 1]),
+    ]
+
+
+def alone(devices: int, processes: int, head_dims: tuple[int, ...]) -> list[Benchmark]:
+    """What devices do without one another."""
+    return [
+        Benchmark(
+            operation=operation,
+            dtype=dtype,
+            devices=devices,
+            processes=processes,
+            head_dim=head_dim,
+        )
+        for operation in ALONE
+        for dtype in get_args(DType)
+        for head_dim in (head_dims if operation == "attention" else (0,))
+    ]
+
+
+def collectives(devices: int, processes: int, groups: list[tuple[int, int]]) -> list[Benchmark]:
+    return [
+        Benchmark(
+            operation=operation,
+            dtype=dtype,
+            devices=devices,
+            processes=processes,
+            group=size,
+            stride=stride,
+        )
+        for operation in COLLECTIVES
+        for dtype in get_args(DType)
+        for size, stride in groups
+    ]
