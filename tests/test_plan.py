@@ -40,7 +40,7 @@ def test_the_documented_keys_are_there(four_pods: Plan) -> None:
     assert isinstance(forecast["bound"], str)
     for key in ("step_s", "days", "dollars", "chip_hours"):
         assert 0 < forecast[key]["lower"] < forecast[key]["unoverlapped"]
-    assert 1 > forecast["mfu"]["roofline"] > forecast["mfu"]["unoverlapped"] > 0
+    assert 1 > forecast["mfu"]["lower"] > forecast["mfu"]["unoverlapped"] > 0
 
 
 def test_a_plan_survives_json(four_pods: Plan) -> None:

@@ -152,7 +152,7 @@ def test_a_plan_states_it_for_time_mfu_days_and_money() -> None:
     assert mfu.low is not None
     assert mfu.expected is not None
     assert mfu.high is not None
-    assert mfu.low < mfu.expected < mfu.high <= mfu.roofline
+    assert mfu.low < mfu.expected < mfu.high <= mfu.lower
     assert rate.low is not None
     assert rate.high is not None
     assert rate.low < rate.high <= rate.lower

@@ -110,7 +110,15 @@ def plan() -> Plan:
         kind="all-reduce", axes=("pods",), link="dcn", dtype="bf16", bytes_per_step=GRADIENTS,
         calls_per_step=1,
     )  # fmt: skip
-    line = LedgerLine(name="pods", value=1, unit="s", formula="", inputs={}, collective=moved)
+    line = LedgerLine(
+        kind="gradient_reduction",
+        name="pods",
+        value=1,
+        unit="s",
+        formula="",
+        inputs={},
+        collective=moved,
+    )
     return replace(made, forecast=replace(made.forecast, time=(line,)))
 
 

@@ -37,7 +37,7 @@ def plan_of(
         "model": {**asdict(model), "parameters": flops.parameters(model)},
         "batch": {
             "sequences": sequences, "length": length, "tokens": sequences * length,
-            "asked_sequences": sequences, "sequences_per_replica": sequences // replicas,
+            "requested_sequences": sequences, "sequences_per_replica": sequences // replicas,
             "microbatches": microbatches,
         },
         "tokens": 100 * sequences * length,
@@ -51,7 +51,7 @@ def plan_of(
 def _rest() -> dict[str, Any]:
     """Fields of Plan that no trainer's program depends on, and defaults for some that do."""
     none = {"lower": 0.0, "unoverlapped": 0.0}
-    mfu = {"roofline": 0.0, "unoverlapped": 0.0}
+    mfu = {"lower": 0.0, "unoverlapped": 0.0}
     forecast = {
         "memory_bytes_per_device": 0.0, "hbm_bytes_per_device": 0.0, "fits": True, "memory": [],
         "time": [], "step_s": none, "bound": "", "bound_by": 0.0,
@@ -60,7 +60,8 @@ def _rest() -> dict[str, Any]:
         "days": none, "chip_hours": none, "dollars": None, "dollars_per_chip_hour": None,
     }  # fmt: skip
     return {
-        "schema": 1, "digest": "0" * 64, "name": "test", "spec_digest": "0" * 64,
+        "schema": 2, "digest": "0" * 64, "name": "test", "trainer": "llama",
+        "ledger_describes_trainer": True, "spec_digest": "0" * 64,
         "overrides": [], "optimizer": asdict(QUICK), "precision": asdict(FP32), "remat": "full",
         "data": asdict(DataSource()), "seed": 0, "compiler_options": {}, "chip": "v5p",
         "topology": "4x4x4", "hosts": 1, "groups": {}, "shardings": SHARDINGS,

@@ -1,105 +1,122 @@
 """Measures what a forecast needs, and adds it to the machine's profile."""
 
 import datetime
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Iterable
 from dataclasses import replace
+from importlib import metadata
 from itertools import groupby
+from pathlib import Path
 from typing import get_args
 
+import psutil
+
 from orchestrator.calibrate import profile_store
-from orchestrator.calibrate.machine import this_machine
 from orchestrator.calibrate.processes import run
 from orchestrator.calibrate.profile_store import StoredProfile
 from orchestrator.plan import calibrated
-from orchestrator.types.chip_profile import Benchmark, ChipProfile, Devices, Machine, Operation
+from orchestrator.types.chip_profile import Benchmark, ChipProfile, Machine, Operation
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import DType
 
-Progress = Callable[[int, int], None]  # how many benchmarks are ready, of how many
-HEAD_DIMS, REHEARSED_HEAD_DIMS = (64, 128), (16,)
+GIB = 2**30
+PACKAGES = ("jax", "jaxlib")
 EMULATED = ((1, 4), (2, 8))  # processes and devices that `orch calibrate` emulates
-ALONE: tuple[Operation, ...] = ("matmul", "attention", "elementwise", "copy")
+HEAD_DIMS, REHEARSED_HEAD_DIMS = (64, 128), (16,)
 COLLECTIVES: tuple[Operation, ...] = ("all-gather", "reduce-scatter", "all-reduce", "permute")
 
 
-def for_plan(plan: Plan, progress: Progress) -> StoredProfile:
+def for_plan(plan: Plan) -> StoredProfile:
     """A profile of this machine with everything that the forecast of an emulated plan needs.
 
     It is the newest stored one, together with the benchmarks that it lacked.
     """
     machine = this_machine()
     stored = profile_store.newest(machine)
-    profile = stored.profile if stored else empty(machine)
+    profile = stored.profile if stored else empty_profile(machine)
     missing = calibrated.missing(plan, profile)
     if stored and not missing:
         return stored
-    return profile_store.store(measured(profile, missing, progress))
+    return profile_store.store(measured(profile, missing))
 
 
-def of_machine(progress: Progress) -> StoredProfile:
+def of_machine() -> StoredProfile:
     """A new profile of the devices that JAX reports. On a CPU, devices are emulated."""
-    devices = next(reply.devices for reply in run((), processes=1, devices=None) if reply.devices)
-    profile = empty(this_machine(devices.platform, devices.kind))
-    return profile_store.store(measured(profile, standard_benchmarks(devices), progress))
+    found = run((), processes=1, devices=None)
+    profile = empty_profile(this_machine(found.platform, found.device_kind))
+    benchmarks = (
+        [one for place in EMULATED for one in emulated_benchmarks(*place)]
+        if profile.emulated
+        else accelerator_benchmarks(found.devices)
+    )
+    return profile_store.store(measured(profile, benchmarks))
 
 
-def empty(machine: Machine) -> ChipProfile:
-    today = datetime.datetime.now(tz=datetime.UTC).date()
-    return ChipProfile(schema=profile_store.SCHEMA, machine=machine, measured_on=today.isoformat())
+def measured(profile: ChipProfile, benchmarks: Iterable[Benchmark]) -> ChipProfile:
+    """The profile with the timings of these benchmarks as well."""
 
+    def place(benchmark: Benchmark) -> tuple[int, int]:
+        return benchmark.processes, benchmark.devices if profile.emulated else 0
 
-def measured(
-    profile: ChipProfile, benchmarks: Iterable[Benchmark], progress: Progress
-) -> ChipProfile:
-    """The profile with these benchmarks' timings. Compiling takes the time, so it is the progress."""
-    benchmarks = tuple(benchmarks)
-    timings, compiled = list(profile.timings), 0
-    progress(compiled, len(benchmarks))
+    timings = list(profile.timings)
     for (processes, devices), group in groupby(sorted(benchmarks, key=place), key=place):
-        emulated = devices if profile.emulated else None
-        for reply in run(tuple(group), processes=processes, devices=emulated):
-            if reply.compiled:
-                compiled += 1
-                progress(compiled, len(benchmarks))
-            if reply.timing:
-                timings.append(reply.timing)
-    return replace(profile, measured_on=empty(profile.machine).measured_on, timings=tuple(timings))
+        timings += run(tuple(group), processes=processes, devices=devices or None).timings
+    return replace(profile, measured_on=today(), timings=tuple(timings))
 
 
-def place(benchmark: Benchmark) -> tuple[int, int]:
-    """Benchmarks of one place are timed by the same processes."""
-    return benchmark.processes, benchmark.devices
+def empty_profile(machine: Machine) -> ChipProfile:
+    return ChipProfile(schema=profile_store.SCHEMA, machine=machine, measured_on=today())
 
 
-def standard_benchmarks(devices: Devices) -> list[Benchmark]:
-    """What `orch calibrate` measures, for no plan in particular.
+def today() -> str:
+    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
 
-    An accelerator computes alone; its collectives are timed in every regular group of devices.
-    """
-    if devices.platform == "cpu":
-        return [benchmark for place in EMULATED for benchmark in emulated_benchmarks(*place)]
-    count = devices.count
-    groups = [
-        (size, stride)
-        for size in range(2, count + 1)
-        for stride in range(1, count // size + 1)
-        if count % (size * stride) == 0
-    ]
-    return [*alone(1, 1, HEAD_DIMS), *collectives(count, 1, groups)]
+
+def this_machine(platform: str = "cpu", device_kind: str = "cpu") -> Machine:
+    """This machine with devices of that kind. It needs no JAX, so a lookup takes no time."""
+    return Machine(
+        platform=platform,
+        device_kind=device_kind,
+        processor=processor(),
+        cores=len(psutil.Process().cpu_affinity()) if psutil.LINUX else os.cpu_count() or 1,
+        # In whole GiB: what the kernel reserves differs from boot to boot.
+        memory_bytes=psutil.virtual_memory().total // GIB * GIB,
+        versions={package: metadata.version(package) for package in PACKAGES},
+    )
+
+
+def processor() -> str:
+    """The model's name: one architecture has fast and slow processors."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    return names[0] if names else os.uname().machine
 
 
 def emulated_benchmarks(processes: int, devices: int) -> list[Benchmark]:
-    """Groups inside a process, and across all processes."""
+    """What emulated devices do, with groups inside a process and across all processes."""
     inside = devices // processes
-    groups = [(inside, 1), (processes, inside)]
+    groups = [(size, stride) for size, stride in ((inside, 1), (processes, inside)) if size > 1]
     return [
         *alone(devices, processes, REHEARSED_HEAD_DIMS),
-        *collectives(devices, processes, [pair for pair in groups if pair[0] > 1]),
+        *collectives(devices, processes, groups),
     ]
 
 
+def accelerator_benchmarks(devices: int) -> list[Benchmark]:
+    """What one accelerator does alone, and collectives in every regular group."""
+    groups = [
+        (size, stride)
+        for size in range(2, devices + 1)
+        for stride in range(1, devices // size + 1)
+        if devices % (size * stride) == 0
+    ]
+    return [*alone(1, 1, HEAD_DIMS), *collectives(devices, 1, groups)]
+
+
 def alone(devices: int, processes: int, head_dims: tuple[int, ...]) -> list[Benchmark]:
-    """What devices do without one another."""
+    kinds: list[tuple[Operation, int]] = [("matmul", 0), ("elementwise", 0), ("copy", 0)]
+    kinds += [("attention", head_dim) for head_dim in head_dims]
     return [
         Benchmark(
             operation=operation,
@@ -108,9 +125,8 @@ def alone(devices: int, processes: int, head_dims: tuple[int, ...]) -> list[Benc
             processes=processes,
             head_dim=head_dim,
         )
-        for operation in ALONE
+        for operation, head_dim in kinds
         for dtype in get_args(DType)
-        for head_dim in (head_dims if operation == "attention" else (0,))
     ]
 
 

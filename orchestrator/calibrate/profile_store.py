@@ -1,8 +1,6 @@
 """Stores chip profiles, each in a file with its digest as the name."""
 
-import os
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,25 +1,23 @@
 """`orch calibrate`, and what a rehearsal has measured before it is submitted."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.terminal import JSON, interruptible, is_live, progress, say, say_json
+from orchestrator.cli.terminal import JSON, interruptible, progress, say, say_json
 
 if TYPE_CHECKING:
     from orchestrator.plan.rehearsal import Rehearsal
     from orchestrator.types.chip_profile import ChipProfile
 
+MEASURING = "measuring this machine"
 NEXT = "orch submit specs/tiny_2pod.yaml"
 
 
 @click.command()
 @JSON
-@interruptible("measuring this machine")
+@interruptible(MEASURING)
 def calibrate(as_json: bool) -> None:
     """Measure what this machine's devices reach. It takes a minute or two.
 
@@ -40,8 +38,9 @@ def calibrate(as_json: bool) -> None:
     from orchestrator.calibrate import of_machine
     from orchestrator.render import calibration as render
 
-    with measuring() as reached:
-        stored = of_machine(reached)
+    with progress(MEASURING) as shown:
+        shown.reached("up to a minute or two")
+        stored = of_machine()
     if as_json:
         say_json(stored.profile)
     else:
@@ -56,21 +55,10 @@ def on_this_machine(small: "Rehearsal") -> "tuple[Rehearsal, ChipProfile]":
     from orchestrator.calibrate import for_plan
     from orchestrator.plan.calibrated import on_profile
 
-    with measuring() as reached:
-        profile = for_plan(small.plan, reached).profile
+    with progress(MEASURING) as shown:
+        shown.reached("up to half a minute for a new shape")
+        profile = for_plan(small.plan).profile
     return replace(small, plan=on_profile(small.plan, profile)), profile
-
-
-@contextmanager
-def measuring() -> Iterator[Callable[[int, int], None]]:
-    """Show how many benchmarks are ready; without a terminal only the first and the last."""
-    with progress("measuring this machine") as shown:
-
-        def reached(done: int, total: int) -> None:
-            if is_live(sys.stderr) or done in (0, total):
-                shown.reached(f"{done} of {total} timings")
-
-        yield reached
 
 
 COMMANDS = (calibrate,)

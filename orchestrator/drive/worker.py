@@ -63,7 +63,7 @@ def _train(share: WorkerArgs, rank: int, mark: Callable[[], None]) -> None:
                 taken=lambda steps: sequences_taken(recorded, steps),
             ),
         )
-        train(plan, spec.run.trainer, asked)
+        train(plan, asked)
 
 
 def sequences_taken(recorded: journal.Journal, steps: int) -> int:

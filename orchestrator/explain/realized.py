@@ -50,12 +50,12 @@ def mesh(plan: Plan, numbers: dict[str, float]) -> Difference:
 def batch(spec: Spec, plan: Plan) -> Difference | None:
     """Only where the batch moved."""
     size = plan.batch
-    if size.sequences == size.asked_sequences:
+    if size.sequences == size.requested_sequences:
         return None
-    moved = size.sequences / size.asked_sequences - 1
+    moved = size.sequences / size.requested_sequences - 1
     return Difference(
         about="batch",
-        derived=f"{size.asked_sequences:,} sequences",
+        derived=f"{size.requested_sequences:,} sequences",
         planned=f"{size.sequences:,} sequences ({percent(moved, '+')})",
         why=why_moved(spec, plan),
     )
@@ -152,7 +152,7 @@ def binding(plan: Plan, numbers: dict[str, float]) -> Difference:
         about="what binds",
         derived=derived,
         planned=f"{forecast.bound}, ahead of the next by {percent(forecast.bound_by)}; MFU"
-        f" {percent(forecast.mfu.roofline)} at the bound, {percent(forecast.mfu.unoverlapped)} with"
+        f" {percent(forecast.mfu.lower)} at the bound, {percent(forecast.mfu.unoverlapped)} with"
         " nothing hidden",
         why=f"{why}the plan adds attention, the unembedding, recompute, HBM and every collective",
     )

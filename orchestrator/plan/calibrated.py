@@ -4,7 +4,9 @@ It is the plan's own ledger: each line at a measured rate, not at a datasheet's.
 take turns on the cores of one machine, so nothing overlaps and the lines add up to the step.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from orchestrator import catalog
@@ -12,24 +14,34 @@ from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.errors import SpecError
 from orchestrator.plan import flops
 from orchestrator.plan.compute import BACKWARD_OVER_FORWARD
-from orchestrator.plan.expected import ATTENTION, beyond, pass_bytes
-from orchestrator.plan.forecast import cost, plain, plain_line, plain_phase, utilization
+from orchestrator.plan.expected import beyond, pass_bytes
+from orchestrator.plan.forecast import cost, plain, plain_line, utilization
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.memory import phases
 from orchestrator.plan.messages import Message, messages, stride, vote, ways
 from orchestrator.plan.planner import plan_digest, too_long
 from orchestrator.plan.remat import policy
-from orchestrator.plan.time import peak
+from orchestrator.plan.time import hbm_lines, math_lines, peak
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import Benchmark, ChipProfile, Operation, Timing
-from orchestrator.types.plan import Estimate, Forecast, LedgerLine, Plan
-from orchestrator.types.spec import Batch, DType, Experiment, Resources
+from orchestrator.types.plan import Estimate, Forecast, LedgerLine, LineKind, Plan
+from orchestrator.types.spec import Batch, Experiment, Resources
 
 CORES, EXCHANGES = "cores", "exchanges"
 BLOCK_PRODUCTS = 4  # query, key and value are one product in the trainer; gate and up are one
 # Four of five measured steps took between these shares of the forecast (docs/calibrate.md).
 FASTEST, SLOWEST = 0.8, 1.4
+# The operation that prices a line, and the calls of it in one block.
+PRICED_BY: dict[LineKind, tuple[Operation, int]] = {
+    "matmul": ("matmul", BLOCK_PRODUCTS),
+    "matmul_recompute": ("matmul", BLOCK_PRODUCTS),
+    "attention": ("attention", 1),
+    "attention_recompute": ("attention", 1),
+    "elementwise": ("elementwise", BLOCK_PRODUCTS),
+    "weight_traffic": ("copy", 1),
+    "activation_traffic": ("copy", 1),
+    "optimizer_update": ("copy", 1),
+}
 
 
 def on_profile(plan: Plan, profile: ChipProfile) -> Plan:
@@ -54,64 +66,106 @@ def on_its_chips(plan: Plan, profile: ChipProfile) -> Plan:
     return on_profile(plan, profile)
 
 
-# --- what the forecast reads from a profile
-
-
-@dataclass(frozen=True)
-class MeasuredWork:
-    """Lines of the ledger that one benchmark prices, and the size of one call in its unit."""
-
-    benchmark: Benchmark
-    unit: str
-    amounts: dict[str, float]  # by the name of the line
-    calls: float
-
-    @property
-    def amount_of_a_call(self) -> float:
-        return sum(self.amounts.values()) / self.calls
-
-
 def missing(plan: Plan, profile: ChipProfile) -> tuple[Benchmark, ...]:
     """The benchmarks that the forecast needs and the profile lacks."""
     layout = layout_of(plan, catalog.chip(plan.chip))
     needed = [
-        *(work.benchmark for work in computation(plan, layout, profile)),
-        *(benchmark_of(message, plan, layout) for message in all_messages(plan, layout)),
+        *(benchmark_of(line, plan, profile) for line in own_lines(layout)),
+        *(collective_benchmark(message, plan, layout) for message in all_messages(plan, layout)),
     ]
     known = {timing.benchmark for timing in profile.timings}
     return tuple(dict.fromkeys(one for one in needed if one not in known))
 
 
-def computation(plan: Plan, layout: Layout, profile: ChipProfile) -> list[MeasuredWork]:
-    """What each device computes and reads alone. Emulated devices do it all at the same time."""
-    blocks = plan.model.layers * plan.batch.microbatches
-    ledger = plan.forecast.time
-    attention = {line.name: line.inputs["flops"] for line in ledger if line.name in ATTENTION}
-    matmuls = {
-        line.name: line.inputs["flops"]
-        for line in ledger
-        if line.resource == "mxu" and line.name not in attention
-    }
-    memory = {line.name: line.inputs["bytes"] for line in ledger if line.resource == "hbm"}
-    between = {"between matmuls": plain(pass_bytes(layout))}
-    products, dtype = BLOCK_PRODUCTS * blocks, plan.precision.compute
-    head_dim = plan.model.head_dim
-    at_once = (plan.devices, plan.hosts) if profile.emulated else (1, 1)
-    return [
-        MeasuredWork(on_all("matmul", dtype, at_once), "flops", matmuls, products),
-        MeasuredWork(on_all("attention", dtype, at_once, head_dim), "flops", attention, blocks),
-        MeasuredWork(on_all("elementwise", dtype, at_once), "bytes", between, products),
-        MeasuredWork(on_all("copy", dtype, at_once), "bytes", memory, blocks),
-    ]
+def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
+    """The forecast at measured rates. `unoverlapped` is the sum of all lines.
 
-
-def on_all(
-    operation: Operation, dtype: DType, at_once: tuple[int, int], head_dim: int = 0
-) -> Benchmark:
-    devices, processes = at_once
-    return Benchmark(
-        operation=operation, dtype=dtype, devices=devices, processes=processes, head_dim=head_dim
+    On emulated devices `lower` takes only the FLOPs, at the best measured rate of a matmul. On
+    chips it stays the datasheet's, as does the peak that MFU is over.
+    """
+    layout = layout_of(plan, chip_of(plan, profile))
+    lines = [*computation_lines(plan, layout, profile), *message_lines(plan, layout, profile)]
+    lines = sorted(map(plain_line, lines), key=lambda line: -line.value)
+    step_s = step_bounds(plan, layout, profile, sum(line.value for line in lines))
+    batch = Batch(sequences=plan.batch.sequences, length=plan.batch.length)
+    experiment = Experiment(model=plan.model, tokens=plan.tokens, batch=batch)
+    resources = Resources(chip=plan.chip, topology=plan.topology, goodput=plan.forecast.goodput)
+    usable_bytes = layout.chip.hbm_usable_bytes.value
+    return replace(
+        plan.forecast,
+        hbm_bytes_per_device=usable_bytes,
+        fits=plan.forecast.memory_bytes_per_device <= usable_bytes,
+        time=tuple(lines),
+        step_s=step_s,
+        **binding(lines),
+        **utilization(layout, experiment, step_s),
+        **cost(layout, experiment, resources, step_s),
+        expected_time=tuple(lines) if step_s.expected else (),
     )
+
+
+# --- what a device does alone
+
+
+def own_lines(layout: Layout) -> list[LedgerLine]:
+    """The ledger's lines for math and memory, and the operations between the matmuls."""
+    between = LedgerLine(
+        kind="elementwise",
+        name="between matmuls",
+        value=0.0,
+        unit="s",
+        formula="bytes / rate",
+        inputs={"bytes": plain(pass_bytes(layout))},
+    )
+    return [*math_lines(layout), *hbm_lines(layout), between]
+
+
+def amount_of(line: LedgerLine) -> tuple[str, float]:
+    """The FLOPs or the bytes of a line."""
+    unit = "flops" if "flops" in line.inputs else "bytes"
+    return unit, line.inputs[unit]
+
+
+def benchmark_of(line: LedgerLine, plan: Plan, profile: ChipProfile) -> Benchmark:
+    """The benchmark that prices a line. Emulated devices compete, so all of them run it."""
+    operation, _ = PRICED_BY[line.kind]
+    return Benchmark(
+        operation=operation,
+        dtype=plan.precision.compute,
+        devices=plan.devices if profile.emulated else 1,
+        processes=plan.hosts if profile.emulated else 1,
+        head_dim=plan.model.head_dim if operation == "attention" else 0,
+    )
+
+
+def computation_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Iterator[LedgerLine]:
+    """Lines of one operation have one rate, which depends on the size of a call."""
+    lines = own_lines(layout)
+    totals: dict[Benchmark, float] = {}
+    for line in lines:
+        benchmark = benchmark_of(line, plan, profile)
+        totals[benchmark] = totals.get(benchmark, 0.0) + amount_of(line)[1]
+    for line in lines:
+        benchmark, (unit, amount) = benchmark_of(line, plan, profile), amount_of(line)
+        if not amount:
+            continue
+        _, calls = PRICED_BY[line.kind]
+        call = totals[benchmark] / (calls * plan.model.layers * plan.batch.microbatches)
+        rate = call / timing_of(profile, benchmark).seconds(call)
+        inputs = {unit: amount, "rate": rate}
+        formula = f"{unit} / measured rate"
+        yield replace(line, value=amount / rate, formula=formula, inputs=inputs, resource=CORES)
+
+
+def timing_of(profile: ChipProfile, benchmark: Benchmark) -> Timing:
+    for timing in profile.timings:
+        if timing.benchmark == benchmark:
+            return timing
+    what = f"{benchmark.operation} in {benchmark.dtype} on {benchmark.devices} devices"
+    raise SpecError(f"the profile has no {what}: orch calibrate measures it")
+
+
+# --- what devices send each other
 
 
 def all_messages(plan: Plan, layout: Layout) -> list[Message]:
@@ -120,7 +174,7 @@ def all_messages(plan: Plan, layout: Layout) -> list[Message]:
     return [*sent, vote()] if plan.hosts > 1 else sent
 
 
-def benchmark_of(message: Message, plan: Plan, layout: Layout) -> Benchmark:
+def collective_benchmark(message: Message, plan: Plan, layout: Layout) -> Benchmark:
     return Benchmark(
         operation=message.kind,
         dtype=message.dtype,
@@ -131,124 +185,32 @@ def benchmark_of(message: Message, plan: Plan, layout: Layout) -> Benchmark:
     )
 
 
-def seconds(profile: ChipProfile, benchmark: Benchmark, amount: float) -> float:
-    """Seconds for an amount of a benchmark's work, interpolated between the measured ones."""
-    return between(timing_of(profile, benchmark).points, amount)
-
-
-def timing_of(profile: ChipProfile, benchmark: Benchmark) -> Timing:
-    for timing in profile.timings:
-        if timing.benchmark == benchmark:
-            return timing
-    devices = f"{benchmark.operation} in {benchmark.dtype} on {benchmark.devices} devices"
-    raise SpecError(f"the profile has no {devices}: orch calibrate measures it")
-
-
-def between(points: tuple[tuple[float, float], ...], amount: float) -> float:
-    """A straight line between the two nearest points, extended beyond the last.
-
-    Less than the smallest measured amount costs as much as that one.
-    """
-    amount = max(amount, points[0][0])
-    below = sum(known < amount for known, _ in points[1:-1])
-    (low, low_s), (high, high_s) = points[below : below + 2]
-    slope = max(high_s - low_s, 0.0) / (high - low)
-    return low_s + slope * (amount - low)
-
-
-# --- the forecast
-
-
-def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
-    """The forecast at measured rates. `unoverlapped` is the sum of all lines.
-
-    On emulated devices `lower` takes only the FLOPs, at the best measured rate of a matmul. On
-    chips it stays the datasheet's, as does the peak that MFU is over.
-    """
-    layout = layout_of(plan, chip_of(plan, profile))
-    lines = [
-        plain_line(line)
-        for line in (
-            *computation_lines(plan, layout, profile),
-            *message_lines(plan, layout, profile),
-        )
-    ]
-    lines.sort(key=lambda line: -line.value)
-    step_s = step_bounds(plan, layout, profile, sum(line.value for line in lines))
-    memory = tuple(plain_phase(phase) for phase in phases(layout))
-    usable_bytes, peak_bytes = layout.chip.hbm_usable_bytes.value, max(p.bytes for p in memory)
-    batch = Batch(sequences=plan.batch.sequences, length=plan.batch.length)
-    experiment = Experiment(model=plan.model, tokens=plan.tokens, batch=batch)
-    resources = Resources(chip=plan.chip, topology=plan.topology, goodput=plan.forecast.goodput)
-    return Forecast(
-        memory_bytes_per_device=peak_bytes,
-        hbm_bytes_per_device=usable_bytes,
-        fits=peak_bytes <= usable_bytes,
-        memory=memory,
-        time=tuple(lines),
-        step_s=step_s,
-        **binding(lines),
-        **utilization(layout, experiment, step_s),
-        **cost(layout, experiment, resources, step_s),
-        expected_time=tuple(lines) if step_s.expected else (),
-    )
-
-
-def computation_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> list[LedgerLine]:
-    """The ledger's lines for math and memory, and the operations between the matmuls."""
-    return [
-        measured_line(work, name, amount, profile)
-        for work in computation(plan, layout, profile)
-        for name, amount in work.amounts.items()
-    ]
-
-
-def measured_line(work: MeasuredWork, name: str, amount: float, profile: ChipProfile) -> LedgerLine:
-    call = work.amount_of_a_call
-    rate = call / seconds(profile, work.benchmark, call)
-    return LedgerLine(
-        name=name,
-        value=amount / rate,
-        unit="s",
-        formula=f"{work.unit} / measured rate",
-        inputs={work.unit: amount, "rate": rate},
-        resource=CORES,
-    )
-
-
-def message_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> list[LedgerLine]:
+def message_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Iterator[LedgerLine]:
     """The collectives; those of one name share a line."""
-    by_name: dict[str, list[Message]] = {}
-    for message in all_messages(plan, layout):
-        by_name.setdefault(message.name, []).append(message)
-    return [message_line(name, sent, plan, layout, profile) for name, sent in by_name.items()]
-
-
-def message_line(
-    name: str, sent: list[Message], plan: Plan, layout: Layout, profile: ChipProfile
-) -> LedgerLine:
-    total_s = sum(one.calls * message_s(one, plan, layout, profile) for one in sent)
-    calls = sum(one.calls for one in sent)
-    return LedgerLine(
-        name=name,
-        value=total_s,
-        unit="s",
-        formula="calls x measured",
-        inputs={
-            "calls": calls,
-            "bytes": sum(one.calls * one.bytes for one in sent),
-            "measured": total_s / calls,
-        },
-        resource=EXCHANGES,
-    )
+    sent = sorted(all_messages(plan, layout), key=lambda message: message.name)
+    for name, group in groupby(sent, key=lambda message: message.name):
+        same = list(group)
+        calls = sum(one.calls for one in same)
+        total_s = sum(one.calls * message_s(one, plan, layout, profile) for one in same)
+        moved = sum(one.calls * one.bytes for one in same)
+        yield LedgerLine(
+            kind=same[0].line,
+            name=name,
+            value=total_s,
+            unit="s",
+            formula="calls x measured",
+            inputs={"calls": calls, "bytes": moved, "measured": total_s / calls},
+            resource=EXCHANGES,
+        )
 
 
 def message_s(message: Message, plan: Plan, layout: Layout, profile: ChipProfile) -> float:
     """Seconds of one collective; those that travel at the same time share their latency."""
-    together_s = seconds(
-        profile, benchmark_of(message, plan, layout), message.bytes * message.together
-    )
-    return together_s / message.together
+    timing = timing_of(profile, collective_benchmark(message, plan, layout))
+    return timing.seconds(message.bytes * message.together) / message.together
+
+
+# --- bounds and peaks
 
 
 def step_bounds(plan: Plan, layout: Layout, profile: ChipProfile, sum_s: float) -> Estimate:
@@ -256,32 +218,30 @@ def step_bounds(plan: Plan, layout: Layout, profile: ChipProfile, sum_s: float) 
     lower_s = plan.forecast.step_s.lower
     if profile.emulated:
         per_device = peak(layout.chip, plan.precision.compute).value / layout.chip.devices
-        lower_s = plain(least_flops(plan, layout, profile) / per_device)
+        lower_s = plain(least_flops(plan, layout) / per_device)
     sum_s = max(sum_s, lower_s)
     if not (profile.emulated or plan.devices == 1):
         return Estimate(lower=lower_s, unoverlapped=sum_s)
-    return Estimate(
-        lower=lower_s,
-        unoverlapped=sum_s,
-        expected=sum_s,
-        low=max(sum_s * FASTEST, lower_s),
-        high=sum_s * SLOWEST,
-    )
+    low_s, high_s = max(sum_s * FASTEST, lower_s), sum_s * SLOWEST
+    return Estimate(lower=lower_s, unoverlapped=sum_s, expected=sum_s, low=low_s, high=high_s)
 
 
-def least_flops(plan: Plan, layout: Layout, profile: ChipProfile) -> float:
+def least_flops(plan: Plan, layout: Layout) -> float:
     """FLOPs that a device has to do: all that MFU counts, and repeated matmuls."""
-    matmuls = computation(plan, layout, profile)[0]
+    matmuls = [
+        line.inputs["flops"]
+        for line in math_lines(layout)
+        if line.kind in {"matmul", "matmul_recompute"}
+    ]
     forward = flops.attention_flops_per_token(plan.model, plan.batch.length) * plan.batch.tokens
-    attention = (1 + BACKWARD_OVER_FORWARD) * forward / plan.devices
-    return sum(matmuls.amounts.values()) + attention
+    return sum(matmuls) + (1 + BACKWARD_OVER_FORWARD) * forward / plan.devices
 
 
 def binding(lines: list[LedgerLine]) -> dict[str, Any]:
     """Whether computing or exchanging takes longer, and by what share."""
     computing_s = sum(line.value for line in lines if line.resource == CORES)
-    exchanging_s = sum(line.value for line in lines) - computing_s
-    more, less = max(computing_s, exchanging_s), min(computing_s, exchanging_s)
+    exchanging_s = sum(line.value for line in lines if line.resource == EXCHANGES)
+    less, more = sorted((computing_s, exchanging_s))
     return {
         "bound": CORES if computing_s >= exchanging_s else EXCHANGES,
         "bound_by": more / less - 1 if less else 0.0,
@@ -305,13 +265,13 @@ def chip_of(plan: Plan, profile: ChipProfile) -> Chip:
     chip, dtype = catalog.chip(plan.chip), plan.precision.compute
     if not profile.emulated:
         return chip
-    name = f"profile {codec.short(codec.digest(profile))}"
-    rate = Quantity(value=peak_flops_per_s(profile, dtype) / plan.chips, source=name)
+    source = f"profile {codec.short(codec.digest(profile))}"
+    rate = Quantity(value=peak_flops_per_s(profile, dtype) / plan.chips, source=source)
     memory_bytes = profile.machine.memory_bytes / plan.devices
     return replace(
         chip,
         peak_flops_per_s={dtype: rate},
-        hbm_usable_bytes=Quantity(value=memory_bytes, source=name),
+        hbm_usable_bytes=Quantity(value=memory_bytes, source=source),
         dollars_per_hour=None,
     )
 

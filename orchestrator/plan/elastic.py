@@ -35,6 +35,6 @@ def plan_on(spec: Spec, plan: Plan, pods: int) -> Plan:
 
 def _of_the_same(made: Plan, plan: Plan) -> Plan:
     """A plan that names the experiment of another, and the batch that was asked there."""
-    batch = replace(made.batch, asked_sequences=plan.batch.asked_sequences)
+    batch = replace(made.batch, requested_sequences=plan.batch.requested_sequences)
     named = replace(made, spec_digest=plan.spec_digest, batch=batch)
     return replace(named, digest=plan_digest(named))

@@ -15,10 +15,10 @@ from orchestrator import catalog
 from orchestrator.catalog import Efficiency
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.time import StepTime
-from orchestrator.types.plan import LedgerLine, Plan
+from orchestrator.types.plan import LedgerLine, LineKind, Plan
 
 SOURCE = "published-runs"
-ATTENTION = ("attention", "attention recompute")
+ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
 BUSIEST = "waiting for the busiest resource"
 SHARE, EXPOSED = "peak / share", "peak * exposed"
 WAITS = "(calls * wait + hops * hop) * told"
@@ -54,7 +54,7 @@ class StepWork:
 def work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
     """A ledger's lines by kind, with the passes that the roofline leaves out."""
     seconds = {kind: total(lines, kind) for kind in ("mxu", "hbm")}
-    attention_s = sum(line.value for line in lines if line.name in ATTENTION)
+    attention_s = sum(line.value for line in lines if line.kind in ATTENTION)
     links = sum(line.value for line in lines if line.resource not in {"mxu", "hbm", "host"})
     head = np.minimum(layout.model.head_dim / LANES, 1.0)
     calls = reductions(layout)
@@ -149,19 +149,22 @@ def expected_lines(
         "hop": known.slice_hop_s.value,
         "told": told(todo, known),
     }
-    how: dict[str, tuple[str, dict[str, Number]]] = {
-        "matmuls": (SHARE, {"peak": todo.matmul_s, "share": known.matmul.value}),
-        "attention": (SHARE, {"peak": todo.attention_s, "share": known.attention.value}),
-        "weights and optimizer": ("peak", {"peak": todo.hbm_s}),
-        "between matmuls": ("bytes / rate", {"bytes": pass_bytes(layout), "rate": rate}),
-        "exposed collectives": (EXPOSED, {"peak": todo.links_s, "exposed": known.exposed.value}),
-        "waiting for slices": (WAITS, waiting),
-        "between steps": ("between", {"between": between_s}),
-    }
+    how: dict[str, tuple[LineKind, str, dict[str, Number]]] = {
+        "matmuls": ("matmul", SHARE, {"peak": todo.matmul_s, "share": known.matmul.value}),
+        "attention": ("attention", SHARE, {"peak": todo.attention_s,
+                                           "share": known.attention.value}),
+        "weights and optimizer": ("weight_traffic", "peak", {"peak": todo.hbm_s}),
+        "between matmuls": ("elementwise", "bytes / rate", {"bytes": pass_bytes(layout),
+                                                            "rate": rate}),
+        "exposed collectives": ("exposed_collectives", EXPOSED,
+                                {"peak": todo.links_s, "exposed": known.exposed.value}),
+        "waiting for slices": ("slice_wait", WAITS, waiting),
+        "between steps": ("between_steps", "between", {"between": between_s}),
+    }  # fmt: skip
     made = [line(name, s, *how[name]) for name, s in parts(todo, known).items()]
     all_s = sum(one.value for one in made)
     inputs = {"lower": time.lower_s, "above": all_s}
-    busiest = line(BUSIEST, time.lower_s - all_s, "lower - above", inputs)
+    busiest = line(BUSIEST, time.lower_s - all_s, "busiest_resource", "lower - above", inputs)
     return tuple(one for one in [*made, busiest] if one.value > 0)
 
 
@@ -182,9 +185,17 @@ def beyond(plan: Plan) -> tuple[str, ...]:
     return tuple(said)
 
 
-def line(name: str, seconds: Number, formula: str, inputs: dict[str, Number]) -> LedgerLine:
+def line(
+    name: str, seconds: Number, kind: LineKind, formula: str, inputs: dict[str, Number]
+) -> LedgerLine:
     return LedgerLine(
-        name=name, value=seconds, unit="s", formula=formula, inputs=inputs, sources=(SOURCE,)
+        kind=kind,
+        name=name,
+        value=seconds,
+        unit="s",
+        formula=formula,
+        inputs=inputs,
+        sources=(SOURCE,),
     )
 
 

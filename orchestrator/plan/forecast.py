@@ -10,7 +10,7 @@ from orchestrator.plan.expected import expected_lines, expected_s, interval
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import phases
 from orchestrator.plan.time import StepTime, peak, step_time, time_lines
-from orchestrator.types.plan import Estimate, Forecast, LedgerLine, MemoryPhase, Mfu
+from orchestrator.types.plan import Estimate, Forecast, LedgerLine, MemoryPhase
 from orchestrator.types.spec import Experiment, Resources
 
 DAY_S, HOUR_S = 86_400, 3_600
@@ -119,15 +119,8 @@ def utilization(layout: Layout, experiment: Experiment, step_s: Estimate) -> dic
     per_device = peak(layout.chip, layout.precision.compute).value / layout.chip.devices
     devices = int(layout.devices)
 
-    def mfu(step_flops: float) -> Mfu:
-        at = rates(step_s, flops.mfu(step_flops, 1.0, devices, per_device))
-        return Mfu(
-            roofline=at.lower,
-            unoverlapped=at.unoverlapped,
-            expected=at.expected,
-            low=at.low,
-            high=at.high,
-        )
+    def mfu(step_flops: float) -> Estimate:
+        return rates(step_s, flops.mfu(step_flops, 1.0, devices, per_device))
 
     step_flops = tokens * flops.model_flops_per_token(experiment.model, layout.length)
     return {

@@ -177,7 +177,7 @@ def rate(ask: SearchRequest, choice: Choice) -> str:
     step_s = step_bounds(layout, lines, step_time(layout, lines))
     mfu = utilization(layout, ask.experiment, step_s)["mfu"]
     if mfu.expected is None:
-        return f"MFU {mfu.roofline:.1%} at most"
+        return f"MFU {mfu.lower:.1%} at most"
     return f"MFU {mfu.expected:.1%} expected"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
-from orchestrator.types.plan import LedgerLine, MemoryPhase
+from orchestrator.types.plan import LedgerLine, LineKind, MemoryPhase
 
 ACCUMULATION_BYTES = 4  # gradients add up in fp32, whatever travels
 
@@ -32,8 +32,10 @@ def phase(name: str, lines: list[LedgerLine]) -> MemoryPhase:
     return MemoryPhase(name=name, lines=tuple(lines), bytes=sum(line.value for line in lines))
 
 
-def line(name: str, formula: str, value: Number, **inputs: Number) -> LedgerLine:
-    return LedgerLine(name=name, value=value, unit="bytes", formula=formula, inputs=inputs)
+def line(kind: LineKind, name: str, formula: str, value: Number, **inputs: Number) -> LedgerLine:
+    return LedgerLine(
+        kind=kind, name=name, value=value, unit="bytes", formula=formula, inputs=inputs
+    )
 
 
 def resting_lines(layout: Layout) -> list[LedgerLine]:
@@ -44,15 +46,26 @@ def resting_lines(layout: Layout) -> list[LedgerLine]:
     moments = 2 * DTYPE_BYTES[layout.precision.optimizer]
     size, sums = parameter + moments, ACCUMULATION_BYTES * (layout.microbatches > 1)
     return [
-        line("parameters", "size x owned", parameter * own, size=parameter, owned=own),
-        line("optimizer", "size x owned", moments * own, size=moments, owned=own),
-        line("copied kv heads", "size x copied", size * copied, size=size, copied=copied),
-        gradient_line("gradient sums", sums, layout.owned_elements),
+        line(
+            "parameters", "parameters", "size x owned", parameter * own, size=parameter, owned=own
+        ),
+        line(
+            "optimizer_state", "optimizer", "size x owned", moments * own, size=moments, owned=own
+        ),
+        line(
+            "copied_heads",
+            "copied kv heads",
+            "size x copied",
+            size * copied,
+            size=size,
+            copied=copied,
+        ),
+        gradient_line("gradient_sums", "gradient sums", sums, layout.owned_elements),
     ]
 
 
-def gradient_line(name: str, size: Number, elements: Number) -> LedgerLine:
-    return line(name, "size x elements", size * elements, size=size, elements=elements)
+def gradient_line(kind: LineKind, name: str, size: Number, elements: Number) -> LedgerLine:
+    return line(kind, name, "size x elements", size * elements, size=size, elements=elements)
 
 
 def kept_elements(layout: Layout) -> dict[str, Number]:
@@ -113,8 +126,22 @@ def saved_lines(layout: Layout) -> list[LedgerLine]:
     differ = layout.precision.parameters != layout.precision.compute
     cast = layout.compute_bytes * differ
     return [
-        line("compute copy", "size x layers", cast * matrices, size=cast, layers=matrices),
-        line("kept activations", "layers x size", layers * size, layers=layers, size=size),
+        line(
+            "compute_copy",
+            "compute copy",
+            "size x layers",
+            cast * matrices,
+            size=cast,
+            layers=matrices,
+        ),
+        line(
+            "kept_activations",
+            "kept activations",
+            "layers x size",
+            layers * size,
+            layers=layers,
+            size=size,
+        ),
     ]
 
 
@@ -135,15 +162,40 @@ def layer_lines(layout: Layout) -> list[LedgerLine]:
     # Nothing is added to a gradient that is alone: it stays in the type it came in.
     size = np.where(alone, layout.gradient_bytes, ACCUMULATION_BYTES)
     return [
-        gradient_line("gradients", size, layers_elements(layout)),
-        line("gathered weights", "size x mlp", mlp * layout.compute_bytes,
-             size=layout.compute_bytes, mlp=mlp),
-        line("stream", "stages x stream", (6 - ring) * stream, stages=6 - ring, stream=stream),
-        line("mlp", "products x product", (2 + ring) * product,
-             products=2 + ring, product=product),
-        line("attention", "size x heads", (4 + layout.compute_bytes) * heads,
-             size=4 + layout.compute_bytes, heads=heads),
-    ]  # fmt: skip
+        gradient_line("gradients", "gradients", size, layers_elements(layout)),
+        line(
+            "gathered_weights",
+            "gathered weights",
+            "size x mlp",
+            mlp * layout.compute_bytes,
+            size=layout.compute_bytes,
+            mlp=mlp,
+        ),
+        line(
+            "working_activations",
+            "stream",
+            "stages x stream",
+            (6 - ring) * stream,
+            stages=6 - ring,
+            stream=stream,
+        ),
+        line(
+            "working_activations",
+            "mlp",
+            "products x product",
+            (2 + ring) * product,
+            products=2 + ring,
+            product=product,
+        ),
+        line(
+            "working_activations",
+            "attention",
+            "size x heads",
+            (4 + layout.compute_bytes) * heads,
+            size=4 + layout.compute_bytes,
+            heads=heads,
+        ),
+    ]
 
 
 def loss_lines(layout: Layout) -> list[LedgerLine]:
@@ -152,9 +204,11 @@ def loss_lines(layout: Layout) -> list[LedgerLine]:
     chunk = np.minimum(LOSS_CHUNK_BYTES, 4 * layout.tokens * layout.vocab)
     stream = layout.tokens * layout.model.d_model * layout.compute_bytes
     return [
-        line("unembedding", "size x table", size * table, size=size, table=table),
-        line("logits", "chunk", chunk, chunk=chunk),
-        line("gathered stream", "2 x stream", 2 * stream, stream=stream),
+        line(
+            "gathered_weights", "unembedding", "size x table", size * table, size=size, table=table
+        ),
+        line("logits", "logits", "chunk", chunk, chunk=chunk),
+        line("working_activations", "gathered stream", "2 x stream", 2 * stream, stream=stream),
     ]
 
 
@@ -162,6 +216,8 @@ def optimizer_lines(layout: Layout) -> list[LedgerLine]:
     """All gradients, and beside the fp32 sums what of them travels between replicas."""
     owned, wire = layout.owned_elements, layout.gradient_bytes
     return [
-        gradient_line("gradients", ACCUMULATION_BYTES * (layout.microbatches == 1), owned),
-        gradient_line("gradients on the wire", wire, owned),
+        gradient_line(
+            "gradients", "gradients", ACCUMULATION_BYTES * (layout.microbatches == 1), owned
+        ),
+        gradient_line("gradient_payload", "gradients on the wire", wire, owned),
     ]

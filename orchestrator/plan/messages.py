@@ -12,7 +12,7 @@ from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.traffic import WEIGHT_GATHERS, padded
 from orchestrator.types.chip_profile import Operation
-from orchestrator.types.plan import AXES
+from orchestrator.types.plan import AXES, LineKind
 from orchestrator.types.spec import DType
 
 SLICE = ("fsdp", "sequence", "tensor")
@@ -28,6 +28,7 @@ class Message:
     `together` says do not wait for one another.
     """
 
+    line: LineKind
     name: str
     kind: Operation
     dtype: DType
@@ -80,11 +81,25 @@ def stream_messages(layout: Layout) -> Iterator[Message]:
     stream = layout.tokens * layout.model.d_model * layout.compute_bytes
     gathers, scatters = 4 + 2, 4 + int(layout.remat.recomputes("mid"))
     hops = layout.tensor - 1
-    yield Message("residual ring", "permute", use, tensor, stream / layout.tensor,
-                  (gathers + scatters) * hops * blocks)  # fmt: skip
+    yield Message(
+        "activation_gather",
+        "residual ring",
+        "permute",
+        use,
+        tensor,
+        stream / layout.tensor,
+        (gathers + scatters) * hops * blocks,
+    )
     for kind in ("all-gather", "reduce-scatter"):
-        yield Message("residual ends", _scattering(kind, layout.tensor), use, tensor, stream,
-                      2 * layout.microbatches)  # fmt: skip
+        yield Message(
+            "activation_gather",
+            "residual ends",
+            _scattering(kind, layout.tensor),
+            use,
+            tensor,
+            stream,
+            2 * layout.microbatches,
+        )
 
 
 def _scattering(kind: Operation, ways: float) -> Operation:
@@ -108,9 +123,24 @@ def weight_messages(layout: Layout) -> Iterator[Message]:
         *((one, WEIGHT_GATHERS, blocks) for one in together),
         *((layout.table_elements, 1, layout.microbatches),) * 2,
     ):
-        yield Message("weight gather", "all-gather", types.compute, WEIGHTS, elements * use,
-                      gathers * count)  # fmt: skip
-        yield Message("gradient scatter", scatter, types.gradients, WEIGHTS, elements * wire, count)
+        yield Message(
+            "weight_gather",
+            "weight gather",
+            "all-gather",
+            types.compute,
+            WEIGHTS,
+            elements * use,
+            gathers * count,
+        )
+        yield Message(
+            "gradient_scatter",
+            "gradient scatter",
+            scatter,
+            types.gradients,
+            WEIGHTS,
+            elements * wire,
+            count,
+        )
 
 
 def key_value_messages(layout: Layout) -> Iterator[Message]:
@@ -120,8 +150,8 @@ def key_value_messages(layout: Layout) -> Iterator[Message]:
     volume = layout.tokens * layout.sequence * width
     scatter = _scattering("reduce-scatter", layout.sequence)
     use = layout.precision.compute
-    yield Message("kv gather", "all-gather", use, ("sequence",), volume, 2 * calls)
-    yield Message("kv scatter", scatter, use, ("sequence",), volume, calls)
+    yield Message("kv_gather", "kv gather", "all-gather", use, ("sequence",), volume, 2 * calls)
+    yield Message("kv_scatter", "kv scatter", scatter, use, ("sequence",), volume, calls)
 
 
 def gradient_messages(layout: Layout, per_layer: bool) -> Iterator[Message]:
@@ -132,12 +162,30 @@ def gradient_messages(layout: Layout, per_layer: bool) -> Iterator[Message]:
         whole = float(padded(sent, layout.data)) * layout.gradient_bytes
         for leaf in parcel:
             if leaf.repeated:
-                yield Message("repeated gradients", "all-reduce", wire, leaf.repeated,
-                              leaf.elements * layout.gradient_bytes, times)  # fmt: skip
+                yield Message(
+                    "gradient_reduction",
+                    "repeated gradients",
+                    "all-reduce",
+                    wire,
+                    leaf.repeated,
+                    leaf.elements * layout.gradient_bytes,
+                    times,
+                )
         scatter = _scattering("reduce-scatter", layout.data)
-        yield Message("data scatter", scatter, wire, ("data",), whole, times)
-        yield Message("pods", "all-reduce", wire, ("pods",), whole / layout.data, times, together)
-        yield Message("data gather", "all-gather", wire, ("data",), whole, times)
+        yield Message("gradient_reduction", "data scatter", scatter, wire, ("data",), whole, times)
+        yield Message(
+            "gradient_reduction",
+            "pods",
+            "all-reduce",
+            wire,
+            ("pods",),
+            whole / layout.data,
+            times,
+            together,
+        )
+        yield Message(
+            "gradient_reduction", "data gather", "all-gather", wire, ("data",), whole, times
+        )
 
 
 def gradient_parcels(layout: Layout, per_layer: bool) -> Iterator[tuple[list[Leaf], int, int]]:
@@ -162,12 +210,19 @@ def small_messages(layout: Layout) -> Iterator[Message]:
     """Two numbers a token of the loss, and a few numbers a step."""
     tokens = layout.tokens * layout.microbatches
     chunk = min(layout.tokens, max(1, LOSS_CHUNK_BYTES // (FP32_BYTES * layout.vocab)))
-    yield Message("loss of a chunk", "all-gather", "fp32", ("tensor",),
-                  2 * FP32_BYTES * layout.tensor * chunk, tokens / chunk)  # fmt: skip
-    yield Message("loss", "all-reduce", "fp32", AXES, 3 * FP32_BYTES, 1)
-    yield Message("gradient norm", "all-reduce", "fp32", SLICE, FP32_BYTES, 1)
+    yield Message(
+        "control",
+        "loss of a chunk",
+        "all-gather",
+        "fp32",
+        ("tensor",),
+        2 * FP32_BYTES * layout.tensor * chunk,
+        tokens / chunk,
+    )
+    yield Message("control", "loss", "all-reduce", "fp32", AXES, 3 * FP32_BYTES, 1)
+    yield Message("control", "gradient norm", "all-reduce", "fp32", SLICE, FP32_BYTES, 1)
 
 
 def vote() -> Message:
     """Whether to stop: what the loop asks all processes before each step."""
-    return Message("stop vote", "all-reduce", "fp32", AXES, 1, 1)
+    return Message("control", "stop vote", "all-reduce", "fp32", AXES, 1, 1)

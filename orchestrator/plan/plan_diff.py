@@ -8,7 +8,7 @@ from orchestrator.types.plan import MeshAxis, Plan
 from orchestrator.types.plan_diff import KeyDiff, LineDiff, PlanDiff, PlanReference
 from orchestrator.types.spec import Spec
 
-SCHEMA = 1
+SCHEMA = 2
 # What a plan decides. What it repeats from its spec is told once, there.
 DECIDED = ("batch", "chips", "devices", "gradient_reduction", "hosts", "mesh", "remat")
 # What a spec says of itself and not of the plan.
@@ -72,7 +72,7 @@ def _decided(plan: Plan) -> dict[str, Any]:
     fields = asdict(plan)
     decided = _flat({key: fields[key] for key in DECIDED})
     torus = {f"{axis.name} lies on": lies_on(axis) for axis in plan.axes if axis.spans}
-    asked = ("batch.asked_sequences", "batch.length")
+    asked = ("batch.requested_sequences", "batch.length")
     return {key: decided[key] for key in decided if key not in asked} | torus
 
 

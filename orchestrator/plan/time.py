@@ -16,7 +16,7 @@ from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
 from orchestrator.plan.memory import offloaded_bytes, saved_bytes
 from orchestrator.plan.torus import HOP_S, HOP_SOURCE
 from orchestrator.plan.traffic import Exchange, exchanges
-from orchestrator.types.plan import LedgerLine
+from orchestrator.types.plan import LedgerLine, LineKind
 
 
 def peak(chip: Chip, dtype: str) -> Quantity:
@@ -48,20 +48,20 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
     again = compute.attention_recompute_flops(layout)
     repeats = f"matmuls that {layout.remat.name} repeats"
     return [
-        math_line(layout, "matmuls", "3 forward", both * own),
-        math_line(layout, "copied kv heads", "3 forward", both * copies),
-        math_line(
-            layout, "unembedding", "3 forward", both * compute.unembedding_forward_flops(layout)
-        ),
-        math_line(layout, "attention", "9/2 forward", attention),
-        math_line(layout, "recompute", repeats, compute.layers_recompute_flops(layout)),
-        math_line(layout, "attention recompute", "forward", again),
-    ]
+        math_line(layout, "matmul", "matmuls", "3 forward", both * own),
+        math_line(layout, "matmul", "copied kv heads", "3 forward", both * copies),
+        math_line(layout, "matmul", "unembedding", "3 forward",
+                  both * compute.unembedding_forward_flops(layout)),
+        math_line(layout, "attention", "attention", "9/2 forward", attention),
+        math_line(layout, "matmul_recompute", "recompute", repeats,
+                  compute.layers_recompute_flops(layout)),
+        math_line(layout, "attention_recompute", "attention recompute", "forward", again),
+    ]  # fmt: skip
 
 
-def math_line(layout: Layout, name: str, formula: str, flops: Number) -> LedgerLine:
+def math_line(layout: Layout, kind: LineKind, name: str, formula: str, flops: Number) -> LedgerLine:
     rate = peak(layout.chip, layout.precision.compute)
-    return rated_line(layout, name, f"{formula} flops", "mxu", ("flops", flops), rate)
+    return rated_line(layout, kind, name, f"{formula} flops", "mxu", ("flops", flops), rate)
 
 
 def hbm_lines(layout: Layout) -> list[LedgerLine]:
@@ -76,13 +76,13 @@ def hbm_lines(layout: Layout) -> list[LedgerLine]:
     update = (2 * state + 4) * layout.owned_elements
     rate = layout.chip.hbm_bytes_per_s
     return [
-        rated_line(layout, name, formula, "hbm", ("bytes", moved), rate)
-        for name, formula, moved in (
-            ("weight traffic", f"{touched} B x gathered weights", touched * weights),
-            ("activation traffic", "2 x kept activations", kept),
-            ("optimizer update", f"{2 * state + 4} B x owned", update),
-        )
-    ]
+        rated_line(layout, "weight_traffic", "weight traffic", f"{touched} B x gathered weights",
+                   "hbm", ("bytes", touched * weights), rate),
+        rated_line(layout, "activation_traffic", "activation traffic", "2 x kept activations",
+                   "hbm", ("bytes", kept), rate),
+        rated_line(layout, "optimizer_update", "optimizer update", f"{2 * state + 4} B x owned",
+                   "hbm", ("bytes", update), rate),
+    ]  # fmt: skip
 
 
 def host_lines(layout: Layout) -> list[LedgerLine]:
@@ -97,12 +97,21 @@ def host_lines(layout: Layout) -> list[LedgerLine]:
         )
     moved = 2 * layout.microbatches * layout.model.layers * offloaded_bytes(layout)
     return [
-        rated_line(layout, "offload", "2 x offloaded activations", "host", ("bytes", moved), rate)
+        rated_line(
+            layout,
+            "offload",
+            "offload",
+            "2 x offloaded activations",
+            "host",
+            ("bytes", moved),
+            rate,
+        )
     ]
 
 
 def rated_line(
     layout: Layout,
+    kind: LineKind,
     name: str,
     formula: str,
     resource: str,
@@ -113,6 +122,7 @@ def rated_line(
     unit, size = amount
     per_device = rate.value / layout.chip.devices
     return LedgerLine(
+        kind=kind,
         name=name,
         value=size / per_device,
         unit="s",
@@ -132,6 +142,7 @@ def exchange_line(layout: Layout, entry: Exchange) -> LedgerLine:
     else:
         link, rate = layout.chip.ici_link_bytes_per_s, layout.links.rates[entry.group]
     return LedgerLine(
+        kind=entry.line,
         name=entry.name,
         value=entry.moved_bytes / rate,
         unit="s",
@@ -156,6 +167,7 @@ def latency_lines(layout: Layout, moved: list[Exchange]) -> list[LedgerLine]:
             calls[entry.group] = calls.get(entry.group, 0) + entry.calls * (entry.ways > 1)
     return [
         LedgerLine(
+            kind="latency",
             name=f"{group} latency",
             value=count * layout.links.hops[group] * HOP_S,
             unit="s",

@@ -7,7 +7,7 @@ import numpy as np
 from orchestrator.plan.kernel_constants import TILE
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.torus import GROUPS
-from orchestrator.types.plan import Collective, CollectiveKind
+from orchestrator.types.plan import Collective, CollectiveKind, LineKind
 
 # A layer's two blocks gather their input over `tensor` and scatter their output, forward and
 # backward. The gathered input is not kept: weight gradients need it gathered again.
@@ -26,6 +26,7 @@ class Exchange:
     `volume` is the whole of what is gathered, scattered or reduced; `formula` names it.
     """
 
+    line: LineKind
     name: str
     kind: CollectiveKind
     group: str
@@ -72,8 +73,28 @@ def residual_exchanges(layout: Layout) -> list[Exchange]:
     stream = layout.tokens * layout.model.d_model * layout.compute_bytes
     say = "tokens x d_model"
     return [
-        Exchange("residual gather", GATHER, "tensor", say, ways, stream, gathers, dtype),
-        Exchange("residual scatter", SCATTER, "tensor", say, ways, stream, scatters, dtype),
+        Exchange(
+            "activation_gather",
+            "residual gather",
+            GATHER,
+            "tensor",
+            say,
+            ways,
+            stream,
+            gathers,
+            dtype,
+        ),
+        Exchange(
+            "activation_scatter",
+            "residual scatter",
+            SCATTER,
+            "tensor",
+            say,
+            ways,
+            stream,
+            scatters,
+            dtype,
+        ),
     ]
 
 
@@ -86,11 +107,49 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     group, gathers = "weights", WEIGHT_GATHERS * layers
     of_layer, of_table = "layer / tensor", "d_model x vocab / tensor"
     return [
-        Exchange("weight gather", GATHER, group, of_layer, ways, layer * in_use, gathers, use),
-        Exchange("table gather", GATHER, group, of_table, ways, table * in_use, ends, use),
-        Exchange("gradient scatter", SCATTER, group, of_layer, ways, layer * on_wire, layers, wire),
         Exchange(
-            "table gradient scatter", SCATTER, group, of_table, ways, table * on_wire, ends, wire
+            "weight_gather",
+            "weight gather",
+            GATHER,
+            group,
+            of_layer,
+            ways,
+            layer * in_use,
+            gathers,
+            use,
+        ),
+        Exchange(
+            "weight_gather",
+            "table gather",
+            GATHER,
+            group,
+            of_table,
+            ways,
+            table * in_use,
+            ends,
+            use,
+        ),
+        Exchange(
+            "gradient_scatter",
+            "gradient scatter",
+            SCATTER,
+            group,
+            of_layer,
+            ways,
+            layer * on_wire,
+            layers,
+            wire,
+        ),
+        Exchange(
+            "gradient_scatter",
+            "table gradient scatter",
+            SCATTER,
+            group,
+            of_table,
+            ways,
+            table * on_wire,
+            ends,
+            wire,
         ),
     ]
 
@@ -103,8 +162,8 @@ def key_value_exchanges(layout: Layout) -> list[Exchange]:
     calls = 2 * layout.model.layers * layout.microbatches  # keys and values
     say = "tokens x sequence x kv_heads x head_dim"
     return [
-        Exchange("kv gather", GATHER, "sequence", say, ways, volume, 2 * calls, dtype),
-        Exchange("kv scatter", SCATTER, "sequence", say, ways, volume, calls, dtype),
+        Exchange("kv_gather", "kv gather", GATHER, "sequence", say, ways, volume, 2 * calls, dtype),
+        Exchange("kv_scatter", "kv scatter", SCATTER, "sequence", say, ways, volume, calls, dtype),
     ]
 
 
@@ -118,12 +177,40 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     say = "owned gradient"
     return [
         Exchange(
-            "kv weight copies", REDUCE, "tensor", "wk, wv", layout.kv_copies, copied, 1, dtype
+            "gradient_reduction",
+            "kv weight copies",
+            REDUCE,
+            "tensor",
+            "wk, wv",
+            layout.kv_copies,
+            copied,
+            1,
+            dtype,
         ),
-        Exchange("norm gradients", REDUCE, "replicas", "norms", in_slice, norms, 1, dtype),
-        Exchange("data scatter", SCATTER, "data", say, data, owned, 1, dtype),
-        Exchange("data gather", GATHER, "data", say, data, owned, 1, dtype),
-        Exchange("pods", REDUCE, "pods", f"{say} / data", layout.pods, owned / data, 1, dtype),
+        Exchange(
+            "gradient_reduction",
+            "norm gradients",
+            REDUCE,
+            "replicas",
+            "norms",
+            in_slice,
+            norms,
+            1,
+            dtype,
+        ),
+        Exchange("gradient_reduction", "data scatter", SCATTER, "data", say, data, owned, 1, dtype),
+        Exchange("gradient_reduction", "data gather", GATHER, "data", say, data, owned, 1, dtype),
+        Exchange(
+            "gradient_reduction",
+            "pods",
+            REDUCE,
+            "pods",
+            f"{say} / data",
+            layout.pods,
+            owned / data,
+            1,
+            dtype,
+        ),
     ]
 
 

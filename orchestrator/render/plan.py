@@ -23,7 +23,7 @@ from orchestrator.render.text import (
     with_unit,
 )
 from orchestrator.types.codec import short
-from orchestrator.types.plan import Estimate, LedgerLine, MeshAxis, Mfu, Plan
+from orchestrator.types.plan import Estimate, LedgerLine, MeshAxis, Plan
 
 # Lines of time below this share of the unoverlapped step are shown together.
 SMALL = 0.009
@@ -86,10 +86,10 @@ def batch(plan: Plan) -> str:
     size = plan.batch
     text = f"{count(size.sequences)} sequences x {count(size.length)}"
     text += f" = {scaled(size.tokens)} tokens"
-    if size.sequences != size.asked_sequences:
-        moved = size.sequences / size.asked_sequences - 1
+    if size.sequences != size.requested_sequences:
+        moved = size.sequences / size.requested_sequences - 1
         more = f"{percent(abs(moved))} {'more' if moved > 0 else 'fewer'}"
-        text += f" ({count(size.asked_sequences)} asked; {more} divide evenly)"
+        text += f" ({count(size.requested_sequences)} asked; {more} divide evenly)"
     return text
 
 
@@ -211,13 +211,12 @@ def outcome(plan: Plan) -> list[str]:
     return lines
 
 
-def figures(of: Estimate | Mfu, show: Callable[[float], str]) -> tuple[str, ...]:
+def figures(of: Estimate, show: Callable[[float], str]) -> tuple[str, ...]:
     """At the bound; what to expect and its interval, where known; with nothing hidden."""
-    least = of.roofline if isinstance(of, Mfu) else of.lower
     known: tuple[str, ...] = ()
     if of.expected is not None and of.low is not None and of.high is not None:
         known = (show(of.expected), together(show(of.low), show(of.high)))
-    return (show(least), *known, show(of.unoverlapped))
+    return (show(of.lower), *known, show(of.unoverlapped))
 
 
 def together(low: str, high: str) -> str:

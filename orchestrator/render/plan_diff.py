@@ -27,7 +27,7 @@ SMALL = 0.002
 
 
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("MFU, lower bound", "mfu.roofline", percent),
+    ("MFU, lower bound", "mfu.lower", percent),
     ("MFU, expected", "mfu.expected", percent),
     ("MFU, unoverlapped", "mfu.unoverlapped", percent),
     ("tokens/s, lower bound", "tokens_per_s.lower", scaled),

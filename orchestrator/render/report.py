@@ -54,7 +54,7 @@ def how_fast(report: Report) -> str:
         return f"{took}, {beside(over['expected'], report)}{reached}."
     said = f"{took}, {to_digits(over['lower'].measured_over_predicted, 3)} times the lower bound"
     if found.mfu:
-        roof = percent(report.forecast.mfu.roofline)
+        roof = percent(report.forecast.mfu.lower)
         said += f"; MFU {percent(found.mfu.median)}, where the roofline allows {roof}"
     return f"{said}."
 

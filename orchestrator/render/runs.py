@@ -162,7 +162,7 @@ def mfu_beside_forecast(status: Status) -> str | None:
     """The measured median beside the forecast's two figures, and their definition."""
     if not status.forecast or is_of_chips(status):
         return mfu(status) if status.recent and status.recent.mfu is not None else None
-    roof, low = status.forecast.mfu.roofline, status.forecast.mfu.unoverlapped
+    roof, low = status.forecast.mfu.lower, status.forecast.mfu.unoverlapped
     source = status.forecast.chip_profile
     known = status.recent is not None and status.recent.mfu is not None
     measured = f"{mfu(status)}; " if known else "not measured; "

@@ -80,7 +80,7 @@ def row(found: StudyForecast, trial: TrialForecast) -> tuple[str, ...]:
 def cells(plan: PlannedTrial) -> tuple[str, ...]:
     money = both(plan.dollars, dollars) if plan.dollars else "-"
     mfu = Estimate(
-        lower=plan.mfu.roofline, unoverlapped=plan.mfu.unoverlapped, expected=plan.mfu.expected
+        lower=plan.mfu.lower, unoverlapped=plan.mfu.unoverlapped, expected=plan.mfu.expected
     )
     return (
         count(plan.chips),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from orchestrator.types.plan import Estimate, Plan
 from orchestrator.types.study import PlannedTrial, Study, StudyForecast, Trial, TrialForecast
 
-SCHEMA = 1
+SCHEMA = 2
 # What makes a trial larger; all else that is varied makes another series. The batch that follows
 # the pods in weak scaling is among it.
 SIZES = frozenset({"resources.pods", "resources.topology"})

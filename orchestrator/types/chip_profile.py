@@ -20,7 +20,7 @@ Operation = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """An operation to time on all of `devices` devices at once, in so many processes.
+    """An operation to time on `devices` devices at once, in so many processes.
 
     A collective runs in every group of `group` devices that lie `stride` apart. `head_dim` is only
     for attention.
@@ -48,34 +48,34 @@ class Timing:
     best_per_s: float
     spread: float
 
+    def seconds(self, amount: float) -> float:
+        """A straight line between the two nearest points, extended beyond the last.
 
-@dataclass(frozen=True, kw_only=True)
-class Devices:
-    """The devices that JAX reports."""
-
-    platform: str
-    kind: str
-    count: int
+        Less than the smallest measured amount costs as much as that one.
+        """
+        amount = max(amount, self.points[0][0])
+        below = sum(known < amount for known, _ in self.points[1:-1])
+        (low, low_s), (high, high_s) = self.points[below : below + 2]
+        return low_s + max(high_s - low_s, 0.0) / (high - low) * (amount - low)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkRequest:
-    """What one of `processes` measuring processes is to time; several meet at `address`."""
+    """What the measuring processes time; several of them meet at `address`."""
 
-    benchmarks: tuple[Benchmark, ...] = ()
-    process: int = 0
-    processes: int = 1
-    address: str = ""
+    benchmarks: tuple[Benchmark, ...]
+    processes: int
+    address: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkReply:
-    """One line from the first measuring process; exactly one field is set."""
+class BenchmarkResult:
+    """The devices that JAX reports, and the timings."""
 
-    devices: Devices | None = None
-    compiled: Benchmark | None = None
-    timing: Timing | None = None
-    error: str | None = None
+    platform: str
+    device_kind: str
+    devices: int
+    timings: tuple[Timing, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,47 @@ Link = Literal["dcn", "ici"]
 CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce"]
 AXES = ("pods", "data", "fsdp", "sequence", "tensor")
 
+# What a ledger line counts. Its name is for people, its kind for code.
+LineKind = Literal[
+    # bytes
+    "parameters",
+    "optimizer_state",
+    "copied_heads",
+    "gradients",
+    "gradient_sums",
+    "gradient_payload",
+    "compute_copy",
+    "kept_activations",
+    "gathered_weights",
+    "working_activations",
+    "logits",
+    # seconds of a device alone
+    "matmul",
+    "matmul_recompute",
+    "attention",
+    "attention_recompute",
+    "elementwise",
+    "weight_traffic",
+    "activation_traffic",
+    "optimizer_update",
+    "offload",
+    # seconds of a collective
+    "activation_gather",
+    "activation_scatter",
+    "weight_gather",
+    "gradient_scatter",
+    "kv_gather",
+    "kv_scatter",
+    "gradient_reduction",
+    "control",
+    "latency",
+    # seconds that only measured runs show
+    "exposed_collectives",
+    "slice_wait",
+    "between_steps",
+    "busiest_resource",
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorusSpan:
@@ -59,12 +100,13 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerLine:
-    """One line of a ledger: what it is, how it was computed and from which numbers.
+    """One line of a ledger: what it counts, how it was computed and from which numbers.
 
     `resource` is what the seconds keep busy: mxu, hbm, host, dcn, or `ici`; latency occupies
     nothing. It is None on a line of bytes. `sources` name entries of the catalog.
     """
 
+    kind: LineKind
     name: str
     value: float
     unit: Literal["bytes", "s"]
@@ -101,20 +143,6 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mfu:
-    """Model FLOPs utilization, a fraction, at `step_s.lower` and at `step_s.unoverlapped`.
-
-    `expected` is that at `step_s.expected`, `low` at its `high` and `high` at its `low`.
-    """
-
-    roofline: float
-    unoverlapped: float
-    expected: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """What the plan should take: bytes per device against HBM, seconds per step, money.
 
@@ -133,8 +161,8 @@ class Forecast:
     peak_flops_per_s: float
     model_flops_per_step: float
     mfu_definition: str
-    mfu: Mfu
-    mfu_6p: Mfu
+    mfu: Estimate
+    mfu_6p: Estimate
     tokens_per_s: Estimate
     goodput: float
     days: Estimate
@@ -158,7 +186,7 @@ class PlannedBatch:
     sequences: int
     length: int
     tokens: int
-    asked_sequences: int
+    requested_sequences: int
     sequences_per_replica: int
     microbatches: int
 
@@ -175,15 +203,19 @@ class SearchSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What will be done. `digest` is over every field but itself, `name`, `overrides`, `warnings`,
-    `search` and `forecast`: two plans that run the same program on the same chips share it.
+    """What will be done. `digest` is over every field but itself, `name`, `trainer`,
+    `ledger_describes_trainer`, `overrides`, `warnings`, `search` and `forecast`: two plans that run
+    the same program of a trainer on the same chips share it.
     `chip_profile` is the digest of the ChipProfile that the forecast is made with; None where it is
-    made with datasheets.
+    made with datasheets. `ledger_describes_trainer`: whether the forecast is about the program that
+    `trainer` runs; the ledger describes the built-in trainer `llama` alone.
     """
 
     schema: int
     digest: str
     name: str
+    trainer: str
+    ledger_describes_trainer: bool
     spec_digest: str
     overrides: tuple[str, ...]
     model: PlannedModel

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.types.plan import Estimate, Mfu
+from orchestrator.types.plan import Estimate
 
 # `lost` is a run that has not ended, and that nothing has driven for a while.
 State = Literal[
@@ -216,7 +216,7 @@ class Prediction:
 
     chip_profile: str | None
     step_s: Estimate
-    mfu: Mfu
+    mfu: Estimate
     mfu_definition: str
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.types.plan import Estimate, Mfu
+from orchestrator.types.plan import Estimate
 from orchestrator.types.report import Spread
 from orchestrator.types.run import ProcessIdentity, Run
 from orchestrator.types.spec import Spec
@@ -102,7 +102,7 @@ class PlannedTrial:
     sequences: int
     mesh: dict[str, int]
     step_s: Estimate
-    mfu: Mfu
+    mfu: Estimate
     tokens_per_s_per_chip: Estimate
     efficiency: Estimate
     bound: str

@@ -34,6 +34,7 @@ from tests.records import begun, doubled, rows
 from tests.trainer_plans import plan_of
 from tests.trouble import Server, served
 from trainers import llama
+from trainers.contract import build
 from trainers.loop import Assignment, run
 
 LIMIT = 0.05
@@ -111,7 +112,7 @@ def trained(storage: Path, server: Server, kinds: list[str], length: int) -> lis
             checkpoint=CheckpointOptions(every=MOST_STEPS, keep=1),
         )  # fmt: skip
         os.sched_setaffinity(0, {TRAINS_ON})
-        run(llama.build(plan, jax.devices()[:1]), asked)
+        run(build(llama, plan, jax.devices()[:1]), asked)
         writer.end_attempt("finished")
         writer.conclude("succeeded")
     eventually(lambda: Recorder({}).record(writer.journal).problem is None, 120)

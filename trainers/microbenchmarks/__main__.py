@@ -1,76 +1,64 @@
 """One of the processes that measure a machine.
 
-    python -m trainers.microbenchmarks < request.json
+    python -m trainers.microbenchmarks REQUEST.json RESULT.json PROCESS
 
-It reads a BenchmarkRequest and writes lines of BenchmarkReply.
+Process 0 writes the result. An error ends the process with exit code 1 and a traceback.
 """
 
 import os
 import sys
 import threading
-from collections.abc import Callable
+import time
+import traceback
+from pathlib import Path
 
 import jax
 
 from orchestrator.types import codec
-from orchestrator.types.chip_profile import BenchmarkReply, BenchmarkRequest, Devices
+from orchestrator.types.chip_profile import BenchmarkRequest, BenchmarkResult
 from trainers.microbenchmarks.timing import timings
 from trainers.multihost import meet
 
-Write = Callable[[BenchmarkReply], None]
-
 
 def main() -> None:
-    """Answer the request. Replies have a descriptor of their own: libraries print to stdout."""
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-    def write(reply: BenchmarkReply) -> None:
-        replies.write(codec.to_json(reply) + b"\n")
-
+    """Run, and exit without waiting for JAX's threads."""
+    request, result, process = sys.argv[1:]
+    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
     status = 1
     try:
-        request = codec.from_json(sys.stdin.buffer.readline(), BenchmarkRequest)
-        threading.Thread(target=exit_with_parent, daemon=True).start()
-        answer(request, write if request.process == 0 else lambda _: None)
+        run(Path(request), Path(result), int(process))
         status = 0
-    except Exception as error:  # noqa: BLE001  the parent reports any error
-        write(BenchmarkReply(error=f"{type(error).__name__}: {error}"))
+    except Exception:  # noqa: BLE001  the parent shows its last lines
+        traceback.print_exc()
     finally:
-        leave(status)
+        sys.stderr.flush()
+        os._exit(status)
 
 
-def answer(request: BenchmarkRequest, write: Write) -> None:
-    """Report the devices, then time all benchmarks, in step with the other processes."""
+def run(request_path: Path, result_path: Path, process: int) -> None:
+    """Time all benchmarks, in step with the other processes."""
+    request = codec.from_json(request_path.read_bytes(), BenchmarkRequest)
     if request.processes > 1:
         jax.distributed.initialize(
-            request.address,
-            request.processes,
-            request.process,
-            coordinator_bind_address=request.address,
+            request.address, request.processes, process, coordinator_bind_address=request.address
         )
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    platform, kind = devices[0].platform, devices[0].device_kind
-    write(BenchmarkReply(devices=Devices(platform=platform, kind=kind, count=len(devices))))
-    for timing in timings(
-        request.benchmarks, devices, lambda one: write(BenchmarkReply(compiled=one))
-    ):
-        write(BenchmarkReply(timing=timing))
+    result = BenchmarkResult(
+        platform=devices[0].platform,
+        device_kind=devices[0].device_kind,
+        devices=len(devices),
+        timings=tuple(timings(request.benchmarks, devices)),
+    )
+    if process == 0:
+        result_path.write_bytes(codec.to_json(result))
     if request.processes > 1:
         meet("benchmarks are done")
 
 
-def exit_with_parent() -> None:
-    """The parent keeps our standard input open for as long as it lives."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    leave(1)
-
-
-def leave(status: int) -> None:
-    """Exit without waiting for JAX's threads."""
-    sys.stderr.flush()
-    os._exit(status)
+def exit_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 if __name__ == "__main__":

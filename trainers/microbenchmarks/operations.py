@@ -6,7 +6,6 @@ from math import isqrt, log2
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from orchestrator.types.chip_profile import Benchmark, Operation
 from trainers.llama.attention import attention

@@ -29,28 +29,24 @@ AMOUNTS: dict[Operation, tuple[float, ...]] = {
 Run = Callable[[], float]  # seconds of one repeat
 
 
-def timings(
-    benchmarks: Iterable[Benchmark],
-    devices: Sequence[jax.Device],
-    compiled: Callable[[Benchmark], None],
-) -> list[Timing]:
-    """Time all benchmarks. The rounds spread what other programs do over all of them."""
+def timings(benchmarks: Iterable[Benchmark], devices: Sequence[jax.Device]) -> list[Timing]:
+    """Time all benchmarks, in rounds, so that other programs disturb few runs of each."""
     cases: list[tuple[Benchmark, float, Run]] = []
     for benchmark in benchmarks:
-        grid = np.array(devices).reshape(-1, benchmark.group, benchmark.stride)
+        chosen = np.array(devices[: benchmark.devices])
+        mesh = Mesh(chosen.reshape(-1, benchmark.group, benchmark.stride), AXES)
         for amount in AMOUNTS.get(benchmark.operation, COLLECTIVE_BYTES):
-            todo = work(benchmark, amount)
-            cases.append((benchmark, todo.amount, prepare(Mesh(grid, AXES), todo)))
-        compiled(benchmark)
+            one = work(benchmark, amount)
+            cases.append((benchmark, one.amount, compile_run(mesh, one)))
     rounds = [[run() for _, _, run in cases] for _ in range(ROUNDS)]
-    seconds: dict[Benchmark, dict[float, list[float]]] = {}
-    for (benchmark, amount, _), runs in zip(cases, zip(*rounds, strict=True), strict=True):
-        seconds.setdefault(benchmark, {})[amount] = list(runs)
-    return [timing(benchmark, runs) for benchmark, runs in seconds.items()]
+    runs: dict[Benchmark, dict[float, tuple[float, ...]]] = {}
+    for (benchmark, amount, _), seconds in zip(cases, zip(*rounds, strict=True), strict=True):
+        runs.setdefault(benchmark, {})[amount] = seconds
+    return [timing(benchmark, by_amount) for benchmark, by_amount in runs.items()]
 
 
-def timing(benchmark: Benchmark, runs: dict[float, list[float]]) -> Timing:
-    """The seconds of the runs at each amount, summed up."""
+def timing(benchmark: Benchmark, runs: dict[float, tuple[float, ...]]) -> Timing:
+    """The seconds of all runs, by amount, as medians, a best rate and a spread."""
     quartiles = {amount: statistics.quantiles(seconds, n=4) for amount, seconds in runs.items()}
     return Timing(
         benchmark=benchmark,
@@ -60,18 +56,18 @@ def timing(benchmark: Benchmark, runs: dict[float, list[float]]) -> Timing:
     )
 
 
-def prepare(mesh: Mesh, todo: Work) -> Run:
-    """Compile the work for every device of the mesh; all processes prepare the same."""
+def compile_run(mesh: Mesh, one: Work) -> Run:
+    """The work on every device of the mesh; all processes compile the same."""
     spec = P(mesh.axis_names)
-    specs = jax.tree.map(lambda _: spec, todo.start)
+    specs = jax.tree.map(lambda _: spec, one.start)
 
     def repeat(count: jax.Array, tree: object) -> object:
-        return jax.lax.fori_loop(0, count, lambda _, one: todo.body(one), tree)
+        return jax.lax.fori_loop(0, count, lambda _, before: one.body(before), tree)
 
     mapped = jax.shard_map(
         repeat, mesh=mesh, in_specs=(P(), specs), out_specs=specs, check_vma=False
     )
-    start = jax.tree.map(lambda leaf: filled(mesh, spec, leaf), todo.start)
+    start = jax.tree.map(lambda leaf: filled(mesh, spec, leaf), one.start)
     executable = jax.jit(mapped).lower(jnp.int32(0), start).compile()
 
     def seconds(count: int) -> float:
@@ -80,20 +76,14 @@ def prepare(mesh: Mesh, todo: Work) -> Run:
         return (time.perf_counter() - begin) / count
 
     seconds(1)
-    count = same_everywhere(int(min(max(RUN_S / max(seconds(2), 1e-7), 1), MOST_REPEATS)))
+    count = int(min(max(RUN_S / max(seconds(2), 1e-7), 1), MOST_REPEATS))
+    if jax.process_count() > 1:  # all repeat as often as the first
+        count = int(multihost_utils.broadcast_one_to_all(np.int32(count)))
     return lambda: seconds(count)
-
-
-def same_everywhere(count: int) -> int:
-    """The first process's number."""
-    if jax.process_count() == 1:
-        return count
-    return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
 
 
 def filled(mesh: Mesh, spec: P, leaf: jax.ShapeDtypeStruct) -> jax.Array:
     """Small numbers; each device has a part of that shape."""
     shape = (leaf.shape[0] * mesh.size, *leaf.shape[1:])
-    return jax.make_array_from_callback(
-        shape, NamedSharding(mesh, spec), lambda _: jnp.full(leaf.shape, 0.01, leaf.dtype)
-    )
+    part = jnp.full(leaf.shape, 0.01, leaf.dtype)
+    return jax.make_array_from_callback(shape, NamedSharding(mesh, spec), lambda _: part)

@@ -35,7 +35,7 @@ def steps(shown: Shown) -> Html:
 def mfu_lines(plan: Plan, last: float) -> list[Curve]:
     """What the forecast says of MFU: what is expected, or else the roofline."""
     mfu = plan.forecast.mfu
-    lines = [("roofline", mfu.roofline, "lower")]
+    lines = [("roofline", mfu.lower, "lower")]
     if mfu.expected is not None:
         lines.append(("expected", mfu.expected, "expected"))
     return [

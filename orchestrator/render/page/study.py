@@ -225,7 +225,7 @@ def chips(report: StudyReport) -> Html:
             count(plan.chips),
             seconds(plan.step_s.lower),
             seconds(plan.step_s.unoverlapped),
-            fused(percent(plan.mfu.roofline), percent(plan.mfu.unoverlapped)),
+            fused(percent(plan.mfu.lower), percent(plan.mfu.unoverlapped)),
             fused(percent(plan.efficiency.lower), percent(plan.efficiency.unoverlapped)),
             plan.bound,
         )

@@ -116,7 +116,7 @@ def note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
     if run.state not in LIVE and (said := run.why or after(run.attempts)):
         lines.append(f"Why: {first_line(said)}")
     if plan:
-        mfu, step_s = plan.forecast.mfu.roofline, plan.forecast.step_s.lower
+        mfu, step_s = plan.forecast.mfu.lower, plan.forecast.step_s.lower
         whose = ", of chips: not what CPU devices do" if run.rehearsal else ""
         if run.rehearsal and plan.chip_profile:
             whose = ", on what this machine was measured to reach"
