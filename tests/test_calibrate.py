@@ -9,14 +9,13 @@ from typing import get_args
 import pytest
 from click.testing import CliRunner
 
-from orchestrator import calibrate
-from orchestrator.calibrate import measure, processes, profile_store
+from orchestrator.calibrate import for_plan, measure, of_machine, processes, profile_store
 from orchestrator.calibrate.measure import this_machine
 from orchestrator.cli.calibrating import calibrate as command
-from orchestrator.cli.planning import plan as planning
+from orchestrator.cli.plan import plan as planning
 from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.plan import calibrated
-from orchestrator.render import calibration as render
+from orchestrator.render.calibration_screen import calibration_screen
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import Benchmark, BenchmarkResult, ChipProfile, Operation
 from orchestrator.types.plan import Plan
@@ -100,12 +99,12 @@ def test_a_failed_measurement_is_one_message() -> None:
 def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second rehearsal of a shape measures nothing; another shape measures what is new."""
     fake = FakeProcesses(monkeypatch)
-    first = calibrate.for_plan(PLAN)
+    first = for_plan(PLAN)
     assert len(fake.requests) == 1
-    assert calibrate.for_plan(PLAN).profile == first.profile
+    assert for_plan(PLAN).profile == first.profile
     assert len(fake.requests) == 1
     other = plan_of(pods=2, fsdp=2, tensor=2, hosts=2)
-    both = calibrate.for_plan(other).profile
+    both = for_plan(other).profile
     assert set(fake.requests[1]).isdisjoint(fake.requests[0])
     assert calibrated.missing(PLAN, both) == calibrated.missing(other, both) == ()
     assert codec.digest(both) != codec.digest(first.profile)
@@ -147,7 +146,7 @@ def test_a_store_that_cannot_be_written_is_one_message(cache: Path) -> None:
 def test_an_accelerator_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """One device alone, and all of them together; nothing is emulated."""
     FakeProcesses(monkeypatch, platform="gpu")
-    profile = calibrate.of_machine().profile
+    profile = of_machine().profile
     assert (profile.machine.platform, profile.machine.device_kind) == ("gpu", "an H200")
     benchmarks = [timing.benchmark for timing in profile.timings]
     assert {one.devices for one in benchmarks if one.group == 1} == {1}
@@ -174,7 +173,7 @@ def test_a_plan_is_forecast_on_the_profile_that_it_names() -> None:
 def test_a_profile_is_one_screen(golden: HoldGolden) -> None:
     """Rates and collectives, each with its spread, and the digest."""
     profile = profile_for(PLAN, replace(MACHINE, versions={"jax": "1", "jaxlib": "1"}))
-    golden("calibration.txt", render.screen(profile, "/cache/it.json", "orch submit it.yaml"))
+    golden("calibration.txt", calibration_screen(profile, "/cache/it.json", "orch submit it.yaml"))
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

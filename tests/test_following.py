@@ -18,7 +18,7 @@ from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog
 from orchestrator.launch import LocalCluster
 from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
-from orchestrator.render import rehearsal as render
+from orchestrator.render import rehearsal_screen as render
 from orchestrator.tracking import mlflow
 from orchestrator.types.plan import Plan
 from tests.journals import opened, step, take_steps, tiny_plan, tiny_spec
@@ -146,7 +146,7 @@ def test_after_the_last_step_no_other_is_waited_for(
 ) -> None:
     """A run has its last words to write then."""
     take_steps(recorded.path, journal.claim(recorded).begin_attempt(tiny_plan()), range(done))
-    assert render.awaited(recorded.run()) == waits
+    assert render.waiting_for(recorded.run()) == waits
 
 
 def test_a_dropped_connection_is_said_once_and_survived(

@@ -14,7 +14,7 @@ from orchestrator.plan import calibrated, flops
 from orchestrator.plan.messages import messages, ways
 from orchestrator.plan.planner import make_plan, too_long
 from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render import plan as render
+from orchestrator.render import plan_screen as render
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import Benchmark, ChipProfile, Timing
 from orchestrator.types.plan import Plan
@@ -162,7 +162,7 @@ def test_a_chips_own_profile_makes_its_forecast() -> None:
     assert made.forecast.peak_flops_per_s == was.peak_flops_per_s
     assert made.forecast.dollars is not None
     assert "cores" in {line.resource for line in made.forecast.time}
-    screen = render.screen(made, "orch plan x.yaml")
+    screen = render.plan_screen(made, "orch plan x.yaml")
     assert f"profile {codec.short(made.chip_profile)}" in screen
 
 

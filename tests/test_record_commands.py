@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.recording import sync
-from orchestrator.render.sync import table
+from orchestrator.render.sync_screen import sync_screen
 from orchestrator.tracking.mlflow import mark_of, recorder
 from orchestrator.tracking.mlflow.recorder import Recorder, only_one
 from orchestrator.types.tracking import SyncProgress, SyncResult
@@ -69,7 +69,7 @@ def test_sync_leaves_a_run_to_its_own_driver(orch: RunOrch, storage: Path) -> No
         0,
         "it: recorded by its own driver",
     )
-    said = table([tried], str(storage), "orch ui").splitlines()
+    said = sync_screen([tried], str(storage), "orch ui").splitlines()
     assert said[0] == "it: recorded by its own driver"
     assert said[1].startswith("Sync: 1 run recorded in ")
     writer.end_attempt("finished")
@@ -77,7 +77,9 @@ def test_sync_leaves_a_run_to_its_own_driver(orch: RunOrch, storage: Path) -> No
     with only_one(writer.journal):
         late = Recorder(os.environ).record(writer.journal, limit_s=0.1)
     assert (late.by_driver, late.problem) == (False, "another process is recording it")
-    assert "warning: it: another process is recording it" in table([late], str(storage), "orch ui")
+    assert "warning: it: another process is recording it" in sync_screen(
+        [late], str(storage), "orch ui"
+    )
 
 
 def test_a_database_of_several_experiments_is_named_once() -> None:
@@ -94,7 +96,7 @@ def test_a_database_of_several_experiments_is_named_once() -> None:
         )
 
     tried = [one("a", "/x.db", "orch"), one("b", "/x.db", "tiny"), one("c", "/y.db", "orch")]
-    said = table([*tried, one("d", "/x.db", "orch")], "/runs", "orch ui").splitlines()
+    said = sync_screen([*tried, one("d", "/x.db", "orch")], "/runs", "orch ui").splitlines()
     assert said[-2] == "Sync: 4 runs recorded in /x.db (orch, tiny), /y.db (orch)."
 
 

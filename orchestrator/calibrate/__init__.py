@@ -4,6 +4,6 @@ It starts processes that load JAX and the trainers, and knows neither itself.
 """
 
 from orchestrator.calibrate.measure import for_plan, of_machine
-from orchestrator.calibrate.profile_store import find
+from orchestrator.calibrate.profile_store import StoredProfile, find
 
-__all__ = ["find", "for_plan", "of_machine"]
+__all__ = ["StoredProfile", "find", "for_plan", "of_machine"]

@@ -1,23 +1,22 @@
 """`orch calibrate`, and what a rehearsal has measured before it is submitted."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.terminal import JSON, interruptible, progress, say, say_json
+from orchestrator.cli.terminal import JSON, say, say_json
+from orchestrator.lifecycle.events import interruptible
 
 if TYPE_CHECKING:
     from orchestrator.plan.rehearsal import Rehearsal
     from orchestrator.types.chip_profile import ChipProfile
 
-MEASURING = "measuring this machine"
 NEXT = "orch submit specs/tiny_2pod.yaml"
 
 
 @click.command()
 @JSON
-@interruptible(MEASURING)
+@interruptible("measuring this machine")
 def calibrate(as_json: bool) -> None:
     """Measure what this machine's devices reach. It takes a minute or two.
 
@@ -35,30 +34,23 @@ def calibrate(as_json: bool) -> None:
       orch calibrate
       orch calibrate --json
     """
-    from orchestrator.calibrate import of_machine
-    from orchestrator.render import calibration as render
+    import orchestrator as orch
+    from orchestrator.cli.display import Display
+    from orchestrator.render import calibration_screen as render
 
-    with progress(MEASURING) as shown:
-        shown.reached("up to a minute or two")
-        stored = of_machine()
+    stored = orch.calibrate(progress=Display())
     if as_json:
         say_json(stored.profile)
     else:
-        say(render.screen(stored.profile, str(stored.path), NEXT))
+        say(render.calibration_screen(stored.profile, str(stored.path), NEXT))
 
 
 def on_this_machine(small: "Rehearsal") -> "tuple[Rehearsal, ChipProfile]":
-    """A rehearsal with a forecast from this machine's profile, and that profile.
+    """A rehearsal with a forecast from this machine's profile, and that profile."""
+    from orchestrator.cli.display import Display
+    from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 
-    What the profile lacks for its shape is measured first, and stored for the next rehearsal.
-    """
-    from orchestrator.calibrate import for_plan
-    from orchestrator.plan.calibrated import on_profile
-
-    with progress(MEASURING) as shown:
-        shown.reached("up to half a minute for a new shape")
-        profile = for_plan(small.plan).profile
-    return replace(small, plan=on_profile(small.plan, profile)), profile
+    return calibrated_rehearsal(small, Display())
 
 
 COMMANDS = (calibrate,)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import STORAGE
-from orchestrator.cli.terminal import JSON, interruptible, say, say_json
+from orchestrator.cli.terminal import JSON, say, say_json
+from orchestrator.lifecycle.events import interruptible
 
 if TYPE_CHECKING:
     from orchestrator.types.health import Finding
@@ -32,7 +33,7 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
       orch doctor --address http://10.0.0.2:8265
     """
     from orchestrator.doctor import checks
-    from orchestrator.render import health as render
+    from orchestrator.render import doctor_screen as render
     from orchestrator.types.health import HealthReport
 
     named = address or os.environ.get("RAY_ADDRESS")
@@ -41,7 +42,7 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
     if as_json:
         say_json(found)
     else:
-        say(render.text(found))
+        say(render.doctor_screen(found))
     raise SystemExit(1 if found.broken else 0)
 
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import RUNS, STORAGE
-from orchestrator.cli.terminal import JSON, interruptible, is_live, say, say_json
+from orchestrator.cli.terminal import JSON, is_live, say, say_json
 from orchestrator.errors import OrchError
+from orchestrator.lifecycle.events import interruptible
 from orchestrator.types.run import LIVE, Run
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
       orch sync llama3-70b-4pod-3f9a1c07-1 --json
     """
     from orchestrator import journal
-    from orchestrator.render import sync as render
+    from orchestrator.render import sync_screen as render
     from orchestrator.tracking.mlflow.recorder import Recorder
 
     found = [journal.find(storage, run) for run in runs] or journal.journals(storage)
@@ -62,7 +63,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     if as_json:
         say_json(tried)
     else:
-        say(render.table(tried, str(storage), ui_command(storage)))
+        say(render.sync_screen(tried, str(storage), ui_command(storage)))
     if any(one.problem for one in tried):
         raise SystemExit(1)
 
@@ -252,7 +253,7 @@ def interrupted(_: int, __: FrameType | None) -> None:
 
 def links(address: str, places: list["Destination"]) -> str:
     """Where the comparisons of each experiment open. Without them the UI is as useful as ever."""
-    from orchestrator.render import sync as render
+    from orchestrator.render import sync_screen as render
     from orchestrator.tracking.mlflow.store import NotRecorded, Store
     from orchestrator.tracking.mlflow.views import links as of_experiment
     from orchestrator.tracking.mlflow.views import set_views, views
@@ -267,7 +268,7 @@ def links(address: str, places: list["Destination"]) -> str:
             click.echo(f"warning: the comparisons are not set up: {error}", err=True)
             of_views = []
         found.append((place.experiment, of_views))
-    return render.links(address, places[0].words, found)
+    return render.mlflow_links(address, places[0].words, found)
 
 
 COMMANDS = (sync, ui)

@@ -24,7 +24,8 @@ from orchestrator.calibrate.measure import empty_profile, measured, this_machine
 from orchestrator.plan import calibrated, rehearsal
 from orchestrator.plan.planner import make_plan
 from orchestrator.ports import LOOPBACK, free_port
-from orchestrator.render.text import columns, percent, seconds
+from orchestrator.render.formatting import percent, seconds
+from orchestrator.render.layout import columns
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
