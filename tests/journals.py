@@ -118,5 +118,6 @@ def states_after(events: list[AnyEvent]) -> list[RunState]:
 
 def abandoned_run(storage: Path, key: str) -> None:
     """A run whose driver is a process that has ended."""
-    drive = f"from tests.journals import claimed_run; claimed_run(__import__('pathlib').Path({str(storage)!r}),"
-    subprocess.run([sys.executable, "-c", f"{drive} key={key!r})"], cwd=ROOT, check=True)
+    script = "import sys, pathlib; from tests.journals import claimed_run;"
+    script += "claimed_run(pathlib.Path(sys.argv[1]), key=sys.argv[2])"
+    subprocess.run([sys.executable, "-c", script, str(storage), key], cwd=ROOT, check=True)

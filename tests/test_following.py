@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.cli import following, launching, recording, rehearsing, resuming, terminal
 from orchestrator.cli.following import Following
 from orchestrator.cli.origin import Origin
@@ -17,11 +17,9 @@ from orchestrator.cli.terminal import Progress
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog
 from orchestrator.launch import LocalCluster
-from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
+from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
 from orchestrator.render import rehearsal_screen as render
-from orchestrator.tracking import mlflow
 from orchestrator.types.plan import Plan
-from orchestrator.types.run import StateReason
 from tests.journals import reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
 
@@ -58,7 +56,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask at once, and record nothing: that is another room's work, in processes of its own."""
     monkeypatch.setattr(following, "ASK_EVERY_S", -1.0)
     for name in ("begin", "in_background"):
-        monkeypatch.setattr(mlflow, name, lambda *_: None)
+        monkeypatch.setattr(tracking, name, lambda *_: None)
 
 
 def followed(
@@ -84,7 +82,7 @@ def test_a_run_is_followed_to_its_end(
     follow = followed(recorded, jobs)
     assert follow.look() is None
     writer = journal.claim_run(recorded)
-    writer.record_pending(StateReason(code="waiting_for_slices", detail="4 slices asked, 1 free"))
+    writer.record_pending(reason("4 slices asked, 1 free", "waiting_for_slices"))
     assert follow.look() is None
     number = writer.start_attempt(tiny_plan())
     write_steps(recorded.path, number, range(3))
@@ -177,7 +175,7 @@ def test_a_job_that_dies_before_its_driver_comes_ends_the_run(recorded: journal.
 def test_a_resumed_run_is_not_taken_for_its_former_self(recorded: journal.Journal) -> None:
     """The end before does not end the following; nor does a job that never starts change it."""
     writer = journal.claim_run(recorded)
-    writer.end_run("failed", reason=reason("out of luck"))
+    writer.end_run("failed", reason("out of luck"))
     jobs = FakeJobs()
     follow = followed(recorded, jobs, writer.number)
     assert follow.look() is None
@@ -241,7 +239,7 @@ def test_a_resumed_rehearsal_that_never_began_says_whether_it_was_stopped(
 ) -> None:
     """Ctrl-C ends it as it ends all else; a cluster that does not come up is a failure."""
     writer = journal.claim_run(journal.create_run(tmp_path, run_request(rehearsal=True)).journal)
-    writer.end_run("failed", reason=reason("out of luck"))
+    writer.end_run("failed", reason("out of luck"))
 
     def drive(_: journal.Journal, __: Plan, asked: list[int]) -> str:
         asked += [signal.SIGINT] * pressed

@@ -28,7 +28,7 @@ from tests.journals import claimed_run, failed_once, reason, run_request, tiny_p
         ("events/000009.json", b"{}", "events/000006.json: is missing"),
         ("requests/000001.json", b"[]", "requests/000001.json: Expected `object`"),
         ("requests/me", b"", "requests/me: is not a file of the journal"),
-        ("mlflow.json", b"null", "mlflow.json: Expected `object`"),
+        ("tracking.json", b"null", "tracking.json: Expected `object`"),
         ("attempts/001/steps.jsonl", b"\xff\n", "001/steps.jsonl: a line is not a step"),
         ("attempts/002/steps.jsonl", b'{"at_s":1}\n', "002/steps.jsonl: a line is not a step"),
     ],

@@ -133,7 +133,7 @@ def test_a_trial_that_goes_on_is_followed_again(
         def follow(self, recorded: Journal, *how: object) -> Run | None:
             followed.append(how[:2])
             if len(followed) == 2:
-                left[0].end_run("failed", reason=reason("out of luck"))
+                left[0].end_run("failed", reason("out of luck"))
             return None if len(followed) == 1 else recorded.run()
 
     cluster = Slow(tmp_path, monkeypatch)

@@ -145,7 +145,7 @@ def test_what_is_not_done_is_said(tmp_path: Path) -> None:
     writer = journal.claim_run(
         journal.create_run(tmp_path, replace_plan(tiny_spec(4)), failed.run).journal
     )
-    writer.end_run("failed", reason=reason("it was made to"))
+    writer.end_run("failed", reason("it was made to"))
     found = make_study_report(recorded.key, study, read_trial_runs(recorded))
     assert [one.done for one in found.trials] == [0, 1, 0]
     assert found.trials[1].measured

@@ -41,7 +41,7 @@ def test_the_same_key_twice_is_one_run(orch: RunOrch, before: journal.Writer) ->
 
 def test_it_ends_as_the_run_has_ended(orch: RunOrch, before: journal.Writer) -> None:
     """A script that submits again learns that the run has failed."""
-    before.end_run("failed", reason=reason("out of luck"))
+    before.end_run("failed", reason("out of luck"))
     done = orch("submit", TINY, *KEY, *stored(before))
     assert done.returncode == 1
     assert "run nightly is there already: failed" in done.stdout

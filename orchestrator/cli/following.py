@@ -13,7 +13,7 @@ from orchestrator.cli.rehearsing import interrupts
 from orchestrator.cli.showing import Showing
 from orchestrator.cli.terminal import progress
 from orchestrator.errors import JournalUnreadable, Superseded
-from orchestrator.launch.ray_jobs import ENDED, ClusterUnusable, RayJobs
+from orchestrator.launch.ray.job_client import ENDED, ClusterUnusable, RayJobs
 from orchestrator.types.run import LIVE, Run, StateReason
 
 POLL_S = 0.5
@@ -79,9 +79,8 @@ class Following:
         """Write down why no driver came, unless it was to resume: the end before stands then."""
         if self.driver_before == 0:
             with suppress(Superseded):  # a driver came at the last moment
-                journal.Writer(self.recorded, self.recorded.state()).end_run(
-                    "failed", StateReason(code="error", detail=why)
-                )
+                writer = journal.Writer(self.recorded, self.recorded.state())
+                writer.end_run("failed", StateReason(code="error", detail=why))
         return self.recorded.run()
 
     def _note(self, trouble: str, why: str) -> None:

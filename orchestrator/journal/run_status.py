@@ -72,7 +72,7 @@ class Observation:
 
 def build_run(key: str, journal: str, state: RunState, observed: Observation) -> Run:
     """The run at the time of the observation."""
-    submission, tracking = state.submitted.submission, observed.tracking
+    submission = state.submitted.submission
     name, reason = current_state(state, observed)
     attempts = _attempts(state, observed, name)
     newest = attempts[-1] if attempts else None
@@ -89,8 +89,7 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
         spec_digest=submission.spec_digest,
         plan_digest=newest.plan_digest if newest else submission.plan_digest,
         journal=journal,
-        mlflow_tracking_uri=tracking.mlflow_tracking_uri if tracking else None,
-        mlflow_run_id=tracking.mlflow_run_id if tracking else None,
+        tracking=observed.tracking,
         submitted_at_s=state.submitted.at_s,
         ended_at_s=state.ended.at_s if state.ended else None,
         read_at_s=observed.now_s,

@@ -22,7 +22,7 @@ from tests.journals import reason, run_request, step, tiny_plan, write_steps
 
 CHANGES = ("open", "write", "fsync", "link", "unlink", "mkdir", "rename", "utime", "rmdir")
 real_write = os.write
-TRACKING = TrackedRun(mlflow_tracking_uri="sqlite:////there", mlflow_run_id="m1")
+TRACKING = TrackedRun(tracker="mlflow", uri="sqlite:////there", run_id="m1")
 
 
 @dataclass
@@ -161,7 +161,7 @@ def told_by(found: Journal, run: Run) -> set[str]:
     """What a journal still knows, in the words in which it was acknowledged."""
     told = {"created"}
     told |= {"claimed"} if run.driver else set()
-    told |= {"tracked"} if run.mlflow_run_id == TRACKING.mlflow_run_id else set()
+    told |= {"tracked"} if run.tracking == TRACKING else set()
     told |= {"pending"} if (found.paths.events / "000003.json").exists() else set()
     told |= {"asked"} if run.cancel_requested_at_s else set()
     told |= {"stopping"} if (found.paths.events / "000007.json").exists() else set()
@@ -190,9 +190,7 @@ def second_life(found: Journal, before: Run) -> Iterator[str]:
 
 def ended_run(storage: Path) -> None:
     """A run that can be removed."""
-    journal.create_run(storage, run_request(), "it").end_run(
-        "failed", reason("it was never begun", "error")
-    )
+    journal.create_run(storage, run_request(), "it").end_run("failed", reason("it was never begun"))
 
 
 def removal(storage: Path, ack: Callable[[str], None]) -> None:
