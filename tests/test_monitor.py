@@ -15,9 +15,9 @@ from orchestrator.drive.monitor import AttemptEnd, Monitor
 from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
-from tests.process_backend import ProcessBackend
 from orchestrator.types.run import StateReason
-from tests.journals import driven, take_steps, tiny_plan
+from tests.journals import claimed_run, tiny_plan, write_steps
+from tests.process_backend import ProcessBackend
 
 BEAT_S = 0.02
 SLICES = ("pod-0", "pod-1")
@@ -46,7 +46,7 @@ class ScriptedAttempt:
             return None
 
     def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
-        raise AssertionError(args)
+        raise AssertionError(args, slices)
 
     def slices(self) -> tuple[Slice, ...] | None:
         return self._slices
@@ -57,8 +57,8 @@ def watched(
     tmp_path: Path, attempt: ScriptedAttempt, hang_limit_s: float = 60.0
 ) -> Iterator[tuple[journal.Writer, Monitor]]:
     """The first attempt of a run, about to be watched."""
-    writer = driven(tmp_path)
-    number = writer.begin_attempt(tiny_plan(), SLICES)
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan(), SLICES)
     path = str(writer.journal.path)
     args = WorkerArgs(run=path, attempt=number, plan_digest=tiny_plan().digest, heartbeat_s=BEAT_S)
     yield writer, Monitor(writer, attempt, args, SLICES, hang_limit_s)
@@ -130,13 +130,19 @@ def test_a_lost_host_is_no_failure(tmp_path: Path) -> None:
 
 def test_what_ray_says_is_told_where_no_rank_says_more(tmp_path: Path) -> None:
     """No process had come up."""
-    with watched(tmp_path, ScriptedAttempt(AttemptEvent(ended=True, error="no controller"))) as (_, watch):
+    with watched(tmp_path, ScriptedAttempt(AttemptEvent(ended=True, error="no controller"))) as (
+        _,
+        watch,
+    ):
         assert watch.wait_for_end() == AttemptEnd(reason="failure", error="no controller")
 
 
 def test_a_silent_rank_ends_the_attempt(tmp_path: Path) -> None:
     """After the limit, and not before."""
-    with watched(tmp_path, ScriptedAttempt(), hang_limit_s=0.5) as (writer, watch), beating(writer, 0):
+    with (
+        watched(tmp_path, ScriptedAttempt(), hang_limit_s=0.5) as (writer, watch),
+        beating(writer, 0),
+    ):
         with beating(writer, 1, every_s=600.0):
             ending = watch.wait_for_end()
         assert (ending.reason, ending.first_dead_rank) == ("hang", 1)
@@ -147,7 +153,7 @@ def test_a_silent_rank_ends_the_attempt(tmp_path: Path) -> None:
 def test_a_stop_during_start_up_waits_for_nothing(tmp_path: Path) -> None:
     """No step is done, so nothing would be saved."""
     with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0):
-        journal.ask_to_cancel(writer.journal)
+        journal.request_cancel(writer.journal)
         assert watch.wait_for_end() == AttemptEnd(reason="cancelled")
 
 
@@ -155,8 +161,8 @@ def test_a_stop_later_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
     """The ranks see the wish too; the run says that it is stopping, until the attempt has ended."""
     attempt = ScriptedAttempt()
     with watched(tmp_path, attempt) as (writer, watch), beating(writer, 0):
-        take_steps(writer.journal.path, 1, range(3))
-        journal.ask_to_cancel(writer.journal)
+        write_steps(writer.journal.path, 1, range(3))
+        journal.request_cancel(writer.journal)
         assert not watch._must_stop()
         assert writer.run().state == "stopping"
         attempt.events.put(AttemptEvent(ended=True))
@@ -166,15 +172,15 @@ def test_a_stop_later_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
 def test_a_stop_at_once_waits_for_nothing(tmp_path: Path) -> None:
     """Whatever is lost by it."""
     with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0):
-        take_steps(writer.journal.path, 1, range(3))
-        journal.ask_to_cancel(writer.journal, at_once=True)
+        write_steps(writer.journal.path, 1, range(3))
+        journal.request_cancel(writer.journal, at_once=True)
         assert watch.wait_for_end() == AttemptEnd(reason="cancelled")
 
 
 @pytest.mark.parametrize(
     ("steps", "at_once", "why"),
     [
-        (3, False, "interrupted (Ctrl-C), after step 3; its checkpoint is kept"),
+        (3, False, "interrupted (Ctrl-C), after step 3; its checkpoint is saved"),
         (3, True, "interrupted (Ctrl-C), at once, after step 3"),
         (0, True, "interrupted (Ctrl-C), before its first step"),
     ],
@@ -184,9 +190,12 @@ def test_a_stopped_run_says_how_it_was_asked_and_what_is_kept(
 ) -> None:
     """A checkpoint of the last step is kept where its ranks were let end by themselves."""
     with watched(tmp_path, ScriptedAttempt()) as (writer, _):
-        take_steps(writer.journal.path, 1, range(steps))
-        journal.ask_to_cancel(writer.journal, at_once=at_once, why="interrupted (Ctrl-C)")
+        write_steps(writer.journal.path, 1, range(steps))
+        journal.request_cancel(writer.journal, at_once=at_once, source="interrupted (Ctrl-C)")
         writer.end_attempt("cancelled")
-        assert Driver(writer, ProcessBackend())._end_run(StateReason(code="error", detail="unused")) == 0
+        assert (
+            Driver(writer, ProcessBackend())._end_run(StateReason(code="error", detail="unused"))
+            == 0
+        )
     run = writer.run()
-    assert (run.state, run.why) == ("cancelled", why)
+    assert (run.state, run.detail) == ("cancelled", why)

@@ -11,8 +11,8 @@ from orchestrator.launch.preflight import (
     PreflightHost,
     PreflightReport,
     PreflightRequest,
-    faults,
     describe_slices,
+    faults,
 )
 from orchestrator.launch.ray.job_client import ClusterUnusable, host_and_port
 from orchestrator.render import launch_screen as render

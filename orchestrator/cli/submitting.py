@@ -204,10 +204,10 @@ def before(order: Order) -> Run | None:
     from orchestrator import journal
 
     key, storage = order.wished.key, Path(order.spec.run.storage)
-    known = {one.key: one for one in journal.journals(storage)} if key else {}
+    known = {one.key: one for one in journal.list_journals(storage)} if key else {}
     if key not in known:
         return None
-    run, submission = known[key].run(), known[key].story().submitted.submission
+    run, submission = known[key].run(), known[key].state().submitted.submission
     if order.plan.digest not in (submission.plan_digest, submission.rehearses):
         raise SpecError(f"run {key} is there already, of another plan: take another --key")
     return run
@@ -311,7 +311,7 @@ def carried_out(order: Order) -> tuple[Run, Plan] | None:
 def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
     """Run the plan on a named cluster; the exit code, and the run."""
     from orchestrator.cli import launching
-    from orchestrator.launch import package
+    from orchestrator.launch import provenance
     from orchestrator.render import launch_screen as render
 
     wished, loaded, plan = order.wished, order.spec, order.plan
@@ -325,7 +325,7 @@ def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
         plan=plan,
         steps=steps,
         versions=origin.environment,
-        archive=package.archive() if wished.code == "sent" else None,
+        archive=provenance.archive() if wished.code == "sent" else None,
         address=address,
         storage=Path(loaded.run.storage).absolute(),
     )

@@ -30,9 +30,7 @@ class Cancelled(OrchError):
     """Somebody cancelled the run while it waited for slices."""
 
 
-def drive(
-    recorded: journal.Journal, backend: Backend, *, resumes: bool, pods: int | None
-) -> int:
+def drive(recorded: journal.Journal, backend: Backend, *, resumes: bool, pods: int | None) -> int:
     """Claim the run and try until it has ended, recording as it goes; the exit code."""
     writer = journal.claim_run(recorded, resumes=resumes)
     redirect_output(recorded.paths.driver_log(writer.number))
@@ -120,9 +118,7 @@ class Driver:
             if slices is None:
                 continue
             waited_s = time.monotonic() - started_s
-            if not ahead and (
-                chosen := select_slices.select(slices, request, previous, waited_s)
-            ):
+            if not ahead and (chosen := select_slices.select(slices, request, previous, waited_s)):
                 return plan_on(self.spec, self.first_plan, len(chosen)), chosen
             if waited_s > PENDING_AFTER_S:
                 detail = select_slices.describe_wait(slices, request, ahead)

@@ -45,9 +45,7 @@ def select(
     return tuple(sorted(ranked)) if goes_on else ()
 
 
-def describe_wait(
-    slices: Sequence[Slice], request: SliceRequest, ahead: Sequence[str] = ()
-) -> str:
+def describe_wait(slices: Sequence[Slice], request: SliceRequest, ahead: Sequence[str] = ()) -> str:
     """What the run waits for: the slices by number, the runs ahead of it, and broken slices."""
     whole = [one for one in slices if one.whole]
     free = sum(one.free for one in whole)

@@ -64,7 +64,7 @@ def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
                 taken=lambda steps: sequences_taken(recorded, steps),
             ),
         )
-        train(plan, spec.run.trainer, assignment)
+        train(plan, assignment)
 
 
 def sequences_taken(recorded: journal.Journal, steps: int) -> int:

@@ -85,9 +85,7 @@ def _silent(hosts: Sequence[PreflightHost]) -> Iterator[str]:
         yield f"hosts: {some_of(silent, len(hosts))} did not answer"
 
 
-def _different_versions(
-    request: PreflightRequest, hosts: Sequence[PreflightHost]
-) -> Iterator[str]:
+def _different_versions(request: PreflightRequest, hosts: Sequence[PreflightHost]) -> Iterator[str]:
     """Each difference once, with the hosts that have it."""
     by_difference = defaultdict(list)
     for host in hosts:

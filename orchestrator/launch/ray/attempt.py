@@ -169,7 +169,7 @@ def _attend(
 
 
 def _all_up(plan: Plan, args: WorkerArgs) -> bool:
-    return len(heartbeat.read(Path(args.run), args.attempt)) == plan.hosts
+    return len(heartbeat.read_heartbeats(Path(args.run), args.attempt)) == plan.hosts
 
 
 def current_slices(plan: Plan) -> tuple[Slice, ...]:

@@ -52,7 +52,9 @@ class QueuePosition:
 class SliceQueue:
     """The runs that want or have slices of a cluster, in the order in which they came."""
 
-    def __init__(self, live_jobs: Callable[[], Collection[str]], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, live_jobs: Callable[[], Collection[str]], clock: Callable[[], float]
+    ) -> None:
         self._live_jobs, self._clock = live_jobs, clock
         self._positions: dict[str, QueuePosition] = {}
 
