@@ -21,8 +21,8 @@ from orchestrator.journal import Journal
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
 from orchestrator.plan import rehearsal
 from orchestrator.types import codec
-from tests.conftest import ROOT
 
+ROOT = Path(__file__).parent.parent
 POLL_S = 0.02
 
 
@@ -80,7 +80,12 @@ class ProcessAttempt:
         """Start one process for each host of the slices."""
         hosts = self._plan.hosts // self._plan.pods
         devices = rehearsal.environment(self._plan.devices // self._plan.hosts)
-        command = [sys.executable, "-m", __name__, codec.to_json(self._spec).decode()]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.process_backend",
+            codec.to_json(self._spec).decode(),
+        ]
         for rank, name in enumerate(name for name in slices for _ in range(hosts)):
             process = subprocess.Popen(
                 [*command, codec.to_json(args).decode(), str(rank)],

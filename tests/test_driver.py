@@ -1,12 +1,9 @@
 """The driver's loop on plain processes: retries, preemptions, hangs, cancels. No Ray is there."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,50 +11,18 @@ import pytest
 
 from orchestrator import journal, tracking
 from orchestrator.drive.driver import Driver, run_to_end
-from orchestrator.journal.heartbeat import HeartbeatWriter
-from orchestrator.launch.backend import WorkerArgs, find_backend
+from orchestrator.launch.backend import find_backend
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
 from orchestrator.types.spec import CheckpointOptions, Pods, RetryLimits, RunOptions, Spec
 from tests.asks import TINY, spec_of
 from tests.clusters import eventually
 from tests.conftest import ROOT
+from tests.fake_worker import FAILURES, WORKER
 from tests.file_tracker import NAME, FileTracker, read_lines
-from tests.journals import step
 from tests.process_backend import ProcessBackend
 
 STEPS = 6
-WORKER = f"{__name__}:work"
-
-
-def work(args: WorkerArgs, rank: int) -> None:
-    """A worker without JAX. It counts steps, saves each, and fails where the test says so."""
-    run = journal.Journal(Path(args.run))
-    failures = json.loads((run.path / "failures.json").read_text())
-    first = max((one.steps_done for one in run.run().attempts), default=0)
-    slice_name = os.environ["TPU_NAME"]
-    with HeartbeatWriter(
-        run.path, args.attempt, rank, slice_name, args.heartbeat_s, give_up=lambda: os._exit(1)
-    ) as beats:
-        log = journal.StepLog(run.path, args.attempt) if rank == 0 else None
-        for index in range(first, run.run().steps):
-            beats.count_step()
-            if run.cancel_request(0):
-                return
-            if log:
-                log.append(step(index, restored=first if index == first else None))
-            time.sleep(0.1)
-            fail(failures.get(f"{args.attempt}.{rank}.{index}"))
-
-
-def fail(how: str | None) -> None:
-    """Fail as an injected failure says."""
-    if how == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif how == "wait":
-        time.sleep(60)
-    elif how:
-        raise ValueError(how)
 
 
 def spec(pods: int = 2, at_least: int = 1) -> Spec:
@@ -73,7 +38,7 @@ def driver(storage: Path, steps: int = STEPS, **failures: str) -> Driver:
     request = journal.RunRequest(spec=wanted, plan=make_plan(wanted), steps=steps, rehearsal=True)
     writer = journal.claim_run(journal.create_run(storage, request, "it").journal)
     named = {name.strip("_").replace("_", "."): how for name, how in failures.items()}
-    (writer.journal.path / "failures.json").write_text(json.dumps(named))
+    (writer.journal.path / FAILURES).write_text(json.dumps(named))
     return Driver(writer, ProcessBackend(), worker=WORKER)
 
 
