@@ -9,7 +9,7 @@ from orchestrator.prove.compiled import (
     CompiledCollective,
     CompiledMemory,
     DcnSend,
-    Reading,
+    ProgramSummary,
 )
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Buffer
@@ -49,7 +49,7 @@ def as_forecast(plan: Plan) -> Compiled:
             code=1e7,
             host=0.0,
         ),
-        reading=Reading(
+        reading=ProgramSummary(
             live_bytes={"parameters": 1e9, "optimizer": 2e9, "working set": 1e9},
             peak_at="trainers/llama/model.py:105 (mlp_part) dot_general",
             buffers=(Buffer(name="parameters.layers.up", shape="f32[32,64]", bytes=2e8),),

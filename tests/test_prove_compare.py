@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.plan.planner import make_plan
 from orchestrator.prove.compare import memory_missed, proof_of
-from orchestrator.prove.compiled import CompiledCollective, Reading
+from orchestrator.prove.compiled import CompiledCollective, ProgramSummary
 from orchestrator.types.proof import Proof
 from tests.proofs import as_forecast, spec
 
@@ -15,7 +15,9 @@ PLAN = make_plan(spec())
 GIB = 2**30
 
 
-def proof(change: Callable[[Reading], Reading] = lambda r: r, peak: float | None = None) -> Proof:
+def proof(
+    change: Callable[[ProgramSummary], ProgramSummary] = lambda r: r, peak: float | None = None
+) -> Proof:
     """The proof of a program that is as forecast, but for a change."""
     program = as_forecast(PLAN)
     memory = replace(program.memory, peak=peak or program.memory.peak)
@@ -60,7 +62,7 @@ def test_a_peak_that_is_off_is_said_to_be() -> None:
     assert found.fits
 
 
-def scaled(axes: tuple[str, ...], factor: float) -> Callable[[Reading], Reading]:
+def scaled(axes: tuple[str, ...], factor: float) -> Callable[[ProgramSummary], ProgramSummary]:
     """The payload over some axes, times a factor."""
 
     def scale(one: CompiledCollective) -> CompiledCollective:
@@ -82,7 +84,7 @@ def test_payload_must_be_right_on_every_group(factor: float, agrees: bool) -> No
 def test_what_no_forecast_has_is_a_disagreement() -> None:
     """A collective over axes of which the Forecast knows none, beyond a few scalars."""
 
-    def with_one(size: float) -> Callable[[Reading], Reading]:
+    def with_one(size: float) -> Callable[[ProgramSummary], ProgramSummary]:
         extra = CompiledCollective(
             axes=("data", "tensor"), kind="all-gather", dtype="fp32", payload_bytes=size,
             calls=1, executed_kind="all-gather", executed_bytes=size,
@@ -98,7 +100,7 @@ def test_what_no_forecast_has_is_a_disagreement() -> None:
 def test_what_the_compiler_runs_instead_is_a_line_of_its_own() -> None:
     """The payload stays what was meant; the bytes on top are named."""
 
-    def replaced(r: Reading) -> Reading:
+    def replaced(r: ProgramSummary) -> ProgramSummary:
         first = r.collectives[0]
         runs = replace(first, executed_kind="all-reduce", executed_bytes=3 * first.payload_bytes)
         return replace(r, collectives=(runs, *r.collectives[1:]))
@@ -147,7 +149,7 @@ def test_the_ledgers_meet_class_by_class() -> None:
 def test_more_than_gradients_over_pods_fails_the_proof() -> None:
     """It fits and still may not run."""
 
-    def forward(r: Reading) -> Reading:
+    def forward(r: ProgramSummary) -> ProgramSummary:
         return replace(r, sent=(*r.sent, replace(r.sent[0], in_backward=False)))
 
     found = proof(forward)

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.prove.compiled import DcnSend
 from orchestrator.prove.dcn_check import crossings, faults, forecast_bytes
 from orchestrator.prove.hlo.dataflow import Dataflow
-from orchestrator.prove.hlo.dcn import SlicePair, crossed
+from orchestrator.prove.hlo.dcn import DcnPayload, dcn_payloads
 from orchestrator.prove.hlo.execution_counts import visits
 from orchestrator.prove.hlo.program import program_of
 from orchestrator.types.plan import Collective, LedgerLine, Plan
@@ -47,11 +47,11 @@ def sent(operand: str, shape: str, kind: str = "ALL_REDUCE") -> str:
     )
 
 
-def program_that(*lines: str) -> list[SlicePair]:
+def program_that(*lines: str) -> list[DcnPayload]:
     """What a program of these lines sends to other pods."""
     body = "\n".join(f"  {line}" for line in (*lines, "ROOT %end = f32[] constant(0)"))
     read = program_of(f"{HEAD}ENTRY %main () -> f32[] {{\n{body}\n}}\n")
-    return [one for visit in visits(read) for one in crossed(Dataflow(read), visit)]
+    return [one for visit in visits(read) for one in dcn_payloads(Dataflow(read), visit)]
 
 
 DOT = 'metadata={{op_name="jit(step)/{}/dot_general" stack_frame_id={}}}'

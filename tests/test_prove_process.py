@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ProofUnavailable, SpecError
-from orchestrator.prove import compiler, failures
+from orchestrator.prove import compile_client, compile_failures
 from orchestrator.prove.compiled import CompileFailure, CompileRequest, CompileResult
 from orchestrator.prove.targets import environment, target
 from orchestrator.types import codec
@@ -28,7 +28,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Put another program in the compiler's place."""
 
     def put(text: str) -> None:
-        monkeypatch.setattr(compiler, "CHILD", (sys.executable, "-c", text))
+        monkeypatch.setattr(compile_client, "CHILD", (sys.executable, "-c", text))
 
     return put
 
@@ -89,7 +89,7 @@ def test_the_answer_and_the_stages_arrive(fake: Fake) -> None:
     stage = json.dumps({"stage": "compiling"})
     fake(answering(f"print({stage!r}, flush=True); sys.stderr.write('noise')"))
     stages: list[str] = []
-    answer = compiler.ask(ASKED, stages.append)
+    answer = compile_client.compile_plan(ASKED, stages.append)
     assert answer.failed is not None
     assert (answer.failed.said, stages) == ("no", ["compiling"])
 
@@ -97,7 +97,7 @@ def test_the_answer_and_the_stages_arrive(fake: Fake) -> None:
 def test_a_child_that_dies_leaves_its_last_words(fake: Fake) -> None:
     """Its exit code, and what it wrote."""
     fake("import os, sys; sys.stderr.write('F1120 check'); sys.stderr.flush(); os.abort()")
-    answer = compiler.ask(ASKED, lambda _: None)
+    answer = compile_client.compile_plan(ASKED, lambda _: None)
     assert answer.failed is not None
     assert answer.failed.exit_code == -signal.SIGABRT
     assert "F1120 check" in answer.failed.said
@@ -141,7 +141,7 @@ def test_an_interruption_leaves_nothing_behind(fake: Fake, tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compiler.ask(ASKED, interrupt)
+        compile_client.compile_plan(ASKED, interrupt)
     left = [int(pid) for pid in pids.read_text(encoding="ascii").split()]
     assert len(left) == 2
     assert wait_until(lambda: not any(map(alive, left)))
@@ -151,7 +151,9 @@ def test_several_at_once_do_not_meet(fake: Fake) -> None:
     """Each has its own process and its own answer."""
     fake(answering("time.sleep(0.2)"))
     with ThreadPoolExecutor(4) as several:
-        answers = list(several.map(lambda _: compiler.ask(ASKED, lambda _: None), range(4)))
+        answers = list(
+            several.map(lambda _: compile_client.compile_plan(ASKED, lambda _: None), range(4))
+        )
     assert [answer.failed is not None for answer in answers] == [True] * 4
 
 
@@ -208,7 +210,9 @@ group_list.num_replica_groups() == device_groups.num_devices_per_group()
 
 def words(said: str, exit_code: int | None = None) -> str:
     return str(
-        failures.failure(PLAN, CompileFailure(said=said, by="compiler", exit_code=exit_code))
+        compile_failures.failure(
+            PLAN, CompileFailure(said=said, by="compiler", exit_code=exit_code)
+        )
     )
 
 
@@ -266,14 +270,14 @@ def test_what_the_spec_can_mend_is_the_specs_fault() -> None:
         (slice_, "v5p slice 4x4x4"),
         (refused, "128 positions"),
     ):
-        error = failures.failure(PLAN, failed)
+        error = compile_failures.failure(PLAN, failed)
         assert isinstance(error, SpecError)
         assert text in str(error)
 
 
 def test_without_a_compiler_there_is_a_way_on() -> None:
     """On a Mac, on Arm: what is missing, where it exists, and the flag that does without."""
-    said = str(failures.no_compiler("darwin", "arm64"))
+    said = str(compile_failures.no_compiler("darwin", "arm64"))
     assert "libtpu" in said
     assert "darwin arm64" in said
     assert "--no-prove" in said

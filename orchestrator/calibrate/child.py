@@ -17,7 +17,7 @@ import jax
 from orchestrator.calibrate.words import Asked, Devices, Told
 from orchestrator.types import codec
 from trainers.microbenchmarks import collectives, kernels
-from trainers.multihost import meet
+from trainers.multihost import barrier
 
 PACKAGES = ("jax", "jaxlib")
 
@@ -69,7 +69,7 @@ def measure(asked: Asked, tell: Callable[[Told], None]) -> None:
     for sent in collectives.times(asked.wishes.exchanges, devices, lambda: tell(Told(ready=True))):
         tell(Told(exchange=sent))
     if asked.processes > 1:
-        meet("all is measured")
+        barrier("all is measured")
 
 
 def _die_with_the_parent() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from orchestrator.prove import proof_cache, suggestions
 from orchestrator.prove.compare import proof_of
+from orchestrator.prove.compile_client import OnStage, compile_plan
+from orchestrator.prove.compile_failures import failure, is_out_of_memory, no_compiler, sentence
 from orchestrator.prove.compiled import CacheEntry, CompileRequest
-from orchestrator.prove.compiler import Stage, ask
-from orchestrator.prove.failures import failure, is_out_of_memory, no_compiler, sentence
 from orchestrator.prove.targets import target
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
@@ -30,7 +30,7 @@ class ProofResult:
 
 
 def prove(
-    spec: Spec, plan: Plan, stage: Stage = lambda _: None, hlo: Path | None = None
+    spec: Spec, plan: Plan, stage: OnStage = lambda _: None, hlo: Path | None = None
 ) -> ProofResult:
     """The compiler's verdict on a plan of the spec; from the cache unless the text is wanted.
 
@@ -50,7 +50,7 @@ def known(spec: Spec, plan: Plan) -> ProofResult | None:
     return ProofResult(plan=plan, proof=_verdict(spec, plan, kept.recorded), age_s=kept.age_s)
 
 
-def least_recompute(spec: Spec, plan: Plan, stage: Stage = lambda _: None) -> list[ProofResult]:
+def least_recompute(spec: Spec, plan: Plan, stage: OnStage = lambda _: None) -> list[ProofResult]:
     """Plans that compute less twice, each compiled, up to the first that fits; it is the last."""
     tried = []
     for other in suggestions.less_recompute(spec, plan):
@@ -61,7 +61,7 @@ def least_recompute(spec: Spec, plan: Plan, stage: Stage = lambda _: None) -> li
     return tried
 
 
-def _compile(spec: Spec, plan: Plan, stage: Stage, hlo: Path | None) -> Proof:
+def _compile(spec: Spec, plan: Plan, stage: OnStage, hlo: Path | None) -> Proof:
     target(plan)
     if util.find_spec("libtpu") is None:
         raise no_compiler(sys.platform, platform.machine())
@@ -70,15 +70,15 @@ def _compile(spec: Spec, plan: Plan, stage: Stage, hlo: Path | None) -> Proof:
     return _verdict(spec, plan, recorded)
 
 
-def _recorded(plan: Plan, trainer: str, stage: Stage, hlo: Path | None) -> CacheEntry:
+def _recorded(plan: Plan, trainer: str, stage: OnStage, hlo: Path | None) -> CacheEntry:
     """The program in numbers. One that memory cannot hold is compiled again, to see its needs."""
     text_path = str(hlo / f"{plan.name}-{codec.short(plan.digest)}.txt") if hlo else None
     asked = CompileRequest(plan=codec.to_json(plan).decode(), trainer=trainer, text_path=text_path)
-    answer, refusal = ask(asked, stage), None
+    answer, refusal = compile_plan(asked, stage), None
     if answer.failed and is_out_of_memory(answer.failed):
         refusal = sentence(answer.failed)
         stage("out of memory: once more, to see what it needs")
-        answer = ask(replace(asked, beyond_hbm=True), stage)
+        answer = compile_plan(replace(asked, beyond_hbm=True), stage)
     if answer.failed:
         raise failure(plan, answer.failed)
     assert answer.compiled is not None

@@ -32,7 +32,7 @@ from orchestrator.prove.compiled import (
 )
 from orchestrator.prove.hlo.program import program_of
 from orchestrator.prove.hlo.replica_groups import DeviceMesh
-from orchestrator.prove.hlo.report import read
+from orchestrator.prove.hlo.summary import summarize
 from orchestrator.prove.targets import target
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
@@ -108,7 +108,7 @@ def _compiled(plan: Plan, asked: CompileRequest, say: Say) -> Compiled:
         Path(asked.text_path).write_text(text, encoding="utf-8")
     return Compiled(
         memory=_memory(executable.memory_analysis()),
-        reading=read(program_of(text), _mesh(plan, program), plan.model.layers),
+        reading=summarize(program_of(text), _mesh(plan, program), plan.model.layers),
         compile_s=compile_s,
         compiler_memory_bytes=_most_memory_bytes(),
         versions={package: metadata.version(package) for package in PACKAGES},

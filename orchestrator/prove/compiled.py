@@ -63,7 +63,7 @@ class DcnSend:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ProgramSummary:
     """What the text of a program says. `live_bytes`: what is held at the peak, by class.
 
     `flops` are of one device and step, by what computes them; `uncounted` kernels have no formula.
@@ -83,7 +83,7 @@ class Compiled:
     """One compiled program in numbers, and what it took to compile it."""
 
     memory: CompiledMemory
-    reading: Reading
+    reading: ProgramSummary
     compile_s: float
     compiler_memory_bytes: float
     versions: dict[str, str]

@@ -15,10 +15,10 @@ from orchestrator.prove.targets import environment
 from orchestrator.types import codec
 
 CHILD = (sys.executable, "-m", "orchestrator.prove.compile_process")
-Stage = Callable[[str], None]
+OnStage = Callable[[str], None]
 
 
-def ask(asked: CompileRequest, stage: Stage) -> CompileResult:
+def compile_plan(asked: CompileRequest, stage: OnStage) -> CompileResult:
     """What the child answers; it never outlives this call, however the call ends."""
     with tempfile.TemporaryFile() as noise:
         child = subprocess.Popen(
@@ -37,7 +37,7 @@ def ask(asked: CompileRequest, stage: Stage) -> CompileResult:
 
 
 def _answer(
-    child: subprocess.Popen[bytes], asked: CompileRequest, stage: Stage
+    child: subprocess.Popen[bytes], asked: CompileRequest, stage: OnStage
 ) -> CompileResult | None:
     """Hand over what is asked, then follow the child; None when it dies unheard."""
     assert child.stdin is not None
