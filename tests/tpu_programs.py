@@ -113,7 +113,7 @@ def main() -> None:
     in_slice = replica_groups.DeviceMesh(dict(zip(AXES[1:], SHAPE[1:], strict=True)))
     for name in sys.argv[1:] or PROGRAMS:
         reading = summarize(program_of(compiled(*PROGRAMS[name], on)), in_slice, LAYERS)
-        print(json.dumps({"name": name, "reading": codec.to_json(reading).decode()}), flush=True)
+        print(json.dumps({"name": name, "summary": codec.to_json(reading).decode()}), flush=True)
 
 
 if __name__ == "__main__":

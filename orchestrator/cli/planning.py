@@ -113,7 +113,7 @@ def plan(
     if is_study(spec):
         plan_study(spec, overrides, as_json=as_json)
         return
-    loaded, plans = make_plans(spec, overrides, 1 + alternatives)
+    _, plans = make_plans(spec, overrides, 1 + alternatives)
     if profile:
         plans = on_profile(plans, profile)
     if as_json:
@@ -122,7 +122,7 @@ def plan(
     from orchestrator.render import plan_screen as render
     from orchestrator.render.plan_screen import runners_up_table
 
-    compiled = known_line(loaded, plans[0])
+    compiled = known_line(plans[0])
     runners_up = runners_up_table(plans) if alternatives else ()
     say(
         render.plan_screen(plans[0], next_command("explain", spec, overrides), compiled, runners_up)

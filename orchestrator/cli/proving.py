@@ -21,7 +21,7 @@ from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 
 if TYPE_CHECKING:
-    from orchestrator.prove import ProofResult
+    from orchestrator.prove.verdict import ProofResult
 
 NO_FIT = 3
 
@@ -76,12 +76,12 @@ def prove(
 
 def proved(spec: Spec, plan: Plan, hlo: Path | None = None) -> "ProofResult":
     """The proof of a plan, with progress on the standard error stream while it compiles."""
-    from orchestrator import prove as room
+    from orchestrator.prove import verdict
 
     if hlo:
         make_folder(hlo)
     with progress("proving") as show_stage:
-        return room.prove(spec, plan, show_stage.reached, hlo)
+        return verdict.prove(spec, plan, show_stage.reached, hlo)
 
 
 def make_folder(hlo: Path) -> None:
@@ -92,18 +92,18 @@ def make_folder(hlo: Path) -> None:
 
 
 def least_recompute(spec: Spec, plan: Plan) -> "list[ProofResult]":
-    from orchestrator import prove as room
+    from orchestrator.prove import verdict
 
     with progress("proving") as show_stage:
-        return room.least_recompute(spec, plan, show_stage.reached)
+        return verdict.least_recompute(spec, plan, show_stage.reached)
 
 
-def known_line(spec: Spec, plan: Plan) -> str:
+def known_line(plan: Plan) -> str:
     """What an earlier proof of the plan said, as a line for its screen; empty without one."""
-    from orchestrator import prove as room
+    from orchestrator.prove import verdict
     from orchestrator.render import proof_screen as render
 
-    found = room.known(spec, plan)
+    found = verdict.cached(plan)
     return render.proof_summary(found.proof, found.age_s or 0.0) if found else ""
 
 

@@ -1,4 +1,4 @@
-"""Prove room: the compiler in a process of its own, so that what it does to itself stays there."""
+"""Run the compiler in a process of its own, which never outlives the call."""
 
 import json
 import os
@@ -14,59 +14,58 @@ from orchestrator.prove.compiled import CompileFailure, CompileRequest, CompileR
 from orchestrator.prove.targets import environment
 from orchestrator.types import codec
 
-CHILD = (sys.executable, "-m", "orchestrator.prove.compile_process")
+COMMAND = (sys.executable, "-m", "orchestrator.prove.compile_process")
 OnStage = Callable[[str], None]
 
 
-def compile_plan(asked: CompileRequest, stage: OnStage) -> CompileResult:
-    """What the child answers; it never outlives this call, however the call ends."""
-    with tempfile.TemporaryFile() as noise:
-        child = subprocess.Popen(
-            CHILD,
+def compile_plan(request: CompileRequest, on_stage: OnStage) -> CompileResult:
+    """What the process answers, or why it died; `on_stage` receives the stages on the way."""
+    with tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=noise,
+            stderr=stderr,
             env=environment(os.environ),
             start_new_session=True,
         )
         try:
-            answer = _answer(child, asked, stage)
-            return answer or CompileResult(failed=_died(child.wait(), noise))
+            result = _result(process, request, on_stage)
+            return result or CompileResult(failure=_death(process.wait(), stderr))
         finally:
-            _end(child)
+            _kill(process)
 
 
-def _answer(
-    child: subprocess.Popen[bytes], asked: CompileRequest, stage: OnStage
+def _result(
+    process: subprocess.Popen[bytes], request: CompileRequest, on_stage: OnStage
 ) -> CompileResult | None:
-    """Hand over what is asked, then follow the child; None when it dies unheard."""
-    assert child.stdin is not None
-    assert child.stdout is not None
+    """Send the request and follow the process; None if it dies before it answers."""
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
-        child.stdin.write(codec.to_json(asked) + b"\n")
-        child.stdin.flush()
+        process.stdin.write(codec.to_json(request) + b"\n")
+        process.stdin.flush()
     except BrokenPipeError:
         return None
-    for line in child.stdout:
+    for line in process.stdout:
         message = json.loads(line)
-        if "answer" in message:
-            return codec.from_json(message["answer"], CompileResult)
-        stage(message["stage"])
+        if "result" in message:
+            return codec.from_json(message["result"], CompileResult)
+        on_stage(message["stage"])
     return None
 
 
-def _died(exit_code: int, noise: IO[bytes]) -> CompileFailure:
-    noise.seek(0)
-    return CompileFailure(
-        said=noise.read().decode("utf-8", "replace"), by="compiler", exit_code=exit_code
-    )
+def _death(exit_code: int, stderr: IO[bytes]) -> CompileFailure:
+    stderr.seek(0)
+    message = stderr.read().decode("utf-8", "replace")
+    return CompileFailure(message=message, by="compiler", exit_code=exit_code)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child and whatever it started."""
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and all that it started."""
     with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    for stream in (child.stdin, child.stdout):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout):
         if stream is not None:
             stream.close()

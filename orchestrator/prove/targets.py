@@ -1,4 +1,4 @@
-"""Prove room: what the TPU compiler calls a chip and its slices, and the environment it wants."""
+"""The TPU compiler's names for chips and slices, and the environment that it needs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from orchestrator.errors import ProofUnavailable
 from orchestrator.types.plan import Plan
 
-# Catalog's name → the compiler's. These come as two devices a chip unless asked for as one.
+# Catalog's name → the compiler's. Chips with a megacore are two devices unless that is set.
 NAMES = {"v4": "v4", "v5e": "v5e", "v5p": "v5", "v6e": "v6e", "tpu7x": "tpu7x"}
 MEGACORE = {"v4", "v5p"}
 
-# Without these libtpu asks the machine which TPU it is, or refuses to be loaded twice at a time.
+# Without these libtpu asks the machine which TPU it is, or cannot be loaded twice at a time.
 SETTINGS = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_PLATFORMS": "cpu",
@@ -32,7 +32,7 @@ def target(plan: Plan) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {}
     if plan.chip in MEGACORE:
         options["chip_config_name"] = "megacore"
-    if plan.chips == plan.pods:  # hosts have four chips unless they are told to have one
+    if plan.chips == plan.pods:  # hosts have four chips unless one is set
         options["chips_per_host_bounds"] = [1, 1, 1]
     if plan.pods > 1:
         options["num_slices"] = plan.pods
@@ -40,6 +40,6 @@ def target(plan: Plan) -> tuple[str, dict[str, Any]]:
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The child's environment: nothing of it reaches the parent."""
+    """The environment of the compile process."""
     kept = {key: value for key, value in inherited.items() if not key.startswith(LEFT_OUT)}
     return kept | SETTINGS

@@ -141,9 +141,7 @@ class Checkpoints:
     def _fault(self, step: int) -> str | None:
         """What is wrong with a step: each process verifies its share, and all learn the result."""
         mine, readers = jax.process_index(), jax.process_count()
-        return first_message(
-            checksums.fault(self._shelf.path(step), share=mine, of=readers)
-        )
+        return first_message(checksums.fault(self._shelf.path(step), share=mine, of=readers))
 
     def _read(self, step: int, target: Tree) -> Tree:
         path = self._shelf.path(step)

@@ -35,7 +35,7 @@ def summarize(program: HloProgram, mesh: DeviceMesh, layers: int) -> ProgramSumm
         collectives=_collectives(
             one for visit in every for one in logical_payloads(flow, mesh, visit)
         ),
-        sent=tuple(
+        sends=tuple(
             DcnSend(
                 name=one.name,
                 kind=one.kind,
