@@ -17,7 +17,6 @@ from orchestrator.cli.terminal import (
     SET,
     SPEC,
     aside,
-    interruptible,
     make_plans,
     next_command,
     say,
@@ -25,6 +24,7 @@ from orchestrator.cli.terminal import (
     say_json,
 )
 from orchestrator.errors import SpecError
+from orchestrator.lifecycle.events import interruptible
 from orchestrator.types.codec import to_pretty_json
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -33,7 +33,7 @@ from orchestrator.types.spec import Spec
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
-    from orchestrator.launch.ray_jobs import RayJobs
+    from orchestrator.launch.ray.job_client import RayJobs
 
 REHEARSED_STEPS = 20
 EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}
