@@ -332,8 +332,7 @@ def test_the_pages_show_what_is_computed(scores: dict[str, Score]) -> None:
 def test_only_learning_needs_scipy() -> None:
     """A light install can score with the catalog's constants."""
     code = (
-        "import sys; from orchestrator import score; score.with_catalog_constants();"
-        " assert 'scipy' not in sys.modules"
+        "import sys; import orchestrator as orch; orch.score(); assert 'scipy' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
