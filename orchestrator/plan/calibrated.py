@@ -54,7 +54,7 @@ def on_profile(plan: Plan, profile: ChipProfile) -> Plan:
 
 def on_its_chips(plan: Plan, profile: ChipProfile) -> Plan:
     """The same for a profile of the very chips that the plan is for; of others, an error."""
-    kind, kinds = profile.machine.device_kind, catalog.chip(plan.chip).device_kinds
+    kind, kinds = profile.machine.device_kind, catalog.chip_of(plan).device_kinds
     if kind not in kinds:
         raise SpecError(
             f"the profile is of {kind}, the plan of {plan.chip}, which JAX calls {kinds[0]}"
@@ -64,7 +64,7 @@ def on_its_chips(plan: Plan, profile: ChipProfile) -> Plan:
 
 def wishes(plan: Plan, profile: ChipProfile) -> Benchmarks:
     """What a machine's profile lacks for the forecast of a plan."""
-    layout = _layout(plan, catalog.chip(plan.chip))
+    layout = _layout(plan, catalog.chip_of(plan))
     return wanted.missing(wanted.wishes(plan, layout, shared=is_shared(profile)), profile)
 
 
@@ -83,7 +83,12 @@ def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     layout = _layout(plan, _chip(plan, profile))
     batch = Batch(sequences=plan.batch.sequences, length=plan.batch.length)
     experiment = Experiment(model=plan.model, tokens=plan.tokens, batch=batch)
-    resources = Resources(chip=plan.chip, topology=plan.topology, goodput=plan.forecast.goodput)
+    resources = Resources(
+        chip=plan.chip,
+        chip_definition=plan.chip_definition,
+        topology=plan.topology,
+        goodput=plan.forecast.goodput,
+    )
     found = [*piece_lines(plan, layout, profile), *message_lines(plan, layout, profile)]
     lines = [plain_line(line) for line in found]
     per_device = peak(layout.chip, plan.precision.compute).value / layout.chip.devices
@@ -231,7 +236,7 @@ def peak_flops_per_s(profile: ChipProfile, dtype: str) -> float:
 
 def _chip(plan: Plan, profile: ChipProfile) -> Chip:
     """The chip itself; where devices are emulated, one's share of what was measured."""
-    chip, dtype = catalog.chip(plan.chip), plan.precision.compute
+    chip, dtype = catalog.chip_of(plan), plan.precision.compute
     if not is_shared(profile):
         return chip
     name = f"profile {codec.short(codec.digest(profile))}"
