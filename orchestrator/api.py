@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from orchestrator.calibrate.shelf import Kept
+    from orchestrator.calibrate import StoredProfile
     from orchestrator.lifecycle.events import Progress
     from orchestrator.prove import ProofResult
     from orchestrator.types.explanation import Explanation
@@ -127,7 +127,7 @@ def score(
     return scored_without(without, path) if without else as_shipped(path)
 
 
-def calibrate(*, progress: "Progress | None" = None) -> "Kept":
+def calibrate(*, progress: "Progress | None" = None) -> "StoredProfile":
     """A new chip profile: what the devices of this machine reach. It takes a minute or two."""
     from orchestrator.lifecycle.calibrating import measure_machine
 

@@ -33,7 +33,7 @@ from orchestrator.types.spec import Spec
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
-    from orchestrator.launch.ray_jobs import RayJobs
+    from orchestrator.launch.ray.job_client import RayJobs
 
 REHEARSED_STEPS = 20
 EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}

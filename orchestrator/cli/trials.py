@@ -24,7 +24,7 @@ from orchestrator.types.study import Study, TrialStart
 
 if TYPE_CHECKING:
     from orchestrator.cli.launching import Launch
-    from orchestrator.launch.ray_jobs import RayJobs
+    from orchestrator.launch.ray.job_client import RayJobs
 
 DETACHED = "--detach: somebody must start trial after trial, and this command does"
 

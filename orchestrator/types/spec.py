@@ -360,8 +360,12 @@ class ClusterOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingOptions:
-    """Where runs are remembered."""
+    """Where runs are recorded."""
 
+    tracker: Annotated[
+        Text,
+        about("What records runs: mlflow, or a tracker of your own as package.module:class."),
+    ] = "mlflow"
     uri: Annotated[Address, about("auto, or the address of an MLflow server.")] = "auto"
     experiment: Annotated[Text, about("The MLflow experiment that runs are recorded in.")] = "orch"
 
