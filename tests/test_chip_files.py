@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.explain import answer_sheet
-from orchestrator.launch.slices import accelerator_type, pod_type
+from orchestrator.launch.ray.slices import accelerator_type, pod_type
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.prove.targets import target
