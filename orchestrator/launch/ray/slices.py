@@ -6,18 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator import catalog
+from orchestrator.catalog.chip import RayNames
 from orchestrator.errors import SpecError
 from orchestrator.launch.backend import Slice
 from orchestrator.types.plan import Plan
 
-# Ray's name of each chip: its generation, and the TensorCores a chip that its pod types count.
-GENERATIONS = {
-    "v4": ("v4", 2),
-    "v5p": ("v5p", 2),
-    "v5e": ("v5litepod", 1),
-    "v6e": ("v6e", 1),
-    "tpu7x": ("v7x", 2),
-}
 SLICE_NAME = "ray.io/tpu-slice-name"
 POD_TYPE = "ray.io/tpu-pod-type"
 WORKER_ID = "ray.io/tpu-worker-id"
@@ -31,13 +25,13 @@ Node = Mapping[str, Any]  # as `ray.nodes()` describes it
 
 def accelerator_type(plan: Plan) -> str:
     """Ray's name of the plan's chip, for a trainer."""
-    return f"TPU-{_generation(plan)[0].upper()}"
+    return _names(plan).accelerator
 
 
 def pod_type(plan: Plan) -> str:
     """Ray's name of the plan's slice: v5p-8 is four chips."""
-    name, cores = _generation(plan)
-    return f"{name}-{plan.chips // plan.pods * cores}"
+    names = _names(plan)
+    return f"{names.pod_type}-{plan.chips // plan.pods * names.named_per_chip}"
 
 
 def devices_per_host(plan: Plan) -> int:
@@ -50,11 +44,12 @@ def hosts_per_slice(plan: Plan) -> int:
     return plan.hosts // plan.pods
 
 
-def _generation(plan: Plan) -> tuple[str, int]:
-    if plan.chip not in GENERATIONS:
-        known = ", ".join(GENERATIONS)
+def _names(plan: Plan) -> RayNames:
+    names = catalog.chip_of(plan).ray
+    if names is None:
+        known = ", ".join(name for name in catalog.chips() if catalog.chip(name).ray)
         raise SpecError(f"{plan.chip}: only TPU slices can be launched or rehearsed: {known}")
-    return GENERATIONS[plan.chip]
+    return names
 
 
 # --- emulated slices
