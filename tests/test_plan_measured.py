@@ -5,17 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from orchestrator.plan.messages import messages, ways
 
 from orchestrator import catalog
 from orchestrator import spec as specs
 from orchestrator.errors import SpecError
+from orchestrator.network.rematerialization import policy
 from orchestrator.plan import benchmarks, calibrated, flops
 from orchestrator.plan.kernels import pieces
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.messages import messages, ways
 from orchestrator.plan.planner import make_plan, too_long
 from orchestrator.plan.rehearsal import rehearse
-from orchestrator.plan.remat import policy
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.render import plan as render
 from orchestrator.types import codec

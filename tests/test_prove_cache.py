@@ -106,9 +106,9 @@ def test_a_relative_cache_home_is_ignored(monkeypatch: pytest.MonkeyPatch) -> No
 def test_sources_decide_what_is_the_same_trainer() -> None:
     """Trainers, what they import here, and the reader; the Forecast's formulas are not in it."""
     imports = proof_cache._imports(
-        "from orchestrator.plan.remat import policy\nimport orchestrator.errors\nimport jax\n"
+        "from orchestrator.network.mlp import mlp\nimport orchestrator.errors\nimport jax\n"
     )
-    assert imports == ["orchestrator.plan.remat", "orchestrator.errors"]
+    assert imports == ["orchestrator.network.mlp", "orchestrator.errors"]
     assert proof_cache.sources_digest() == proof_cache.sources_digest()
 
 

@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import NamedSharding
 
 from orchestrator.errors import UnknownName
-from orchestrator.types.plan import AXES, Plan
+from orchestrator.network.mesh_axes import AXES
+from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Precision
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE

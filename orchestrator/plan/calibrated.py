@@ -11,6 +11,7 @@ from math import exp, log
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.errors import SpecError
+from orchestrator.network.rematerialization import policy
 from orchestrator.plan import benchmarks as wanted
 from orchestrator.plan import flops
 from orchestrator.plan.compute import BACKWARD_OVER_FORWARD
@@ -21,7 +22,6 @@ from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import phases
 from orchestrator.plan.messages import Message, stride, ways
 from orchestrator.plan.planner import plan_digest, too_long
-from orchestrator.plan.remat import policy
 from orchestrator.plan.time import peak
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec

@@ -17,7 +17,7 @@ from orchestrator.render.text import (
     with_unit,
 )
 from orchestrator.types.codec import short
-from orchestrator.types.plan import AXES, Plan
+from orchestrator.types.plan import Plan
 from orchestrator.types.run import Attempt, RecentSteps, Run, State, Step
 
 LARGEST = 4  # lines of a forecast that are named
@@ -104,8 +104,9 @@ def devices(plan: Plan) -> str:
 
 def mesh(plan: Plan) -> str:
     """The axes of a pod that have more than one device."""
-    inside = (axis for axis in AXES if axis != "pods" and plan.mesh[axis] > 1)
-    sizes = [f"{axis} {plan.mesh[axis]}" for axis in inside]
+    sizes = [
+        f"{axis.name} {axis.size}" for axis in plan.axes if axis.link == "ici" and axis.size > 1
+    ]
     return ", ".join(sizes) or "one device"
 
 
