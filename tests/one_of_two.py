@@ -13,8 +13,7 @@ import jax
 from orchestrator.types import codec
 from orchestrator.types.run import Step
 from orchestrator.types.spec import CheckpointOptions
-from tests.test_loop import STEPS, stop_before, toy_plan_of
-from tests.toy import program
+from tests.test_loop import STEPS, stop_before, toy_plan_of, toy_program
 from trainers.loop import Assignment, run
 
 
@@ -30,7 +29,7 @@ def main(rank: int, port: int, folder: Path, stop_at: int) -> None:
         checkpoint=CheckpointOptions(every=3, keep=3),
         stop=stop_before(stop_at if rank == 1 else STEPS + 1),
     )
-    outcome = run(program(toy_plan_of(data=4)), assignment)
+    outcome = run(toy_program(toy_plan_of(data=4)), assignment)
     told = {"losses": [step.loss for step in steps], "outcome": json.loads(codec.to_json(outcome))}
     print(json.dumps(told))
 

@@ -17,6 +17,7 @@ from orchestrator.types.run import Step
 from orchestrator.types.spec import CheckpointOptions, Precision
 from tests.trainer_plans import FP32, plan_of
 from trainers import llama
+from trainers.contract import build
 from trainers.loop import Assignment, run
 
 PRECISIONS = {"float32": (FP32, 1e-5), "bfloat16": (Precision(), 5e-3)}
@@ -34,7 +35,7 @@ def ten_losses(precision: Precision, mesh: dict[str, Any]) -> list[float]:
             emit=emitted.append,
             checkpoint=CheckpointOptions(every=100, keep=1),
         )
-        run(llama.build(plan, jax.devices()[: plan.devices]), assignment)
+        run(build(llama, plan, jax.devices()[: plan.devices]), assignment)
     return [step.loss for step in emitted]
 
 

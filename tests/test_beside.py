@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.plan.plan_diff import beside
 from orchestrator.plan.planner import make_plan
-from orchestrator.render import plan_diff as render
+from orchestrator.render import plan_diff_screen as render
 from orchestrator.types.plan_diff import PlanDiff
 from orchestrator.types.spec import Spec
 from tests.asks import TINY, spec_of
@@ -63,7 +63,7 @@ def test_a_plan_beside_itself_differs_in_nothing() -> None:
     assert (found.asked, found.decided) == ((), ())
     assert all(line.first == line.second for line in (*found.memory, *found.time))
     assert all(pair.first == pair.second for pair in found.figures)
-    assert "one plan twice; its figures are the same" in render.screen(found, "x")
+    assert "one plan twice; its figures are the same" in render.plan_diff_screen(found, "x")
 
 
 def test_another_price_moves_dollars_and_nothing_else() -> None:
@@ -75,7 +75,7 @@ def test_another_price_moves_dollars_and_nothing_else() -> None:
     of_dollars = {f"dollars.{at}" for at in ("lower", "low", "expected", "high", "unoverlapped")}
     assert moved == of_dollars | {"dollars_per_chip_hour"}
     assert found.plans[0].digest == found.plans[1].digest
-    assert "what it comes to differs" in render.screen(found, "x")
+    assert "what it comes to differs" in render.plan_diff_screen(found, "x")
 
 
 @pytest.mark.parametrize(

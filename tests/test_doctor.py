@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.doctor import checks
-from orchestrator.render import health as render
+from orchestrator.render import doctor_screen as render
 from orchestrator.types.health import Finding, HealthReport
 from tests.conftest import RunOrch
 from tests.journals import driven
@@ -94,7 +94,7 @@ def test_advice_stands_under_what_it_is_for() -> None:
         Finding(name="disk", health="good", found="9 GiB"),
         Finding(name="libtpu", health="limited", found="none", advice="elsewhere"),
     )
-    lines = render.text(HealthReport(findings=findings)).splitlines()
+    lines = render.doctor_screen(HealthReport(findings=findings)).splitlines()
     assert lines[3].split() == ["LIMITED", "libtpu", "none"]
     assert lines[4].strip() == "elsewhere"
     assert "with one limit" in lines[6]

@@ -5,10 +5,11 @@ from decimal import Decimal
 
 import pytest
 
-from orchestrator import catalog, explain
+from orchestrator import catalog
+from orchestrator.explain import answer_sheet
 from orchestrator.explain.formula import evaluate
 from orchestrator.explain.quotes import agreement
-from orchestrator.render import explanation
+from orchestrator.render import explain_screen
 from orchestrator.types.spec import Spec
 from tests.asks import spec_of
 from tests.sheets import quotes_of, sheet_of
@@ -156,7 +157,7 @@ def test_rounded_cut_and_wrong_are_told_apart(printed: str, value: float, said: 
 
 
 def quoted_titles(spec: Spec) -> list[str]:
-    return [entry.title for entry in explain.answer_sheet(spec).quotes]
+    return [entry.title for entry in answer_sheet(spec).quotes]
 
 
 def test_a_question_is_quoted_for_its_own_slices() -> None:
@@ -180,7 +181,7 @@ def test_nothing_is_quoted_where_nothing_was_published() -> None:
     """Another model, another number of pods, another slice, another chip."""
     assert sheet_of("8b-v5e").quotes == sheet_of("70b-tpu7x").quotes == ()
     assert quoted_titles(spec_of(pods=2)) == quoted_titles(spec_of(topology="16x16x24")) == []
-    assert "Published:" not in explanation.screen(sheet_of("8b-v5e"), "orch plan x.yaml")
+    assert "Published:" not in explain_screen.explain_screen(sheet_of("8b-v5e"), "orch plan x.yaml")
 
 
 def test_a_model_is_known_by_its_shape() -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import catalog, explain
-from orchestrator.explain import formatting
+from orchestrator import catalog
+from orchestrator.explain import answer_sheet, formatting
 from orchestrator.explain.formula import evaluate
 from orchestrator.explain.sheet import likely
 from orchestrator.plan.planner import make_plan
-from orchestrator.render import explanation, formula
+from orchestrator.render import explain_screen
 from orchestrator.score import PUBLISHED
 from orchestrator.score.runs import read
 from orchestrator.types import codec
@@ -31,7 +31,7 @@ def test_numbers_are_put_in_for_symbols_alone() -> None:
         inputs={"B": 4e6, "alpha": 2550, "B_pod": 4194304},
         value=0,
     )
-    assert formula.put_in(computed) == "floor(4,000,000 / 2,550) + 56.3e9 x 4,194,304^2"
+    assert explain_screen.put_in(computed) == "floor(4,000,000 / 2,550) + 56.3e9 x 4,194,304^2"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_numbers_are_put_in_for_symbols_alone() -> None:
 )  # fmt: skip
 def test_what_was_counted_keeps_its_digits(value: float, said: str) -> None:
     """And what was measured or computed has four."""
-    assert formula.number(value) == said
+    assert explain_screen.number(value) == said
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_figure_is_shown_with_the_digits_it_was_printed_with(
     digits: str, unit: str, said: str
 ) -> None:
     """No digit more, none less."""
-    assert formula.as_printed(digits, unit) == said
+    assert explain_screen.as_printed(digits, unit) == said
 
 
 # --- the realizable plan
@@ -106,12 +106,12 @@ def test_what_the_book_leaves_out_is_said() -> None:
 
 def test_without_a_plan_the_derivation_still_stands() -> None:
     """And the reason that there is none stands where the plan would."""
-    sheet = explain.answer_sheet(spec_of(tolerance=0))
+    sheet = answer_sheet(spec_of(tolerance=0))
     assert (sheet.plan_digest, sheet.differences) == (None, ())
     assert sheet.no_plan is not None
     assert "multiple of 140" in sheet.no_plan
     assert sheet.sections == sheet_of("70b-four-pods").sections
-    screen = explanation.screen(sheet, "orch plan x.yaml")
+    screen = explain_screen.explain_screen(sheet, "orch plan x.yaml")
     assert "\nno realizable plan\n" in screen
     assert "planned" not in sheet.summary
 
@@ -146,7 +146,7 @@ def test_every_constant_names_the_runs_behind_it() -> None:
     known = {row["id"] for row in read(PUBLISHED)}
     assert all(names and set(names) <= known for names in rows.values())
     assert all("v5p" in name for name in rows["matmuls", "share"])
-    screen = explanation.screen(sheet_of("70b-four-pods"), "orch plan x.yaml")
+    screen = explain_screen.explain_screen(sheet_of("70b-four-pods"), "orch plan x.yaml")
     assert "marin_v5p32_130m" in screen
     assert (
         f"exposed learned from {len(rows['exposed collectives', 'exposed'])} runs, unsure by"
@@ -170,7 +170,7 @@ def test_a_duration_takes_the_unit_that_says_something(days: float, said: str) -
 @pytest.mark.parametrize("key", ASKED)
 def test_the_sheet_fits_and_ends_in_what_to_do(key: str) -> None:
     """80 columns of plain ASCII, a summary, the next command."""
-    lines = explanation.screen(sheet_of(key), "orch plan specs/x.yaml").splitlines()
+    lines = explain_screen.explain_screen(sheet_of(key), "orch plan specs/x.yaml").splitlines()
     assert max(map(len, lines)) <= 80
     assert all(line.isascii() and line == line.rstrip() for line in lines)
     assert [line for line in lines[-3:-1] if line.startswith("Answer: ")]
@@ -198,7 +198,7 @@ def test_every_quoted_source_is_in_the_catalog() -> None:
 @pytest.mark.parametrize("key", ["70b-four-pods", "405b-eight-pods"])
 def test_the_sheet_to_the_letter(key: str, golden: HoldGolden) -> None:
     """Derivation and quotes; what the plan does is held where plans are."""
-    screen = explanation.screen(sheet_of(key), "orch plan x.yaml")
+    screen = explain_screen.explain_screen(sheet_of(key), "orch plan x.yaml")
     by_hand, _, planned = screen.partition("\n\nWhere the realizable plan differs\n")
     assert planned
     golden(f"explain_{key.replace('-', '_')}.txt", by_hand + "\n")
@@ -214,16 +214,17 @@ def test_a_sheet_survives_json() -> None:
 def test_overrides_are_shown() -> None:
     """What was changed on the command line stands in the first lines."""
     spec = replace(asked("8b-v5e"), overrides=("experiment.batch.sequences=512",))
-    screen = explanation.screen(explain.answer_sheet(spec), "orch plan x.yaml")
+    screen = explain_screen.explain_screen(answer_sheet(spec), "orch plan x.yaml")
     assert "experiment.batch.sequences=512" in "".join(screen.splitlines()[:2])
 
 
 def test_the_same_spec_has_the_same_bytes() -> None:
     """Whatever the hash seed."""
     code = (
-        "import sys; from orchestrator import explain; from orchestrator.types import codec;"
+        "import sys; from orchestrator.explain import answer_sheet;"
+        "from orchestrator.types import codec;"
         "from tests.asks import spec_of;"
-        "sys.stdout.buffer.write(codec.to_json(explain.answer_sheet(spec_of(pods=1))))"
+        "sys.stdout.buffer.write(codec.to_json(answer_sheet(spec_of(pods=1))))"
     )
     texts = [
         subprocess.run(

@@ -15,8 +15,13 @@ from orchestrator.cli.running import next_of
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.reading import foretold
 from orchestrator.journal.run_status import Observation, Trace, folded
-from orchestrator.render import launch, rehearsal
-from orchestrator.render import runs as render
+from orchestrator.render import (
+    formatting,
+    launch_screen,
+    rehearsal_screen,
+    runs_screen,
+    status_screen,
+)
 from orchestrator.types.run import EndState, RecentSteps, Status, TimedStep, TrackedRun
 from tests.conftest import HoldGolden, RunOrch
 from tests.journals import (
@@ -32,7 +37,7 @@ from tests.journals import (
 )
 
 PROMISED = {"run", "state", "rehearsal", "plan_digest", "journal"}
-PROMISED |= {"mlflow_tracking_uri", "mlflow_run_id"}
+PROMISED |= {"tracking"}
 
 
 def status_of(*events: object, now_s: float = 7_600.0, **changes: object) -> Status:
@@ -50,13 +55,13 @@ def test_a_rehearsal_is_not_held_against_chips() -> None:
     status = status_of(rehearsal=True)
     assert status.forecast is not None
     unmeasured = replace(status, forecast=replace(status.forecast, chip_profile=None))
-    assert "expected" in render.screen(status, "x")
-    shown = render.screen(unmeasured, "x")
+    assert "expected" in status_screen.status_screen(status, "x")
+    shown = status_screen.status_screen(unmeasured, "x")
     assert "expected" not in shown
     assert "nothing overlapped" not in shown
     assert "forecast   none: this machine was not measured" in shown
     real = replace(unmeasured, rehearsal=False)
-    assert "expected" in render.screen(real, "x")
+    assert "expected" in status_screen.status_screen(real, "x")
 
 
 PLAN, SMALLER = "3f9a1c07" * 8, "80c5437d" * 8
@@ -75,10 +80,9 @@ def test_a_status_is_one_screen(golden: HoldGolden) -> None:
     """State, pods, steps, speed beside the forecast, every attempt and why it ended."""
     status = replace(
         status_of(START, PREEMPTED, AGAIN, rehearsal=True, cancel_asked_at_s=7_580.0),
-        mlflow_tracking_uri="sqlite:////runs/mlflow.db",
-        mlflow_run_id="0a1b",
+        tracking=TrackedRun(tracker="mlflow", uri="sqlite:////runs/mlflow.db", run_id="0a1b"),
     )
-    shown = render.screen(status, "orch logs it-1 -f")
+    shown = status_screen.status_screen(status, "orch logs it-1 -f")
     golden("status_running.txt", shown)
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -88,10 +92,10 @@ def test_a_long_reason_is_wrapped_and_ends_once() -> None:
     said = "The actor died because its node has died, see /tmp/ray/session_latest/logs for more. "
     ended = Ended(at_s=4e3, state="failed", why=said * 2)
     run = status_of(START, PREEMPTED, ended)
-    shown = render.screen(run, "orch logs it-1")
+    shown = status_screen.status_screen(run, "orch logs it-1")
     assert max(map(len, shown.splitlines())) <= 80
     assert ".." not in shown
-    launched = launch.ending(run, "mlflow.db", "orch logs it-1")
+    launched = launch_screen.launch_result(run, "mlflow.db", "orch logs it-1")
     assert max(len(line) for line in launched.splitlines() if "why" in line) <= 80
 
 
@@ -102,7 +106,7 @@ def test_a_long_reason_is_wrapped_and_ends_once() -> None:
 def test_an_ending_says_why_nothing_was_expected(pods: int, said: str) -> None:
     """Nobody wanted the machine measured, or the run went on with other pods than it asked for."""
     run = status_of(START, rehearsal=True, pods=pods, pods_asked=4)
-    shown = rehearsal.ending(run, tiny_plan(), "mlflow.db", "orch report it-1")
+    shown = rehearsal_screen.rehearsal_result(run, tiny_plan(), "mlflow.db", "orch report it-1")
     assert f"expected unknown: {'nothing was measured for ' * (pods == 3)}{said}" in shown
 
 
@@ -122,7 +126,7 @@ def test_an_ending_says_why_nothing_was_expected(pods: int, said: str) -> None:
 )  # fmt: skip
 def test_a_status_says_what_there_is_to_say(status: Status, said: str) -> None:
     """Why it waits, why it ended, what is not known, and what should not be there."""
-    assert said in render.screen(status, "orch logs it-1")
+    assert said in status_screen.status_screen(status, "orch logs it-1")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +136,7 @@ def test_a_status_says_what_there_is_to_say(status: Status, said: str) -> None:
 )  # fmt: skip
 def test_time_is_said_in_its_two_largest_units(value_s: float, said: str) -> None:
     """As people say it."""
-    assert render.elapsed(value_s) == said
+    assert formatting.elapsed(value_s) == said
 
 
 def test_the_runs_are_a_table(golden: HoldGolden) -> None:
@@ -142,7 +146,7 @@ def test_the_runs_are_a_table(golden: HoldGolden) -> None:
         status_of(START, rehearsal=True, recent=None),
         status_of(recent=RecentSteps(steps=1, step_s=1.0, mfu=None, tokens_per_s_per_chip=None)),
     ]
-    golden("runs.txt", render.table(list(runs), "runs"))
+    golden("runs.txt", runs_screen.runs_screen(list(runs), "runs"))
 
 
 # --- commands
@@ -176,7 +180,7 @@ def test_the_default_storage_is_the_one_of_specs(orch: RunOrch, tmp_path: Path) 
 def test_status_tells_one_run(orch: RunOrch, tmp_path: Path) -> None:
     """By key, by its beginning, or by path; the next command can be typed as it stands."""
     found = failed_once(tmp_path, "llama-1")
-    journal.track(found, TrackedRun(mlflow_tracking_uri="sqlite:////m.db", mlflow_run_id="7"))
+    journal.track(found, TrackedRun(tracker="mlflow", uri="sqlite:////m.db", run_id="7"))
     for wanted in ("llama-1", "ll", str(found.path)):
         done = orch("status", wanted, "--storage", str(tmp_path))
         assert (done.returncode, done.stderr) == (0, "")
@@ -184,7 +188,7 @@ def test_status_tells_one_run(orch: RunOrch, tmp_path: Path) -> None:
         assert done.stdout.endswith(f"Next: orch logs {wanted} --storage {tmp_path} -f\n")
     told = json.loads(orch("status", str(found.path), "--json").stdout)
     assert told.keys() >= PROMISED | {"forecast"}
-    assert (told["state"], told["mlflow_run_id"]) == ("running", "7")
+    assert (told["state"], told["tracking"]["run_id"]) == ("running", "7")
     assert [one["reason"] for one in told["attempts"]] == ["failure", None]
 
 

@@ -17,6 +17,7 @@ from orchestrator.errors import (
     SpecError,
     UnknownName,
 )
+from orchestrator.trainer_registry import names
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Step
 from orchestrator.types.spec import CheckpointOptions, DataSource, Optimizer
@@ -24,7 +25,7 @@ from tests import toy
 from tests.conftest import HoldGolden
 from tests.trainer_plans import plan_of
 from trainers import llama
-from trainers.contract import names
+from trainers.contract import Program, build
 from trainers.data import pack
 from trainers.data.batches import batches_of
 from trainers.data.manifest import FILE_NAME
@@ -44,6 +45,10 @@ def toy_plan(**changes: Any) -> Plan:
     return replace(toy_plan_of(data=2), **changes)
 
 
+def toy_program(plan: Plan) -> Program:
+    return build(toy, plan, jax.devices()[: plan.devices])
+
+
 def run_toy(
     folder: Path, plan: Plan | None = None, *, steps: int = STEPS, every: int = 3, **wishes: Any
 ) -> tuple[Outcome, list[Step]]:
@@ -55,7 +60,7 @@ def run_toy(
         checkpoint=CheckpointOptions(every=every, keep=2),
         **wishes,
     )
-    return run(toy.program(plan or toy_plan()), assignment), emitted
+    return run(toy_program(plan or toy_plan()), assignment), emitted
 
 
 def losses(steps: list[Step]) -> list[float]:
@@ -90,7 +95,7 @@ def test_a_run_learns_and_tells_every_step(straight: list[Step]) -> None:
 def test_the_loss_is_that_of_the_plain_formula(straight: list[Step]) -> None:
     """The first loss is the cross entropy of the initial table over the first batch."""
     plan = toy_plan()
-    scores = np.asarray(toy.program(plan).init(plan.seed)["scores"], np.float64)
+    scores = np.asarray(toy_program(plan).init(plan.seed)["scores"], np.float64)
     tokens = first_batch(plan)
     chances = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
     expected = -chances[tokens[:, :-1], tokens[:, 1:]].mean()
@@ -261,10 +266,10 @@ def assignment_of(folder: Path, steps: int, emit: Callable[[Step], None]) -> Ass
 @pytest.mark.parametrize("name", names())
 def test_every_trainer_is_trained_and_continued(name: str, tmp_path: Path) -> None:
     """Found by its name, on all devices; its whole state is saved and restored."""
-    plan = plan_of(data=4, fsdp=4)
+    plan = plan_of(data=4, fsdp=4, trainer=name)
     emitted: list[Step] = []
     for steps in (2, 4):
-        outcome = train(plan, name, assignment_of(tmp_path, steps, emitted.append))
+        outcome = train(plan, assignment_of(tmp_path, steps, emitted.append))
     assert outcome.opening.steps_done == 2
     assert [step.index for step in emitted] == [0, 1, 2, 3]
     assert emitted[-1].loss < emitted[0].loss
@@ -273,13 +278,13 @@ def test_every_trainer_is_trained_and_continued(name: str, tmp_path: Path) -> No
 def test_an_unknown_trainer_lists_the_known(tmp_path: Path) -> None:
     """The error names every trainer there is."""
     with pytest.raises(UnknownName, match=r"unknown trainer 'lama'; known: llama, mlp"):
-        train(plan_of(), "lama", assignment_of(tmp_path, 1, lambda _: None))
+        train(plan_of(trainer="lama"), assignment_of(tmp_path, 1, lambda _: None))
 
 
 def test_ten_losses_of_llama(tmp_path: Path, golden: HoldGolden) -> None:
     """Six digits of each; a second run gives the very same bits."""
     plan = plan_of(data=2, fsdp=2)
-    program = llama.build(plan, jax.devices()[: plan.devices])
+    program = build(llama, plan, jax.devices()[: plan.devices])
     emitted: list[Step] = []
     for name in ("first", "second"):
         run(program, assignment_of(tmp_path / name, 10, emitted.append))

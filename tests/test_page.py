@@ -8,7 +8,7 @@ from string import Template
 
 import pytest
 
-from orchestrator.render.page import Shown, run_page
+from orchestrator.render.page import RunPage, run_page
 from orchestrator.render.page.axes import Axis, round_step
 from orchestrator.render.page.html import TEMPLATES, Html, join, tag
 from orchestrator.render.page.steps import thinned
@@ -22,12 +22,12 @@ PLAN = tiny_plan()
 VOID = {"meta", "link", "br", "img"}
 
 
-def shown(run: Run, steps: Steps, **changes: object) -> Shown:
+def shown(run: Run, steps: Steps, **changes: object) -> RunPage:
     """What the page of a run is made from."""
     last: list[TimedStep] = [one for taken in steps.values() for one in taken]
     report = reported(run, PLAN, steps)
     fields = {"run": run, "report": report, "plan": PLAN, "rehearsed": None, "proof": None}
-    return Shown(**fields | {"steps": last} | changes)  # type: ignore[arg-type]
+    return RunPage(**fields | {"steps": last} | changes)  # type: ignore[arg-type]
 
 
 def page(**changes: object) -> str:
@@ -108,7 +108,7 @@ def test_a_template_lacks_and_wants_no_part(name: str) -> None:
     """Each place of a page, in its frame too, is filled with something, and nothing made is left
     out.
     """
-    source = (ROOT / f"orchestrator/render/page/{name}.py").read_text(encoding="utf-8")
+    source = (ROOT / f"orchestrator/render/page/{name}_page.py").read_text(encoding="utf-8")
     given = re.search(rf'"{name}.html",\n(.*?)\n    \)', source, re.DOTALL)
     assert given
     made = set(re.findall(r"^        (\w+)=", given[1], re.MULTILINE))

@@ -12,7 +12,7 @@ from orchestrator.errors import ProofUnavailable
 from orchestrator.plan.planner import make_plan
 from orchestrator.prove import ProofResult, known, least_recompute, proof_cache, prove, suggestions
 from orchestrator.prove.compiled import CacheEntry
-from orchestrator.render import proof as render
+from orchestrator.render import proof_screen as render
 from orchestrator.spec import load
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import MeshRequest, Spec
@@ -40,7 +40,7 @@ def test_a_proof_fits_one_screen(keep: Keep, golden: HoldGolden) -> None:
     """Memory, payload, crossings and FLOPs beside the forecast; the verdict and what is next."""
     asked, plan, result = recorded()
     proven = keep(asked, plan, result)
-    text = render.screen(plan, proven.proof, 7_300.0, "orch submit x.yaml")
+    text = render.proof_screen(plan, proven.proof, 7_300.0, "orch submit x.yaml")
     assert len(text.splitlines()) <= 60
     golden("proof_8b_2pod.txt", text)
 
@@ -55,7 +55,7 @@ def test_a_refusal_says_what_is_needed_and_what_would_do(keep: Keep, golden: Hol
     assert not proven.proof.passes
     assert refusal.needed_bytes == proven.proof.peak_hbm_bytes_per_device == 23e9
     assert proven.proof.margin_bytes < 0
-    golden("proof_refused.txt", render.screen(plan, proven.proof, None, "orch plan x.yaml"))
+    golden("proof_refused.txt", render.proof_screen(plan, proven.proof, None, "orch plan x.yaml"))
 
 
 def test_the_nearest_plans_fit_with_the_error_that_was_seen() -> None:
@@ -144,7 +144,7 @@ def test_a_search_stops_at_the_least_recompute_that_fits(keep: Keep) -> None:
     assert [one.plan.remat for one in tried] == [first.remat, second.remat]
     assert [one.proof.passes for one in tried] == [False, True]
     assert stages == [f"remat {first.remat}", f"remat {second.remat}"]
-    table = render.remats([(one.plan, one.proof) for one in tried])
+    table = render.remat_screen([(one.plan, one.proof) for one in tried])
     assert [line.split()[-1] for line in table.splitlines()[1:]] == ["fit", "fits"]
 
 

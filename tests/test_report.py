@@ -8,8 +8,8 @@ from statistics import median
 
 import pytest
 
+from orchestrator.render.formatting import off
 from orchestrator.render.page.ledger import measured
-from orchestrator.render.text import off
 from orchestrator.report import report, reported
 from orchestrator.report.measure import spread
 from orchestrator.types.report import Goodput

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from orchestrator import spec
 from orchestrator.plan.planner import make_plan
-from orchestrator.render import study as render
+from orchestrator.render import study_screen as render
 from orchestrator.spec import SpecProblems
 from orchestrator.spec.schema import study_contract
 from orchestrator.study import forecast
@@ -65,9 +65,7 @@ def test_every_combination_is_a_trial(tmp_path: Path) -> None:
 def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
     """Strong, once, stopping at a failure, named after the base; as the contract says."""
     found = loaded(tmp_path, "study: {base: base.yaml, vary: {resources.pods: [1]}}\n")
-    properties = study_contract()["properties"]["study"]["properties"]
-    for key in ("scaling", "repeats", "after_failure"):
-        assert getattr(found, key) == properties[key]["default"]
+    assert (found.scaling, found.repeats, found.after_failure) == ("strong", 1, "stop")
     assert found.name == "small-strong"
 
 
@@ -233,7 +231,7 @@ def test_what_else_varies_is_another_series() -> None:
     assert [one.planned.efficiency.lower == 1.0 for one in found if one.planned] == [
         True, False, True, False,
     ]  # fmt: skip
-    last = " ".join(render.screen(forecast(study, made)).rpartition("Study: ")[2].split())
+    last = " ".join(render.study_screen(forecast(study, made)).rpartition("Study: ")[2].split())
     assert last.startswith("scaling efficiency is between ")
     assert "on 8 chips (remat full)" in last
     assert "on 8 chips (remat none)" in last
@@ -263,7 +261,7 @@ def test_a_trial_without_a_plan_says_why() -> None:
     assert found.trials[0].refused == "no room\n  for it"
     assert found.trials[1].planned
     assert found.trials[1].planned.efficiency.lower == 1.0
-    text = render.screen(found)
+    text = render.study_screen(found)
     assert "no plan" in text
     assert "warning: no plan for trial 1: no room\n  for it" in text
     assert text.splitlines()[-1].startswith("Study: 1 of 3 trials cannot be served, scaling")
@@ -273,7 +271,7 @@ def test_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
     """Pods, step time, MFU, efficiency, what binds, dollars; within 80 columns."""
     study = spec.load_study(ROOT / "specs/studies/llama3_70b_pods.yaml")
     made = {trial.number: make_plan(trial.spec) for trial in study.trials}
-    text = render.screen(forecast(study, made), "orch submit study.yaml")
+    text = render.study_screen(forecast(study, made), "orch submit study.yaml")
     golden("study_70b_pods.txt", text)
     assert max(map(len, text.splitlines())) <= 80
 

@@ -17,9 +17,9 @@ from orchestrator.cli.terminal import as_typed
 from orchestrator.errors import SpecError
 from orchestrator.journal import StudyRequest
 from orchestrator.plan.planner import make_plan
-from orchestrator.render import scaling
+from orchestrator.render import study_report_screen
+from orchestrator.render.formatting import percent
 from orchestrator.render.page import study_page
-from orchestrator.render.text import percent
 from orchestrator.report.gap import reference
 from orchestrator.study import gather, study_report
 from orchestrator.study.explain import explanations
@@ -65,8 +65,8 @@ def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
         assert one.measured
         assert one.predicted.efficiency.expected
         assert isclose(one.measured.efficiency.median, one.predicted.efficiency.expected)
-        assert scaling.predicted(one) == percent(one.predicted.efficiency.expected)
-        assert scaling.over(one, one.measured) == "3 x"
+        assert study_report_screen.predicted(one) == percent(one.predicted.efficiency.expected)
+        assert study_report_screen.over(one, one.measured) == "3 x"
 
 
 def test_the_line_that_goes_with_the_gaps_is_named(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_line_that_goes_with_the_gaps_is_named(tmp_path: Path) -> None:
     assert (first.line, first.resource) == ("waiting for slices", "")
     assert isclose(first.times, 4)
     assert first.share > 0.999
-    said = scaling.explained(found.explanations)
+    said = study_report_screen.explained(found.explanations)
     assert "4 times waiting for slices on top of its forecast would explain 100.0 %" in said
 
 
@@ -100,7 +100,7 @@ def test_without_an_expectation_the_roofline_explains() -> None:
     found = explanations([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
     assert (found[0].line, found[0].resource) == ("pods", "pods")
     assert isclose(found[0].times, 4)
-    assert "4 times pods (dcn pods)" in scaling.explained(found)
+    assert "4 times pods (dcn pods)" in study_report_screen.explained(found)
 
 
 def test_no_line_is_named_where_none_fits() -> None:
@@ -108,7 +108,7 @@ def test_no_line_is_named_where_none_fits() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
     assert explanations([(plans[0], 1.0)]) == ()
     assert explanations([(plan, -1.0) for plan in plans]) == ()
-    assert "No ledger line" in scaling.explained(())
+    assert "No ledger line" in study_report_screen.explained(())
 
 
 def test_rehearsed_trials_are_held_against_no_chip(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_rehearsed_trials_are_held_against_no_chip(tmp_path: Path) -> None:
     assert found.rehearsal
     assert found.explanations == ()
     assert all(one.not_compared and one.expected_s is None for one in found.trials)
-    text = scaling.screen(found, "next")
+    text = study_report_screen.study_report_screen(found, "next")
     assert "emulated pods share this machine's cores" in text
     rows = [line for line in text.splitlines() if " 2 / 2 " in line]
     assert [row.split()[-2:] for row in rows] == [["-", "-"]] * 3
@@ -149,11 +149,11 @@ def test_what_is_not_done_is_said(tmp_path: Path) -> None:
     assert found.trials[1].measured
     assert found.trials[1].measured.efficiency.median == 1.0
     assert found.trials[2].unfinished == {failed.run: "failed"}
-    text = scaling.screen(found, "next")
+    text = study_report_screen.study_report_screen(found, "next")
     assert f"warning: {failed.run} is failed" in text
     assert "one trial is measured; efficiency needs another" in text
     empty = study_report("x", study, [])
-    assert "nothing is measured yet" in scaling.screen(empty, "next")
+    assert "nothing is measured yet" in study_report_screen.study_report_screen(empty, "next")
     read(study_page(empty, {}))
 
 

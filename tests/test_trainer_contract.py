@@ -12,11 +12,12 @@ from jax.sharding import NamedSharding
 
 from orchestrator.errors import UnknownName
 from orchestrator.network.mesh_axes import AXES
+from orchestrator.trainer_registry import names
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Precision
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE
-from trainers.contract import METRICS, Program, load, names, place
+from trainers.contract import METRICS, Program, build, load, place
 from trainers.mesh import abstract_mesh_of
 
 TRAINERS = names()
@@ -99,7 +100,7 @@ def test_every_trainer_arranges_row_by_row(name: str) -> None:
 def test_every_trainer_learns(name: str) -> None:
     """Ten steps on one batch lower the loss, and the state counts them."""
     plan = plan_of(pods=2, fsdp=2, tensor=2, sequences=4)
-    program = load(name).build(plan, jax.devices()[:8])
+    program = build(load(name), plan, jax.devices()[:8])
     tokens = np.random.default_rng(0).integers(0, 64, (4, 33))
     batch = place(program, lambda start, stop: tokens[start:stop])
     step = program.step.lower(program.state, program.batch).compile(QUICK_COMPILE)
@@ -121,7 +122,7 @@ def test_an_unknown_trainer_is_refused() -> None:
 def test_a_process_is_asked_for_its_own_rows() -> None:
     """Each device's rows are read once and arranged once, whatever else splits them."""
     plan = plan_of(data=4, sequence=2, tensor=2)
-    program = load("llama").build(plan, jax.devices())
+    program = build(load("llama"), plan, jax.devices())
     asked: list[tuple[int, int]] = []
 
     def tokens(start: int, stop: int) -> np.ndarray:

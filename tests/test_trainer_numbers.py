@@ -24,7 +24,7 @@ from tests.trainer_steps import (
     words,
 )
 from trainers import llama
-from trainers.contract import place
+from trainers.contract import build, place
 
 LOSS_TOLERANCE = 1e-5  # relative, in float32
 GRADIENT_TOLERANCE = 1e-5  # of a leaf's largest value, in float32; about 2e-6 was measured
@@ -147,7 +147,7 @@ def test_three_steps_follow_adamw_by_hand() -> None:
     """Clipping, warm-up, both moments and the decay of matrices alone, on a mixture of axes."""
     how = Optimizer(peak_lr=1e-2, warmup_steps=4, clip_norm=0.5, weight_decay=0.3)
     plan = plan_of(pods=2, data=2, fsdp=2, tensor=2, optimizer=how)
-    program = llama.build(plan, jax.devices())
+    program = build(llama, plan, jax.devices())
     right = random_parameters(program)
     state, moments = opening(program, right), (jax.tree.map(np.zeros_like, right),) * 2
     tokens = words(plan)

@@ -18,6 +18,7 @@ from orchestrator.types.spec import Optimizer
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE, farthest
 from trainers import llama
+from trainers.contract import build
 from trainers.llama import ring, zigzag
 from trainers.llama.attention import attention, cudnn
 from trainers.llama.axes import MESH, TENSOR
@@ -68,7 +69,7 @@ def test_gathered_positions_are_in_natural_order(ways: int) -> None:
 
 def test_words_are_arranged_with_the_words_that_follow() -> None:
     """Each row keeps its place; inputs and targets lie in the same zigzag order."""
-    program = llama.build(plan_of(sequence=2, length=8), jax.devices()[:2])
+    program = build(llama, plan_of(sequence=2, length=8), jax.devices()[:2])
     arranged = program.arrange(np.arange(18).reshape(2, 9))
     places = [0, 1, 6, 7, 2, 3, 4, 5]
     assert arranged["inputs"].tolist() == [places, [9 + place for place in places]]
@@ -214,7 +215,7 @@ def test_the_learning_rate_warms_up_and_decays(decay: Any, middle: float, end: f
 def test_the_start_is_the_same_on_every_mesh() -> None:
     """Parameters depend on the seed alone; matrices are as large as their inputs ask."""
     meshes: list[dict[str, Any]] = [{}, {"pods": 2, "fsdp": 2, "sequence": 2, "tensor": 2}]
-    programs = [llama.build(p, jax.devices()[: p.devices]) for p in (plan_of(**m) for m in meshes)]
+    programs = [build(llama, p, jax.devices()[: p.devices]) for p in (plan_of(**m) for m in meshes)]
     one, other = (jax.tree.map(np.asarray, p.init(3)["parameters"]) for p in programs)
     assert farthest(one, other) < 1e-6
     assert farthest(programs[0].init(4)["parameters"], one) > 0.1

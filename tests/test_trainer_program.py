@@ -17,6 +17,7 @@ from orchestrator.types.spec import Precision
 from tests.trainer_plans import plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers import llama
+from trainers.contract import build
 from trainers.llama.blockwise import MOST_KEYS
 from trainers.mesh import abstract_mesh_of
 
@@ -29,7 +30,7 @@ SCALAR_BYTES = 4096
 
 
 def compiled_text(plan: Plan) -> str:
-    program = llama.build(plan, jax.devices()[: plan.devices])
+    program = build(llama, plan, jax.devices()[: plan.devices])
     return program.step.lower(program.state, program.batch).compile(QUICK_COMPILE).as_text() or ""
 
 
@@ -62,7 +63,7 @@ def crossing(text: str, plan: Plan) -> list[tuple[str, int]]:
 
 def gradient_bytes(plan: Plan, dtype_bytes: int) -> list[int]:
     """1/data of what is reduced as one, cut along tiles: a layer's leaves, or each leaf alone."""
-    program = llama.build(plan, jax.devices()[: plan.devices])
+    program = build(llama, plan, jax.devices()[: plan.devices])
     ways = plan.mesh["data"]
 
     def elements(leaf: jax.ShapeDtypeStruct) -> int:
@@ -117,7 +118,7 @@ def test_gradients_travel_in_the_type_that_was_asked() -> None:
     """With bf16 gradients half the bytes cross, though accumulation and compute are fp32."""
     types = Precision(parameters="fp32", compute="fp32", gradients="bf16", optimizer="fp32")
     plan = plan_of(precision=types, **MESHES["hierarchical"])
-    program = llama.build(plan, jax.devices()[: plan.devices])
+    program = build(llama, plan, jax.devices()[: plan.devices])
     text = program.step.lower(program.state, program.batch).as_text("hlo")
     sizes = Counter(size for _, size in crossing(text, plan))
     assert not Counter(gradient_bytes(plan, 2)) - sizes

@@ -9,6 +9,7 @@ from orchestrator.types.spec import Model, Precision
 from tests.test_trainer_mesh import WITHOUT_TPU, span
 from tests.trainer_plans import plan_of
 from trainers import llama
+from trainers.contract import build
 
 LLAMA3_70B = Model(
     name="llama3-70b", layers=80, d_model=8192, d_ff=28672,
@@ -33,7 +34,7 @@ def test_llama3_70b_compiles_for_v5p(monkeypatch: pytest.MonkeyPatch) -> None:
         LLAMA3_70B, precision=Precision(), sequences=64, length=4096,
         fsdp=8, sequence=2, tensor=4, spans=SPANS,
     )  # fmt: skip
-    program = llama.build(plan, devices)
+    program = build(llama, plan, devices)
     compiled = program.step.lower(program.state, program.batch).compile()
     memory, text = compiled.memory_analysis(), compiled.as_text() or ""
     assert memory is not None

@@ -1,24 +1,22 @@
-"""The smallest Program there can be: a table of next-token scores, for tests of the loop."""
+"""The smallest trainer there can be: a table of next-token scores."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.types.plan import Plan
 from trainers.contract import Program
-from trainers.mesh import mesh_of
 
 ROWS = ("pods", "data", "fsdp")
 State = dict[str, Any]
 
 
-def program(plan: Plan) -> Program:
+def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     """Scores [V, V], learned by plain gradient descent at the plan's peak rate."""
-    mesh = mesh_of(plan, jax.devices()[: plan.devices])
     whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P(ROWS))
     vocab, batch = plan.model.vocab, plan.batch
     table = jax.ShapeDtypeStruct((vocab, vocab), jnp.float32, sharding=NamedSharding(mesh, P(ROWS)))

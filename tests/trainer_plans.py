@@ -60,7 +60,8 @@ def _rest() -> dict[str, Any]:
         "days": none, "chip_hours": none, "dollars": None, "dollars_per_chip_hour": None,
     }  # fmt: skip
     return {
-        "schema": 2, "digest": "0" * 64, "name": "test", "spec_digest": "0" * 64,
+        "schema": 2, "digest": "0" * 64, "name": "test", "trainer": "llama",
+        "ledger_describes_trainer": True, "spec_digest": "0" * 64,
         "overrides": [], "optimizer": asdict(QUICK), "precision": asdict(FP32), "remat": "full",
         "data": asdict(DataSource()), "seed": 0, "compiler_options": {}, "chip": "v5p",
         "topology": "4x4x4", "hosts": 1, "groups": {},

@@ -12,7 +12,7 @@ from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Model, Optimizer
 from tests import trainer_reference
 from trainers import llama
-from trainers.contract import Program, place
+from trainers.contract import Program, build, place
 from trainers.mesh import abstract_mesh_of
 
 # The program is the same, only LLVM works less: tests would compile four times as long.
@@ -68,7 +68,7 @@ def showing(plan: Plan) -> Plan:
 
 def take_step(plan: Plan) -> Taken:
     """The plan's first step on random parameters and words."""
-    program = llama.build(plan, jax.devices()[: plan.devices])
+    program = build(llama, plan, jax.devices()[: plan.devices])
     state = opening(program, random_parameters(program))
     tokens = words(plan)
     batch = place(program, lambda start, stop: tokens[start:stop])

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> int:
     """Train, show the steps, and say how it ended."""
     asked, losses = _arguments(argv), deque[float](maxlen=LAST)
     try:
-        outcome = _train(_plan(asked.spec), asked, losses)
+        outcome = _train(_plan(asked.spec, asked.trainer), asked, losses)
     except OrchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -62,7 +63,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("spec", type=Path, metavar="SPEC", help="a spec (.yaml) or a plan (.json)")
     parser.add_argument("run", type=Path, metavar="RUN", help="directory of the run")
-    parser.add_argument("--trainer", default="llama")
+    parser.add_argument("--trainer", help="in place of the one that the plan names")
     parser.add_argument("--steps", type=int, help="of the whole run; as the plan's tokens say")
     parser.add_argument("--emulate", action="store_true", help="rehearse on emulated CPU devices")
     parser.add_argument("--every", type=int, default=200, help="steps between checkpoints")
@@ -75,11 +76,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _plan(path: Path) -> Plan:
-    """The plan in a file, or what `orch plan` makes of a spec."""
+def _plan(path: Path, trainer: str | None) -> Plan:
+    """The plan in a file, or what `orch plan` makes of a spec; for that trainer if one is named."""
     try:
         text = path.read_text(encoding="utf-8") if path.suffix == ".json" else _planned(path)
-        return codec.from_json(text, Plan)
+        plan = codec.from_json(text, Plan)
+        return replace(plan, trainer=trainer) if trainer else plan
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise SpecError(f"{path}: not a plan: {error}") from error
 
@@ -112,7 +114,7 @@ def _train(plan: Plan, asked: argparse.Namespace, losses: deque[float]) -> Outco
             folder=asked.spec.parent,
             verify_data=asked.verify_data,
         )
-        return train(plan, asked.trainer, assignment)
+        return train(plan, assignment)
 
 
 def _record(run: Path) -> Path:

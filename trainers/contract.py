@@ -1,29 +1,27 @@
-"""What a trainer promises. Knows JAX and the stations; knows no trainer by name.
+"""What a trainer promises. Knows no trainer by name.
 
-A trainer is a package under `trainers/` that a stranger can write. It exposes two functions:
+A trainer is a module or an object, in any installed package, with one function:
 
-    program(plan, mesh)   -> Program   `mesh` may be abstract: then it can be traced, and no more
-    build(plan, devices)  -> Program   the same on `trainers.mesh.mesh_of(plan, devices)`
+    program(plan, mesh) -> Program    `mesh` may be abstract: the program is then only traced
 
-Data comes as token ids [sequences, length + 1] in natural order, row by row a pure function of
-(seed, step). The trainer's `arrange` turns any rows of it into its batch leaves on the host: it is
-plain numpy, works on each row alone and keeps the rows' order, so a process can arrange the rows
-that its own devices hold and nothing else. Axis 0 of every batch leaf is the sequences.
+Data comes as token ids [sequences, length + 1] in natural order; each row is a pure function of
+(seed, step). The trainer's `arrange` turns rows into batch leaves on the host. It is plain numpy,
+treats each row alone and keeps the order of rows, so that a process arranges only the rows that its
+own devices hold. Axis 0 of every batch leaf is the sequences.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from orchestrator.errors import UnknownName
+from orchestrator import trainer_registry
+from orchestrator.errors import SpecError
 from orchestrator.types.plan import Plan
+from trainers.mesh import mesh_of
 
 Tree = Any
 METRICS = ("loss", "grad_norm", "learning_rate")
@@ -57,27 +55,29 @@ class Program:
 
 
 class Trainer(Protocol):
-    """The module of a trainer."""
+    """A module or an object that makes programs from plans."""
 
     def program(self, plan: Plan, mesh: Mesh | AbstractMesh) -> Program: ...
 
-    def build(self, plan: Plan, devices: Sequence[jax.Device]) -> Program: ...
-
-
-def names() -> list[str]:
-    """Every trainer there is: the packages beside this file that fulfil the contract."""
-    return [n for n in _packages() if _fulfils(importlib.import_module(f"trainers.{n}"))]
-
 
 def load(name: str) -> Trainer:
-    """The trainer of that name."""
-    if name in _packages() and _fulfils(module := importlib.import_module(f"trainers.{name}")):
-        return cast(Trainer, module)
-    raise UnknownName("trainer", name, names())
+    """Import the trainer that `run.trainer` names."""
+    try:
+        trainer = trainer_registry.find(name).load()
+    except (ImportError, AttributeError) as error:
+        raise SpecError(f"run.trainer: {name} cannot be imported: {error}") from error
+    if not callable(getattr(trainer, "program", None)):
+        raise SpecError(f"run.trainer: {name} has no function program(plan, mesh)")
+    return cast(Trainer, trainer)
+
+
+def build(trainer: Trainer, plan: Plan, devices: Sequence[jax.Device]) -> Program:
+    """The trainer's program for a plan on these devices."""
+    return trainer.program(plan, mesh_of(plan, devices))
 
 
 def place(program: Program, tokens: Callable[[int, int], np.ndarray]) -> Mapping[str, jax.Array]:
-    """The batch as global arrays; `tokens(start, stop)` is asked for this process's rows alone."""
+    """The batch as global arrays; `tokens(start, stop)` is called for this process's rows alone."""
     arranged: dict[tuple[int, int], dict[str, np.ndarray]] = {}
 
     def leaf(name: str, shape: jax.ShapeDtypeStruct) -> jax.Array:
@@ -91,12 +91,3 @@ def place(program: Program, tokens: Callable[[int, int], np.ndarray]) -> Mapping
         return jax.make_array_from_callback(shape.shape, shape.sharding, shard)
 
     return {name: leaf(name, shape) for name, shape in program.batch.items()}
-
-
-def _packages() -> list[str]:
-    beside = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return [module.name for module in beside if module.ispkg]
-
-
-def _fulfils(module: object) -> bool:
-    return callable(getattr(module, "program", None)) and callable(getattr(module, "build", None))

@@ -17,7 +17,7 @@ from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Startup, Step
 from orchestrator.types.spec import CheckpointOptions
 from trainers.checkpoint.checkpoints import Checkpoints
-from trainers.contract import Program, load, place
+from trainers.contract import Program, build, load, place
 from trainers.data.batches import Batches, batches_of
 from trainers.data.prefetch import Prefetched
 from trainers.data.resume import Course, ResumedData
@@ -56,9 +56,9 @@ class Assignment:
     course: Course | None = None
 
 
-def train(plan: Plan, trainer: str, asked: Assignment) -> Outcome:
-    """Run a plan with the trainer of that name on all devices; ends with a checkpoint."""
-    return run(load(trainer).build(plan, jax.devices()), asked)
+def train(plan: Plan, asked: Assignment) -> Outcome:
+    """Run a plan with its trainer on all devices; ends with a checkpoint."""
+    return run(build(load(plan.trainer), plan, jax.devices()), asked)
 
 
 def run(program: Program, asked: Assignment) -> Outcome:

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import click
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.running import next_about
-from orchestrator.cli.terminal import interruptible, is_live, say
+from orchestrator.cli.terminal import is_live, say
 from orchestrator.errors import OrchError, SpecError
-from orchestrator.launch import package, preflight, preflight_job, slices
-from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
-from orchestrator.render import launch as render
-from orchestrator.tracking import mlflow
+from orchestrator.launch import package, preflight
+from orchestrator.launch.ray import preflight_job, slices
+from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
+from orchestrator.lifecycle.events import interruptible
+from orchestrator.render import launch_screen as render
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -71,13 +72,13 @@ def looked(launch: Launch, asks: str = "") -> tuple[RayJobs, str]:
         with waiting("asking it for slices, versions, storage and secrets") as ticking:
             found = preflight_job.told(answered(jobs, job, ticking))
     if faults := preflight.faults(wanted, found):
-        raise OrchError(render.unserved(launch.address, faults))
-    return jobs, render.served(
+        raise OrchError(render.cluster_problems(launch.address, faults))
+    return jobs, render.cluster_screen(
         launch.address,
         preflight.slices_said(wanted, found),
         render.hosts(len(found.hosts), launch.versions),
         str(launch.storage),
-        asks or render.price(launch.plan, launch.steps),
+        asks or render.cost_of_run(launch.plan, launch.steps),
     )
 
 
@@ -161,10 +162,10 @@ def submitted(
     opened = journal.RunRequest(
         spec=launch.spec, plan=launch.plan, steps=launch.steps, **origin.fields
     )
-    where = mlflow.destination(launch.spec.tracking, launch.storage, os.environ)
+    where = tracking.destination(launch.spec.tracking, launch.storage, os.environ)
     writer = journal.create(launch.storage, opened, key)
-    mlflow.begin(writer.journal, where)
-    mlflow.in_background([writer.journal])
+    tracking.begin(writer.journal, where)
+    tracking.in_background([writer.journal])
     if proof:
         writer.keep_proof(proof)
     status = next_about("status", writer.journal.key, launch.storage)
@@ -187,7 +188,7 @@ def driven(launch: Launch, jobs: RayJobs, recorded: journal.Journal, *how: str) 
     except ClusterUnusable:
         if not taken(jobs, job):
             raise
-    say(f"\n{render.submitted(run, job)}\n")
+    say(f"\n{render.submitted_screen(run, job)}\n")
     return job
 
 

@@ -41,7 +41,7 @@ def logs(
       orch logs llama3-70b-4pod-3f9a1c07-1 --rank 3 -f
     """
     from orchestrator import journal
-    from orchestrator.render import runs as render
+    from orchestrator.render import status_screen as render
     from orchestrator.types import codec
 
     found = journal.find(storage, run)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import STORAGE
-from orchestrator.cli.terminal import JSON, interruptible, say, say_json
+from orchestrator.cli.terminal import JSON, say, say_json
+from orchestrator.lifecycle.events import interruptible
 
 if TYPE_CHECKING:
     from orchestrator.types.health import Finding
@@ -32,7 +33,7 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
       orch doctor --address http://10.0.0.2:8265
     """
     from orchestrator.doctor import checks
-    from orchestrator.render import health as render
+    from orchestrator.render import doctor_screen as render
     from orchestrator.types.health import HealthReport
 
     named = address or os.environ.get("RAY_ADDRESS")
@@ -41,14 +42,14 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
     if as_json:
         say_json(found)
     else:
-        say(render.text(found))
+        say(render.doctor_screen(found))
     raise SystemExit(1 if found.broken else 0)
 
 
 def recorded(storage: Path) -> "Finding":
     """Where runs are recorded, and whether a server answers there."""
     from orchestrator.doctor import checks
-    from orchestrator.tracking.mlflow import destination
+    from orchestrator.tracking import destination
     from orchestrator.types.spec import TrackingOptions
 
     return checks.store(destination(TrackingOptions(), storage, os.environ))
@@ -57,7 +58,7 @@ def recorded(storage: Path) -> "Finding":
 def cluster(address: str) -> "Finding":
     """Whether a named cluster lets us in."""
     from orchestrator.doctor import checks
-    from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
+    from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
 
     try:
         RayJobs(address)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import STORAGE, next_about
-from orchestrator.cli.terminal import JSON, interruptible, say, say_json
+from orchestrator.cli.terminal import JSON, say, say_json
 from orchestrator.errors import OrchError
+from orchestrator.lifecycle.events import interruptible
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal, StudyJournal
@@ -33,14 +34,14 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
       orch compare llama3-70b-4pod-3f9a1c07-1 llama3-70b-4pod-3f9a1c07-2
     """
     from orchestrator import journal
-    from orchestrator.render import compare as render
+    from orchestrator.render import compare_screen as render
     from orchestrator.report import report as reported
 
     reports = [reported(journal.find(storage, run)) for run in runs]
     if as_json:
         say_json(reports)
     else:
-        say(render.screen(reports, next_about("report", runs[-1], storage)))
+        say(render.compare_screen(reports, next_about("report", runs[-1], storage)))
 
 
 @click.command()
@@ -80,8 +81,8 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
 def report_run(found: "Journal", out: Path | None, *, as_json: bool) -> None:
     """A run: its report as JSON, or as a page."""
     from orchestrator.cli import recording
-    from orchestrator.render import report as render
-    from orchestrator.render.text import fit
+    from orchestrator.render import report_text as render
+    from orchestrator.render.layout import fit
     from orchestrator.report import report as reported
 
     told = reported(found)
@@ -91,19 +92,19 @@ def report_run(found: "Journal", out: Path | None, *, as_json: bool) -> None:
     path = out or found.path / PAGE
     write(path, page_of(found, told))
     recording.keep_files(found)
-    say(fit(f"{told.run}: {render.verdict(told)}\n") + wrote(path))
+    say(fit(f"{told.run}: {render.run_verdict(told)}\n") + wrote(path))
 
 
 def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> None:
     """A study: its report as JSON, or as a page."""
-    from orchestrator import study as room
     from orchestrator.cli import recording
-    from orchestrator.render import scaling as render
+    from orchestrator.render import study_report_screen as render
+    from orchestrator.render.layout import fit
     from orchestrator.render.page import study_page
-    from orchestrator.render.text import fit
+    from orchestrator.study import gather, study_report
 
-    ran = room.gather(found)
-    told = room.study_report(found.key, found.opened().study, ran)
+    ran = gather(found)
+    told = study_report(found.key, found.opened().study, ran)
     if as_json:
         say_json(told)
         return
@@ -111,7 +112,7 @@ def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> N
     write(path, study_page(told, {one.trial: one.predicted for one in ran}))
     for begun in found.begun()[-1:]:
         recording.keep_files(found.run_of(begun))
-    said = render.verdict(told).removeprefix("Study: ")
+    said = render.study_verdict(told).removeprefix("Study: ")
     say(fit(f"{told.study}: {said}\n") + wrote(path))
 
 
@@ -123,7 +124,7 @@ def wrote(path: Path) -> str:
 def page_of(found: "Journal", told: "Report") -> str:
     """The page of a run, as its journal stands."""
     from orchestrator.errors import JournalUnreadable
-    from orchestrator.render.page import Shown, run_page
+    from orchestrator.render.page import RunPage, run_page
     from orchestrator.report import proof_of
 
     run = found.run()
@@ -134,7 +135,7 @@ def page_of(found: "Journal", told: "Report") -> str:
         click.echo(f"warning: {error}", err=True)
         proof = None
     return run_page(
-        Shown(
+        RunPage(
             run=run,
             report=told,
             plan=found.plan(run.plan_digest),

@@ -89,15 +89,15 @@ def resume(
 def rehearsed(found: "Journal", plan: "Plan", how: tuple[str, ...], storage: Path) -> int:
     """Let a rehearsal go on, on a private cluster of this machine; the exit code."""
     from orchestrator.cli import recording, rehearsing
-    from orchestrator.render import rehearsal as render
+    from orchestrator.render import rehearsal_screen as render
 
     before = found.run()
-    say(render.resumed(before, plan) + "\n")
+    say(render.resume_intro(before, plan) + "\n")
     with rehearsing.interrupts() as asked:
         error = rehearsing.drive(found, plan, asked, *how)
     after = found.run()
     plan, following = found.plan(after.plan_digest), next_of(after, after.run, storage)
-    say("\n" + render.ending(after, plan, recording.ending(found), following))
+    say("\n" + render.rehearsal_result(after, plan, recording.ending(found), following))
     if error and after.attempts == before.attempts:
         raise (Interrupted if asked else OrchError)(error)
     return EXIT_CODES.get(after.state, 1)

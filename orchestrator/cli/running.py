@@ -50,7 +50,7 @@ def runs(storage: Path, as_json: bool) -> None:
     """
     from orchestrator import journal
     from orchestrator.cli import recording
-    from orchestrator.render import runs as render
+    from orchestrator.render import runs_screen as render
 
     found, problems = journal.runs(storage)
     for problem in problems:
@@ -59,7 +59,7 @@ def runs(storage: Path, as_json: bool) -> None:
         say_json(found)
     else:
         studies = [journal.study_status(one) for one in journal.studies(storage)]
-        say(render.table(found, str(storage), studies))
+        say(render.runs_screen(found, str(storage), studies))
     recording.catch_up(storage, found)
 
 
@@ -80,7 +80,7 @@ def status(run: str, storage: Path, as_json: bool) -> None:
     """
     from orchestrator import journal
     from orchestrator.cli import recording, studied
-    from orchestrator.render import runs as render
+    from orchestrator.render import status_screen as render
 
     known = journal.find_either(storage, run)
     if isinstance(known, journal.StudyJournal):
@@ -91,7 +91,7 @@ def status(run: str, storage: Path, as_json: bool) -> None:
     if as_json:
         say_json(found)
         return
-    say(render.screen(found, next_of(found, run, storage)))
+    say(render.status_screen(found, next_of(found, run, storage)))
 
 
 @click.command()
@@ -111,7 +111,7 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
     """
     from orchestrator import journal
     from orchestrator.cli import studied
-    from orchestrator.render import runs as render
+    from orchestrator.render import status_screen as render
 
     found = journal.find_either(storage, run)
     if isinstance(found, journal.StudyJournal):
@@ -124,7 +124,7 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
     if as_json:
         say_json(after)
     else:
-        text = render.cancelled(before, after, at_once=now)
+        text = render.cancel_text(before, after, at_once=now)
         say(f"{text}\nNext: {next_about('status', run, storage)}\n")
 
 

@@ -7,7 +7,8 @@ from orchestrator.cli.running import ask_to_remove, next_about
 from orchestrator.cli.studying import show_study
 from orchestrator.cli.terminal import say, say_json
 from orchestrator.errors import RunIsLive
-from orchestrator.render import runs as render
+from orchestrator.render import runs_screen as render
+from orchestrator.render import status_screen
 from orchestrator.types.run import LIVE
 
 
@@ -17,7 +18,7 @@ def tell(found: journal.StudyJournal, storage: Path, *, as_json: bool) -> None:
     if as_json:
         say_json(status)
     else:
-        say(render.study(status) + "\n")
+        say(render.study_runs_screen(status) + "\n")
         show_study(found, storage)
 
 
@@ -28,7 +29,7 @@ def cancel(found: journal.StudyJournal, storage: Path, *, at_once: bool, as_json
     for before in live:
         run = journal.find(found.storage, before.run)
         journal.ask_to_cancel(run, at_once=at_once)
-        told.append(render.cancelled(before, run.run(), at_once=at_once))
+        told.append(status_screen.cancel_text(before, run.run(), at_once=at_once))
     if as_json:
         say_json(journal.study_status(found))
     else:

@@ -17,7 +17,6 @@ from orchestrator.cli.terminal import (
     SET,
     SPEC,
     aside,
-    interruptible,
     make_plans,
     next_command,
     say,
@@ -25,6 +24,7 @@ from orchestrator.cli.terminal import (
     say_json,
 )
 from orchestrator.errors import SpecError
+from orchestrator.lifecycle.events import interruptible
 from orchestrator.types.codec import to_pretty_json
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -33,7 +33,7 @@ from orchestrator.types.spec import Spec
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
-    from orchestrator.launch.ray_jobs import RayJobs
+    from orchestrator.launch.ray.job_client import RayJobs
 
 REHEARSED_STEPS = 20
 EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}
@@ -273,12 +273,12 @@ def rehearsed(order: Order) -> tuple[int, Run | None]:
         return say_dry(), None
     from orchestrator import journal
     from orchestrator.cli import recording
-    from orchestrator.render import rehearsal as render
+    from orchestrator.render import rehearsal_screen as render
 
     run, plan = done
     following = next_of(run, run.run, Path(order.spec.run.storage))
     recorded = recording.ending(journal.Journal(Path(run.journal)))
-    say("\n" + render.ending(run, plan, recorded, following))
+    say("\n" + render.rehearsal_result(run, plan, recorded, following))
     return EXIT_CODES.get(run.state, 1), run
 
 
@@ -287,7 +287,7 @@ def carried_out(order: Order) -> tuple[Run, Plan] | None:
     shown.
     """
     from orchestrator.plan.rehearsal import rehearse
-    from orchestrator.render import rehearsal as render
+    from orchestrator.render import rehearsal_screen as render
 
     wished, loaded, plan = order.wished, order.spec, order.plan
     if wished.detach:
@@ -295,12 +295,12 @@ def carried_out(order: Order) -> tuple[Run, Plan] | None:
     steps = wished.steps or REHEARSED_STEPS
     small = rehearse(loaded, plan, steps=steps, devices=int(wished.devices_per_pod or 0) or None)
     origin = origin_of(order.path, loaded, steps, wished.profile)
-    say(render.first_line(plan.name))
+    say(render.rehearsal_intro(plan.name))
     proof = show_plan(loaded, plan, order.alternatives, prove=not wished.no_prove)
     if not (wished.no_calibrate or wished.dry_run):
         small, reached = on_this_machine(small)
         origin = origin.keeping("chip_profile.json", to_pretty_json(reached).encode())
-    say("\n" + render.opening(plan, small.plan, steps, small.changes) + "\n")
+    say("\n" + render.rehearsal_screen(plan, small.plan, steps, small.changes) + "\n")
     if wished.dry_run:
         return None
     from orchestrator.cli import rehearsing
@@ -312,7 +312,7 @@ def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
     """Run the plan on a named cluster; the exit code, and the run."""
     from orchestrator.cli import launching
     from orchestrator.launch import package
-    from orchestrator.render import launch as render
+    from orchestrator.render import launch_screen as render
 
     wished, loaded, plan = order.wished, order.spec, order.plan
     if wished.devices_per_pod:
@@ -331,7 +331,7 @@ def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
     )
     if not (wished.yes or wished.dry_run):
         launching.check_askable()
-    say(render.first_line(plan.name, address, place))
+    say(render.launch_intro(plan.name, address, place))
     jobs, seen = launching.looked(launch)
     proof = show_plan(loaded, plan, order.alternatives, prove=not wished.no_prove)
     say(f"\n{seen}\n")
@@ -354,14 +354,16 @@ def followed(
 ) -> int:
     """Follow a run on a named cluster to its end, or for as long as somebody looks."""
     from orchestrator.cli import following, recording
-    from orchestrator.render import launch as render
+    from orchestrator.render import launch_screen as render
 
     run = following.follow(recorded, jobs, job, driver_before)
     status, cancel = (next_about(name, recorded.key, storage) for name in ("status", "cancel"))
     if run is None:
-        say("\n" + render.left(recorded.key, status, cancel))
+        say("\n" + render.detached_text(recorded.key, status, cancel))
         return INTERRUPTED
-    say("\n" + render.ending(run, recording.ending(recorded), next_of(run, run.run, storage)))
+    say(
+        "\n" + render.launch_result(run, recording.ending(recorded), next_of(run, run.run, storage))
+    )
     return EXIT_CODES.get(run.state, 1)
 
 
@@ -376,9 +378,9 @@ def say_detached(key: str, storage: Path) -> int:
 
 def show_plan(spec: Spec, plan: Plan, following: str, *, prove: bool) -> Proof | None:
     """The real plan and its proof; a plan that does not pass ends the command."""
-    from orchestrator.render import plan as render
+    from orchestrator.render import plan_screen as render
 
-    say("\n" + render.screen(plan, None))
+    say("\n" + render.plan_screen(plan, None))
     if not prove:
         return None
     proven = proved(spec, plan)

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import click
 
-from orchestrator.errors import Interrupted
+from orchestrator.lifecycle.events import interruptible
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 
@@ -77,20 +77,10 @@ def say_dry() -> int:
     return 0
 
 
-@contextmanager
-def interruptible(
-    doing: str, left: str = "nothing is left running", following: str = ""
-) -> Iterator[None]:
-    """Say of a Ctrl-C what it ended, what is left of it, and what to type next: the same again,
-    unless that is told. Whatever is done meanwhile ends its own processes and half-written files.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        if is_live(sys.stderr):
-            click.echo("\r\033[K", err=True, nl=False)  # over the ^C
-        again = following or as_typed()
-        raise Interrupted(f"interrupted while {doing}; {left}\nNext: {again}") from None
+def clear_line() -> None:
+    """Remove the ^C that a terminal shows where it was pressed."""
+    if is_live(sys.stderr):
+        click.echo("\r\033[K", err=True, nl=False)
 
 
 @interruptible("planning")

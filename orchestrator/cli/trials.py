@@ -12,10 +12,11 @@ from orchestrator.cli.origin import Origin, origin_of
 from orchestrator.cli.proving import NO_FIT, proved, show
 from orchestrator.cli.running import next_about
 from orchestrator.cli.studying import Turn, going_on
-from orchestrator.cli.terminal import interruptible, next_command, say, say_dry
+from orchestrator.cli.terminal import next_command, say, say_dry
 from orchestrator.errors import SpecError
-from orchestrator.render import launch as render
-from orchestrator.render.study import first_line
+from orchestrator.lifecycle.events import interruptible
+from orchestrator.render import launch_screen as render
+from orchestrator.render.study_screen import study_intro
 from orchestrator.types.codec import to_pretty_json
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run
@@ -23,7 +24,7 @@ from orchestrator.types.study import Study, TrialStart
 
 if TYPE_CHECKING:
     from orchestrator.cli.launching import Launch
-    from orchestrator.launch.ray_jobs import RayJobs
+    from orchestrator.launch.ray.job_client import RayJobs
 
 DETACHED = "--detach: somebody must start trial after trial, and this command does"
 
@@ -64,7 +65,7 @@ class Rehearsed(Common):
     rehearsal: bool = True
 
     def first_line(self, study: Study) -> str:
-        return first_line(study)
+        return study_intro(study)
 
     def agreed(self, _: list[Turn]) -> bool:
         """A rehearsal takes no chip: nobody is asked."""
@@ -109,7 +110,7 @@ class Launched(Common):
 
     def first_line(self, study: Study) -> str:
         runs = len(study.trials) * study.repeats
-        return render.first_line_of_study(study.name, runs, self.address, self.place)
+        return render.study_launch_intro(study.name, runs, self.address, self.place)
 
     def agreed(self, left: list[Turn]) -> bool:
         """Look at the cluster and the plans, say what all of it takes, and ask once."""
@@ -119,7 +120,7 @@ class Launched(Common):
             return True
         if not (self.yes or self.dry_run):
             launching.check_askable()
-        asks = render.prices([(turn.plan, self.steps_of(turn)) for turn in left])
+        asks = render.cost_of_runs([(turn.plan, self.steps_of(turn)) for turn in left])
         for turn in most_pods(left):
             jobs, seen = launching.looked(self.launch(turn, {}), asks)
             self.jobs[:] = [jobs]
@@ -168,7 +169,7 @@ class Launched(Common):
             status, cancel = (
                 next_about(name, started.key, storage) for name in ("status", "cancel")
             )
-            say("\n" + render.left(started.key, status, cancel))
+            say("\n" + render.detached_text(started.key, status, cancel))
         else:
             say(f"  mlflow {recording.ending(started)}\n")
         return run

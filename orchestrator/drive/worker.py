@@ -12,7 +12,7 @@ from orchestrator import journal
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch import provenance
-from orchestrator.launch.protocol import WorkerArgs
+from orchestrator.launch.ray.protocol import WorkerArgs
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Step
 
@@ -63,7 +63,7 @@ def _train(share: WorkerArgs, rank: int, mark: Callable[[], None]) -> None:
                 taken=lambda steps: sequences_taken(recorded, steps),
             ),
         )
-        train(plan, spec.run.trainer, asked)
+        train(plan, asked)
 
 
 def sequences_taken(recorded: journal.Journal, steps: int) -> int:

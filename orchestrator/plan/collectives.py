@@ -20,7 +20,7 @@ from orchestrator.network.mesh_axes import (
 )
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES, TILE
 from orchestrator.plan.layout import Layout, Number
-from orchestrator.types.chip_profile import Exchanged
+from orchestrator.types.chip_profile import Operation
 from orchestrator.types.plan import Collective, CollectiveKind, LineKind
 from orchestrator.types.spec import DType
 
@@ -279,8 +279,9 @@ class Message:
 
     line: LineKind
     name: str
-    operation: Exchanged
+    operation: Operation
     dtype: DType
+    axes: tuple[str, ...]
     ways: int
     stride: int
     bytes: float
@@ -307,13 +308,13 @@ def message(layout: Layout, exchange: Exchange, part: Part) -> Message:
     as a reduction of which each keeps its share.
     """
     ways, size, calls = int(exchange.ways), float(part.bytes), float(part.calls)
-    operation: Exchanged = exchange.kind
+    operation: Operation = exchange.kind
     if part.ring:
         operation, size, calls = "permute", size / ways, calls * (ways - 1)
     elif exchange.kind == SCATTER and ways % 2:
         operation = REDUCE
     return Message(
-        exchange.line, exchange.name, operation, exchange.dtype, ways,
+        exchange.line, exchange.name, operation, exchange.dtype, exchange.axes, ways,
         stride(layout, exchange.axes), size, calls, part.together,
     )  # fmt: skip
 

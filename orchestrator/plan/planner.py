@@ -37,7 +37,11 @@ from orchestrator.types.spec import Spec
 SCHEMA = 2
 
 FEW_STEPS, MANY_YEARS, DAYS_OF_YEAR = 100, 5, 365.25
-UNDIGESTED = ("digest", "name", "overrides", "warnings", "search", "forecast")
+LEDGER_TRAINER = "llama"  # whose program the ledger describes
+UNDIGESTED = (
+    *("digest", "name", "trainer", "ledger_describes_trainer", "overrides", "warnings"),
+    *("search", "forecast"),
+)
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -77,6 +81,8 @@ def planned(spec: Spec, ask: SearchRequest, found: SearchResult, choice: Choice)
         schema=SCHEMA,
         digest="",
         name=spec.name,
+        trainer=spec.run.trainer,
+        ledger_describes_trainer=spec.run.trainer == LEDGER_TRAINER,
         spec_digest=codec.digest(experiment),
         overrides=spec.overrides,
         model=PlannedModel(
@@ -118,7 +124,18 @@ def planned(spec: Spec, ask: SearchRequest, found: SearchResult, choice: Choice)
         warnings=warnings(spec, ask, found),
     )
     warned = (*plan.warnings, *too_few_steps(plan), *too_long(plan), *beyond(plan))
-    return replace(plan, digest=plan_digest(plan), warnings=warned)
+    return replace(plan, digest=plan_digest(plan), warnings=(*not_described(plan), *warned))
+
+
+def not_described(plan: Plan) -> tuple[str, ...]:
+    """A warning where the forecast is about the program of another trainer."""
+    if plan.ledger_describes_trainer:
+        return ()
+    warning = (
+        f"the forecast describes the program of trainer {LEDGER_TRAINER}, not that of"
+        f" {plan.trainer}: memory, time and cost of {plan.trainer} are unknown"
+    )
+    return (warning,)
 
 
 def plan_digest(plan: Plan) -> str:

@@ -36,7 +36,7 @@ from orchestrator.prove.hlo.report import read
 from orchestrator.prove.targets import target
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
-from trainers.contract import Program, load
+from trainers.contract import Program, build, load
 from trainers.mesh import mesh_of
 
 RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
@@ -95,7 +95,7 @@ def _compiled(plan: Plan, asked: CompileRequest, say: Say) -> Compiled:
     name, options = target(plan)
     devices = topologies.get_topology_desc(name, "tpu", **options).devices
     say({"stage": "tracing"})
-    program = load(asked.trainer).build(plan, devices)
+    program = build(load(asked.trainer), plan, devices)
     lowered = program.step.lower(program.state, program.batch)
     say({"stage": "compiling"})
     began = clock()

@@ -1,1 +1,1 @@
-"""Render room: stations to text for people. Decides nothing, computes nothing but layout."""
+"""stations to text for people. Decides nothing, computes nothing but layout."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from orchestrator import catalog
-from orchestrator.errors import SpecError
+from orchestrator import catalog, trainer_registry
+from orchestrator.errors import SpecError, UnknownName
 from orchestrator.spec.request import SpecRequest
 
 Check = Callable[[SpecRequest], None]
@@ -86,6 +86,18 @@ def shape_faults(
     return faults
 
 
+def _trainer_is_known(asked: SpecRequest) -> None:
+    name = asked["run.trainer"]
+    if name is None:
+        return
+    try:
+        trainer_registry.find(name)
+    except UnknownName as error:
+        message = f"is {name!r}, must be a trainer that can be found"
+        hint = f"known: {', '.join(error.known)}; or the module of your own: my_package.my_module"
+        asked.tell("run.trainer", message, hint)
+
+
 CHECKS: tuple[Check, ...] = (
     _tokens_fill_a_batch,
     _learning_rate_falls,
@@ -93,4 +105,5 @@ CHECKS: tuple[Check, ...] = (
     _pods_are_in_order,
     _topology_exists,
     _shape_is_sound,
+    _trainer_is_known,
 )

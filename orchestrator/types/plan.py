@@ -202,15 +202,19 @@ class SearchSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What will be done. `digest` is over every field but itself, `name`, `overrides`, `warnings`,
-    `search` and `forecast`: two plans that run the same program on the same chips share it.
+    """What will be done. `digest` is over every field but itself, `name`, `trainer`,
+    `ledger_describes_trainer`, `overrides`, `warnings`, `search` and `forecast`: two plans that run
+    the same program of a trainer on the same chips share it.
     `chip_profile` is the digest of the ChipProfile that the forecast is made with; None where it is
-    made with datasheets.
+    made with datasheets. `ledger_describes_trainer`: whether the forecast is about the program that
+    `trainer` runs; the ledger describes the built-in trainer `llama` alone.
     """
 
     schema: int
     digest: str
     name: str
+    trainer: str
+    ledger_describes_trainer: bool
     spec_digest: str
     overrides: tuple[str, ...]
     model: PlannedModel

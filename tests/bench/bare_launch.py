@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.launch.attempt import join_cluster
-from orchestrator.launch.slices import accelerator_type
+from orchestrator.launch.ray.attempt import join_cluster
+from orchestrator.launch.ray.slices import accelerator_type
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 
@@ -22,11 +22,11 @@ def train(config: dict[str, Any]) -> None:
     import jax  # noqa: PLC0415  only the workers need it
 
     from trainers import llama  # noqa: PLC0415
-    from trainers.contract import place  # noqa: PLC0415
+    from trainers.contract import build, place  # noqa: PLC0415
     from trainers.data.batches import batches_of  # noqa: PLC0415
 
     plan = codec.from_json(Path(config["plan"]).read_bytes(), Plan)
-    program = llama.build(plan, jax.devices())
+    program = build(llama, plan, jax.devices())
     batches = batches_of(plan)
     step = program.step.lower(program.state, program.batch).compile()
     state: Any = program.init(plan.seed)

@@ -17,7 +17,8 @@ from orchestrator.errors import OrchError
 from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.plan.planner import make_plan
 from orchestrator.prove import ProofResult, proof_cache, prove
-from orchestrator.render.text import GIB, columns
+from orchestrator.render.formatting import GIB
+from orchestrator.render.layout import columns
 from orchestrator.types.proof import Proof
 from orchestrator.types.spec import MeshRequest, Spec
 from tests.asks import spec_of

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from orchestrator import score
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.plan import flops
-from orchestrator.render import score as render
+from orchestrator.render import score_screen as render
+from orchestrator.score import as_shipped, without
 from orchestrator.score.fit import learn
 from orchestrator.score.learned import text
 from orchestrator.score.verdicts import published
@@ -38,10 +38,10 @@ def learned() -> str:
 
 def scores(say: Callable[[str], None] = lambda _: None) -> dict[str, Score]:
     """By what the constants were learned without."""
-    found = {SEEN: score.as_shipped()}
+    found = {SEEN: as_shipped()}
     for name, key in ((DOCUMENTS, "document"), (GROUPS, "group")):
         say(f"learning without {name}, one after another …")
-        found[name] = score.without(key)
+        found[name] = without(key)
     return found
 
 
@@ -77,7 +77,7 @@ def retained(scored: Score) -> str:
 
 def pages(found: dict[str, Score]) -> dict[Path, str]:
     """Which table stands on which page."""
-    return {README: render.comparison(found), DOCUMENT: goals(found)}
+    return {README: render.score_markdown(found), DOCUMENT: goals(found)}
 
 
 def written(page: str, made: str) -> str:
@@ -91,7 +91,7 @@ def main() -> None:
     found = scores(print)
     for page, made in pages(found).items():
         write(page, written(page.read_text(encoding="utf-8"), made))
-    print(f"\n{render.comparison(found)}\n{goals(found)}")
+    print(f"\n{render.score_markdown(found)}\n{goals(found)}")
 
 
 def write(path: Path, new: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator import journal
 from orchestrator.journal.liveness import this_process
-from orchestrator.render import scaling
+from orchestrator.render import study_report_screen
 from orchestrator.render.page import study_page
 from orchestrator.study import gather, study_report
 from orchestrator.types import codec
@@ -61,7 +61,7 @@ def main() -> int:
         ran = gather(recorded)
         read_s = time.perf_counter() - began_s
         told = study_report(recorded.key, recorded.opened().study, ran)
-        table = scaling.screen(told, "")
+        table = study_report_screen.study_report_screen(told, "")
         page = study_page(told, {one.trial: one.predicted for one in ran})
         all_s = time.perf_counter() - began_s
     runs = f"{wanted.trials} trials of {wanted.steps:,} steps"

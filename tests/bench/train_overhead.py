@@ -25,7 +25,7 @@ from orchestrator.types.run import Step
 from orchestrator.types.spec import CheckpointOptions, Model
 from tests.trainer_plans import plan_of
 from trainers import llama
-from trainers.contract import Program, place
+from trainers.contract import Program, build, place
 from trainers.data.batches import batches_of
 from trainers.loop import Assignment, run
 
@@ -94,7 +94,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=24)
     plan = replace(plan_of(SMALL, sequences=16, length=128), remat="none")
-    program = llama.build(plan, jax.devices()[:1])
+    program = build(llama, plan, jax.devices()[:1])
     bare_s, loop_s, checkpoint_s = in_turns(program, parser.parse_args().turns)
     around = [statistics.fmean(pair) for pair in pairwise(bare_s)]
     ratio = statistics.median(one / other for one, other in zip(loop_s, around, strict=True))

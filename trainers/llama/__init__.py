@@ -5,6 +5,6 @@ model       the forward pass of one chip, every exchange in sight
 step        microbatches, the reduction of gradients, the optimizer; the Program
 """
 
-from trainers.llama.step import build, program
+from trainers.llama.step import program
 
-__all__ = ["build", "program"]
+__all__ = ["program"]

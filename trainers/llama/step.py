@@ -1,6 +1,5 @@
 """Trainer llama: the step, one `shard_map` manual over all mesh axes, and its Program."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,16 +18,11 @@ from trainers.llama.axes import BATCH, MESH, SEQUENCE, with_copies
 from trainers.llama.collectives import added, reduced
 from trainers.llama.loss import Loss
 from trainers.llama.model import DTYPES, Network, batch_loss
-from trainers.mesh import mesh_of
 
 Tree = Any
 TOKENS = P(BATCH, SEQUENCE)  # of every batch leaf [sequences, length]
 # The start runs once; optimizing its random numbers took four times as long as making them.
 ONCE = {"xla_backend_optimization_level": "0"}
-
-
-def build(plan: Plan, devices: Sequence[jax.Device]) -> Program:
-    return program(plan, mesh_of(plan, devices))
 
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:

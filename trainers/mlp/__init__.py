@@ -5,7 +5,6 @@ One hidden layer over `tensor`, sequences over the replicas; the compiler writes
 Knows JAX, the stations and the contract.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,16 +17,10 @@ from jax.sharding import PartitionSpec as P
 
 from orchestrator.types.plan import Plan
 from trainers.contract import Program
-from trainers.mesh import mesh_of
 
 State = dict[str, Any]
 BATCH = P(("pods", "data", "fsdp"))
 SHARDINGS = {"into": P(None, "tensor"), "out": P("tensor")}  # [length, d_ff], [d_ff]
-
-
-def build(plan: Plan, devices: Sequence[jax.Device]) -> Program:
-    """The plan on these devices."""
-    return program(plan, mesh_of(plan, devices))
 
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:

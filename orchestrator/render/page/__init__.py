@@ -1,7 +1,7 @@
-"""Render room, pages: a report as one HTML file that needs nothing else, with drawings in SVG."""
+"""a report as one HTML file that needs nothing else, with drawings in SVG."""
 
-from orchestrator.render.page.run import run_page
-from orchestrator.render.page.shown import Shown
-from orchestrator.render.page.study import study_page
+from orchestrator.render.page.run_page import run_page
+from orchestrator.render.page.shown import RunPage
+from orchestrator.render.page.study_page import study_page
 
-__all__ = ["Shown", "run_page", "study_page"]
+__all__ = ["RunPage", "run_page", "study_page"]

@@ -1,4 +1,4 @@
-"""Render room, pages: where a number lies in a drawing, and which numbers its axes show. Pure."""
+"""where a number lies in a drawing, and which numbers its axes show. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Render room, pages: horizontal bars in segments, on one scale, with marks across them."""
+"""horizontal bars in segments, on one scale, with marks across them."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Render room, pages: HTML and SVG as text in which nothing is markup unless it was made here."""
+"""HTML and SVG as text in which nothing is markup unless it was made here."""
 
 from collections.abc import Mapping, Sequence
 from html import escape

@@ -1,12 +1,11 @@
-"""Render room, pages: time per step, the ledger by resource with the measured step across it."""
+"""time per step, the ledger by resource with the measured step across it."""
 
-from orchestrator.render import report as words
+from orchestrator.render import report_text as words
+from orchestrator.render.formatting import resource, seconds
 from orchestrator.render.page.bars import Bar, Mark, Segment, bars
 from orchestrator.render.page.html import Html, join, tag
 from orchestrator.render.page.roofline import kind_of
-from orchestrator.render.page.shown import Shown
-from orchestrator.render.resource_names import resource
-from orchestrator.render.text import seconds
+from orchestrator.render.page.shown import RunPage
 from orchestrator.report.gap import on_devices
 from orchestrator.types.plan import Plan
 from orchestrator.types.report import Measurement, Report
@@ -14,7 +13,7 @@ from orchestrator.types.report import Measurement, Report
 SMALL = 0.012  # resources below this share of the step share a bar
 
 
-def time(shown: Shown) -> Html:
+def time(shown: RunPage) -> Html:
     """The ledger with the measured step across it; a rehearsal's own, and apart that for chips."""
     if not shown.report.rehearsal:
         return held(shown.report, shown.plan)

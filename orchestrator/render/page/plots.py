@@ -1,4 +1,4 @@
-"""Render room, pages: curves over two axes. Shapes stretch with the page; text and strokes do not.
+"""curves over two axes. Shapes stretch with the page; text and strokes do not.
 
 Places are shares of the drawing. A curve lies in an inner drawing of a thousand units each way
 that is stretched to the outer one.

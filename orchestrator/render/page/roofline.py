@@ -1,4 +1,4 @@
-"""Render room, pages: the roofline of a plan, with a run on it.
+"""the roofline of a plan, with a run on it.
 
 One roof for each thing that a step needs: FLOPs over the peak, and for each kind of bytes (HBM, the
 links of a group, the data-center network) FLOPs per byte times its rate. The step meets each roof
@@ -7,11 +7,10 @@ at its own FLOPs per byte; how far below the lowest it stays is what overlap and
 
 from dataclasses import dataclass
 
+from orchestrator.render.formatting import resource, with_unit
 from orchestrator.render.page.axes import Axis, logarithmic
 from orchestrator.render.page.html import Html
 from orchestrator.render.page.plots import Curve, Flag, Frame, plot
-from orchestrator.render.resource_names import resource
-from orchestrator.render.text import with_unit
 from orchestrator.types.plan import Plan
 
 # A resource that a step keeps busy for less than this share of its bound is not drawn.

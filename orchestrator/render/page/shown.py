@@ -1,4 +1,4 @@
-"""Render room, pages: what the page of a run is made from."""
+"""what the page of a run is made from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from orchestrator.types.run import Run, TimedStep
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class RunPage:
     """What the page of a run shows. `plan` is the one that ran; `rehearsed` what it is a small copy
     of, and `proof` is of that one, or of `plan` where there is none.
     """

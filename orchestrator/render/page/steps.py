@@ -1,19 +1,19 @@
-"""Render room, pages: what was measured over steps, with what was predicted as lines."""
+"""what was measured over steps, with what was predicted as lines."""
 
 from collections.abc import Callable
 from statistics import median
 
+from orchestrator.render.formatting import count, percent, seconds
 from orchestrator.render.page.axes import Axis, from_zero
 from orchestrator.render.page.html import Html, join, tag
 from orchestrator.render.page.plots import Band, Curve, Frame, plot
-from orchestrator.render.page.shown import Shown
-from orchestrator.render.text import count, percent, seconds
+from orchestrator.render.page.shown import RunPage
 from orchestrator.types.plan import Plan
 
 MOST_POINTS = 240
 
 
-def steps(shown: Shown) -> Html:
+def steps(shown: RunPage) -> Html:
     """MFU over steps with the predicted line, or seconds where it is not known; and the loss."""
     taken = [timed.step for timed in shown.steps]
     warm = [step for step in taken if step.opening is None]

@@ -1,0 +1,114 @@
+"""Format numbers for people: counts, bytes, seconds, money, shares and intervals."""
+
+MIB, GIB = 2**20, 2**30
+DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
+SHORT_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+SI_SCALES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+LONG_SCALES = ((DAY_S, "days"), (HOUR_S, "hours"), (MINUTE_S, "minutes"))
+TIME_SCALES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"))
+ELAPSED_SCALES = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1, "s"))
+RESOURCES = {
+    "mxu": "matmul",
+    "pods": "dcn pods",
+    "latency": "ici",
+    **{name: name for name in ("hbm", "host", "cores", "exchanges")},
+}
+
+
+def count(value: float) -> str:
+    """Return a whole number with separated thousands: 35,840."""
+    return f"{value:,.0f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where there are several: 1 run, 4 runs."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def scaled(value: float, digits: int = 3) -> str:
+    """Return a large number with a decimal suffix: 4.59M, 15T."""
+    scale, letter = next(((s, suffix) for s, suffix in SHORT_SCALES if value >= s), (1, ""))
+    return f"{to_digits(value / scale, digits)}{letter}"
+
+
+def with_unit(value: float, unit: str, digits: int = 3) -> str:
+    """Return a quantity with its SI prefix: 459 TFLOP/s, 13.1 GB."""
+    scale, letter = next(((s, prefix) for s, prefix in SI_SCALES if value >= s), (1, ""))
+    return f"{to_digits(value / scale, digits)} {letter}{unit}"
+
+
+def to_digits(value: float, digits: int) -> str:
+    """Return significant digits without an exponent or trailing zeros: 0.0378, 1,234."""
+    rounded = float(f"{value:.{digits - 1}e}")
+    return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:.{digits}g}"
+
+
+def in_memory(value_bytes: float) -> str:
+    """Return bytes of device memory in GiB, or in MiB where GiB would show no digit."""
+    unit, name = (MIB, "MiB") if 0 < value_bytes < GIB / 100 else (GIB, "GiB")
+    return f"{value_bytes / unit:,.2f} {name}"
+
+
+def seconds(value_s: float) -> str:
+    """Return seconds in the unit with digits before the point: 12.1 s, 419 ms, 3.86 ms."""
+    scale, unit = next((pair for pair in TIME_SCALES if value_s >= pair[0]), TIME_SCALES[-1])
+    return f"{to_digits(value_s / scale, 3)} {unit}"
+
+
+def lasting(days: float) -> str:
+    """Return the length of a training: 13.8 days, 3.2 hours, 22.2 s."""
+    value_s = days * DAY_S
+    if value_s < MINUTE_S:
+        return seconds(value_s)
+    scale, unit = next(pair for pair in LONG_SCALES if value_s >= pair[0])
+    return f"{value_s / scale:,.1f} {unit}"
+
+
+def elapsed(value_s: float) -> str:
+    """Return elapsed time in its two largest units: 45 s, 3 min 5 s, 2 d 4 h."""
+    left = round(value_s)
+    amounts = []
+    for size, unit in ELAPSED_SCALES:
+        amount, left = divmod(left, size)
+        amounts.append((amount, unit))
+    first = next((i for i, (amount, _) in enumerate(amounts) if amount), len(amounts) - 1)
+    shown = [pair for pair in amounts[first : first + 2] if pair[0]] or amounts[-1:]
+    return " ".join(f"{amount} {unit}" for amount, unit in shown)
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction as a percentage: 33.2 %."""
+    return f"{fraction * 100:.1f} %"
+
+
+def signed_percent(fraction: float) -> str:
+    """Return a difference as a percentage with its sign; a zero has none: +9.4 %, 0.0 %."""
+    shown = f"{fraction * 100:+.1f}"
+    return f"{shown if float(shown) else '0.0'} %"
+
+
+def dollars(value: float) -> str:
+    """Return money to three digits: $17.3M, $940."""
+    return f"${scaled(value)}"
+
+
+def span(low: str, high: str) -> str:
+    """Return an interval of two formatted quantities, with a shared unit once: 127 to 422 ms."""
+    if low == high:
+        return low
+    number, _, unit = low.partition(" ")
+    shared = bool(unit) and " " not in unit and high.endswith(f" {unit}")
+    return f"{number if shared else low} to {high}"
+
+
+def off(measured_s: float, expected_s: float, than: str) -> str:
+    """Return how far a measured time is from an expected one: `9.4 % more than expected`."""
+    times = measured_s / expected_s
+    if not 0.5 <= times <= 2:
+        return f"{to_digits(times, 2)} times {than}"
+    return f"{percent(abs(times - 1))} {'more' if times > 1 else 'less'} than {than}"
+
+
+def resource(name: str) -> str:
+    """Return the display name of a ledger line's resource; unlisted ones are ICI links."""
+    return RESOURCES.get(name, f"ici {name}")

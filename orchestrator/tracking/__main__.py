@@ -1,0 +1,78 @@
+"""The process that records runs in the background.
+
+    python -m orchestrator.tracking RUN...          # sync runs once
+    python -m orchestrator.tracking --follow RUN    # go on until the run has ended
+
+A process that follows ends soon after its input does: whoever started it holds the other end.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+from orchestrator.errors import OrchError
+from orchestrator.journal import Journal
+from orchestrator.tracking.recorder import ONCE_LIMIT_S, Recorder
+from orchestrator.types.run import LIVE
+
+POLL_S, LONGEST_WAIT_S = 2.0, 30.0
+# After its driver has ended a run shows as lost within this time.
+LAST_LIMIT_S = 15.0
+NICE = 10
+
+
+def main(arguments: list[str]) -> None:
+    """Sync the runs once, or follow one."""
+    os.nice(NICE)  # training comes first
+    if arguments[0] == "--follow":
+        follow(Journal(Path(arguments[1])))
+        return
+    signal.alarm(ONCE_LIMIT_S)
+    recorder = Recorder(os.environ)
+    for path in arguments:
+        log(recorder.record(Journal(Path(path))).problem)
+
+
+def follow(journal: Journal) -> None:
+    """Sync a run again and again until it has ended, or its driver has."""
+    deadline, wait_s, last_problem = None, POLL_S, None
+    recorder = Recorder(os.environ)
+    while deadline is None or time.monotonic() < deadline:
+        result = recorder.record(journal)
+        if result.problem:
+            recorder.forget()
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        else:
+            wait_s = POLL_S
+        if result.problem != last_problem:
+            log(result.problem or "recorded again")
+            last_problem = result.problem
+        if result.recorded and result.recorded.state not in LIVE:
+            return
+        if deadline is None and input_ended(wait_s):
+            deadline = time.monotonic() + LAST_LIMIT_S
+        elif deadline is not None:
+            time.sleep(POLL_S / 4)
+
+
+def input_ended(limit_s: float) -> bool:
+    """Whether whoever started this closed its input, or ended, within some time."""
+    readable, _, _ = select.select([sys.stdin], [], [], limit_s)
+    return bool(readable) and not os.read(sys.stdin.fileno(), 4096)
+
+
+def log(problem: str | None) -> None:
+    """Write a line with the time, if there is a problem."""
+    if problem:
+        print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), problem, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except OrchError as error:
+        log(str(error))
+        sys.exit(error.exit_code)

@@ -1,0 +1,106 @@
+"""A trainer of one's own, from outside this repository: planned, trained, proved, refused."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import toy
+from tests.conftest import ROOT, RunOrch
+
+SPEC = "specs/tiny_2pod.yaml"
+REGISTERED = {
+    "METADATA": "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n",
+    "entry_points.txt": "[orch.trainers]\nregistered = mine.bigram\n",
+}
+HOLDER = """
+import types
+
+from mine import bigram
+
+trainer = types.SimpleNamespace(program=bigram.program)
+"""
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed package `mine` with the trainer `mine.bigram`, registered as `registered`."""
+    folder = tmp_path / "site" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    shutil.copy(toy.__file__, folder / "bigram.py")
+    (folder / "holder.py").write_text(HOLDER)
+    described = folder.parent / "mine-1.0.dist-info"
+    described.mkdir()
+    for name, text in REGISTERED.items():
+        (described / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder.parent), str(ROOT)]))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["mine.bigram", "mine.holder:trainer", "registered"])
+def test_a_plan_says_that_the_ledger_does_not_describe_it(name: str, orch: RunOrch) -> None:
+    """Found by module, by attribute and by entry point; the screen warns."""
+    planned = orch("plan", SPEC, "--set", f"run.trainer={name}", "--json")
+    plan = json.loads(planned.stdout)
+    assert (plan["trainer"], plan["ledger_describes_trainer"]) == (name, False)
+    screen = orch("plan", SPEC, "--set", f"run.trainer={name}").stdout
+    assert "warning: the forecast describes the program of trainer llama" in screen
+
+
+def test_planning_does_not_import_it(package: Path, orch: RunOrch) -> None:
+    """A trainer may need JAX or devices; a plan needs neither."""
+    for file in package.glob("*.py"):
+        file.write_text("raise RuntimeError('imported')\n")
+    assert orch("plan", SPEC, "--set", "run.trainer=mine.bigram").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["nonsense", "mine", "mine.absent", "mine.bigram.deeper"])
+def test_an_unknown_trainer_is_refused(name: str, orch: RunOrch) -> None:
+    """Exit 2; the hint lists the trainers that have a name, installed ones too."""
+    done = orch("plan", SPEC, "--set", f"run.trainer={name}")
+    assert done.returncode == 2
+    assert "run.trainer" in done.stderr
+    assert "known: llama, mlp, registered" in done.stderr
+
+
+def test_the_built_in_ones_are_described_or_not(orch: RunOrch) -> None:
+    """The ledger describes the program of llama, and of no other trainer."""
+    plans = {
+        name: json.loads(orch("plan", SPEC, "--set", f"run.trainer={name}", "--json").stdout)
+        for name in ("llama", "mlp")
+    }
+    assert {name: plan["ledger_describes_trainer"] for name, plan in plans.items()} == {
+        "llama": True,
+        "mlp": False,
+    }
+    assert plans["llama"]["digest"] == plans["mlp"]["digest"]
+
+
+def test_it_trains(tmp_path: Path) -> None:
+    """`python -m trainers` runs it on emulated devices, and it learns."""
+    command = [sys.executable, "-m", "trainers", SPEC, str(tmp_path / "run")]
+    done = subprocess.run(
+        [*command, "--trainer", "mine.bigram", "--emulate", "--steps", "3"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "run" / "steps-000.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert [step["index"] for step in steps] == [0, 1, 2]
+    assert all("tokens_mean" in step["trainer_metrics"] for step in steps)
+
+
+def test_a_module_without_a_program_is_no_trainer(tmp_path: Path) -> None:
+    """Known by its name, refused where it is imported."""
+    command = [sys.executable, "-m", "trainers", SPEC, str(tmp_path / "run"), "--emulate"]
+    done = subprocess.run(
+        [*command, "--trainer", "mine.holder"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "run.trainer: mine.holder has no function program(plan, mesh)" in done.stderr

@@ -1,0 +1,164 @@
+"""The JSON Schema of specs, generated from the types, and what editors make of it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from orchestrator import catalog, spec
+from orchestrator.network.rematerialization import POLICIES
+from orchestrator.spec.examples import SCHEMA, STUDY_SCHEMA, write_schema
+from orchestrator.spec.messages import example
+from orchestrator.spec.schema import (
+    Schema,
+    alternatives,
+    constants,
+    contract,
+    member,
+    properties,
+)
+from orchestrator.types.spec import Optimizer, Spec
+from tests.conftest import ROOT
+from tests.spec_texts import COMPLETE, MINIMAL
+
+VALIDATOR = Draft202012Validator(contract())
+
+
+class EditorLoader(yaml.BaseLoader):
+    """YAML as an editor reads it: the core schema of YAML 1.2, which is that of JSON."""
+
+
+def editor_scalar(loader: EditorLoader, node: yaml.ScalarNode) -> Any:
+    text = str(loader.construct_scalar(node))
+    if node.style:
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+EditorLoader.add_constructor("tag:yaml.org,2002:str", editor_scalar)
+
+
+def leaves(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema]]:
+    """Every key of the contract, by its dotted path."""
+    for one in alternatives(schema):
+        for key in properties(one):
+            inside = member(one, key) or {}
+            yield f"{prefix}{key}", inside
+            yield from leaves(inside, f"{prefix}{key}.")
+
+
+def fields_of(kind: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
+    """Every field of a type, by its dotted path."""
+    types = get_type_hints(kind)
+    for one in fields(kind):
+        yield prefix + one.name, one
+        if is_dataclass(types[one.name]):
+            yield from fields_of(types[one.name], f"{prefix}{one.name}.")
+
+
+def test_the_contract_is_a_json_schema() -> None:
+    """It is valid 2020-12, has a version, and is printed as it stands."""
+    Draft202012Validator.check_schema(contract())
+    assert contract()["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert contract()["$id"].endswith(f":{contract()['properties']['schema']['default']}")
+    assert json.loads(spec.schema_text()) == contract()
+
+
+def test_every_key_says_what_it_is() -> None:
+    """Editors show a description for each key."""
+    assert [path for path, schema in leaves(contract()) if not schema.get("description")] == []
+
+
+def test_every_optional_value_has_a_default_or_says_what_its_absence_means() -> None:
+    """What is left out has a documented default; a section's is the defaults within."""
+    silent = [
+        path
+        for path, schema in leaves(contract())
+        if "default" not in schema and schema.get("type") != "object" and not is_required(path)
+    ]
+    absent = ("when left out", "for kind tokens alone", "Stop after")
+    undocumented = [
+        path
+        for path in silent
+        if not any(words in dict(leaves(contract()))[path]["description"] for words in absent)
+    ]
+    assert undocumented == []
+
+
+def is_required(path: str) -> bool:
+    """Whether some mapping of the contract demands that key."""
+    *above, key = path.split(".")
+    parent = dict(leaves(contract()))[".".join(above)] if above else contract()
+    return any(key in one.get("required", ()) for one in alternatives(parent))
+
+
+def test_it_is_generated_from_the_types() -> None:
+    """A field, a bound, a default of a type, and a name of the catalog, stand in the schema."""
+    keys = dict(leaves(contract()))
+    held = {path for path, _ in fields_of(Spec)} - {"overrides", "run.hang_limit_s"}
+    assert held <= keys.keys()
+    assert keys["experiment.batch.length"]["maximum"] == 100_000_000
+    assert keys["experiment.optimizer.warmup_steps"]["default"] == Optimizer().warmup_steps
+    assert keys["run.hang_limit"]["default"] == "10m"
+    assert keys["resources.mesh"]["default"] == keys["resources.mesh.fsdp"]["default"] == "auto"
+    assert set(catalog.models()) <= set(constants(alternatives(keys["experiment.model"])[0]))
+    assert set(catalog.chips()) <= set(constants(alternatives(keys["resources.chip"])[0]))
+    assert constants(keys["experiment.remat"]) == ["auto", *POLICIES]
+
+
+@pytest.mark.parametrize("name", [SCHEMA, STUDY_SCHEMA])
+def test_the_shipped_file_is_what_is_generated(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Editors read it beside the shipped specs."""
+    write_schema(ROOT / "specs" if request.config.getoption("--refresh-golden") else tmp_path)
+    write_schema(tmp_path)
+    assert (ROOT / "specs" / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_examples_are_legal() -> None:
+    """Each example, and each default, passes the part of the contract that it stands in."""
+    tried = 0
+    for path, schema in leaves(contract()):
+        defaults = [schema["default"]] if "default" in schema else []
+        for value in schema.get("examples", []) + defaults:
+            assert VALIDATOR.evolve(schema=schema).is_valid(value), (path, value)
+            tried += 1
+    assert tried > 50
+
+
+def test_every_key_has_an_example() -> None:
+    """There is a legal value for every hint."""
+    for path, schema in leaves(contract()):
+        if path not in ("experiment.data", "experiment.compiler_options"):
+            found = example(schema)
+            assert found is not None or schema.get("title") == "text", path
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "specs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_editors_accept_the_shipped_specs(path: Path) -> None:
+    """What loads here shows no error in an editor that has the contract."""
+    loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=EditorLoader)
+    assert list(VALIDATOR.iter_errors(loaded)) == []
+
+
+@pytest.mark.parametrize("text", [COMPLETE, MINIMAL, spec.starter(Path("a.yaml"))])
+def test_editors_accept_other_good_specs(text: str) -> None:
+    """The texts of the tests and the starter pass the contract alone, too."""
+    assert list(VALIDATOR.iter_errors(yaml.load(text, Loader=EditorLoader))) == []
+
+
+def test_editors_refuse_what_is_out_of_range() -> None:
+    """The contract itself bounds what people write as text: shares, counts and durations."""
+    for key, right, wrong in [("tolerance", "10%", "60%"), ("length", "8192", "8K")]:
+        text = MINIMAL.replace("8192}", "8192, tolerance: 10%}").replace(right, wrong)
+        [error] = VALIDATOR.iter_errors(yaml.load(text, Loader=EditorLoader))
+        assert list(error.absolute_path) == ["experiment", "batch", key]
