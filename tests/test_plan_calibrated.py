@@ -30,10 +30,10 @@ from trainers.mesh import abstract_mesh_of
 SHAPES: list[dict[str, Any]] = [
     {"pods": 2, "fsdp": 2, "tensor": 2, "gradient_reduction": "per_layer"},
     {"pods": 2, "data": 2, "sequence": 2, "gradient_reduction": "per_layer"},
-    {"pods": 2, "data": 2, "sequence": 2},
+    {"pods": 2, "data": 2, "sequence": 2, "microbatches": 2},
     {"tensor": 8, "microbatches": 2, "remat": "none"},
     {"fsdp": 4, "tensor": 4, "remat": "keep_mlp"},
-    {"data": 3, "fsdp": 2, "sequences": 12},
+    {"data": 3, "fsdp": 2, "sequences": 12, "microbatches": 2},
 ]
 
 
