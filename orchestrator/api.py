@@ -120,11 +120,10 @@ def score(
     `runs` is a CSV file with the columns of the project's own, which is the default. `without`
     learns the constants anew without each document, or each group, and scores what it left out.
     """
-    from orchestrator.score import PUBLISHED, as_shipped
-    from orchestrator.score import without as scored_without
+    from orchestrator.score import PUBLISHED, cross_validated, with_catalog_constants
 
     path = Path(runs) if runs else PUBLISHED
-    return scored_without(without, path) if without else as_shipped(path)
+    return cross_validated(without, path) if without else with_catalog_constants(path)
 
 
 def calibrate(*, progress: "Progress | None" = None) -> "StoredProfile":

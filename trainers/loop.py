@@ -80,7 +80,7 @@ def run(program: Program, asked: Assignment) -> Outcome:
             meter = Meter(program, asked.emit, opening, asked.peak_flops_per_s)
             loop = _Loop(compiled, feed, meter, saved, asked.checkpoint.every, profile)
             done = loop.run(state, todo, StopVote(asked.stop))
-        return Outcome(steps_done=done, stopped=done < asked.steps, opening=opening)
+        return Outcome(steps_done=done, stopped=done < asked.steps, startup=opening)
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
     from orchestrator.render.study_screen import study_screen
 
     found = orch.study(spec, overrides, progress=Display())
-    infeasible = any(one.refused for one in found.trials)
+    infeasible = any(one.infeasible for one in found.trials)
     if as_json:
         say_json(found)
     else:

@@ -57,7 +57,7 @@ def on_profile(plan: Plan, profile: ChipProfile) -> Plan:
 
 def on_its_chips(plan: Plan, profile: ChipProfile) -> Plan:
     """The same with a profile of the plan's own kind of chip; any other kind is an error."""
-    kind, kinds = profile.machine.device_kind, catalog.chip(plan.chip).device_kinds
+    kind, kinds = profile.machine.device_kind, catalog.chip_of(plan).device_kinds
     if kind not in kinds:
         raise SpecError(
             f"the profile is of {kind}, the plan of {plan.chip}, which JAX calls {kinds[0]}"
@@ -67,7 +67,7 @@ def on_its_chips(plan: Plan, profile: ChipProfile) -> Plan:
 
 def missing(plan: Plan, profile: ChipProfile) -> tuple[Benchmark, ...]:
     """The benchmarks that the forecast needs and the profile lacks."""
-    layout = layout_of(plan, catalog.chip(plan.chip))
+    layout = layout_of(plan, catalog.chip_of(plan))
     needed = [
         *(benchmark_of(line, plan, profile) for line in own_lines(layout)),
         *(
@@ -91,7 +91,12 @@ def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     step_s = step_bounds(plan, layout, profile, sum(line.value for line in lines))
     batch = Batch(sequences=plan.batch.sequences, length=plan.batch.length)
     experiment = Experiment(model=plan.model, tokens=plan.tokens, batch=batch)
-    resources = Resources(chip=plan.chip, topology=plan.topology, goodput=plan.forecast.goodput)
+    resources = Resources(
+        chip=plan.chip,
+        chip_definition=plan.chip_definition,
+        topology=plan.topology,
+        goodput=plan.forecast.goodput,
+    )
     usable_bytes = layout.chip.hbm_usable_bytes.value
     return replace(
         plan.forecast,
@@ -258,7 +263,7 @@ def peak_flops_per_s(profile: ChipProfile, dtype: str) -> float:
 
 def chip_of(plan: Plan, profile: ChipProfile) -> Chip:
     """The plan's chip; an emulated one has its share of the machine."""
-    chip, dtype = catalog.chip(plan.chip), plan.precision.compute
+    chip, dtype = catalog.chip_of(plan), plan.precision.compute
     if not profile.emulated:
         return chip
     source = f"profile {codec.short(codec.digest(profile))}"

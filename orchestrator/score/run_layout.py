@@ -1,6 +1,6 @@
-"""Score room: a published run laid out and priced as it was run, by the functions that make plans.
+"""Lays a published run out as it was run, and prices it with the planner's own functions.
 
-Nothing is searched but what no source states: where on the torus each mesh axis lay.
+Only what no source states is searched: where on the torus each mesh axis lay.
 """
 
 import re
@@ -21,14 +21,13 @@ from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.search import SearchRequest, layout_of
 from orchestrator.plan.time import step_time, time_lines
-from orchestrator.score.conventions import attention_share, whole_layers_parameters
-from orchestrator.score.runs import LeftOut, PublishedRun
+from orchestrator.score.flop_counts import attention_share, extra_parameters_per_layer
+from orchestrator.score.published_runs import PublishedRun, Unscorable
 from orchestrator.types.plan import LedgerLine
 from orchestrator.types.spec import Batch, Experiment, MeshRequest, Precision
 
-# What the sources call what they keep, by the tensors of a block; `custom` policies name
-# MaxText's tensors.
-SOURCES_NAMES = {
+# The sources' names for the tensors of a block; `custom` policies use MaxText's.
+TENSOR_NAMES = {
     "query_proj": "q",
     "key_proj": "k",
     "value_proj": "v",
@@ -66,7 +65,7 @@ NAMED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class LaidOutRun:
     """A run's layout and its ledger of seconds."""
 
     layout: Layout
@@ -77,34 +76,34 @@ class Replay:
         return float(step_time(self.layout, self.lines).lower_s)
 
 
-def replay(run: PublishedRun) -> Replay:
+def lay_out(run: PublishedRun) -> LaidOutRun:
     """The run as it was run; `LeftOut` says why that cannot be planned."""
     try:
         chip = catalog.chip(run.chip)
         topology = topology_of(run, chip)
         layout = layout_as_run(run, chip, topology)
-        return Replay(layout=layout, lines=lines_as_run(run, layout))
-    except LeftOut:
+        return LaidOutRun(layout=layout, lines=lines_as_run(run, layout))
+    except Unscorable:
         raise
     except OrchError as error:
-        raise LeftOut(str(error)) from None
+        raise Unscorable(str(error)) from None
 
 
 def topology_of(run: PublishedRun, chip: Chip) -> Topology:
-    """The slice: a shape where one is written, else the one that so many chips mean."""
+    """The slice: the stated shape, or the shape with that many chips."""
     if run.chips % run.slices:
-        raise LeftOut(f"{run.chips} chips are not {run.slices} slices of equal size")
+        raise Unscorable(f"{run.chips} chips are not {run.slices} slices of equal size")
     chips = run.chips // run.slices
     shape = re.search(r"\b\d+(x\d+){1,2}\b", re.sub(r"^\d+x ", "", run.topology))
     text = shape[0] if shape else f"{chip.slices.names[0]}-{chips * chip.slices.named_per_chip}"
     topology = catalog.topology(chip, text)
     if topology.chips != chips:
-        raise LeftOut(f"{run.topology} is {topology.chips} chips, its row says {chips} a slice")
+        raise Unscorable(f"{run.topology} is {topology.chips} chips, its row says {chips} a slice")
     return topology
 
 
 def remat_of(run: PublishedRun) -> Policy:
-    """What a source keeps, from the name of its policy or from its list of tensors."""
+    """The policy that a source names, or its list of tensors."""
     name = run.remat
     if name in NAMED:
         return NAMED[name]
@@ -114,22 +113,24 @@ def remat_of(run: PublishedRun) -> Policy:
         return custom(name.removeprefix("custom").lstrip(": "))
     if not name and run.hfu and run.mfu and run.hfu > run.mfu:
         return NAMED["full"]  # unnamed, but its hardware did more FLOPs than its model has
-    raise LeftOut(f"nobody says what remat {name!r} keeps" if name else "its remat is not stated")
+    raise Unscorable(
+        f"nobody says what remat {name!r} keeps" if name else "its remat is not stated"
+    )
 
 
 def custom(text: str) -> Policy:
-    """MaxText's tensors one by one: `device` keeps those that follow, `offload` on the host."""
+    """MaxText's list of tensors: after `device` they stay in HBM, after `offload` on the host."""
     where, kept, inputs = "device", {"device": set[str](), "offload": set[str]()}, ""
     for word in re.split(r"[\s;,=]+", text):
         if word in {"device", "offload", "remat"}:
             where = word
-        elif word not in SOURCES_NAMES:
-            raise LeftOut(f"nobody says what tensor {word!r} of remat {text!r} is")
+        elif word not in TENSOR_NAMES:
+            raise Unscorable(f"tensor {word!r} of remat {text!r} is unknown")
         elif word == "decoder_layer_input":
             inputs = where
         elif where in kept:
-            kept[where].update(SOURCES_NAMES[word].split())
-    # A plan keeps all in one memory; of both, HBM costs no more than was run.
+            kept[where].update(TENSOR_NAMES[word].split())
+    # A plan has one memory for all; if a run used both, HBM is the cheaper of the two.
     on_host = kept["offload"] if not kept["device"] else set()
     keep, offload = (kept["device"] | kept["offload"]) - on_host, set(on_host)
     (offload if inputs == "offload" else keep).add(BLOCK_INPUT)
@@ -137,13 +138,13 @@ def custom(text: str) -> Policy:
 
 
 def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
-    """Of all ways to lay the run's mesh on the torus, the one with the least time."""
+    """The fastest way to lay the run's mesh on the torus."""
     slice_torus = links.torus(chip, topology)
     tensor, sequence = run.mesh["tensor"] or 1, run.mesh["sequence"] or 1
     rest, over = divmod(slice_torus.devices, tensor * sequence)
     fsdp = run.mesh["fsdp"] or rest
     if over or rest % fsdp:
-        raise LeftOut(
+        raise Unscorable(
             f"{slice_torus.devices} devices are not fsdp {fsdp} x sequence {sequence} x tensor"
             f" {tensor} and whole replicas"
         )
@@ -159,7 +160,9 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
     divisible = 2 * tensor * sequence  # other trainers need not split the stream by position
     found = placements(slice_torus, model, divisible, wish, run.sequences // run.slices or 1)
     if not len(found):
-        raise LeftOut(f"its mesh {mesh_text(wish)} does not divide its model or lie on {topology}")
+        raise Unscorable(
+            f"its mesh {mesh_text(wish)} does not divide its model or lie on {topology}"
+        )
     return least_time(ask, found, remat_of(run))
 
 
@@ -189,10 +192,10 @@ def plain(ask: SearchRequest, factors: links.Ints, batch: int, remat: Policy) ->
 
 
 def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
-    """The ledger, where the run's kernel, windows and block differ from the trainer's."""
+    """The ledger, scaled where the run's kernel, windows or block differ from the trainer's."""
     attention = computed_share(run)
     tensor = layout.devices_along(GROUPS["tensor"])
-    wider = 1 + whole_layers_parameters(run) / tensor / layout.block_elements
+    wider = 1 + extra_parameters_per_layer(run) / tensor / layout.block_elements
     factors = {"attention": attention, "attention recompute": attention, "matmuls": wider,
                "recompute": wider}  # fmt: skip
     if run.parallel_block:  # one gather and one scatter serve attention and MLP together
@@ -209,7 +212,7 @@ def scaled(line: LedgerLine, factor: float) -> LedgerLine:
 
 
 def computed_share(run: PublishedRun) -> float:
-    """Attention that the run computes, over what the trainer's kernel would for whole sequences.
+    """Attention that the run computes, over that of the trainer's kernel for whole sequences.
 
     Without a kernel it is the whole square. A kernel takes whole blocks, also along a window.
     """

@@ -1,13 +1,13 @@
-"""Score room: the constants as the catalog keeps them, each with the rows it was learned from."""
+"""Writes the learned constants as the catalog's file, each with the rows it was learned from."""
 
-from orchestrator.score.fit import Constants, traced
+from orchestrator.score.fit import Constants, informative_rows
 from orchestrator.score.samples import Sample
 
 HEAD = """\
 # What real runs reach. Written by `make score` from published_runs.csv: change the rows, never the
 # numbers. docs/score.md says what each constant means; `rows` are those that it was learned from.
 """
-# The shortest step and the most chips of these rows: beyond them plans say that they extrapolate.
+# The shortest step and the most chips in these rows; plans beyond them warn that they extrapolate.
 REACH = """\
 [reach]
 step_s = {step_s}
@@ -19,7 +19,7 @@ DIGITS = 4
 
 def text(samples: list[Sample], constants: Constants) -> str:
     """The file catalog/efficiency.toml."""
-    rows = traced(samples, constants) | {"spread": tuple(s.run.id for s in samples)}
+    rows = informative_rows(samples, constants) | {"spread": tuple(s.run.id for s in samples)}
     blocks = [HEAD]
     for name, value in [*constants.shared.items(), ("spread", constants.spread)]:
         unsure = constants.unsure.get(name, 0.0)
@@ -32,13 +32,13 @@ def text(samples: list[Sample], constants: Constants) -> str:
 
 
 def entry(name: str, value: float, unsure: float, rows: tuple[str, ...]) -> str:
-    """One table; rounded to what rows can tell, so that the file is the same on every machine."""
+    """One table, with so few digits that the file is the same on every machine."""
     listed = "".join(f'    "{row}",\n' for row in rows)
     return f"[{name}]\nvalue = {rounded(value)}\nunsure = {rounded(unsure)}\nrows = [\n{listed}]\n"
 
 
 def reach(samples: list[Sample]) -> str:
-    """What the rows have at most: the shortest step of all, the most chips of each kind."""
+    """The shortest step of all rows, and the most chips of each kind."""
     most = {s.run.chip: 0 for s in samples}
     for sample in samples:
         most[sample.run.chip] = max(most[sample.run.chip], sample.run.chips)

@@ -1,4 +1,4 @@
-"""Score room: published runs as their file states them. Reads CSV and knows what its notes say."""
+"""Reads published runs from CSV, including what only their notes state."""
 
 import csv
 import re
@@ -23,17 +23,17 @@ COLUMNS = (*NEEDED, "source_repo", "source_path", "num_slices", "topology", "n_k
            "compute_dtype", "attention_kernel", "flop_convention", "step_time_s",
            "tflops_per_chip", "mfu_pct", "notes")  # fmt: skip
 MOST = 10**15  # of anything counted; beyond it sums are no longer exact
-GEMMA_EVERY = 6  # five local layers to one that sees everything
+GEMMA_EVERY = 6  # five local layers to one global layer
 TYPES: dict[str, DType] = {"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}
 
 
-class LeftOut(SpecError):
-    """Why a row is not scored: it cannot be planned as it was run, or its figure not converted."""
+class Unscorable(SpecError):
+    """A row cannot be scored: its run cannot be planned, or its figure not converted."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Layers that see only `tokens` back: all, but one of `every`, whose heads may be others."""
+    """Layers see `tokens` back; one in `every` is global, and may have other heads."""
 
     tokens: int
     every: int | None = None
@@ -42,13 +42,13 @@ class Window:
 
     @property
     def whole(self) -> float:
-        """Share of layers that see everything."""
+        """Share of global layers."""
         return 1 / self.every if self.every else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """One row. What a row does not say is None; sizes of the mesh are those inside a slice."""
+    """One row. None where it states nothing; the mesh is that inside a slice."""
 
     id: str
     group: str
@@ -94,19 +94,19 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def named(row: dict[str, str], line: int) -> dict[str, str]:
-    """The columns that are known, and a name for a row that has none."""
+    """The known columns, with a name for a row without one."""
     kept = {column: (row.get(column) or "").strip() for column in COLUMNS}
     return kept | {"id": kept["id"] or f"row {line}"}
 
 
 def run_of(row: dict[str, str]) -> PublishedRun:
-    """What a row means; `LeftOut` says why nothing can be made of it."""
-    refuse_what_no_trainer_does(row)
+    """The run of a row. `Unscorable` has the reason why there is none."""
+    refuse_unplannable(row)
     chips, slices = whole(row, "num_chips"), whole(row, "num_slices", 1)
     length = whole(row, "seq_len")
     tensor, sequence = whole(row, "ici_tp", 1), whole(row, "ici_sp", 1)
     # A second axis that shards weights is the same as more of the first.
-    again = noted(row, r"fsdp_transpose=(\d+)", 1)
+    again = noted_count(row, r"fsdp_transpose=(\d+)", 1)
     fsdp = whole(row, "ici_fsdp") * again if row["ici_fsdp"] else None
     return PublishedRun(
         id=row["id"],
@@ -122,10 +122,10 @@ def run_of(row: dict[str, str]) -> PublishedRun:
         sequences=sequences_of(row, chips * chip_of(row).devices, length),
         mesh={"fsdp": fsdp, "sequence": sequence, "tensor": tensor},
         remat=row["remat_policy"],
-        hfu=float(match[1]) / 100 if (match := found(row, r"\bHFU (\d+(?:\.\d+)?)")) else None,
-        parallel_block=found(row, r"parallel attn") is not None,
+        hfu=float(match[1]) / 100 if (match := note(row, r"\bHFU (\d+(?:\.\d+)?)")) else None,
+        parallel_block=note(row, r"parallel attn") is not None,
         compute=dtype(row["compute_dtype"] or "bfloat16"),
-        parameters=dtype(match[1] if (match := found(row, r"weight_dtype (\w+)")) else "fp32"),
+        parameters=dtype(match[1] if (match := note(row, r"weight_dtype (\w+)")) else "fp32"),
         kernel=row["attention_kernel"],
         convention=row["flop_convention"],
         step_s=positive(row, "step_time_s"),
@@ -135,21 +135,21 @@ def run_of(row: dict[str, str]) -> PublishedRun:
 
 
 def first_word(text: str) -> str:
-    """Of a source path, the document; what follows says which table or settings."""
+    """The document in a source path; the rest names a table or settings."""
     return text.split(maxsplit=1)[0].rstrip(";") if text else ""
 
 
-def refuse_what_no_trainer_does(row: dict[str, str]) -> None:
-    """Kinds of model and of parallelism that a plan has no lines for."""
+def refuse_unplannable(row: dict[str, str]) -> None:
+    """Refuse models and parallelism that a plan cannot describe."""
     if whole(row, "moe_experts", 1) > 1:
-        raise LeftOut(f"a mixture of {row['moe_experts']} experts: plans are of dense models")
-    if found(row, r"\bMuon\b"):
-        raise LeftOut("its optimizer is Muon: plans have lines for AdamW alone")
+        raise Unscorable(f"a mixture of {row['moe_experts']} experts: plans are of dense models")
+    if note(row, r"\bMuon\b"):
+        raise Unscorable("its optimizer is Muon: plans have lines for AdamW alone")
     if whole(row, "pp", 1) > 1:
-        raise LeftOut(f"{row['pp']} pipeline stages: plans have no pipeline")
+        raise Unscorable(f"{row['pp']} pipeline stages: plans have no pipeline")
     slices = whole(row, "num_slices", 1)
     if whole(row, "dcn_dp", slices) != slices:
-        raise LeftOut(f"its {slices} slices are not as many replicas: plans share out no weights"
+        raise Unscorable(f"its {slices} slices are not as many replicas: plans share out no weights"
                       " between slices")  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def number(row: dict[str, str], column: str) -> float:
         return float(row[column])
     except ValueError:
         said = f"says {row[column]!r}" if row[column] else "is empty"
-        raise LeftOut(f"{column} {said}: a number is needed") from None
+        raise Unscorable(f"{column} {said}: a number is needed") from None
 
 
 def positive(row: dict[str, str], column: str, scale: float = 1.0) -> float | None:
@@ -167,7 +167,7 @@ def positive(row: dict[str, str], column: str, scale: float = 1.0) -> float | No
         return None
     value = number(row, column)
     if not 0 < value < float("inf"):
-        raise LeftOut(f"{column} says {row[column]}: it must be positive")
+        raise Unscorable(f"{column} says {row[column]}: it must be positive")
     return value * scale
 
 
@@ -177,23 +177,23 @@ def whole(row: dict[str, str], column: str, default: int | None = None) -> int:
         return default
     value = number(row, column)
     if not (1 <= value <= MOST and value.is_integer()):
-        raise LeftOut(f"{column} says {row[column]}: a positive whole number is needed")
+        raise Unscorable(f"{column} says {row[column]}: a positive whole number is needed")
     return int(value)
 
 
 def dtype(text: str) -> DType:
     if text.lower() not in TYPES:
-        raise LeftOut(f"the type {text!r} is none of {', '.join(TYPES)}")
+        raise Unscorable(f"the type {text!r} is none of {', '.join(TYPES)}")
     return TYPES[text.lower()]
 
 
-def found(row: dict[str, str], pattern: str) -> re.Match[str] | None:
+def note(row: dict[str, str], pattern: str) -> re.Match[str] | None:
     return re.search(pattern, row["notes"])
 
 
-def noted(row: dict[str, str], pattern: str, default: int) -> int:
+def noted_count(row: dict[str, str], pattern: str, default: int) -> int:
     """A count that only the notes state."""
-    match = found(row, pattern)
+    match = note(row, pattern)
     return int(match[1]) if match else default
 
 
@@ -201,7 +201,7 @@ def chip_of(row: dict[str, str]) -> Chip:
     try:
         return catalog.chip(row["chip"])
     except UnknownName as error:
-        raise LeftOut(str(error)) from None
+        raise Unscorable(str(error)) from None
 
 
 def sequences_of(row: dict[str, str], devices: int, length: int) -> int:
@@ -211,14 +211,14 @@ def sequences_of(row: dict[str, str], devices: int, length: int) -> int:
     elif each := positive(row, "batch_per_device_seqs"):
         tokens = round(each * devices * length)
     else:
-        raise LeftOut("neither global_batch_tokens nor batch_per_device_seqs is stated")
+        raise Unscorable("neither global_batch_tokens nor batch_per_device_seqs is stated")
     if not tokens or tokens % length:
-        raise LeftOut(f"a batch of {tokens:,} tokens is not whole sequences of {length:,}")
+        raise Unscorable(f"a batch of {tokens:,} tokens is not whole sequences of {length:,}")
     return tokens // length
 
 
 def model_of(row: dict[str, str]) -> Model:
-    """The shape; where nothing says whether tables are tied, the parameter count decides."""
+    """The shape. If nothing states whether tables are tied, the parameter count decides."""
     counts = {"layers": "layers", "d_model": "d_model", "d_ff": "d_ff", "heads": "n_heads",
               "vocab": "vocab"}  # fmt: skip
     shape: dict[str, Any] = {key: whole(row, column) for key, column in counts.items()}
@@ -236,16 +236,19 @@ def model_of(row: dict[str, str]) -> Model:
 
 def window_of(row: dict[str, str]) -> Window | None:
     """Sliding windows stand in the notes alone: `5:1 local(1024):global`, `local window 1024`."""
-    pattern = found(row, r"(\d+):1 local\((\d+)\):global")
+    pattern = note(row, r"(\d+):1 local\((\d+)\):global")
     if pattern:
         return Window(int(pattern[2]), int(pattern[1]) + 1)
-    tokens = found(row, r"window (\d+)")
+    tokens = note(row, r"window (\d+)")
     if not tokens:
         return None
-    head, keys = found(row, r"global head_dim (\d+)"), found(row, r"global kv heads (\d+)")
+    head, keys = (
+        note(row, r"global head_dim (\d+)"),
+        note(row, r"global kv heads (\d+)"),
+    )
     if not (head or keys):
         return Window(int(tokens[1]))
-    # Where only the heads of the layers that see everything are named, the family tells how many.
+    # Where only the heads of global layers are named, their number is that of the family.
     return Window(
         int(tokens[1]), GEMMA_EVERY, int(head[1]) if head else None, int(keys[1]) if keys else None
     )
