@@ -1,4 +1,4 @@
-"""Journal room: the steps of an attempt, a line each. Written by one process, read by anybody."""
+"""The steps of an attempt, one line each: written by one process, read by any."""
 
 import math
 import time
@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.errors import Superseded
 from orchestrator.journal import files
 from orchestrator.journal.run_paths import RunPaths
-from orchestrator.journal.run_status import Trace
+from orchestrator.journal.run_status import StepSummary
 from orchestrator.types.run import Step, TimedStep
 
 SYNC_EVERY_S = 5.0
@@ -22,16 +22,16 @@ DECODER = msgspec.json.Decoder(TimedStep)
 
 
 class StepLog:
-    """Writes the steps of an attempt: its `append` is what a trainer emits to, on one process.
+    """Writes the steps of an attempt. A trainer emits steps to its `append`, on one process.
 
-    What was appended survives the end of the process; a power failure takes at most the steps of
-    the last few seconds, which is also how late other machines see them.
+    Appended steps survive the end of the process. A power failure loses at most the steps of the
+    last few seconds; other machines see steps as late.
     """
 
     def __init__(self, run: Path, attempt: int, *, clock: Callable[[], float] = time.time) -> None:
         path = RunPaths(run).steps(attempt)
         try:
-            self._lines = files.Lines(path)
+            self._lines = files.LineWriter(path)
         except FileExistsError as error:
             raise Superseded(f"{path}: another process writes these steps") from error
         self._clock, self._synced_s = clock, clock()
@@ -49,9 +49,7 @@ class StepLog:
         self._lines.__exit__(kind, error, trace)
 
     def append(self, step: Step) -> None:
-        """Write a step down. A metric of the trainer's own that is no finite number is left out:
-        JSON has none.
-        """
+        """Write a step. Trainer metrics that are not finite are left out: JSON has none."""
         now_s = self._clock()
         finite = {name: x for name, x in step.trainer_metrics.items() if math.isfinite(x)}
         timed = TimedStep(at_s=now_s, step=replace(step, trainer_metrics=finite))
@@ -62,55 +60,57 @@ class StepLog:
 
 
 class StepReader:
-    """Reads the steps of an attempt as they come: each call gives those since the one before."""
+    """Reads the steps of an attempt as they are written."""
 
     def __init__(self, run: Path, attempt: int) -> None:
         self._path, self._offset = RunPaths(run).steps(attempt), 0
         self.problems: list[str] = []
 
     def read(self) -> list[TimedStep]:
-        """The steps that were not read yet; a torn last line waits until it is whole."""
+        """The steps since the last call; an incomplete last line waits for the next."""
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
+            text = files.read_from(self._path, self._offset)
         except FileNotFoundError:
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
-        steps, faults = _decoded(whole.split(b"\n")[:-1])
-        self.problems += [f"{self._path.parent.name}/{self._path.name}: {why}" for why in faults]
+        steps, problems = _decode(self._path, whole.split(b"\n")[:-1])
+        self.problems += problems
         return steps
 
 
-def trace(run: Path, attempt: int) -> tuple[Trace, list[str]]:
-    """The two ends of an attempt's steps, however many they are, and what is wrong there."""
+def summarize_steps(run: Path, attempt: int) -> tuple[StepSummary, list[str]]:
+    """The first and last steps of an attempt, and what is wrong there.
+
+    The cost does not depend on the number of steps.
+    """
     path = RunPaths(run).steps(attempt)
     try:
         first, (last, _) = files.first_line(path), files.last_lines(path, RECENT_STEPS)
     except FileNotFoundError:
-        return Trace(), []
-    opened, faults = _decoded([first] if first is not None else [])
-    steps, later_faults = _decoded(last[-RECENT_STEPS:])
-    problems = [f"{path.parent.name}/{path.name}: {why}" for why in {*faults, *later_faults}]
-    opening = opened[0].step.opening if opened else None
-    return Trace(opening=opening, last_steps=tuple(steps)), problems
+        return StepSummary(), []
+    opening, problems = _decode(path, [first] if first is not None else [])
+    steps, more_problems = _decode(path, last[-RECENT_STEPS:])
+    startup = opening[0].step.startup if opening else None
+    summary = StepSummary(startup=startup, last_steps=tuple(steps))
+    return summary, list(dict.fromkeys([*problems, *more_problems]))
 
 
-def history(attempts: Iterable[Iterable[TimedStep]]) -> list[TimedStep]:
-    """The steps of the whole run in their order: of one that was redone, the newest."""
+def merge_attempts(attempts: Iterable[Iterable[TimedStep]]) -> list[TimedStep]:
+    """The steps of the whole run in order; the last attempt at a step counts."""
     newest: dict[int, TimedStep] = {}
     for steps in attempts:
         newest.update((timed.step.index, timed) for timed in steps)
     return [newest[index] for index in sorted(newest)]
 
 
-def _decoded(lines: Iterable[bytes]) -> tuple[list[TimedStep], list[str]]:
+def _decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[str]]:
+    """The steps in the lines of a file, and what is wrong with other lines."""
     steps: list[TimedStep] = []
-    faults: list[str] = []
+    problems: list[str] = []
     for line in lines:
         try:
             steps.append(DECODER.decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            faults.append(f"a line is no step: {error}")
-    return steps, faults
+            problems.append(f"{path.parent.name}/{path.name}: a line is not a step: {error}")
+    return steps, problems

@@ -15,7 +15,7 @@ from orchestrator.prove.hlo.buffer_liveness import LiveBuffer, Peak
 from orchestrator.prove.hlo.dataflow import Dataflow, Value
 from orchestrator.prove.hlo.program import Instruction
 from orchestrator.prove.hlo.shapes import Array
-from orchestrator.prove.hlo.sources import trainer_line
+from orchestrator.prove.hlo.source_lines import trainer_line
 from orchestrator.types.proof import Buffer
 
 PARAMETERS, OPTIMIZER, STATE, BATCH = "parameters", "optimizer", "other state", "batch"
@@ -30,7 +30,7 @@ PLUMBING = {"broadcast_in_dim", "dynamic_slice", "dynamic_update_slice", "reshap
 CHANGES_NOTHING = frozenset({"convert"})
 
 
-class CompiledLedger:
+class BufferClasses:
     """What is held at the peak of a program with so many layers."""
 
     def __init__(self, flow: Dataflow, peak: Peak, layers: int) -> None:

@@ -42,14 +42,14 @@ class CollectivePayload:
     values: tuple[Value, ...]
 
 
-def payload(kind: str, volume: float, ways: int) -> float:
+def sent_bytes(kind: str, volume: float, ways: int) -> float:
     """Bytes that one device sends for a collective of that volume over so many devices."""
     if kind == PERMUTE:
         return volume
     return volume * (ways - 1) / ways * (2 if kind == REDUCE else 1)
 
 
-def moved(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator[CollectivePayload]:
+def logical_payloads(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator[CollectivePayload]:
     """What a collective exchanges inside a slice; nothing for any other instruction."""
     where, instruction, times = visit
     kind = instruction.opcode.removesuffix("-start")
@@ -72,9 +72,9 @@ def moved(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator[Collective
             axes=mesh.axes_of(group),
             link="ici",
             dtype=array.dtype,
-            payload_bytes=payload(PERMUTE if runs == PERMUTE else meant, asked, len(group)),
+            payload_bytes=sent_bytes(PERMUTE if runs == PERMUTE else meant, asked, len(group)),
             executed_kind=runs,
-            executed_bytes=payload(runs, volume, len(group)),
+            executed_bytes=sent_bytes(runs, volume, len(group)),
             times=times,
             values=(given, result),
         )

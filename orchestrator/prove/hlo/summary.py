@@ -3,14 +3,20 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from orchestrator.prove.compiled import PRODUCTS, REPEATED, CompiledCollective, DcnSend, Reading
+from orchestrator.prove.compiled import (
+    PRODUCTS,
+    REPEATED,
+    CompiledCollective,
+    DcnSend,
+    ProgramSummary,
+)
 from orchestrator.prove.hlo import dots, kernels
+from orchestrator.prove.hlo.buffer_classes import BufferClasses
 from orchestrator.prove.hlo.buffer_liveness import peak
-from orchestrator.prove.hlo.collectives import CollectivePayload, moved
 from orchestrator.prove.hlo.dataflow import Dataflow
-from orchestrator.prove.hlo.dcn import crossed
+from orchestrator.prove.hlo.dcn import dcn_payloads
 from orchestrator.prove.hlo.execution_counts import Visit, visits
-from orchestrator.prove.hlo.ledger import CompiledLedger
+from orchestrator.prove.hlo.logical_collectives import CollectivePayload, logical_payloads
 from orchestrator.prove.hlo.program import HloProgram
 from orchestrator.prove.hlo.replica_groups import DeviceMesh
 
@@ -18,16 +24,18 @@ AGAIN = ".remat"  # in the names of what the compiler itself computes twice, to 
 DTYPES = {"f32": "fp32"}  # as the Plan calls them
 
 
-def read(program: HloProgram, mesh: DeviceMesh, layers: int) -> Reading:
+def summarize(program: HloProgram, mesh: DeviceMesh, layers: int) -> ProgramSummary:
     """All of it, of a program with so many layers on that mesh."""
     flow, every = Dataflow(program), list(visits(program))
-    ledger = CompiledLedger(flow, peak(program), layers)
-    return Reading(
+    ledger = BufferClasses(flow, peak(program), layers)
+    return ProgramSummary(
         live_bytes=ledger.classes(),
         peak_at=ledger.peak_at(),
         buffers=ledger.largest(),
-        collectives=_collectives(one for visit in every for one in moved(flow, mesh, visit)),
-        sent=tuple(
+        collectives=_collectives(
+            one for visit in every for one in logical_payloads(flow, mesh, visit)
+        ),
+        sends=tuple(
             DcnSend(
                 name=one.name,
                 kind=one.kind,
@@ -39,7 +47,7 @@ def read(program: HloProgram, mesh: DeviceMesh, layers: int) -> Reading:
                 in_backward=one.in_backward,
             )
             for visit in every
-            for one in crossed(flow, visit)
+            for one in dcn_payloads(flow, visit)
         ),
         flops=_flops(program, every),
         uncounted=tuple(
