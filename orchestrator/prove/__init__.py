@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 
+from orchestrator.extras import require
 from orchestrator.prove import proof_cache, suggestions
 from orchestrator.prove.compare import proof_of
 from orchestrator.prove.compiled import CacheEntry, CompileRequest
@@ -63,6 +64,7 @@ def least_recompute(spec: Spec, plan: Plan, stage: Stage = lambda _: None) -> li
 
 def _compile(spec: Spec, plan: Plan, stage: Stage, hlo: Path | None) -> Proof:
     target(plan)
+    require("prove")
     if util.find_spec("libtpu") is None:
         raise no_compiler(sys.platform, platform.machine())
     recorded = _recorded(plan, spec.run.trainer, stage, hlo)
