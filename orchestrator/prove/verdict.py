@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 
+from orchestrator.extras import require
 from orchestrator.prove import proof_cache, suggestions
 from orchestrator.prove.compare import proof_of
 from orchestrator.prove.compile_client import OnStage, compile_plan
@@ -64,6 +65,7 @@ def least_recompute(
 
 def _compile(plan: Plan, on_stage: OnStage, hlo: Path | None) -> Proof:
     target(plan)
+    require("prove")
     if util.find_spec("libtpu") is None:
         raise no_compiler(sys.platform, platform.machine())
     entry = _compiled(plan, on_stage, hlo)
