@@ -27,7 +27,7 @@ from tests.trainer_plans import plan_of
 from trainers import llama
 from trainers.contract import Program, build
 from trainers.data import pack
-from trainers.data.batches import batches_of
+from trainers.data.batch_source import batch_source
 from trainers.data.manifest import FILE_NAME
 from trainers.loop import Assignment, run, train
 
@@ -103,7 +103,7 @@ def test_the_loss_is_that_of_the_plain_formula(straight: list[Step]) -> None:
 
 
 def first_batch(plan: Plan) -> np.ndarray:
-    return batches_of(plan).batch(0, range(plan.batch.sequences))
+    return batch_source(plan).batch(0, range(plan.batch.sequences))
 
 
 def test_two_runs_are_the_same_to_the_bit(straight: list[Step], tmp_path: Path) -> None:

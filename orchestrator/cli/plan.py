@@ -124,7 +124,7 @@ def show_plan(
     from orchestrator.render import plan_screen as render
     from orchestrator.render.proof_screen import proof_summary
 
-    known = orch.known_proof(loaded, plans[0])
+    known = orch.known_proof(plans[0])
     compiled = proof_summary(known.proof, known.age_s or 0.0) if known else ""
     runners_up = render.runners_up_table(plans) if alternatives else ()
     say(

@@ -8,10 +8,10 @@ import numpy as np
 from orchestrator.errors import DataUnusable
 from orchestrator.types.plan import Plan
 from trainers.data.synthetic import Synthetic
-from trainers.data.tokens import Shuffled, TokenSet
+from trainers.data.tokens import ShuffledWindows, TokenSet
 
 
-class Batches(Protocol):
+class BatchSource(Protocol):
     """A source of batches. The same step and row give the same tokens, on any host, for ever."""
 
     @property
@@ -24,7 +24,7 @@ class Batches(Protocol):
         ...
 
 
-def batches_of(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> Batches:
+def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> BatchSource:
     """The batches that the plan names; `verify` reads a token set through first.
 
     A relative path begins at `folder`, that of the spec: a plan is the same in every checkout.
@@ -37,7 +37,7 @@ def batches_of(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> Ba
             f"{source.path}: tokens of {source.manifest.tokenizer!r} reach"
             f" {source.manifest.vocab - 1}, against a model vocabulary of {plan.model.vocab}"
         )
-    return Shuffled(source, plan.batch.sequences, plan.batch.length, plan.seed)
+    return ShuffledWindows(source, plan.batch.sequences, plan.batch.length, plan.seed)
 
 
 def _manifest_path(plan: Plan) -> Path:

@@ -9,7 +9,7 @@ from typing import Self
 import jax
 
 
-class Profile:
+class XprofTrace:
     """Traces the steps of a range on the primary process, into `folder`."""
 
     def __init__(self, folder: Path, steps: range) -> None:
