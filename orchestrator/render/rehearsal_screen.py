@@ -6,7 +6,7 @@ from orchestrator.journal import run_status
 from orchestrator.render.formatting import count, off, percent, scaled, seconds, with_unit
 from orchestrator.render.layout import columns, fit, hanging, indent, title
 from orchestrator.types.codec import short
-from orchestrator.types.plan import AXES, Plan
+from orchestrator.types.plan import Plan
 from orchestrator.types.run import Attempt, RecentSteps, Run, State, Step
 
 LARGEST = 4  # lines of a forecast that are named
@@ -93,8 +93,9 @@ def devices(plan: Plan) -> str:
 
 def mesh(plan: Plan) -> str:
     """The axes of a pod that have more than one device."""
-    inside = (axis for axis in AXES if axis != "pods" and plan.mesh[axis] > 1)
-    sizes = [f"{axis} {plan.mesh[axis]}" for axis in inside]
+    sizes = [
+        f"{axis.name} {axis.size}" for axis in plan.axes if axis.link == "ici" and axis.size > 1
+    ]
     return ", ".join(sizes) or "one device"
 
 
