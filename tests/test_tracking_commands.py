@@ -54,19 +54,22 @@ def test_sync_says_what_it_could_not_do(orch: RunOrch, storage: Path) -> None:
     assert "No runs in" in orch("sync", "--storage", str(storage / "none")).stdout
 
 
-def test_sync_leaves_a_run_to_its_own_driver(orch: RunOrch, storage: Path) -> None:
+def test_sync_leaves_a_run_to_its_own_driver(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it records, nothing is wrong; when the driver is gone, something is. The exit status
     says so too.
     """
+    monkeypatch.setattr(recorder, "LOCK_LIMIT_S", 0.1)
     writer = begun(storage)
     trained(writer, range(3))
     before = read_sync_state(writer.journal)
     with writer.background_heartbeat(), only_one(writer.journal):
         tried = Recorder(os.environ).record(writer.journal, limit_s=0.1)
-        beside = orch("sync", "--storage", str(storage))
+        beside = CliRunner().invoke(sync, ["--storage", str(storage)])
     assert (tried.by_driver, tried.problem) == (True, None)
     assert read_sync_state(writer.journal) == before
-    assert (beside.returncode, beside.stdout.splitlines()[0]) == (
+    assert (beside.exit_code, beside.stdout.splitlines()[0]) == (
         0,
         "it: recorded by its own driver",
     )
