@@ -8,31 +8,37 @@ import click
 import orchestrator as orch
 from orchestrator.cli.display import Display
 from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, say_json
-from orchestrator.errors import OrchError
 from orchestrator.lifecycle.events import interruptible
 
 INFEASIBLE, NO_FIT = 2, 3
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
-def init(path: Path) -> None:
+@click.argument("path", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--list", "as_list", is_flag=True, help="List the examples that can be copied.")
+@click.option("--from", "example", metavar="NAME", help="Copy this example.")
+def init(path: Path | None, as_list: bool, example: str | None) -> None:
     """Write a small commented spec to start from. An existing file is never overwritten.
+
+    The JSON Schema is written beside it, into .orch/, for editors.
 
     \b
     Example:
       orch init my-run.yaml
+      orch init --list
+      orch init --from llama3_70b_4pod my-pods.yaml
     """
-    from orchestrator.spec import starter
+    from orchestrator import spec
 
-    text = starter(path)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise OrchError(f"{path}: exists already; name another file") from None
-    except OSError as error:
-        raise OrchError(f"{path}: cannot be written: {error.strerror}") from None
+    if as_list:
+        from orchestrator.render.layout import columns, fit
+
+        say(fit("\n".join(columns(list(spec.examples().items()), "<<"))) + "\n")
+        return
+    if path is None and example is None:
+        raise click.UsageError("name the file to write, for example my-run.yaml")
+    path = path or Path(f"{example}.yaml")
+    spec.create(path, example)
     click.echo(f"wrote {path}\nNext: {next_command('plan', path, ())}")
 
 
