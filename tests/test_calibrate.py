@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from orchestrator.calibrate import for_plan, measure, of_machine, process, shelf
 from orchestrator.calibrate.machine import emulating
 from orchestrator.calibrate.words import Devices, Told
-from orchestrator.cli.calibrating import calibrate as command
+from orchestrator.cli.machine import calibrate as command
 from orchestrator.cli.plan import plan as planning
 from orchestrator.errors import MeasurementFailed, OrchError, UnknownName
 from orchestrator.plan import calibrated

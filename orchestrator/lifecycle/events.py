@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from orchestrator.types.plan import Plan
     from orchestrator.types.run import Run, Step
     from orchestrator.types.study import Study, StudyForecast, Trial
+    from orchestrator.types.tracking import ViewLink
 
 Progress: TypeAlias = Callable[[object], None]  # called with each event
 
@@ -48,6 +49,13 @@ class TaskEnded:
     """A task has ended, well or not."""
 
     task: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Something is amiss that ends nothing."""
+
+    message: str
 
 
 # --- a run that is submitted or resumed
@@ -228,6 +236,27 @@ class TrialEnded:
 
     run: "Run"
     tracked: Tracked
+
+
+# --- the MLflow UI
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentViews:
+    """The comparisons that are set up for an experiment."""
+
+    experiment: str
+    views: "tuple[ViewLink, ...]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UiReady:
+    """An MLflow UI shows what is recorded in a place; `served` by this process."""
+
+    address: str
+    place: str
+    experiments: tuple[ExperimentViews, ...]
+    served: bool
 
 
 # --- interrupts

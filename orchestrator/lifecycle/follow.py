@@ -15,6 +15,7 @@ from types import FrameType
 from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, Superseded
 from orchestrator.launch.ray_jobs import ENDED, ClusterUnusable, RayJobs
+from orchestrator.lifecycle import recording
 from orchestrator.lifecycle.events import (
     FollowStarted,
     LeftRunning,
@@ -24,7 +25,6 @@ from orchestrator.lifecycle.events import (
     TaskEnded,
     Trouble,
 )
-from orchestrator.lifecycle.recording import tracked_at_end
 from orchestrator.types.run import LIVE, Run
 
 POLL_S = 0.5
@@ -89,7 +89,7 @@ def follow_to_end(
         progress(LeftRunning(run=recorded.run()))
         return recorded.run()
     plan = recorded.plan(run.plan_digest)
-    progress(RunEnded(run=run, plan=plan, tracked=tracked_at_end(recorded)))
+    progress(RunEnded(run=run, plan=plan, tracked=recording.tracked_at_end(recorded)))
     return run
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from orchestrator import journal
 from orchestrator.errors import UnknownName
 from orchestrator.journal.logs import Log, LogLine, LogReader, logs_of
+from orchestrator.lifecycle.events import Progress, RunUpdate
 from orchestrator.types.run import LIVE, Run
 
 POLL_S = 0.5
@@ -48,6 +49,7 @@ class LogTail:
 class RunLogs:
     """The logs of a run as they are now; `more` ranks have others. `empty` where none was left."""
 
+    run: Run
     tails: list[LogTail]
     more: int
     empty: bool
@@ -62,6 +64,7 @@ def read_logs(recorded: journal.Journal, selection: LogSelection) -> RunLogs:
         known = [str(log.rank) for log in every if log.rank is not None]
         raise UnknownName("rank", rank, known or ["none"])
     return RunLogs(
+        run=run,
         tails=[
             LogTail(log=log, lines=_lines(LogReader(log), whole=rank is not None))
             for log in logs
@@ -77,8 +80,10 @@ def _lines(reader: LogReader, *, whole: bool) -> list[LogLine]:
     return [*tail, *reader.read(torn=True)]
 
 
-def follow_logs(recorded: journal.Journal, selection: LogSelection) -> Iterator[LogLine]:
-    """Lines as they are written, through all attempts, until the run has ended."""
+def follow_logs(
+    recorded: journal.Journal, selection: LogSelection, progress: Progress
+) -> Iterator[LogLine]:
+    """Lines as they are written, through all attempts; the end of the run is reported."""
     readers: dict[Path, LogReader] = {}
     only_tail = selection.rank is None
     while True:
@@ -91,6 +96,7 @@ def follow_logs(recorded: journal.Journal, selection: LogSelection) -> Iterator[
         for reader in readers.values():
             yield from reader.read(torn=ended)
         if ended:
+            progress(RunUpdate(run=run, steps=()))
             return
         only_tail = False
         time.sleep(POLL_S)

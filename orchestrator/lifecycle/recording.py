@@ -23,6 +23,7 @@ from orchestrator.types.tracking import SyncResult
 # A try that failed is not made again by every command that looks.
 AGAIN_AFTER_S = 30.0
 MOST_AT_ONCE = 100
+SILENT_S = 2.0  # so long nobody wonders
 
 
 def sync(recorded: Sequence[journal.Journal], progress: Progress) -> list[SyncResult]:
@@ -48,8 +49,11 @@ def _counted(key: str, progress: Progress) -> Callable[[int], None]:
 
 
 def _waiting(key: str, progress: Progress) -> Callable[[float], None]:
-    stage = Stage(task=key, stage="waiting for another process that records it")
-    return lambda _: progress(stage)
+    def waiting(waited_s: float) -> None:
+        if waited_s >= SILENT_S:
+            progress(Stage(task=key, stage="waiting for another process that records it"))
+
+    return waiting
 
 
 def tracked_at_end(recorded: journal.Journal) -> Tracked:

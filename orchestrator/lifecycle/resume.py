@@ -11,10 +11,9 @@ from orchestrator.errors import (
     RunIsLive,
     SpecError,
 )
-from orchestrator.lifecycle import cluster, follow, rehearse
+from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.commands import run_command
 from orchestrator.lifecycle.events import Resumed, RunEnded
-from orchestrator.lifecycle.recording import tracked_at_end
 from orchestrator.lifecycle.requests import Proposal, SubmitOptions, named_cluster
 from orchestrator.plan.elastic import plan_on
 from orchestrator.types.plan import Plan
@@ -75,7 +74,7 @@ def resume_rehearsal(request: ResumeRequest) -> Run:
     with follow.interrupts() as signals:
         error = rehearse.drive(recorded, request.plan, signals, progress, *request.arguments)
     after = recorded.run()
-    plan, tracked = recorded.plan(after.plan_digest), tracked_at_end(recorded)
+    plan, tracked = recorded.plan(after.plan_digest), recording.tracked_at_end(recorded)
     progress(RunEnded(run=after, plan=plan, tracked=tracked))
     if error and after.attempts == before.attempts:
         raise (Interrupted if signals else OrchError)(error)

@@ -10,7 +10,7 @@ from orchestrator import spec as specs
 from orchestrator.errors import SpecError
 from orchestrator.launch import package, provenance
 from orchestrator.launch.ray_jobs import RayJobs
-from orchestrator.lifecycle import cluster, follow, rehearse
+from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 from orchestrator.lifecycle.events import (
     Count,
@@ -26,7 +26,6 @@ from orchestrator.lifecycle.events import (
     silent,
     task,
 )
-from orchestrator.lifecycle.recording import tracked_at_end
 from orchestrator.lifecycle.requests import (
     NamedCluster,
     Proposal,
@@ -51,7 +50,6 @@ from orchestrator.types.proof import Proof
 from orchestrator.types.run import LIVE, Run
 from orchestrator.types.study import Study, StudyForecast, Trial
 
-DETACHED = "--detach: somebody must start trial after trial, and this command does"
 TASK = "planning"
 
 
@@ -119,10 +117,6 @@ def plan_trials(study: Study, progress: Progress) -> dict[int, Plan | str]:
 
 def submit_study(path: Path, overrides: Sequence[str], options: SubmitOptions) -> StudyResult:
     """Carry out every trial of a study that is not done, one after another."""
-    if options.key:
-        raise SpecError("--key is of one run: a study's key is made of all that it asks")
-    if options.detach:
-        raise SpecError(DETACHED)
     study = specs.load_study(path, tuple(overrides))
     check_storage(study.trials[0].spec)
     runner = runner_of(study, path, options)
@@ -265,7 +259,7 @@ class RehearsalRunner:
     def run(self, study: journal.StudyJournal, trial: TrialRun) -> Run:
         with interruptible("preparing the rehearsal"):
             run = self._run(study, trial)
-        tracked = tracked_at_end(journal.Journal(Path(run.journal)))
+        tracked = recording.tracked_at_end(journal.Journal(Path(run.journal)))
         self.options.progress(TrialEnded(run=run, tracked=tracked))
         return run
 
@@ -342,7 +336,7 @@ class ClusterRunner:
         if run is None:
             progress(LeftRunning(run=recorded.run()))
             return None
-        progress(TrialEnded(run=run, tracked=tracked_at_end(recorded)))
+        progress(TrialEnded(run=run, tracked=recording.tracked_at_end(recorded)))
         return run
 
     def start(

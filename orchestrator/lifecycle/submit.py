@@ -7,7 +7,7 @@ from orchestrator import journal
 from orchestrator import spec as specs
 from orchestrator.errors import OrchError, SpecError
 from orchestrator.launch import package
-from orchestrator.lifecycle import cluster, follow, rehearse
+from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 from orchestrator.lifecycle.events import (
     AlreadySubmitted,
@@ -20,7 +20,6 @@ from orchestrator.lifecycle.events import (
     interruptible,
 )
 from orchestrator.lifecycle.proving import prove_plan
-from orchestrator.lifecycle.recording import tracked_at_end
 from orchestrator.lifecycle.requests import (
     NamedCluster,
     Proposal,
@@ -108,7 +107,7 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
     progress(RehearsalReady(plan=plan, rehearsal=small))
     options.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
     run = rehearse.run_rehearsal(small, plan, proof, provenance, options.key, progress)
-    tracked = tracked_at_end(journal.Journal(Path(run.journal)))
+    tracked = recording.tracked_at_end(journal.Journal(Path(run.journal)))
     progress(RunEnded(run=run, plan=small.plan, tracked=tracked))
     return run
 
