@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from orchestrator.calibrate.shelf import Kept
+    from orchestrator.calibrate import StoredProfile
     from orchestrator.journal.logs import LogLine
     from orchestrator.lifecycle.cancel import CancelResult
     from orchestrator.lifecycle.events import Progress
@@ -143,7 +143,7 @@ def score(
     return scored_without(without, path) if without else as_shipped(path)
 
 
-def calibrate(*, progress: "Progress | None" = None) -> "Kept":
+def calibrate(*, progress: "Progress | None" = None) -> "StoredProfile":
     """A new chip profile: what the devices of this machine reach. It takes a minute or two."""
     from orchestrator.lifecycle.calibrating import measure_machine
 

@@ -7,20 +7,19 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.cli import display
 from orchestrator.cli.progress import RunDisplay
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog
 from orchestrator.launch import LocalCluster
-from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
+from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
 from orchestrator.lifecycle import cluster, follow, recording, rehearse, resume
 from orchestrator.lifecycle.events import FollowStarted, Progress, Stopping, TaskEnded, Tracked
 from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
 from orchestrator.lifecycle.rehearse import RehearsalFollower
 from orchestrator.lifecycle.requests import Provenance, SubmitOptions
 from orchestrator.render import rehearsal_screen as render
-from orchestrator.tracking import mlflow
 from orchestrator.types.plan import Plan
 from tests.journals import opened, step, take_steps, tiny_plan, tiny_spec
 
@@ -58,7 +57,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask at once, and record nothing: that is another room's work, in processes of its own."""
     monkeypatch.setattr(follow, "ASK_EVERY_S", -1.0)
     for name in ("begin", "in_background"):
-        monkeypatch.setattr(mlflow, name, lambda *_: None)
+        monkeypatch.setattr(tracking, name, lambda *_: None)
 
 
 MADE_OF = Provenance(environment={}, documents={}, folder="", profile=None)

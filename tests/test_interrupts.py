@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.launch import process_tree
+from orchestrator.launch.ray import process_tree
 from tests.clusters import eventually
 from tests.conftest import ROOT
 

@@ -44,15 +44,14 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
 def calibrate(as_json: bool) -> None:
     """Measure what this machine's devices reach. It takes a minute or two.
 
-    Matmuls by type and size, memory, the trainer's attention and what stands between its matmuls,
-    and collectives in one process and between two, each with its spread. It is kept as a chip
-    profile, which its digest names. Rehearsals are forecast on the newest one of this machine; what
-    it lacks for them they measure themselves.
+    It times matmuls, the trainer's attention, elementwise operations, copies, and collectives in
+    one process and between two. The result is a chip profile; its digest is its name. A rehearsal
+    is forecast with the newest profile of this machine, and measures what that profile lacks.
 
     \b
     Exit status:
-      0  the profile is kept
-      1  the devices cannot be measured, or the profile cannot be kept
+      0  the profile is stored
+      1  the devices cannot be measured, or the profile cannot be stored
 
     \b
     Example:
@@ -61,12 +60,12 @@ def calibrate(as_json: bool) -> None:
     """
     from orchestrator.render.calibration_screen import calibration_screen
 
-    kept = orch.calibrate(progress=TaskDisplay())
+    stored = orch.calibrate(progress=TaskDisplay())
     if as_json:
-        say_json(kept.profile)
+        say_json(stored.profile)
     else:
         following = "orch submit specs/tiny_2pod.yaml"
-        say(calibration_screen(kept.profile, str(kept.path), following))
+        say(calibration_screen(stored.profile, str(stored.path), following))
 
 
 @click.command()

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.errors import OrchError
-from orchestrator.launch import package, preflight, preflight_job, slices
-from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
+from orchestrator.launch import package, preflight
+from orchestrator.launch.ray import preflight_job, slices
+from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
 from orchestrator.lifecycle.commands import run_command
 from orchestrator.lifecycle.events import (
     ClusterReady,
@@ -24,7 +25,6 @@ from orchestrator.lifecycle.events import (
 )
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.render.launch_screen import cluster_problems
-from orchestrator.tracking import mlflow
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -156,10 +156,10 @@ def start_run(
     request = journal.RunRequest(
         spec=launch.spec, plan=launch.plan, steps=launch.steps, **provenance.fields
     )
-    where = mlflow.destination(launch.spec.tracking, launch.storage, os.environ)
+    where = tracking.destination(launch.spec.tracking, launch.storage, os.environ)
     writer = journal.create(launch.storage, request, key)
-    mlflow.begin(writer.journal, where)
-    mlflow.in_background([writer.journal])
+    tracking.begin(writer.journal, where)
+    tracking.in_background([writer.journal])
     if proof:
         writer.keep_proof(proof)
     status = run_command("status", writer.journal.key, Path(launch.spec.run.storage))

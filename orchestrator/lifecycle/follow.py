@@ -14,7 +14,7 @@ from types import FrameType
 
 from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, Superseded
-from orchestrator.launch.ray_jobs import ENDED, ClusterUnusable, RayJobs
+from orchestrator.launch.ray.job_client import ENDED, ClusterUnusable, RayJobs
 from orchestrator.lifecycle import recording
 from orchestrator.lifecycle.events import (
     FollowStarted,

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from orchestrator.doctor import checks
-from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
-from orchestrator.tracking.mlflow import destination
+from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
+from orchestrator.tracking import destination
 from orchestrator.types.health import Finding, HealthReport
 from orchestrator.types.spec import TrackingOptions
 

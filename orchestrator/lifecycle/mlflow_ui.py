@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.errors import OrchError
 from orchestrator.lifecycle.events import (
     ExperimentViews,
@@ -18,10 +18,10 @@ from orchestrator.lifecycle.events import (
     UiReady,
 )
 from orchestrator.lifecycle.recording import catch_up
-from orchestrator.tracking import mlflow
+from orchestrator.tracking import NotRecorded
 from orchestrator.tracking.mlflow import server
-from orchestrator.tracking.mlflow.store import NotRecorded, Store
-from orchestrator.tracking.mlflow.tracking_uri import is_server
+from orchestrator.tracking.mlflow.store import Store
+from orchestrator.tracking.mlflow.tracking_uri import TRACKER, is_server
 from orchestrator.tracking.mlflow.views import links, set_views, views
 from orchestrator.types.tracking import Destination
 
@@ -42,8 +42,12 @@ def places_by_uri(storage: Path) -> dict[str, list[Destination]]:
     """Where the runs of a storage directory are recorded; databases last, since one is served until
     it is stopped.
     """
-    marks = [mlflow.mark_of(one) for one in journal.journals(storage)]
-    found = dict.fromkeys(mark.destination for mark in marks if mark and mark.recorded)
+    marks = [tracking.read_sync_state(one) for one in journal.journals(storage)]
+    found = dict.fromkeys(
+        mark.destination
+        for mark in marks
+        if mark and mark.recorded and mark.destination.tracker == TRACKER
+    )
     if not found:
         raise OrchError(f"nothing is recorded of the runs in {storage}\nNext: orch sync")
     by_uri: dict[str, list[Destination]] = {}
@@ -81,7 +85,7 @@ def ready(address: str, places: list[Destination], progress: Progress, *, served
             progress(Problem(message=f"the comparisons are not set up: {error}"))
             of_experiment = ()
         found.append(ExperimentViews(experiment=place.experiment, views=of_experiment))
-    return UiReady(address=address, place=places[0].words, experiments=tuple(found), served=served)
+    return UiReady(address=address, place=places[0].label, experiments=tuple(found), served=served)
 
 
 @contextmanager

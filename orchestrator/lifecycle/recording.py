@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.lifecycle.commands import run_command
 from orchestrator.lifecycle.events import (
     Count,
@@ -15,8 +15,7 @@ from orchestrator.lifecycle.events import (
     Tracked,
     interruptible,
 )
-from orchestrator.tracking import mlflow
-from orchestrator.tracking.mlflow.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S, Recorder
+from orchestrator.tracking.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S, Recorder
 from orchestrator.types.run import LIVE, Run
 from orchestrator.types.tracking import SyncResult
 
@@ -60,39 +59,38 @@ def tracked_at_end(recorded: journal.Journal) -> Tracked:
     """Where a run that has just ended is recorded; what is missing is recorded first."""
     storage = recorded.path.parent
     catch_up(storage, [one for one in journal.runs(storage)[0] if one.run != recorded.key])
-    mark = mlflow.mark_of(recorded)
-    if mark and mark.problem is None and not mlflow.is_behind(recorded.run(), mark):
-        return Tracked(place=mark.destination.words)
+    mark = tracking.read_sync_state(recorded)
+    if mark and mark.problem is None and not tracking.is_behind(recorded.run(), mark):
+        return Tracked(place=mark.destination.label)
     ended = f"recording {recorded.key}", "it has ended, and nothing of it is left running"
     with interruptible(*ended, run_command("sync", recorded.key, storage)):
         result = Recorder(os.environ).record(recorded)
-    place = result.mlflow_tracking_uri.removeprefix("sqlite:///")
-    return Tracked(place=place, problem=result.problem)
+    return Tracked(place=result.destination.label, problem=result.problem)
 
 
 def catch_up(storage: Path, runs: Sequence[Run]) -> None:
     """Record in the background what runs that have ended left unrecorded."""
     ended = [(journal.Journal(storage / one.run), one) for one in runs if one.state not in LIVE]
     if behind := [recorded for recorded, run in ended if _is_due(recorded, run)]:
-        mlflow.in_background(behind[:MOST_AT_ONCE])
+        tracking.in_background(behind[:MOST_AT_ONCE])
 
 
 def record_files(recorded: journal.Journal) -> None:
     """Record in the background the files that were just written for a run."""
-    if mlflow.mark_of(recorded):
-        mlflow.in_background([recorded])
+    if tracking.read_sync_state(recorded):
+        tracking.in_background([recorded])
 
 
 def _is_due(recorded: journal.Journal, run: Run) -> bool:
     """Whether MLflow lacks something of a run, and the last try was not just now."""
-    mark = mlflow.mark_of(recorded)
-    if mark is None or not mlflow.is_behind(run, mark):
+    mark = tracking.read_sync_state(recorded)
+    if mark is None or not tracking.is_behind(run, mark):
         return False
     return mark.problem is None or time.time() - _tried_at_s(recorded) > AGAIN_AFTER_S
 
 
 def _tried_at_s(recorded: journal.Journal) -> float:
     try:
-        return recorded.places.record.stat().st_mtime
+        return recorded.places.sync_state.stat().st_mtime
     except OSError:
         return 0.0

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import journal, launch
+from orchestrator import journal, launch, tracking
 from orchestrator.errors import Superseded
-from orchestrator.launch.slices import devices_per_host
+from orchestrator.launch.ray.slices import devices_per_host
 from orchestrator.lifecycle.events import (
     FollowStarted,
     NodesUp,
@@ -21,7 +21,6 @@ from orchestrator.lifecycle.events import (
 from orchestrator.lifecycle.follow import RunWatch, interrupt_name, interrupts
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.plan.rehearsal import Rehearsal
-from orchestrator.tracking import mlflow
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run
@@ -51,10 +50,10 @@ def run_rehearsal(
         **provenance.fields,
     )
     storage = Path(rehearsal.spec.run.storage)
-    where = mlflow.destination(rehearsal.spec.tracking, storage, os.environ)
+    where = tracking.destination(rehearsal.spec.tracking, storage, os.environ)
     with interrupts() as signals:
         writer = journal.create(storage, request, key)
-        mlflow.begin(writer.journal, where)
+        tracking.begin(writer.journal, where)
         if proof:
             writer.keep_proof(proof)
         error = drive(writer.journal, rehearsal.plan, signals, progress)

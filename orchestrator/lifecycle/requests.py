@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.errors import Interrupted, JournalUnwritable, SpecError
 from orchestrator.launch import provenance
 from orchestrator.lifecycle.events import Progress, silent
-from orchestrator.tracking import mlflow
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 
@@ -147,7 +146,7 @@ def provenance_of(
 def check_storage(spec: Spec) -> None:
     """Refuse a storage or a tracking address that cannot be used, before anything takes long."""
     storage = Path(spec.run.storage)
-    mlflow.destination(spec.tracking, storage, os.environ)
+    tracking.destination(spec.tracking, storage, os.environ)
     try:
         journal.try_to_write(storage)
     except JournalUnwritable as error:

@@ -9,7 +9,7 @@ from orchestrator import journal
 from orchestrator import spec as specs
 from orchestrator.errors import SpecError
 from orchestrator.launch import package, provenance
-from orchestrator.launch.ray_jobs import RayJobs
+from orchestrator.launch.ray.job_client import RayJobs
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 from orchestrator.lifecycle.events import (

@@ -31,17 +31,14 @@ def places(tried: Sequence[SyncResult]) -> list[str]:
     """Each database or server once, with its experiments."""
     experiments: dict[str, dict[str, None]] = {}
     for one in tried:
-        experiments.setdefault(one.mlflow_tracking_uri, {})[one.mlflow_experiment] = None
-    return [
-        f"{uri.removeprefix('sqlite:///')} ({', '.join(names)})"
-        for uri, names in experiments.items()
-    ]
+        experiments.setdefault(one.destination.label, {})[one.destination.experiment] = None
+    return [f"{label} ({', '.join(names)})" for label, names in experiments.items()]
 
 
 def row(tried: SyncResult) -> tuple[str, ...]:
     assert tried.recorded
     state = tried.recorded.state
-    return tried.run, state, count(tried.recorded.steps), tried.mlflow_run_id or ""
+    return tried.run, state, count(tried.recorded.steps), tried.run_id or ""
 
 
 def mlflow_links(

@@ -30,6 +30,9 @@ def about(
     )
 
 
+# No key of a file: it follows from the others.
+COMPUTED = Meta(extra_json_schema={"computed": True})
+
 Name = Annotated[
     str,
     Meta(
@@ -243,7 +246,11 @@ class MeshRequest:
 class Resources:
     """The chips asked for. The same experiment on other chips is another plan of it."""
 
-    chip: Annotated[str, about("The kind of chip.", "v5p", notation="chip")]
+    chip: Annotated[
+        str, about("The kind of chip, by name or by its own file.", "v5p", notation="chip")
+    ]
+    # The content of the chip's file, where it is not a chip of the catalog.
+    chip_definition: Annotated[dict[str, Any] | None, COMPUTED] = None
     topology: Annotated[
         str,
         about(
@@ -353,8 +360,12 @@ class ClusterOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingOptions:
-    """Where runs are remembered."""
+    """Where runs are recorded."""
 
+    tracker: Annotated[
+        Text,
+        about("What records runs: mlflow, or a tracker of your own as package.module:class."),
+    ] = "mlflow"
     uri: Annotated[Address, about("auto, or the address of an MLflow server.")] = "auto"
     experiment: Annotated[Text, about("The MLflow experiment that runs are recorded in.")] = "orch"
 
@@ -392,4 +403,4 @@ class Spec:
     cluster: ClusterOptions = ClusterOptions()
     tracking: TrackingOptions = TrackingOptions()
     # The `--set key=value` texts that were applied, so that a plan can show them.
-    overrides: tuple[str, ...] = ()
+    overrides: Annotated[tuple[str, ...], COMPUTED] = ()

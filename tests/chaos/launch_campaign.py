@@ -23,7 +23,7 @@ from pathlib import Path
 
 from orchestrator import journal
 from orchestrator.journal import RunRequest
-from orchestrator.launch import process_tree
+from orchestrator.launch.ray import process_tree
 from orchestrator.plan.planner import make_plan
 from orchestrator.render.layout import columns
 from orchestrator.types.spec import Pods

@@ -1,4 +1,4 @@
-"""Forecasts on measured ceilings: what is counted, what is asked of a machine, what it comes to."""
+"""Forecasts at measured rates: what is counted, what a profile needs, and what it comes to."""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,31 +8,20 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator import spec as specs
+from orchestrator.calibrate.measure import accelerator_benchmarks
 from orchestrator.errors import SpecError
-from orchestrator.plan import benchmarks, calibrated, flops
-from orchestrator.plan.kernels import pieces
-from orchestrator.plan.layout import Layout
+from orchestrator.plan import calibrated, flops
 from orchestrator.plan.messages import messages, ways
 from orchestrator.plan.planner import make_plan, too_long
 from orchestrator.plan.rehearsal import rehearse
-from orchestrator.plan.remat import policy
-from orchestrator.plan.torus import NO_LINKS
 from orchestrator.render import plan_screen as render
 from orchestrator.types import codec
-from orchestrator.types.chip_profile import ChipProfile
+from orchestrator.types.chip_profile import Benchmark, ChipProfile, Timing
 from orchestrator.types.plan import Plan
 from tests.asks import TINY, spec_of
 from tests.census import Counted, census
 from tests.conftest import ROOT
-from tests.profiles import (
-    EMPTY,
-    FLOPS_PER_S,
-    H200,
-    LATENCY_S,
-    exchange_time,
-    kernel_time,
-    profile_for,
-)
+from tests.profiles import EMPTY, H200, LATENCY_S, PER_S, profile_for, timing_of
 from tests.trainer_plans import plan_of
 from trainers.contract import load
 from trainers.mesh import abstract_mesh_of
@@ -47,18 +36,8 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-def layout_of(plan: Plan) -> Layout:
-    return Layout(
-        chip=catalog.chip(plan.chip),
-        model=plan.model,
-        precision=plan.precision,
-        remat=policy(plan.remat),
-        length=plan.batch.length,
-        sequences=plan.batch.sequences,
-        microbatches=plan.batch.microbatches,
-        links=NO_LINKS,
-        **plan.mesh,
-    )
+def layout_of(plan: Plan) -> Any:
+    return calibrated.layout_of(plan, catalog.chip(plan.chip))
 
 
 def counted(plan: Plan) -> Counter[Counted]:
@@ -80,27 +59,24 @@ def test_every_message_of_the_trainer_is_counted(shape: dict[str, Any]) -> None:
     assert counted(plan) == census(traced.jaxpr)
 
 
-def test_a_plan_asks_for_what_its_forecast_reads() -> None:
-    """With all of it there is a forecast; with any kind of it missing, an error names what."""
+def test_a_forecast_reads_exactly_what_it_asks_for() -> None:
+    """With all of it there is a forecast; without any one timing an error names what is missing."""
     plan = plan_of(pods=2, fsdp=2, tensor=2, hosts=2)
     profile = profile_for(plan)
-    nothing = calibrated.wishes(plan, profile)
-    assert (nothing.kernels, nothing.exchanges) == ((), ())
+    assert calibrated.missing(plan, profile) == ()
     calibrated.on_profile(plan, profile)
-    for partial in (replace(profile, kernels=()), replace(profile, exchanges=())):
+    for timing in profile.timings:
+        others = tuple(one for one in profile.timings if one != timing)
         with pytest.raises(SpecError, match="orch calibrate measures it"):
-            calibrated.on_profile(plan, partial)
+            calibrated.on_profile(plan, replace(profile, timings=others))
 
 
-def test_a_machine_is_asked_only_for_what_is_new() -> None:
-    """Another mesh of the same machine needs other groups, and no kernel again."""
+def test_another_mesh_of_as_many_devices_needs_other_groups_alone() -> None:
+    """What devices do alone is known already."""
     plan, other = plan_of(pods=2, fsdp=4, hosts=2), plan_of(pods=2, fsdp=2, tensor=2, hosts=2)
-    more = calibrated.wishes(other, profile_for(plan))
-    assert more.kernels == ()
-    assert {wish.kind for wish in more.exchanges} >= {"all-gather", "permute"}
-    both = benchmarks.merged(profile_for(plan), profile_for(other))
-    for one in (plan, other):
-        assert calibrated.wishes(one, both).exchanges == ()
+    more = calibrated.missing(other, profile_for(plan))
+    assert {benchmark.operation for benchmark in more} >= {"all-gather", "permute"}
+    assert all(benchmark.group > 1 for benchmark in more)
 
 
 def test_the_plan_names_the_profile_and_depends_on_nothing_else() -> None:
@@ -123,11 +99,11 @@ def test_devices_of_one_machine_take_turns() -> None:
     """Twice the devices for twice the batch is twice the seconds; the peak is of the machine."""
     few, _ = on_flat_rates(plan_of(data=4, sequences=16))
     many, _ = on_flat_rates(plan_of(data=8, sequences=32))
-    for name in ("matmuls", "attention", "gates"):
+    for name in ("matmuls", "attention", "between matmuls"):
         ratio = line(many, name).value / line(few, name).value
         assert ratio == pytest.approx(2)
     for plan in (few, many):
-        assert plan.forecast.peak_flops_per_s * plan.devices == pytest.approx(FLOPS_PER_S)
+        assert plan.forecast.peak_flops_per_s * plan.devices == pytest.approx(PER_S)
 
 
 def test_the_lines_add_up_to_what_is_expected() -> None:
@@ -144,7 +120,7 @@ def test_the_lines_add_up_to_what_is_expected() -> None:
     assert forecast.expected_time == forecast.time
     counted_flops = flops.model_flops_per_step(made.model, made.batch)
     assert forecast.model_flops_per_step == counted_flops
-    reached = counted_flops / forecast.step_s.unoverlapped / FLOPS_PER_S
+    reached = counted_flops / forecast.step_s.unoverlapped / PER_S
     assert forecast.mfu.unoverlapped == pytest.approx(reached)
     assert forecast.mfu.unoverlapped < forecast.mfu.lower < 1
     assert forecast.dollars is None
@@ -166,6 +142,9 @@ def test_the_bound_of_a_rehearsal_counts_what_mfu_counts(
         assert forecast.mfu.lower == pytest.approx(1)
 
 
+GPUS = replace(EMPTY, machine=H200)
+
+
 def of_gpus(count: str) -> Plan:
     asked = spec_of(TINY, chip="h200", topology=count, pods=1, sequences=64, length=128)
     return make_plan(asked)
@@ -185,24 +164,24 @@ def test_a_chips_own_profile_makes_its_forecast() -> None:
     assert "cores" in {line.resource for line in made.forecast.time}
     screen = render.plan_screen(made, "orch plan x.yaml")
     assert f"profile {codec.short(made.chip_profile)}" in screen
-    assert "as measured" in screen
 
 
 def test_what_several_chips_hide_is_not_known() -> None:
     """Every group of eight devices has its times; no step is expected of their sum."""
     plan = of_gpus("8")
-    wanted = benchmarks.of_own_devices(plan.devices)
-    profile = replace(
-        EMPTY,
-        machine=H200,
-        kernels=tuple(map(kernel_time, wanted.kernels)),
-        exchanges=tuple(map(exchange_time, wanted.exchanges)),
-    )
-    made = calibrated.on_its_chips(plan, profile)
+    benchmarks = [*accelerator_benchmarks(plan.devices), *calibrated.missing(plan, GPUS)]
+    made = calibrated.on_its_chips(plan, replace(GPUS, timings=tuple(map(timing_of, benchmarks))))
     assert made.forecast.step_s.expected is None
     assert made.forecast.step_s.unoverlapped >= made.forecast.step_s.lower
-    groups = {(one.ways, one.stride) for one in wanted.exchanges}
+
+
+def test_a_machines_own_devices_are_measured_in_every_group() -> None:
+    """A plan on them finds its collectives, whatever its mesh."""
+    benchmarks = accelerator_benchmarks(8)
+    groups = {(one.group, one.stride) for one in benchmarks if one.group > 1}
     assert groups == {(2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1)}
+    needed = calibrated.missing(of_gpus("8"), GPUS)
+    assert {one for one in needed if one.group > 1} <= set(benchmarks)
 
 
 def test_a_profile_of_other_chips_is_refused() -> None:
@@ -214,69 +193,28 @@ def test_a_profile_of_other_chips_is_refused() -> None:
             calibrated.on_its_chips(plan, other)
 
 
-def test_messages_cost_their_number_and_their_bytes() -> None:
-    """A thousand small ones are a thousand latencies."""
-    made, _ = on_flat_rates(plan_of(pods=2, data=1, fsdp=2, hosts=2))
-    pods = line(made, "pods")
-    assert pods.value > pods.inputs["calls"] * LATENCY_S
-    assert pods.value == pytest.approx(
-        pods.inputs["calls"] * LATENCY_S + pods.inputs["bytes"] / 1e9, rel=0.01
-    )
+@pytest.mark.parametrize("amount_seconds", [(1, 1), (60, 2), (110, 3), (160, 8), (310, 23)])
+def test_seconds_lie_on_straight_lines_between_measured_amounts(
+    amount_seconds: tuple[float, float],
+) -> None:
+    """Beyond the last they go on; less than the smallest costs as much as that one."""
+    benchmark = Benchmark(operation="copy", dtype="bf16", devices=1)
+    points = ((10.0, 1.0), (110.0, 3.0), (210.0, 13.0))
+    timing = Timing(benchmark=benchmark, points=points, best_per_s=1.0, spread=0.0)
+    amount, seconds = amount_seconds
+    assert timing.seconds(amount) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "seconds"), [(1, 1), (60, 2), (110, 3), (160, 8), (310, 23)]
-)
-def test_a_message_costs_what_sizes_like_its_own_do(size_bytes: int, seconds: float) -> None:
-    """Straight between the two beside it, and on from the last two."""
-    points = [(10, 1.0), (110, 3.0), (210, 13.0)]
-    assert calibrated.between_sizes(points, size_bytes) == pytest.approx(seconds)
-
-
-def test_what_all_parameters_take_is_one_update() -> None:
-    """Each is met once a step: no cache holds them, however small each is."""
-    plan = plan_of(fsdp=2)
-    found = {piece.name: piece for piece in pieces(layout_of(plan))}
-    update = found["optimizer update"]
-    assert (update.calls, update.amount) == (1, layout_of(plan).owned_elements)
-
-
-@pytest.mark.parametrize(("data", "together"), [(1, 9), (2, 1)])
-def test_gradients_that_do_not_wait_are_timed_together(data: int, together: int) -> None:
-    """Those of a layer go to the other pods beside one another, unless they go as one."""
-    plan = plan_of(pods=2, data=data, fsdp=2, hosts=2, gradient_reduction="per_layer")
-    sent = [one for one in benchmarks.all_messages(plan, layout_of(plan)) if one.name == "pods"]
-    assert {one.together for one in sent} == {together, 1}
-    wanted = calibrated.wishes(plan, EMPTY).exchanges
-    assert {wish.together for wish in wanted if wish.kind == "all-reduce"} == {together, 1}
-    alone = replace(profile_for(plan), exchanges=())
-    times = tuple(exchange_time(replace(wish, together=1)) for wish in wanted)
-    lacking = calibrated.wishes(plan, replace(alone, exchanges=times)).exchanges
-    assert {wish.together for wish in lacking} == {together} - {1}
-
-
-def test_a_backward_pass_is_timed_with_its_product() -> None:
-    """Three products at once, and those that are only repeated alone; four of each in a block."""
-    plan = plan_of(tensor=2, remat="full")
-    found = {piece.name: piece for piece in pieces(layout_of(plan))}
-    assert (found["matmuls"].kernel, found["recompute"].kernel) == ("matmul", "matmul forward")
-    each = 4 * plan.model.layers
-    assert found["matmuls"].calls == each == found["recompute"].calls
-    assert found["unembedding"].calls == 1
-
-
-@pytest.mark.parametrize(
-    ("amount", "seconds"), [(0.1, 0.1), (0.5, 0.5), (1, 1), (10, 2), (100, 4), (1000, 40)]
-)
-def test_seconds_between_and_beyond_what_was_timed(amount: float, seconds: float) -> None:
-    """Straight in logarithms between two points, in proportion outside."""
-    points = [(1.0, 1.0), (100.0, 4.0)]
-    assert calibrated.interpolated(points, amount) == pytest.approx(seconds)
-
-
-def test_a_tiny_amount_still_costs_its_call() -> None:
-    """Nothing is for free, however small."""
-    assert calibrated.interpolated([(1.0, 1.0)], 1e-9) == pytest.approx(calibrated.OVERHEAD)
+def test_collectives_that_travel_together_share_their_latency() -> None:
+    """Gradients of a layer do not wait for one another, unless they go as one."""
+    plan = plan_of(pods=2, fsdp=2, hosts=2, gradient_reduction="per_layer")
+    layout = layout_of(plan)
+    sent = [one for one in calibrated.all_messages(plan, layout) if one.name == "pods"]
+    assert {one.together for one in sent} == {9, 1}
+    made, _ = on_flat_rates(plan)
+    latencies = sum(one.calls / one.together for one in sent) * LATENCY_S
+    moved = sum(one.calls * one.bytes for one in sent)
+    assert line(made, "pods").value == pytest.approx(latencies + moved / 1e9, rel=0.01)
 
 
 def test_a_profile_survives_json() -> None:
