@@ -30,7 +30,7 @@ main()
     ("command", "when", "doing"),
     [
         (("prove", TINY), "proving: tracing", "proving"),
-        (("calibrate",), "measuring this machine: 0 of", "measuring this machine"),
+        (("calibrate",), "measuring this machine:", "measuring this machine"),
         (("submit", TINY), "proving: tracing", "proving"),
     ],
 )
