@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from orchestrator.calibrate import StoredProfile
-    from orchestrator.journal.logs import LogLine
+    from orchestrator.journal.run_logs import LogLine
     from orchestrator.lifecycle.cancel import CancelResult
     from orchestrator.lifecycle.events import Progress
     from orchestrator.lifecycle.logs import RunLogs
     from orchestrator.lifecycle.pages import Page
     from orchestrator.lifecycle.requests import Confirm
     from orchestrator.lifecycle.studies import StudyResult
-    from orchestrator.prove import ProofResult
+    from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.explanation import Explanation
     from orchestrator.types.health import HealthReport
     from orchestrator.types.plan import Plan
@@ -121,11 +121,11 @@ def prove_less_recompute(
     return prove_plans(loaded, plan(loaded), progress)
 
 
-def known_proof(spec: SpecSource, plan: "Plan") -> "ProofResult | None":
-    """The proof of a plan of the spec, if the cache has it; nothing is compiled."""
-    from orchestrator.prove import known
+def known_proof(plan: "Plan") -> "ProofResult | None":
+    """The proof of a plan, if the cache has it; nothing is compiled."""
+    from orchestrator.prove.verdict import cached
 
-    return known(_loaded(spec), plan)
+    return cached(plan)
 
 
 def score(
@@ -136,11 +136,10 @@ def score(
     `runs` is a CSV file with the columns of the project's own, which is the default. `without`
     learns the constants anew without each document, or each group, and scores what it left out.
     """
-    from orchestrator.score import PUBLISHED, as_shipped
-    from orchestrator.score import without as scored_without
+    from orchestrator.score import PUBLISHED, cross_validated, with_catalog_constants
 
     path = Path(runs) if runs else PUBLISHED
-    return scored_without(without, path) if without else as_shipped(path)
+    return cross_validated(without, path) if without else with_catalog_constants(path)
 
 
 def calibrate(*, progress: "Progress | None" = None) -> "StoredProfile":
@@ -186,6 +185,9 @@ def submit(
     starts, and says whether to go on: without it nothing is run that takes chips. `detach` returns
     once the cluster has the run. The same `key` twice is one run.
     """
+    from orchestrator.extras import require
+
+    require("run")
     from orchestrator.lifecycle import submit as acts
     from orchestrator.lifecycle.events import silent
     from orchestrator.lifecycle.requests import SubmitOptions
@@ -213,6 +215,9 @@ def submit_study(
     progress: "Progress | None" = None,
 ) -> "StudyResult":
     """Carry out every trial of a study that is not done, one after another, as `submit` does."""
+    from orchestrator.extras import require
+
+    require("run")
     from orchestrator.lifecycle import studies as acts
     from orchestrator.lifecycle.events import silent
     from orchestrator.lifecycle.requests import SubmitOptions
@@ -236,6 +241,9 @@ def resume(
     progress: "Progress | None" = None,
 ) -> "Run":
     """Resume a run that nothing drives any more, from its last checkpoint, on `pods` pods."""
+    from orchestrator.extras import require
+
+    require("run")
     from orchestrator import journal
     from orchestrator.lifecycle import resume as acts
     from orchestrator.lifecycle.events import silent
@@ -244,7 +252,7 @@ def resume(
     options = SubmitOptions(
         address=address, detach=detach, confirm=confirm, progress=progress or silent
     )
-    return acts.resume(journal.find(Path(storage), run), Path(storage), pods, options)
+    return acts.resume(journal.find_run(Path(storage), run), Path(storage), pods, options)
 
 
 def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> "list[CancelResult]":
@@ -255,7 +263,7 @@ def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> "l
     from orchestrator import journal
     from orchestrator.lifecycle import cancel as acts
 
-    found = journal.find_either(Path(storage), run)
+    found = journal.find_run_or_study(Path(storage), run)
     if isinstance(found, journal.StudyJournal):
         return acts.cancel_study(found, at_once=at_once)
     return [acts.cancel_run(found, at_once=at_once)]
@@ -275,7 +283,7 @@ def remove(
     from orchestrator.lifecycle import cancel as acts
     from orchestrator.lifecycle.requests import NotConfirmed
 
-    found = journal.find_either(Path(storage), run)
+    found = journal.find_run_or_study(Path(storage), run)
     doomed: Run | StudyStatus
     if isinstance(found, journal.StudyJournal):
         doomed = acts.removable_study(found, Path(storage))
@@ -286,7 +294,7 @@ def remove(
     if isinstance(found, journal.StudyJournal):
         journal.remove_study(found)
     else:
-        journal.remove(found)
+        journal.remove_run(found)
     return doomed
 
 
@@ -299,7 +307,7 @@ def runs(storage: str | Path = RUNS, *, progress: "Progress | None" = None) -> "
     from orchestrator.lifecycle.events import Problem, silent
     from orchestrator.lifecycle.recording import catch_up
 
-    found, problems = journal.runs(Path(storage))
+    found, problems = journal.list_runs(Path(storage))
     for problem in problems:
         (progress or silent)(Problem(message=problem))
     catch_up(Path(storage), found)
@@ -310,7 +318,7 @@ def studies(storage: str | Path = RUNS) -> "list[StudyStatus]":
     """All studies in a storage directory, by name, each with its runs."""
     from orchestrator import journal
 
-    return [journal.study_status(one) for one in journal.studies(Path(storage))]
+    return [one.status() for one in journal.list_studies(Path(storage))]
 
 
 def status(run: str, storage: str | Path = RUNS) -> "Status | StudyStatus":
@@ -318,9 +326,9 @@ def status(run: str, storage: str | Path = RUNS) -> "Status | StudyStatus":
     from orchestrator import journal
     from orchestrator.lifecycle.recording import catch_up
 
-    found = journal.find_either(Path(storage), run)
+    found = journal.find_run_or_study(Path(storage), run)
     if isinstance(found, journal.StudyJournal):
-        return journal.study_status(found)
+        return found.status()
     status = found.status()
     catch_up(found.path.parent, [status])
     return status
@@ -337,7 +345,7 @@ def logs(
     from orchestrator import journal
     from orchestrator.lifecycle.logs import LogSelection, read_logs
 
-    return read_logs(journal.find(Path(storage), run), LogSelection(rank=rank, attempt=attempt))
+    return read_logs(journal.find_run(Path(storage), run), LogSelection(rank=rank, attempt=attempt))
 
 
 def follow_logs(
@@ -355,19 +363,19 @@ def follow_logs(
     from orchestrator.lifecycle.logs import follow_logs as follow
 
     selection = LogSelection(rank=rank, attempt=attempt)
-    return follow(journal.find(Path(storage), run), selection, progress or silent)
+    return follow(journal.find_run(Path(storage), run), selection, progress or silent)
 
 
 def report(run: str, storage: str | Path = RUNS) -> "Report | StudyReport":
     """A run, or a study, measured against predicted."""
     from orchestrator import journal
     from orchestrator.lifecycle.pages import report_of_study
-    from orchestrator.report import report as report_of_run
+    from orchestrator.report import make_report
 
-    found = journal.find_either(Path(storage), run)
+    found = journal.find_run_or_study(Path(storage), run)
     if isinstance(found, journal.StudyJournal):
         return report_of_study(found)
-    return report_of_run(found)
+    return make_report(found)
 
 
 def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None = None) -> "Page":
@@ -375,7 +383,7 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
     from orchestrator import journal
     from orchestrator.lifecycle.pages import write_run_page, write_study_page
 
-    found, path = journal.find_either(Path(storage), run), Path(out) if out else None
+    found, path = journal.find_run_or_study(Path(storage), run), Path(out) if out else None
     if isinstance(found, journal.StudyJournal):
         return write_study_page(found, path)
     return write_run_page(found, path)
@@ -384,9 +392,9 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
 def compare(runs: Sequence[str], storage: str | Path = RUNS) -> "list[Report]":
     """The reports of several runs."""
     from orchestrator import journal
-    from orchestrator.report import report as report_of_run
+    from orchestrator.report import make_report
 
-    return [report_of_run(journal.find(Path(storage), run)) for run in runs]
+    return [make_report(journal.find_run(Path(storage), run)) for run in runs]
 
 
 def sync(
@@ -400,7 +408,9 @@ def sync(
     from orchestrator.lifecycle import recording as acts
     from orchestrator.lifecycle.events import silent
 
-    found = [journal.find(Path(storage), run) for run in runs] or journal.journals(Path(storage))
+    found = [journal.find_run(Path(storage), run) for run in runs] or journal.list_journals(
+        Path(storage)
+    )
     return acts.sync(found, progress or silent)
 
 

@@ -16,9 +16,9 @@ from orchestrator.render import (
     score_screen,
     study_screen,
 )
-from orchestrator.score import PUBLISHED, as_shipped
+from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load, load_study
-from orchestrator.study import forecast
+from orchestrator.study import forecast_study
 from tests.asks import spec_of
 from tests.conftest import GOLDEN, ROOT, HoldGolden
 
@@ -171,7 +171,7 @@ def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
     asked = load_study(path)
     made = {trial.number: make_plan(trial.spec) for trial in asked.trials}
     screens = [
-        study_screen.study_screen(forecast(asked, made), "orch submit study.yaml"),
+        study_screen.study_screen(forecast_study(asked, made), "orch submit study.yaml"),
         study_screen.study_intro(asked),
         *(study_screen.trial_line(asked, trial, 1) for trial in asked.trials),
     ]
@@ -180,7 +180,7 @@ def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
 
 def test_the_score_fits_a_terminal_and_names_its_strays() -> None:
     """Below the table, runs outside their interval, and any faster than the roofline."""
-    found = as_shipped(PUBLISHED)
+    found = with_catalog_constants(PUBLISHED)
     impossible = replace(found.rows[0], id="too_fast", below_lower_bound=True, lower_step_s=2.0)
     screen = score_screen.score_screen(replace(found, rows=(*found.rows, impossible)), "orch score")
     assert too_wide(screen) == []

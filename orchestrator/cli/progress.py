@@ -113,7 +113,7 @@ class RunDisplay(TaskDisplay):
     def show_run(self, run: Run, steps: tuple[Step, ...]) -> None:
         """What is new of a run; of many steps those that somebody can read."""
         self.status.update(f"{self.task}: {rehearsal.waiting_for(run)}")
-        state = run.state, (run.why or "") if run.state == "pending" else ""
+        state = run.state, (run.detail or "") if run.state == "pending" else ""
         if state != self.state and run.state in SHOWN_STATES:
             self.line(": ".join(part for part in state if part))
         self.state = state

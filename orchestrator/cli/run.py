@@ -312,7 +312,7 @@ def confirm_removal(doomed: Run | StudyStatus) -> bool:
     """Ask a person whether a run or a study may go."""
     if isinstance(doomed, StudyStatus):
         key, folder = doomed.study, Path(doomed.journal).parent
-        what = f"{key} ({doomed.state}, {doomed.done} of {doomed.asked} done)"
+        what = f"{key} ({doomed.state}, {doomed.done} of {doomed.total} done)"
         what += f", with the journals, logs and checkpoints of its {plural(len(doomed.runs))}"
         what += f" in {folder}"
     else:

@@ -17,7 +17,7 @@ def complete_key(_: object, __: object, typed: str) -> list[str]:
     """The runs and studies of the folder at hand that begin so, for the shell to complete."""
     from orchestrator import journal
 
-    studies, runs = journal.studies(RUNS), journal.runs(RUNS)[0]
+    studies, runs = journal.list_studies(RUNS), journal.list_runs(RUNS)[0]
     keys = [*(one.key for one in studies), *(one.run for one in runs)]
     return [key for key in keys if key.startswith(typed)]
 

@@ -1,6 +1,7 @@
 """Explain room: the book's first questions: parameters, FLOPs, time, memory."""
 
 from orchestrator.explain.worksheet import Worksheet
+from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
 from orchestrator.types.explanation import DerivationSection, Verdict
 from orchestrator.types.spec import Model
@@ -8,22 +9,24 @@ from orchestrator.types.spec import Model
 
 def parameters(sheet: Worksheet, model: Model) -> DerivationSection:
     """Counted as the plan counts them."""
-    matrices, tables = flops.mlp_matrices(model), flops.vocabulary_parameters(model)
+    network = decoder(model)
+    block, unit, layers = network.block, "parameters", network.layers
+    matrices = len(block.mlp.matmuls)
     width = "D * V" if model.tied else "2 * D * V"
-    unit, layers = "parameters", model.layers
     return DerivationSection(
         title="Parameters",
         lines=(
             sheet.line("FFW", "P_ffw", f"{matrices} * D * F * L", unit,
-                       layers * flops.mlp_parameters(model)),
+                       layers * block.mlp.matrix_elements),
             sheet.line("attention", "P_att", "2 * D * H * (N + K) * L", unit,
-                       layers * flops.attention_parameters(model)),
-            sheet.line("vocabulary", "P_voc", width, unit, tables),
-            sheet.line("norms", "P_norm", "(2 * L + 1) * D", unit, flops.norm_parameters(model)),
+                       layers * block.attention.matrix_elements),
+            sheet.line("vocabulary", "P_voc", width, unit,
+                       network.table_parameters),
+            sheet.line("norms", "P_norm", "(2 * L + 1) * D", unit, network.norm_parameters),
             sheet.line("all", "P", "P_ffw + P_att + P_voc + P_norm", unit,
-                       flops.parameters(model)),
+                       network.parameters),
             sheet.line("multiplied by every token", "P_mat", "P_ffw + P_att + D * V", unit,
-                       flops.matmul_parameters(model)),
+                       network.matmul_parameters),
         ),
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from orchestrator.errors import SpecError
 from orchestrator.explain.formatting import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.explain.inputs import axes_of
 from orchestrator.explain.sharding import mixed_times
+from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.plan import torus as links
 from orchestrator.plan.infeasible import Infeasible, factored
 from orchestrator.plan.planner import make_plan
@@ -104,9 +105,9 @@ def tensor(plan: Plan, numbers: dict[str, float]) -> Difference | None:
 
 def line_rate(torus: links.Torus, ways: int) -> float:
     """What `tensor` gets as the innermost so many chips of the first axis."""
-    factors = np.ones((1, len(torus.axes), len(links.POD_AXES)), np.int64)
-    factors[0, 0] = [torus.axes[0].length // ways, 1, 1, ways]
-    return float(links.group_rate(torus, factors, ("tensor",))[0])
+    factors = np.ones((1, len(torus.axes), len(ICI_AXES)), np.int64)
+    factors[0, 0, 0], factors[0, 0, -1] = torus.axes[0].length // ways, ways
+    return float(links.group_rate(torus, factors, GROUPS["tensor"])[0])
 
 
 def links_used(plan: Plan) -> Difference | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from orchestrator.explain.formatting import bound_by, power_of_two, short
 from orchestrator.explain.inputs import AxisCounts
 from orchestrator.explain.worksheet import Worksheet
-from orchestrator.plan import flops
+from orchestrator.network.decoder import decoder
 from orchestrator.types.explanation import Derivation, DerivationSection, Verdict
 from orchestrator.types.spec import Model
 
@@ -78,7 +78,7 @@ def mixed(sheet: Worksheet, model: Model, axes: AxisCounts) -> DerivationSection
     """FSDP and tensor together, by the book's two matmuls a layer and by all of them."""
     form = MIXED_IN_TURN if axes.shared else MIXED
     ratio = "1" if axes.shared else "M_X / M_Y"
-    layer = flops.layer_matmul_parameters(model)
+    layer = decoder(model).block.matrix_elements
     lines = (
         sheet.line("it takes", "mixed_least", form.format(F="F"), TOKENS),
         sheet.line("a layer's matmuls", "P_lay", "(P_mat - D * V) / L", "parameters", layer),

@@ -22,14 +22,14 @@ def cancel_run(recorded: journal.Journal, *, at_once: bool) -> CancelResult:
     """Ask a run to stop. Its driver does so; one that has ended is left alone."""
     before = recorded.run()
     if before.ended_at_s is None:
-        journal.ask_to_cancel(recorded, at_once=at_once)
+        journal.request_cancel(recorded, at_once=at_once)
     return CancelResult(before=before, after=recorded.run())
 
 
 def cancel_study(study: journal.StudyJournal, *, at_once: bool) -> list[CancelResult]:
     """Ask the run of a study that goes on to stop; no other begins then."""
-    live = [one.run for one in journal.study_status(study).runs if one.state in LIVE]
-    return [cancel_run(journal.find(study.storage, key), at_once=at_once) for key in live]
+    live = [one.run for one in study.status().runs if one.state in LIVE]
+    return [cancel_run(journal.find_run(study.storage, key), at_once=at_once) for key in live]
 
 
 def removable_run(recorded: journal.Journal, storage: Path) -> Run:
@@ -43,7 +43,7 @@ def removable_run(recorded: journal.Journal, storage: Path) -> Run:
 
 def removable_study(study: journal.StudyJournal, storage: Path) -> StudyStatus:
     """The study, none of whose runs goes on; an error where one does."""
-    status = journal.study_status(study)
+    status = study.status()
     if status.state == "running":
         cancelling = run_command("cancel", study.key, storage)
         raise RunIsLive(f"study {study.key}: a run of it goes on\nNext: {cancelling}")

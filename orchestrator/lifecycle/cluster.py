@@ -28,7 +28,7 @@ from orchestrator.render.launch_screen import cluster_problems
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
-from orchestrator.types.run import Run
+from orchestrator.types.run import Run, StateReason
 from orchestrator.types.spec import Spec
 
 SUBMITTED = 1  # the event that every run begins with
@@ -53,7 +53,7 @@ class ClusterLaunch:
 
 def archive_of(recorded: journal.Journal) -> bytes | None:
     """The code that a run was submitted with; None where none travelled."""
-    path = recorded.places.documents / package.NAME
+    path = recorded.paths.documents / package.NAME
     return path.read_bytes() if path.is_file() else None
 
 
@@ -71,7 +71,7 @@ def check_cluster(
     """
     with _task(progress, "connecting"):
         jobs = RayJobs(launch.address)
-    with journal.landmark(launch.storage) as mark:
+    with journal.shared_marker(launch.storage) as mark:
         request = preflight_request(launch, str(mark))
         job = start_job(launch, jobs, "-m", preflight_job.__name__, codec.to_json(request).decode())
         with _task(progress, "asking it for slices, versions, storage and secrets") as tick:
@@ -157,17 +157,17 @@ def start_run(
         spec=launch.spec, plan=launch.plan, steps=launch.steps, **provenance.fields
     )
     where = tracking.destination(launch.spec.tracking, launch.storage, os.environ)
-    writer = journal.create(launch.storage, request, key)
+    writer = journal.create_run(launch.storage, request, key)
     tracking.begin(writer.journal, where)
     tracking.in_background([writer.journal])
     if proof:
-        writer.keep_proof(proof)
+        writer.save_proof(proof)
     status = run_command("status", writer.journal.key, Path(launch.spec.run.storage))
     try:
         with interruptible("the run's job was submitted", "it may have begun", status):
             job = start_driver(launch, jobs, writer.journal, progress)
     except ClusterUnusable as error:
-        writer.conclude("failed", why=str(error))
+        writer.end_run("failed", StateReason(code="error", detail=str(error)))
         raise
     return writer.journal, job
 
@@ -176,7 +176,7 @@ def start_driver(
     launch: ClusterLaunch, jobs: RayJobs, recorded: journal.Journal, progress: Progress, *how: str
 ) -> str:
     """Start the driver of a run as a job, whose id names the run and how often it was driven."""
-    run, state = recorded.run(), recorded.story()
+    run, state = recorded.run(), recorded.state()
     job = job_name(run, state.last)
     words = ("-m", "orchestrator.drive", str(recorded.path.absolute()), *how)
     try:

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from orchestrator.journal.logs import logs_of
+from orchestrator.journal.run_logs import list_logs
 from orchestrator.types.run import LIVE, Run
 
 RUNS = Path("runs")  # where runs are stored when nothing else is said
@@ -39,6 +39,6 @@ def next_step(run: Run, named: str, storage: Path) -> str:
         return run_command("logs", named, storage, "-f")
     if run.state == "succeeded":
         return run_command("report", named, storage)
-    logs = logs_of(Path(run.journal), run, attempt=None)
+    logs = list_logs(Path(run.journal), run, attempt=None)
     unclear = run.state == "failed" and not run.steps_done and any(not log.empty for log in logs)
     return run_command("logs" if unclear else "resume", named, storage)

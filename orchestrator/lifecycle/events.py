@@ -9,7 +9,7 @@ from orchestrator.errors import Interrupted
 
 if TYPE_CHECKING:
     from orchestrator.plan.rehearsal import Rehearsal
-    from orchestrator.prove import ProofResult
+    from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.plan import Plan
     from orchestrator.types.run import Run, Step
     from orchestrator.types.study import Study, StudyForecast, Trial

@@ -25,7 +25,7 @@ from orchestrator.lifecycle.events import (
     TaskEnded,
     Trouble,
 )
-from orchestrator.types.run import LIVE, Run
+from orchestrator.types.run import LIVE, Run, StateReason
 
 POLL_S = 0.5
 ASK_EVERY_S = 5.0
@@ -66,7 +66,7 @@ class RunWatch:
     def __init__(self, recorded: journal.Journal, progress: Progress) -> None:
         self.recorded, self.progress = recorded, progress
         self.steps: journal.StepReader | None = None
-        state = recorded.story()
+        state = recorded.state()
         self.attempt = len(state.attempts)
         if state.open_attempt:
             self.steps = journal.StepReader(recorded.path, self.attempt)
@@ -145,7 +145,7 @@ class ClusterFollower:
         return None
 
     def _is_driven(self) -> bool:
-        return self.recorded.story().writer != self.driver_before
+        return self.recorded.state().writer != self.driver_before
 
     def _ask(self, *, driven: bool) -> Run | None:
         """Ask the cluster how the job is; the run when the job ended before its driver came."""
@@ -165,7 +165,8 @@ class ClusterFollower:
         """Write down why no driver came. A run that was to be resumed keeps the end it had."""
         if self.driver_before == 0:
             with suppress(Superseded):  # a driver came at the last moment
-                journal.Writer(self.recorded, self.recorded.story()).conclude("failed", why=why)
+                writer = journal.Writer(self.recorded, self.recorded.state())
+                writer.end_run("failed", StateReason(code="error", detail=why))
         return self.recorded.run()
 
     def _note(self, trouble: Trouble) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator import journal
 from orchestrator.errors import UnknownName
-from orchestrator.journal.logs import Log, LogLine, LogReader, logs_of
+from orchestrator.journal.run_logs import Log, LogLine, LogReader, list_logs
 from orchestrator.lifecycle.events import Progress, RunUpdate
 from orchestrator.types.run import LIVE, Run
 
@@ -30,7 +30,7 @@ class LogSelection:
         attempts = [str(one.number) for one in run.attempts]
         if self.attempt is not None and self.attempt > len(attempts):
             raise UnknownName("attempt", self.attempt, attempts or ["none"])
-        every = logs_of(recorded.path, run, attempt=self.attempt)
+        every = list_logs(recorded.path, run, attempt=self.attempt)
         if self.rank is not None:
             return [log for log in every if log.rank == self.rank]
         ranks = [log for log in every if log.rank is not None]
@@ -59,7 +59,7 @@ def read_logs(recorded: journal.Journal, selection: LogSelection) -> RunLogs:
     """The selected logs as they are now."""
     run = recorded.run()
     logs, rank = selection.of(recorded, run), selection.rank
-    every = logs_of(recorded.path, run, attempt=selection.attempt)
+    every = list_logs(recorded.path, run, attempt=selection.attempt)
     if rank is not None and not logs:
         known = [str(log.rank) for log in every if log.rank is not None]
         raise UnknownName("rank", rank, known or ["none"])
@@ -77,7 +77,7 @@ def read_logs(recorded: journal.Journal, selection: LogSelection) -> RunLogs:
 
 def _lines(reader: LogReader, *, whole: bool) -> list[LogLine]:
     tail = [] if whole else reader.tail(MOST_LINES)
-    return [*tail, *reader.read(torn=True)]
+    return [*tail, *reader.read(incomplete=True)]
 
 
 def follow_logs(
@@ -94,7 +94,7 @@ def follow_logs(
                 readers[log.path] = LogReader(log)
                 yield from readers[log.path].tail(MOST_LINES) if only_tail else ()
         for reader in readers.values():
-            yield from reader.read(torn=ended)
+            yield from reader.read(incomplete=ended)
         if ended:
             progress(RunUpdate(run=run, steps=()))
             return

@@ -30,7 +30,7 @@ TASK = "MLflow UI"
 
 def show_ui(storage: Path, port: int | None, progress: Progress) -> None:
     """Report where servers show the runs, and serve databases until an interrupt ends it."""
-    catch_up(storage, journal.runs(storage)[0])
+    catch_up(storage, journal.list_runs(storage)[0])
     for uri, places in places_by_uri(storage).items():
         if is_server(places[0]):
             progress(ready(uri, places, progress, served=False))
@@ -42,7 +42,7 @@ def places_by_uri(storage: Path) -> dict[str, list[Destination]]:
     """Where the runs of a storage directory are recorded; databases last, since one is served until
     it is stopped.
     """
-    marks = [tracking.read_sync_state(one) for one in journal.journals(storage)]
+    marks = [tracking.read_sync_state(one) for one in journal.list_journals(storage)]
     found = dict.fromkeys(
         mark.destination
         for mark in marks

@@ -9,8 +9,8 @@ from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.lifecycle.recording import record_files
 from orchestrator.render.page import RunPage, run_page, study_page
-from orchestrator.report import proof_of, report
-from orchestrator.study import gather, study_report
+from orchestrator.report import make_report
+from orchestrator.study import make_study_report, read_trial_runs
 from orchestrator.types.proof import Proof
 from orchestrator.types.report import Report
 from orchestrator.types.study import StudyReport
@@ -28,25 +28,25 @@ class Page:
 
 def report_of_study(study: journal.StudyJournal) -> StudyReport:
     """The measured scaling of a study, beside the predicted one."""
-    return study_report(study.key, study.opened().study, gather(study))
+    return make_study_report(study.key, study.submission().study, read_trial_runs(study))
 
 
 def write_run_page(recorded: journal.Journal, out: Path | None = None) -> Page:
     """Write the page of a run, into its directory unless told otherwise."""
     path = out or recorded.path / PAGE
     proof, problem = _proof(recorded)
-    _write(path, page_of(recorded, report(recorded), proof))
+    _write(path, page_of(recorded, make_report(recorded), proof))
     record_files(recorded)
     return Page(path=path, problem=problem)
 
 
 def write_study_page(study: journal.StudyJournal, out: Path | None = None) -> Page:
     """Write the page of a study, into its directory unless told otherwise."""
-    path, runs = out or study.path / PAGE, gather(study)
-    found = study_report(study.key, study.opened().study, runs)
+    path, runs = out or study.path / PAGE, read_trial_runs(study)
+    found = make_study_report(study.key, study.submission().study, runs)
     _write(path, study_page(found, {one.trial: one.predicted for one in runs}))
-    for start in study.begun()[-1:]:
-        record_files(study.run_of(start))
+    for start in study.trial_starts()[-1:]:
+        record_files(study.trial_journal(start))
     return Page(path=path)
 
 
@@ -69,7 +69,7 @@ def _proof(recorded: journal.Journal) -> tuple[Proof | None, str | None]:
     """The proof of a run's plan, if there is one, or why it cannot be read."""
     run = recorded.run()
     try:
-        return proof_of(recorded, run.rehearses or run.plan_digest), None
+        return recorded.proof(run.rehearses or run.plan_digest), None
     except JournalUnreadable as error:
         return None, str(error)
 

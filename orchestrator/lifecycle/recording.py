@@ -58,7 +58,7 @@ def _waiting(key: str, progress: Progress) -> Callable[[float], None]:
 def tracked_at_end(recorded: journal.Journal) -> Tracked:
     """Where a run that has just ended is recorded; what is missing is recorded first."""
     storage = recorded.path.parent
-    catch_up(storage, [one for one in journal.runs(storage)[0] if one.run != recorded.key])
+    catch_up(storage, [one for one in journal.list_runs(storage)[0] if one.run != recorded.key])
     mark = tracking.read_sync_state(recorded)
     if mark and mark.problem is None and not tracking.is_behind(recorded.run(), mark):
         return Tracked(place=mark.destination.label)
@@ -91,6 +91,6 @@ def _is_due(recorded: journal.Journal, run: Run) -> bool:
 
 def _tried_at_s(recorded: journal.Journal) -> float:
     try:
-        return recorded.places.sync_state.stat().st_mtime
+        return recorded.paths.sync_state.stat().st_mtime
     except OSError:
         return 0.0

@@ -23,7 +23,7 @@ from orchestrator.lifecycle.requests import Provenance
 from orchestrator.plan.rehearsal import Rehearsal
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
-from orchestrator.types.run import Run
+from orchestrator.types.run import ReasonCode, Run, StateReason
 
 POLL_S = 0.2
 TASK = "rehearsal"
@@ -52,15 +52,17 @@ def run_rehearsal(
     storage = Path(rehearsal.spec.run.storage)
     where = tracking.destination(rehearsal.spec.tracking, storage, os.environ)
     with interrupts() as signals:
-        writer = journal.create(storage, request, key)
+        writer = journal.create_run(storage, request, key)
         tracking.begin(writer.journal, where)
         if proof:
-            writer.keep_proof(proof)
+            writer.save_proof(proof)
         error = drive(writer.journal, rehearsal.plan, signals, progress)
     run = writer.run()
     if run.ended_at_s is None and run.driver is None:
         with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
-            writer.conclude("cancelled" if signals else "failed", why=error)
+            code: ReasonCode = "cancel_requested" if signals else "error"
+            reason = StateReason(code=code, detail=error or "")
+            writer.end_run("cancelled" if signals else "failed", reason)
     return writer.run()
 
 
@@ -90,7 +92,7 @@ class RehearsalFollower:
     passed_on: int = 0
 
     def __post_init__(self) -> None:
-        self.driver_before = self.recorded.story().writer
+        self.driver_before = self.recorded.state().writer
 
     def to_the_end(self) -> str | None:
         """Report what happens until the run has ended, or nothing can end it; then why."""
@@ -119,7 +121,7 @@ class RehearsalFollower:
 
     def _is_driven(self) -> bool:
         """Whether the driver that was started for this has come."""
-        return self.recorded.story().writer != self.driver_before
+        return self.recorded.state().writer != self.driver_before
 
     def gives_up(self, *, driven: bool) -> bool:
         """Pass interrupts on: the first asks for a last checkpoint, the second for an end.
@@ -133,7 +135,7 @@ class RehearsalFollower:
             unsaved = self.recorded.run().state in ("running", "stopping")
             at_once = self.passed_on > 0 or not unsaved
             why = interrupt_name(self.signals[self.passed_on])
-            journal.ask_to_cancel(self.recorded, at_once=at_once, why=why)
+            journal.request_cancel(self.recorded, at_once=at_once, source=why)
             self.passed_on += 1
             if at_once:
                 self.progress(Stopping(how="at once" if unsaved else "nothing to save"))

@@ -62,7 +62,7 @@ def check_resumable(run: Run, storage: Path) -> None:
 
 def plan_of(recorded: journal.Journal, pods: int | None) -> Plan:
     """The plan that the run was submitted with, on as many pods as it is to have now."""
-    spec, submission = recorded.spec(), recorded.story().submitted.submission
+    spec, submission = recorded.spec(), recorded.state().submitted.submission
     plan = recorded.plan(submission.plan_digest)
     return plan_on(spec, plan, pods or spec.resources.pods.max)
 
@@ -86,7 +86,7 @@ def resume_on_cluster(request: ResumeRequest) -> Run:
     recorded, options, progress = request.recorded, request.options, request.options.progress
     address = address_of(recorded, options.address)
     options.check_confirmable()
-    run, driver_before = request.before, recorded.story().writer
+    run, driver_before = request.before, recorded.state().writer
     launch = cluster.ClusterLaunch(
         spec=recorded.spec(),
         plan=request.plan,

@@ -43,7 +43,7 @@ from orchestrator.lifecycle.submit import (
 )
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
-from orchestrator.study import forecast
+from orchestrator.study import forecast_study
 from orchestrator.types.codec import to_pretty_json
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -96,7 +96,7 @@ class TrialRunner(Protocol):
 
 def plan_study(study: Study, progress: Progress | None = None) -> StudyForecast:
     """The predicted scaling of a study."""
-    return forecast(study, plan_trials(study, progress or silent))
+    return forecast_study(study, plan_trials(study, progress or silent))
 
 
 def plan_trials(study: Study, progress: Progress) -> dict[int, Plan | str]:
@@ -133,7 +133,7 @@ def submit_study(path: Path, overrides: Sequence[str], options: SubmitOptions) -
         rehearsal=runner.where is None,
     )
     trials, storage = trial_runs(study, feasible, path), storage_of(study)
-    place = request.place(storage)
+    place = request.journal_in(storage)
     runner.prepare([one for one in trials if not succeeded(place, one)])
     recorded = journal.open_study(storage, request, {"study.yaml": path.read_bytes()})
     outcome = carry_out(recorded, study, trials, runner, options.progress)
@@ -153,7 +153,7 @@ def _report_start(
             study=study,
         )
     )
-    progress(StudyPlanned(forecast=forecast(study, plans)))
+    progress(StudyPlanned(forecast=forecast_study(study, plans)))
 
 
 def runner_of(study: Study, path: Path, options: SubmitOptions) -> TrialRunner:
@@ -216,10 +216,10 @@ def going_on(recorded: journal.StudyJournal, trial: TrialRun) -> Run | None:
 
 def _runs_of(recorded: journal.StudyJournal, trial: TrialRun) -> Iterator[Run]:
     """Every run of a trial's repeat, as it stands."""
-    for one in recorded.begun():
+    for one in recorded.trial_starts():
         if (one.trial, one.repeat) != (trial.trial.number, trial.repeat):
             continue
-        if run := journal.run_of(recorded, one):
+        if run := recorded.trial_run(one):
             yield run
 
 
@@ -271,7 +271,7 @@ class RehearsalRunner:
         if options.calibrate:
             small, profile = calibrated_rehearsal(small, options.progress)
             made_of = made_of.with_document(PROFILE_DOCUMENT, to_pretty_json(profile).encode())
-        key = journal.begin_trial(study, trial.trial.number, trial.repeat).run
+        key = journal.start_trial(study, trial.trial.number, trial.repeat).run
         return rehearse.run_rehearsal(small, trial.plan, proof, made_of, key, options.progress)
 
 
@@ -346,7 +346,7 @@ class ClusterRunner:
         steps, options = self.steps_of(trial), self.options
         made_of = _provenance(trial, steps, options, study).on_cluster(self.where.address)
         launch = self.launch(trial, dict(made_of.environment))
-        key = journal.begin_trial(study, trial.trial.number, trial.repeat).run
+        key = journal.start_trial(study, trial.trial.number, trial.repeat).run
         proof = _proof(trial, options)
         return cluster.start_run(launch, jobs, made_of, proof, key, options.progress)
 

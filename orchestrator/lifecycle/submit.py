@@ -67,10 +67,10 @@ def submit(path: Path, overrides: Sequence[str], options: SubmitOptions) -> Run:
 def run_with_key(request: SubmitRequest) -> Run | None:
     """The run of the same plan that has the key already."""
     key = request.options.key
-    known = {one.key: one for one in journal.journals(request.storage)} if key else {}
+    known = {one.key: one for one in journal.list_journals(request.storage)} if key else {}
     if key not in known:
         return None
-    run, submission = known[key].run(), known[key].story().submitted.submission
+    run, submission = known[key].run(), known[key].state().submitted.submission
     if request.plan.digest not in (submission.plan_digest, submission.rehearses):
         raise SpecError(f"run {key} is there already, of another plan: take another --key")
     return run
