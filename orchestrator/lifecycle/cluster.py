@@ -11,7 +11,8 @@ from pathlib import Path
 
 from orchestrator import journal, tracking
 from orchestrator.errors import OrchError
-from orchestrator.launch import package, preflight
+from orchestrator.launch import preflight
+from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.launch.ray import preflight_job, slices
 from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
 from orchestrator.lifecycle.commands import run_command
@@ -53,7 +54,7 @@ class ClusterLaunch:
 
 def archive_of(recorded: journal.Journal) -> bytes | None:
     """The code that a run was submitted with; None where none travelled."""
-    path = recorded.paths.documents / package.NAME
+    path = recorded.paths.documents / ARCHIVE
     return path.read_bytes() if path.is_file() else None
 
 
@@ -75,12 +76,12 @@ def check_cluster(
         request = preflight_request(launch, str(mark))
         job = start_job(launch, jobs, "-m", preflight_job.__name__, codec.to_json(request).decode())
         with _task(progress, "asking it for slices, versions, storage and secrets") as tick:
-            report = preflight_job.told(_answer(jobs, job, tick))
+            report = preflight_job.parse_report(_answer(jobs, job, tick))
     if faults := preflight.faults(request, report):
         raise OrchError(cluster_problems(launch.address, faults))
     return jobs, ClusterReady(
         address=launch.address,
-        slices=preflight.slices_said(request, report),
+        slices=preflight.describe_slices(request, report),
         hosts=len(report.hosts),
         versions=launch.versions,
         storage=str(launch.storage),
@@ -134,7 +135,7 @@ def start_job(launch: ClusterLaunch, jobs: RayJobs, *words: str, name: str | Non
     if launch.archive is None:
         return jobs.submit(command, None, name)
     with tempfile.TemporaryDirectory(prefix="orch-") as folder:
-        path = Path(folder) / package.NAME
+        path = Path(folder) / ARCHIVE
         path.write_bytes(launch.archive)
         return jobs.submit(command, path, name)
 
@@ -152,7 +153,7 @@ def start_run(
     The run's key is the one given, or made from the plan.
     """
     if launch.archive is not None:
-        provenance = provenance.with_document(package.NAME, launch.archive)
+        provenance = provenance.with_document(ARCHIVE, launch.archive)
     request = journal.RunRequest(
         spec=launch.spec, plan=launch.plan, steps=launch.steps, **provenance.fields
     )

@@ -105,7 +105,7 @@ class RehearsalFollower:
 
     def _watched(self, watch: RunWatch) -> str | None:
         while True:
-            state = self.cluster.told(POLL_S)
+            state = self.cluster.next_event(POLL_S)
             if state and state.nodes and not state.job:
                 self.progress(NodesUp(up=state.nodes, total=self.nodes))
             run, driven = self.recorded.run(), self._is_driven()

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from orchestrator import journal
 from orchestrator import spec as specs
 from orchestrator.errors import SpecError
-from orchestrator.launch import package, provenance
+from orchestrator.launch import provenance
 from orchestrator.launch.ray.job_client import RayJobs
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
@@ -318,7 +318,7 @@ class ClusterRunner:
             plan=trial.plan,
             steps=self.steps_of(trial),
             versions=versions,
-            archive=package.archive() if self.options.code == "sent" else None,
+            archive=provenance.archive() if self.options.code == "sent" else None,
             address=self.where.address,
             storage=Path(trial.trial.spec.run.storage).absolute(),
         )

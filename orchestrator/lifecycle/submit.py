@@ -6,7 +6,7 @@ from pathlib import Path
 from orchestrator import journal
 from orchestrator import spec as specs
 from orchestrator.errors import OrchError, SpecError
-from orchestrator.launch import package
+from orchestrator.launch.provenance import archive
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 from orchestrator.lifecycle.events import (
@@ -126,7 +126,7 @@ def submit_to_cluster(request: SubmitRequest, where: NamedCluster) -> Run:
         plan=plan,
         steps=steps,
         versions=provenance.environment,
-        archive=package.archive() if options.code == "sent" else None,
+        archive=archive() if options.code == "sent" else None,
         address=where.address,
         storage=request.storage.absolute(),
     )
