@@ -4,7 +4,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from orchestrator.render.formatting import percent, seconds, with_unit
-from orchestrator.render.layout import columns, indent, title
+from orchestrator.render.layout import (
+    Command,
+    Part,
+    Screen,
+    Table,
+    Title,
+    indent,
+    next_step,
+    screen,
+)
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile, CollectiveTime, Kernel, KernelTime
 
@@ -22,22 +31,21 @@ UNITS: dict[Kernel, str] = {
 }
 
 
-def calibration_screen(profile: ChipProfile, path: str, next_command: str) -> str:
+def calibration_screen(profile: ChipProfile, path: str, next_command: str) -> Screen:
     """What was measured, how fast each piece ran at its smallest and largest, and where it is."""
     machine = profile.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     what = f"{machine.device_kind}: {machine.cores} cores of {machine.processor}"
-    blocks = [
-        [title(what, f"profile {codec.short(codec.digest(profile))}")],
+    return screen(
+        [Title(left=what, right=f"profile {codec.short(codec.digest(profile))}")],
         [f"  measured on {profile.measured_on} with {versions}"],
         indent(kernel_lines(profile.kernels)),
         indent(exchange_lines(profile.exchanges)),
-        [f"kept in {path}", f"Next: {next_command}"],
-    ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+        [Command(text=f"stored in {path}"), *next_step(next_command)],
+    )
 
 
-def kernel_lines(times: Sequence[KernelTime]) -> list[str]:
+def kernel_lines(times: Sequence[KernelTime]) -> list[Part]:
     """Rates at the largest amount of each kernel, of matmuls at every size; a column for each
     number of devices at once.
     """
@@ -52,7 +60,7 @@ def kernel_lines(times: Sequence[KernelTime]) -> list[str]:
     rows = [kernel_row({time.devices: time for time in group}, counts) for _, group in groups]
     at_once = [f"{n} at once" if n > 1 else "1 device" for n in counts]
     head = ("", "type", *at_once, "spread")
-    return columns([head, *rows], f"<<{'>' * len(counts)}>") if rows else []
+    return [Table(rows=[head, *rows], columns=f"<<{'>' * len(counts)}>")] if rows else []
 
 
 def _kind(time: KernelTime) -> tuple[str, str, int]:
@@ -74,12 +82,12 @@ def kernel_row(times: dict[int, KernelTime], counts: Sequence[int]) -> tuple[str
     return name, first.dtype, *rates, percent(spread)
 
 
-def exchange_lines(times: Iterable[CollectiveTime]) -> list[str]:
+def exchange_lines(times: Iterable[CollectiveTime]) -> list[Part]:
     """Seconds of the smallest and of the largest, all groups at once."""
     head = ("", "type", "processes", "devices", "groups of", "small", "large", "spread")
     ordered = sorted(times, key=_of_one_group)
     rows = [exchange_row(list(group)) for _, group in groupby(ordered, key=_of_one_group)]
-    return columns([head, *rows], "<<>>>>>>") if rows else []
+    return [Table(rows=[head, *rows], columns="<<>>>>>>")] if rows else []
 
 
 def _of_one_group(time: CollectiveTime) -> tuple[int, int, int, int, str, str, int]:

@@ -1,25 +1,33 @@
-"""a Checkup as a table, what is wrong first in the eye."""
+"""Show the health of this machine as a table."""
 
-from orchestrator.render.layout import columns, fit
+from orchestrator.render.formatting import counted
+from orchestrator.render.layout import Part, Screen, Table, heading, indent, next_step, screen
 from orchestrator.types.health import HealthReport
 
 SIGNS = {"good": "ok", "limited": "LIMITED", "broken": "BROKEN"}
 
 
-def doctor_screen(checkup: HealthReport) -> str:
-    """Each finding, with advice under it where it is not good."""
-    rows = [(SIGNS[one.health], one.name, one.found) for one in checkup.findings]
-    lines = ["what this machine can do", ""]
-    for one, line in zip(checkup.findings, columns(rows, "<<<"), strict=True):
-        lines.append(f"  {line}")
+def doctor_screen(report: HealthReport) -> Screen:
+    """Return each finding, with advice below those that are not good."""
+    signs = max(len(SIGNS[one.health]) for one in report.findings)
+    names = max(len(one.name) for one in report.findings)
+    lines: list[Part] = []
+    for one in report.findings:
+        cells = (f"{SIGNS[one.health]:{signs}}", f"{one.name:{names}}", one.found)
+        lines.append(Table(rows=[cells], columns="<<w"))
         if one.advice:
-            lines.append(f"      {one.advice}")
-    return fit("\n".join([*lines, "", _verdict(checkup), ""]))
+            lines.append(f"    {one.advice}")
+    return screen([heading("this machine")], indent(lines), verdict(report))
 
 
-def _verdict(checkup: HealthReport) -> str:
-    if checkup.broken:
-        return f"Doctor: {checkup.broken} of {len(checkup.findings)} broken; mend these first."
-    limits = sum(finding.health == "limited" for finding in checkup.findings)
-    but = f", with {limits} limits" if limits > 1 else ", with one limit" if limits else ""
-    return f"Doctor: this machine can plan and run{but}.\nNext: orch submit specs/tiny_2pod.yaml"
+def verdict(report: HealthReport) -> list[Part]:
+    if report.broken:
+        return [
+            f"Doctor: {report.broken} of {len(report.findings)} checks failed; fix these first."
+        ]
+    limits = sum(finding.health == "limited" for finding in report.findings)
+    with_limits = f", with {counted(limits, 'limit')}" if limits else ""
+    return [
+        f"Doctor: this machine can plan and run{with_limits}.",
+        *next_step("orch submit specs/tiny_2pod.yaml"),
+    ]
