@@ -11,9 +11,9 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.journal import Journal, StepLog, Writer
-from orchestrator.tracking.mlflow import begin
-from orchestrator.tracking.mlflow.recorder import Recorder
+from orchestrator.tracking import begin
 from orchestrator.tracking.mlflow.store import Store
+from orchestrator.tracking.recorder import Recorder
 from orchestrator.types.tracking import Destination, SyncResult
 from tests.journals import opened, step, tiny_plan, tiny_spec
 
@@ -36,6 +36,7 @@ def storage(tmp_path: Path, empty_database: Path) -> Path:
 def place(storage: Path) -> Destination:
     """The SQLite file beside the runs."""
     return Destination(
+        tracker="mlflow",
         uri=f"sqlite:///{storage / 'mlflow.db'}",
         experiment="orch",
         artifacts=(storage / "mlflow-artifacts").as_uri(),

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from functools import cache
 
-from orchestrator import catalog, explain
+from orchestrator import catalog
+from orchestrator.explain import answer_sheet
 from orchestrator.explain.quotes import quoted
 from orchestrator.types.explanation import Derivation, Explanation, QuotedFigure, Verdict
 from orchestrator.types.spec import Spec
@@ -31,7 +32,7 @@ def asked(key: str) -> Spec:
 
 @cache
 def sheet_of(key: str) -> Explanation:
-    return explain.answer_sheet(asked(key))
+    return answer_sheet(asked(key))
 
 
 @cache

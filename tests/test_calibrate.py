@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestrator import calibrate
-from orchestrator.calibrate import measure, process, shelf
+from orchestrator.calibrate import for_plan, measure, of_machine, process, shelf
 from orchestrator.calibrate.machine import emulating
 from orchestrator.calibrate.words import Devices, Told
 from orchestrator.cli.calibrating import calibrate as command
-from orchestrator.cli.planning import plan as planning
+from orchestrator.cli.plan import plan as planning
 from orchestrator.errors import MeasurementFailed, OrchError, UnknownName
 from orchestrator.plan import calibrated
 from orchestrator.render import calibration_screen as render
@@ -130,12 +129,12 @@ def test_what_cannot_be_measured_is_one_message() -> None:
 def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second rehearsal of a shape asks nothing; another shape asks for what is new."""
     machines = Machines(monkeypatch)
-    first = calibrate.for_plan(PLAN, ignore)
+    first = for_plan(PLAN, ignore)
     count = len(machines.asked)
     assert count == 2  # kernels in one process, exchanges in two
-    again = calibrate.for_plan(PLAN, ignore)
+    again = for_plan(PLAN, ignore)
     assert (len(machines.asked), again.profile) == (count, first.profile)
-    other = calibrate.for_plan(plan_of(pods=2, fsdp=2, tensor=2, hosts=2), ignore)
+    other = for_plan(plan_of(pods=2, fsdp=2, tensor=2, hosts=2), ignore)
     assert len(machines.asked) == count + 1
     assert machines.asked[-1].kernels == ()
     assert calibrated.wishes(PLAN, other.profile) == Benchmarks()
@@ -146,7 +145,7 @@ def test_progress_is_told_from_none_to_all(monkeypatch: pytest.MonkeyPatch) -> N
     """Each timing counts once."""
     Machines(monkeypatch)
     seen: list[tuple[int, int]] = []
-    kept = calibrate.for_plan(PLAN, lambda done, total: seen.append((done, total)))
+    kept = for_plan(PLAN, lambda done, total: seen.append((done, total)))
     total = len(kept.profile.kernels) + len(kept.profile.exchanges)
     assert seen == [(done, total) for done in range(total + 1)]
 
@@ -187,7 +186,7 @@ def test_a_shelf_that_cannot_be_written_is_one_message(cache: Path) -> None:
 def test_an_accelerator_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """One device alone, and all of them together; nothing is emulated."""
     machines = Machines(monkeypatch, platform="gpu")
-    profile = calibrate.of_machine(ignore).profile
+    profile = of_machine(ignore).profile
     assert (profile.machine.platform, profile.machine.device_kind) == ("gpu", "an H200")
     assert {time.devices for time in profile.kernels} == {1}
     assert {(time.ways, time.processes) for time in profile.exchanges} == {(2, 1), (4, 1), (8, 1)}

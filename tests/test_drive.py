@@ -10,8 +10,8 @@ from orchestrator.drive import worker
 from orchestrator.drive.monitor import AttemptEnd, judged
 from orchestrator.drive.select_slices import SPARE_WAIT_S, SliceSelection, chosen, waiting
 from orchestrator.errors import JournalUnreadable, SpecError
-from orchestrator.launch.protocol import Slice
-from orchestrator.launch.slice_discovery import heads_of_others, slices_of
+from orchestrator.launch.ray.protocol import Slice
+from orchestrator.launch.ray.slice_discovery import heads_of_others, slices_of
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.spec import Pods

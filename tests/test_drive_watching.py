@@ -14,8 +14,8 @@ from orchestrator.drive.driver import Driver
 from orchestrator.drive.monitor import AttemptEnd, Monitor
 from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
-from orchestrator.launch.attempt_process import AttemptProcess
-from orchestrator.launch.protocol import AttemptCommand, AttemptEvent, Slice, WorkerArgs
+from orchestrator.launch.ray.attempt_process import AttemptProcess
+from orchestrator.launch.ray.protocol import AttemptCommand, AttemptEvent, Slice, WorkerArgs
 from tests.journals import driven, take_steps, tiny_plan
 
 BEAT_S = 0.02

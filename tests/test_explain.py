@@ -2,7 +2,8 @@
 
 import pytest
 
-from orchestrator import catalog, explain
+from orchestrator import catalog
+from orchestrator.explain import answer_sheet
 from orchestrator.explain.formula import evaluate, symbols
 from orchestrator.types.spec import Precision
 from tests.asks import TINY, spec_of
@@ -150,7 +151,7 @@ def test_an_axis_that_does_not_close_counts_half() -> None:
     """8x16 on v5e has one ring, 2x2x1 on v5p has none, a switch has no axes to share out."""
     half = values_of(sheet_of("8b-half-ring"))
     assert (half["M"], half["M_X"], half["M_Y"]) == (1.5, 1, 0.5)
-    small = values_of(explain.answer_sheet(spec_of(TINY, topology="2x2x1", pods=1, sequences=8)))
+    small = values_of(answer_sheet(spec_of(TINY, topology="2x2x1", pods=1, sequences=8)))
     assert (small["M"], small["M_X"], small["M_Y"]) == (1, 0.5, 0.5)
     switched = values_of(sheet_of("8b-h100"))
     assert switched["M"] == 1
@@ -170,7 +171,7 @@ def test_one_chip_exchanges_nothing() -> None:
 def test_fp32_moves_twice_the_bytes_and_computes_at_its_own_peak() -> None:
     """Intensity doubles beside the lower peak."""
     exact = Precision(compute="fp32")
-    values = values_of(explain.answer_sheet(spec_of(precision=exact, pods=1)))
+    values = values_of(answer_sheet(spec_of(precision=exact, pods=1)))
     peak = catalog.chip("v5p").peak_flops_per_s["fp32"].value
     assert values["C"] == peak
     assert values["alpha"] == pytest.approx(2 * peak / 1.8e11)
@@ -178,6 +179,6 @@ def test_fp32_moves_twice_the_bytes_and_computes_at_its_own_peak() -> None:
 
 def test_days_follow_the_given_mfu() -> None:
     """45 % takes 8/9 of the days of 40 %."""
-    at_45 = values_of(explain.answer_sheet(asked("405b-eight-pods"), mfu=0.45))
+    at_45 = values_of(answer_sheet(asked("405b-eight-pods"), mfu=0.45))
     at_40 = values_of(sheet_of("405b-eight-pods"))
     assert at_45["days"] / at_40["days"] == pytest.approx(40 / 45)

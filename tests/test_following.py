@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.cli import following, launching, recording, rehearsing, resuming, terminal
 from orchestrator.cli.following import Following
 from orchestrator.cli.origin import Origin
@@ -17,9 +17,8 @@ from orchestrator.cli.terminal import Progress
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog
 from orchestrator.launch import LocalCluster
-from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
+from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
 from orchestrator.render import rehearsal_screen as render
-from orchestrator.tracking import mlflow
 from orchestrator.types.plan import Plan
 from tests.journals import opened, step, take_steps, tiny_plan, tiny_spec
 
@@ -57,7 +56,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask at once, and record nothing: that is another room's work, in processes of its own."""
     monkeypatch.setattr(following, "ASK_EVERY_S", -1.0)
     for name in ("begin", "in_background"):
-        monkeypatch.setattr(mlflow, name, lambda *_: None)
+        monkeypatch.setattr(tracking, name, lambda *_: None)
 
 
 def followed(

@@ -5,12 +5,13 @@ import secrets
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.launch import process_tree
+from orchestrator.launch.ray import process_tree
 from tests.clusters import eventually
 from tests.conftest import ROOT
 
@@ -66,9 +67,9 @@ def test_what_runs_beside_a_command_ends_with_it(
 @pytest.mark.parametrize(
     ("command", "slow", "said"),
     [
-        (("plan", TINY), "plan.make.make_plans", "planning; nothing is left running"),
-        (("plan", STUDY), "plan.make.make_plan", "planning; nothing is left running"),
-        (("submit", STUDY), "plan.make.make_plan", "planning; nothing is left running"),
+        (("plan", TINY), "plan.planner.make_plans", "planning; nothing is left running"),
+        (("plan", STUDY), "lifecycle.studies.make_plan", "planning; nothing is left running"),
+        (("submit", STUDY), "lifecycle.studies.make_plan", "planning; nothing is left running"),
         (("explain", TINY), "explain.answer_sheet", "working it out; nothing is left running"),
         (("score",), "score.as_shipped", "scoring; nothing is left running"),
         (("doctor",), "doctor.checks.python", "looking at this machine; nothing is left running"),
@@ -85,7 +86,8 @@ def test_each_command_that_takes_long_says_what_was_interrupted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In one line, with the exact command again, and exit status 130."""
-    monkeypatch.setattr(f"orchestrator.{slow}", interrupt)
+    module, _, name = slow.rpartition(".")
+    monkeypatch.setattr(import_module(f"orchestrator.{module}"), name, interrupt)
     assert ended(monkeypatch, command) == 130
     told = capsys.readouterr()
     assert told.err == f"interrupted while {said}\nNext: {' '.join(['orch', *command])}\n"

@@ -127,7 +127,7 @@ def test_a_run_is_json_both_ways(tmp_path: Path) -> None:
     assert codec.from_json(codec.to_json(run), Run) == run
     assert codec.from_json(codec.to_json(status), Status) == status
     promised = {"run", "state", "rehearsal", "plan_digest", "journal"}
-    promised |= {"mlflow_tracking_uri", "mlflow_run_id"}
+    promised |= {"tracking"}
     assert set(Run.__dataclass_fields__) >= promised
     assert status.forecast is not None
     assert status.forecast.step_s == tiny_plan().forecast.step_s
@@ -177,11 +177,11 @@ def test_a_smaller_plan_is_kept_beside_the_first(tmp_path: Path) -> None:
 def test_the_first_tracking_run_stays(tmp_path: Path) -> None:
     """Two recorders agree on one MLflow run: the one that was noted first."""
     found = journal.create(tmp_path, opened()).journal
-    first = TrackedRun(mlflow_tracking_uri="sqlite:////a.db", mlflow_run_id="1")
-    second = TrackedRun(mlflow_tracking_uri="sqlite:////a.db", mlflow_run_id="2")
+    first = TrackedRun(tracker="mlflow", uri="sqlite:////a.db", run_id="1")
+    second = TrackedRun(tracker="mlflow", uri="sqlite:////a.db", run_id="2")
     assert journal.track(found, first) == first
     assert journal.track(found, second) == first
-    assert found.run().mlflow_run_id == "1"
+    assert found.run().tracking == first
 
 
 def test_reading_changes_nothing(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from tests.journals import (
 )
 
 PROMISED = {"run", "state", "rehearsal", "plan_digest", "journal"}
-PROMISED |= {"mlflow_tracking_uri", "mlflow_run_id"}
+PROMISED |= {"tracking"}
 
 
 def status_of(*events: object, now_s: float = 7_600.0, **changes: object) -> Status:
@@ -80,8 +80,7 @@ def test_a_status_is_one_screen(golden: HoldGolden) -> None:
     """State, pods, steps, speed beside the forecast, every attempt and why it ended."""
     status = replace(
         status_of(START, PREEMPTED, AGAIN, rehearsal=True, cancel_asked_at_s=7_580.0),
-        mlflow_tracking_uri="sqlite:////runs/mlflow.db",
-        mlflow_run_id="0a1b",
+        tracking=TrackedRun(tracker="mlflow", uri="sqlite:////runs/mlflow.db", run_id="0a1b"),
     )
     shown = status_screen.status_screen(status, "orch logs it-1 -f")
     golden("status_running.txt", shown)
@@ -181,7 +180,7 @@ def test_the_default_storage_is_the_one_of_specs(orch: RunOrch, tmp_path: Path) 
 def test_status_tells_one_run(orch: RunOrch, tmp_path: Path) -> None:
     """By key, by its beginning, or by path; the next command can be typed as it stands."""
     found = failed_once(tmp_path, "llama-1")
-    journal.track(found, TrackedRun(mlflow_tracking_uri="sqlite:////m.db", mlflow_run_id="7"))
+    journal.track(found, TrackedRun(tracker="mlflow", uri="sqlite:////m.db", run_id="7"))
     for wanted in ("llama-1", "ll", str(found.path)):
         done = orch("status", wanted, "--storage", str(tmp_path))
         assert (done.returncode, done.stderr) == (0, "")
@@ -189,7 +188,7 @@ def test_status_tells_one_run(orch: RunOrch, tmp_path: Path) -> None:
         assert done.stdout.endswith(f"Next: orch logs {wanted} --storage {tmp_path} -f\n")
     told = json.loads(orch("status", str(found.path), "--json").stdout)
     assert told.keys() >= PROMISED | {"forecast"}
-    assert (told["state"], told["mlflow_run_id"]) == ("running", "7")
+    assert (told["state"], told["tracking"]["run_id"]) == ("running", "7")
     assert [one["reason"] for one in told["attempts"]] == ["failure", None]
 
 

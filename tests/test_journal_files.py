@@ -28,7 +28,7 @@ from tests.journals import driven, failed_once, opened, take_steps, tiny_plan
         ("events/000009.json", b"{}", "events/000006.json: is missing"),
         ("requests/000001.json", b"[]", "requests/000001.json: Expected `object`"),
         ("requests/me", b"", "requests/me: is none of the journal's"),
-        ("mlflow.json", b"null", "mlflow.json: Expected `object`"),
+        ("tracking.json", b"null", "tracking.json: Expected `object`"),
         ("attempts/001/steps.jsonl", b"\xff\n", "001/steps.jsonl: a line is no step"),
         ("attempts/002/steps.jsonl", b'{"at_s":1}\n', "002/steps.jsonl: a line is no step"),
     ],

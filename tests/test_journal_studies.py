@@ -129,9 +129,9 @@ def test_the_first_mlflow_run_of_a_study_stays(tmp_path: Path) -> None:
     """As it does for a run."""
     study = begun(tmp_path)
     assert study.tracking() is None
-    first = TrackedRun(mlflow_tracking_uri="sqlite:////x", mlflow_run_id="1")
+    first = TrackedRun(tracker="mlflow", uri="sqlite:////x", run_id="1")
     assert study.track(first) == first
-    assert study.track(replace(first, mlflow_run_id="2")) == first
+    assert study.track(replace(first, run_id="2")) == first
     assert study.tracking() == first
 
 

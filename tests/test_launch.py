@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.launch import LocalCluster, emulated_hosts, private_cluster, process_tree
+from orchestrator.launch import LocalCluster, emulated_hosts, private_cluster
+from orchestrator.launch.ray import process_tree
 from orchestrator.plan.planner import make_plan
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile
@@ -53,7 +54,9 @@ def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(orch: RunOrch, tmp_path:
     assert len(list(recorded.places.logs(1).glob("rank-*.log"))) == 2
     assert f"Next: orch report {path.name}" in done.stdout
     assert f"mlflow   {tmp_path}/mlflow.db, shown by orch ui" in done.stdout
-    assert rows(tmp_path, "SELECT run_uuid, status FROM runs") == [(run.mlflow_run_id, "FINISHED")]
+    assert run.tracking
+    tracked = (run.tracking.run_id, "FINISHED")
+    assert rows(tmp_path, "SELECT run_uuid, status FROM runs") == [tracked]
     assert [at for at, _ in points(tmp_path, "perf/mfu")] == list(range(1, 6))
     status = orch("status", path.name, "--storage", str(tmp_path))
     assert "succeeded, a rehearsal" in status.stdout

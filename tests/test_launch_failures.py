@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.launch import process_tree
+from orchestrator.launch.ray import process_tree
 from orchestrator.types.spec import Pods
 from tests.chaos.faults import emulated, losses, small_spec
 from tests.clusters import eventually

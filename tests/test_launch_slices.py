@@ -8,9 +8,14 @@ from ray._common.usage import usage_lib
 from ray.util.tpu import get_tpu_worker_resources
 
 from orchestrator.errors import SpecError
-from orchestrator.launch import local_cluster
-from orchestrator.launch.local_cluster import short_folder
-from orchestrator.launch.slices import accelerator_type, devices_per_host, emulated_hosts, pod_type
+from orchestrator.launch.ray import local_cluster
+from orchestrator.launch.ray.local_cluster import short_folder
+from orchestrator.launch.ray.slices import (
+    accelerator_type,
+    devices_per_host,
+    emulated_hosts,
+    pod_type,
+)
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
 from tests.asks import TINY, spec_of

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.launch import LocalCluster, emulated_hosts, private_cluster
-from orchestrator.launch.slices import devices_per_host
+from orchestrator.launch.ray.slices import devices_per_host
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
 from tests.asks import TINY, spec_of

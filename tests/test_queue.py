@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from orchestrator.launch.slice_queue import RETURN_S, QueueAnswer, SliceQueue
+from orchestrator.launch.ray.slice_queue import RETURN_S, QueueAnswer, SliceQueue
 from tests.journals import Clock
 
 KIND, OTHER = "v5p 2x2x2", "v5e 4x4"

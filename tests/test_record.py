@@ -10,12 +10,13 @@ import pytest
 from orchestrator import journal
 from orchestrator.errors import SpecError
 from orchestrator.journal import StepLog
-from orchestrator.tracking.mlflow import destination, is_behind, mark_of, metric_names
-from orchestrator.tracking.mlflow import params as flat
+from orchestrator.tracking import NotRecorded, destination, is_behind, read_sync_state
+from orchestrator.tracking.mlflow import metrics
+from orchestrator.tracking.mlflow.metadata import params as spec_params
 from orchestrator.tracking.mlflow.metrics import MetricPoint, finite
-from orchestrator.tracking.mlflow.recorder import Recorder, only_one
-from orchestrator.tracking.mlflow.store import NotRecorded, Store
+from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.mlflow.tracking_uri import is_server
+from orchestrator.tracking.recorder import Recorder, only_one
 from orchestrator.types.spec import TrackingOptions
 from tests import records
 from tests.journals import step, tiny_plan, tiny_spec
@@ -44,12 +45,12 @@ def test_each_step_is_recorded_once(storage: Path) -> None:
     run = whole(storage)
     [tried] = recorded(run)
     assert tried.problem is None
-    assert [at for at, _ in points(storage, metric_names.LOSS)] == list(range(20))
-    assert points(storage, metric_names.LOSS)[7] == (7, 9.0 / 8)
+    assert [at for at, _ in points(storage, metrics.LOSS)] == list(range(20))
+    assert points(storage, metrics.LOSS)[7] == (7, 9.0 / 8)
     warm = [index for index in range(20) if index != 0]
-    assert [at for at, _ in points(storage, metric_names.MFU)] == warm
-    assert [at for at, _ in points(storage, metric_names.MFU_PREDICTED)] == list(range(20))
-    assert points(storage, metric_names.MEASURED_HBM) == [(0, 3.0)]
+    assert [at for at, _ in points(storage, metrics.MFU)] == warm
+    assert [at for at, _ in points(storage, metrics.MFU_PREDICTED)] == list(range(20))
+    assert points(storage, metrics.MEASURED_HBM) == [(0, 3.0)]
     assert doubled(storage) == []
 
 
@@ -73,18 +74,23 @@ def test_recording_as_it_goes_is_replaying(storage: Path) -> None:
         for index in range(8):
             log.append(step(index, restored=None if index else 0))
             assert recorder.record(writer.journal).problem is None
-            assert len(points(storage, metric_names.LOSS)) == index + 1
+            assert len(points(storage, metrics.LOSS)) == index + 1
     assert rows(storage, "SELECT status FROM runs") == [("RUNNING",)]
     writer.end_attempt("finished")
     writer.conclude("succeeded")
     recorder.record(writer.journal)
     as_it_went = rows(storage, "SELECT key, step, value, timestamp FROM metrics ORDER BY 1, 2")
-    (writer.journal.path / "mlflow.json").unlink()
+    (writer.journal.path / "tracking.json").unlink()
     rows_gone(storage)
     recorded(writer.journal)
     assert as_it_went == rows(
         storage, "SELECT key, step, value, timestamp FROM metrics ORDER BY 1, 2"
     )
+
+
+def tracked_id(run: journal.Journal) -> str | None:
+    tracked = run.run().tracking
+    return tracked.run_id if tracked else None
 
 
 def rows_gone(storage: Path) -> None:
@@ -102,9 +108,9 @@ def test_a_database_that_was_lost_is_filled_again(storage: Path, empty_database:
     (storage / "mlflow.db").write_bytes(empty_database.read_bytes())
     [second] = recorded(run)
     assert second.problem is None
-    assert second.mlflow_run_id != first.mlflow_run_id
-    assert run.run().mlflow_run_id == second.mlflow_run_id
-    assert len(points(storage, metric_names.LOSS)) == 20
+    assert second.run_id != first.run_id
+    assert tracked_id(run) == second.run_id
+    assert len(points(storage, metrics.LOSS)) == 20
 
 
 def test_the_spec_is_there_flat(storage: Path) -> None:
@@ -114,7 +120,7 @@ def test_the_spec_is_there_flat(storage: Path) -> None:
     assert params["experiment.model.layers"] == "2"
     assert params["resources.pods.max"] == "2"
     assert params["run.checkpoint.every"] == "200"
-    assert params == flat.params(tiny_spec())
+    assert params == spec_params(tiny_spec())
 
 
 def test_nothing_is_cut_silently(storage: Path) -> None:
@@ -125,7 +131,7 @@ def test_nothing_is_cut_silently(storage: Path) -> None:
     recorded(whole(storage, spec=spec))
     params = facts(storage, "params")
     said = params["experiment.compiler_options.xla_tpu_flags"]
-    assert said == "in artifact spec.json: 7,000 characters are too many here"
+    assert said == "in artifact spec.json: 7,000 characters are too many"
     assert params["experiment.compiler_options.odd_name"] == "true"
     [kept] = storage.glob("mlflow-artifacts/*/artifacts/spec.json")
     assert json.loads(kept.read_text())["experiment"]["compiler_options"] == long
@@ -213,20 +219,20 @@ def test_an_ending_is_summed_up(storage: Path) -> None:
     """Medians without the steps that warm up, tokens a second, and where the time went."""
     run = whole(storage)
     recorded(run)
-    assert points(storage, metric_names.MEDIAN_MFU) == [(20, 0.4)]
-    assert points(storage, metric_names.TOKENS_PER_S) == [(20, 4096 / 0.25)]
-    [(_, ratio)] = points(storage, metric_names.OVER_PREDICTED["lower"])
+    assert points(storage, metrics.MEDIAN_MFU) == [(20, 0.4)]
+    assert points(storage, metrics.TOKENS_PER_S) == [(20, 4096 / 0.25)]
+    [(_, ratio)] = points(storage, metrics.OVER_PREDICTED["lower"])
     assert ratio == pytest.approx(0.25 / tiny_plan().forecast.step_s.lower)
-    assert len(points(storage, metric_names.GOODPUT)) == 1
-    [(at, wasted_s)] = points(storage, metric_names.BADPUT["wasted_progress_from_disruption"])
+    assert len(points(storage, metrics.GOODPUT)) == 1
+    [(at, wasted_s)] = points(storage, metrics.BADPUT["wasted_progress_from_disruption"])
     assert (at, round(wasted_s, 6)) == (20, 5 * 0.25)
 
 
 def test_a_rehearsal_is_not_held_against_chips(storage: Path) -> None:
     """What CPU devices did is no share of what chips should do, unless they were calibrated."""
     recorded(whole(storage, rehearsal=True))
-    assert points(storage, metric_names.OVER_PREDICTED["lower"]) == []
-    assert len(points(storage, metric_names.MEDIAN_MFU)) == 1
+    assert points(storage, metrics.OVER_PREDICTED["lower"]) == []
+    assert len(points(storage, metrics.MEDIAN_MFU)) == 1
     assert facts(storage, "tags")["orch.kind"] == "rehearsal"
 
 
@@ -234,8 +240,8 @@ def test_only_known_names_are_recorded(storage: Path) -> None:
     """Every metric that is sent stands in the table of names, but for a trainer's own."""
     recorded(whole(storage))
     sent = {str(key) for [key] in rows(storage, "SELECT DISTINCT key FROM metrics")}
-    assert sent <= set(metric_names.ALL)
-    assert sent >= {*metric_names.OF_STEPS, *metric_names.OF_PLANS, *metric_names.OF_ENDINGS}
+    assert sent <= set(metrics.ALL)
+    assert sent >= {*metrics.OF_STEPS, *metrics.OF_PLANS, *metrics.OF_ENDINGS}
 
 
 def test_no_infinity_is_sent() -> None:
@@ -267,7 +273,7 @@ def test_a_ghost_is_removed(storage: Path) -> None:
     store = Store(place(storage))
     ghosts = [store.create("it", 1e9 + n, {"orch.id": run.run().id}) for n in range(2)]
     [tried] = recorded(run)
-    assert tried.mlflow_run_id == ghosts[0].id
+    assert tried.run_id == ghosts[0].id
     active = rows(storage, "SELECT run_uuid FROM runs WHERE lifecycle_stage = 'active'")
     assert active == [(ghosts[0].id,)]
 
@@ -276,8 +282,8 @@ def test_a_run_that_was_deleted_is_left_alone(storage: Path) -> None:
     """Somebody did not want it there; the message says how it comes back."""
     run = whole(storage)
     [tried] = recorded(run)
-    assert tried.mlflow_run_id
-    Store(place(storage)).delete(tried.mlflow_run_id)
+    assert tried.run_id
+    Store(place(storage)).delete(tried.run_id)
     [again] = recorded(run)
     assert again.problem is not None
     assert "was deleted there; restore it, or remove" in again.problem
@@ -300,16 +306,16 @@ def test_one_process_records_a_run(storage: Path) -> None:
 def test_the_mark_tells_whether_to_look(storage: Path) -> None:
     """After a step, an attempt or an end, until it is recorded."""
     writer = begun(storage)
-    mark = mark_of(writer.journal)
+    mark = read_sync_state(writer.journal)
     assert mark is not None
     assert is_behind(writer.run(), mark)
     trained(writer, range(3))
     with writer.signing():
         recorded(writer.journal)
-    assert not is_behind(writer.run(), mark_of(writer.journal) or mark)
+    assert not is_behind(writer.run(), read_sync_state(writer.journal) or mark)
     writer.end_attempt("finished")
     writer.conclude("succeeded")
-    assert is_behind(writer.run(), mark_of(writer.journal) or mark)
+    assert is_behind(writer.run(), read_sync_state(writer.journal) or mark)
 
 
 def test_a_run_without_steps_is_recorded(storage: Path) -> None:
@@ -318,7 +324,7 @@ def test_a_run_without_steps_is_recorded(storage: Path) -> None:
     writer.conclude("failed", why="no slice is free")
     assert records.named(recorded(writer.journal)) == [None]
     assert facts(storage, "tags")["orch.why"] == "no slice is free"
-    assert points(storage, metric_names.GOODPUT) == []
+    assert points(storage, metrics.GOODPUT) == []
 
 
 def test_the_runs_of_a_study_have_one_parent(storage: Path) -> None:
@@ -341,7 +347,7 @@ def test_the_runs_of_a_study_have_one_parent(storage: Path) -> None:
     noted = study.tracking()
     assert noted is not None
     children = "SELECT COUNT(*) FROM tags WHERE key = 'mlflow.parentRunId' AND value = ?"
-    assert rows(storage, children, noted.mlflow_run_id) == [(2,)]
+    assert rows(storage, children, noted.run_id) == [(2,)]
     assert len(rows(storage, "SELECT 1 FROM runs")) == 3
 
 

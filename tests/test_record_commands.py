@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from orchestrator.cli.recording import sync
 from orchestrator.render.sync_screen import sync_screen
-from orchestrator.tracking.mlflow import mark_of, recorder
-from orchestrator.tracking.mlflow.recorder import Recorder, only_one
-from orchestrator.types.tracking import SyncProgress, SyncResult
+from orchestrator.tracking import read_sync_state, recorder
+from orchestrator.tracking.recorder import Recorder, only_one
+from orchestrator.types.tracking import Destination, SyncProgress, SyncResult
 from tests.clusters import eventually
 from tests.conftest import RunOrch
 from tests.records import begun, empty_database, points, rows, storage, trained, whole
@@ -34,9 +34,9 @@ def test_sync_records_what_is_named_or_all(orch: RunOrch, storage: Path) -> None
     told = json.loads(orch("sync", *at, "--json").stdout)
     assert [one["run"] for one in told] == ["first", "second"]
     assert [one["recorded"]["steps"] for one in told] == [20, 20]
-    assert {one["mlflow_run_id"] for one in told} == {
-        run.run().mlflow_run_id for run in (first, second)
-    }
+    assert [one["run_id"] for one in told] == [
+        tracked.run_id for run in (first, second) if (tracked := run.run().tracking)
+    ]
     assert len(points(storage, "learning/loss")) == 40
 
 
@@ -59,12 +59,12 @@ def test_sync_leaves_a_run_to_its_own_driver(orch: RunOrch, storage: Path) -> No
     """
     writer = begun(storage)
     trained(writer, range(3))
-    before = mark_of(writer.journal)
+    before = read_sync_state(writer.journal)
     with writer.signing(), only_one(writer.journal):
         tried = Recorder(os.environ).record(writer.journal, limit_s=0.1)
         beside = orch("sync", "--storage", str(storage))
     assert (tried.by_driver, tried.problem) == (True, None)
-    assert mark_of(writer.journal) == before
+    assert read_sync_state(writer.journal) == before
     assert (beside.returncode, beside.stdout.splitlines()[0]) == (
         0,
         "it: recorded by its own driver",
@@ -88,9 +88,10 @@ def test_a_database_of_several_experiments_is_named_once() -> None:
     def one(run: str, file: str, experiment: str) -> SyncResult:
         return SyncResult(
             run=run,
-            mlflow_tracking_uri=f"sqlite:///{file}",
-            mlflow_experiment=experiment,
-            mlflow_run_id="1",
+            destination=Destination(
+                tracker="mlflow", uri=f"sqlite:///{file}", experiment=experiment, artifacts=None
+            ),
+            run_id="1",
             recorded=SyncProgress(state="succeeded", attempts=1, steps=2),
             problem=None,
         )
@@ -141,11 +142,9 @@ def test_a_later_command_has_recorded_what_was_missed(orch: RunOrch, storage: Pa
     assert done.returncode == 0
 
     def is_recorded() -> bool:
-        mark = mark_of(writer.journal)
+        mark = read_sync_state(writer.journal)
         return mark is not None and mark.recorded is not None
 
     eventually(is_recorded, 120)
     assert rows(storage, "SELECT status FROM runs") == [("FAILED",)]
-    assert json.loads(orch("status", "it", "--storage", str(storage), "--json").stdout)[
-        "mlflow_run_id"
-    ]
+    assert json.loads(orch("status", "it", "--storage", str(storage), "--json").stdout)["tracking"]

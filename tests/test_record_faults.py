@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.journal import StepLog
-from orchestrator.tracking.mlflow import BackgroundRecorder, begin, metric_names
-from orchestrator.tracking.mlflow.recorder import Recorder
+from orchestrator.tracking import BackgroundRecorder, begin
+from orchestrator.tracking.mlflow import metrics
+from orchestrator.tracking.recorder import Recorder
 from orchestrator.types.tracking import Destination
 from tests.clusters import eventually
 from tests.journals import step, tiny_plan
@@ -17,7 +18,7 @@ from tests.trouble import Server, Trouble, served
 
 __all__ = ["empty_database", "storage"]
 
-ALL_STEPS = (metric_names.LOSS, metric_names.STEP_TIME, metric_names.MFU_PREDICTED)
+ALL_STEPS = (metrics.LOSS, metrics.STEP_TIME, metrics.MFU_PREDICTED)
 
 
 def check_whole(storage: Path, key: str, steps: int) -> None:
@@ -37,7 +38,7 @@ def check_whole(storage: Path, key: str, steps: int) -> None:
 
 
 def place(server: Server) -> Destination:
-    return Destination(uri=server.address, experiment="orch", artifacts=None)
+    return Destination(tracker="mlflow", uri=server.address, experiment="orch", artifacts=None)
 
 
 def test_any_request_may_be_lost_with_or_without_its_effect(
@@ -85,7 +86,7 @@ def test_a_server_comes_and_goes_while_a_run_goes_on(storage: Path) -> None:
         server.trouble = "none"
         eventually(lambda: Recorder({}).record(writer.journal).problem is None, 120)
         check_whole(storage, "it", 60)
-        assert len(points(storage, metric_names.LOSS)) == 60
+        assert len(points(storage, metrics.LOSS)) == 60
 
 
 def trouble(server: Server, index: int) -> None:
@@ -113,7 +114,7 @@ def trouble(server: Server, index: int) -> None:
 def test_what_is_wrong_is_said_in_words(tmp_path: Path, address: str, said: str) -> None:
     """One line without a trace of libraries, and the journal unharmed."""
     run = whole(tmp_path)
-    begin(run, Destination(uri=address, experiment="orch", artifacts=None))
+    begin(run, Destination(tracker="mlflow", uri=address, experiment="orch", artifacts=None))
     [tried] = recorded(run)
     assert tried.problem == f"{address}: {said}"
     assert run.run().problems == ()

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import catalog, score
+from orchestrator import catalog
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.plan.expected import told
+from orchestrator.score import PUBLISHED, as_shipped
 from orchestrator.score.conventions import measured_step_s
 from orchestrator.score.fit import Constants, fit, learn, unit_of, weighted_quantile
 from orchestrator.score.replay import remat_of, replay
@@ -26,7 +27,7 @@ from tests.bench import score_table
 from tests.conftest import ROOT, RunOrch
 
 UNSEEN = ROOT / "tests" / "unseen_runs.csv"
-ROWS = {row["id"]: row for row in read(score.PUBLISHED)}
+ROWS = {row["id"]: row for row in read(PUBLISHED)}
 LLAMA = ROWS["tr_v6e_llama3.1-8b_1x_8_20250715"]
 
 
@@ -284,7 +285,7 @@ def test_runs_of_documents_never_seen_are_met(scores: dict[str, Score]) -> None:
 
 def test_runs_in_no_file_are_met() -> None:
     """Constants that never saw any row of it meet another file, as docs/score.md says."""
-    found = score.as_shipped(UNSEEN)
+    found = as_shipped(UNSEEN)
     assert {row.id for row in found.rows}.isdisjoint(ROWS)
     summary = found.summary
     assert summary.rows == 23

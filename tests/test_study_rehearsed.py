@@ -115,7 +115,7 @@ def test_mlflow_has_all_of_it_when_the_command_has_ended(done: Submitted) -> Non
     tracking = done.study.tracking()
     assert tracking is not None
     children = "SELECT COUNT(*) FROM tags WHERE key = 'mlflow.parentRunId' AND value = ?"
-    assert rows(done.storage, children, tracking.mlflow_run_id) == [(4,)]
+    assert rows(done.storage, children, tracking.run_id) == [(4,)]
     pods = "SELECT value FROM latest_metrics WHERE key = 'plan/pods' ORDER BY 1"
     assert rows(done.storage, pods) == [(1.0,), (2.0,), (2.0,), (4.0,)]
 

@@ -14,7 +14,7 @@ from orchestrator.launch.preflight import (
     faults,
     slices_said,
 )
-from orchestrator.launch.ray_jobs import ClusterUnusable, place_of
+from orchestrator.launch.ray.job_client import ClusterUnusable, place_of
 from orchestrator.render import launch_screen as render
 from orchestrator.types.plan import Estimate
 from tests.journals import tiny_plan

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.tracking.mlflow import metric_names, views
-from orchestrator.tracking.mlflow.store import NotRecorded, Store
+from orchestrator.tracking import NotRecorded
+from orchestrator.tracking.mlflow import metrics, views
+from orchestrator.tracking.mlflow.store import Store
 from tests.records import empty_database, place, rows, storage
 
 __all__ = ["empty_database", "storage"]
@@ -19,7 +20,7 @@ SHIPPED = views.views()
 def test_what_is_shown_is_recorded_and_the_other_way_round() -> None:
     """No chart can stay empty for a name that nobody writes, and nothing is recorded for nobody."""
     shown = {name for view in SHIPPED for chart in view.charts for name in chart.metrics}
-    assert shown == set(metric_names.ALL)
+    assert shown == set(metrics.ALL)
 
 
 def test_every_chart_is_of_one_kind() -> None:
@@ -59,7 +60,7 @@ def test_views_are_set_the_same_each_time(storage: Path) -> None:
 
 def test_a_view_that_is_too_long_is_refused(storage: Path) -> None:
     """MLflow would cut it."""
-    section = views.Section(name="x" * 30_000, charts=[views.Chart(bars=[metric_names.LOSS])])
+    section = views.Section(name="x" * 30_000, charts=[views.Chart(bars=[metrics.LOSS])])
     with pytest.raises(NotRecorded, match="over 20,000"):
         views.set_views(Store(place(storage)), [views.View(name="long", sections=[section])])
 

@@ -10,16 +10,16 @@ from orchestrator.cli import (
     calibrating,
     logs,
     machine,
-    planning,
-    proving,
+    plan,
     recording,
     reporting,
     resuming,
     running,
-    scoring,
     submitting,
 )
+from orchestrator.cli.terminal import as_typed, clear_line
 from orchestrator.errors import Interrupted, OrchError
+from orchestrator.lifecycle.events import ActInterrupted
 from orchestrator.render.layout import fit
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
@@ -62,8 +62,8 @@ def orch() -> None:
 
 
 for room in (
-    planning, proving, calibrating, submitting, running, resuming, logs, reporting, recording,
-    scoring, machine,
+    plan, calibrating, submitting, running, resuming, logs, reporting, recording,
+    machine,
 ):  # fmt: skip
     for command in room.COMMANDS:
         orch.add_command(command)
@@ -83,6 +83,10 @@ def main() -> None:
         raise SystemExit(Interrupted.exit_code) from None
     except click.ClickException as error:
         error.show()
+        raise SystemExit(error.exit_code) from None
+    except ActInterrupted as error:
+        clear_line()
+        click.echo(f"{error}\nNext: {error.next_command or as_typed()}", err=True)
         raise SystemExit(error.exit_code) from None
     except OrchError as error:
         click.echo(fit(str(error)) if error.is_prose else str(error), err=True)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.terminal import JSON, interruptible, is_live, progress, say, say_json
+from orchestrator.cli.terminal import JSON, is_live, progress, say, say_json
+from orchestrator.lifecycle.events import interruptible
 
 if TYPE_CHECKING:
     from orchestrator.plan.rehearsal import Rehearsal
@@ -38,11 +39,11 @@ def calibrate(as_json: bool) -> None:
       orch calibrate
       orch calibrate --json
     """
-    from orchestrator import calibrate as room
+    import orchestrator as orch
+    from orchestrator.cli.display import Display
     from orchestrator.render import calibration_screen as render
 
-    with measuring() as told:
-        kept = room.of_machine(told)
+    kept = orch.calibrate(progress=Display())
     if as_json:
         say_json(kept.profile)
     else:
@@ -54,11 +55,11 @@ def on_this_machine(small: "Rehearsal") -> "tuple[Rehearsal, ChipProfile]":
 
     What is not known yet for its shape is measured, and kept for the next one.
     """
-    from orchestrator import calibrate as room
+    from orchestrator.calibrate import for_plan
     from orchestrator.plan.calibrated import on_profile
 
     with measuring() as told:
-        kept = room.for_plan(small.plan, told)
+        kept = for_plan(small.plan, told)
     return replace(small, plan=on_profile(small.plan, kept.profile)), kept.profile
 
 

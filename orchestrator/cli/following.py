@@ -13,7 +13,7 @@ from orchestrator.cli.rehearsing import interrupts
 from orchestrator.cli.showing import Showing
 from orchestrator.cli.terminal import progress
 from orchestrator.errors import JournalUnreadable, Superseded
-from orchestrator.launch.ray_jobs import ENDED, ClusterUnusable, RayJobs
+from orchestrator.launch.ray.job_client import ENDED, ClusterUnusable, RayJobs
 from orchestrator.types.run import LIVE, Run
 
 POLL_S = 0.5

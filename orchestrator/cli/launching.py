@@ -13,15 +13,16 @@ from pathlib import Path
 
 import click
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.running import next_about
-from orchestrator.cli.terminal import interruptible, is_live, say
+from orchestrator.cli.terminal import is_live, say
 from orchestrator.errors import OrchError, SpecError
-from orchestrator.launch import package, preflight, preflight_job, slices
-from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
+from orchestrator.launch import package, preflight
+from orchestrator.launch.ray import preflight_job, slices
+from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
+from orchestrator.lifecycle.events import interruptible
 from orchestrator.render import launch_screen as render
-from orchestrator.tracking import mlflow
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -161,10 +162,10 @@ def submitted(
     opened = journal.RunRequest(
         spec=launch.spec, plan=launch.plan, steps=launch.steps, **origin.fields
     )
-    where = mlflow.destination(launch.spec.tracking, launch.storage, os.environ)
+    where = tracking.destination(launch.spec.tracking, launch.storage, os.environ)
     writer = journal.create(launch.storage, opened, key)
-    mlflow.begin(writer.journal, where)
-    mlflow.in_background([writer.journal])
+    tracking.begin(writer.journal, where)
+    tracking.in_background([writer.journal])
     if proof:
         writer.keep_proof(proof)
     status = next_about("status", writer.journal.key, launch.storage)
@@ -187,7 +188,7 @@ def driven(launch: Launch, jobs: RayJobs, recorded: journal.Journal, *how: str) 
     except ClusterUnusable:
         if not taken(jobs, job):
             raise
-    say(f"\n{render.submitted_screen(run, job)}\n")
+    say("\n", render.submitted_screen(run, job), "\n")
     return job
 
 

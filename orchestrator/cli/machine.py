@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import STORAGE
-from orchestrator.cli.terminal import JSON, interruptible, say, say_json
+from orchestrator.cli.terminal import JSON, say, say_json
+from orchestrator.lifecycle.events import interruptible
 
 if TYPE_CHECKING:
     from orchestrator.types.health import Finding
@@ -48,7 +49,7 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
 def recorded(storage: Path) -> "Finding":
     """Where runs are recorded, and whether a server answers there."""
     from orchestrator.doctor import checks
-    from orchestrator.tracking.mlflow import destination
+    from orchestrator.tracking import destination
     from orchestrator.types.spec import TrackingOptions
 
     return checks.store(destination(TrackingOptions(), storage, os.environ))
@@ -57,7 +58,7 @@ def recorded(storage: Path) -> "Finding":
 def cluster(address: str) -> "Finding":
     """Whether a named cluster lets us in."""
     from orchestrator.doctor import checks
-    from orchestrator.launch.ray_jobs import ClusterUnusable, RayJobs
+    from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
 
     try:
         RayJobs(address)

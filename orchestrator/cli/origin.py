@@ -36,11 +36,10 @@ class Origin:
 
 def check_kept(spec: Spec) -> None:
     """Refuse before anything takes long what the spec says of where a run is kept and recorded."""
-    from orchestrator import journal
-    from orchestrator.tracking import mlflow
+    from orchestrator import journal, tracking
 
     storage = Path(spec.run.storage)
-    mlflow.destination(spec.tracking, storage, os.environ)
+    tracking.destination(spec.tracking, storage, os.environ)
     try:
         journal.try_to_write(storage)
     except JournalUnwritable as error:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import RUNS, STORAGE
-from orchestrator.cli.terminal import JSON, interruptible, is_live, say, say_json
+from orchestrator.cli.terminal import JSON, is_live, say, say_json
 from orchestrator.errors import OrchError
+from orchestrator.lifecycle.events import interruptible
 from orchestrator.types.run import LIVE, Run
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
-    from orchestrator.tracking.mlflow.recorder import Recorder
+    from orchestrator.tracking.recorder import Recorder
     from orchestrator.types.tracking import Destination, SyncResult
 
 SHOW_EVERY_S = 2.0
@@ -54,7 +55,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """
     from orchestrator import journal
     from orchestrator.render import sync_screen as render
-    from orchestrator.tracking.mlflow.recorder import Recorder
+    from orchestrator.tracking.recorder import Recorder
 
     found = [journal.find(storage, run) for run in runs] or journal.journals(storage)
     recorder = Recorder(os.environ)
@@ -71,7 +72,7 @@ def brought_up(recorder: "Recorder", found: "Journal") -> "SyncResult":
     """Record a run. One that has ended may be just recorded by what an earlier command began, which
     soon ends; of one that goes on its own driver sees to it.
     """
-    from orchestrator.tracking.mlflow.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S
+    from orchestrator.tracking.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S
 
     limit_s = LOCK_LIMIT_S if found.run().state in LIVE else ONCE_LIMIT_S
     progress = Progress(found.key)
@@ -108,20 +109,19 @@ class Progress:
 
 def ending(found: "Journal") -> str:
     """Where a run that has just ended is recorded, in a line; what is missing is recorded first."""
-    from orchestrator import journal
-    from orchestrator.tracking import mlflow
+    from orchestrator import journal, tracking
 
     others = [one for one in journal.runs(found.path.parent)[0] if one.run != found.key]
     catch_up(found.path.parent, others)
-    mark = mlflow.mark_of(found)
-    if mark and mark.problem is None and not mlflow.is_behind(found.run(), mark):
-        return shown_by(mark.destination.words, found.path.parent)
+    mark = tracking.read_sync_state(found)
+    if mark and mark.problem is None and not tracking.is_behind(found.run(), mark):
+        return shown_by(mark.destination.label, found.path.parent)
     return ending_words(recorded(found), found.path.parent)
 
 
 def recorded(found: "Journal") -> "SyncResult":
     """Record a run that has ended, for as long as nobody minds to wait."""
-    from orchestrator.tracking.mlflow.recorder import Recorder
+    from orchestrator.tracking.recorder import Recorder
 
     ended = f"recording {found.key}", "it has ended, and nothing of it is left running"
     again = shlex.join(["orch", "sync", found.key, *elsewhere(found.path.parent)])
@@ -132,7 +132,7 @@ def recorded(found: "Journal") -> "SyncResult":
 def ending_words(tried: "SyncResult", storage: Path) -> str:
     if tried.problem:
         return f"not recorded yet: {tried.problem}; orch sync records it"
-    return shown_by(tried.mlflow_tracking_uri.removeprefix("sqlite:///"), storage)
+    return shown_by(tried.destination.label, storage)
 
 
 def shown_by(place: str, storage: Path) -> str:
@@ -151,35 +151,34 @@ def elsewhere(storage: Path) -> tuple[str, ...]:
 
 def catch_up(storage: Path, runs: Sequence[Run]) -> None:
     """In the background, have recorded what runs that have ended left unrecorded."""
-    from orchestrator import journal
-    from orchestrator.tracking import mlflow
+    from orchestrator import journal, tracking
 
     ended = [(journal.Journal(storage / one.run), one) for one in runs if one.state not in LIVE]
     if behind := [found for found, run in ended if is_due(found, run)]:
-        mlflow.in_background(behind[:MOST_AT_ONCE])
+        tracking.in_background(behind[:MOST_AT_ONCE])
 
 
 def keep_files(found: "Journal") -> None:
     """In the background, have kept with the recorded run what was just written for it."""
-    from orchestrator.tracking import mlflow
+    from orchestrator import tracking
 
-    if mlflow.mark_of(found):
-        mlflow.in_background([found])
+    if tracking.read_sync_state(found):
+        tracking.in_background([found])
 
 
 def is_due(found: "Journal", run: Run) -> bool:
     """Whether MLflow lacks something of a run that was to be recorded; not so soon again."""
-    from orchestrator.tracking import mlflow
+    from orchestrator import tracking
 
-    mark = mlflow.mark_of(found)
-    if mark is None or not mlflow.is_behind(run, mark):
+    mark = tracking.read_sync_state(found)
+    if mark is None or not tracking.is_behind(run, mark):
         return False
     return mark.problem is None or time.time() - tried_at_s(found) > AGAIN_AFTER_S
 
 
 def tried_at_s(found: "Journal") -> float:
     try:
-        return found.places.record.stat().st_mtime
+        return found.places.sync_state.stat().st_mtime
     except OSError:
         return 0.0
 
@@ -213,12 +212,15 @@ def places_by_uri(storage: Path) -> dict[str, list["Destination"]]:
     """Where the runs of a storage directory are recorded; databases last, since one shows them
     until it is stopped.
     """
-    from orchestrator import journal
-    from orchestrator.tracking import mlflow
-    from orchestrator.tracking.mlflow.tracking_uri import is_server
+    from orchestrator import journal, tracking
+    from orchestrator.tracking.mlflow.tracking_uri import TRACKER, is_server
 
-    marks = [mlflow.mark_of(one) for one in journal.journals(storage)]
-    found = dict.fromkeys(mark.destination for mark in marks if mark and mark.recorded)
+    marks = [tracking.read_sync_state(one) for one in journal.journals(storage)]
+    found = dict.fromkeys(
+        mark.destination
+        for mark in marks
+        if mark and mark.recorded and mark.destination.tracker == TRACKER
+    )
     if not found:
         raise OrchError(f"nothing is recorded of the runs in {storage}\nNext: orch sync")
     by_uri: dict[str, list[Destination]] = {}
@@ -253,7 +255,8 @@ def interrupted(_: int, __: FrameType | None) -> None:
 def links(address: str, places: list["Destination"]) -> str:
     """Where the comparisons of each experiment open. Without them the UI is as useful as ever."""
     from orchestrator.render import sync_screen as render
-    from orchestrator.tracking.mlflow.store import NotRecorded, Store
+    from orchestrator.tracking import NotRecorded
+    from orchestrator.tracking.mlflow.store import Store
     from orchestrator.tracking.mlflow.views import links as of_experiment
     from orchestrator.tracking.mlflow.views import set_views, views
 
@@ -267,7 +270,7 @@ def links(address: str, places: list["Destination"]) -> str:
             click.echo(f"warning: the comparisons are not set up: {error}", err=True)
             of_views = []
         found.append((place.experiment, of_views))
-    return render.mlflow_links(address, places[0].words, found)
+    return render.mlflow_links(address, places[0].label, found)
 
 
 COMMANDS = (sync, ui)

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from orchestrator import journal, launch
+from orchestrator import journal, launch, tracking
 from orchestrator.cli.origin import Origin
 from orchestrator.cli.showing import Showing
 from orchestrator.cli.terminal import progress
 from orchestrator.errors import Superseded
-from orchestrator.launch.slices import devices_per_host
+from orchestrator.launch.ray.slices import devices_per_host
 from orchestrator.plan.rehearsal import Rehearsal
-from orchestrator.tracking import mlflow
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run
@@ -45,10 +44,10 @@ def carry_out(
         **origin.fields,
     )
     storage = Path(rehearsal.spec.run.storage)
-    where = mlflow.destination(rehearsal.spec.tracking, storage, os.environ)
+    where = tracking.destination(rehearsal.spec.tracking, storage, os.environ)
     with interrupts() as asked:
         writer = journal.create(storage, opened, key)
-        mlflow.begin(writer.journal, where)
+        tracking.begin(writer.journal, where)
         if proof:
             writer.keep_proof(proof)
         error = drive(writer.journal, rehearsal.plan, asked)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.running import STORAGE, next_about
-from orchestrator.cli.terminal import JSON, interruptible, say, say_json
+from orchestrator.cli.terminal import JSON, say, say_json
 from orchestrator.errors import OrchError
+from orchestrator.lifecycle.events import interruptible
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal, StudyJournal
@@ -96,14 +97,14 @@ def report_run(found: "Journal", out: Path | None, *, as_json: bool) -> None:
 
 def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> None:
     """A study: its report as JSON, or as a page."""
-    from orchestrator import study as room
     from orchestrator.cli import recording
     from orchestrator.render import study_report_screen as render
     from orchestrator.render.layout import fit
     from orchestrator.render.page import study_page
+    from orchestrator.study import gather, study_report
 
-    ran = room.gather(found)
-    told = room.study_report(found.key, found.opened().study, ran)
+    ran = gather(found)
+    told = study_report(found.key, found.opened().study, ran)
     if as_json:
         say_json(told)
         return
@@ -111,7 +112,7 @@ def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> N
     write(path, study_page(told, {one.trial: one.predicted for one in ran}))
     for begun in found.begun()[-1:]:
         recording.keep_files(found.run_of(begun))
-    said = render.study_verdict(told).removeprefix("Study: ")
+    said = render.study_verdict(told)
     say(fit(f"{told.study}: {said}\n") + wrote(path))
 
 

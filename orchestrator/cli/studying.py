@@ -1,17 +1,11 @@
 """Command line room: a study, from its file to its plans, its trials and its scaling."""
 
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import click
-
-from orchestrator.cli.terminal import as_typed, interruptible, is_live, next_command, say, say_json
-from orchestrator.errors import SpecError
+from orchestrator.cli.terminal import as_typed, say
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import LIVE, Run
 from orchestrator.types.study import Study, Trial
@@ -64,65 +58,17 @@ def is_study(path: Path) -> bool:
     return spec.is_study(path)
 
 
-def plan_study(path: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    """The predicted scaling of a study; exit 2 where a trial cannot be served."""
-    from orchestrator import spec
-    from orchestrator import study as room
-    from orchestrator.render import study_screen as render
-
-    asked = spec.load_study(path, overrides)
-    made = planned(asked)
-    found = room.forecast(asked, made)
-    refused = any(one.refused for one in found.trials)
-    if as_json:
-        say_json(found)
-    else:
-        say(render.study_screen(found, "" if refused else next_command("submit", path, overrides)))
-    if refused:
-        raise SystemExit(UNSERVED)
-
-
-def planned(study: Study) -> dict[int, Plan | str]:
-    """The plan of each trial, or why there is none."""
-    from orchestrator.plan.planner import make_plan
-
-    made: dict[int, Plan | str] = {}
-    with counted("planned", len(study.trials)) as count:
-        for trial in study.trials:
-            try:
-                made[trial.number] = make_plan(trial.spec)
-            except SpecError as error:
-                made[trial.number] = str(error)
-            count(trial.number)
-    return made
-
-
-@contextmanager
-def counted(what: str, of: int) -> Iterator[Callable[[int], None]]:
-    """On a terminal, a line that counts, from the time on that a person begins to wonder."""
-    began, shown = time.monotonic(), is_live(sys.stderr)
-
-    def count(number: int) -> None:
-        if shown and time.monotonic() - began > SHOW_AFTER_S:
-            click.echo(f"\r\033[K{what} {number} of {of}", err=True, nl=False)
-
-    try:
-        with interruptible("planning"):
-            yield count
-    finally:
-        if shown:
-            click.echo("\r\033[K", err=True, nl=False)
-
-
 def submit_study(path: Path, study: Study, way: Way) -> int:
     """Carry out every trial that is not done, one after another; the exit code."""
     from orchestrator import journal
-    from orchestrator import study as room
+    from orchestrator.cli.display import Display
+    from orchestrator.lifecycle.studies import plan_trials
     from orchestrator.render import study_screen as render
+    from orchestrator.study import forecast
 
-    made = planned(study)
+    made = plan_trials(study, Display())
     say(way.first_line(study))
-    say("\n" + render.study_screen(room.forecast(study, made)) + "\n")
+    say("\n", render.study_screen(forecast(study, made)), "\n")
     served = {number: plan for number, plan in made.items() if isinstance(plan, Plan)}
     if len(served) < len(made) and study.after_failure == "stop":
         return UNSERVED
@@ -201,10 +147,10 @@ def runs_of(recorded: "StudyJournal", turn: Turn) -> Iterator[Run]:
 
 def show_study(recorded: "StudyJournal", storage: Path, following: str = "") -> None:
     """The measured scaling, as far as it is."""
-    from orchestrator import study as room
     from orchestrator.cli.running import next_about
     from orchestrator.render import study_report_screen as render
+    from orchestrator.study import gather, study_report
 
     opened = recorded.opened()
-    found = room.study_report(recorded.key, opened.study, room.gather(recorded))
+    found = study_report(recorded.key, opened.study, gather(recorded))
     say(render.study_report_screen(found, following or next_about("report", recorded.key, storage)))

@@ -17,7 +17,6 @@ from orchestrator.cli.terminal import (
     SET,
     SPEC,
     aside,
-    interruptible,
     make_plans,
     next_command,
     say,
@@ -25,6 +24,7 @@ from orchestrator.cli.terminal import (
     say_json,
 )
 from orchestrator.errors import SpecError
+from orchestrator.lifecycle.events import interruptible
 from orchestrator.types.codec import to_pretty_json
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -33,7 +33,7 @@ from orchestrator.types.spec import Spec
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
-    from orchestrator.launch.ray_jobs import RayJobs
+    from orchestrator.launch.ray.job_client import RayJobs
 
 REHEARSED_STEPS = 20
 EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}
@@ -278,7 +278,7 @@ def rehearsed(order: Order) -> tuple[int, Run | None]:
     run, plan = done
     following = next_of(run, run.run, Path(order.spec.run.storage))
     recorded = recording.ending(journal.Journal(Path(run.journal)))
-    say("\n" + render.rehearsal_result(run, plan, recorded, following))
+    say("\n", render.rehearsal_result(run, plan, recorded, following))
     return EXIT_CODES.get(run.state, 1), run
 
 
@@ -300,7 +300,7 @@ def carried_out(order: Order) -> tuple[Run, Plan] | None:
     if not (wished.no_calibrate or wished.dry_run):
         small, reached = on_this_machine(small)
         origin = origin.keeping("chip_profile.json", to_pretty_json(reached).encode())
-    say("\n" + render.rehearsal_screen(plan, small.plan, steps, small.changes) + "\n")
+    say("\n", render.rehearsal_screen(plan, small.plan, steps, small.changes), "\n")
     if wished.dry_run:
         return None
     from orchestrator.cli import rehearsing
@@ -334,7 +334,7 @@ def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
     say(render.launch_intro(plan.name, address, place))
     jobs, seen = launching.looked(launch)
     proof = show_plan(loaded, plan, order.alternatives, prove=not wished.no_prove)
-    say(f"\n{seen}\n")
+    say("\n", seen)
     if wished.dry_run:
         return say_dry(), None
     if not wished.yes:
@@ -359,11 +359,9 @@ def followed(
     run = following.follow(recorded, jobs, job, driver_before)
     status, cancel = (next_about(name, recorded.key, storage) for name in ("status", "cancel"))
     if run is None:
-        say("\n" + render.detached_text(recorded.key, status, cancel))
+        say("\n", render.detached_text(recorded.key, status, cancel))
         return INTERRUPTED
-    say(
-        "\n" + render.launch_result(run, recording.ending(recorded), next_of(run, run.run, storage))
-    )
+    say("\n", render.launch_result(run, recording.ending(recorded), next_of(run, run.run, storage)))
     return EXIT_CODES.get(run.state, 1)
 
 
@@ -380,7 +378,7 @@ def show_plan(spec: Spec, plan: Plan, following: str, *, prove: bool) -> Proof |
     """The real plan and its proof; a plan that does not pass ends the command."""
     from orchestrator.render import plan_screen as render
 
-    say("\n" + render.plan_screen(plan, None))
+    say("\n", render.plan_screen(plan, None))
     if not prove:
         return None
     proven = proved(spec, plan)

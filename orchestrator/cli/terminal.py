@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import sys
 import threading
 import time
@@ -12,10 +13,12 @@ from typing import TextIO
 
 import click
 
-from orchestrator.errors import Interrupted
+from orchestrator.lifecycle.events import interruptible
+from orchestrator.render.layout import Screen
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 
+WIDEST = 120  # columns of a screen on a wide terminal
 SPEC = click.argument("spec", type=click.Path(path_type=Path, dir_okay=False))
 SET = click.option(
     "--set",
@@ -32,16 +35,13 @@ def is_live(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def say(text: str) -> None:
-    """Print; on a terminal the first words are bold and warnings are yellow, unless NO_COLOR."""
-    if not is_live(sys.stdout) or os.environ.get("NO_COLOR"):
-        click.echo(text, nl=False)
-        return
-    lines, warns = text.splitlines(), False
-    head = next((i for i, line in enumerate(lines) if line), 0)
-    for i, line in enumerate(lines):
-        warns = line.startswith("warning:") or (warns and line.startswith(" "))
-        click.echo(click.style(line, bold=i == head or None, fg="yellow" if warns else None))
+def say(*texts: str) -> None:
+    """Print; a screen fills a terminal's width and has styles there, unless NO_COLOR."""
+    styled = is_live(sys.stdout) and not os.environ.get("NO_COLOR")
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    for text in texts:
+        shown = text.on_terminal(width) if styled and isinstance(text, Screen) else text
+        click.echo(shown, nl=False)
 
 
 def say_json(station: object) -> None:
@@ -77,20 +77,10 @@ def say_dry() -> int:
     return 0
 
 
-@contextmanager
-def interruptible(
-    doing: str, left: str = "nothing is left running", following: str = ""
-) -> Iterator[None]:
-    """Say of a Ctrl-C what it ended, what is left of it, and what to type next: the same again,
-    unless that is told. Whatever is done meanwhile ends its own processes and half-written files.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        if is_live(sys.stderr):
-            click.echo("\r\033[K", err=True, nl=False)  # over the ^C
-        again = following or as_typed()
-        raise Interrupted(f"interrupted while {doing}; {left}\nNext: {again}") from None
+def clear_line() -> None:
+    """Remove the ^C that a terminal shows where it was pressed."""
+    if is_live(sys.stderr):
+        click.echo("\r\033[K", err=True, nl=False)
 
 
 @interruptible("planning")

@@ -12,8 +12,9 @@ from orchestrator.cli.origin import Origin, origin_of
 from orchestrator.cli.proving import NO_FIT, proved, show
 from orchestrator.cli.running import next_about
 from orchestrator.cli.studying import Turn, going_on
-from orchestrator.cli.terminal import interruptible, next_command, say, say_dry
+from orchestrator.cli.terminal import next_command, say, say_dry
 from orchestrator.errors import SpecError
+from orchestrator.lifecycle.events import interruptible
 from orchestrator.render import launch_screen as render
 from orchestrator.render.study_screen import study_intro
 from orchestrator.types.codec import to_pretty_json
@@ -23,7 +24,7 @@ from orchestrator.types.study import Study, TrialStart
 
 if TYPE_CHECKING:
     from orchestrator.cli.launching import Launch
-    from orchestrator.launch.ray_jobs import RayJobs
+    from orchestrator.launch.ray.job_client import RayJobs
 
 DETACHED = "--detach: somebody must start trial after trial, and this command does"
 
@@ -123,7 +124,7 @@ class Launched(Common):
         for turn in most_pods(left):
             jobs, seen = launching.looked(self.launch(turn, {}), asks)
             self.jobs[:] = [jobs]
-            say(f"{seen}\n")
+            say(seen)
         for turn in left:
             self.proof(turn)
         if self.dry_run:
@@ -168,7 +169,7 @@ class Launched(Common):
             status, cancel = (
                 next_about(name, started.key, storage) for name in ("status", "cancel")
             )
-            say("\n" + render.detached_text(started.key, status, cancel))
+            say("\n", render.detached_text(started.key, status, cancel))
         else:
             say(f"  mlflow {recording.ending(started)}\n")
         return run

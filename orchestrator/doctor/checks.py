@@ -166,7 +166,7 @@ def store(where: Destination) -> Finding:
     """Where MLflow keeps runs; a server is knocked at."""
     parts = urlsplit(where.uri)
     if parts.scheme not in PORTS:
-        return good("MLflow", f"recorded in {where.words}")
+        return good("MLflow", f"recorded in {where.label}")
     try:
         place = (parts.hostname or "", parts.port or PORTS[parts.scheme])
         socket.create_connection(place, timeout=REACH_LIMIT_S).close()

@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator import journal
 from orchestrator.drive import driver, worker
 from orchestrator.errors import OrchError
-from orchestrator.launch import attempt
+from orchestrator.launch.ray import attempt
 
 
 def main(arguments: list[str]) -> int:

@@ -7,17 +7,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.drive import select_slices
 from orchestrator.drive.monitor import AttemptEnd, Monitor
 from orchestrator.drive.worker import write_to
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, OrchError, Superseded
 from orchestrator.journal import heartbeat, liveness
 from orchestrator.journal.run_status import stopped
-from orchestrator.launch.attempt_process import AttemptProcess
-from orchestrator.launch.protocol import AttemptCommand, Slice, WorkerArgs
+from orchestrator.launch.ray.attempt_process import AttemptProcess
+from orchestrator.launch.ray.protocol import AttemptCommand, Slice, WorkerArgs
 from orchestrator.plan.elastic import plan_on
-from orchestrator.tracking import mlflow
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Pods
 
@@ -34,7 +33,7 @@ def drive(recorded: journal.Journal, *, resumes: bool, pods: int | None) -> int:
     """Take the run up, and try until it has ended, recording as it goes; the exit code."""
     writer = journal.claim(recorded, resumes=resumes)
     write_to(recorded.places.driver_log(writer.number))
-    with mlflow.BackgroundRecorder(recorded):
+    with tracking.BackgroundRecorder(recorded):
         return _driven(writer, pods)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from orchestrator import journal
 from orchestrator.journal import heartbeat, liveness
 from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor
-from orchestrator.launch.attempt_process import AttemptProcess
-from orchestrator.launch.protocol import AttemptEvent, Slice, WorkerArgs
+from orchestrator.launch.ray.attempt_process import AttemptProcess
+from orchestrator.launch.ray.protocol import AttemptEvent, Slice, WorkerArgs
 from orchestrator.types.run import Reason
 
 POLL_S = 0.25

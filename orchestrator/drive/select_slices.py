@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import SpecError
-from orchestrator.launch.protocol import Slice
+from orchestrator.launch.ray.protocol import Slice
 from orchestrator.types.spec import Pods
 
 # So long a run that lost a slice waits for another before it goes on with fewer.

@@ -12,7 +12,7 @@ from orchestrator import journal
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch import provenance
-from orchestrator.launch.protocol import WorkerArgs
+from orchestrator.launch.ray.protocol import WorkerArgs
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Step
 

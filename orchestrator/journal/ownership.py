@@ -159,9 +159,9 @@ def ask_to_cancel(
 
 
 def track(journal: Journal, tracking: TrackedRun, *, instead: bool = False) -> TrackedRun:
-    """Note the MLflow run of this run; when one was noted before, that one stays and comes back.
+    """Note where a tracker keeps its record of the run; an earlier note stays and comes back.
 
-    `instead` is for a run that MLflow no longer has: the new one takes the place of what was noted.
+    `instead` replaces the earlier note, for a record that the tracker no longer has.
     """
     if instead:
         files.replace(journal.places.tracking, codec.to_json(tracking))

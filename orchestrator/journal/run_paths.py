@@ -34,22 +34,23 @@ class RunPaths:
 
     @property
     def tracking(self) -> Path:
-        return self.root / "mlflow.json"
+        """Where a tracker keeps its record of the run."""
+        return self.root / "tracking.json"
 
     @property
-    def record(self) -> Path:
-        """How far the run is recorded in MLflow."""
-        return self.root / "record.json"
+    def sync_state(self) -> Path:
+        """How much of the run the tracker has."""
+        return self.root / "sync.json"
 
     @property
-    def record_lock(self) -> Path:
+    def sync_lock(self) -> Path:
         """Held by the one process that records the run."""
-        return self.root / "record.lock"
+        return self.root / "sync.lock"
 
     @property
-    def record_log(self) -> Path:
-        """What a process that records in the background wrote."""
-        return self.driver_logs / "record.log"
+    def sync_log(self) -> Path:
+        """What the process that records in the background wrote."""
+        return self.driver_logs / "sync.log"
 
     @property
     def plans(self) -> Path:

@@ -68,7 +68,6 @@ def folded(key: str, journal: str, story: RunState, sight: Observation) -> Run:
     shown = attempts[-1] if attempts else None
     recent_steps = _newest_steps(sight.traces)
     last = recent_steps[-1] if recent_steps else None
-    tracking = sight.tracking
     return Run(
         run=key,
         id=submission.id,
@@ -80,8 +79,7 @@ def folded(key: str, journal: str, story: RunState, sight: Observation) -> Run:
         spec_digest=submission.spec_digest,
         plan_digest=shown.plan_digest if shown else submission.plan_digest,
         journal=journal,
-        mlflow_tracking_uri=tracking.mlflow_tracking_uri if tracking else None,
-        mlflow_run_id=tracking.mlflow_run_id if tracking else None,
+        tracking=sight.tracking,
         submitted_at_s=story.submitted.at_s,
         ended_at_s=story.ended.at_s if story.ended else None,
         read_at_s=sight.now_s,

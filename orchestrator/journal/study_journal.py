@@ -82,13 +82,13 @@ class StudyJournal:
         return Journal(self.storage / begun.run)
 
     def tracking(self) -> TrackedRun | None:
-        """The MLflow run of the study; None while none was noted."""
-        path = self.path / "mlflow.json"
+        """Where a tracker keeps its record of the study; None while none is noted."""
+        path = self.path / "tracking.json"
         return station(path, TrackedRun) if path.exists() else None
 
     def track(self, tracking: TrackedRun) -> TrackedRun:
-        """Note the MLflow run of the study; one that was noted before stays and comes back."""
-        path = self.path / "mlflow.json"
+        """Note where a tracker keeps its record; one that was noted before stays and comes back."""
+        path = self.path / "tracking.json"
         keep(path, codec.to_json(tracking))
         return station(path, TrackedRun)
 

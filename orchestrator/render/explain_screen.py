@@ -1,4 +1,4 @@
-"""Show an explanation: formulas with their numbers, published figures, and the plan's differences."""
+"""Show an explanation: formulas with their numbers, published figures, the plan's differences."""
 
 import re
 from decimal import Decimal
@@ -123,8 +123,10 @@ def quote(figure: QuotedFigure) -> list[Part]:
         labelled("from", f"{equation(figure.reproduced, figure.unit)}{agreement}"),
         labelled("exact", exact),
     ]
-    for remark in figure.asides:
-        parts.append(labelled("also", f"{remark.says}: {equation(remark.computed, remark.unit)}"))
+    parts += [
+        labelled("also", f"{remark.says}: {equation(remark.computed, remark.unit)}")
+        for remark in figure.asides
+    ]
     return [*parts, *([labelled("why", figure.why)] if figure.why else [])]
 
 

@@ -15,6 +15,7 @@ STYLES = {"bold": "\033[1m", "yellow": "\033[33m"}
 RESET = "\033[0m"
 # A line never ends between a number and its unit or its label.
 NEXT_TO_A_NUMBER = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -32,16 +33,21 @@ class Text:
 
     def lines(self, width: int) -> list[str]:
         """Return the paragraph, wrapped between words; a word is never cut."""
-        text = NEXT_TO_A_NUMBER.sub(NO_BREAK, self.text) if self.keep_numbers else self.text
-        wrapped = wrap(
-            text,
+        first, *others = self.text.split("\n")
+        hang = len(self.start) if self.hang is None else self.hang
+        lines = self._wrapped(first, width, hang)
+        return [*lines, *(line for other in others for line in paragraph(other).lines(width))]
+
+    def _wrapped(self, text: str, width: int, hang: int) -> list[str]:
+        lines = wrap(
+            NEXT_TO_A_NUMBER.sub(NO_BREAK, text) if self.keep_numbers else text,
             width,
             initial_indent=self.start,
-            subsequent_indent=" " * (len(self.start) if self.hang is None else self.hang),
+            subsequent_indent=" " * hang,
             break_long_words=False,
             break_on_hyphens=False,
         )
-        return [line.replace(NO_BREAK, " ") for line in wrapped] or [self.start.rstrip()]
+        return [line.replace(NO_BREAK, " ") for line in lines] or [self.start.rstrip()]
 
     def indented(self, by: int) -> "Text":
         hang = None if self.hang is None else self.hang + by
@@ -127,34 +133,42 @@ class Table:
 Part = str | Text | Command | Title | Table
 
 
-@dataclass(frozen=True)
-class Screen:
-    """Blocks of text with an empty line between them."""
+class Screen(str):
+    """Blocks of text with an empty line between them. As a string it is plain, 80 columns wide."""
 
     blocks: tuple[Sequence[Part], ...]
 
-    def text(self, width: int = WIDTH, *, styled: bool = False) -> str:
-        """Return the text within a width, with escape codes if `styled`."""
-        blocks = ([line for part in block for line in _lines(part, width, styled=styled)]
-                  for block in self.blocks)  # fmt: skip
-        return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    def __new__(cls, *blocks: Sequence[Part]) -> "Screen":
+        self = super().__new__(cls, drawn(blocks, WIDTH))
+        self.blocks = blocks
+        return self
 
-    def __str__(self) -> str:
-        return self.text()
+    def on_terminal(self, width: int) -> str:
+        """Return the text within a terminal's width, with escape codes for its styles."""
+        return drawn(self.blocks, width, styled=True)
+
+
+def drawn(blocks: Iterable[Sequence[Part]], width: int, *, styled: bool = False) -> str:
+    texts = (
+        "\n".join(line for part in block for line in part_lines(part, width, styled=styled))
+        for block in blocks
+    )
+    return "\n\n".join(texts) + "\n"
+
+
+def part_lines(part: Part, width: int, *, styled: bool) -> list[str]:
+    """Return the lines of a part. Text from elsewhere may hold control characters: none is left."""
+    if isinstance(part, str):
+        part = paragraph(part)
+    lines = [CONTROL.sub("?", line) for line in part.lines(width)]
+    if not styled or not part.style:
+        return lines
+    return [f"{STYLES[part.style]}{line}{RESET}" for line in lines]
 
 
 def screen(*blocks: Sequence[Part]) -> Screen:
     """Return a screen of those blocks that are not empty."""
-    return Screen(tuple(block for block in blocks if block))
-
-
-def _lines(part: Part, width: int, *, styled: bool) -> list[str]:
-    if isinstance(part, str):
-        part = paragraph(part)
-    lines = part.lines(width)
-    if not styled or not part.style:
-        return lines
-    return [f"{STYLES[part.style]}{line}{RESET}" for line in lines]
+    return Screen(*(block for block in blocks if block))
 
 
 def paragraph(text: str, style: str = "") -> Text:

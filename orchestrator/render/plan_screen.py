@@ -30,13 +30,13 @@ from orchestrator.render.layout import (
     warning,
 )
 from orchestrator.types.codec import short
-from orchestrator.types.plan import Estimate, LedgerLine, MeshAxis, Plan
+from orchestrator.types.plan import Estimate, LedgerLine, MeshAxis, Plan, SearchSummary
 
 SMALL_LINE = 0.009  # of the unoverlapped step: smaller lines are shown as one
 SMALL_PART = 0.02  # of the expected step: smaller parts are left to `orch explain`
 INTERVAL = "80 % interval"
 REDUCTIONS = {"per_layer": "layer by layer", "at_end": "at the end"}
-LOSS_RULE = "loss: time per token, midway between lower bound and unoverlapped, over the first's"
+LOSS_RULE = "loss: extra time per token, midway between lower bound and unoverlapped"
 
 
 def plan_screen(
@@ -66,23 +66,23 @@ def headline(plan: Plan) -> str:
 def decisions(plan: Plan) -> list[Part]:
     """Return the request and the decisions, a line each."""
     inside = ", ".join(axis_text(axis) for axis in plan.axes if axis.link == "ici")
-    search = plan.search
     rows = [
         ("model", f"{plan.model.name}, {scaled(plan.model.parameters, 4)} parameters"),
         ("mesh", f"pods {plan.pods} dcn | {inside}"),
         ("batch", batch(plan)),
         ("step", step(plan)),
-        (
-            "search",
-            f"{count(search.enumerated)} placements, {count(search.realizable)} realizable,"
-            f" {count(search.priced)} priced",
-        ),
+        ("search", searched(plan.search)),
     ]
     if plan.chip_profile is not None:
         rows.append(("rates", f"measured on these chips, profile {short(plan.chip_profile)}"))
     if plan.overrides:
         rows.append(("set", " ".join(plan.overrides)))
     return [Table(rows=rows, columns="<w")]
+
+
+def searched(search: SearchSummary) -> str:
+    realizable, priced = count(search.realizable), count(search.priced)
+    return f"{count(search.enumerated)} placements, {realizable} realizable, {priced} priced"
 
 
 def axis_text(axis: MeshAxis) -> str:
@@ -150,11 +150,12 @@ def time(plan: Plan) -> list[Part]:
     if small:
         rows.append((counted(len(small), "smaller line"), "", "", seconds(sum(small)), ""))
     rows.append(("unoverlapped", "", "all lines", seconds(step_s.unoverlapped), ""))
-    rows.append(("lower bound", forecast.bound, bottleneck(plan), seconds(step_s.lower), ""))
+    rows.append(("lower bound", forecast.bound, "", seconds(step_s.lower), ""))
     if step_s.expected is not None:
         interval = f"{INTERVAL} {span(*interval_of(step_s, seconds))}"
         rows.append(("expected", "", interval, seconds(step_s.expected), ""))
-    return section("time per step", [Table(rows=rows, columns="<<<><"), *expected_parts(plan)])
+    table = Table(rows=rows, columns="<<<><")
+    return section("time per step", [table, bottleneck(plan), *expected_parts(plan)])
 
 
 def time_row(plan: Plan, line: LedgerLine) -> tuple[str, ...]:
@@ -188,7 +189,7 @@ def expected_parts(plan: Plan) -> list[Part]:
     lines = sorted(plan.forecast.expected_time, key=lambda line: -line.value)
     least = SMALL_PART * sum(line.value for line in lines)
     parts = [f"{line.name} {seconds(line.value)}" for line in lines if line.value >= least]
-    return [Text(text=", ".join(parts), start="of which ", hang=2)] if parts else []
+    return [Text(text=", ".join(parts), start="expected: ", hang=2)] if parts else []
 
 
 def figures(plan: Plan) -> list[Part]:

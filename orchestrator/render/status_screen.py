@@ -147,9 +147,9 @@ def cancel_request(status: Status) -> str | None:
 
 
 def tracking(status: Status) -> str | None:
-    if status.mlflow_run_id is None:
+    if status.tracking is None:
         return None
-    return f"run {status.mlflow_run_id} in {status.mlflow_tracking_uri}"
+    return f"run {status.tracking.run_id} in {status.tracking.uri}"
 
 
 def attempts(status: Status) -> list[Part]:

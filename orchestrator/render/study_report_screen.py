@@ -40,7 +40,7 @@ def study_report_screen(report: StudyReport, next_command: str) -> Screen:
         indent([trials(report)]),
         [*(labelled("note:", note) for note in notes(report)), *unfinished(report)],
         [gap_explanation(report.explanations)] if report.explanations else [],
-        [f"Study: {study_verdict(report)}.", *next_step(next_command)],
+        [f"Study: {study_verdict(report)}", *next_step(next_command)],
     )
 
 
@@ -130,12 +130,12 @@ def ledger_line(one: StudyExplanation) -> str:
 
 
 def study_verdict(report: StudyReport) -> str:
-    """Return the measured efficiency of the largest trial."""
+    """Return a sentence about the measured efficiency of the largest trial."""
     measured = [(one, one.measured) for one in report.trials if one.measured]
     if not measured:
-        return "nothing is measured yet"
+        return "nothing is measured yet."
     if len(measured) == 1:
-        return "one trial is measured; efficiency needs another"
+        return "one trial is measured; efficiency needs another."
     efficiencies = [
         TrialEfficiency(
             one.chips, trial.efficiency.median, efficiency_text(trial.efficiency), one.series
@@ -143,4 +143,4 @@ def study_verdict(report: StudyReport) -> str:
         for one, trial in measured
     ]
     chips = "emulated chips" if report.rehearsal else "chips"
-    return scaling_efficiency(efficiencies, report.vary, chips)
+    return f"{scaling_efficiency(efficiencies, report.vary, chips)}."

@@ -21,7 +21,7 @@ def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) 
     if not results:
         return screen([f"No runs in {storage}", *next_step("orch submit SPEC")])
     rows = [
-        (one.run, one.recorded.state, count(one.recorded.steps), one.mlflow_run_id or "")
+        (one.run, one.recorded.state, count(one.recorded.steps), one.run_id or "")
         for one in results
         if one.recorded
     ]
@@ -39,10 +39,8 @@ def problems(results: Sequence[SyncResult]) -> list[Part]:
 def verdict(results: Sequence[SyncResult], next_command: str) -> list[Part]:
     missing = sum(one.problem is not None for one in results)
     if missing:
-        return [
-            f"Sync: {missing} of {len(results)} runs not recorded. Nothing is lost: the journals"
-            " have it all, and orch sync sends it."
-        ]
+        lost = "Nothing is lost: the journals have it all, and orch sync sends it."
+        return [f"Sync: {missing} of {len(results)} runs not recorded. {lost}"]
     where = ", ".join(destinations([one for one in results if one.recorded or one.by_driver]))
     recorded = f"Sync: {counted(len(results), 'run')} recorded in {where}."
     return [Command(text=recorded), *next_step(next_command)]
@@ -52,11 +50,8 @@ def destinations(results: Sequence[SyncResult]) -> list[str]:
     """Return each database or server once, with its experiments."""
     experiments: dict[str, dict[str, None]] = {}
     for one in results:
-        experiments.setdefault(one.mlflow_tracking_uri, {})[one.mlflow_experiment] = None
-    return [
-        f"{uri.removeprefix('sqlite:///')} ({', '.join(names)})"
-        for uri, names in experiments.items()
-    ]
+        experiments.setdefault(one.destination.label, {})[one.destination.experiment] = None
+    return [f"{label} ({', '.join(names)})" for label, names in experiments.items()]
 
 
 def mlflow_links(

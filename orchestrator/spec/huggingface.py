@@ -156,7 +156,7 @@ class _Config:
     def _is_legal(self, key: str, value: Any) -> bool:
         if value is None and key in ("num_key_value_heads", "head_dim"):
             return False
-        schema: Schema = member(definition("shape"), SIZES[key]) or {}
+        schema: Schema = member(definition("Model"), SIZES[key]) or {}
         if validator().evolve(schema=schema).is_valid(value):
             return True
         what = "is missing" if value is None else f"is {_shown(value)}"

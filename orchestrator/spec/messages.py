@@ -4,8 +4,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from orchestrator.spec.nodes import Mapping, Node, Scalar
+from orchestrator.spec.notation import meaning
 from orchestrator.spec.problem import SHOWN_VALUE, shortened
-from orchestrator.spec.scalars import Misread, as_written, meaning, respellings
+from orchestrator.spec.scalars import Misread, as_written, respellings
 from orchestrator.spec.schema import (
     Schema,
     alternatives,

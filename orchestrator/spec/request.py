@@ -5,8 +5,9 @@ from typing import Any
 from orchestrator.spec import schema as contracts
 from orchestrator.spec.instance import Path, SpecInstance, dotted
 from orchestrator.spec.messages import hint
+from orchestrator.spec.notation import meaning
 from orchestrator.spec.problem import SpecPosition
-from orchestrator.spec.scalars import Misread, meaning
+from orchestrator.spec.scalars import Misread
 from orchestrator.spec.schema import Schema
 
 ABSENT = object()

@@ -6,7 +6,7 @@ text where text is asked for, and a mistake where a number is.
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 
 Value = bool | int | float | str
@@ -25,9 +25,7 @@ AMBIGUOUS = re.compile(
     r"|y|yes|on|true|n|no|off|false",
     re.IGNORECASE,
 )
-DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 BINARY = {"K": 2**10, "M": 2**20, "B": 2**30, "T": 2**40}
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Misread(ValueError):
@@ -59,38 +57,6 @@ def ambiguous(text: str, value: Value) -> bool:
     return isinstance(value, str) and looks_otherwise is not None
 
 
-def _count(text: str) -> int:
-    exact = Fraction(text[:-1]) * DECIMAL[text[-1]]
-    if exact.denominator != 1:
-        raise Misread(f"comes to {float(exact):,}, must be a whole number")
-    if exact > MOST:
-        raise Misread(f"comes to {int(exact):,}, must be at most {MOST:,}")
-    return int(exact)
-
-
-def _share(text: str) -> float:
-    return float(Fraction(text.rstrip("% ")) / 100)
-
-
-def _seconds(text: str) -> float:
-    return float(Fraction(text[:-1]) * SECONDS[text[-1]])
-
-
-# By the name of the definition in the schema: what text of that kind means.
-MEANINGS: dict[str, Callable[[str], Value]] = {
-    "count": _count,
-    "count_or_zero": _count,
-    "tolerance": _share,
-    "share": _share,
-    "duration": _seconds,
-}
-
-
-def meaning(value: Value, kind: str) -> Value:
-    """What a legal value of a kind of field means, in base units."""
-    return MEANINGS[kind](value) if kind in MEANINGS and isinstance(value, str) else value
-
-
 def respellings(text: str) -> Iterator[str]:
     """What may have been meant by a value that is not legal, the likeliest first."""
     yield text
@@ -105,7 +71,7 @@ def respellings(text: str) -> Iterator[str]:
     if re.fullmatch(r"[0-9]{1,9}([.][0-9]{1,9})?[kKmMbBtT]", bare):
         yield str(int(Fraction(bare[:-1]) * BINARY[bare[-1].upper()]))
     if re.fullmatch(r"[0-9]{1,9}([.][0-9]{1,9})?%", bare):
-        yield str(_share(bare))
+        yield str(float(Fraction(bare.rstrip("%")) / 100))
     yield f"{bare}%"
     yield from _durations(bare)
     if not text.lower().islower():

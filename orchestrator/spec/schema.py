@@ -1,45 +1,58 @@
-"""Spec room: the contract, schema.json, and how the rest of the room walks it."""
+"""The JSON Schema of specs and studies, generated from their types, and how to walk it."""
 
 import json
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+import msgspec
 from jsonschema import Draft202012Validator
 
+from orchestrator.spec.file_types import StudyFile
 from orchestrator.spec.nodes import Mapping, Node, Sequence
+from orchestrator.spec.notation import NOTATIONS, Notation
+from orchestrator.types.spec import Spec
 
 Schema = dict[str, Any]
 
-FILE = Path(__file__).with_name("schema.json")
-STUDY_FILE = Path(__file__).with_name("study.schema.json")
+VERSION = 1
 DEFS = "#/$defs/"
-
-
-@cache
-def schema_text() -> str:
-    """The contract as editors read it."""
-    return FILE.read_text(encoding="utf-8")
-
-
-@cache
-def study_schema_text() -> str:
-    """The contract of a study, as editors read it."""
-    return STUDY_FILE.read_text(encoding="utf-8")
+# Where a file and its value use another key, and what no file holds.
+KEYS_IN_FILES = {"hang_limit_s": "hang_limit"}
+COMPUTED = frozenset({"overrides"})
+ANNOTATIONS = ("description", "title", "examples")
+INNER = ("additionalProperties", "items")
+NULL: Schema = {"type": "null"}
+VERSION_KEY: Schema = {
+    "description": "Version of this schema that the file was written for.",
+    "title": f"a version of the schema that is known: {VERSION}",
+    "enum": [VERSION],
+    "default": VERSION,
+}
 
 
 @cache
 def contract() -> Schema:
-    loaded: Schema = json.loads(schema_text())
-    return loaded
+    """The schema of a spec."""
+    return _document(Spec, "spec", NOTATIONS)
 
 
 @cache
 def study_contract() -> Schema:
-    """What a study may hold. It refers to nothing in the contract of specs."""
-    loaded: Schema = json.loads(study_schema_text())
-    return loaded
+    """The schema of a study."""
+    return _document(StudyFile, "study", {})
+
+
+@cache
+def schema_text() -> str:
+    """The schema of a spec, as editors read it."""
+    return _text(contract())
+
+
+@cache
+def study_schema_text() -> str:
+    """The schema of a study, as editors read it."""
+    return _text(study_contract())
 
 
 @cache
@@ -52,9 +65,93 @@ def study_validator() -> Draft202012Validator:
     return Draft202012Validator(study_contract())
 
 
+def _text(schema: Schema) -> str:
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _document(root: type, name: str, notations: dict[str, Notation]) -> Schema:
+    """The schema of a file: its root's keys, and a definition for each section and notation."""
+    forms = [form for one in notations.values() for form in one.forms]
+    types = [root, *(form for form in forms if not isinstance(form, tuple))]
+    schemas, sections = msgspec.json.schema_components(types, ref_template=DEFS + "{name}")
+    of_types = iter(schemas[1:])
+    defs = {key: _section(section) for key, section in sections.items()}
+    for key, notation in notations.items():
+        defs[key] = _choice(notation, of_types)
+    top = defs.pop(root.__name__)
+    top["properties"] = {"schema": VERSION_KEY} | top["properties"]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:orch:schema:{name}:{VERSION}",
+        **top,
+        "$defs": defs,
+    }
+
+
+def _section(generated: Schema) -> Schema:
+    """The keys of a mapping as a file has them."""
+    keys = {
+        KEYS_IN_FILES.get(key, key): _key(schema)
+        for key, schema in generated["properties"].items()
+        if key not in COMPUTED
+    }
+    required = [key for key in generated.get("required", ()) if "default" not in keys[key]]
+    return {
+        "description": " ".join(generated["description"].split()),
+        "type": "object",
+        "additionalProperties": False,
+        **({"required": required} if required else {}),
+        "properties": keys,
+    }
+
+
+def _key(generated: Schema) -> Schema:
+    """What a file may hold under a key: in its notation, and never null."""
+    schema = {key: value for key, value in generated.items() if key != "notation"}
+    if "notation" in generated:
+        schema = {key: schema[key] for key in ANNOTATIONS if key in schema}
+        schema["$ref"] = DEFS + generated["notation"]
+    if "propertyNames" in schema:
+        schema["propertyNames"] = {"type": "string"} | schema["propertyNames"]
+    schema |= {key: _key(schema[key]) for key in INNER if isinstance(schema.get(key), dict)}
+    if NULL in schema.get("anyOf", ()):
+        [branch] = [one for one in schema.pop("anyOf") if one != NULL]
+        schema = branch | schema
+    default = _default(generated)
+    schema.pop("default", None)
+    return schema if default is None else schema | {"default": default}
+
+
+def _default(generated: Schema) -> Any:
+    """A default as a file has it; None for a section, whose keys have their own."""
+    default = generated.get("default")
+    if "notation" in generated and "default" in generated:
+        default = NOTATIONS[generated["notation"]].written(default)
+    elif "$ref" in generated:
+        return None
+    if isinstance(default, tuple):
+        return list(default)
+    return int(default) if isinstance(default, float) and default.is_integer() else default
+
+
+def _choice(notation: Notation, of_types: Iterator[Schema]) -> Schema:
+    """The forms of a notation; `of_types` are the schemas of those that are types."""
+    title = {} if notation.title is None else {"title": notation.title}
+    forms = [
+        {"enum": list(form)} if isinstance(form, tuple) else next(of_types)
+        for form in notation.forms
+    ]
+    return title | (forms[0] if len(forms) == 1 else {"anyOf": forms})
+
+
 def definition(name: str) -> Schema:
-    found: Schema = contract()["$defs"][name]
-    return resolved(found)
+    """A named part of a schema."""
+    return resolved(_definitions()[name])
+
+
+@cache
+def _definitions() -> dict[str, Schema]:
+    return {**study_contract()["$defs"], **contract()["$defs"]}
 
 
 def resolved(schema: Schema) -> Schema:

@@ -1,0 +1,24 @@
+"""Keeps records of runs outside the journal, for example in MLflow.
+
+A tracker takes a journal and brings its own record of the run up to date. The journal stays the
+truth: a tracker may be slow, gone or lost, and the next sync sends what is missing. This package
+may import the journal, reports and planned values; `tracking.mlflow` alone imports MLflow.
+"""
+
+from orchestrator.tracking.background import BackgroundRecorder, in_background
+from orchestrator.tracking.protocol import NotRecorded, Tracker, destination, find_tracker
+from orchestrator.tracking.recorder import Recorder
+from orchestrator.tracking.sync_state import begin, is_behind, read_sync_state
+
+__all__ = [
+    "BackgroundRecorder",
+    "NotRecorded",
+    "Recorder",
+    "Tracker",
+    "begin",
+    "destination",
+    "find_tracker",
+    "in_background",
+    "is_behind",
+    "read_sync_state",
+]

@@ -127,10 +127,11 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """The MLflow run that a run is recorded in."""
+    """Where a tracker keeps its record of a run: the tracker's name, its address, the id there."""
 
-    mlflow_tracking_uri: str
-    mlflow_run_id: str
+    tracker: str
+    uri: str
+    run_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +185,7 @@ class Run:
     spec_digest: str
     plan_digest: str
     journal: str
-    mlflow_tracking_uri: str | None
-    mlflow_run_id: str | None
+    tracking: TrackedRun | None
     submitted_at_s: float
     ended_at_s: float | None
     read_at_s: float

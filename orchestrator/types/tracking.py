@@ -1,25 +1,29 @@
-"""Station Record: what MLflow has of a run, and where. Plain values."""
+"""What a tracker has of a run, and where. Plain values."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """An MLflow and an experiment in it. `artifacts` is where files go that no server takes."""
+    """Where a tracker records runs: its name, its address, an experiment there.
 
+    `artifacts` is where files go when no server takes them.
+    """
+
+    tracker: str
     uri: str
     experiment: str
     artifacts: str | None
 
     @property
-    def words(self) -> str:
-        """As people read it: the file of a database, else the address."""
+    def label(self) -> str:
+        """The address as people read it: the file of a database, else the address itself."""
         return self.uri.removeprefix("sqlite:///")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncProgress:
-    """What of a run is in MLflow: `steps` of them, in `state`, after so many attempts."""
+    """How much of a run is recorded: its `state`, so many attempts, so many steps."""
 
     state: str
     attempts: int
@@ -28,7 +32,7 @@ class SyncProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncState:
-    """Where a run is to be recorded, what is, and why the last try failed."""
+    """Where a run is to be recorded, how much is, and why the last sync failed."""
 
     destination: Destination
     recorded: SyncProgress | None = None
@@ -37,15 +41,15 @@ class SyncState:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncResult:
-    """What came of a try to record a run: what is in MLflow now, or why it could not be done.
+    """The result of one sync: how much of the run is recorded now, or why the sync failed.
 
-    `by_driver` says that the run goes on and its own driver was recording it.
+    `run_id` names the record in the tracker. `by_driver` says that the run is live and its own
+    driver was recording it.
     """
 
     run: str
-    mlflow_tracking_uri: str
-    mlflow_experiment: str
-    mlflow_run_id: str | None
+    destination: Destination
+    run_id: str | None
     recorded: SyncProgress | None
     problem: str | None
     by_driver: bool = False
@@ -53,7 +57,7 @@ class SyncResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewLink:
-    """Where a comparison opens in the MLflow UI."""
+    """A comparison view, and where it opens in the tracker's web page."""
 
     name: str
     url: str

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.launch.attempt import join_cluster
-from orchestrator.launch.slices import accelerator_type
+from orchestrator.launch.ray.attempt import join_cluster
+from orchestrator.launch.ray.slices import accelerator_type
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 

@@ -18,7 +18,7 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.plan.torus import POD_AXES
 from orchestrator.prove import ProofResult, proof_cache, prove
 from orchestrator.render.formatting import GIB
-from orchestrator.render.layout import columns
+from orchestrator.render.layout import Table, screen
 from orchestrator.types.proof import Proof
 from orchestrator.types.spec import MeshRequest, Spec
 from tests.asks import spec_of
@@ -226,7 +226,7 @@ def main() -> None:
         for missed in results[-1].proof.disagreements:
             print(f"      {missed}", flush=True)
     said = summary(results)
-    print("\n".join([*columns([HEAD, *rows], "><>>>><>"), "", *said]))
+    print(screen([Table(rows=[HEAD, *rows], columns="><>>>><>")], said))
     if options.write:
         TABLE.write_text(markdown(rows, said), encoding="utf-8")
 

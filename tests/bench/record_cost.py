@@ -17,9 +17,10 @@ from statistics import median, quantiles
 from orchestrator.cli.reporting import page_of
 from orchestrator.journal import Journal, StepLog
 from orchestrator.report import report
-from orchestrator.tracking.mlflow import BackgroundRecorder, mark_of, metric_names
-from orchestrator.tracking.mlflow.recorder import Recorder
+from orchestrator.tracking import BackgroundRecorder, read_sync_state
+from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.mlflow.store import Store
+from orchestrator.tracking.recorder import Recorder
 from tests.journals import step, tiny_plan
 from tests.records import begun, place, rows
 
@@ -34,7 +35,7 @@ def appended_s(storage: Path, key: str, steps: int, *, records: bool) -> tuple[l
     """
     writer = begun(storage, key, steps=steps)
     if not records:
-        writer.journal.places.record.unlink()
+        writer.journal.places.sync_state.unlink()
     number = writer.begin_attempt(tiny_plan())
     taken: list[float] = []
     with writer.signing(), BackgroundRecorder(writer.journal):
@@ -53,7 +54,7 @@ def appended_s(storage: Path, key: str, steps: int, *, records: bool) -> tuple[l
 
 
 def is_recorded(journal: Journal) -> bool:
-    mark = mark_of(journal)
+    mark = read_sync_state(journal)
     return mark is not None and mark.recorded is not None and mark.recorded.state == "succeeded"
 
 
@@ -70,9 +71,9 @@ def many(storage: Path, steps: int) -> tuple[float, float, int]:
     tried = Recorder({}).record(writer.journal)
     took_s = time.perf_counter() - began_s
     assert tried.problem is None, tried.problem
-    run_id = tried.mlflow_run_id
+    run_id = tried.run_id
     query = "SELECT COUNT(*) FROM metrics WHERE run_uuid = ? AND key = ?"
-    assert rows(storage, query, run_id, metric_names.LOSS) == [(steps,)]
+    assert rows(storage, query, run_id, metrics.LOSS) == [(steps,)]
     began_s = time.perf_counter()
     page = page_of(writer.journal, report(writer.journal))
     return took_s, time.perf_counter() - began_s, len(page.encode())

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from orchestrator import score
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.plan import flops
 from orchestrator.render import score_screen as render
+from orchestrator.score import as_shipped, without
 from orchestrator.score.fit import learn
 from orchestrator.score.learned import text
 from orchestrator.score.verdicts import published
@@ -38,10 +38,10 @@ def learned() -> str:
 
 def scores(say: Callable[[str], None] = lambda _: None) -> dict[str, Score]:
     """By what the constants were learned without."""
-    found = {SEEN: score.as_shipped()}
+    found = {SEEN: as_shipped()}
     for name, key in ((DOCUMENTS, "document"), (GROUPS, "group")):
         say(f"learning without {name}, one after another …")
-        found[name] = score.without(key)
+        found[name] = without(key)
     return found
 
 

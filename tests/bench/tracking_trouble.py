@@ -23,8 +23,9 @@ os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_paralleli
 import jax
 
 from orchestrator.journal import StepLog
-from orchestrator.tracking.mlflow import BackgroundRecorder, begin, metric_names
-from orchestrator.tracking.mlflow.recorder import Recorder
+from orchestrator.tracking import BackgroundRecorder, begin
+from orchestrator.tracking.mlflow import metrics
+from orchestrator.tracking.recorder import Recorder
 from orchestrator.types.run import Step
 from orchestrator.types.spec import CheckpointOptions, Model
 from orchestrator.types.tracking import Destination
@@ -93,7 +94,10 @@ class Turns:
 def trained(storage: Path, server: Server, kinds: list[str], length: int) -> list[list[Step]]:
     """The steps of each turn of a run that is recorded on that server."""
     writer = begun(storage, steps=MOST_STEPS)
-    begin(writer.journal, Destination(uri=server.address, experiment="orch", artifacts=None))
+    begin(
+        writer.journal,
+        Destination(tracker="mlflow", uri=server.address, experiment="orch", artifacts=None),
+    )
     number = writer.begin_attempt(tiny_plan())
     turns, steps = Turns(server, kinds, length), list[Step]()
     plan = replace(plan_of(SMALL, sequences=8, length=128), remat="none")
@@ -122,7 +126,7 @@ def trained(storage: Path, server: Server, kinds: list[str], length: int) -> lis
 
 def check(storage: Path, steps: int) -> None:
     """Each step is recorded, and once."""
-    for name in (metric_names.LOSS, metric_names.STEP_TIME):
+    for name in (metrics.LOSS, metrics.STEP_TIME):
         query = "SELECT step FROM metrics WHERE key = ? ORDER BY step"
         assert [at for [at] in rows(storage, query, name)] == list(range(steps)), name
     assert doubled(storage) == []

@@ -22,7 +22,7 @@ from tests.journals import opened, step, take_steps, tiny_plan
 
 CHANGES = ("open", "write", "fsync", "link", "unlink", "mkdir", "rename", "utime", "rmdir")
 real_write = os.write
-TRACKING = TrackedRun(mlflow_tracking_uri="sqlite:////there", mlflow_run_id="m1")
+TRACKING = TrackedRun(tracker="mlflow", uri="sqlite:////there", run_id="m1")
 
 
 @dataclass
@@ -161,7 +161,7 @@ def told_by(found: Journal, run: Run) -> set[str]:
     """What a journal still knows, in the words in which it was acknowledged."""
     told = {"created"}
     told |= {"claimed"} if run.driver else set()
-    told |= {"tracked"} if run.mlflow_run_id == TRACKING.mlflow_run_id else set()
+    told |= {"tracked"} if run.tracking == TRACKING else set()
     told |= {"pending"} if (found.places.events / "000003.json").exists() else set()
     told |= {"asked"} if run.cancel_asked_at_s else set()
     told |= {"stopping"} if (found.places.events / "000007.json").exists() else set()

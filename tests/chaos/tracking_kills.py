@@ -18,9 +18,9 @@ from pathlib import Path
 from sqlalchemy import Engine, event
 
 from orchestrator.journal import Journal
-from orchestrator.tracking.mlflow import metric_names
-from orchestrator.tracking.mlflow.recorder import Recorder
+from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.mlflow.store import Store
+from orchestrator.tracking.recorder import Recorder
 from tests.records import doubled, place, points, rows, whole
 
 STEPS = 12
@@ -58,7 +58,7 @@ def faults(folder: Path, at: str) -> list[str]:
     """What is wrong in MLflow after the last recorder."""
     found = [
         f"{at}: {name} is {points(folder, name)}"
-        for name in (metric_names.LOSS, metric_names.STEP_TIME, metric_names.MFU_PREDICTED)
+        for name in (metrics.LOSS, metrics.STEP_TIME, metrics.MFU_PREDICTED)
         if [step for step, _ in points(folder, name)] != list(range(STEPS))
     ]
     if twice := doubled(folder):
@@ -66,8 +66,8 @@ def faults(folder: Path, at: str) -> list[str]:
     active = rows(folder, "SELECT status FROM runs WHERE lifecycle_stage = 'active'")
     if active != [("FINISHED",)]:
         found.append(f"{at}: runs are {active}")
-    if len(points(folder, metric_names.GOODPUT)) != 1:
-        found.append(f"{at}: goodput is {points(folder, metric_names.GOODPUT)}")
+    if len(points(folder, metrics.GOODPUT)) != 1:
+        found.append(f"{at}: goodput is {points(folder, metrics.GOODPUT)}")
     return found
 
 

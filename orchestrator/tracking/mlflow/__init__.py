@@ -1,7 +1,41 @@
-"""Record room: journal to MLflow, again and again with the same result. Alone knows MLflow."""
+"""Records runs in MLflow. No other package imports MLflow."""
 
-from orchestrator.tracking.mlflow.background import BackgroundRecorder, in_background
-from orchestrator.tracking.mlflow.sync_state import begin, is_behind, mark_of
-from orchestrator.tracking.mlflow.tracking_uri import destination
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-__all__ = ["BackgroundRecorder", "begin", "destination", "in_background", "is_behind", "mark_of"]
+from orchestrator.journal import Journal
+from orchestrator.tracking.mlflow import tracking_uri
+from orchestrator.tracking.mlflow.export import RunExport
+from orchestrator.tracking.mlflow.store import Store
+from orchestrator.types.run import Run
+from orchestrator.types.spec import TrackingOptions
+from orchestrator.types.tracking import Destination
+
+
+class MLflowTracker:
+    """One MLflow run for each run, with its attempts, metrics, params and files."""
+
+    def __init__(self) -> None:
+        self._stores: dict[Destination, Store] = {}
+        self._exports: dict[tuple[Path, Destination], RunExport] = {}
+
+    def destination(
+        self, options: TrackingOptions, storage: Path, environment: Mapping[str, str]
+    ) -> Destination:
+        """A server or database: MLFLOW_TRACKING_URI, the spec's, or a file beside the runs."""
+        return tracking_uri.destination(options, storage, environment)
+
+    def sync(
+        self,
+        journal: Journal,
+        run: Run,
+        destination: Destination,
+        on_steps: Callable[[int], None],
+    ) -> None:
+        """Send what MLflow lacks of a run. Each step is read once, however often this is called."""
+        if destination not in self._stores:
+            self._stores[destination] = Store(destination)
+        key = (journal.path, destination)
+        if key not in self._exports:
+            self._exports[key] = RunExport(journal, self._stores[destination])
+        self._exports[key].catch_up(run, on_steps)

@@ -1,8 +1,7 @@
-"""Record room: the arrow of this room, journal to MLflow. Recording and replaying are this.
+"""Sends a run from its journal to MLflow. Recording a live run and repairing an old one are this.
 
-What is to be sent follows from the journal alone, and how much of it is there is asked of MLflow
-itself: a tag that is written behind the points it counts. So it does not matter how often, by whom,
-or from where it was interrupted.
+The journal alone decides what to send, and MLflow itself says how much it has: a tag that is
+written after the points it counts. So a sync may be repeated by anybody, and interrupted anywhere.
 """
 
 import tempfile
@@ -18,25 +17,24 @@ from orchestrator.tracking.mlflow.metadata import (
     RUN_ID,
     STEPS_RECORDED,
     artifacts,
-    changed,
     description,
+    version_of,
 )
 from orchestrator.tracking.mlflow.metrics import MetricPoint, first_done, of_ending, of_step
 from orchestrator.tracking.mlflow.parent_run import parent_of
 from orchestrator.tracking.mlflow.store import (
     MOST_PARAMS,
     MOST_POINTS,
-    RefusedAlone,
     Status,
     Store,
     StoredRun,
 )
-from orchestrator.tracking.mlflow.sync_state import of_run
+from orchestrator.tracking.mlflow.tracking_uri import TRACKER
+from orchestrator.tracking.protocol import RunNotRecorded
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import LIVE, Attempt, Run, TimedStep, TrackedRun
-from orchestrator.types.tracking import SyncProgress
 
-# Of a longer log the end is kept; its beginning says so.
+# Of a longer log only the end is sent, and its first line says so.
 LONGEST_LOG_BYTES = 1 << 20
 STATUS: dict[str, Status] = {
     "succeeded": "FINISHED",
@@ -44,125 +42,117 @@ STATUS: dict[str, Status] = {
     "cancelled": "KILLED",
     "lost": "FAILED",
 }
-Shown = Callable[[int], None]
-
-
-def unseen(_: float) -> None:
-    """Nobody wants to see how many steps are recorded so far, or for how long it waits."""
 
 
 class RunExport:
-    """A run in MLflow, brought up to its journal as often as one likes."""
+    """One run in MLflow. It remembers what it sent, and forgets everything after an error."""
 
-    def __init__(self, journal: Journal, store: Store, shown: Shown = unseen) -> None:
-        self._journal, self._store, self._shown = journal, store, shown
+    def __init__(self, journal: Journal, store: Store) -> None:
+        self._journal, self._store = journal, store
         self._forget()
 
     def _forget(self) -> None:
-        """What was known of MLflow may be wrong: ask again."""
-        self._found: StoredRun | None = None
+        """Ask MLflow again what it has."""
+        self._stored: StoredRun | None = None
         self._readers: dict[int, StepReader] = {}
-        self._done, self._status = 0, ""
-        self._said: dict[str, str] = {}
+        self._steps, self._status = 0, ""
+        self._tags: dict[str, str] = {}
 
-    def catch_up(self) -> SyncProgress:
-        """Send what MLflow lacks; what it has then. `NotRecorded` when it could not be asked."""
+    def catch_up(self, run: Run, on_steps: Callable[[int], None]) -> None:
+        """Send what MLflow lacks of a run."""
         try:
-            return self._catch_up()
+            self._catch_up(run, on_steps)
         except BaseException:
             self._forget()
             raise
 
-    def _catch_up(self) -> SyncProgress:
-        run = self._journal.run()
-        if self._found is None:
-            self._found = self._its_run(run)
-            self._said, self._status = dict(self._found.tags), self._found.status
-            self._done = int(self._said.get(STEPS_RECORDED, 0))
-        self._describe(run)
-        self._send_steps(run)
-        if run.state not in LIVE:
-            self._send_ending(run)
-        self._set_status(run)
-        self._keep_files(run)
-        return of_run(run)
+    def _catch_up(self, run: Run, on_steps: Callable[[int], None]) -> None:
+        if self._stored is None:
+            self._stored = self._find_or_create(run)
+            self._tags, self._status = dict(self._stored.tags), self._stored.status
+            self._steps = int(self._tags.get(STEPS_RECORDED, 0))
+        self._send_description(self._stored, run)
+        self._send_steps(self._stored, run, on_steps)
+        if run.state not in LIVE and run.steps_done:
+            ending = of_ending(report(self._journal), last_seen_at_s(run))
+            self._send(self._stored, ending, {})
+        self._set_status(self._stored, run)
+        self._send_files(self._stored, run)
 
-    # --- whose run it is
+    # --- the MLflow run
 
-    def _its_run(self, run: Run) -> StoredRun:
-        """The one MLflow run of this run: the one noted, or that carries its id, or a new one.
+    def _find_or_create(self, run: Run) -> StoredRun:
+        """The one MLflow run of this run: the noted one, or the tagged one, or a new one.
 
-        A request to create one may have been carried out though its answer was lost: what carries
-        the id beside the run that is noted is such a ghost.
+        MLflow may have created a run although its answer was lost. A run that carries the same tag
+        and is not the noted one is such a ghost, and is deleted.
         """
         noted = self._noted(run)
-        carrying = [one for one in self._store.tagged(RUN_ID, run.id) if not one.deleted]
-        mine = noted or (carrying[0] if carrying else self._created(run))
-        tracking = TrackedRun(mlflow_tracking_uri=self._store.where.uri, mlflow_run_id=mine.id)
-        kept = journals.track(self._journal, tracking, instead=noted is None)
-        for ghost in carrying:
-            if ghost.id != kept.mlflow_run_id:
+        tagged = [one for one in self._store.tagged(RUN_ID, run.id) if not one.deleted]
+        stored = noted or (tagged[0] if tagged else self._create(run))
+        tracking = TrackedRun(tracker=TRACKER, uri=self._store.where.uri, run_id=stored.id)
+        winner = journals.track(self._journal, tracking, instead=noted is None)
+        for ghost in tagged:
+            if ghost.id != winner.run_id:
                 self._store.delete(ghost.id)
-        return mine
+        return stored
 
     def _noted(self, run: Run) -> StoredRun | None:
-        """The MLflow run that is noted, if it is of this MLflow and still there."""
-        if run.mlflow_run_id is None or run.mlflow_tracking_uri != self._store.where.uri:
+        """The MLflow run that the journal names, if this MLflow has it."""
+        if run.tracking is None or run.tracking.uri != self._store.where.uri:
             return None
-        found = self._store.run(run.mlflow_run_id)
-        if found and found.deleted:
-            raise RefusedAlone(
-                f"{self._store.where.words}: the MLflow run {found.id} was deleted there; restore"
+        stored = self._store.run(run.tracking.run_id)
+        if stored and stored.deleted:
+            raise RunNotRecorded(
+                f"{self._store.where.label}: the MLflow run {stored.id} was deleted there; restore"
                 f" it, or remove {self._journal.places.tracking} to record the run anew"
             )
-        return found
+        return stored
 
-    def _created(self, run: Run) -> StoredRun:
+    def _create(self, run: Run) -> StoredRun:
         return self._store.create(run.run, run.submitted_at_s, {RUN_ID: run.id})
 
-    # --- what is said of it
+    # --- params and tags
 
-    def _describe(self, run: Run) -> None:
-        assert self._found
-        said = description(self._journal, run, parent_of(self._journal, run, self._store))
-        if self._said.get(DESCRIBED) == said.digest:
+    def _send_description(self, stored: StoredRun, run: Run) -> None:
+        new = description(self._journal, run, parent_of(self._journal, run, self._store))
+        if self._tags.get(DESCRIBED) == new.digest:
             return
-        missing = [
-            (name, value) for name, value in said.params.items() if name not in self._found.params
-        ]
+        missing = [item for item in new.params.items() if item[0] not in stored.params]
         for at in range(0, len(missing), MOST_PARAMS):
-            self._store.log(self._found.id, params=dict(missing[at : at + MOST_PARAMS]))
-        self._send(said.points, {**said.tags, DESCRIBED: said.digest})
+            self._store.log(stored.id, params=dict(missing[at : at + MOST_PARAMS]))
+        self._send(stored, new.points, {**new.tags, DESCRIBED: new.digest})
 
-    def _send(self, points: Sequence[MetricPoint], tags: dict[str, str]) -> None:
-        """Points, and then the tags that say that they are there."""
-        assert self._found
+    def _send(self, stored: StoredRun, points: Sequence[MetricPoint], tags: dict[str, str]) -> None:
+        """Send points, and after them the tags that count them."""
         room = MOST_POINTS - len(tags)
         last = max(0, (len(points) - 1) // room) * room if points else 0
         for at in range(0, last, room):
-            self._store.log(self._found.id, points[at : at + room])
-        self._store.log(self._found.id, points[last:], tags=tags)
-        self._said |= tags
+            self._store.log(stored.id, points[at : at + room])
+        self._store.log(stored.id, points[last:], tags=tags)
+        self._tags |= tags
 
     # --- steps
 
-    def _send_steps(self, run: Run) -> None:
+    def _send_steps(self, stored: StoredRun, run: Run, on_steps: Callable[[int], None]) -> None:
+        for points, steps in self._batches(run):
+            self._send(stored, points, {STEPS_RECORDED: str(steps)})
+            self._steps = steps
+            on_steps(steps)
+
+    def _batches(self, run: Run) -> Iterator[tuple[list[MetricPoint], int]]:
+        """The points of new steps in batches that MLflow takes, and the steps done by then."""
         batch: list[MetricPoint] = []
-        done = self._done
-        for attempt, timed in first_done(self._new_steps(run), self._done):
+        steps = self._steps
+        for attempt, timed in first_done(self._new_steps(run), self._steps):
             points = of_step(timed, self._plan(attempt))
             if batch and len(batch) + len(points) >= MOST_POINTS:
-                self._send_batch(batch, done)
+                yield batch, steps
                 batch = []
             batch += points
-            done = timed.step.index + 1
+            steps = timed.step.index + 1
         if batch:
-            self._send_batch(batch, done)
-
-    def _send_batch(self, batch: list[MetricPoint], done: int) -> None:
-        self._send(batch, {STEPS_RECORDED: str(done)})
-        self._done = done
-        self._shown(done)
+            yield batch, steps
 
     def _new_steps(self, run: Run) -> Iterator[tuple[Attempt, list[TimedStep]]]:
         for attempt in run.attempts:
@@ -174,53 +164,46 @@ class RunExport:
     def _plan(self, attempt: Attempt) -> Plan:
         return self._journal.plan(attempt.plan_digest)
 
-    # --- the end
+    # --- status and files
 
-    def _send_ending(self, run: Run) -> None:
-        """What the run comes to. Of a run that was resumed and ended again, the newest counts."""
-        if run.steps_done:
-            self._send(of_ending(report(self._journal), last_seen_at_s(run)), {})
+    def _set_status(self, stored: StoredRun, run: Run) -> None:
+        status = STATUS.get(run.state, "RUNNING")
+        if self._status != status:
+            ended_at_s = None if status == "RUNNING" else last_seen_at_s(run)
+            self._store.set_status(stored.id, status, ended_at_s)
+            self._status = status
 
-    def _set_status(self, run: Run) -> None:
-        assert self._found
-        wanted = STATUS.get(run.state, "RUNNING")
-        if self._status != wanted:
-            ended_at_s = None if wanted == "RUNNING" else last_seen_at_s(run)
-            self._store.set_status(self._found.id, wanted, ended_at_s)
-            self._status = wanted
-
-    def _keep_files(self, run: Run) -> None:
-        assert self._found
+    def _send_files(self, stored: StoredRun, run: Run) -> None:
         files = artifacts(self._journal, run)
-        version = changed(files)
-        if self._said.get(ARTIFACTS) == version:
+        version = version_of(files)
+        if self._tags.get(ARTIFACTS) == version:
             return
         with tempfile.TemporaryDirectory() as folder:
             for name, path in files.items():
                 inside, _, _ = name.rpartition("/")
-                sent = _sendable(path, Path(folder) / name)
-                self._store.keep(self._found.id, sent, inside or None)
-        self._send([], {ARTIFACTS: version})
+                copy = _short_copy(path, Path(folder) / name)
+                self._store.log_file(stored.id, copy, inside or None)
+        self._send(stored, [], {ARTIFACTS: version})
 
 
 def last_seen_at_s(run: Run) -> float:
-    """When a run ended; one that was lost, when it was last seen to get on."""
+    """When a run ended, or when a lost run last made progress."""
     if run.ended_at_s is not None:
         return run.ended_at_s
-    seen = [run.submitted_at_s, *(one.started_at_s for one in run.attempts)]
-    seen += [one.ended_at_s for one in run.attempts if one.ended_at_s is not None]
-    return max([*seen, *([run.last_step.at_s] if run.last_step else [])])
+    times = [run.submitted_at_s, *(one.started_at_s for one in run.attempts)]
+    times += [one.ended_at_s for one in run.attempts if one.ended_at_s is not None]
+    return max([*times, *([run.last_step.at_s] if run.last_step else [])])
 
 
-def _sendable(path: Path, copy: Path) -> Path:
-    """The file under the name that it gets; of a log that is too long, the end."""
+def _short_copy(path: Path, copy: Path) -> Path:
+    """The file under its new name; of a long log the end, after a line that says so."""
     size = path.stat().st_size
     copy.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".log" and size > LONGEST_LOG_BYTES:
         with path.open("rb") as file:
             file.seek(size - LONGEST_LOG_BYTES)
-            said = f"(the last {LONGEST_LOG_BYTES:,} of {size:,} bytes; all of it: {path})\n"
-            copy.write_bytes(said.encode() + file.read())
+            line = f"(the last {LONGEST_LOG_BYTES:,} of {size:,} bytes; all of it: {path})\n"
+            copy.write_bytes(line.encode() + file.read())
     else:
         copy.symlink_to(path.absolute())
     return copy

@@ -1,32 +1,37 @@
-"""Record room: what is said of a run beside its numbers: tags, a note, its files."""
+"""What MLflow keeps of a run besides its step metrics: params, tags, a note, files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import Journal
 from orchestrator.journal.logs import logs_of
 from orchestrator.journal.run_status import after, first_line
-from orchestrator.tracking.mlflow import params
-from orchestrator.tracking.mlflow.metrics import MetricPoint, of_plan, of_proof
+from orchestrator.tracking.mlflow.metrics import NOT_IN_A_NAME, MetricPoint, of_plan, of_proof
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import LIVE, Run
+from orchestrator.types.spec import Spec
 
-# Tags that this room reads again.
+# Tags that a later sync reads again.
 RUN_ID, STEPS_RECORDED = "orch.id", "orch.steps_recorded"
 DESCRIBED, ARTIFACTS = "orch.described", "orch.artifacts"
 NOTE, PARENT, COMMIT = "mlflow.note.content", "mlflow.parentRunId", "mlflow.source.git.commit"
 LONGEST_TAG = 8_000
 MOST_RANKS = 8
 REPORT = "report.html"
+LONGEST_NAME, LONGEST_VALUE = 250, 6_000
+SPEC_ARTIFACT = "spec.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """All that is said of a run once, and again when it changes."""
+    """All that is sent once, and again when it changes."""
 
     params: Mapping[str, str]
     tags: Mapping[str, str]
@@ -38,8 +43,9 @@ class Description:
 
 
 def description(journal: Journal, run: Run, parent: str | None) -> Description:
-    """What is known of a run now; `parent` is the MLflow run of its study. A plan or proof that
-    cannot be read is left out.
+    """The description of a run as it is now. `parent` is the MLflow run of its study.
+
+    A plan or proof that cannot be read is left out.
     """
     plans = {one.number: plan_of(journal, one.plan_digest) for one in run.attempts}
     first = plan_of(journal, run.plan_digest if not run.attempts else run.attempts[0].plan_digest)
@@ -52,7 +58,7 @@ def description(journal: Journal, run: Run, parent: str | None) -> Description:
     if proof:
         points += of_proof(proof, run.submitted_at_s)
     return Description(
-        params=params.params(journal.spec()),
+        params=params(journal.spec()),
         tags=_tags(run, parent, plan_of(journal, run.plan_digest), proof),
         points=tuple(points),
     )
@@ -66,7 +72,7 @@ def plan_of(journal: Journal, digest: str) -> Plan | None:
 
 
 def proof_of(journal: Journal, run: Run) -> Proof | None:
-    """The proof of the run's plan; that of the plan it rehearses, for a rehearsal."""
+    """The proof of the run's plan. A rehearsal has the proof of the plan that it rehearses."""
     try:
         return journal.proof(run.rehearses or run.plan_digest)
     except JournalUnreadable:
@@ -103,9 +109,9 @@ def _tags(run: Run, parent: str | None, plan: Plan | None, proof: Proof | None) 
 
 
 def _fitting(text: str) -> str:
-    """A tag as MLflow takes it; one that is too long says so, and the journal has it whole."""
-    said = " ... (cut here; the journal has it whole)"
-    return text if len(text) <= LONGEST_TAG else text[: LONGEST_TAG - len(said)] + said
+    """A tag that is short enough for MLflow. A cut one says so."""
+    ending = " ... (cut here; the journal has all of it)"
+    return text if len(text) <= LONGEST_TAG else text[: LONGEST_TAG - len(ending)] + ending
 
 
 def note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
@@ -113,36 +119,37 @@ def note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
     lines = [f"**{run.run}** {run.state}: {run.steps_done:,} of {run.steps:,} steps."]
     if run.rehearsal:
         lines.append("A rehearsal: a small copy, on this machine's CPU devices.")
-    if run.state not in LIVE and (said := run.why or after(run.attempts)):
-        lines.append(f"Why: {first_line(said)}")
+    if run.state not in LIVE and (why := run.why or after(run.attempts)):
+        lines.append(f"Why: {first_line(why)}")
     if plan:
-        mfu, step_s = plan.forecast.mfu.lower, plan.forecast.step_s.lower
-        whose = ", of chips: not what CPU devices do" if run.rehearsal else ""
-        if run.rehearsal and plan.chip_profile:
-            whose = ", on what this machine was measured to reach"
-        lines.append(
-            f"Plan {codec.short(plan.digest)}: {plan.model.name} on {plan.pods} pods of"
-            f" {plan.topology}, {plan.chips:,} {plan.chip} chips. Roofline MFU {mfu * 100:.1f} %,"
-            f" {step_s:.4g} s a step at least{whose}."
-        )
+        lines.append(_plan_line(plan, rehearsal=run.rehearsal))
     if run.recent:
-        shown = "" if run.recent.mfu is None else f", MFU {run.recent.mfu * 100:.1f} %"
-        lines.append(f"Measured: {run.recent.step_s:.4g} s a step{shown}.")
+        mfu = "" if run.recent.mfu is None else f", MFU {run.recent.mfu * 100:.1f} %"
+        lines.append(f"Measured: {run.recent.step_s:.4g} s a step{mfu}.")
     if proof:
         peak, allowed = proof.peak_hbm_bytes_per_device, proof.hbm_bytes_per_device
         verdict = "fits" if proof.fits else "does not fit"
         lines.append(f"Compiled: {verdict}, {peak / 2**30:.2f} of {allowed / 2**30:.2f} GiB.")
-    lines.append(f"Journal: `{run.journal}`, read by `orch status {run.run}`")
+    lines.append(f"Journal: `{run.journal}`, shown by `orch status {run.run}`")
     return "\n\n".join(lines)
 
 
-def artifacts(journal: Journal, run: Run) -> dict[str, Path]:
-    """The files that are kept with the run, by the name they get there; logs once it has ended.
+def _plan_line(plan: Plan, *, rehearsal: bool) -> str:
+    mfu, step_s = plan.forecast.mfu.lower, plan.forecast.step_s.lower
+    basis = ", for chips and not for CPU devices" if rehearsal else ""
+    if rehearsal and plan.chip_profile:
+        basis = ", by the measured speed of this machine"
+    return (
+        f"Plan {codec.short(plan.digest)}: {plan.model.name} on {plan.pods} pods of"
+        f" {plan.topology}, {plan.chips:,} {plan.chip} chips. Roofline MFU {mfu * 100:.1f} %,"
+        f" {step_s:.4g} s a step at least{basis}."
+    )
 
-    What else belongs to a run, a report for one, is found among its documents.
-    """
+
+def artifacts(journal: Journal, run: Run) -> dict[str, Path]:
+    """The files that MLflow keeps with the run, by name there. Logs follow once it has ended."""
     places = journal.places
-    found = {params.ARTIFACT: places.spec, REPORT: journal.path / REPORT}
+    found = {SPEC_ARTIFACT: places.spec, REPORT: journal.path / REPORT}
     for folder in (places.plans, places.proofs, places.documents):
         files = sorted(folder.iterdir()) if folder.is_dir() else []
         found |= {f"{folder.name}/{path.name}": path for path in files if _is_whole(path)}
@@ -161,7 +168,32 @@ def _log_name(path: Path, attempt: int | None) -> str:
     return path.name if attempt is None else f"attempt-{attempt}-{path.name}"
 
 
-def changed(files: Mapping[str, Path]) -> str:
-    """What tells whether files have to be kept again: a digest of their names, sizes and times."""
-    seen = {name: (path.stat().st_size, path.stat().st_mtime_ns) for name, path in files.items()}
-    return codec.digest(seen)
+def version_of(files: Mapping[str, Path]) -> str:
+    """A digest of names, sizes and times: it changes when files must be sent again."""
+    stats = {name: path.stat() for name, path in files.items()}
+    return codec.digest({name: (one.st_size, one.st_mtime_ns) for name, one in stats.items()})
+
+
+def params(spec: Spec) -> dict[str, str]:
+    """Every value of a spec under its dotted key.
+
+    A value that is too long for MLflow is replaced by a pointer to the artifact with the spec.
+    """
+    return dict(_named(key, value) for key, value in _leaves("", msgspec.to_builtins(spec)))
+
+
+def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        inside = [(f"{key}.{name}" if key else name, one) for name, one in value.items()]
+        return [leaf for name, one in inside for leaf in _leaves(name, one)]
+    return [(key, value)]
+
+
+def _named(key: str, value: Any) -> tuple[str, str]:
+    name = NOT_IN_A_NAME.sub("_", key)
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if len(name) > LONGEST_NAME:
+        return name[: LONGEST_NAME - 1] + "_", f"in artifact {SPEC_ARTIFACT}: the key is too long"
+    if len(text) > LONGEST_VALUE:
+        return name, f"in artifact {SPEC_ARTIFACT}: {len(text):,} characters are too many"
+    return name, text

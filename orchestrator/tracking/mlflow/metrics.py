@@ -1,17 +1,83 @@
-"""Record room: what is measured, predicted and compiled, as points under names. Pure."""
+"""Every metric by name, and the points of it that steps, plans, proofs and ends give. Pure.
+
+`views.json` shows each metric. The part of a name before the slash becomes a section of charts in
+MLflow. Names that people know from MaxText are the same here.
+"""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
-from orchestrator.tracking.mlflow import metric_names
-from orchestrator.tracking.mlflow.params import NOT_IN_A_NAME
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
-from orchestrator.types.report import Report
+from orchestrator.types.report import Badput, PredictionKind, Report
 from orchestrator.types.run import Attempt, TimedStep
 
 GIB = 2**30
+# MLflow takes no other characters in a name.
+NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
+
+STEP_TIME = "perf/step_time_seconds"
+MFU = "perf/mfu"
+MFU_PREDICTED = "perf/mfu_predicted"
+STEP_TIME_PREDICTED = "perf/step_time_seconds_predicted"
+TFLOPS = "perf/per_device_tflops_per_sec"
+TOKENS = "perf/per_device_tokens_per_sec"
+DATA_WAIT = "perf/data_wait_seconds"
+CHECKPOINT_WAIT = "perf/checkpoint_wait_seconds"
+MEASURED_HBM = "perf/peak_hbm_gib"
+LOSS = "learning/loss"
+GRAD_NORM = "learning/grad_norm"
+LEARNING_RATE = "learning/lr"
+# A trainer's own metrics keep their names, in a section of their own.
+TRAINER = "trainer/"
+
+OF_STEPS = (
+    STEP_TIME, STEP_TIME_PREDICTED, MFU, MFU_PREDICTED, TFLOPS, TOKENS, DATA_WAIT, CHECKPOINT_WAIT,
+    MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE,
+)  # fmt: skip
+
+PODS, CHIPS = "plan/pods", "plan/chips"
+BATCH_TOKENS = "plan/batch_tokens"
+MFU_ROOFLINE = "predicted/mfu_roofline"
+MFU_EXPECTED = "predicted/mfu_expected"
+MFU_UNOVERLAPPED = "predicted/mfu_unoverlapped"
+STEP_TIME_LOWER = "predicted/step_time_seconds_lower"
+STEP_TIME_EXPECTED = "predicted/step_time_seconds_expected"
+STEP_TIME_UNOVERLAPPED = "predicted/step_time_seconds_unoverlapped"
+TOKENS_PER_S_UPPER = "predicted/tokens_per_second_upper"
+PREDICTED_HBM = "predicted/peak_hbm_gib"
+
+OF_PLANS = (
+    PODS, CHIPS, BATCH_TOKENS, MFU_ROOFLINE, MFU_EXPECTED, MFU_UNOVERLAPPED, STEP_TIME_LOWER,
+    STEP_TIME_EXPECTED, STEP_TIME_UNOVERLAPPED, TOKENS_PER_S_UPPER, PREDICTED_HBM,
+)  # fmt: skip
+
+PEAK_HBM = "proof/peak_hbm_gib"
+HBM_MARGIN = "proof/hbm_margin_gib"
+COMPILE_TIME = "proof/compile_seconds"
+
+OF_PROOFS = (PEAK_HBM, HBM_MARGIN, COMPILE_TIME)
+
+MEDIAN_MFU = "summary/mfu"
+MEDIAN_STEP_TIME = "summary/step_time_seconds"
+TOKENS_PER_S = "summary/tokens_per_second"
+FINAL_LOSS = "summary/loss"
+GOODPUT = "summary/goodput"
+# The median step over the predicted one: 1 is as predicted, 2 is twice as long.
+OVER_PREDICTED: dict[PredictionKind, str] = {
+    against: f"summary/step_time_over_{against}" for against in get_args(PredictionKind)
+}
+BADPUT: dict[Badput, str] = {cause: f"summary/badput_{cause}_seconds" for cause in get_args(Badput)}
+
+OF_ENDINGS = (
+    MEDIAN_MFU, MEDIAN_STEP_TIME, *OVER_PREDICTED.values(), TOKENS_PER_S, FINAL_LOSS, GOODPUT,
+    *BADPUT.values(),
+)  # fmt: skip
+
+ALL = (*OF_STEPS, *OF_PLANS, *OF_PROOFS, *OF_ENDINGS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +91,7 @@ class MetricPoint:
 
 
 def finite(named: Mapping[str, float | None], at_s: float, step: int) -> list[MetricPoint]:
-    """Points of what is known and finite: MLflow would turn an infinity into a number."""
+    """A point for each value that is known and finite: MLflow would turn infinity into a number."""
     return [
         MetricPoint(name=name, value=float(value), at_s=at_s, step=step)
         for name, value in named.items()
@@ -34,30 +100,30 @@ def finite(named: Mapping[str, float | None], at_s: float, step: int) -> list[Me
 
 
 def of_step(timed: TimedStep, plan: Plan) -> list[MetricPoint]:
-    """One step, beside what the plan of its attempt says."""
+    """One step as measured, and what the plan of its attempt predicts for it."""
     step, forecast = timed.step, plan.forecast
     of_device = plan.chips / plan.devices
     flops_per_s = step.model_flops_per_s_per_chip
     tokens_per_s = step.tokens_per_s_per_chip
     named = {
-        metric_names.STEP_TIME: step.step_s,
-        metric_names.STEP_TIME_PREDICTED: forecast.step_s.lower,
-        metric_names.MFU: step.mfu,
-        metric_names.MFU_PREDICTED: forecast.mfu.lower,
-        metric_names.TFLOPS: flops_per_s and flops_per_s * of_device / 1e12,
-        metric_names.TOKENS: tokens_per_s and tokens_per_s * of_device,
-        metric_names.DATA_WAIT: step.data_s,
-        metric_names.CHECKPOINT_WAIT: step.checkpoint_s,
-        metric_names.MEASURED_HBM: step.peak_hbm_bytes and step.peak_hbm_bytes / GIB,
-        metric_names.LOSS: step.loss,
-        metric_names.GRAD_NORM: step.grad_norm,
-        metric_names.LEARNING_RATE: step.learning_rate,
+        STEP_TIME: step.step_s,
+        STEP_TIME_PREDICTED: forecast.step_s.lower,
+        MFU: step.mfu,
+        MFU_PREDICTED: forecast.mfu.lower,
+        TFLOPS: flops_per_s and flops_per_s * of_device / 1e12,
+        TOKENS: tokens_per_s and tokens_per_s * of_device,
+        DATA_WAIT: step.data_s,
+        CHECKPOINT_WAIT: step.checkpoint_s,
+        MEASURED_HBM: step.peak_hbm_bytes and step.peak_hbm_bytes / GIB,
+        LOSS: step.loss,
+        GRAD_NORM: step.grad_norm,
+        LEARNING_RATE: step.learning_rate,
     }
-    own = {metric_names.TRAINER + own_name(name): x for name, x in step.trainer_metrics.items()}
+    own = {TRAINER + trainer_metric_name(name): x for name, x in step.trainer_metrics.items()}
     return finite(named | own, timed.at_s, step.index)
 
 
-def own_name(name: str) -> str:
+def trainer_metric_name(name: str) -> str:
     """A trainer's name for a metric, as MLflow takes it."""
     return NOT_IN_A_NAME.sub("_", name)[:200]
 
@@ -65,10 +131,10 @@ def own_name(name: str) -> str:
 def first_done(
     attempts: Iterable[tuple[Attempt, Sequence[TimedStep]]], done: int
 ) -> Iterator[tuple[Attempt, TimedStep]]:
-    """The steps from `done` on, each when it was first done.
+    """The steps from `done` on, each as it was first done.
 
-    MLflow cannot take a point back, so that of a step that was done again the first one stays:
-    whoever records, and whenever, sends the same points.
+    MLflow cannot take a point back. When a step is repeated after a failure, its first point stays,
+    so every process that records the run sends the same points.
     """
     for attempt, steps in attempts:
         for timed in steps:
@@ -78,49 +144,46 @@ def first_done(
 
 
 def of_plan(plan: Plan, at_s: float, step: int) -> list[MetricPoint]:
-    """What a plan is, and predicts."""
+    """The size of a plan, and its forecast."""
     forecast = plan.forecast
     named = {
-        metric_names.PODS: plan.pods,
-        metric_names.CHIPS: plan.chips,
-        metric_names.BATCH_TOKENS: plan.batch.tokens,
-        metric_names.MFU_ROOFLINE: forecast.mfu.lower,
-        metric_names.MFU_EXPECTED: forecast.mfu.expected,
-        metric_names.MFU_UNOVERLAPPED: forecast.mfu.unoverlapped,
-        metric_names.STEP_TIME_LOWER: forecast.step_s.lower,
-        metric_names.STEP_TIME_EXPECTED: forecast.step_s.expected,
-        metric_names.STEP_TIME_UNOVERLAPPED: forecast.step_s.unoverlapped,
-        metric_names.TOKENS_PER_S_UPPER: forecast.tokens_per_s.lower,
-        metric_names.PREDICTED_HBM: forecast.memory_bytes_per_device / GIB,
+        PODS: plan.pods,
+        CHIPS: plan.chips,
+        BATCH_TOKENS: plan.batch.tokens,
+        MFU_ROOFLINE: forecast.mfu.lower,
+        MFU_EXPECTED: forecast.mfu.expected,
+        MFU_UNOVERLAPPED: forecast.mfu.unoverlapped,
+        STEP_TIME_LOWER: forecast.step_s.lower,
+        STEP_TIME_EXPECTED: forecast.step_s.expected,
+        STEP_TIME_UNOVERLAPPED: forecast.step_s.unoverlapped,
+        TOKENS_PER_S_UPPER: forecast.tokens_per_s.lower,
+        PREDICTED_HBM: forecast.memory_bytes_per_device / GIB,
     }
     return finite(named, at_s, step)
 
 
 def of_proof(proof: Proof, at_s: float) -> list[MetricPoint]:
-    """What the compiler said."""
+    """Memory and time of the compilation."""
     named = {
-        metric_names.PEAK_HBM: proof.peak_hbm_bytes_per_device / GIB,
-        metric_names.HBM_MARGIN: proof.margin_bytes / GIB,
-        metric_names.COMPILE_TIME: proof.compile_s,
+        PEAK_HBM: proof.peak_hbm_bytes_per_device / GIB,
+        HBM_MARGIN: proof.margin_bytes / GIB,
+        COMPILE_TIME: proof.compile_s,
     }
     return finite(named, at_s, 0)
 
 
 def of_ending(report: Report, at_s: float) -> list[MetricPoint]:
-    """What the run comes to: medians of its steps, and where its time went."""
-    found, time = report.measured, report.goodput
+    """The summary of an ended run: medians of its steps, and where its time went."""
+    measured, time = report.measured, report.goodput
     if not report.steps_done:
         return []
-    named: dict[str, float | None] = {metric_names.FINAL_LOSS: report.last_loss}
-    named |= {
-        metric_names.OVER_PREDICTED[one.against]: one.measured_over_predicted
-        for one in report.ratios
-    }
-    if found:
-        named[metric_names.MEDIAN_STEP_TIME] = found.step_s.median
-        named[metric_names.TOKENS_PER_S] = found.tokens_per_s
-        named[metric_names.MEDIAN_MFU] = found.mfu.median if found.mfu else None
+    named: dict[str, float | None] = {FINAL_LOSS: report.last_loss}
+    named |= {OVER_PREDICTED[one.against]: one.measured_over_predicted for one in report.ratios}
+    if measured:
+        named[MEDIAN_STEP_TIME] = measured.step_s.median
+        named[TOKENS_PER_S] = measured.tokens_per_s
+        named[MEDIAN_MFU] = measured.mfu.median if measured.mfu else None
     if time:
-        named[metric_names.GOODPUT] = time.goodput
-        named |= {metric_names.BADPUT[cause]: time.badput_s[cause] for cause in metric_names.BADPUT}
+        named[GOODPUT] = time.goodput
+        named |= {BADPUT[cause]: time.badput_s[cause] for cause in BADPUT}
     return finite(named, at_s, report.steps_done)

@@ -1,9 +1,10 @@
-"""Record room: the MLflow run of a study, of which the runs of its trials are children."""
+"""The MLflow run of a study. The runs of its trials are its children."""
 
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import Journal, StudyJournal, study_status
-from orchestrator.tracking.mlflow.metadata import ARTIFACTS, NOTE, REPORT, RUN_ID, changed
+from orchestrator.tracking.mlflow.metadata import ARTIFACTS, NOTE, REPORT, RUN_ID, version_of
 from orchestrator.tracking.mlflow.store import Status, Store, StoredRun
+from orchestrator.tracking.mlflow.tracking_uri import TRACKER
 from orchestrator.types.run import Run, TrackedRun
 from orchestrator.types.study import StudyState, StudySubmission
 
@@ -15,8 +16,9 @@ STATUS: dict[StudyState, Status] = {
 
 
 def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
-    """The id of the MLflow run of a run's study, made when it is not there; None without a study,
-    or where its directory was removed.
+    """The id of the MLflow run of a run's study, created when there is none.
+
+    None for a run without a study, or when the study's directory was removed.
     """
     if run.study is None:
         return None
@@ -25,43 +27,43 @@ def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
         opened = study.opened()
     except JournalUnreadable:
         return None
-    parent = _its_run(study, opened, store)
+    parent = _find_or_create(study, opened, store)
     status = STATUS[study_status(study).state]
     if parent.status != status:
         store.set_status(parent.id, status, None)
-    _keep_page(study, parent, store)
+    _send_page(study, parent, store)
     return parent.id
 
 
-def _keep_page(study: StudyJournal, parent: StoredRun, store: Store) -> None:
-    """The page of the study, when it was written, or written anew."""
+def _send_page(study: StudyJournal, parent: StoredRun, store: Store) -> None:
+    """Send the page of the study when it is new or has changed."""
     files = {REPORT: study.path / REPORT} if (study.path / REPORT).is_file() else {}
-    if files and parent.tags.get(ARTIFACTS) != (version := changed(files)):
-        store.keep(parent.id, files[REPORT], None)
+    if files and parent.tags.get(ARTIFACTS) != (version := version_of(files)):
+        store.log_file(parent.id, files[REPORT], None)
         store.log(parent.id, tags={ARTIFACTS: version})
 
 
-def _its_run(study: StudyJournal, opened: StudySubmission, store: Store) -> StoredRun:
-    """The one that is noted, or carries the study's id, or a new one."""
-    noted, found = study.tracking(), None
-    if noted and noted.mlflow_tracking_uri == store.where.uri:
-        found = store.run(noted.mlflow_run_id)
-    if found and not found.deleted:
-        return found
-    carrying = [one for one in store.tagged(RUN_ID, opened.id) if not one.deleted]
-    found = carrying[0] if carrying else _created(study, opened, store)
-    study.track(TrackedRun(mlflow_tracking_uri=store.where.uri, mlflow_run_id=found.id))
-    return found
+def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) -> StoredRun:
+    """The noted run, or one that is tagged with the study's id, or a new one."""
+    noted, stored = study.tracking(), None
+    if noted and noted.uri == store.where.uri:
+        stored = store.run(noted.run_id)
+    if stored and not stored.deleted:
+        return stored
+    tagged = [one for one in store.tagged(RUN_ID, opened.id) if not one.deleted]
+    stored = tagged[0] if tagged else _create(study, opened, store)
+    study.track(TrackedRun(tracker=TRACKER, uri=store.where.uri, run_id=stored.id))
+    return stored
 
 
-def _created(study: StudyJournal, opened: StudySubmission, store: Store) -> StoredRun:
-    asked = opened.study
-    trials = f"{len(asked.trials)} trials over {', '.join(asked.vary)}, {asked.repeats} of each"
+def _create(study: StudyJournal, opened: StudySubmission, store: Store) -> StoredRun:
+    config = opened.study
+    trials = f"{len(config.trials)} trials over {', '.join(config.vary)}, {config.repeats} of each"
     tags = {
         RUN_ID: opened.id,
         "orch.kind": "study",
         "orch.study": study.key,
-        "orch.scaling": asked.scaling,
-        NOTE: f"**{study.key}**: {asked.scaling} scaling, {trials}.\n\nJournal: `{study.path}`",
+        "orch.scaling": config.scaling,
+        NOTE: f"**{study.key}**: {config.scaling} scaling, {trials}.\n\nJournal: `{study.path}`",
     }
     return store.create(study.key, opened.at_s, tags)

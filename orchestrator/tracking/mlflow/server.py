@@ -1,7 +1,9 @@
-"""Record room: the MLflow UI on this machine, for as long as somebody wants it.
+"""Runs the MLflow UI on this machine for as long as somebody needs it.
 
-The server is started by a process that leads a session of its own, with all that the server starts.
-When that process's input ends, because `orch` closed it or died, it ends every one of them.
+    python -m orchestrator.tracking.mlflow.server URI PORT    # started by `serving`, not by hand
+
+This process leads a session of its own, with all that the MLflow server starts. When its input
+ends, because `orch` closed it or died, it ends the whole session.
 """
 
 import os
@@ -17,24 +19,24 @@ from pathlib import Path
 
 from orchestrator.errors import OrchError
 from orchestrator.ports import LOOPBACK, free_port
-from orchestrator.tracking.mlflow.store import MANNERS
+from orchestrator.tracking.mlflow.store import SETTINGS
 
-# The same each time, where it is free: a browser keeps what was closed or chosen by address.
+# The same port each time, where it is free: a browser keeps a page's settings by address.
 USUAL_PORT = 5080
-# A server is up to 15 processes and takes up to half a minute, more where others work.
+# A server is up to 15 processes and takes up to half a minute, longer on a busy machine.
 START_LIMIT_S, POLL_S, END_LIMIT_S = 600.0, 0.25, 8.0
 API = "/api/2.0/mlflow/experiments/search?max_results=1"
 
 
 class NoServer(OrchError):
-    """The MLflow UI could not be started."""
+    """The MLflow UI does not start."""
 
 
 @contextmanager
 def serving(uri: str, port: int | None, log: Path, waiting: Callable[[], None]) -> Iterator[str]:
-    """The address of a server that shows a database; it is gone when this is left."""
+    """The address of a server that shows a database, for as long as a `with` lasts."""
     chosen = port or free_port(USUAL_PORT)
-    program = [sys.executable, "-m", "orchestrator.tracking.mlflow", "--serve", uri, str(chosen)]
+    program = [sys.executable, "-m", "orchestrator.tracking.mlflow.server", uri, str(chosen)]
     with log.open("wb") as out:
         process = subprocess.Popen(
             program, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True
@@ -56,17 +58,17 @@ def _wait_for(
     while not answers(address):
         if process.poll() is not None:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            why = lines[-1] if lines else "it said nothing"
-            raise NoServer(f"the MLflow UI did not start: {why}\nall it said: {log}")
+            why = lines[-1] if lines else "it wrote nothing"
+            raise NoServer(f"the MLflow UI did not start: {why}\nits log: {log}")
         if time.monotonic() > deadline:
             why = f"no answer in {START_LIMIT_S:,.0f} s"
-            raise NoServer(f"the MLflow UI did not start: {why}\nwhat it said: {log}")
+            raise NoServer(f"the MLflow UI did not start: {why}\nits log: {log}")
         waiting()
         time.sleep(POLL_S)
 
 
 def answers(address: str) -> bool:
-    """Whether the server answers what its pages will ask; its health page does long before."""
+    """Whether the server answers the requests of its pages. Its health page answers long before."""
     try:
         with urllib.request.urlopen(address + API, timeout=5) as answer:
             return bool(answer.status == 200)
@@ -74,21 +76,25 @@ def answers(address: str) -> bool:
         return False
 
 
-def keep(uri: str, port: str) -> int:
+def main(uri: str, port: str) -> int:
     """Serve until the input ends; the exit code of a server that ended by itself."""
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
     command += ["--host", LOOPBACK, "--port", port, "--workers", "1"]
-    manners = MANNERS | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | manners)
+    settings = SETTINGS | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | settings)
     threading.Thread(target=_end_with_owner, args=(server,), daemon=True).start()
     return server.wait()
 
 
 def _end_with_owner(server: subprocess.Popen[bytes]) -> None:
-    """Wait until the owner closes our input or is gone; then end the session, this process last."""
+    """Wait until the owner closes our input or dies, then end the session with this process."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     server.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         server.wait(END_LIMIT_S)
     os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""Record room: one MLflow, asked with hard limits. The only file that calls MLflow.
+"""One MLflow, called with hard limits. The only file that calls MLflow.
 
-Every write may be done twice with the result of once: a metric's point is known by name, step, time
-and value, and tags and files are replaced.
+Every write may be repeated without effect: MLflow knows a metric's point by name, step, time and
+value, and replaces tags and files.
 """
 
 import os
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.errors import OrchError
 from orchestrator.tracking.mlflow.metrics import MetricPoint
 from orchestrator.tracking.mlflow.tracking_uri import is_server
+from orchestrator.tracking.protocol import NotRecorded
 from orchestrator.types.tracking import Destination
 
-# Without these, one call may take 4 minutes when a server refuses and 20 when it hangs.
+# Without these, one call may take 4 minutes when a server refuses, and 20 when it hangs.
 LIMITS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT": "60",
 }
-# Too long is an error here, instead of cut; nothing is sent to anybody else, or printed.
-MANNERS = {
+# What is too long is an error instead of cut. Nothing is sent to anybody else, or printed.
+SETTINGS = {
     "MLFLOW_TRUNCATE_LONG_VALUES": "false",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -35,21 +35,9 @@ MOST_POINTS, MOST_PARAMS = 1_000, 100
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 
-class NotRecorded(OrchError):
-    """MLflow could not be asked, or refused; the journal has it all, and `orch sync` sends it."""
-
-
-class RefusedAlone(NotRecorded):
-    """This run cannot be recorded now, others in the same MLflow may."""
-
-
-class RecordedElsewhere(RefusedAlone):
-    """Another process records this run now."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """An MLflow run as it stands there."""
+    """An MLflow run as MLflow has it."""
 
     id: str
     experiment: str
@@ -65,40 +53,40 @@ class Store:
     def __init__(self, where: Destination) -> None:
         for name, value in LIMITS.items():
             os.environ.setdefault(name, value)
-        os.environ.update(MANNERS)
+        os.environ.update(SETTINGS)
         self.where = where
-        with asked(where):
+        with in_plain_words(where):
             from mlflow.tracking import MlflowClient  # noqa: PLC0415  it takes seconds
 
             if not is_server(where):
                 _quiet_migrations()
             if where.uri.startswith(SQLITE):
-                _made_whole(Path(where.uri.removeprefix(SQLITE)))
+                _create_database(Path(where.uri.removeprefix(SQLITE)))
             self._client = MlflowClient(tracking_uri=where.uri)
             self.experiment = self._experiment()
 
     def _experiment(self) -> str:
-        """The experiment's id; it is made when there is none."""
+        """The experiment's id. It is created when there is none."""
         name = self.where.experiment
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             try:
                 return str(self._client.create_experiment(name, self.where.artifacts))
-            except Exception:  # another may just have made it
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
+            except Exception:  # another process may just have created it
+                experiment = self._client.get_experiment_by_name(name)
+                if experiment is None:
                     raise
-        if found.lifecycle_stage != "active":
-            raise NotRecorded(f"{self.where.words}: its experiment {name!r} was deleted")
-        return str(found.experiment_id)
+        if experiment.lifecycle_stage != "active":
+            raise NotRecorded(f"{self.where.label}: its experiment {name!r} was deleted")
+        return str(experiment.experiment_id)
 
     def run(self, run_id: str) -> StoredRun | None:
         """The MLflow run of that id; None when there is none."""
         from mlflow.exceptions import MlflowException  # noqa: PLC0415
 
-        with asked(self.where):
+        with in_plain_words(self.where):
             try:
-                return _found(self._client.get_run(run_id))
+                return _stored(self._client.get_run(run_id))
             except MlflowException as error:
                 if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                     return None
@@ -106,22 +94,22 @@ class Store:
 
     def tagged(self, tag: str, value: str) -> list[StoredRun]:
         """The runs that carry a tag, oldest first."""
-        with asked(self.where):
+        with in_plain_words(self.where):
             runs = self._client.search_runs(
                 [self.experiment], f"tags.`{tag}` = '{value}'", order_by=["start_time ASC"]
             )
-            return [_found(run) for run in runs]
+            return [_stored(run) for run in runs]
 
     def create(self, name: str, at_s: float, tags: Mapping[str, str]) -> StoredRun:
-        """A new run."""
-        with asked(self.where):
-            made = self._client.create_run(
+        """Create a run."""
+        with in_plain_words(self.where):
+            run = self._client.create_run(
                 self.experiment, start_time=_ms(at_s), tags=dict(tags), run_name=name
             )
-            return _found(made)
+            return _stored(run)
 
     def delete(self, run_id: str) -> None:
-        with asked(self.where):
+        with in_plain_words(self.where):
             self._client.delete_run(run_id)
 
     def log(
@@ -135,7 +123,7 @@ class Store:
         from mlflow.entities import Metric, Param, RunTag  # noqa: PLC0415
 
         metrics = [Metric(one.name, one.value, _ms(one.at_s), one.step) for one in points]
-        with asked(self.where):
+        with in_plain_words(self.where):
             self._client.log_batch(
                 run_id,
                 metrics=metrics,
@@ -143,47 +131,43 @@ class Store:
                 tags=[RunTag(key, value) for key, value in (tags or {}).items()],
             )
 
-    def keep(self, run_id: str, path: Path, folder: str | None) -> None:
-        """Keep a file as an artifact; one of that name is replaced."""
-        with asked(self.where):
+    def log_file(self, run_id: str, path: Path, folder: str | None) -> None:
+        """Store a file as an artifact, in place of one of that name."""
+        with in_plain_words(self.where):
             self._client.log_artifact(run_id, str(path), folder)
 
     def set_status(self, run_id: str, status: Status, ended_at_s: float | None) -> None:
-        """How the run stands; with a time, when it ended."""
-        with asked(self.where):
+        """Set the status of a run, and the time when it ended."""
+        with in_plain_words(self.where):
             if ended_at_s is None:
                 self._client.update_run(run_id, status=status)
             else:
                 self._client.set_terminated(run_id, status, _ms(ended_at_s))
 
     def set_experiment_tag(self, key: str, value: str) -> None:
-        with asked(self.where):
+        with in_plain_words(self.where):
             self._client.set_experiment_tag(self.experiment, key, value)
 
 
 @contextmanager
-def asked(where: Destination) -> Iterator[None]:
-    """Turns whatever goes wrong while MLflow is asked into one sentence. What its libraries say to
-    each other's developers is not for whoever runs a command.
-    """
+def in_plain_words(where: Destination) -> Iterator[None]:
+    """Turn any error of a call to MLflow into one plain sentence, and silence its warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except NotRecorded:
         raise
-    except (
-        Exception
-    ) as error:  # MLflow, requests, SQLAlchemy and the disk raise classes of their own
-        raise NotRecorded(f"{where.words}: {_sentence(error)}") from error
+    except Exception as error:  # MLflow, requests, SQLAlchemy and the disk have their own classes
+        raise NotRecorded(f"{where.label}: {_reason(error)}") from error
 
 
-def _sentence(error: Exception) -> str:
-    """The innermost reason, in one line of a sensible length."""
+def _reason(error: Exception) -> str:
+    """The reason in one line. MLflow wraps the errors of its libraries, so their texts decide."""
     text = " ".join(str(error).split()) or type(error).__name__
-    for told, words in REASONS.items():
-        if told in text:
-            return words
+    for pattern, reason in REASONS.items():
+        if pattern in text:
+            return reason
     return text if len(text) <= 200 else text[:197] + "..."
 
 
@@ -198,7 +182,7 @@ REASONS = {
 }
 
 
-def _found(run: Any) -> StoredRun:
+def _stored(run: Any) -> StoredRun:
     return StoredRun(
         id=run.info.run_id,
         experiment=str(run.info.experiment_id),
@@ -213,28 +197,28 @@ def _ms(at_s: float) -> int:
     return round(at_s * 1_000)
 
 
-def _made_whole(database: Path) -> None:
-    """Make a database apart and put it in place at once, if there is none.
+def _create_database(database: Path) -> None:
+    """Create a database under another name and move it into place, if there is none.
 
-    MLflow takes seconds for its tables. Who opened them half made, because another was at it or was
-    killed there, would fail from then on.
+    MLflow takes seconds to create its tables. A process that opened an unfinished database, because
+    another one was creating it or was killed there, would fail from then on.
     """
     if database.exists():
         return
     from mlflow.tracking import MlflowClient  # noqa: PLC0415
 
     database.parent.mkdir(parents=True, exist_ok=True)
-    apart = database.with_name(f".{database.name}.{os.getpid()}")
+    unfinished = database.with_name(f".{database.name}.{os.getpid()}")
     try:
-        MlflowClient(tracking_uri=f"{SQLITE}{apart}").search_experiments(max_results=1)
+        MlflowClient(tracking_uri=f"{SQLITE}{unfinished}").search_experiments(max_results=1)
         with suppress(FileExistsError):
-            os.link(apart, database)  # who was first wins
+            os.link(unfinished, database)  # the first process wins
     finally:
-        apart.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _quiet_migrations() -> None:
-    """A new database is told of in many lines, which say nothing to a person."""
+    """Silence the many lines that a new database logs."""
     import logging  # noqa: PLC0415
 
     for name in ("alembic", "mlflow.store.db.utils"):

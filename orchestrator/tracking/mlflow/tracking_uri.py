@@ -1,4 +1,4 @@
-"""Record room: which MLflow runs are recorded in. Knows addresses, and not yet MLflow itself."""
+"""The address of the MLflow that records runs. Imports no MLflow."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,10 +8,11 @@ from orchestrator.errors import SpecError
 from orchestrator.types.spec import TrackingOptions
 from orchestrator.types.tracking import Destination
 
+TRACKER = "mlflow"
 VARIABLE = "MLFLOW_TRACKING_URI"
 DATABASE, ARTIFACTS = "mlflow.db", "mlflow-artifacts"
 SERVERS = ("http", "https", "databricks")
-NOT_KEPT = "put them into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+ELSEWHERE = "put them into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 
 
 def is_server(where: Destination) -> bool:
@@ -22,16 +23,19 @@ def is_server(where: Destination) -> bool:
 def destination(
     tracking: TrackingOptions, storage: Path, environment: Mapping[str, str]
 ) -> Destination:
-    """Where runs below a storage directory are recorded: MLFLOW_TRACKING_URI, else what the spec
-    says, else one SQLite file beside the runs. `Unservable` names what cannot be used.
+    """Where runs in a storage directory are recorded.
+
+    MLFLOW_TRACKING_URI comes first, then the spec's address, then a SQLite file beside the runs.
+    `SpecError` names an address that cannot be used.
     """
     place, written = VARIABLE, environment.get(VARIABLE, "")
     if not written:
         place, written = "tracking.uri", "" if tracking.uri == "auto" else tracking.uri
     beside = storage.absolute()
-    uri = _whole(place, written) if written else f"sqlite:///{beside / DATABASE}"
+    uri = _absolute(place, written) if written else f"sqlite:///{beside / DATABASE}"
     served = scheme(uri) in SERVERS
     return Destination(
+        tracker=TRACKER,
         uri=uri,
         experiment=tracking.experiment,
         artifacts=None if served else (beside / ARTIFACTS).as_uri(),
@@ -43,11 +47,11 @@ def scheme(uri: str) -> str:
     return urlsplit(uri).scheme.partition("+")[0]
 
 
-def _whole(place: str, written: str) -> str:
-    """An address that means the same on every machine and in every directory."""
+def _absolute(place: str, written: str) -> str:
+    """The same address, valid on every machine and in every directory."""
     kind, parts = scheme(written), urlsplit(written)
     if parts.password is not None or (kind in SERVERS and parts.username is not None):
-        raise SpecError(f"{place}: holds a user or password, which would be kept: {NOT_KEPT}")
+        raise SpecError(f"{place}: holds a user or password, which would be stored: {ELSEWHERE}")
     if kind == "sqlite":
         path = written.partition(":///")[2]
         if not path:

@@ -1,7 +1,7 @@
-"""Record room: the comparison views of `dashboards/views.json`, as the MLflow UI keeps them.
+"""The comparison views of `views.json`, in the format of the MLflow UI.
 
-A view is a tag of an experiment, in a format that is MLflow's own affair and may change with it:
-its version is pinned, a browser test opens the views, and without them nothing else is lost.
+A view is a tag of an experiment. Its format is private to MLflow and may change with a release, so
+MLflow's version is pinned and a browser test opens the views. Nothing else depends on them.
 """
 
 import json
@@ -12,23 +12,24 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from orchestrator.tracking.mlflow.store import NotRecorded, Store
+from orchestrator.tracking.mlflow.store import Store
+from orchestrator.tracking.protocol import NotRecorded
 from orchestrator.types.tracking import ViewLink
 
-SHIPPED = Path(__file__).parents[2] / "dashboards" / "views.json"
+SHIPPED = Path(__file__).with_name("views.json")
 TAG = "mlflow.sharedViewState."
 LONGEST_TAG = 20_000
 MOST_COLUMNS = 2
-# The sections that MLflow makes by itself, of every metric, stay closed below a view's own.
-MADE_BY_MLFLOW = ("learning", "perf", "plan", "predicted", "proof", "summary", "trainer")
-# What MLflow always has, and wants last.
-OF_MLFLOW = ("MODEL_METRICS", "SYSTEM_METRICS")
+# MLflow adds a section for each group of metrics. These stay closed, below a view's own sections.
+GENERATED = ("learning", "perf", "plan", "predicted", "proof", "summary", "trainer")
+# MLflow always has these, and puts them last.
+BUILT_IN = ("MODEL_METRICS", "SYSTEM_METRICS")
 
 
 class Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Metrics over the steps as `lines`, as `bars` of each run, or a point of each run at `x`, `y`.
 
-    MLflow names a chart after its metrics, whatever title it is given: the words stand above it.
+    MLflow titles a chart by its metrics alone, so the section above it explains it.
     """
 
     lines: list[str] = []
@@ -43,21 +44,21 @@ class Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Charts side by side, under words that say what they show."""
+    """Charts side by side, under a name that says what they show."""
 
     name: str
     charts: list[Chart]
 
 
 class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sections under one name."""
+    """A named list of sections."""
 
     name: str
     sections: list[Section]
 
     @property
     def key(self) -> str:
-        """What the view is called in links."""
+        """The view's name in links."""
         return "orch-" + self.name.lower().replace(" ", "-")
 
     @property
@@ -66,20 +67,20 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Views(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
+    """The content of the file."""
 
     views: list[View]
 
 
 def views() -> list[View]:
-    """The views that are shipped."""
+    """The views that this project ships."""
     return msgspec.json.decode(SHIPPED.read_bytes(), type=Views).views
 
 
 def set_views(store: Store, shipped: list[View]) -> None:
-    """Keep the views in an experiment; those of an earlier orch are replaced."""
+    """Store the views in an experiment, in place of those of an earlier orch."""
     for view in shipped:
-        text = json.dumps(kept(view))
+        text = json.dumps(stored_view(view))
         if len(text) > LONGEST_TAG:
             raise NotRecorded(f"view {view.name!r}: {len(text):,} characters, over {LONGEST_TAG:,}")
         store.set_experiment_tag(TAG + view.key, text)
@@ -91,22 +92,23 @@ def links(server: str, experiment: str, shipped: list[View]) -> list[ViewLink]:
 
 
 def link(server: str, experiment: str, view: View) -> str:
-    asked = {
+    query = {
         "viewStateShareKey": view.key,
         "compareRunsMode": "CHART",
         "workflowType": "machine_learning",
     }
-    return f"{server}/#/experiments/{experiment}/runs?{urlencode(asked)}"
+    return f"{server}/#/experiments/{experiment}/runs?{urlencode(query)}"
 
 
-def kept(view: View) -> dict[str, Any]:
+def stored_view(view: View) -> dict[str, Any]:
     """A view as MLflow's page reads it."""
     return {"name": view.name, "createdAt": 0, "state": json.dumps(state(view))}
 
 
 def state(view: View) -> dict[str, Any]:
-    """What the page shows: our sections open, those that MLflow makes closed. Ordered by a metric,
-    or the runs of studies would be folded away below their parents.
+    """The state of the page: our sections open, MLflow's own closed.
+
+    It is ordered by a metric, because MLflow otherwise folds a study's runs under their parent.
     """
     keys = {one.name: identity(f"{view.name}: {one.name}") for one in view.sections}
     sections = [
@@ -114,7 +116,7 @@ def state(view: View) -> dict[str, Any]:
         | {"columns": min(len(one.charts), MOST_COLUMNS)}
         for one in view.sections
     ]
-    sections += [section(name, identity(name), shown=False) for name in MADE_BY_MLFLOW + OF_MLFLOW]
+    sections += [section(name, identity(name), shown=False) for name in GENERATED + BUILT_IN]
     cards = [card(chart, keys[one.name]) for one in view.sections for chart in one.charts]
     return {
         "orderByKey": "metrics.`plan/pods`",
@@ -166,7 +168,7 @@ def card(chart: Chart, section_key: str) -> dict[str, Any]:
             "xAxisKey": "step",
             "scaleType": chart.scale,
             "lineSmoothness": 0,
-            "displayPoints": False,  # or the dashes of a second line are not seen
+            "displayPoints": False,  # points would hide the dashes of a second line
         }
     if chart.bars:
         return shared | {
@@ -183,5 +185,5 @@ def axis(metric: str | None) -> dict[str, Any]:
 
 
 def identity(name: str) -> str:
-    """The same name is the same id, so that setting a view again changes nothing."""
+    """An id made from a name, so that storing a view again changes nothing."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"orch:{name}"))

@@ -1,6 +1,6 @@
 """Launch room: the process that owns a private cluster, and ends it when its own owner is gone.
 
-    python -m orchestrator.launch.local_supervisor    # started by private.py, never by hand
+    python -m orchestrator.launch.ray.local_supervisor    # started by private.py, never by hand
 
 It reads one line, the `Wish`, starts the nodes, runs one Ray Job and tells what happens, a line of
 JSON at a time. It lives in a session of its own, so that a terminal's Ctrl-C reaches `orch` alone;
@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from orchestrator.launch import process_tree
-from orchestrator.launch.protocol import SliceRequest, Told
+from orchestrator.launch.ray import process_tree
+from orchestrator.launch.ray.protocol import ClusterEvent, ClusterRequest
 from orchestrator.ports import LOOPBACK, claimed
 from orchestrator.types import codec
 
@@ -39,7 +39,7 @@ AGENT_PORTS = (
 
 def main() -> None:
     """Keep a cluster for as long as the input stays open."""
-    wish = codec.from_json(sys.stdin.buffer.readline(), SliceRequest)
+    wish = codec.from_json(sys.stdin.buffer.readline(), ClusterRequest)
     _stand_in(wish)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray's own words go to the log
@@ -47,11 +47,11 @@ def main() -> None:
     try:
         _serve(wish, out)
     except Exception as error:  # noqa: BLE001  whatever it was, the owner must hear of it
-        _tell(out, Told(error=f"{type(error).__name__}: {error}"))
+        _tell(out, ClusterEvent(error=f"{type(error).__name__}: {error}"))
     threading.Event().wait()
 
 
-def _stand_in(wish: SliceRequest) -> None:
+def _stand_in(wish: ClusterRequest) -> None:
     """Leave a process that waits for the end of this one, and then leaves nothing behind."""
     ended, alive = os.pipe()
     if os.fork():
@@ -65,7 +65,7 @@ def _stand_in(wish: SliceRequest) -> None:
     os._exit(0)
 
 
-def _end_with_owner(wish: SliceRequest) -> None:
+def _end_with_owner(wish: ClusterRequest) -> None:
     """Wait until the owner closes our input or is gone; then leave nothing behind."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
@@ -74,17 +74,17 @@ def _end_with_owner(wish: SliceRequest) -> None:
     os._exit(0)
 
 
-def _serve(wish: SliceRequest, out: TextIO) -> None:
+def _serve(wish: ClusterRequest, out: TextIO) -> None:
     _be_patient()
     with claimed() as ports:
         head = _started(wish, ports, out)
-    _tell(out, Told(address=f"http://{head.webui_url}"))
+    _tell(out, ClusterEvent(address=f"http://{head.webui_url}"))
     client, job = _submitted(head, wish.command)
     state = ""
     while True:
         told = str(client.get_job_status(job).value)
         if told != state:
-            _tell(out, Told(nodes=len(wish.hosts), job=told, error=_why(client, job, told)))
+            _tell(out, ClusterEvent(nodes=len(wish.hosts), job=told, error=_why(client, job, told)))
             state = told
         if told in ("SUCCEEDED", "FAILED", "STOPPED"):
             return
@@ -133,7 +133,7 @@ def _be_patient() -> None:
     services.start_raylet = start_with_all_ports
 
 
-def _started(wish: SliceRequest, ports: Iterator[int], out: TextIO) -> Any:
+def _started(wish: ClusterRequest, ports: Iterator[int], out: TextIO) -> Any:
     """The head node of a cluster whose nodes all stand."""
     from ray.cluster_utils import Cluster  # noqa: PLC0415  it takes seconds
 
@@ -156,7 +156,7 @@ def _started(wish: SliceRequest, ports: Iterator[int], out: TextIO) -> Any:
             labels=host.labels,
             env_vars=host.environment,
         )
-        _tell(out, Told(nodes=count))
+        _tell(out, ClusterEvent(nodes=count))
     return cluster.head_node
 
 
@@ -185,7 +185,7 @@ def _submitted(head: Any, command: str) -> tuple[Any, str]:
             time.sleep(POLL_S)
 
 
-def _tell(out: TextIO, told: Told) -> None:
+def _tell(out: TextIO, told: ClusterEvent) -> None:
     with suppress(BrokenPipeError):  # the owner is gone: the watch ends us
         print(codec.to_json(told).decode(), file=out, flush=True)
 

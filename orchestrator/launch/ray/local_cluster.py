@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.launch import process_tree
-from orchestrator.launch.protocol import SliceRequest, Told
-from orchestrator.launch.slices import Host
+from orchestrator.launch.ray import process_tree
+from orchestrator.launch.ray.protocol import ClusterEvent, ClusterRequest
+from orchestrator.launch.ray.slices import Host
 from orchestrator.plan import rehearsal
 from orchestrator.types import codec
 
@@ -42,9 +42,9 @@ class LocalCluster:
     mark: str
     folder: Path
     keeper: subprocess.Popen[bytes]
-    said: queue.SimpleQueue[Told]
+    said: queue.SimpleQueue[ClusterEvent]
 
-    def told(self, wait_s: float) -> Told | None:
+    def told(self, wait_s: float) -> ClusterEvent | None:
         """The next thing that the keeper said, or None when it said nothing for so long."""
         try:
             return self.said.get(timeout=wait_s)
@@ -59,7 +59,7 @@ def private_cluster(
     """Start a cluster of those nodes and a Ray Job on it; at the end nothing of it is left."""
     folder, mark = short_folder(), secrets.token_hex(16)
     (folder / "ray").mkdir()  # Ray notes its address in there instead of where all would find it
-    wish = SliceRequest(mark=mark, folder=str(folder), hosts=tuple(hosts), command=command)
+    wish = ClusterRequest(mark=mark, folder=str(folder), hosts=tuple(hosts), command=command)
     keeper = _keeper(folder, _environment(folder, mark, devices_per_host))
     cluster = LocalCluster(mark, folder, keeper, queue.SimpleQueue())
     listener = threading.Thread(target=_listen, args=(cluster,), daemon=True)
@@ -84,7 +84,7 @@ def short_folder() -> Path:
 def _keeper(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     with (folder / "keeper.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.launch.local_supervisor"],
+            [sys.executable, "-m", "orchestrator.launch.ray.local_supervisor"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -127,8 +127,8 @@ def _listen(cluster: LocalCluster) -> None:
     with cluster.keeper.stdout as lines:
         for line in lines:
             with suppress(msgspec.DecodeError):
-                cluster.said.put(codec.from_json(line, Told))
-    cluster.said.put(Told(error="the process that keeps the cluster has ended"))
+                cluster.said.put(codec.from_json(line, ClusterEvent))
+    cluster.said.put(ClusterEvent(error="the process that keeps the cluster has ended"))
 
 
 def _end(keeper: subprocess.Popen[bytes], mark: str, folder: Path) -> None:

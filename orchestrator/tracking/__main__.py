@@ -1,10 +1,9 @@
-"""Record room: the process that records in the background, so that training waits for nothing.
+"""The process that records runs in the background.
 
-    python -m orchestrator.tracking.mlflow RUN...          # bring runs up to their journals, once
-    python -m orchestrator.tracking.mlflow --follow RUN    # and go on until the run has ended
-    python -m orchestrator.tracking.mlflow --serve URI PORT    # show what is recorded (`orch ui`)
+    python -m orchestrator.tracking RUN...          # sync runs once
+    python -m orchestrator.tracking --follow RUN    # go on until the run has ended
 
-One that follows or serves ends soon after its input does: whoever started it holds the other end.
+A process that follows ends soon after its input does: whoever started it holds the other end.
 """
 
 import os
@@ -16,44 +15,42 @@ from pathlib import Path
 
 from orchestrator.errors import OrchError
 from orchestrator.journal import Journal
-from orchestrator.tracking.mlflow import server
-from orchestrator.tracking.mlflow.recorder import ONCE_LIMIT_S, Recorder
+from orchestrator.tracking.recorder import ONCE_LIMIT_S, Recorder
 from orchestrator.types.run import LIVE
 
 POLL_S, LONGEST_WAIT_S = 2.0, 30.0
-# After the driver has ended: as long as a run needs to be seen as lost, and a little more.
+# After its driver has ended a run shows as lost within this time.
 LAST_LIMIT_S = 15.0
 NICE = 10
 
 
 def main(arguments: list[str]) -> None:
-    if arguments[0] == "--serve":
-        sys.exit(server.keep(*arguments[1:]))
-    os.nice(NICE)  # whatever else runs here comes first
+    """Sync the runs once, or follow one."""
+    os.nice(NICE)  # training comes first
     if arguments[0] == "--follow":
         follow(Journal(Path(arguments[1])))
         return
     signal.alarm(ONCE_LIMIT_S)
     recorder = Recorder(os.environ)
     for path in arguments:
-        told(recorder.record(Journal(Path(path))).problem)
+        log(recorder.record(Journal(Path(path))).problem)
 
 
 def follow(journal: Journal) -> None:
-    """Record a run as it goes on, until it has ended or the driver has."""
-    deadline, wait_s, said = None, POLL_S, None
+    """Sync a run again and again until it has ended, or its driver has."""
+    deadline, wait_s, last_problem = None, POLL_S, None
     recorder = Recorder(os.environ)
     while deadline is None or time.monotonic() < deadline:
-        tried = recorder.record(journal)
-        if tried.problem:
+        result = recorder.record(journal)
+        if result.problem:
             recorder.forget()
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         else:
             wait_s = POLL_S
-        if tried.problem != said:
-            told(tried.problem or "recorded again")
-            said = tried.problem
-        if tried.recorded and tried.recorded.state not in LIVE:
+        if result.problem != last_problem:
+            log(result.problem or "recorded again")
+            last_problem = result.problem
+        if result.recorded and result.recorded.state not in LIVE:
             return
         if deadline is None and input_ended(wait_s):
             deadline = time.monotonic() + LAST_LIMIT_S
@@ -67,8 +64,8 @@ def input_ended(limit_s: float) -> bool:
     return bool(readable) and not os.read(sys.stdin.fileno(), 4096)
 
 
-def told(problem: str | None) -> None:
-    """A line in the log, with its time."""
+def log(problem: str | None) -> None:
+    """Write a line with the time, if there is a problem."""
     if problem:
         print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), problem, flush=True)
 
@@ -77,5 +74,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except OrchError as error:
-        told(str(error))
+        log(str(error))
         sys.exit(error.exit_code)

@@ -1,10 +1,10 @@
-"""The spec room: schema.json is the contract, and agrees with all that depends on it."""
+"""The JSON Schema of specs, generated from the types, and what editors make of it."""
 
 import json
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 import yaml
@@ -12,24 +12,21 @@ from jsonschema import Draft202012Validator
 
 from orchestrator import catalog, spec
 from orchestrator.plan.remat import POLICIES
+from orchestrator.spec.examples import SCHEMA, STUDY_SCHEMA, write_schema
 from orchestrator.spec.messages import example
-from orchestrator.spec.request import default
 from orchestrator.spec.schema import (
     Schema,
     alternatives,
+    constants,
     contract,
-    definition,
-    kind,
     member,
     properties,
 )
-from orchestrator.types.spec import DType, MeshRequest, Model, Pods, Spec
+from orchestrator.types.spec import Optimizer, Spec
 from tests.conftest import ROOT
 from tests.spec_texts import COMPLETE, MINIMAL
 
 VALIDATOR = Draft202012Validator(contract())
-# Keys that a file has and a station has not: what they become has another form there.
-ONLY_IN_FILES = {"schema", "experiment.model.huggingface"}
 
 
 class EditorLoader(yaml.BaseLoader):
@@ -58,13 +55,13 @@ def leaves(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema]]:
             yield from leaves(inside, f"{prefix}{key}.")
 
 
-def station_fields(station: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """Every field of a station, by its dotted path."""
-    types = get_type_hints(station)
-    for one in fields(station):
+def fields_of(kind: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
+    """Every field of a type, by its dotted path."""
+    types = get_type_hints(kind)
+    for one in fields(kind):
         yield prefix + one.name, one
         if is_dataclass(types[one.name]):
-            yield from station_fields(types[one.name], f"{prefix}{one.name}.")
+            yield from fields_of(types[one.name], f"{prefix}{one.name}.")
 
 
 def test_the_contract_is_a_json_schema() -> None:
@@ -103,56 +100,28 @@ def is_required(path: str) -> bool:
     return any(key in one.get("required", ()) for one in alternatives(parent))
 
 
-def test_keys_are_the_fields_of_the_stations() -> None:
-    """Nothing can be asked that no station holds, and nothing is held that cannot be asked."""
-    asked = {path.replace("hang_limit", "hang_limit_s") for path, _ in leaves(contract())}
-    held = {path for path, _ in station_fields(Spec)}
-    assert asked - ONLY_IN_FILES == held - {"overrides"}
+def test_it_is_generated_from_the_types() -> None:
+    """A field, a bound, a default of a type, and a name of the catalog, stand in the schema."""
+    keys = dict(leaves(contract()))
+    held = {path for path, _ in fields_of(Spec)} - {"overrides", "run.hang_limit_s"}
+    assert held <= keys.keys()
+    assert keys["experiment.batch.length"]["maximum"] == 100_000_000
+    assert keys["experiment.optimizer.warmup_steps"]["default"] == Optimizer().warmup_steps
+    assert keys["run.hang_limit"]["default"] == "10m"
+    assert keys["resources.mesh"]["default"] == keys["resources.mesh.fsdp"]["default"] == "auto"
+    assert set(catalog.models()) <= set(constants(alternatives(keys["experiment.model"])[0]))
+    assert set(catalog.chips()) <= set(constants(alternatives(keys["resources.chip"])[0]))
+    assert constants(keys["experiment.remat"]) == ["auto", *POLICIES]
 
 
-def test_defaults_are_those_of_the_stations() -> None:
-    """A default stands in the contract for editors and in the station for programs: the same."""
-    held = dict(station_fields(Spec))
-    compared = 0
-    for path, schema in leaves(contract()):
-        one = held.get(path.replace("hang_limit", "hang_limit_s"))
-        if one is None or (is_dataclass(one.default) and "default" not in schema):
-            continue
-        value = one.default if one.default_factory is MISSING else one.default_factory()
-        if path == "experiment.model.name":
-            assert value is MISSING
-            continue
-        written = default(schema)
-        assert as_station(path, written) == (None if value is MISSING else value), path
-        compared += "default" in schema
-    assert compared > 30
-
-
-def as_station(path: str, written: Any) -> Any:
-    """A default of the contract in the form that the station gives it."""
-    if path == "resources.mesh":
-        return {"auto": MeshRequest()}[written]
-    if path.startswith("resources.mesh."):
-        return {"auto": None}[written]
-    if path == "resources.pods":
-        return Pods(min=written, max=written)
-    return tuple(written) if isinstance(written, list) else written
-
-
-def test_known_names_are_those_of_the_catalog() -> None:
-    """Models, chips, policies and types that an editor offers are those that exist."""
-    experiment, resources = definition("experiment"), definition("resources")
-    names = alternatives(member(experiment, "model") or {})[0]["enum"]
-    assert names == list(catalog.models())
-    assert sorted((member(resources, "chip") or {})["enum"]) == sorted(catalog.chips())
-    assert (member(experiment, "remat") or {})["enum"] == ["auto", *POLICIES]
-    assert tuple(definition("dtype")["enum"]) == get_args(DType)
-
-
-def test_shapes_are_models() -> None:
-    """The sizes that a shape must give are those that a model must have."""
-    needed = {one.name for one in fields(Model) if one.default is MISSING}
-    assert set(definition("shape")["required"]) == needed - {"name"}
+@pytest.mark.parametrize("name", [SCHEMA, STUDY_SCHEMA])
+def test_the_shipped_file_is_what_is_generated(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Editors read it beside the shipped specs."""
+    write_schema(ROOT / "specs" if request.config.getoption("--refresh-golden") else tmp_path)
+    write_schema(tmp_path)
+    assert (ROOT / "specs" / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
 def test_examples_are_legal() -> None:
@@ -171,7 +140,7 @@ def test_every_key_has_an_example() -> None:
     for path, schema in leaves(contract()):
         if path not in ("experiment.data", "experiment.compiler_options"):
             found = example(schema)
-            assert found is not None or kind(schema) == "text", path
+            assert found is not None or schema.get("title") == "text", path
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "specs").glob("*.yaml")), ids=lambda p: p.stem)

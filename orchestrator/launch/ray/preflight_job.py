@@ -1,6 +1,6 @@
 """Launch room: a look at a named cluster from inside, before a run exists. A root of its own.
 
-    python -m orchestrator.launch.preflight_job WANTED    # a Ray Job of `orch submit`
+    python -m orchestrator.launch.ray.preflight_job WANTED    # a Ray Job of `orch submit`
 
 It takes no chip. WANTED is a `Wanted` as JSON; the last line that it prints is the `Survey`.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.launch import provenance
-from orchestrator.launch.attempt import join_cluster
 from orchestrator.launch.preflight import PreflightHost, PreflightReport, PreflightRequest
-from orchestrator.launch.ray_jobs import ClusterUnusable
-from orchestrator.launch.slice_discovery import WORKER_ID, is_free, kind_of, name_of
+from orchestrator.launch.ray.attempt import join_cluster
+from orchestrator.launch.ray.job_client import ClusterUnusable
+from orchestrator.launch.ray.slice_discovery import WORKER_ID, is_free, kind_of, name_of
 from orchestrator.types import codec
 
 MARK = "orch survey: "

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 
 from orchestrator.errors import OrchError
 from orchestrator.journal import heartbeat
-from orchestrator.launch import slice_discovery
-from orchestrator.launch.protocol import AttemptCommand, AttemptEvent, Slice, WorkerArgs
-from orchestrator.launch.slice_queue_server import Lease
-from orchestrator.launch.slices import accelerator_type, hosts_per_slice, pod_type
+from orchestrator.launch.ray import slice_discovery
+from orchestrator.launch.ray.protocol import AttemptCommand, AttemptEvent, Slice, WorkerArgs
+from orchestrator.launch.ray.slice_queue_server import Lease
+from orchestrator.launch.ray.slices import accelerator_type, hosts_per_slice, pod_type
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.launch.slice_queue import QueueAnswer, SliceQueue
+from orchestrator.launch.ray.slice_queue import QueueAnswer, SliceQueue
 
 # With another protocol comes another name: runs of two versions must not misunderstand each other.
 NAME, NAMESPACE = "orch-admitter-1", "orch"

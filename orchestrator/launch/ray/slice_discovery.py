@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from orchestrator.launch.protocol import Slice
-from orchestrator.launch.slices import hosts_per_slice, pod_type
+from orchestrator.launch.ray.protocol import Slice
+from orchestrator.launch.ray.slices import hosts_per_slice, pod_type
 from orchestrator.types.plan import Plan
 
 Node = Mapping[str, Any]  # as `ray.nodes()` describes it

@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from orchestrator.launch.protocol import AttemptCommand, AttemptEvent, Slice
+from orchestrator.launch.ray.protocol import AttemptCommand, AttemptEvent, Slice
 from orchestrator.types import codec
 
 LOOK_LIMIT_S = 10.0

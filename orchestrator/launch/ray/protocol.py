@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from orchestrator.launch.slices import Host
+from orchestrator.launch.ray.slices import Host
 
 
 @dataclass(frozen=True, kw_only=True)
-class SliceRequest:
+class ClusterRequest:
     """The cluster that is wanted, and the command to run on it."""
 
     mark: str
@@ -16,7 +16,7 @@ class SliceRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class ClusterEvent:
     """What the keeper says: nodes that stand, where the cluster takes jobs, the job's state, or
     what went wrong.
     """

@@ -1,0 +1,138 @@
+"""The forms in which a file may give a value: 15T, 10%, 10m, auto, a name of the catalog.
+
+A field of `orchestrator.types.spec` names its notation. The schema is generated from the types of
+its forms.
+"""
+
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from fractions import Fraction
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from orchestrator import catalog
+from orchestrator.plan.remat import POLICIES
+from orchestrator.spec.file_types import HuggingFaceModel
+from orchestrator.spec.scalars import MOST, Misread, Value
+from orchestrator.types.spec import AxisSize, MeshRequest, Model, PodCount, Pods, about
+
+DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+AUTO = "auto"
+SIZES = [one.name for one in fields(Model) if one.default is MISSING and one.name != "name"]
+
+
+Form = Any  # a type; or a tuple of names, of which a file gives one
+
+
+@dataclass(frozen=True)
+class Notation:
+    """What a file may hold instead of a value, what text there means, and how a default looks."""
+
+    forms: tuple[Form, ...]
+    title: str | None = None
+    meaning: Callable[[str], Value] | None = None
+    written: Callable[[Any], Any] = lambda value: value
+
+
+def _count(text: str) -> int:
+    exact = Fraction(text[:-1]) * DECIMAL[text[-1]]
+    if exact.denominator != 1:
+        raise Misread(f"comes to {float(exact):,}, must be a whole number")
+    if exact > MOST:
+        raise Misread(f"comes to {int(exact):,}, must be at most {MOST:,}")
+    return int(exact)
+
+
+def _share(text: str) -> float:
+    return float(Fraction(text.rstrip("% ")) / 100)
+
+
+def _seconds(text: str) -> float:
+    return float(Fraction(text[:-1]) * SECONDS[text[-1]])
+
+
+def _duration(seconds: float) -> str:
+    unit = max((u for u, s in SECONDS.items() if seconds % s == 0), key=lambda u: SECONDS[u])
+    return f"{seconds / SECONDS[unit]:g}{unit}"
+
+
+def _auto(_: object) -> str:
+    return AUTO
+
+
+NOTATIONS = {
+    "count": Notation(
+        (
+            Annotated[int, Meta(ge=1, le=MOST)],
+            Annotated[str, Meta(pattern="^(?=.*[1-9])[0-9]{1,15}([.][0-9]{1,15})?[KMBT]$")],
+        ),
+        title="a whole number, at least 1; 15T, 1.5B, 20M and 2K will do",
+        meaning=_count,
+    ),
+    "count_or_zero": Notation(
+        (
+            Annotated[int, Meta(ge=0, le=MOST)],
+            Annotated[str, Meta(pattern="^[0-9]{1,15}([.][0-9]{1,15})?[KMBT]$")],
+        ),
+        title="a whole number, at least 0; 2K will do",
+        meaning=_count,
+    ),
+    "tolerance": Notation(
+        (
+            Annotated[float, Meta(ge=0, le=0.5)],
+            Annotated[str, Meta(pattern="^([0-4]?[0-9]([.][0-9]{1,9})?|50([.]0{1,9})?) ?%$")],
+        ),
+        title="a share from 0 to 50 %, such as 10% or 0.1",
+        meaning=_share,
+    ),
+    "share": Notation(
+        (
+            Annotated[float, Meta(gt=0, le=1)],
+            Annotated[
+                str,
+                Meta(pattern="^(?=.*[1-9])([0-9]?[0-9]([.][0-9]{1,9})?|100([.]0{1,9})?) ?%$"),
+            ],
+        ),
+        title="a share above 0 and up to 100 %, such as 90% or 0.9",
+        meaning=_share,
+    ),
+    "duration": Notation(
+        (Annotated[str, Meta(pattern="^(?=.*[1-9])[0-9]{1,9}([.][0-9]{1,9})?[smh]$")],),
+        title="a duration above 0 with its unit, such as 90s, 10m or 2h",
+        meaning=_seconds,
+        written=_duration,
+    ),
+    "option": Notation(
+        (
+            Annotated[
+                bool | int | float | Annotated[str, Meta(min_length=1, max_length=4096)],
+                about("The value of an XLA option.", True),
+            ],
+        ),
+        title="true, false, a number or text",
+    ),
+    "topology": Notation(
+        (Annotated[str, Meta(min_length=1, max_length=100)], Annotated[int, Meta(ge=1)]),
+        title="the shape of a slice, or an accelerator type",
+    ),
+    "axis": Notation(((AUTO,), AxisSize), written=_auto),
+    "mesh": Notation(((AUTO,), MeshRequest), written=_auto),
+    "pods": Notation((PodCount, Pods), written=lambda pods: pods["max"]),
+    "remat": Notation(((AUTO, *POLICIES),)),
+    "chip": Notation((catalog.chips(),)),
+    "model": Notation(
+        (
+            catalog.models(),
+            Annotated[Model, Meta(title=f"a mapping {{{', '.join(SIZES)}}}")],
+            Annotated[HuggingFaceModel, Meta(title="{huggingface: config.json}")],
+        )
+    ),
+}
+
+
+def meaning(value: Value, notation: str) -> Value:
+    """What a legal value means, in base units."""
+    read = NOTATIONS[notation].meaning if notation in NOTATIONS else None
+    return read(value) if read and isinstance(value, str) else value

@@ -1,0 +1,117 @@
+"""Records runs: one process at a time syncs a run, and notes the result beside the journal."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from filelock import FileLock, Timeout
+
+from orchestrator.errors import JournalUnreadable
+from orchestrator.journal import Journal
+from orchestrator.tracking import sync_state
+from orchestrator.tracking.protocol import (
+    NotRecorded,
+    RecordedElsewhere,
+    RunNotRecorded,
+    Tracker,
+    destination,
+    find_tracker,
+)
+from orchestrator.types.run import LIVE
+from orchestrator.types.tracking import Destination, SyncProgress, SyncResult, SyncState
+
+LOCK_LIMIT_S, POLL_S = 15.0, 0.1
+# A process that records once in the background holds a run this long at most, then ends itself.
+ONCE_LIMIT_S = 120
+
+
+def ignore(_: float) -> None:
+    """Nobody follows the progress."""
+
+
+@dataclass
+class Recorder:
+    """Records runs, each by its own tracker. A destination that failed once is not tried again."""
+
+    environment: Mapping[str, str]
+    trackers: dict[str, Tracker] = field(default_factory=dict)
+    failures: dict[Destination, NotRecorded] = field(default_factory=dict)
+
+    def record(
+        self,
+        journal: Journal,
+        on_steps: Callable[[int], None] = ignore,
+        on_wait: Callable[[float], None] = ignore,
+        limit_s: float = LOCK_LIMIT_S,
+    ) -> SyncResult:
+        """Sync one run and note the result.
+
+        Another process that records it is waited for until the limit; `on_wait` hears how long.
+        """
+        state = sync_state.read_sync_state(journal) or SyncState(destination=self._default(journal))
+        recorded, problem, by_driver = None, None, False
+        try:
+            with only_one(journal, limit_s, on_wait):
+                recorded = self._sync(journal, state.destination, on_steps)
+        except NotRecorded as error:
+            problem = str(error)
+            by_driver = isinstance(error, RecordedElsewhere) and journal.run().state in LIVE
+            if not isinstance(error, RunNotRecorded):
+                self.failures[state.destination] = error
+        if by_driver:  # the driver notes its own progress
+            recorded, problem = state.recorded, None
+        else:
+            sync_state.note(journal, state, recorded=recorded, problem=problem)
+        tracked = journal.run().tracking
+        return SyncResult(
+            run=journal.key,
+            destination=state.destination,
+            run_id=tracked.run_id if tracked else None,
+            recorded=recorded,
+            problem=problem,
+            by_driver=by_driver,
+        )
+
+    def forget(self) -> None:
+        """Connect anew the next time."""
+        self.failures.clear()
+        self.trackers.clear()
+
+    def _default(self, journal: Journal) -> Destination:
+        return destination(journal.spec().tracking, journal.path.parent, self.environment)
+
+    def _sync(
+        self, journal: Journal, where: Destination, on_steps: Callable[[int], None]
+    ) -> SyncProgress:
+        if where in self.failures:
+            raise self.failures[where]
+        if where.tracker not in self.trackers:
+            self.trackers[where.tracker] = find_tracker(where.tracker)
+        run = journal.run()
+        self.trackers[where.tracker].sync(journal, run, where, on_steps)
+        return sync_state.progress_of(run)
+
+
+@contextmanager
+def only_one(
+    journal: Journal, limit_s: float = LOCK_LIMIT_S, on_wait: Callable[[float], None] = ignore
+) -> Iterator[None]:
+    """Be the one process that records a run. The lock ends with the process."""
+    lock, began_s = FileLock(journal.places.sync_lock), time.monotonic()
+    while not lock.is_locked:
+        try:
+            with suppress(Timeout):
+                lock.acquire(blocking=False)
+                break
+        except OSError as error:
+            raise JournalUnreadable(f"{error.filename}: {error.strerror}") from error
+        waited_s = time.monotonic() - began_s
+        if waited_s > limit_s:
+            raise RecordedElsewhere("another process is recording it")
+        on_wait(waited_s)
+        time.sleep(POLL_S)
+    try:
+        yield
+    finally:
+        lock.release()
