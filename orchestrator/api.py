@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from orchestrator.calibrate.shelf import Kept
+    from orchestrator.calibrate import StoredProfile
     from orchestrator.lifecycle.events import Progress
-    from orchestrator.prove import ProofResult
+    from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.explanation import Explanation
     from orchestrator.types.plan import Plan
     from orchestrator.types.plan_diff import PlanDiff
@@ -105,11 +105,11 @@ def prove_less_recompute(
     return prove_plans(loaded, plan(loaded), progress)
 
 
-def known_proof(spec: SpecSource, plan: "Plan") -> "ProofResult | None":
-    """The proof of a plan of the spec, if the cache has it; nothing is compiled."""
-    from orchestrator.prove import known
+def known_proof(plan: "Plan") -> "ProofResult | None":
+    """The proof of a plan, if the cache has it; nothing is compiled."""
+    from orchestrator.prove.verdict import cached
 
-    return known(_loaded(spec), plan)
+    return cached(plan)
 
 
 def score(
@@ -120,14 +120,13 @@ def score(
     `runs` is a CSV file with the columns of the project's own, which is the default. `without`
     learns the constants anew without each document, or each group, and scores what it left out.
     """
-    from orchestrator.score import PUBLISHED, as_shipped
-    from orchestrator.score import without as scored_without
+    from orchestrator.score import PUBLISHED, cross_validated, with_catalog_constants
 
     path = Path(runs) if runs else PUBLISHED
-    return scored_without(without, path) if without else as_shipped(path)
+    return cross_validated(without, path) if without else with_catalog_constants(path)
 
 
-def calibrate(*, progress: "Progress | None" = None) -> "Kept":
+def calibrate(*, progress: "Progress | None" = None) -> "StoredProfile":
     """A new chip profile: what the devices of this machine reach. It takes a minute or two."""
     from orchestrator.lifecycle.calibrating import measure_machine
 

@@ -31,6 +31,15 @@ class UnknownName(SpecError):
         super().__init__(f"unknown {kind} {name!r}; known: {', '.join(known)}")
 
 
+class NoSuchSlice(SpecError):
+    """A topology that a chip does not have: why, and what it has (`legal`) instead."""
+
+    def __init__(self, reason: str, legal: list[str], legal_are: str) -> None:
+        self.reason, self.legal = reason, legal
+        self.help = f"{legal_are}: {', '.join(legal)}"
+        super().__init__(f"{reason}; {self.help}")
+
+
 class UnknownRun(UnknownName):
     """No run of a folder begins so; the text says which folder, and what is in it."""
 

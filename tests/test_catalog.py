@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
-from orchestrator.errors import SpecError, UnknownName
+from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
 from orchestrator.types.spec import Model
 from tests.conftest import ROOT
 
@@ -235,6 +235,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
     for chip in map(catalog.chip, CHIPS):
         named |= {quantity.source for _, quantity in quantities(chip, chip.name)}
         named |= {chip.layout_source, chip.largest_slice_source, chip.slices.source}
+        named |= {names.source for names in (chip.ray, chip.libtpu, chip.gke) if names}
     named |= {"published-runs"} | {figure.source for figure in catalog.figures()}
     assert named == catalog.sources().keys()
 
@@ -306,16 +307,15 @@ def test_a_slice_that_cannot_exist_is_refused_with_the_nearest(
     """What is wrong, against which rule, and what to write instead."""
     with pytest.raises(SpecError) as caught:
         catalog.topology(catalog.chip(name), text)
-    assert not isinstance(caught.value, UnknownName)
     assert why in str(caught.value)
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
 def test_a_text_that_is_no_topology_lists_some(text: str) -> None:
     """Neither a shape nor a name of this chip: the answer lists both kinds."""
-    with pytest.raises(UnknownName) as caught:
+    with pytest.raises(NoSuchSlice) as caught:
         catalog.topology(catalog.chip("v5p"), text)
-    assert {"2x2x1", "4x4x4", "16x16x24", "16x20x28", "v5p-17920"} <= set(caught.value.known)
+    assert {"2x2x1", "4x4x4", "16x16x24", "16x20x28", "v5p-17920"} <= set(caught.value.legal)
 
 
 @given(slices())
@@ -339,9 +339,9 @@ def test_any_shape_is_served_or_refused_with_slices_that_are_served(
     if text in catalog.topologies(chip):
         assert catalog.topology(chip, text).chips == prod(shape)
         return
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(NoSuchSlice) as caught:
         catalog.topology(chip, text)
-    offered = str(caught.value).split("nearest: ")[1].split(", ")
+    offered = caught.value.legal
     assert {str(catalog.topology(chip, other)) for other in offered} == set(offered)
 
 
@@ -396,5 +396,5 @@ def test_the_catalog_loads_little() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     loaded = {name.split(".")[0] for name in done.stdout.split()}
-    assert loaded & {"jax", "ray", "mlflow", "numpy", "yaml", "msgspec", "jsonschema"} == set()
+    assert loaded & {"jax", "ray", "mlflow", "numpy", "yaml", "jsonschema"} == set()
     assert {"orchestrator", "tomllib"} <= loaded

@@ -12,7 +12,7 @@ from orchestrator.doctor import checks
 from orchestrator.render import doctor_screen as render
 from orchestrator.types.health import Finding, HealthReport
 from tests.conftest import RunOrch
-from tests.journals import driven
+from tests.journals import claimed_run
 
 
 def test_doctor_finds_this_machine_fit(orch: RunOrch, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_completion_is_for_this_command(orch: RunOrch, shell: str) -> None:
 
 def test_commands_and_runs_are_completed(tmp_path: Path) -> None:
     """A run by its key, from the folder at hand."""
-    driven(tmp_path / "runs", key="tiny-2pod-1")
+    claimed_run(tmp_path / "runs", key="tiny-2pod-1")
 
     def completed(*words: str) -> str:
         asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}

@@ -14,7 +14,7 @@ from orchestrator.explain.sheet import likely
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import explain_screen
 from orchestrator.score import PUBLISHED
-from orchestrator.score.runs import read
+from orchestrator.score.published_runs import read
 from orchestrator.types import codec
 from orchestrator.types.explanation import ComputedValue, Explanation
 from tests.asks import spec_of

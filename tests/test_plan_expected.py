@@ -26,7 +26,7 @@ from orchestrator.plan.remat import POLICIES
 from orchestrator.plan.search import SearchRequest, layout_of, plain_layout, search
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import links_of, sizes
-from orchestrator.score.verdicts import published
+from orchestrator.score.evaluate import published
 from orchestrator.types.spec import Spec
 from tests.asks import TINY, spec_of
 

@@ -2,9 +2,13 @@
 
 import pytest
 
-from orchestrator.prove.hlo.collectives import CollectivePayload, moved, payload
 from orchestrator.prove.hlo.dataflow import Dataflow
 from orchestrator.prove.hlo.execution_counts import visits
+from orchestrator.prove.hlo.logical_collectives import (
+    CollectivePayload,
+    logical_payloads,
+    sent_bytes,
+)
 from orchestrator.prove.hlo.program import HloProgram, Instruction, program_of
 from orchestrator.prove.hlo.replica_groups import Chain, DeviceMesh, chain, first_group
 
@@ -28,7 +32,7 @@ def program(*entry: str, before: str = "") -> HloProgram:
 def all_moved(read: HloProgram) -> list[CollectivePayload]:
     """Everything that a program exchanges, in the order in which it stands."""
     flow = Dataflow(read)
-    return [one for visit in visits(read) for one in moved(flow, MESH, visit)]
+    return [one for visit in visits(read) for one in logical_payloads(flow, MESH, visit)]
 
 
 # --- payload and groups
@@ -40,7 +44,7 @@ def all_moved(read: HloProgram) -> list[CollectivePayload]:
 )
 def test_payload_is_what_one_device_sends(kind: str, bytes_: float) -> None:
     """V (n - 1) / n, an all-reduce twice that, a permute all of it."""
-    assert payload(kind, 100, 4) == bytes_
+    assert sent_bytes(kind, 100, 4) == bytes_
 
 
 def instruction(groups: str) -> Instruction:

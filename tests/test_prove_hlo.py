@@ -6,7 +6,7 @@ from orchestrator.prove.hlo import dots
 from orchestrator.prove.hlo.execution_counts import times
 from orchestrator.prove.hlo.program import HloProgram, program_of
 from orchestrator.prove.hlo.shapes import arrays
-from orchestrator.prove.hlo.sources import SourceLine, trainer_line
+from orchestrator.prove.hlo.source_lines import SourceLine, trainer_line
 from orchestrator.prove.hlo.trip_counts import UnknownTrips, trips
 from tests.programs import program
 

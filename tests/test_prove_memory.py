@@ -1,8 +1,8 @@
 """The prove room's reader: what lies in memory at the worst moment, and what it is called."""
 
+from orchestrator.prove.hlo.buffer_classes import BufferClasses
 from orchestrator.prove.hlo.buffer_liveness import peak
 from orchestrator.prove.hlo.dataflow import Dataflow
-from orchestrator.prove.hlo.ledger import CompiledLedger
 from orchestrator.prove.hlo.program import HloProgram, program_of
 from tests.programs import program
 
@@ -64,7 +64,7 @@ def test_a_loop_holds_its_state_once() -> None:
 def test_buffers_have_classes_and_names() -> None:
     """Arguments by their paths, a cast parameter as a copy, a stack by the line that fills it."""
     read = program("layers")
-    ledger = CompiledLedger(Dataflow(read), peak(read), layers=4)
+    ledger = BufferClasses(Dataflow(read), peak(read), layers=4)
     classes = ledger.classes()
     assert sum(classes.values()) == peak(read).bytes
     assert classes["parameters"] == classes["optimizer"] == 4 * KIB

@@ -25,9 +25,9 @@ from orchestrator.render.layout import (
 )
 from orchestrator.render.plan_screen import plan_screen
 from orchestrator.render.score_screen import score_screen
-from orchestrator.score import PUBLISHED, as_shipped
+from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load, load_study
-from orchestrator.study import forecast
+from orchestrator.study import forecast_study
 from orchestrator.types.plan import Plan
 from tests.asks import spec_of
 from tests.conftest import GOLDEN, ROOT, HoldGolden
@@ -211,7 +211,7 @@ def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
     study = load_study(path)
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
     shown = [
-        study_screen.study_screen(forecast(study, plans), "orch submit study.yaml"),
+        study_screen.study_screen(forecast_study(study, plans), "orch submit study.yaml"),
         study_screen.study_intro(study),
         *(study_screen.trial_line(study, trial, 1) for trial in study.trials),
     ]
@@ -220,7 +220,7 @@ def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
 
 def test_the_score_fits_a_terminal_and_names_outliers() -> None:
     """Runs outside their interval, and any that is faster than the lower bound."""
-    score = as_shipped(PUBLISHED)
+    score = with_catalog_constants(PUBLISHED)
     impossible = replace(score.rows[0], id="too_fast", below_lower_bound=True, lower_step_s=2.0)
     shown = score_screen(replace(score, rows=(*score.rows, impossible)), "orch score")
     assert too_wide(shown) == []

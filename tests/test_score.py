@@ -1,8 +1,10 @@
-"""The score room: published runs as they were run, and what the constants make of them."""
+"""The score: published runs as they were run, and how well the constants predict them."""
 
 import csv
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from math import log
 from pathlib import Path
@@ -15,13 +17,13 @@ from orchestrator import catalog
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.plan.expected import told
-from orchestrator.score import PUBLISHED, as_shipped
-from orchestrator.score.conventions import measured_step_s
+from orchestrator.score import PUBLISHED, with_catalog_constants
+from orchestrator.score.evaluate import published
 from orchestrator.score.fit import Constants, fit, learn, unit_of, weighted_quantile
-from orchestrator.score.replay import remat_of, replay
-from orchestrator.score.runs import LeftOut, PublishedRun, read, run_of
+from orchestrator.score.flop_counts import measured_step_s
+from orchestrator.score.published_runs import PublishedRun, Unscorable, read, run_of
+from orchestrator.score.run_layout import lay_out, remat_of
 from orchestrator.score.samples import Sample, sample_of
-from orchestrator.score.verdicts import published
 from orchestrator.types.score import Score
 from tests.bench import score_table
 from tests.conftest import ROOT, RunOrch
@@ -66,12 +68,12 @@ def test_rows_that_state_both_count_the_flops_of_their_columns(samples: list[Sam
 
 def test_a_run_is_laid_out_as_it_was_run() -> None:
     """Mesh, slices and batch are the row's own; devices of a tpu7x chip are two."""
-    layout = replay(run_of(ROWS["mx_v5p_512b_2x1024"])).layout
+    layout = lay_out(run_of(ROWS["mx_v5p_512b_2x1024"])).layout
     assert (layout.pods, layout.data, layout.fsdp, layout.sequence, layout.tensor) == (
         2, 1, 32, 1, 16,
     )  # fmt: skip
     assert layout.sequences * layout.length == 4_194_304
-    assert replay(run_of(ROWS["tr_iron_gemma4-31b_64_bf16_8192"])).layout.fsdp == 128
+    assert lay_out(run_of(ROWS["tr_iron_gemma4-31b_64_bf16_8192"])).layout.fsdp == 128
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_what_cannot_be_scored_is_left_out_with_its_reason(
     change: dict[str, str], reason: str
 ) -> None:
     """One sentence for the row, and no guess."""
-    with pytest.raises(LeftOut, match=re.escape(reason)):
+    with pytest.raises(Unscorable, match=re.escape(reason)):
         sample_of(LLAMA | change)
 
 
@@ -174,7 +176,7 @@ def test_no_row_is_too_odd(change: dict[str, str]) -> None:
     """Whatever stands in its cells, a row is scored or left out with one reason."""
     try:
         sample = sample_of(LLAMA | change)
-    except LeftOut:
+    except Unscorable:
         return
     known = catalog.efficiency(sample.run.chip)
     assert known is not None
@@ -285,7 +287,7 @@ def test_runs_of_documents_never_seen_are_met(scores: dict[str, Score]) -> None:
 
 def test_runs_in_no_file_are_met() -> None:
     """Constants that never saw any row of it meet another file, as docs/score.md says."""
-    found = as_shipped(UNSEEN)
+    found = with_catalog_constants(UNSEEN)
     assert {row.id for row in found.rows}.isdisjoint(ROWS)
     summary = found.summary
     assert summary.rows == 23
@@ -325,6 +327,14 @@ def test_the_pages_show_what_is_computed(scores: dict[str, Score]) -> None:
 
 
 # --- the command
+
+
+def test_only_learning_needs_scipy() -> None:
+    """A light install can score with the catalog's constants."""
+    code = (
+        "import sys; import orchestrator as orch; orch.score(); assert 'scipy' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_json_has_the_promised_keys(orch: RunOrch) -> None:

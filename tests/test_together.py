@@ -51,7 +51,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     flip_a_byte(a_data_file(tmp_path / "two" / "checkpoints" / "8"))
     second = two_processes(tmp_path / "two")
     for told in second:
-        opening = told["outcome"]["opening"]
+        opening = told["outcome"]["startup"]
         assert opening["steps_done"] == 6
         assert [skip["step"] for skip in opening["skipped"]] == [8]
         assert "has sha256" in opening["skipped"][0]["why"]
@@ -65,5 +65,5 @@ def test_one_process_goes_on_from_two(tmp_path: Path) -> None:
     _, alone = run_toy(tmp_path / "alone")
     two_processes(tmp_path / "two", stop_at=5)
     outcome, rest = run_toy(tmp_path / "two")
-    assert outcome.opening.steps_done == 6
+    assert outcome.startup.steps_done == 6
     assert losses(rest) == pytest.approx(losses(alone)[6:], rel=1e-5)

@@ -1,6 +1,9 @@
-"""Calibrate room: what the machine at hand reaches, measured, kept, and named by its digest."""
+"""Measures how fast this machine's devices are, and stores the result as chip profiles.
+
+It starts processes that load JAX and the trainers, and knows neither itself.
+"""
 
 from orchestrator.calibrate.measure import for_plan, of_machine
-from orchestrator.calibrate.shelf import find
+from orchestrator.calibrate.profile_store import StoredProfile, find
 
-__all__ = ["find", "for_plan", "of_machine"]
+__all__ = ["StoredProfile", "find", "for_plan", "of_machine"]

@@ -1,93 +1,146 @@
-"""Calibrate room: wishes to a profile, the arrow of this room."""
+"""Measures what a forecast needs, and adds it to the machine's profile."""
 
 import datetime
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Iterable
 from dataclasses import replace
+from importlib import metadata
 from itertools import groupby
+from pathlib import Path
+from typing import get_args
 
-from orchestrator.calibrate import shelf
-from orchestrator.calibrate.machine import emulating, with_devices
-from orchestrator.calibrate.process import ask
-from orchestrator.calibrate.words import Devices, Told
-from orchestrator.plan import benchmarks, calibrated
-from orchestrator.plan.benchmarks import merged
-from orchestrator.types.chip_profile import Benchmarks, ChipProfile, CollectiveBenchmark, Machine
+import psutil
+
+from orchestrator.calibrate import profile_store
+from orchestrator.calibrate.processes import run
+from orchestrator.calibrate.profile_store import StoredProfile
+from orchestrator.plan import calibrated
+from orchestrator.types.chip_profile import Benchmark, ChipProfile, Machine, Operation
 from orchestrator.types.plan import Plan
+from orchestrator.types.spec import DType
 
-Progress = Callable[[int, int], None]  # how many are measured, of how many
+GIB = 2**30
+PACKAGES = ("jax", "jaxlib")
+EMULATED = ((1, 4), (2, 8))  # processes and devices that `orch calibrate` emulates
+HEAD_DIMS, REHEARSED_HEAD_DIMS = (64, 128), (16,)
+COLLECTIVES: tuple[Operation, ...] = ("all-gather", "reduce-scatter", "all-reduce", "permute")
 
 
-def for_plan(plan: Plan, progress: Progress) -> shelf.Kept:
-    """A profile of this machine with all that the forecast of an emulated plan reads.
+def for_plan(plan: Plan) -> StoredProfile:
+    """A profile of this machine with everything that the forecast of an emulated plan needs.
 
-    The newest that is kept, if it has all of it; else that with what it lacks.
+    It is the newest stored one, together with the benchmarks that it lacked.
     """
-    machine = emulating()
-    kept = shelf.newest(machine)
-    profile = kept.profile if kept else _empty(machine)
-    wanted = calibrated.wishes(plan, profile)
-    if kept and not (wanted.kernels or wanted.exchanges):
-        return kept
-    return shelf.keep(merged(profile, emulated(machine, wanted, progress)))
+    machine = this_machine()
+    stored = profile_store.newest(machine)
+    profile = stored.profile if stored else empty_profile(machine)
+    missing = calibrated.missing(plan, profile)
+    if stored and not missing:
+        return stored
+    return profile_store.store(measured(profile, missing))
 
 
-def of_machine(progress: Progress) -> shelf.Kept:
-    """A new profile of the devices that JAX finds here; where these are CPU's, of emulated ones."""
-    found = next(
-        told.devices for told in ask(Benchmarks(), processes=1, devices=None) if told.devices
+def of_machine() -> StoredProfile:
+    """A new profile of the devices that JAX reports. On a CPU, devices are emulated."""
+    found = run((), processes=1, devices=None)
+    profile = empty_profile(this_machine(found.platform, found.device_kind))
+    benchmarks = (
+        [one for place in EMULATED for one in emulated_benchmarks(*place)]
+        if profile.emulated
+        else accelerator_benchmarks(found.devices)
     )
-    if found.platform == "cpu":
-        machine = emulating()
-        return shelf.keep(emulated(machine, benchmarks.of_emulated_devices(), progress))
-    return shelf.keep(_accelerated(found, progress))
+    return profile_store.store(measured(profile, benchmarks))
 
 
-def emulated(machine: Machine, wanted: Benchmarks, progress: Progress) -> ChipProfile:
-    """What CPU devices reach that share this machine's cores; every grouping in its processes."""
-    return _filled(_empty(machine), wanted, _all(wanted), progress)
+def measured(profile: ChipProfile, benchmarks: Iterable[Benchmark]) -> ChipProfile:
+    """The profile with the timings of these benchmarks as well."""
+
+    def place(benchmark: Benchmark) -> tuple[int, int]:
+        return benchmark.processes, benchmark.devices if profile.emulated else 0
+
+    timings = list(profile.timings)
+    for (processes, devices), group in groupby(sorted(benchmarks, key=place), key=place):
+        timings += run(tuple(group), processes=processes, devices=devices or None).timings
+    return replace(profile, measured_on=today(), timings=tuple(timings))
 
 
-def _filled(
-    profile: ChipProfile, wanted: Benchmarks, tells: Iterable[Told], progress: Progress
-) -> ChipProfile:
-    """The profile with all that is told. Making ready takes the time: that is the progress."""
-    ready, total = 0, len(wanted.kernels) + len(wanted.exchanges)
-    progress(ready, total)
-    for told in tells:
-        profile = _with(profile, told)
-        if told.ready:
-            ready += 1
-            progress(ready, total)
-    return profile
+def empty_profile(machine: Machine) -> ChipProfile:
+    return ChipProfile(schema=profile_store.SCHEMA, machine=machine, measured_on=today())
 
 
-def _all(wanted: Benchmarks) -> Iterable[Told]:
-    if wanted.kernels:
-        most = max(wish.devices for wish in wanted.kernels)
-        yield from ask(Benchmarks(kernels=wanted.kernels), processes=1, devices=most)
-    for (processes, devices), group in groupby(sorted(wanted.exchanges, key=_where), key=_where):
-        yield from ask(Benchmarks(exchanges=tuple(group)), processes=processes, devices=devices)
+def today() -> str:
+    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
 
 
-def _where(wish: CollectiveBenchmark) -> tuple[int, int]:
-    return wish.processes, wish.devices
+def this_machine(platform: str = "cpu", device_kind: str = "cpu") -> Machine:
+    """This machine with devices of that kind. It needs no JAX, so a lookup takes no time."""
+    return Machine(
+        platform=platform,
+        device_kind=device_kind,
+        processor=processor(),
+        cores=len(psutil.Process().cpu_affinity()) if psutil.LINUX else os.cpu_count() or 1,
+        # In whole GiB: what the kernel reserves differs from boot to boot.
+        memory_bytes=psutil.virtual_memory().total // GIB * GIB,
+        versions={package: metadata.version(package) for package in PACKAGES},
+    )
 
 
-def _accelerated(found: Devices, progress: Progress) -> ChipProfile:
-    """What the machine's own devices reach, each with memory and units of its own."""
-    wanted = benchmarks.of_own_devices(found.count)
-    tells = ask(wanted, processes=1, devices=None)
-    return _filled(_empty(with_devices(found)), wanted, tells, progress)
+def processor() -> str:
+    """The model's name: one architecture has fast and slow processors."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    return names[0] if names else os.uname().machine
 
 
-def _empty(machine: Machine) -> ChipProfile:
-    today = datetime.datetime.now(tz=datetime.UTC).date()
-    return ChipProfile(schema=shelf.SCHEMA, machine=machine, measured_on=today.isoformat())
+def emulated_benchmarks(processes: int, devices: int) -> list[Benchmark]:
+    """What emulated devices do, with groups inside a process and across all processes."""
+    inside = devices // processes
+    groups = [(size, stride) for size, stride in ((inside, 1), (processes, inside)) if size > 1]
+    return [
+        *alone(devices, processes, REHEARSED_HEAD_DIMS),
+        *collectives(devices, processes, groups),
+    ]
 
 
-def _with(profile: ChipProfile, told: Told) -> ChipProfile:
-    if told.kernel:
-        return replace(profile, kernels=(*profile.kernels, told.kernel))
-    if told.exchange:
-        return replace(profile, exchanges=(*profile.exchanges, told.exchange))
-    return profile
+def accelerator_benchmarks(devices: int) -> list[Benchmark]:
+    """What one accelerator does alone, and collectives in every regular group."""
+    groups = [
+        (size, stride)
+        for size in range(2, devices + 1)
+        for stride in range(1, devices // size + 1)
+        if devices % (size * stride) == 0
+    ]
+    return [*alone(1, 1, HEAD_DIMS), *collectives(devices, 1, groups)]
+
+
+def alone(devices: int, processes: int, head_dims: tuple[int, ...]) -> list[Benchmark]:
+    kinds: list[tuple[Operation, int]] = [("matmul", 0), ("elementwise", 0), ("copy", 0)]
+    kinds += [("attention", head_dim) for head_dim in head_dims]
+    return [
+        Benchmark(
+            operation=operation,
+            dtype=dtype,
+            devices=devices,
+            processes=processes,
+            head_dim=head_dim,
+        )
+        for operation, head_dim in kinds
+        for dtype in get_args(DType)
+    ]
+
+
+def collectives(devices: int, processes: int, groups: list[tuple[int, int]]) -> list[Benchmark]:
+    return [
+        Benchmark(
+            operation=operation,
+            dtype=dtype,
+            devices=devices,
+            processes=processes,
+            group=size,
+            stride=stride,
+        )
+        for operation in COLLECTIVES
+        for dtype in get_args(DType)
+        for size, stride in groups
+    ]

@@ -1,8 +1,8 @@
-"""Chips and models as data: the only room with datasheets. Every number names its source."""
+"""Chips and models as data; every number names its source. It imports `types` alone."""
 
 from orchestrator.catalog.availability import hosts, schedulable
 from orchestrator.catalog.chip import Chip, Quantity, Topology
-from orchestrator.catalog.chip_files import chip, chips
+from orchestrator.catalog.chip_files import chip, chip_of, chips, defined
 from orchestrator.catalog.efficiency import Efficiency, LearnedConstant, Reach, efficiency, reach
 from orchestrator.catalog.networks import model, model_source, models
 from orchestrator.catalog.published_figures import figures, questions
@@ -17,7 +17,9 @@ __all__ = [
     "Reach",
     "Topology",
     "chip",
+    "chip_of",
     "chips",
+    "defined",
     "efficiency",
     "figures",
     "hosts",

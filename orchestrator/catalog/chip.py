@@ -1,15 +1,25 @@
-"""Catalog room: what a chip and a slice are, as the rest of the program sees them."""
+"""What a chip and a slice are, as the rest of the program sees them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
+from typing import Annotated, Any, Protocol
+
+from msgspec import Meta
+
+from orchestrator.types.spec import COMPUTED
+
+Positive = Annotated[float, Meta(gt=0)]
+Size = Annotated[int, Meta(ge=1, le=1_000_000)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Shape = Annotated[tuple[Size, ...], Meta(min_length=1, max_length=4)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A number from outside, in base units, with the key of its source in the catalog."""
+    """A number from outside, in base units, with its source: a key of the catalog, or a text."""
 
-    value: float
-    source: str
+    value: Positive
+    source: Name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +31,39 @@ class Slices:
     A name like v5p-128 is one of `names` and a count, of which a chip has `named_per_chip`.
     """
 
-    source: str
-    listed: tuple[tuple[int, ...], ...]
-    cube: int | None = None
-    ring: int | None = None
-    names: tuple[str, ...]
-    named_per_chip: int
+    source: Name
+    listed: Annotated[tuple[Shape, ...], Meta(min_length=1)]
+    cube: Size | None = None
+    ring: Size | None = None
+    names: Annotated[tuple[Name, ...], Meta(min_length=1)]
+    named_per_chip: Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayNames:
+    """What Ray calls the chip, and its slices: v5p-8 is the pod type of four chips."""
+
+    accelerator: Name
+    pod_type: Name
+    named_per_chip: Size
+    source: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibtpuNames:
+    """What the TPU compiler calls the chip's topologies, and how two cores are one device."""
+
+    topology: Name
+    chip_config: Name | None = None
+    source: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class GkeNames:
+    """The label by which Google Kubernetes Engine selects nodes of the chip."""
+
+    accelerator: Name
+    source: Name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +76,20 @@ class Chip:
     `die_link_bytes_per_s` joins the devices of a chip that is more than one device.
     A slice of up to `single_host_chips` has one host; the hosts of a larger one have
     `chips_per_host` each. `layout_source` holds for both, for `devices` and for `torus_axes`.
-    `device_kinds` are what JAX calls its devices, by one version or another.
+    `device_kinds` are what JAX calls its devices, by one version or another; `ray`, `libtpu` and
+    `gke` are its names there, None where it has none.
     `matrix_unit` is the edge of the array that multiplies matrices, where it is one.
-    `book` holds what "How To Scale Your Model" reckons with instead, each under its own name.
+    `book` has the numbers of "How To Scale Your Model", each under its own name.
     """
 
-    name: str
-    devices: int
-    chips_per_host: int
-    single_host_chips: int
+    name: Annotated[str, COMPUTED]
+    devices: Size
+    chips_per_host: Size
+    single_host_chips: Size
     switched: bool
-    torus_axes: int
-    layout_source: str
-    device_kinds: tuple[str, ...]
+    torus_axes: Annotated[int, Meta(ge=1, le=4)]
+    layout_source: Name
+    device_kinds: tuple[Name, ...]
     slices: Slices
     peak_flops_per_s: dict[str, Quantity]
     hbm_bytes: Quantity
@@ -63,11 +101,24 @@ class Chip:
     host_link_bytes_per_s: Quantity | None = None
     dollars_per_hour: Quantity | None = None
     pod_chips: Quantity
-    largest_slice: tuple[int, ...]
-    largest_slice_source: str
+    largest_slice: Shape
+    largest_slice_source: Name
     multislice_chips: Quantity | None = None
     matrix_unit: Quantity | None = None
-    book: dict[str, Quantity]
+    ray: RayNames | None = None
+    libtpu: LibtpuNames | None = None
+    gke: GkeNames | None = None
+    book: dict[str, Quantity] = field(default_factory=dict)
+
+
+class NamesChip(Protocol):
+    """The resources of a spec, or a plan: a chip of the catalog, or one with its definition."""
+
+    @property
+    def chip(self) -> str: ...
+
+    @property
+    def chip_definition(self) -> dict[str, Any] | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,11 @@
-"""Catalog room: chips from their datasheets, one TOML file each."""
+"""Reads chips from their datasheets, one TOML file each."""
 
 from functools import cache
 from typing import Any
 
-from orchestrator.catalog.chip import Chip, Quantity, Slices
+import msgspec
+
+from orchestrator.catalog.chip import Chip, NamesChip
 from orchestrator.catalog.tables import FOLDER, table
 from orchestrator.errors import UnknownName
 
@@ -16,20 +18,19 @@ def chips() -> tuple[str, ...]:
 
 @cache
 def chip(name: str) -> Chip:
-    """One chip, by its exact name."""
+    """One chip of the catalog, by its exact name."""
     if name not in chips():
         raise UnknownName("chip", name, list(chips()))
-    entries = {key: _value(entry) for key, entry in table(f"chips/{name}.toml").items()}
-    slices = Slices(**entries.pop("slices"))
-    return Chip(name=name, slices=slices, **entries)
+    return defined(name, table(f"chips/{name}.toml"))
 
 
-def _value(entry: Any) -> Any:
-    """A list is a tuple, {value, source} a Quantity, any other table holds more of these."""
-    if isinstance(entry, list):
-        return tuple(map(_value, entry))
-    if not isinstance(entry, dict):
-        return entry
-    if entry.keys() == {"value", "source"}:
-        return Quantity(value=float(entry["value"]), source=entry["source"])
-    return {key: _value(inner) for key, inner in entry.items()}
+def chip_of(resources: NamesChip) -> Chip:
+    """The chip of a spec's resources or of a plan."""
+    if resources.chip_definition is None:
+        return chip(resources.chip)
+    return defined(resources.chip, resources.chip_definition)
+
+
+def defined(name: str, definition: dict[str, Any]) -> Chip:
+    """The chip that the content of a file defines."""
+    return msgspec.convert({**definition, "name": name}, Chip)

@@ -6,7 +6,7 @@ from itertools import zip_longest
 from math import log, prod
 
 from orchestrator.catalog.chip import Chip, Topology
-from orchestrator.errors import SpecError, UnknownName
+from orchestrator.errors import NoSuchSlice
 
 Shape = tuple[int, ...]
 
@@ -21,7 +21,7 @@ def topology(chip: Chip, text: str) -> Topology:
         shape = tuple(map(int, text.split("x")))
         fault = _fault(chip, shape)
         if fault:
-            raise SpecError(f"{fault}; nearest: {', '.join(_near(chip, shape))}")
+            raise NoSuchSlice(fault, _near(chip, shape), "nearest")
     else:
         shape = _named(chip, text)
     return Topology(shape=shape, wraps=_wraps(chip, shape))
@@ -59,13 +59,13 @@ def _named(chip: Chip, text: str) -> Shape:
     """The shape that an accelerator type stands for: the most cubic one of its chips."""
     name = NAME.fullmatch(text)
     if not name or name[1] not in chip.slices.names:
-        raise UnknownName(f"{chip.name} topology", text, _examples(chip))
+        raise NoSuchSlice(f"unknown {chip.name} topology {text!r}", _examples(chip), "known")
     named = int(name[2])
     chips, rest = divmod(named, chip.slices.named_per_chip)
     shape = None if rest else _most_cubic(chip, chips)
     if shape is None:
-        nearest = ", ".join(_near_names(chip, name[1], named))
-        raise SpecError(f"no {chip.name} slice is called {text}; nearest: {nearest}")
+        nearest = _near_names(chip, name[1], named)
+        raise NoSuchSlice(f"no {chip.name} slice is called {text}", nearest, "nearest")
     return shape
 
 

@@ -1,14 +1,10 @@
-"""Command line room: the command that measures this machine, and what rehearsals ask of it."""
+"""`orch calibrate`, and what a rehearsal has measured before it is submitted."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.terminal import JSON, is_live, progress, say, say_json
+from orchestrator.cli.terminal import JSON, say, say_json
 from orchestrator.lifecycle.events import interruptible
 
 if TYPE_CHECKING:
@@ -24,15 +20,14 @@ NEXT = "orch submit specs/tiny_2pod.yaml"
 def calibrate(as_json: bool) -> None:
     """Measure what this machine's devices reach. It takes a minute or two.
 
-    Matmuls by type and size, memory, the trainer's attention and what stands between its matmuls,
-    and collectives in one process and between two, each with its spread. It is kept as a chip
-    profile, which its digest names. Rehearsals are forecast on the newest one of this machine; what
-    it lacks for them they measure themselves.
+    It times matmuls, the trainer's attention, elementwise operations, copies, and collectives in
+    one process and between two. The result is a chip profile; its digest is its name. A rehearsal
+    is forecast with the newest profile of this machine, and measures what that profile lacks.
 
     \b
     Exit status:
-      0  the profile is kept
-      1  the devices cannot be measured, or the profile cannot be kept
+      0  the profile is stored
+      1  the devices cannot be measured, or the profile cannot be stored
 
     \b
     Example:
@@ -43,36 +38,19 @@ def calibrate(as_json: bool) -> None:
     from orchestrator.cli.display import Display
     from orchestrator.render import calibration_screen as render
 
-    kept = orch.calibrate(progress=Display())
+    stored = orch.calibrate(progress=Display())
     if as_json:
-        say_json(kept.profile)
+        say_json(stored.profile)
     else:
-        say(render.calibration_screen(kept.profile, str(kept.path), NEXT))
+        say(render.calibration_screen(stored.profile, str(stored.path), NEXT))
 
 
 def on_this_machine(small: "Rehearsal") -> "tuple[Rehearsal, ChipProfile]":
-    """A rehearsal with its forecast on what this machine was measured to reach, and all of that.
+    """A rehearsal with a forecast from this machine's profile, and that profile."""
+    from orchestrator.cli.display import Display
+    from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 
-    What is not known yet for its shape is measured, and kept for the next one.
-    """
-    from orchestrator.calibrate import for_plan
-    from orchestrator.plan.calibrated import on_profile
-
-    with measuring() as told:
-        kept = for_plan(small.plan, told)
-    return replace(small, plan=on_profile(small.plan, kept.profile)), kept.profile
-
-
-@contextmanager
-def measuring() -> Iterator[Callable[[int, int], None]]:
-    """Show how many timings are done; where nobody watches, only the first and the last."""
-    with progress("measuring this machine") as shown:
-
-        def told(done: int, total: int) -> None:
-            if is_live(sys.stderr) or done in (0, total):
-                shown.reached(f"{done} of {total} timings")
-
-        yield told
+    return calibrated_rehearsal(small, Display())
 
 
 COMMANDS = (calibrate,)

@@ -66,7 +66,7 @@ def resume(
     """
     from orchestrator import journal
 
-    found = journal.find(storage, run)
+    found = journal.find_run(storage, run)
     before = found.run()
     refuse(before, run, storage)
     plan = plan_of(found, pods)
@@ -127,7 +127,7 @@ def launched(
 
     if not yes:
         launching.check_askable()
-    run, driver_before = found.run(), found.story().writer
+    run, driver_before = found.run(), found.state().writer
     launch = launching.Launch(
         spec=found.spec(),
         plan=plan,
@@ -160,7 +160,7 @@ def plan_of(found: "Journal", pods: int | None) -> "Plan":
     """The plan that the run was submitted with, on as many pods as it is to have now."""
     from orchestrator.plan.elastic import plan_on
 
-    spec, submission = found.spec(), found.story().submitted.submission
+    spec, submission = found.spec(), found.state().submitted.submission
     wanted = pods or spec.resources.pods.max
     return plan_on(spec, found.plan(submission.plan_digest), wanted)
 

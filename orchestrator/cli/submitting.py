@@ -204,10 +204,10 @@ def before(order: Order) -> Run | None:
     from orchestrator import journal
 
     key, storage = order.wished.key, Path(order.spec.run.storage)
-    known = {one.key: one for one in journal.journals(storage)} if key else {}
+    known = {one.key: one for one in journal.list_journals(storage)} if key else {}
     if key not in known:
         return None
-    run, submission = known[key].run(), known[key].story().submitted.submission
+    run, submission = known[key].run(), known[key].state().submitted.submission
     if order.plan.digest not in (submission.plan_digest, submission.rehearses):
         raise SpecError(f"run {key} is there already, of another plan: take another --key")
     return run

@@ -78,7 +78,7 @@ def why_moved(spec: Spec, plan: Plan) -> str:
 
 def tensor(plan: Plan, numbers: dict[str, float]) -> Difference | None:
     """The book gives tensor a whole ring; its largest power of two seldom fills one."""
-    chip = catalog.chip(plan.chip)
+    chip = catalog.chip_of(plan)
     topology = catalog.topology(chip, plan.topology)
     axes = axes_of(chip, topology)
     if axes is None or axes.shared or numbers["Y_most"] < 2 or numbers["X_opt"] > numbers["n"]:
@@ -124,7 +124,7 @@ def links_used(plan: Plan) -> Difference | None:
         derived="every axis a whole ring, all of it for one group",
         planned=lies,
         why="a switch gives every group all links of its chips"
-        if catalog.chip(plan.chip).switched
+        if catalog.chip_of(plan).switched
         else "an inner part of a torus axis is an open line and has half of it; an outer part"
         " closes, but shares each link with the groups between",
     )
@@ -215,7 +215,7 @@ def place_of(assumed: float, low: float, high: float) -> str:
 
 def renting(spec: Spec, plan: Plan) -> Difference | None:
     """What stands against having these chips, if anything does."""
-    chip = catalog.chip(plan.chip)
+    chip = catalog.chip_of(plan)
     said = catalog.schedulable(chip, catalog.topology(chip, plan.topology), plan.pods)
     if not said:
         return None

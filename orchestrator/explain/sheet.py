@@ -30,7 +30,7 @@ def answer_sheet(spec: Spec, mfu: float = MFU) -> Explanation:
         overrides=spec.overrides,
         model=spec.experiment.model.name,
         chip=spec.resources.chip,
-        topology=str(catalog.topology(catalog.chip(spec.resources.chip), spec.resources.topology)),
+        topology=str(catalog.topology(catalog.chip_of(spec.resources), spec.resources.topology)),
         pods=spec.resources.pods.max,
         chips=int(derived.numbers["chips"]),
         mfu_definition=MFU_DEFINITION,
@@ -50,11 +50,15 @@ def cited(
     derived: DerivationResult, quotes: tuple[QuotedFigures, ...], expected: ExpectedStep | None
 ) -> tuple[Citation, ...]:
     """Every source that the sheet names, in the order in which it does."""
-    known = catalog.sources()
-    return tuple(
-        Citation(key=key, title=known[key].title, where=known[key].where, date=known[key].date)
-        for key in dict.fromkeys(named(derived, quotes, expected))
-    )
+    return tuple(map(citation, dict.fromkeys(named(derived, quotes, expected))))
+
+
+def citation(key: str) -> Citation:
+    """A source of the catalog; or the text that a chip's own file gives as one."""
+    source = catalog.sources().get(key)
+    if source is None:
+        return Citation(key=key, title=key, where="the chip's file", date="")
+    return Citation(key=key, title=source.title, where=source.where, date=source.date)
 
 
 def named(

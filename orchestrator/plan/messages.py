@@ -11,7 +11,7 @@ from math import prod
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.traffic import WEIGHT_GATHERS, padded
-from orchestrator.types.chip_profile import Exchanged
+from orchestrator.types.chip_profile import Operation
 from orchestrator.types.plan import AXES, LineKind
 from orchestrator.types.spec import DType
 
@@ -22,7 +22,7 @@ FP32_BYTES = 4
 
 @dataclass(frozen=True)
 class Message:
-    """`calls` a step of one collective over some mesh axes. `bytes` as of an ExchangeWish.
+    """`calls` a step of one collective over some mesh axes. `bytes` as for a Benchmark.
 
     `copies` stands for the innermost devices of `tensor` that share a kv head. So many as
     `together` says do not wait for one another.
@@ -30,7 +30,7 @@ class Message:
 
     line: LineKind
     name: str
-    kind: Exchanged
+    kind: Operation
     dtype: DType
     axes: tuple[str, ...]
     bytes: float
@@ -102,7 +102,7 @@ def stream_messages(layout: Layout) -> Iterator[Message]:
         )
 
 
-def _scattering(kind: Exchanged, ways: float) -> Exchanged:
+def _scattering(kind: Operation, ways: float) -> Operation:
     """Over an odd number of devices the trainer reduces, and each keeps its part."""
     return "all-reduce" if kind == "reduce-scatter" and ways % 2 else kind
 

@@ -55,6 +55,7 @@ UNDIGESTED = (
     *("digest", "name", "trainer", "ledger_describes_trainer", "overrides", "warnings"),
     *("search", "forecast"),
 )
+DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile")
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -73,7 +74,7 @@ def make_plans(spec: Spec, most: int) -> list[Plan]:
 
 
 def ask_of(spec: Spec) -> SearchRequest:
-    chip = catalog.chip(spec.resources.chip)
+    chip = catalog.chip_of(spec.resources)
     topology = catalog.topology(chip, spec.resources.topology)
     return SearchRequest(
         chip=chip,
@@ -119,6 +120,7 @@ def planned(spec: Spec, ask: SearchRequest, found: SearchResult, choice: Choice)
         seed=experiment.seed,
         compiler_options=experiment.compiler_options,
         chip=ask.chip.name,
+        chip_definition=spec.resources.chip_definition,
         topology=str(ask.topology),
         pods=ask.pods,
         chips=ask.pods * ask.topology.chips,
@@ -155,12 +157,9 @@ def not_described(plan: Plan) -> tuple[str, ...]:
 
 
 def plan_digest(plan: Plan) -> str:
-    """Identity of what will be done; what it is called and what it should take are left out.
-
-    Without a profile there is nothing of one to tell plans apart by.
-    """
-    left_out = (*UNDIGESTED, *(("chip_profile",) if plan.chip_profile is None else ()))
+    """Identity of what will be done, without what it is called and what it should take."""
     fields = asdict(plan)
+    left_out = {*UNDIGESTED, *(key for key in DIGESTED_IF_GIVEN if fields[key] is None)}
     return codec.digest({key: fields[key] for key in fields if key not in left_out})
 
 

@@ -68,7 +68,7 @@ def rehearse(
     """The rehearsal of a plan: up to eight pods of so many devices each, or of as few as the chip's
     slices allow from four on.
     """
-    chip = catalog.chip(plan.chip)
+    chip = catalog.chip_of(plan)
     pods, topology = min(plan.pods, MOST_PODS), _topology(chip, plan, devices)
     mesh = _mesh(plan, topology.chips * chip.devices)
     model = _model(plan, mesh)
@@ -78,6 +78,7 @@ def rehearse(
         experiment=_experiment(spec.experiment, plan, model, batch, steps),
         resources=Resources(
             chip=plan.chip,
+            chip_definition=plan.chip_definition,
             topology=str(topology),
             pods=Pods(min=min(spec.resources.pods.min, pods), max=pods),
             mesh=MeshRequest(**mesh),

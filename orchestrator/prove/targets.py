@@ -1,16 +1,13 @@
-"""Prove room: what the TPU compiler calls a chip and its slices, and the environment it wants."""
+"""The TPU compiler's names for chips and slices, and the environment that it needs."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator import catalog
 from orchestrator.errors import ProofUnavailable
 from orchestrator.types.plan import Plan
 
-# Catalog's name → the compiler's. These come as two devices a chip unless asked for as one.
-NAMES = {"v4": "v4", "v5e": "v5e", "v5p": "v5", "v6e": "v6e", "tpu7x": "tpu7x"}
-MEGACORE = {"v4", "v5p"}
-
-# Without these libtpu asks the machine which TPU it is, or refuses to be loaded twice at a time.
+# Without these libtpu asks the machine which TPU it is, or cannot be loaded twice at a time.
 SETTINGS = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_PLATFORMS": "cpu",
@@ -24,22 +21,24 @@ LEFT_OUT = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
 
 def target(plan: Plan) -> tuple[str, dict[str, Any]]:
     """Name and options of the plan's topology, as `get_topology_desc` takes them."""
-    if plan.chip not in NAMES:
+    names = catalog.chip_of(plan).libtpu
+    if names is None:
+        known = ", ".join(name for name in catalog.chips() if catalog.chip(name).libtpu)
         raise ProofUnavailable(
-            f"cannot prove: the TPU compiler knows {', '.join(NAMES)}, and no {plan.chip}\n"
+            f"cannot prove: the TPU compiler knows {known}, and no {plan.chip}\n"
             "A plan can be run without a proof: orch submit --no-prove"
         )
     options: dict[str, Any] = {}
-    if plan.chip in MEGACORE:
-        options["chip_config_name"] = "megacore"
-    if plan.chips == plan.pods:  # hosts have four chips unless they are told to have one
+    if names.chip_config:
+        options["chip_config_name"] = names.chip_config
+    if plan.chips == plan.pods:  # hosts have four chips unless one is set
         options["chips_per_host_bounds"] = [1, 1, 1]
     if plan.pods > 1:
         options["num_slices"] = plan.pods
-    return f"{NAMES[plan.chip]}:{plan.topology}", options
+    return f"{names.topology}:{plan.topology}", options
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The child's environment: nothing of it reaches the parent."""
+    """The environment of the compile process."""
     kept = {key: value for key, value in inherited.items() if not key.startswith(LEFT_OUT)}
     return kept | SETTINGS

@@ -22,6 +22,7 @@ from orchestrator.render.layout import (
     screen,
     section,
 )
+from orchestrator.render.report_text import NOT_COMPARED
 from orchestrator.types.report import Goodput, Ratio, Report, Spread
 
 SAME = 0.01  # rates this close are equal
@@ -116,7 +117,7 @@ def notes(reports: Sequence[Report]) -> list[Part]:
 
 def prediction_note(report: Report) -> str:
     if report.not_compared:
-        return report.not_compared
+        return NOT_COMPARED[report.not_compared]
     against = reference(report)
     if against is None:
         return ""

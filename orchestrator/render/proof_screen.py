@@ -16,7 +16,16 @@ from orchestrator.render.layout import (
 from orchestrator.render.plan_screen import headline
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Plan
-from orchestrator.types.proof import Buffer, ComparedCollective, Comparison, Proof
+from orchestrator.types.proof import (
+    Buffer,
+    ComparedCollective,
+    Comparison,
+    CrossingFault,
+    DcnCrossing,
+    Disagreement,
+    PlanChange,
+    Proof,
+)
 
 LARGEST = 5  # buffers that are shown
 SMALL = 1e-3  # of the largest collective on a link: smaller ones are left to --json
@@ -124,7 +133,7 @@ def dcn_check(proof: Proof) -> list[Part]:
     if not proof.crossings:
         return []
     if not proof.only_gradients_cross_pods:
-        return ["pods exchange more than gradients", *indent(proof.crossing_faults)]
+        return ["pods exchange more than gradients", *indent(map(fault, proof.crossing_faults))]
     gradients = [one for one in proof.crossings if one.is_gradient]
     others = sum(one.bytes_per_step for one in proof.crossings if not one.is_gradient)
     total = with_unit(sum(one.bytes_per_step for one in gradients), "B", 4)
@@ -151,21 +160,63 @@ def amount(value: float) -> str:
 
 def advice(proof: Proof) -> list[Part]:
     """Return what is wrong, and what could be set instead."""
-    parts: list[Part] = [warning(f"the forecast is off: {text}") for text in proof.disagreements]
+    parts: list[Part] = [
+        warning(f"the forecast is off: {disagreement(one)}") for one in proof.disagreements
+    ]
     if proof.refusal:
-        parts.append(labelled("the compiler:", proof.refusal.said))
+        parts.append(labelled("the compiler:", proof.refusal.message))
         parts.append("closest settings that fit, by the forecast corrected for this:")
-        parts += indent(proof.refusal.nearest or ("none on these chips",))
-    return [*parts, *(f"memory is left for less recompute: {hint}" for hint in proof.hints)]
+        parts += indent([settings(one) for one in proof.refusal.nearest] or ["none on these chips"])
+    return [*parts, *(f"memory is left for less recompute: {settings(one)}" for one in proof.hints)]
+
+
+def settings(change: PlanChange) -> str:
+    """Return the overrides as they are typed."""
+    return " ".join(f"--set {override}" for override in change.overrides)
+
+
+def disagreement(one: Disagreement) -> str:
+    """Return where the forecast is off, and by how much."""
+    if one.code == "uncounted_kernel":
+        return f"no formula counts the FLOPs of kernel {one.kernel}"
+    if one.code == "other_trainer":
+        return "it describes another trainer's program, and is not compared"
+    what = {
+        "peak_memory": "peak memory is",
+        "payload": f"payload over {' x '.join(one.axes)} is",
+        "flops": "the program's FLOPs are",
+    }[one.code]
+    if not one.forecast:
+        return f"{what} {one.compiled:,.0f} B, against 0 B in the forecast"
+    return f"{what} {one.compiled / one.forecast:.3f} times the forecast's"
+
+
+def fault(one: CrossingFault) -> str:
+    """Return what crosses pods and may not."""
+    if one.code == "not_a_gradient":
+        return f"{crossing(one.crossing)} crosses pods and is no gradient"
+    return (
+        f"{one.bytes_per_step:,.0f} B from the backward pass cross pods each step, but gradients"
+        f" are {one.allowed_bytes_per_step:,.0f} B; the largest: {crossing(one.crossing)}"
+    )
+
+
+def crossing(one: DcnCrossing) -> str:
+    places = f", from {', '.join(one.places)}" if one.places else ""
+    calls = f"{one.calls_per_step:,.0f} x " if one.calls_per_step > 1 else ""
+    return f"{calls}{one.kind} {one.name} of {one.bytes_per_step:,.0f} B {one.dtype}{places}"
 
 
 def verdict(proof: Proof) -> str:
     """Return the proof in one line."""
-    margin = abs(proof.margin_bytes)
-    share = percent(margin / proof.hbm_bytes_per_device)
-    parts = [f"fits with {in_memory(margin)} ({share}) to spare"]
+    margin = in_memory(abs(proof.margin_bytes))
+    share = percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
     if not proof.fits:
-        parts = [f"does not fit: {in_memory(margin)} too much"]
+        parts = [f"does not fit: {margin} too much"]
+    elif proof.margin_bytes < 0:
+        parts = [f"the compiler accepts it with {margin} ({share}) more than the limit"]
+    else:
+        parts = [f"fits with {margin} ({share}) to spare"]
     parts.append("the forecast agrees" if proof.agrees else "the forecast does not agree")
     if not proof.only_gradients_cross_pods:
         parts.append("pods exchange more than gradients")

@@ -50,7 +50,7 @@ def rehearsal_intro(plan_name: str) -> str:
 
 
 def resume_intro(run: Run, plan: Plan) -> str:
-    why = f", {first_line(run.why)}" if run.why else ""
+    why = f", {first_line(run.detail)}" if run.detail else ""
     return fit(
         f"{run.run}: a rehearsal, resumed with {counted(plan.pods, 'pod')} of {plan.topology} on"
         f" this machine.\nIt was {run.state} after {count(run.steps_done)} of {count(run.steps)}"
@@ -141,10 +141,10 @@ def step_line(one: Step, steps: int) -> str:
 
 def startup_line(one: Step) -> str | None:
     """Return what came before the first step of an attempt."""
-    if one.opening is None:
+    if one.startup is None:
         return None
-    compiled, state = seconds(one.opening.compile_s), seconds(one.opening.state_s)
-    done = one.opening.steps_done
+    compiled, state = seconds(one.startup.compile_s), seconds(one.startup.state_s)
+    done = one.startup.steps_done
     restored = f", {count(done)} steps restored" if done else ""
     return f"compiled in {compiled}, state ready in {state}{restored}"
 
@@ -191,7 +191,7 @@ def steps_traced(profile: tuple[int, int]) -> str:
 
 def why(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the reason for which a run ended, a line each."""
-    for number, line in enumerate((run.why or "").splitlines()):
+    for number, line in enumerate(run.detail.splitlines()):
         yield "" if number else "why", line
 
 
@@ -210,7 +210,7 @@ def forecast(run: Run, recent: RecentSteps, plan: Plan) -> str:
     """Return the forecast for this machine, and how far the measurement is from it."""
     if plan.chip_profile is None:
         cause = "--no-calibrate skipped the calibration of this machine"
-        if run.pods != run.pods_asked:
+        if run.pods != run.requested_pods:
             cause = "this number of pods is not calibrated"
         return f"unknown: {cause}, so MFU is unknown too"
     step_s = plan.forecast.step_s.unoverlapped

@@ -10,7 +10,7 @@ from orchestrator.render.formatting import (
     seconds,
     to_digits,
 )
-from orchestrator.types.report import Badput, Gap, Goodput, Measurement, Ratio, Report
+from orchestrator.types.report import Badput, Gap, Goodput, Measurement, NotCompared, Ratio, Report
 
 SMALL = 0.01  # of the largest part of a gap: smaller parts are left out
 PARTS = {
@@ -18,6 +18,10 @@ PARTS = {
     "slow steps": "in slow steps",
     "waiting for data": "waiting for data",
     "saving": "saving",
+}
+NOT_COMPARED: dict[NotCompared, str] = {
+    "cpu_rehearsal": "a rehearsal measures this machine's CPU and its forecast is for chips, so"
+    " they are not compared",
 }
 CAUSES: dict[Badput, str] = {
     "tpu_initialization": "starting slices and processes",
@@ -41,7 +45,7 @@ def ending(report: Report) -> str:
     done = f"{count(report.steps_done)} of {count(report.steps)} steps"
     if report.state == "succeeded":
         return f"{'Rehearsal succeeded' if report.rehearsal else 'Succeeded'}: {done}."
-    why = f": {first_line(report.why).rstrip('.')}" if report.why else ""
+    why = f": {first_line(report.detail).rstrip('.')}" if report.detail else ""
     state = f"Rehearsal {report.state}" if report.rehearsal else report.state.capitalize()
     return f"{state} after {done}{why}."
 

@@ -29,14 +29,14 @@ def runs_screen(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = 
 
 
 def study_row(status: StudyStatus) -> Row:
-    done = f"{status.done} / {status.asked} runs"
-    started = f"{elapsed(status.read_at_s - status.begun_at_s)} ago"
+    done = f"{status.done} / {status.total} runs"
+    started = f"{elapsed(status.read_at_s - status.submitted_at_s)} ago"
     return status.study, status.state, done, "", "", started, f"{status.scaling} scaling"
 
 
 def study_runs_screen(status: StudyStatus) -> Screen:
     """Return a study and its runs, in their order."""
-    done = f"{status.done} of {status.asked} runs done"
+    done = f"{status.done} of {status.total} runs done"
     title = Title(left=f"{status.study}: {status.state}, {done}", right=f"{status.scaling} scaling")
     rows = [row[:-1] for row in (HEAD, *map(run_row, status.runs))] if status.runs else []
     return screen([title], indent([Table(rows=rows, columns=COLUMNS[:-1])]) if rows else [])

@@ -1,7 +1,7 @@
 """Show one run: its state and attempts, its log lines, and requests to cancel it."""
 
-from orchestrator.journal.logs import Log, LogLine
-from orchestrator.journal.run_status import after, first_line
+from orchestrator.journal.run_logs import Log, LogLine
+from orchestrator.journal.run_status import first_line, last_attempt_text
 from orchestrator.render.formatting import count, counted, elapsed, percent, seconds
 from orchestrator.render.layout import (
     Part,
@@ -39,7 +39,7 @@ def status_screen(status: Status, next_command: str) -> Screen:
 
 def facts(status: Status) -> list[Part]:
     rows = [
-        ("why", first_line(status.why)),
+        ("why", first_line(status.detail)),
         ("steps", steps(status)),
         ("pods", pods(status)),
         ("step time", step_time(status)),
@@ -64,7 +64,7 @@ def steps(status: Status) -> str:
 
 
 def pods(status: Status) -> str:
-    fewer = f" of {status.pods_asked} requested" if status.pods != status.pods_asked else ""
+    fewer = f" of {status.requested_pods} requested" if status.pods != status.requested_pods else ""
     slices = status.attempts[-1].slices if status.attempts else ()
     return f"{status.pods}{fewer}" + (f": {', '.join(slices)}" if slices else "")
 
@@ -136,14 +136,14 @@ def driver(status: Status) -> str | None:
         return None
     text = f"process {status.driver.pid} on {status.driver.host}"
     if status.ended_at_s is None:
-        text += f", last heartbeat {elapsed(status.since_last_sign_s)} ago"
+        text += f", last heartbeat {elapsed(status.since_last_heartbeat_s)} ago"
     return text
 
 
 def cancel_request(status: Status) -> str | None:
-    if status.cancel_asked_at_s is None:
+    if status.cancel_requested_at_s is None:
         return None
-    return f"requested {elapsed(status.read_at_s - status.cancel_asked_at_s)} ago"
+    return f"requested {elapsed(status.read_at_s - status.cancel_requested_at_s)} ago"
 
 
 def tracking(status: Status) -> str | None:
@@ -190,7 +190,7 @@ def verdict(status: Status) -> str:
     if status.recent and status.recent.mfu is not None:
         parts.append(f"MFU {mfu(status)}")
     parts.append(counted(len(status.attempts), "attempt"))
-    if status.state not in LIVE and (why := status.why or after(status.attempts)):
+    if status.state not in LIVE and (why := status.detail or last_attempt_text(status.attempts)):
         parts.append(first_line(why).rstrip("."))
     return f"{', '.join(parts)}."
 
@@ -200,8 +200,8 @@ def cancel_text(before: Run, after: Run, *, at_once: bool) -> str:
     if before.ended_at_s is not None:
         return f"{before.run}: already {before.state}. Nothing was requested."
     text = f"{before.run}: stop requested" + (", at once." if at_once else ".")
-    if before.cancel_asked_at_s is not None:
-        ago = elapsed(before.read_at_s - before.cancel_asked_at_s)
+    if before.cancel_requested_at_s is not None:
+        ago = elapsed(before.read_at_s - before.cancel_requested_at_s)
         text += f" A stop was requested {ago} ago too."
     return f"{text}\n{cancel_effect(after, at_once=at_once)}"
 
@@ -209,7 +209,7 @@ def cancel_text(before: Run, after: Run, *, at_once: bool) -> str:
 def cancel_effect(run: Run, *, at_once: bool) -> str:
     """Return what happens after a request to cancel."""
     if run.state not in LIVE:
-        return f"No driver runs it any more: {run.why}. It counts as cancelled."
+        return f"No driver runs it any more: {run.detail}. It counts as cancelled."
     if run.driver is None:
         return "Its driver has not started yet; it will stop before it takes a chip."
     if at_once:

@@ -15,6 +15,7 @@ from orchestrator.render.layout import (
     screen,
     warning,
 )
+from orchestrator.render.report_text import NOT_COMPARED
 from orchestrator.render.study_screen import (
     SCALINGS,
     TrialEfficiency,
@@ -95,7 +96,8 @@ def over_predicted(trial: TrialReport, measured: RepeatedTrial) -> str:
 
 def notes(report: StudyReport) -> list[str]:
     """Return why trials are not compared with a prediction, or with which one they are."""
-    texts = sorted({one.not_compared for one in report.trials if one.not_compared})
+    codes = sorted({one.not_compared for one in report.trials if one.not_compared})
+    texts = [NOT_COMPARED[code] for code in codes]
     if report.rehearsal:
         texts.append(EMULATED_PODS)
     compared = [one for one in report.trials if one.measured and not one.not_compared]

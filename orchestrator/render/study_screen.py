@@ -97,7 +97,7 @@ def legend(forecast: StudyForecast) -> str:
 
 def refusals(forecast: StudyForecast) -> list[Part]:
     """Return why trials have no plan; trials with the same reason share a warning."""
-    reasons = ((one.number, one.refused) for one in forecast.trials if one.refused)
+    reasons = ((one.number, one.infeasible) for one in forecast.trials if one.infeasible)
     return [
         warning(f"no plan for trial {', '.join(numbers)}: {why}")
         for why, numbers in grouped(reasons).items()

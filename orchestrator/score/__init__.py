@@ -1,6 +1,11 @@
-"""Score room: predictions held against runs that others published."""
+"""Holds the forecast to training runs that others published.
 
-from orchestrator.score.runs import PUBLISHED
-from orchestrator.score.verdicts import as_shipped, without
+It plans each published run as it was run and compares the expected step with the measured one. The
+constants behind `expected` are learned here too. It imports the planner and nothing above it; scipy
+is imported only where constants are learned.
+"""
 
-__all__ = ["PUBLISHED", "as_shipped", "without"]
+from orchestrator.score.evaluate import cross_validated, with_catalog_constants
+from orchestrator.score.published_runs import PUBLISHED
+
+__all__ = ["PUBLISHED", "cross_validated", "with_catalog_constants"]

@@ -1,10 +1,9 @@
-"""Score room: the constants that make the expected step nearest to the measured one.
+"""Learns the constants that bring the expected steps nearest to the measured ones.
 
-The model is linear in what is sought (the inverse of each efficiency, the exposed share, seconds),
-so this is least squares on relative errors, made robust by weights that a row loses when it is far
-off, and kept within what physics allows. Every constant has a guess and how far it may stray
-unasked, so that few rows move it little; a kind of chip starts from the others whose matrix unit
-has the same size. The same rows give the same constants to the last bit.
+The model is linear in its unknowns (the inverse of each efficiency, the exposed share, seconds).
+Its relative errors are fitted by least squares with a robust loss, within physical bounds. Every
+unknown has a prior, so few rows move it little; a chip's matmul efficiency has that of chips with a
+matrix unit of the same size.
 """
 
 from collections.abc import Callable
@@ -15,45 +14,45 @@ import numpy as np
 
 from orchestrator import catalog
 from orchestrator.catalog import Efficiency, LearnedConstant
+from orchestrator.errors import OrchError
 from orchestrator.plan.expected import doubt
 from orchestrator.plan.torus import Floats
 from orchestrator.score.samples import Sample
 
-FIT_ERROR = 0.05  # relative error that weighs as much as straying by one guess
-ROUNDS = 20
+FIT_ERROR = 0.05  # the relative error that weighs as much as one standard deviation of a prior
 TINY = 1e-9
-INTERVAL = 0.80
-UNKNOWN_SPREAD = log(2)  # where no rows of another key can be held against
-TRACE = 0.01  # a constant is learned from the rows in whose step its work is more than this
+INTERVAL_SHARE = 0.80
+UNKNOWN_SPREAD = log(2)  # if no other document is there to compare with
+LEAST_SHARE = 0.01  # of a step; a row with less work of a kind does not inform its constant
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sought:
-    """A number to learn: its guess, how far it strays unasked, and the least and most it can be."""
+class Unknown:
+    """A number to learn: the mean and standard deviation of its prior, and its bounds."""
 
     name: str
-    guess: float
-    strays: float
+    mean: float
+    deviation: float
     least: float
     most: float
 
 
-# Efficiencies are sought as their inverses, which are at least one.
+# Efficiencies are unknown as their inverses, which are at least one.
 SHARED = (
-    Sought(name="attention", guess=2.0, strays=2.0, least=1.0, most=10.0),
-    Sought(name="exposed", guess=0.3, strays=0.3, least=0.0, most=1.0),
-    Sought(name="slice_wait_s", guess=0.005, strays=0.005, least=0.0, most=1.0),
-    Sought(name="slice_hop_s", guess=0.001, strays=0.001, least=0.0, most=1.0),
-    Sought(name="between_steps_s", guess=0.05, strays=0.05, least=0.0, most=1.0),
+    Unknown(name="attention", mean=2.0, deviation=2.0, least=1.0, most=10.0),
+    Unknown(name="exposed", mean=0.3, deviation=0.3, least=0.0, most=1.0),
+    Unknown(name="slice_wait_s", mean=0.005, deviation=0.005, least=0.0, most=1.0),
+    Unknown(name="slice_hop_s", mean=0.001, deviation=0.001, least=0.0, most=1.0),
+    Unknown(name="between_steps_s", mean=0.05, deviation=0.05, least=0.0, most=1.0),
 )
-UNITS = (128, 256)
-OF_A_UNIT = Sought(name="matmul", guess=1.35, strays=0.5, least=1.0, most=10.0)
-CHIP_STRAYS = 0.08  # from the mean of its matrix unit's size
+UNITS = (128, 256)  # edges of matrix units
+MATMUL = Unknown(name="matmul", mean=1.35, deviation=0.5, least=1.0, most=10.0)
+CHIP_DEVIATION = 0.08  # of a chip's matmul from that of its matrix unit
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What was learned, as rates and shares; chips that no row is of have their unit's mean."""
+    """What was learned, as rates and shares. A chip without rows has its matrix unit's rate."""
 
     matmul: dict[str, float]
     of_unit: dict[int, float]
@@ -82,12 +81,15 @@ def unit_of(chip: str) -> int:
     return min(UNITS, key=lambda known: abs(known - unit.value))
 
 
+# --- one fit
+
+
 def fit(samples: list[Sample]) -> Constants:
     """The constants of these rows, without a spread."""
     chips = sorted({sample.run.chip for sample in samples})
-    sought = [*([OF_A_UNIT] * len(UNITS)), *([OF_A_UNIT] * len(chips)), *SHARED]
-    rows, known = equations(samples, chips, len(sought))
-    x = bounded(rows, known, *guesses(chips, sought), sought)
+    unknowns = [*([MATMUL] * (len(UNITS) + len(chips))), *SHARED]
+    rows, target = equations(samples, chips, len(unknowns))
+    x = robust_least_squares(rows, target, *priors(chips, unknowns), unknowns)
     first = len(UNITS) + len(chips)
     shared = {one.name: float(x[first + i]) for i, one in enumerate(SHARED)}
     return Constants(
@@ -98,57 +100,61 @@ def fit(samples: list[Sample]) -> Constants:
 
 
 def equations(samples: list[Sample], chips: list[str], width: int) -> tuple[Floats, Floats]:
-    """A row each: seconds by what they are sought for, over the measured; and what is left to 1."""
-    rows, known = np.zeros((len(samples), width)), np.zeros(len(samples))
+    """A row for each sample: its work by unknown over its measured seconds, and what adds to 1."""
+    rows, target = np.zeros((len(samples), width)), np.zeros(len(samples))
     for i, sample in enumerate(samples):
         todo = sample.todo
         rows[i, len(UNITS) + chips.index(sample.run.chip)] = todo.matmul_s
         shared = (todo.attention_s, todo.links_s, todo.reductions, todo.hops, 1.0)
         rows[i, len(UNITS) + len(chips) :] = shared
         rows[i] /= sample.measured_s
-        known[i] = 1 - (todo.hbm_s + todo.passes_s) / sample.measured_s
-    return rows, known
+        target[i] = 1 - (todo.hbm_s + todo.passes_s) / sample.measured_s
+    return rows, target
 
 
-def guesses(chips: list[str], sought: list[Sought]) -> tuple[Floats, Floats]:
-    """The same in rows of their own: each unknown near its guess, each chip near its unit."""
-    rows, known = np.diag([1 / one.strays for one in sought]), np.zeros(len(sought))
-    known[:] = [one.guess / one.strays for one in sought]
+def priors(chips: list[str], unknowns: list[Unknown]) -> tuple[Floats, Floats]:
+    """Equations that hold each unknown near its mean, and each chip near its matrix unit."""
+    rows = np.diag([1 / one.deviation for one in unknowns])
+    target = np.array([one.mean / one.deviation for one in unknowns])
     for i, chip in enumerate(chips, start=len(UNITS)):
-        rows[i] = known[i] = 0.0
-        rows[i, i], rows[i, UNITS.index(unit_of(chip))] = 1 / CHIP_STRAYS, -1 / CHIP_STRAYS
-    return rows, known
+        rows[i] = target[i] = 0.0
+        rows[i, i], rows[i, UNITS.index(unit_of(chip))] = 1 / CHIP_DEVIATION, -1 / CHIP_DEVIATION
+    return rows, target
 
 
-def bounded(
-    rows: Floats, known: Floats, near: Floats, near_known: Floats, sought: list[Sought]
+def robust_least_squares(
+    rows: Floats, target: Floats, prior: Floats, prior_target: Floats, unknowns: list[Unknown]
 ) -> Floats:
-    """Least squares within bounds; a row's weight falls with its own error."""
-    weights = np.ones(len(rows))
-    x = np.array([one.guess for one in sought])
-    for _ in range(ROUNDS):
-        scale = np.sqrt(weights) / FIT_ERROR
-        matrix = np.concatenate([rows * scale[:, None], near])
-        x = within(matrix, np.concatenate([known * scale, near_known]), sought)
-        errors = (rows @ x - known) / FIT_ERROR
-        weights = 1 / np.sqrt(1 + errors**2)
-    return x
+    """The solution within bounds. Samples have a soft L1 loss, priors the square."""
+    try:
+        from scipy.optimize import least_squares  # noqa: PLC0415  only learning needs it
+    except ImportError as error:
+        raise OrchError("learning constants needs scipy: pip install 'orch[score]'") from error
+
+    matrix = np.concatenate([rows / FIT_ERROR, prior])
+    constant = np.concatenate([target / FIT_ERROR, prior_target])
+
+    def loss(squares: Floats) -> Floats:
+        """The loss and its first two derivatives, as scipy wants them."""
+        values = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
+        root = np.sqrt(1 + squares[: len(rows)])
+        values[:, : len(rows)] = 2 * (root - 1), 1 / root, -0.5 / root**3
+        return values
+
+    solution = least_squares(
+        lambda x: matrix @ x - constant,
+        [one.mean for one in unknowns],
+        jac=lambda _: matrix,
+        bounds=([one.least for one in unknowns], [one.most for one in unknowns]),
+        loss=loss,
+        xtol=1e-12,
+        ftol=1e-15,
+        gtol=1e-12,
+    )
+    return np.asarray(solution.x)
 
 
-def within(matrix: Floats, target: Floats, sought: list[Sought]) -> Floats:
-    """The solution with what exceeds its bounds held at them, one after another."""
-    least, most = (np.array([getattr(s, end) for s in sought]) for end in ("least", "most"))
-    x, free = np.zeros(len(sought)), np.ones(len(sought), bool)
-    while free.any():
-        rest = target - matrix[:, ~free] @ x[~free]
-        x[free] = np.linalg.lstsq(matrix[:, free], rest, rcond=None)[0]
-        over = np.where(free, np.maximum(least - x, x - most), 0.0)
-        if over.max() <= 0:
-            break
-        worst = int(over.argmax())
-        x[worst] = np.clip(x[worst], least[worst], most[worst])
-        free[worst] = False
-    return x
+# --- constants with their uncertainty, by holding documents out
 
 
 Key = Callable[[Sample], str]
@@ -164,8 +170,8 @@ def by_document(sample: Sample) -> str:
     return sample.run.document
 
 
-def left_out(samples: list[Sample], key: Key) -> list[tuple[list[Sample], list[Sample]]]:
-    """Every way to leave out what shares a key: the rows to learn on, the rows left out."""
+def held_out(samples: list[Sample], key: Key) -> list[tuple[list[Sample], list[Sample]]]:
+    """For each key: the rows to learn from, and the rows held out."""
     return [
         ([s for s in samples if key(s) != name], [s for s in samples if key(s) == name])
         for name in sorted(set(map(key, samples)))
@@ -174,47 +180,46 @@ def left_out(samples: list[Sample], key: Key) -> list[tuple[list[Sample], list[S
 
 def learn(samples: list[Sample], key: Key = by_document) -> Constants:
     """The constants of these rows, how sure they are, and how far rows of other keys stray."""
-    found = fit(samples)
-    divided = left_out(samples, key)
-    if len(divided) < 2:
-        return replace(found, spread=UNKNOWN_SPREAD)
-    without = [fit(learned_on) for learned_on, _ in divided]
-    found = replace(found, unsure=jackknife(found, without))
+    constants = fit(samples)
+    folds = held_out(samples, key)
+    if len(folds) < 2:
+        return replace(constants, spread=UNKNOWN_SPREAD)
+    without = [fit(train) for train, _ in folds]
+    constants = replace(constants, unsure=jackknife(constants, without))
     strayed = [
-        (beyond(sample, constants, found), 1 / len(others))
-        for constants, (_, others) in zip(without, divided, strict=True)
-        for sample in others
+        (unexplained(sample, fitted, constants), 1 / len(test))
+        for fitted, (_, test) in zip(without, folds, strict=True)
+        for sample in test
     ]
-    return replace(found, spread=spread(strayed, len(divided)))
+    return replace(constants, spread=spread(strayed, len(folds)))
 
 
-def beyond(sample: Sample, without: Constants, found: Constants) -> float:
-    """By how much a row strays, as the log of a factor, beyond what doubt in constants explains."""
+def unexplained(sample: Sample, without: Constants, constants: Constants) -> float:
+    """How far a row strays beyond the constants' own uncertainty, as the log of a factor."""
     chip = sample.run.chip
     strayed = log(sample.measured_s / sample.expected_s(without.efficiency(chip)))
-    known = found.efficiency(chip)
-    explained = doubt(sample.todo, known)
+    explained = doubt(sample.todo, constants.efficiency(chip))
     return sqrt(max(strayed**2 - explained**2, 0.0))
 
 
-def jackknife(found: Constants, without: list[Constants]) -> dict[str, float]:
-    """The standard deviation of each shared constant, from leaving keys out, over its value."""
+def jackknife(constants: Constants, without: list[Constants]) -> dict[str, float]:
+    """The standard deviation of each shared constant, over its value."""
     count = len(without)
     return {
         name: float(
             np.sqrt((count - 1) * np.var([one.shared[name] for one in without])) / max(value, TINY)
         )
-        for name, value in found.shared.items()
+        for name, value in constants.shared.items()
     }
 
 
 def spread(strayed: list[tuple[float, float]], keys: int) -> float:
-    """The factor within which 80 % of runs are, each predicted by rows of other keys, as a log.
+    """The factor within which 80 % of runs lie that are predicted from other keys, as a log.
 
-    Every key weighs the same, however many rows it has: a table of one model on ever more slices
-    is one experience, not twelve. The next run is one more key, of which n leave (n + 1) / n.
+    Every key weighs the same, however many rows it has: a table of one model on more and more
+    slices is one experience. The next run has one more key, which n keys cover to (n + 1) / n.
     """
-    return weighted_quantile(strayed, min(INTERVAL * (1 + 1 / keys), 1.0))
+    return weighted_quantile(strayed, min(INTERVAL_SHARE * (1 + 1 / keys), 1.0))
 
 
 def weighted_quantile(weighted: list[tuple[float, float]], share: float) -> float:
@@ -225,7 +230,7 @@ def weighted_quantile(weighted: list[tuple[float, float]], share: float) -> floa
 
 
 def baseline(samples: list[Sample]) -> Callable[[Sample], float]:
-    """The dumbest honest model: one MFU for each kind of chip, the median of its rows."""
+    """A simple baseline: one MFU for each kind of chip, the median of its rows."""
     every = float(np.median([sample.mfu for sample in samples]))
     of_chip = {
         chip: float(np.median([s.mfu for s in samples if s.run.chip == chip]))
@@ -238,17 +243,17 @@ def baseline(samples: list[Sample]) -> Callable[[Sample], float]:
     return step_s
 
 
-def traced(samples: list[Sample], constants: Constants) -> dict[str, tuple[str, ...]]:
-    """The rows that each shared constant was learned from: those in which its work is seen."""
+def informative_rows(samples: list[Sample], constants: Constants) -> dict[str, tuple[str, ...]]:
+    """The rows that each shared constant was learned from: those with such work in their step."""
     shared = constants.shared
 
-    def seen(seconds: Callable[[Sample], float]) -> tuple[str, ...]:
-        return tuple(s.run.id for s in samples if seconds(s) > TRACE * s.measured_s)
+    def rows(seconds: Callable[[Sample], float]) -> tuple[str, ...]:
+        return tuple(s.run.id for s in samples if seconds(s) > LEAST_SHARE * s.measured_s)
 
     return {
-        "attention": seen(lambda s: s.todo.attention_s / shared["attention"]),
-        "exposed": seen(lambda s: s.todo.links_s),
-        "slice_wait_s": seen(lambda s: s.todo.reductions * shared["slice_wait_s"]),
-        "slice_hop_s": seen(lambda s: s.todo.hops * shared["slice_hop_s"]),
-        "between_steps_s": seen(lambda _: shared["between_steps_s"]),
+        "attention": rows(lambda s: s.todo.attention_s / shared["attention"]),
+        "exposed": rows(lambda s: s.todo.links_s),
+        "slice_wait_s": rows(lambda s: s.todo.reductions * shared["slice_wait_s"]),
+        "slice_hop_s": rows(lambda s: s.todo.hops * shared["slice_hop_s"]),
+        "between_steps_s": rows(lambda _: shared["between_steps_s"]),
     }

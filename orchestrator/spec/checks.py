@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from orchestrator import catalog, trainer_registry
-from orchestrator.errors import SpecError, UnknownName
+from orchestrator.catalog import Chip
+from orchestrator.errors import NoSuchSlice, UnknownName
 from orchestrator.spec.request import SpecRequest
 
 Check = Callable[[SpecRequest], None]
@@ -50,16 +51,15 @@ def _pods_are_in_order(asked: SpecRequest) -> None:
         asked.tell("resources.pods.min", message, f"for example min: {most}")
 
 
-def _topology_exists(asked: SpecRequest) -> None:
-    name, topology = asked["resources.chip"], asked["resources.topology"]
-    if None in (name, topology):
-        return
+def check_topology(asked: SpecRequest, chip: Chip) -> None:
+    """Add the problem of a slice that the chip does not have."""
+    topology = asked["resources.topology"]
     try:
-        catalog.topology(catalog.chip(name), str(topology))
-    except SpecError as error:
-        reason, _, legal = str(error).partition("; ")
-        message = f"is {topology}, must be a slice that exists: {reason}"
-        asked.tell("resources.topology", message, legal)
+        if topology is not None:
+            catalog.topology(chip, str(topology))
+    except NoSuchSlice as error:
+        message = f"is {topology}, must be a slice that exists: {error.reason}"
+        asked.tell("resources.topology", message, error.help)
 
 
 def _shape_is_sound(asked: SpecRequest) -> None:
@@ -103,7 +103,6 @@ CHECKS: tuple[Check, ...] = (
     _learning_rate_falls,
     _data_has_its_path,
     _pods_are_in_order,
-    _topology_exists,
     _shape_is_sound,
     _trainer_is_known,
 )

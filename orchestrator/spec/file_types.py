@@ -21,6 +21,13 @@ class HuggingFaceModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChipFile:
+    """A chip of one's own."""
+
+    file: Annotated[Text, about("The chip's TOML file, relative to the spec.", "my-chip.toml")]
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudySection:
     """What is varied, and how the trials are run."""
 

@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 
 from orchestrator import catalog
+from orchestrator.catalog import Chip
 from orchestrator.spec import huggingface
-from orchestrator.spec.checks import check
+from orchestrator.spec.checks import check, check_topology
+from orchestrator.spec.chip_file import read_chip
 from orchestrator.spec.instance import written
 from orchestrator.spec.nodes import Mapping, Node, parse
 from orchestrator.spec.overrides import apply
@@ -46,11 +48,30 @@ def meant(
     judge(spec)
     asked = SpecRequest(spec)
     check(asked)
+    chip, definition, in_chip = _chip(asked, folder)
+    if chip:
+        check_topology(asked, chip)
     configured, in_config = _configured(asked, folder)
-    found = [*problems, *spec.problems, *in_config]
-    if found:
+    found = [*problems, *spec.problems, *in_config, *in_chip]
+    if found or chip is None:
         raise SpecProblems(found)
+    asked.values["resources"] |= {"chip": chip.name, "chip_definition": definition}
     return _spec(asked.values, configured, overrides)
+
+
+def _chip(
+    asked: SpecRequest, folder: Path
+) -> tuple[Chip | None, dict[str, Any] | None, list[Problem]]:
+    """The chip, with the content of its file if it has its own; or what is wrong with that file."""
+    chip = asked["resources.chip"]
+    if isinstance(chip, str):
+        return catalog.chip(chip), None, []
+    if not isinstance(chip, dict) or "file" not in chip:
+        return None, None, []
+    try:
+        return *read_chip(folder / chip["file"]), []
+    except SpecProblems as error:
+        return None, None, error.problems
 
 
 def _configured(asked: SpecRequest, folder: Path) -> tuple[Model | None, list[Problem]]:

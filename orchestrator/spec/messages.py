@@ -113,13 +113,15 @@ def example(schema: Schema) -> Any:
     return candidates[0] if candidates else wanted or inside or None
 
 
-def key_hint(key: str, legal: list[str]) -> str:
-    """What to write instead of an unknown key."""
+def key_hint(key: str, legal: list[str], *, in_spec: bool = True) -> str:
+    """What to write instead of an unknown key; in a spec, it may belong elsewhere."""
     if key.isdigit():
         return "write numbers without commas"
     if key in SECTIONS and key not in legal:
         return "it belongs at the top of a spec"
-    meant = [meant_key(key, legal), *homes(key)] if len(key) <= SHOWN_VALUE else []
+    meant = [meant_key(key, legal), *(homes(key) if in_spec else ())]
+    if len(key) > SHOWN_VALUE:
+        meant = []
     return next((f"did you mean {one}?" for one in meant if one), "remove it")
 
 

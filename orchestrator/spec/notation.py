@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from orchestrator import catalog
 from orchestrator.plan.remat import POLICIES
-from orchestrator.spec.file_types import HuggingFaceModel
+from orchestrator.spec.file_types import ChipFile, HuggingFaceModel
 from orchestrator.spec.scalars import MOST, Misread, Value
 from orchestrator.types.spec import AxisSize, MeshRequest, Model, PodCount, Pods, about
 
@@ -121,7 +121,7 @@ NOTATIONS = {
     "mesh": Notation(((AUTO,), MeshRequest), written=_auto),
     "pods": Notation((PodCount, Pods), written=lambda pods: pods["max"]),
     "remat": Notation(((AUTO, *POLICIES),)),
-    "chip": Notation((catalog.chips(),)),
+    "chip": Notation((catalog.chips(), Annotated[ChipFile, Meta(title="{file: my-chip.toml}")])),
     "model": Notation(
         (
             catalog.models(),

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from jsonschema import Draft202012Validator
 
+from orchestrator.catalog import Chip
 from orchestrator.spec.file_types import StudyFile
 from orchestrator.spec.nodes import Mapping, Node, Sequence
 from orchestrator.spec.notation import NOTATIONS, Notation
@@ -17,9 +18,8 @@ Schema = dict[str, Any]
 
 VERSION = 1
 DEFS = "#/$defs/"
-# Where a file and its value use another key, and what no file holds.
+# Where a file and its value use another key.
 KEYS_IN_FILES = {"hang_limit_s": "hang_limit"}
-COMPUTED = frozenset({"overrides"})
 ANNOTATIONS = ("description", "title", "examples")
 INNER = ("additionalProperties", "items")
 NULL: Schema = {"type": "null"}
@@ -44,6 +44,12 @@ def study_contract() -> Schema:
 
 
 @cache
+def chip_contract() -> Schema:
+    """The schema of a chip's file."""
+    return _document(Chip, "chip", {})
+
+
+@cache
 def schema_text() -> str:
     """The schema of a spec, as editors read it."""
     return _text(contract())
@@ -65,6 +71,11 @@ def study_validator() -> Draft202012Validator:
     return Draft202012Validator(study_contract())
 
 
+@cache
+def chip_validator() -> Draft202012Validator:
+    return Draft202012Validator(chip_contract())
+
+
 def _text(schema: Schema) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
@@ -79,7 +90,8 @@ def _document(root: type, name: str, notations: dict[str, Notation]) -> Schema:
     for key, notation in notations.items():
         defs[key] = _choice(notation, of_types)
     top = defs.pop(root.__name__)
-    top["properties"] = {"schema": VERSION_KEY} | top["properties"]
+    if root is not Chip:
+        top["properties"] = {"schema": VERSION_KEY} | top["properties"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:orch:schema:{name}:{VERSION}",
@@ -93,9 +105,11 @@ def _section(generated: Schema) -> Schema:
     keys = {
         KEYS_IN_FILES.get(key, key): _key(schema)
         for key, schema in generated["properties"].items()
-        if key not in COMPUTED
+        if "computed" not in schema
     }
-    required = [key for key in generated.get("required", ()) if "default" not in keys[key]]
+    required = [
+        key for key in generated.get("required", ()) if key in keys and "default" not in keys[key]
+    ]
     return {
         "description": " ".join(generated["description"].split()),
         "type": "object",
@@ -151,7 +165,11 @@ def definition(name: str) -> Schema:
 
 @cache
 def _definitions() -> dict[str, Schema]:
-    return {**study_contract()["$defs"], **contract()["$defs"]}
+    return {
+        **chip_contract()["$defs"],
+        **study_contract()["$defs"],
+        **contract()["$defs"],
+    }
 
 
 def resolved(schema: Schema) -> Schema:

@@ -71,7 +71,8 @@ def _unknown(spec: SpecInstance, path: Path, key: str, known: list[str]) -> Told
     message = f"is unknown, must be one of {', '.join(known)}"
     place = spec.fields[inside].key_place
     name = dotted((*path, shortened(key)))
-    return inside, place.problem(name, message, key_hint(key, known))
+    in_spec = spec.fields[()].schema is not contracts.chip_contract()
+    return inside, place.problem(name, message, key_hint(key, known, in_spec=in_spec))
 
 
 def _missing(path: Path, here: Field, key: str, schema: contracts.Schema) -> Told:

@@ -1,91 +1,86 @@
-"""Station ChipProfile: what the devices of one machine were measured to reach. Plain values."""
+"""ChipProfile: how fast the devices of one machine were measured to be. Plain values."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.types.spec import DType
 
-# What is timed on the devices alone, and the amount that its seconds grow with.
-Kernel = Literal[
-    "matmul forward",  # FLOPs
-    "matmul",  # FLOPs, of the product and of both products of its backward pass
+# What is timed. Each has an amount that its seconds grow with.
+Operation = Literal[
+    "matmul",  # FLOPs of a product and of both products of its backward pass
+    "attention",  # FLOPs of a forward and a backward pass, as the ledger counts them
+    "elementwise",  # bytes that the operations between matmuls read and write
     "copy",  # bytes read and written
-    "norm",  # elements; forward, again and backward, as the next two
-    "gate",
-    "rotary",
-    "logits",  # tokens x words of the loss
-    "update",  # parameters that AdamW updates
-    "attention forward",  # scores: sequences x heads x queries x keys
-    "attention",  # the same, forward and backward
+    "all-gather",  # bytes of the gathered array, as the next two
+    "reduce-scatter",
+    "all-reduce",
+    "permute",  # bytes that each device sends
 ]
-Exchanged = Literal["all-gather", "reduce-scatter", "all-reduce", "permute"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelBenchmark:
-    """A kernel to be timed on so many devices at once, each with about that amount of work.
+class Benchmark:
+    """An operation to time on `devices` devices at once, in so many processes.
 
-    `head_dim` is of attention, and zero elsewhere.
+    A collective runs in every group of `group` devices that lie `stride` apart. `head_dim` is only
+    for attention.
     """
 
-    kernel: Kernel
+    operation: Operation
     dtype: DType
     devices: int
-    amount: float
+    processes: int = 1
+    group: int = 1
+    stride: int = 1
     head_dim: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectiveBenchmark:
-    """A collective to be timed: groups of `ways` devices, `stride` apart in the order of all.
+class Timing:
+    """Median seconds of a benchmark for each amount of work, smallest first.
 
-    All groups run at once, on `devices` devices in so many processes. `bytes` is the whole of what
-    is gathered, scattered or reduced; of a permute, what each device sends. `together` are under
-    way at a time, none waiting for another. A CPU turns bf16 into fp32 before it adds or sends.
+    `best_per_s` is the highest rate of one device in any run. `spread` is the width of the middle
+    half of the runs over their median, for the amount where it is largest.
     """
 
-    kind: Exchanged
-    dtype: DType
+    benchmark: Benchmark
+    points: tuple[tuple[float, float], ...]  # amount, seconds
+    best_per_s: float
+    spread: float
+
+    def seconds(self, amount: float) -> float:
+        """A straight line between the two nearest points, extended beyond the last.
+
+        Less than the smallest measured amount costs as much as that one.
+        """
+        amount = max(amount, self.points[0][0])
+        below = sum(known < amount for known, _ in self.points[1:-1])
+        (low, low_s), (high, high_s) = self.points[below : below + 2]
+        return low_s + max(high_s - low_s, 0.0) / (high - low) * (amount - low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkRequest:
+    """What the measuring processes time; several of them meet at `address`."""
+
+    benchmarks: tuple[Benchmark, ...]
     processes: int
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkResult:
+    """The devices that JAX reports, and the timings."""
+
+    platform: str
+    device_kind: str
     devices: int
-    ways: int
-    stride: int
-    bytes: int
-    together: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelTime(KernelBenchmark):
-    """Seconds until all devices are done: the median of some runs, and the least.
-
-    `spread` is the width of the middle half of the runs over the median.
-    """
-
-    seconds: float
-    least_s: float
-    spread: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectiveTime(CollectiveBenchmark):
-    """Seconds of one exchange, likewise; of several together, what each of them adds."""
-
-    seconds: float
-    least_s: float
-    spread: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Benchmarks:
-    """What somebody needs to be measured."""
-
-    kernels: tuple[KernelBenchmark, ...] = ()
-    exchanges: tuple[CollectiveBenchmark, ...] = ()
+    timings: tuple[Timing, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What was measured, and by which versions. CPU devices share its cores."""
+    """What was measured, and with which versions. Emulated CPU devices share its cores."""
 
     platform: str
     device_kind: str
@@ -97,13 +92,17 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class ChipProfile:
-    """What a machine reached, with spread, versions and date. Its digest is its name.
+    """The measured rates of a machine. Its digest is its name.
 
-    What is measured later, or on another day, makes another profile.
+    Another day or another benchmark makes another profile.
     """
 
     schema: int
     machine: Machine
     measured_on: str
-    kernels: tuple[KernelTime, ...] = ()
-    exchanges: tuple[CollectiveTime, ...] = ()
+    timings: tuple[Timing, ...] = ()
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the devices are CPU devices, which take turns on the machine's cores."""
+        return self.machine.platform == "cpu"

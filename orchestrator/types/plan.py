@@ -1,7 +1,7 @@
 """Station Plan: what will be done, and its Forecast. Plain values, no jax objects."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from orchestrator.types.spec import DataSource, Model, Optimizer, Precision
 
@@ -228,6 +228,7 @@ class Plan:
     seed: int
     compiler_options: dict[str, bool | int | float | str]
     chip: str
+    chip_definition: dict[str, Any] | None = None
     topology: str
     pods: int
     chips: int

@@ -1,13 +1,13 @@
-"""Station Score: predictions held against published runs, row by row and in total."""
+"""Score: predictions against published runs, row by row and in total. Plain values."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRow:
-    """One run: what was measured, what was expected. `error` is expected over measured, less one.
+    """One run, measured and expected. `error` is expected over measured, less one.
 
-    `baseline_step_s` is what one MFU for the kind of chip gives, learned on the same rows.
+    `baseline_step_s` follows from one MFU for each kind of chip, learned on the same rows.
     """
 
     id: str
@@ -26,8 +26,8 @@ class ScoredRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOutRow:
-    """A row that is in no figure, and why."""
+class SkippedRow:
+    """A row that is in no figure, and the reason."""
 
     id: str
     reason: str
@@ -61,10 +61,10 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """`learned_on` says which rows the constants had seen."""
+    """`learned_on` tells which rows the constants had seen."""
 
     learned_on: str
     rows: tuple[ScoredRow, ...]
-    left_out: tuple[HeldOutRow, ...]
+    left_out: tuple[SkippedRow, ...]
     retention: tuple[Retention, ...]
     summary: Summary

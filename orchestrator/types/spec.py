@@ -30,6 +30,9 @@ def about(
     )
 
 
+# No key of a file: it follows from the others.
+COMPUTED = Meta(extra_json_schema={"computed": True})
+
 Name = Annotated[
     str,
     Meta(
@@ -243,7 +246,11 @@ class MeshRequest:
 class Resources:
     """The chips asked for. The same experiment on other chips is another plan of it."""
 
-    chip: Annotated[str, about("The kind of chip.", "v5p", notation="chip")]
+    chip: Annotated[
+        str, about("The kind of chip, by name or by its own file.", "v5p", notation="chip")
+    ]
+    # The content of the chip's file, where it is not a chip of the catalog.
+    chip_definition: Annotated[dict[str, Any] | None, COMPUTED] = None
     topology: Annotated[
         str,
         about(
@@ -396,4 +403,4 @@ class Spec:
     cluster: ClusterOptions = ClusterOptions()
     tracking: TrackingOptions = TrackingOptions()
     # The `--set key=value` texts that were applied, so that a plan can show them.
-    overrides: tuple[str, ...] = ()
+    overrides: Annotated[tuple[str, ...], COMPUTED] = ()

@@ -20,16 +20,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.calibrate.machine import emulating
-from orchestrator.calibrate.measure import emulated
-from orchestrator.calibrate.shelf import SCHEMA
+from orchestrator.calibrate.measure import empty_profile, measured, this_machine
 from orchestrator.plan import calibrated, rehearsal
 from orchestrator.plan.planner import make_plan
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.render.formatting import percent, seconds
 from orchestrator.render.layout import Table, screen
 from orchestrator.types import codec
-from orchestrator.types.chip_profile import ChipProfile
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
     Batch,
@@ -115,11 +112,9 @@ SHAPES = (
 
 
 def predicted(plan: Plan) -> Plan:
-    """The plan on a profile that is measured now, for it alone."""
-    machine = emulating()
-    empty = ChipProfile(schema=SCHEMA, machine=machine, measured_on="")
-    profile = emulated(machine, calibrated.wishes(plan, empty), lambda *_: None)
-    return calibrated.on_profile(plan, profile)
+    """The plan with a profile that is measured now, for it alone."""
+    empty = empty_profile(this_machine())
+    return calibrated.on_profile(plan, measured(empty, calibrated.missing(plan, empty)))
 
 
 def took(plan: Plan, steps: int) -> list[float]:
@@ -160,7 +155,7 @@ def work(path: Path, address: str, number: int, steps: int) -> None:
     from orchestrator.types.run import Step  # noqa: PLC0415
     from orchestrator.types.spec import CheckpointOptions  # noqa: PLC0415
     from trainers.loop import Assignment, train  # noqa: PLC0415
-    from trainers.multihost import meet  # noqa: PLC0415
+    from trainers.multihost import barrier  # noqa: PLC0415
 
     if plan.hosts > 1:
         jax.distributed.initialize(address, plan.hosts, number)
@@ -176,7 +171,7 @@ def work(path: Path, address: str, number: int, steps: int) -> None:
         taken = json.dumps([step.step_s - step.checkpoint_s for step in done])
         (path.parent / "steps.json").write_text(taken)
     if plan.hosts > 1:
-        meet(ENDED)
+        barrier(ENDED)
 
 
 @dataclass(frozen=True, kw_only=True)

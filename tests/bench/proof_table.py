@@ -16,7 +16,8 @@ from statistics import median
 from orchestrator.errors import OrchError
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.torus import POD_AXES
-from orchestrator.prove import ProofResult, proof_cache, prove
+from orchestrator.prove import proof_cache
+from orchestrator.prove.verdict import ProofResult, prove
 from orchestrator.render.formatting import GIB
 from orchestrator.render.layout import Table, screen
 from orchestrator.types.proof import Proof

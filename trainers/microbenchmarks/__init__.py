@@ -1,1 +1,1 @@
-"""Ceilings: what the devices at hand reach, timed with the trainer's own pieces. Knows JAX."""
+"""Microbenchmarks: times single operations of the trainer on the devices at hand. Knows JAX."""

@@ -1,10 +1,8 @@
-"""Ceilings: how a piece of work is timed on all devices at once. Knows JAX."""
+"""How a benchmark is timed: compiled first, then run in rounds on all devices at once."""
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,84 +11,79 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-Tree = Any
-Body = Callable[[Tree], Tree]  # what one device does once; its result is its next input
+from orchestrator.types.chip_profile import Benchmark, Operation, Timing
+from trainers.microbenchmarks.operations import GROUP, Work, work
 
-RUN_S = 0.02  # a run repeats the work until it takes about this long
+AXES = ("outer", GROUP, "inner")
+RUN_S = 0.02  # a run repeats its work until it takes about this long
 ROUNDS = 7
 MOST_REPEATS = 2000
-clock = time.perf_counter
+COLLECTIVE_BYTES = (2.0**10, 2.0**18, 2.0**22)
+# A rate depends on the size: the largest copy leaves the cache.
+AMOUNTS: dict[Operation, tuple[float, ...]] = {
+    "matmul": (1e6, 3e7, 5e8),
+    "attention": (2e7, 3e8),
+    "elementwise": (2e5, 5e6),
+    "copy": (1e5, 3e6, 5e7),
+}
+Run = Callable[[], float]  # seconds of one repeat
 
 
-@dataclass(frozen=True)
-class Timed:
-    """Seconds of one repeat, as a profile has them."""
+def timings(benchmarks: Iterable[Benchmark], devices: Sequence[jax.Device]) -> list[Timing]:
+    """Time all benchmarks, in rounds, so that other programs disturb few runs of each."""
+    cases: list[tuple[Benchmark, float, Run]] = []
+    for benchmark in benchmarks:
+        chosen = np.array(devices[: benchmark.devices])
+        mesh = Mesh(chosen.reshape(-1, benchmark.group, benchmark.stride), AXES)
+        for amount in AMOUNTS.get(benchmark.operation, COLLECTIVE_BYTES):
+            one = work(benchmark, amount)
+            cases.append((benchmark, one.amount, compile_run(mesh, one)))
+    rounds = [[run() for _, _, run in cases] for _ in range(ROUNDS)]
+    runs: dict[Benchmark, dict[float, tuple[float, ...]]] = {}
+    for (benchmark, amount, _), seconds in zip(cases, zip(*rounds, strict=True), strict=True):
+        runs.setdefault(benchmark, {})[amount] = seconds
+    return [timing(benchmark, by_amount) for benchmark, by_amount in runs.items()]
 
-    seconds: float
-    least_s: float
-    spread: float
 
-
-@dataclass(frozen=True)
-class Probe:
-    """Work that is compiled and can be run; how often a run repeats it."""
-
-    run: Callable[[int], float]
-    count: int
-
-
-def probe(mesh: Mesh, body: Body, start: Tree) -> Probe:
-    """`body` on every device of the mesh, each on its own part of `start` along axis 0.
-
-    All processes come here with the same.
-    """
-    spec = P(mesh.axis_names)
-
-    def many(count: jax.Array, tree: Tree) -> Tree:
-        return jax.lax.fori_loop(0, count, lambda _, one: body(one), tree)
-
-    shapes = jax.tree.map(lambda _: spec, start)
-    mapped = jax.shard_map(
-        many, mesh=mesh, in_specs=(P(), shapes), out_specs=shapes, check_vma=False
+def timing(benchmark: Benchmark, runs: dict[float, tuple[float, ...]]) -> Timing:
+    """The seconds of all runs, by amount, as medians, a best rate and a spread."""
+    quartiles = {amount: statistics.quantiles(seconds, n=4) for amount, seconds in runs.items()}
+    return Timing(
+        benchmark=benchmark,
+        points=tuple((amount, median) for amount, (_, median, _) in sorted(quartiles.items())),
+        best_per_s=max(amount / min(seconds) for amount, seconds in runs.items()),
+        spread=max((high - low) / median for low, median, high in quartiles.values()),
     )
-    placed = jax.tree.map(lambda leaf: _placed(mesh, spec, leaf), start)
-    compiled = jax.jit(mapped).lower(jnp.int32(0), placed).compile()
-
-    def run(count: int) -> float:
-        """Seconds of one repeat."""
-        began = clock()
-        jax.block_until_ready(compiled(jnp.int32(count), placed))
-        return (clock() - began) / count
-
-    run(1)
-    return Probe(run, _agreed(int(min(max(RUN_S / max(run(2), 1e-7), 1), MOST_REPEATS))))
 
 
-def in_rounds(probes: Sequence[Probe]) -> list[Timed]:
-    """Each probe once in every round: what else the machine does comes and goes in seconds."""
-    rounds = [[one.run(one.count) for one in probes] for _ in range(ROUNDS)]
-    return [_middle(list(seconds)) for seconds in zip(*rounds, strict=True)]
+def compile_run(mesh: Mesh, one: Work) -> Run:
+    """The work on every device of the mesh; all processes compile the same."""
+    spec = P(mesh.axis_names)
+    specs = jax.tree.map(lambda _: spec, one.start)
+
+    def repeat(count: jax.Array, tree: object) -> object:
+        return jax.lax.fori_loop(0, count, lambda _, before: one.body(before), tree)
+
+    mapped = jax.shard_map(
+        repeat, mesh=mesh, in_specs=(P(), specs), out_specs=specs, check_vma=False
+    )
+    start = jax.tree.map(lambda leaf: filled(mesh, spec, leaf), one.start)
+    executable = jax.jit(mapped).lower(jnp.int32(0), start).compile()
+
+    def seconds(count: int) -> float:
+        begin = time.perf_counter()
+        jax.block_until_ready(executable(jnp.int32(count), start))
+        return (time.perf_counter() - begin) / count
+
+    seconds(1)
+    count = int(min(max(RUN_S / max(seconds(2), 1e-7), 1), MOST_REPEATS))
+    if jax.process_count() > 1:  # all repeat as often as the first
+        count = int(multihost_utils.broadcast_one_to_all(np.int32(count)))
+    return lambda: seconds(count)
 
 
-def _agreed(count: int) -> int:
-    """The number of the first process, told to all."""
-    if jax.process_count() == 1:
-        return count
-    return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
-
-
-def _placed(mesh: Mesh, spec: P, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    """Small numbers, of which every device has its own part."""
+def filled(mesh: Mesh, spec: P, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    """Small numbers; each device has a part of that shape."""
     shape = (leaf.shape[0] * mesh.size, *leaf.shape[1:])
-    sharding = NamedSharding(mesh, spec)
-
-    def part(index: Any) -> Any:
-        sizes = [len(range(*at.indices(n))) for at, n in zip(index, shape, strict=True)]
-        return jnp.full(sizes, 0.01, leaf.dtype)
-
-    return jax.make_array_from_callback(shape, sharding, part)
-
-
-def _middle(seconds: list[float]) -> Timed:
-    low, middle, high = statistics.quantiles(seconds, n=4)
-    return Timed(middle, min(seconds), (high - low) / middle)
+    part = jnp.full(leaf.shape, 0.01, leaf.dtype)
+    return jax.make_array_from_callback(shape, NamedSharding(mesh, spec), lambda _: part)

@@ -2,17 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from orchestrator import catalog
+from orchestrator.catalog.chip import RayNames
 from orchestrator.errors import SpecError
 from orchestrator.types.plan import Plan
-
-# Ray's name of each chip: generation, and TensorCores a chip as its pod types count them.
-GENERATIONS = {
-    "v4": ("v4", 2),
-    "v5p": ("v5p", 2),
-    "v5e": ("v5litepod", 1),
-    "v6e": ("v6e", 1),
-    "tpu7x": ("v7x", 2),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +19,13 @@ class Host:
 
 def accelerator_type(plan: Plan) -> str:
     """Ray's name of the plan's chip, as a trainer asks for it."""
-    return f"TPU-{_generation(plan)[0].upper()}"
+    return _names(plan).accelerator
 
 
 def pod_type(plan: Plan) -> str:
     """Ray's name of the plan's slice: v5p-8 is four chips."""
-    name, cores = _generation(plan)
-    return f"{name}-{plan.chips // plan.pods * cores}"
+    names = _names(plan)
+    return f"{names.pod_type}-{plan.chips // plan.pods * names.named_per_chip}"
 
 
 def devices_per_host(plan: Plan) -> int:
@@ -54,11 +47,12 @@ def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[Host, ...]:
     )
 
 
-def _generation(plan: Plan) -> tuple[str, int]:
-    if plan.chip not in GENERATIONS:
-        known = ", ".join(GENERATIONS)
+def _names(plan: Plan) -> RayNames:
+    names = catalog.chip_of(plan).ray
+    if names is None:
+        known = ", ".join(name for name in catalog.chips() if catalog.chip(name).ray)
         raise SpecError(f"{plan.chip}: only TPU slices can be launched or rehearsed: {known}")
-    return GENERATIONS[plan.chip]
+    return names
 
 
 def _host(plan: Plan, pod: int, worker: int) -> Host:

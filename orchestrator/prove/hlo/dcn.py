@@ -9,12 +9,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.prove.hlo.collectives import ALL_TO_ALL, GATHER, PERMUTE, REDUCE, SCATTER, payload
 from orchestrator.prove.hlo.dataflow import Dataflow, Value, is_crop
 from orchestrator.prove.hlo.execution_counts import Visit
+from orchestrator.prove.hlo.logical_collectives import (
+    ALL_TO_ALL,
+    GATHER,
+    PERMUTE,
+    REDUCE,
+    SCATTER,
+    sent_bytes,
+)
 from orchestrator.prove.hlo.program import Instruction
 from orchestrator.prove.hlo.shapes import Array
-from orchestrator.prove.hlo.sources import trainer_line
+from orchestrator.prove.hlo.source_lines import trainer_line
 
 MEGASCALE = "xla_megascale_runtime"
 KINDS = {"ALL_REDUCE": REDUCE, "ALL_GATHER": GATHER, "REDUCE_SCATTER": SCATTER}
@@ -24,7 +31,7 @@ MOST_PLACES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlicePair:
+class DcnPayload:
     """One send. `in_backward`: what it sends depends on a backward pass, as gradients do."""
 
     name: str
@@ -37,7 +44,7 @@ class SlicePair:
     in_backward: bool
 
 
-def crossed(flow: Dataflow, visit: Visit) -> Iterator[SlicePair]:
+def dcn_payloads(flow: Dataflow, visit: Visit) -> Iterator[DcnPayload]:
     """What a `send` to other pods carries; nothing for any other instruction."""
     where, send, times = visit
     if send.opcode != "send" or send.quoted("_xla_host_transfer_handler_name") != MEGASCALE:
@@ -48,12 +55,12 @@ def crossed(flow: Dataflow, visit: Visit) -> Iterator[SlicePair]:
     padded = flow.array(given)
     logical = _logical(flow, given)
     shards = pods if kind == GATHER else 1
-    yield SlicePair(
+    yield DcnPayload(
         name=send.quoted("_xla_host_transfer_rendezvous"),
         kind=kind,
         dtype=padded.dtype,
-        payload_bytes=payload(kind, logical.bytes * shards, pods),
-        executed_bytes=payload(kind, padded.bytes * shards, pods),
+        payload_bytes=sent_bytes(kind, logical.bytes * shards, pods),
+        executed_bytes=sent_bytes(kind, padded.bytes * shards, pods),
         times=times,
         places=tuple(_places(flow, given)),
         in_backward=_is_in_backward(flow, given),

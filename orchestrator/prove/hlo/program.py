@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from orchestrator.prove.hlo.shapes import Array, arrays, end_of_shape
-from orchestrator.prove.hlo.sources import Sources, sources_of
+from orchestrator.prove.hlo.source_lines import Sources, sources_of
 
 NAMED = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
 HEADING = re.compile(r"(ENTRY )?%([\w.\-]+) \(")

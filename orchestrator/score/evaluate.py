@@ -1,0 +1,156 @@
+"""Compares predictions with published runs, by the catalog's constants or by cross-validation."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from orchestrator import catalog
+from orchestrator.catalog import Efficiency
+from orchestrator.errors import SpecError
+from orchestrator.plan.torus import Floats
+from orchestrator.score.fit import baseline, by_document, by_group, held_out, learn
+from orchestrator.score.published_runs import PUBLISHED, read
+from orchestrator.score.samples import Sample, samples
+from orchestrator.types.score import Retention, Score, ScoredRow, SkippedRow, Summary
+
+HeldOut = Literal["document", "group"]
+KEYS = {"document": by_document, "group": by_group}
+LEARNED_ON = {
+    "document": "without each document in turn",
+    "group": "without each source and chip in turn",
+}
+
+
+@cache
+def published() -> tuple[list[Sample], list[SkippedRow]]:
+    """The project's own file, read once."""
+    return samples(read(PUBLISHED))
+
+
+def with_catalog_constants(path: Path = PUBLISHED) -> Score:
+    """Every row of a file by the catalog's constants. The baseline knows the same rows."""
+    usable, skipped = samples(read(path))
+    known = [sample for sample in usable if catalog.efficiency(sample.run.chip)]
+    skipped += [
+        SkippedRow(
+            id=sample.run.id,
+            reason=f"no run of {sample.run.chip} was learned from: `expected` is unknown",
+        )
+        for sample in usable
+        if not catalog.efficiency(sample.run.chip)
+    ]
+    baseline_s = baseline(published()[0])
+    rows = [scored(s, catalog_efficiency(s.run.chip), baseline_s(s)) for s in known]
+    return score_of(known, rows, skipped, "learned on the project's own file")
+
+
+def catalog_efficiency(chip: str) -> Efficiency:
+    known = catalog.efficiency(chip)
+    assert known is not None
+    return known
+
+
+def cross_validated(held: HeldOut, path: Path = PUBLISHED) -> Score:
+    """Every row of a file by constants from the rows of its other documents, or groups."""
+    usable, skipped = published() if path == PUBLISHED else samples(read(path))
+    tpus = [sample for sample in usable if catalog.chip(sample.run.chip).matrix_unit]
+    others = [
+        SkippedRow(id=s.run.id, reason=f"{s.run.chip} has no matrix unit to learn about")
+        for s in usable
+        if not catalog.chip(s.run.chip).matrix_unit
+    ]
+    key = KEYS[held]
+    if len(set(map(key, tpus))) < 2:
+        raise SpecError(f"{path}: nothing to learn from: all its runs are of one {held}")
+    rows: dict[str, ScoredRow] = {}
+    for train, test in held_out(tpus, key):
+        constants, baseline_s = learn(train, key), baseline(train)
+        for sample in test:
+            known = constants.efficiency(sample.run.chip)
+            rows[sample.run.id] = scored(sample, known, baseline_s(sample))
+    in_order = [rows[sample.run.id] for sample in tpus]
+    return score_of(tpus, in_order, [*skipped, *others], LEARNED_ON[held])
+
+
+def scored(sample: Sample, known: Efficiency, baseline_s: float) -> ScoredRow:
+    """One row against its prediction."""
+    expected = sample.expected_s(known)
+    low, high = sample.interval(known)
+    return ScoredRow(
+        id=sample.run.id,
+        group=sample.run.group,
+        chip=sample.run.chip,
+        slices=sample.run.slices,
+        measured_step_s=sample.measured_s,
+        expected_step_s=expected,
+        low_step_s=low,
+        high_step_s=high,
+        lower_step_s=sample.lower_s,
+        baseline_step_s=baseline_s,
+        error=expected / sample.measured_s - 1,
+        inside_interval=low <= sample.measured_s <= high,
+        below_lower_bound=sample.measured_s < sample.lower_s,
+    )
+
+
+def score_of(
+    samples: list[Sample], rows: list[ScoredRow], skipped: list[SkippedRow], learned_on: str
+) -> Score:
+    return Score(
+        learned_on=learned_on,
+        rows=tuple(rows),
+        left_out=tuple(skipped),
+        retention=tuple(retentions(samples, rows)),
+        summary=summary(rows, len(skipped)),
+    )
+
+
+def summary(rows: list[ScoredRow], skipped: int) -> Summary:
+    """The figures for all rows; None without rows."""
+    errors = np.abs([row.error for row in rows])
+    baseline_errors = np.abs([row.baseline_step_s / row.measured_step_s - 1 for row in rows])
+
+    def figure(statistic: Callable[[Floats], Any], values: Floats) -> float | None:
+        return float(statistic(values)) if len(rows) else None
+
+    return Summary(
+        rows=len(rows),
+        left_out=skipped,
+        median_abs_error=figure(np.median, errors),
+        mean_abs_error=figure(np.mean, errors),
+        p90_abs_error=figure(p90, errors),
+        worst_abs_error=figure(np.max, errors),
+        inside_interval=figure(np.mean, np.array([float(row.inside_interval) for row in rows])),
+        below_lower_bound=sum(row.below_lower_bound for row in rows),
+        baseline_median_abs_error=figure(np.median, baseline_errors),
+        baseline_p90_abs_error=figure(p90, baseline_errors),
+    )
+
+
+def p90(values: Floats) -> Any:
+    return np.quantile(values, 0.9)
+
+
+def retentions(samples: list[Sample], rows: list[ScoredRow]) -> list[Retention]:
+    """Rows of several slices against the row of the same job on one slice."""
+    single = {job(s): row for s, row in zip(samples, rows, strict=True) if s.run.slices == 1}
+    return [
+        Retention(
+            id=row.id,
+            slices=row.slices,
+            measured=one.measured_step_s / row.measured_step_s,
+            expected=one.expected_step_s / row.expected_step_s,
+        )
+        for sample, row in zip(samples, rows, strict=True)
+        if sample.run.slices > 1 and (one := single.get(job(sample)))
+    ]
+
+
+def job(sample: Sample) -> tuple[object, ...]:
+    """What the rows of one job share: all but the number of slices."""
+    run = sample.run
+    per_slice = run.chips // run.slices, run.sequences // run.slices
+    return run.chip, run.model, per_slice, run.length, run.remat

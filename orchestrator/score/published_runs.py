@@ -1,0 +1,254 @@
+"""Reads published runs from CSV, including what only their notes state."""
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import catalog
+from orchestrator.catalog import Chip
+from orchestrator.catalog.tables import FOLDER
+from orchestrator.errors import SpecError, UnknownName
+from orchestrator.plan import flops
+from orchestrator.types.spec import DType, Model
+
+PUBLISHED = FOLDER / "published_runs.csv"
+# Without these nothing can be planned; the others may be empty.
+NEEDED = ("id", "chip", "num_chips", "model", "layers", "d_model", "d_ff", "n_heads", "vocab",
+          "seq_len")  # fmt: skip
+COLUMNS = (*NEEDED, "source_repo", "source_path", "num_slices", "topology", "n_kv_heads",
+           "head_dim", "gated_mlp", "moe_experts", "batch_per_device_seqs", "global_batch_tokens",
+           "dcn_dp", "ici_fsdp", "ici_tp", "ici_sp", "pp", "params_b", "remat_policy",
+           "compute_dtype", "attention_kernel", "flop_convention", "step_time_s",
+           "tflops_per_chip", "mfu_pct", "notes")  # fmt: skip
+MOST = 10**15  # of anything counted; beyond it sums are no longer exact
+GEMMA_EVERY = 6  # five local layers to one global layer
+TYPES: dict[str, DType] = {"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}
+
+
+class Unscorable(SpecError):
+    """A row cannot be scored: its run cannot be planned, or its figure not converted."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Layers see `tokens` back; one in `every` is global, and may have other heads."""
+
+    tokens: int
+    every: int | None = None
+    whole_head_dim: int | None = None
+    whole_kv_heads: int | None = None
+
+    @property
+    def whole(self) -> float:
+        """Share of global layers."""
+        return 1 / self.every if self.every else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRun:
+    """One row. None where it states nothing; the mesh is that inside a slice."""
+
+    id: str
+    group: str
+    document: str
+    chip: str
+    chips: int
+    slices: int
+    topology: str
+    model: Model
+    window: Window | None
+    length: int
+    sequences: int
+    mesh: dict[str, int | None]
+    remat: str
+    hfu: float | None
+    parallel_block: bool
+    compute: DType
+    parameters: DType
+    kernel: str
+    convention: str
+    step_s: float | None
+    flops_per_chip_s: float | None
+    mfu: float | None
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a file, as text, each with every column of COLUMNS."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file, restval="")
+            table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
+            rows = list(table)
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise SpecError(f"{path}: is no CSV in UTF-8: {error}") from None
+    if not rows:
+        raise SpecError(f"{path}: holds no runs; `orch score` alone scores the project's own file")
+    missing = [column for column in NEEDED if column not in rows[0]]
+    if missing:
+        raise SpecError(f"{path}: has no column {', '.join(missing)}")
+    return [named(row, line) for line, row in enumerate(rows, start=2)]
+
+
+def named(row: dict[str, str], line: int) -> dict[str, str]:
+    """The known columns, with a name for a row without one."""
+    kept = {column: (row.get(column) or "").strip() for column in COLUMNS}
+    return kept | {"id": kept["id"] or f"row {line}"}
+
+
+def run_of(row: dict[str, str]) -> PublishedRun:
+    """The run of a row. `Unscorable` has the reason why there is none."""
+    refuse_unplannable(row)
+    chips, slices = whole(row, "num_chips"), whole(row, "num_slices", 1)
+    length = whole(row, "seq_len")
+    tensor, sequence = whole(row, "ici_tp", 1), whole(row, "ici_sp", 1)
+    # A second axis that shards weights is the same as more of the first.
+    again = noted_count(row, r"fsdp_transpose=(\d+)", 1)
+    fsdp = whole(row, "ici_fsdp") * again if row["ici_fsdp"] else None
+    return PublishedRun(
+        id=row["id"],
+        group=f"{row['source_repo']} {row['chip']}".strip(),
+        document=f"{row['source_repo']} {first_word(row['source_path'])} {row['chip']}".strip(),
+        chip=row["chip"],
+        chips=chips,
+        slices=slices,
+        topology=row["topology"],
+        model=model_of(row),
+        window=window_of(row),
+        length=length,
+        sequences=sequences_of(row, chips * chip_of(row).devices, length),
+        mesh={"fsdp": fsdp, "sequence": sequence, "tensor": tensor},
+        remat=row["remat_policy"],
+        hfu=float(match[1]) / 100 if (match := note(row, r"\bHFU (\d+(?:\.\d+)?)")) else None,
+        parallel_block=note(row, r"parallel attn") is not None,
+        compute=dtype(row["compute_dtype"] or "bfloat16"),
+        parameters=dtype(match[1] if (match := note(row, r"weight_dtype (\w+)")) else "fp32"),
+        kernel=row["attention_kernel"],
+        convention=row["flop_convention"],
+        step_s=positive(row, "step_time_s"),
+        flops_per_chip_s=positive(row, "tflops_per_chip", 1e12),
+        mfu=positive(row, "mfu_pct", 1e-2),
+    )
+
+
+def first_word(text: str) -> str:
+    """The document in a source path; the rest names a table or settings."""
+    return text.split(maxsplit=1)[0].rstrip(";") if text else ""
+
+
+def refuse_unplannable(row: dict[str, str]) -> None:
+    """Refuse models and parallelism that a plan cannot describe."""
+    if whole(row, "moe_experts", 1) > 1:
+        raise Unscorable(f"a mixture of {row['moe_experts']} experts: plans are of dense models")
+    if note(row, r"\bMuon\b"):
+        raise Unscorable("its optimizer is Muon: plans have lines for AdamW alone")
+    if whole(row, "pp", 1) > 1:
+        raise Unscorable(f"{row['pp']} pipeline stages: plans have no pipeline")
+    slices = whole(row, "num_slices", 1)
+    if whole(row, "dcn_dp", slices) != slices:
+        raise Unscorable(f"its {slices} slices are not as many replicas: plans share out no weights"
+                      " between slices")  # fmt: skip
+
+
+def number(row: dict[str, str], column: str) -> float:
+    try:
+        return float(row[column])
+    except ValueError:
+        said = f"says {row[column]!r}" if row[column] else "is empty"
+        raise Unscorable(f"{column} {said}: a number is needed") from None
+
+
+def positive(row: dict[str, str], column: str, scale: float = 1.0) -> float | None:
+    """A figure in base units; None where the row states none."""
+    if not row[column]:
+        return None
+    value = number(row, column)
+    if not 0 < value < float("inf"):
+        raise Unscorable(f"{column} says {row[column]}: it must be positive")
+    return value * scale
+
+
+def whole(row: dict[str, str], column: str, default: int | None = None) -> int:
+    """A positive count; an empty cell is the default, where there is one."""
+    if not row[column] and default is not None:
+        return default
+    value = number(row, column)
+    if not (1 <= value <= MOST and value.is_integer()):
+        raise Unscorable(f"{column} says {row[column]}: a positive whole number is needed")
+    return int(value)
+
+
+def dtype(text: str) -> DType:
+    if text.lower() not in TYPES:
+        raise Unscorable(f"the type {text!r} is none of {', '.join(TYPES)}")
+    return TYPES[text.lower()]
+
+
+def note(row: dict[str, str], pattern: str) -> re.Match[str] | None:
+    return re.search(pattern, row["notes"])
+
+
+def noted_count(row: dict[str, str], pattern: str, default: int) -> int:
+    """A count that only the notes state."""
+    match = note(row, pattern)
+    return int(match[1]) if match else default
+
+
+def chip_of(row: dict[str, str]) -> Chip:
+    try:
+        return catalog.chip(row["chip"])
+    except UnknownName as error:
+        raise Unscorable(str(error)) from None
+
+
+def sequences_of(row: dict[str, str], devices: int, length: int) -> int:
+    """Sequences of a global step; a tpu7x chip is two devices."""
+    if row["global_batch_tokens"]:
+        tokens = whole(row, "global_batch_tokens")
+    elif each := positive(row, "batch_per_device_seqs"):
+        tokens = round(each * devices * length)
+    else:
+        raise Unscorable("neither global_batch_tokens nor batch_per_device_seqs is stated")
+    if not tokens or tokens % length:
+        raise Unscorable(f"a batch of {tokens:,} tokens is not whole sequences of {length:,}")
+    return tokens // length
+
+
+def model_of(row: dict[str, str]) -> Model:
+    """The shape. If nothing states whether tables are tied, the parameter count decides."""
+    counts = {"layers": "layers", "d_model": "d_model", "d_ff": "d_ff", "heads": "n_heads",
+              "vocab": "vocab"}  # fmt: skip
+    shape: dict[str, Any] = {key: whole(row, column) for key, column in counts.items()}
+    shape["kv_heads"] = whole(row, "n_kv_heads", shape["heads"])
+    shape["head_dim"] = whole(row, "head_dim", max(shape["d_model"] // shape["heads"], 1))
+    gated = row["gated_mlp"] not in {"0", "false", "False"}
+    either = [Model(name=row["model"], gated=gated, tied=tied, **shape) for tied in (True, False)]
+    if "tied embeddings" in row["notes"] or "gemma" in row["model"]:
+        return either[0]
+    if not row["params_b"]:
+        return either[1]
+    stated = number(row, "params_b") * 1e9
+    return min(either, key=lambda model: abs(flops.parameters(model) - stated))
+
+
+def window_of(row: dict[str, str]) -> Window | None:
+    """Sliding windows stand in the notes alone: `5:1 local(1024):global`, `local window 1024`."""
+    pattern = note(row, r"(\d+):1 local\((\d+)\):global")
+    if pattern:
+        return Window(int(pattern[2]), int(pattern[1]) + 1)
+    tokens = note(row, r"window (\d+)")
+    if not tokens:
+        return None
+    head, keys = (
+        note(row, r"global head_dim (\d+)"),
+        note(row, r"global kv heads (\d+)"),
+    )
+    if not (head or keys):
+        return Window(int(tokens[1]))
+    # Where only the heads of global layers are named, their number is that of the family.
+    return Window(
+        int(tokens[1]), GEMMA_EVERY, int(head[1]) if head else None, int(keys[1]) if keys else None
+    )

@@ -1,0 +1,224 @@
+"""Lays a published run out as it was run, and prices it with the planner's own functions.
+
+Only what no source states is searched: where on the torus each mesh axis lay.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+import numpy as np
+
+from orchestrator import catalog
+from orchestrator.catalog import Chip, Topology
+from orchestrator.errors import OrchError
+from orchestrator.plan import torus as links
+from orchestrator.plan.feasibility import as_sizes, placements
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
+from orchestrator.plan.layout import Layout
+from orchestrator.plan.remat import POLICIES, Policy
+from orchestrator.plan.search import SearchRequest, layout_of
+from orchestrator.plan.time import step_time, time_lines
+from orchestrator.score.flop_counts import attention_share, extra_parameters_per_layer
+from orchestrator.score.published_runs import PublishedRun, Unscorable
+from orchestrator.types.plan import LedgerLine
+from orchestrator.types.spec import Batch, Experiment, MeshRequest, Precision
+
+# The sources' names for the tensors of plan.remat.KEEPABLE; `custom` policies use MaxText's.
+TENSOR_NAMES = {
+    "query_proj": "q",
+    "key_proj": "k",
+    "value_proj": "v",
+    "q": "q",
+    "k": "k",
+    "v_proj": "v",
+    "qkv_proj": "q k v",
+    "context": "attention",
+    "out_proj": "mid",
+    "mlpwi_0": "gate",
+    "mlpwi_1": "up",
+    "mlpwi": "gate up",
+    "mlpwo": "",  # a layer's result: the next layer's input, which is always kept
+    "decoder_layer_input": "",
+}
+DOTS = frozenset({"q", "k", "v", "mid", "gate", "up"})  # results of matmuls; the attention is none
+QKV = frozenset({"q", "k", "v"})
+NAMED = {
+    policy.name: policy
+    for policy in (
+        POLICIES["full"],
+        POLICIES["none"],
+        Policy("minimal", DOTS),
+        Policy("minimal_flash", DOTS | {"attention"}),
+        Policy("minimal_with_context", DOTS | {"attention"}),
+        Policy("save_dot_with_context_except_mlp", QKV | {"attention", "mid"}),
+        Policy("save_dot_except_mlp", QKV | {"mid"}),
+        Policy("save_dot_except_mlpwi", QKV | {"mid"}),  # `mlpwo` is kept as the next block's input
+        Policy("save_qkv_proj", QKV),
+        Policy("save_out_proj", frozenset({"mid"})),
+        Policy("qkv_proj_offloaded", QKV, offloaded=True),
+        Policy("minimal_offloaded", DOTS, offloaded=True),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaidOutRun:
+    """A run's layout and its ledger of seconds."""
+
+    layout: Layout
+    lines: list[LedgerLine]
+
+    @property
+    def lower_s(self) -> float:
+        return float(step_time(self.layout, self.lines).lower_s)
+
+
+def lay_out(run: PublishedRun) -> LaidOutRun:
+    """The run as it was run; `LeftOut` says why that cannot be planned."""
+    try:
+        chip = catalog.chip(run.chip)
+        topology = topology_of(run, chip)
+        layout = layout_as_run(run, chip, topology)
+        return LaidOutRun(layout=layout, lines=lines_as_run(run, layout))
+    except Unscorable:
+        raise
+    except OrchError as error:
+        raise Unscorable(str(error)) from None
+
+
+def topology_of(run: PublishedRun, chip: Chip) -> Topology:
+    """The slice: the stated shape, or the shape with that many chips."""
+    if run.chips % run.slices:
+        raise Unscorable(f"{run.chips} chips are not {run.slices} slices of equal size")
+    chips = run.chips // run.slices
+    shape = re.search(r"\b\d+(x\d+){1,2}\b", re.sub(r"^\d+x ", "", run.topology))
+    text = shape[0] if shape else f"{chip.slices.names[0]}-{chips * chip.slices.named_per_chip}"
+    topology = catalog.topology(chip, text)
+    if topology.chips != chips:
+        raise Unscorable(f"{run.topology} is {topology.chips} chips, its row says {chips} a slice")
+    return topology
+
+
+def remat_of(run: PublishedRun) -> Policy:
+    """The policy that a source names, or its list of tensors."""
+    name = run.remat
+    if name in NAMED:
+        return NAMED[name]
+    if name.startswith("gradient_checkpointing"):
+        return NAMED["full"]  # Levanter's default keeps the input of each block alone
+    if name.startswith("custom"):
+        return custom(name.removeprefix("custom").lstrip(": "))
+    if not name and run.hfu and run.mfu and run.hfu > run.mfu:
+        return NAMED["full"]  # unnamed, but its hardware did more FLOPs than its model has
+    raise Unscorable(
+        f"nobody says what remat {name!r} keeps" if name else "its remat is not stated"
+    )
+
+
+def custom(text: str) -> Policy:
+    """MaxText's list of tensors: after `device` they stay in HBM, after `offload` on the host."""
+    where, kept, inputs = "device", {"device": set[str](), "offload": set[str]()}, ""
+    for word in re.split(r"[\s;,=]+", text):
+        if word in {"device", "offload", "remat"}:
+            where = word
+        elif word not in TENSOR_NAMES:
+            raise Unscorable(f"tensor {word!r} of remat {text!r} is unknown")
+        elif word == "decoder_layer_input":
+            inputs = where
+        elif where in kept:
+            kept[where].update(TENSOR_NAMES[word].split())
+    return Policy(
+        "custom",
+        frozenset(kept["device"] | kept["offload"]),
+        # A plan has one memory for all; if a run used both, HBM is the cheaper of the two.
+        offloaded=bool(kept["offload"]) and not kept["device"],
+        offloads_block_input=inputs == "offload",
+    )
+
+
+def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
+    """The fastest way to lay the run's mesh on the torus."""
+    slice_torus = links.torus(chip, topology)
+    tensor, sequence = run.mesh["tensor"] or 1, run.mesh["sequence"] or 1
+    rest, over = divmod(slice_torus.devices, tensor * sequence)
+    fsdp = run.mesh["fsdp"] or rest
+    if over or rest % fsdp:
+        raise Unscorable(
+            f"{slice_torus.devices} devices are not fsdp {fsdp} x sequence {sequence} x tensor"
+            f" {tensor} and whole replicas"
+        )
+    wish = MeshRequest(data=rest // fsdp, fsdp=fsdp, sequence=sequence, tensor=tensor)
+    model = replace(run.model, vocab=ceil(run.model.vocab / tensor) * tensor)  # tables are padded
+    experiment = Experiment(
+        model=model,
+        tokens=run.sequences * run.length,
+        batch=Batch(sequences=run.sequences, length=run.length),
+        precision=Precision(parameters=run.parameters, compute=run.compute),
+    )
+    ask = SearchRequest(chip, topology, slice_torus, experiment, wish, run.slices)
+    divisible = 2 * tensor * sequence  # other trainers need not split the stream by position
+    found = placements(slice_torus, model, divisible, wish, run.sequences // run.slices or 1)
+    if not len(found):
+        raise Unscorable(
+            f"its mesh {mesh_text(wish)} does not divide its model or lie on {topology}"
+        )
+    return least_time(ask, found, remat_of(run))
+
+
+def mesh_text(wish: MeshRequest) -> str:
+    return " x ".join(f"{axis} {getattr(wish, axis)}" for axis in links.POD_AXES)
+
+
+def least_time(ask: SearchRequest, found: links.Ints, remat: Policy) -> Layout:
+    """The fastest placement as plain numbers, by the rule of the search."""
+    batch = ask.experiment.batch.sequences
+    sizes = as_sizes(links.sizes(found))
+    many = layout_of(ask, sizes, batch, 1, remat, links.links_of(ask.torus, found))
+    time = step_time(many, time_lines(many))
+    row = int(np.argmin(np.broadcast_to(time.lower_s + time.unoverlapped_s, len(found))))
+    return plain(ask, found[row : row + 1], batch, remat)
+
+
+def plain(ask: SearchRequest, factors: links.Ints, batch: int, remat: Policy) -> Layout:
+    own = links.links_of(ask.torus, factors)
+    row = links.Links(
+        rates={name: float(rate[0]) for name, rate in own.rates.items()},
+        hops={name: float(hops[0]) for name, hops in own.hops.items()},
+        uses={name: uses[0] for name, uses in own.uses.items()},
+    )
+    sizes = {axis: prod(factors[0, :, i].tolist()) for i, axis in enumerate(links.POD_AXES)}
+    return layout_of(ask, sizes, batch, 1, remat, row)
+
+
+def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
+    """The ledger, scaled where the run's kernel, windows or block differ from the trainer's."""
+    attention = computed_share(run)
+    layer = sum(layout.layer_matrices.values())
+    wider = 1 + extra_parameters_per_layer(run) / layout.tensor / layer
+    factors = {"attention": attention, "attention recompute": attention, "matmuls": wider,
+               "recompute": wider}  # fmt: skip
+    if run.parallel_block:  # one gather and one scatter serve attention and MLP together
+        factors |= {"residual gather": 0.5, "residual scatter": 0.5}
+    return [scaled(line, factors.get(line.name, 1.0)) for line in time_lines(layout)]
+
+
+def scaled(line: LedgerLine, factor: float) -> LedgerLine:
+    inputs = {
+        name: value * factor if name in {"flops", "bytes"} else value
+        for name, value in line.inputs.items()
+    }
+    return replace(line, value=line.value * factor, inputs=inputs)
+
+
+def computed_share(run: PublishedRun) -> float:
+    """Attention that the run computes, over that of the trainer's kernel for whole sequences.
+
+    Without a kernel it is the whole square. A kernel takes whole blocks, also along a window.
+    """
+    block = min(ATTENTION_BLOCK, run.length)
+    ours = (run.length + block) / 2
+    if not run.kernel:
+        return run.length / ours
+    local = min((run.window.tokens + block) / ours, 1.0) if run.window else 1.0
+    return attention_share(run, local)
