@@ -105,7 +105,7 @@ def test_a_number_stays_with_its_unit_and_a_word_stays_whole() -> None:
     text = Text(text="it takes 12 GiB more", start="note: ")
     assert text.lines(18) == ["note: it", "      takes 12 GiB", "      more"]
     path = "/folder" * 20
-    assert Text(text=f"in {path}", start="  ").lines(WIDTH) == ["  in", f"  {path}"]
+    assert Text(text=f"in {path}", start="  ").lines(WIDTH) == [f"  in {path}"]
 
 
 def test_a_message_keeps_its_lines_and_its_commands() -> None:

@@ -120,6 +120,6 @@ def test_what_a_run_asks_for_is_said_in_chips_time_and_money() -> None:
     )
     learned = replace(days, expected=5.0, low=4.0, high=6.0)
     expected = replace(costly, forecast=replace(costly.forecast, days=learned))
-    assert "4 d to 6 d" in render.cost_of_run(expected, steps)
+    assert "4 to 6 d" in render.cost_of_run(expected, steps)
     unknown = replace(costly, forecast=replace(costly.forecast, dollars=None))
     assert render.cost_of_run(unknown, steps).endswith("2 d to 3 d 12 h; no price is known")

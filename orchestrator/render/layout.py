@@ -13,8 +13,8 @@ from textwrap import wrap
 WIDTH = 80
 STYLES = {"bold": "\033[1m", "yellow": "\033[33m"}
 RESET = "\033[0m"
-# A line never ends between a number and its unit or its label.
-NEXT_TO_A_NUMBER = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)")
+# A line never ends between a number and its unit or its label, nor before a path.
+UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -40,7 +40,7 @@ class Text:
 
     def _wrapped(self, text: str, width: int, hang: int) -> list[str]:
         lines = wrap(
-            NEXT_TO_A_NUMBER.sub(NO_BREAK, text) if self.keep_numbers else text,
+            UNBROKEN.sub(NO_BREAK, text) if self.keep_numbers else text,
             width,
             initial_indent=self.start,
             subsequent_indent=" " * hang,
