@@ -256,7 +256,7 @@ def test_cancel_leaves_a_request_and_says_what_follows(orch: RunOrch, tmp_path: 
     assert request is not None
     assert not request.at_once
     again = orch("cancel", "it", "--now", "--storage", str(tmp_path))
-    assert "it: asked to stop at once. It was asked to " in again.stdout
+    assert "it: stop requested, at once. A stop was requested " in again.stdout
     assert "steps since the last checkpoint are lost" in again.stdout
     request = writer.heartbeat()
     assert request is not None
@@ -276,7 +276,7 @@ def test_cancel_of_what_nobody_drives(orch: RunOrch, tmp_path: Path) -> None:
     ended = claimed_run(tmp_path, key="ended")
     ended.end_run("succeeded")
     done = orch("cancel", "ended", *storage)
-    assert "has ended already: succeeded. Nothing was asked." in done.stdout
+    assert "already succeeded. Nothing was requested." in done.stdout
     assert json.loads(orch("cancel", "ended", *storage, "--json").stdout)["state"] == "succeeded"
     assert list(ended.journal.paths.requests.iterdir()) == []
 

@@ -263,7 +263,7 @@ def test_compare_is_a_table_and_json(orch: RunOrch, tmp_path: Path) -> None:
     expected_s = PLAN.forecast.step_s.expected or 0.0
     assert rows[0][-2:] == [f"{0.25 / expected_s:.2f}", "x"]
     assert rows[1][-4:-2] == ["3.00", "GiB"]
-    assert "note: MEASURED is - where devices do not say what they hold" in done.stdout
+    assert "note: MEASURED is - where devices do not report memory" in done.stdout
     asked = orch("compare", "slow", "quick", "--storage", str(tmp_path), "--json")
     assert [one["run"] for one in json.loads(asked.stdout)] == ["slow", "quick"]
 
@@ -281,7 +281,7 @@ def test_compare_says_what_cannot_be_compared(orch: RunOrch, tmp_path: Path) -> 
     assert allowed == ["GiB", "-"]
     assert "note: LIMIT is - in a rehearsal" in mixed
     empty = orch("compare", "real", "new", "--storage", str(tmp_path)).stdout
-    assert "1 of 2 came to no step after warm-up" in empty
+    assert "1 of 2 runs have no step after warm-up" in empty
     unknown = orch("compare", "nobody", "--storage", str(tmp_path))
     assert unknown.returncode == 2
     assert f"no run in {tmp_path} begins with 'nobody'; known: " in unknown.stderr

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from orchestrator.render.formatting import count, elapsed, percent
-from orchestrator.render.layout import Screen, Table, Title, indent, next_step, screen
+from orchestrator.render.layout import Command, Screen, Table, Title, indent, next_step, screen
 from orchestrator.types.run import Run
 from orchestrator.types.study import StudyStatus
 
@@ -16,7 +16,7 @@ Row = tuple[str, ...]
 def runs_screen(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = ()) -> Screen:
     """Return all runs, newest first; a study stands above its runs."""
     if not runs and not studies:
-        return screen([f"No runs in {storage}", *next_step("orch submit SPEC")])
+        return screen([Command(text=f"No runs in {storage}"), *next_step("orch submit SPEC")])
     heads = {one.study: study_row(one) for one in studies}
     groups: dict[str, list[Row]] = {}
     for run in runs:
