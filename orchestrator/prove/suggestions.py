@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from orchestrator.errors import SpecError
+from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.network.rematerialization import POLICIES
 from orchestrator.plan.planner import ask_of, make_plan
-from orchestrator.plan.remat import POLICIES
 from orchestrator.plan.search import ranked, search
-from orchestrator.plan.torus import POD_AXES
 from orchestrator.types.plan import LineKind, Plan
 from orchestrator.types.proof import PlanChange
 from orchestrator.types.spec import MeshRequest, Spec
@@ -46,7 +46,7 @@ def _best_within(spec: Spec, limit_bytes: float) -> Plan | None:
     choices = ranked(request, search(request).candidates, 1)
     if not choices:
         return None
-    return _plan_with(spec, choices[0].remat, dict(zip(POD_AXES, choices[0].mesh, strict=True)))
+    return _plan_with(spec, choices[0].remat, dict(zip(ICI_AXES, choices[0].mesh, strict=True)))
 
 
 def _plan_with(spec: Spec, remat: str, mesh: dict[str, int]) -> Plan | None:

@@ -13,7 +13,7 @@ def doctor_screen(report: HealthReport) -> Screen:
     names = max(len(one.name) for one in report.findings)
     lines: list[Part] = []
     for one in report.findings:
-        cells = (f"{SIGNS[one.health]:{signs}}", f"{one.name:{names}}", one.found)
+        cells = (f"{SIGNS[one.health]:{signs}}", f"{one.name:{names}}", one.detail)
         lines.append(Table(rows=[cells], columns="<<w"))
         if one.advice:
             lines.append(f"    {one.advice}")
@@ -26,8 +26,12 @@ def verdict(report: HealthReport) -> list[Part]:
             f"Doctor: {report.broken} of {len(report.findings)} checks failed; fix these first."
         ]
     limits = sum(finding.health == "limited" for finding in report.findings)
+    has_extras = all(one.health != "limited" for one in report.findings if one.name == "extras")
+    abilities, command = ("plan and run", "orch submit specs/tiny_2pod.yaml")
+    if not has_extras:
+        abilities, command = "plan", "orch init my-run.yaml"
     with_limits = f", with {counted(limits, 'limit')}" if limits else ""
     return [
-        f"Doctor: this machine can plan and run{with_limits}.",
-        *next_step("orch submit specs/tiny_2pod.yaml"),
+        f"Doctor: this machine can {abilities}{with_limits}.",
+        *next_step(command),
     ]

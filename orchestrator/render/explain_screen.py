@@ -43,7 +43,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
     """Return inputs, derivations, published figures, the plan's differences, and sources."""
     return screen(
         [text("", headline(sheet), style="bold")],
-        [*inputs(sheet.given), text("  MFU counts ", sheet.mfu_definition)],
+        [*inputs(sheet.inputs), text("  MFU counts ", sheet.mfu_definition)],
         *(section(entry) for entry in sheet.sections),
         *(quotes(entry) for entry in sheet.quotes),
         realized(sheet),
@@ -83,7 +83,7 @@ def section(entry: DerivationSection) -> list[Part]:
     for line in entry.lines:
         parts += derivation(line)
     for verdict in entry.verdicts:
-        answer = verdict.words
+        answer = verdict.answer
         parts.append(text("  -> ", f"{verdict.question} {answer[0].upper()}{answer[1:]}."))
     return parts
 

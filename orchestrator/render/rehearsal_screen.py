@@ -26,7 +26,7 @@ from orchestrator.render.layout import (
     screen,
 )
 from orchestrator.types.codec import short
-from orchestrator.types.plan import AXES, Plan
+from orchestrator.types.plan import Plan
 from orchestrator.types.run import Attempt, RecentSteps, Run, State, Step
 
 LARGEST = 4  # lines of a forecast that are named
@@ -121,7 +121,8 @@ def measured_peak(plan: Plan, profile: str) -> str:
 
 def mesh(plan: Plan) -> str:
     """Return the axes of a pod with more than one device."""
-    sizes = [f"{axis} {plan.mesh[axis]}" for axis in AXES if axis != "pods" and plan.mesh[axis] > 1]
+    inside = (axis for axis in plan.axes if axis.link == "ici" and axis.size > 1)
+    sizes = [f"{axis.name} {axis.size}" for axis in inside]
     return ", ".join(sizes) or "one device"
 
 
