@@ -73,9 +73,9 @@ def explain(spec: SpecSource, overrides: Sequence[str] = (), *, mfu: float = 0.4
 
     `mfu` is the model FLOPs utilization that the training time assumes.
     """
-    from orchestrator.explain import answer_sheet
+    from orchestrator.explain import explain
 
-    return answer_sheet(_loaded(spec, overrides), mfu=mfu)
+    return explain(_loaded(spec, overrides), mfu=mfu)
 
 
 def prove(

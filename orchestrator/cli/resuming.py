@@ -17,6 +17,7 @@ from orchestrator.cli.submitting import (
 )
 from orchestrator.cli.terminal import JSON, aside, say, say_json
 from orchestrator.errors import Interrupted, OrchError, RunHasEnded, RunIsLive, SpecError
+from orchestrator.extras import require
 from orchestrator.types.run import LIVE, Run
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def resume(
     """
     from orchestrator import journal
 
+    require("run")
     found = journal.find_run(storage, run)
     before = found.run()
     refuse(before, run, storage)

@@ -24,6 +24,7 @@ from orchestrator.cli.terminal import (
     say_json,
 )
 from orchestrator.errors import SpecError
+from orchestrator.extras import require
 from orchestrator.lifecycle.events import interruptible
 from orchestrator.types.codec import to_pretty_json
 from orchestrator.types.plan import Plan
@@ -136,6 +137,7 @@ def submit(
       orch submit specs/studies/tiny_weak.yaml --no-prove
       orch submit specs/llama3_70b_4pod.yaml --address http://10.0.0.2:8265 --detach --key nightly
     """
+    require("run")
     wished = Wishes(**wishes)
     if is_study(spec):
         refuse_of_studies(wished, as_json=as_json)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 
+from orchestrator.extras import require
 from orchestrator.prove import proof_cache, suggestions
 from orchestrator.prove.compare import proof_of
 from orchestrator.prove.compile_client import OnStage, compile_plan
@@ -43,10 +44,10 @@ def prove(
 
 def cached(plan: Plan) -> ProofResult | None:
     """The verdict if this very program was compiled before, without suggestions."""
-    found = proof_cache.find(plan)
-    if found is None:
+    program = proof_cache.find(plan)
+    if program is None:
         return None
-    return ProofResult(plan=plan, proof=_verdict(plan, found.entry), age_s=found.age_s)
+    return ProofResult(plan=plan, proof=_verdict(plan, program.entry), age_s=program.age_s)
 
 
 def least_recompute(
@@ -64,6 +65,7 @@ def least_recompute(
 
 def _compile(plan: Plan, on_stage: OnStage, hlo: Path | None) -> Proof:
     target(plan)
+    require("prove")
     if util.find_spec("libtpu") is None:
         raise no_compiler(sys.platform, platform.machine())
     entry = _compiled(plan, on_stage, hlo)

@@ -1,4 +1,4 @@
-"""Explain room: published figures recomputed, from the inputs that give them and exactly."""
+"""Published figures, recomputed from the inputs that give them and from exact inputs."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -6,33 +6,36 @@ from decimal import Decimal
 from orchestrator import catalog
 from orchestrator.catalog.published_figures import BookQuestion, PublishedFigure, RemarkFormula
 from orchestrator.explain.derivation import derive
+from orchestrator.explain.formula import compute
 from orchestrator.explain.inputs import MFU, vendor_rates
-from orchestrator.explain.worksheet import compute
 from orchestrator.types.explanation import Agreement, QuotedFigure, QuotedFigures, Remark
 from orchestrator.types.spec import Batch, Experiment, Model, Pods, Resources, Spec
 
 
 def quotes_for(spec: Spec) -> tuple[QuotedFigures, ...]:
-    """What was published about this very model on these very slices; mostly nothing."""
-    asked = {key: entry for key, entry in catalog.questions().items() if concerns(entry, spec)}
-    return tuple(quoted(key, question) for key, question in asked.items())
+    """What was published about this model on these slices; mostly nothing."""
+    return tuple(
+        quoted(key, question)
+        for key, question in catalog.questions().items()
+        if concerns(question, spec)
+    )
 
 
 def concerns(question: BookQuestion, spec: Spec) -> bool:
-    """Whether a question is about the spec's model and, if it says so, about its slices."""
+    """Whether a question is about the spec's model and, where it names slices, about its slices."""
     if not same_shape(catalog.model(question.model), spec.experiment.model):
         return False
     if not question.quoted_for_pods:
         return True
-    asked, chip = spec.resources, catalog.chip(question.chip)
-    if asked.chip != chip.name or asked.pods.max not in question.quoted_for_pods:
+    resources, chip = spec.resources, catalog.chip(question.chip)
+    if resources.chip != chip.name or resources.pods.max not in question.quoted_for_pods:
         return False
-    shapes = (catalog.topology(chip, text) for text in (question.topology, asked.topology))
+    shapes = (catalog.topology(chip, text) for text in (question.topology, resources.topology))
     return next(shapes) == next(shapes)
 
 
 def same_shape(one: Model, other: Model) -> bool:
-    """Whether two models have the same parameters, whatever they are called."""
+    """Whether two models have the same parameters, whatever their names."""
     alike = replace(one, name=other.name, rope_theta=other.rope_theta)
     return replace(alike, norm_epsilon=other.norm_epsilon) == other
 
@@ -46,7 +49,7 @@ def quoted(key: str, question: BookQuestion) -> QuotedFigures:
 
 
 def exact_numbers(question: BookQuestion) -> dict[str, float]:
-    """The derivation of the question as it was asked, and the vendor's own figures."""
+    """The derivation for the question, and the vendor's own figures."""
     spec = spec_of(question)
     chip = catalog.chip(question.chip)
     vendor = vendor_rates(chip, spec.experiment.precision.compute)
@@ -74,7 +77,7 @@ def spec_of(question: BookQuestion) -> Spec:
 
 
 def recomputed(figure: PublishedFigure, numbers: dict[str, float]) -> QuotedFigure:
-    """A figure beside what its inputs give, and beside what exact inputs give."""
+    """A figure with what its inputs give, and what exact inputs give."""
     reproduced = compute(figure.formula, numbers | figure.inputs)
     exact = figure.inputs | numbers | figure.exact_inputs
     return QuotedFigure(
@@ -98,7 +101,7 @@ def aside(beside: RemarkFormula, unit: str, numbers: dict[str, float]) -> Remark
 
 
 def agreement(printed: str, value: float) -> Agreement:
-    """Whether the printed digits are the value's: rounded, or cut off."""
+    """Whether the printed digits are those of the value: rounded, or cut off."""
     figure = Decimal(printed)
     last_digit = Decimal(1).scaleb(int(figure.as_tuple().exponent))
     # The shortest digits of a float, not its binary tail: 3.645e25 is a tie, and rounds up.

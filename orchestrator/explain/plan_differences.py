@@ -1,4 +1,4 @@
-"""Explain room: where the realizable plan differs from the derivation, and why."""
+"""Where the realizable plan differs from the derivation, and why."""
 
 from dataclasses import replace
 
@@ -6,9 +6,9 @@ import numpy as np
 
 from orchestrator import catalog
 from orchestrator.errors import SpecError
+from orchestrator.explain.book import mixed_times
 from orchestrator.explain.formatting import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.explain.inputs import axes_of
-from orchestrator.explain.sharding import mixed_times
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.plan import torus as links
 from orchestrator.plan.infeasible import Infeasible
@@ -19,15 +19,23 @@ from orchestrator.types.plan import Plan, TorusSpan
 from orchestrator.types.spec import Batch, Spec
 
 GIB, GB = 2**30, 1e9
+RECOMPUTED = ("matmul_recompute", "attention_recompute")
 
 
 def differences(spec: Spec, plan: Plan, numbers: dict[str, float]) -> tuple[Difference, ...]:
-    """Everything that the plan decides or counts otherwise, in the order of the derivation."""
-    found = [mesh(plan, numbers), batch(spec, plan)]
-    found += [tensor(plan, numbers), links_used(plan)]
-    found += [binding(plan, numbers), memory(plan, numbers), remat(plan), days(plan, numbers)]
-    found.append(renting(spec, plan))
-    return tuple(difference for difference in found if difference is not None)
+    """What the plan decides or counts differently, in the order of the derivation."""
+    every = (
+        mesh(plan, numbers),
+        batch(spec, plan),
+        tensor(plan, numbers),
+        links_used(plan),
+        binding(plan, numbers),
+        memory(plan, numbers),
+        remat(plan),
+        days(plan, numbers),
+        availability(spec, plan),
+    )
+    return tuple(difference for difference in every if difference is not None)
 
 
 def mesh(plan: Plan, numbers: dict[str, float]) -> Difference:
@@ -50,7 +58,7 @@ def mesh(plan: Plan, numbers: dict[str, float]) -> Difference:
 
 
 def batch(spec: Spec, plan: Plan) -> Difference | None:
-    """Only where the batch moved."""
+    """Only if the plan changed the batch."""
     size = plan.batch
     if size.sequences == size.requested_sequences:
         return None
@@ -81,7 +89,7 @@ def why_moved(spec: Spec, plan: Plan) -> str:
 
 
 def tensor(plan: Plan, numbers: dict[str, float]) -> Difference | None:
-    """The book gives tensor a whole ring; its largest power of two seldom fills one."""
+    """The book gives tensor a whole ring; its largest power of two rarely fills one."""
     chip = catalog.chip_of(plan)
     topology = catalog.topology(chip, plan.topology)
     axes = axes_of(chip, topology)
@@ -107,14 +115,14 @@ def tensor(plan: Plan, numbers: dict[str, float]) -> Difference | None:
 
 
 def line_rate(torus: links.Torus, ways: int) -> float:
-    """What `tensor` gets as the innermost so many chips of the first axis."""
+    """The rate of `tensor` on so many innermost chips of the first axis."""
     factors = np.ones((1, len(torus.axes), len(ICI_AXES)), np.int64)
     factors[0, 0, 0], factors[0, 0, -1] = torus.axes[0].length // ways, ways
     return float(links.group_rate(torus, factors, GROUPS["tensor"])[0])
 
 
 def links_used(plan: Plan) -> Difference | None:
-    """Where each group of the plan lies, and what that is worth."""
+    """Where each group of the plan lies, and its rate."""
     rated = [group for group in plan.groups.values() if group.link == "ici"]
     if not rated:
         return None
@@ -163,7 +171,7 @@ def binding(plan: Plan, numbers: dict[str, float]) -> Difference:
 
 
 def memory(plan: Plan, numbers: dict[str, float]) -> Difference:
-    """The largest phase of the plan's ledger against the book's and the notes' count."""
+    """The plan's largest memory phase against the count of the book and of the notes."""
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
     lines = ", ".join(f"{line.name} {line.value / GIB:.2f}" for line in largest.lines)
     precision = plan.precision
@@ -180,12 +188,12 @@ def memory(plan: Plan, numbers: dict[str, float]) -> Difference:
 
 
 def split_ways(plan: Plan) -> int:
-    """Parts of the parameters and of the optimizer's state; `data` holds copies."""
+    """Parts that parameters and optimizer state are split into; `data` has copies."""
     return plan.mesh["fsdp"] * plan.mesh["sequence"] * plan.mesh["tensor"]
 
 
 def remat(plan: Plan) -> Difference:
-    again = sum(line.value for line in plan.forecast.time if line.name.endswith("recompute"))
+    again = sum(line.value for line in plan.forecast.time if line.kind in RECOMPUTED)
     share = again / plan.forecast.step_s.unoverlapped
     return Difference(
         about="recompute",
@@ -217,8 +225,8 @@ def place_of(assumed: float, low: float, high: float) -> str:
     return "the assumed MFU leaves room for what even unhidden peak rates leave out"
 
 
-def renting(spec: Spec, plan: Plan) -> Difference | None:
-    """What stands against having these chips, if anything does."""
+def availability(spec: Spec, plan: Plan) -> Difference | None:
+    """Why these chips cannot be rented, if they cannot."""
     chip = catalog.chip_of(plan)
     said = catalog.schedulable(chip, catalog.topology(chip, plan.topology), plan.pods)
     if not said:
