@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from orchestrator.calibrate import StoredProfile
     from orchestrator.lifecycle.events import Progress
-    from orchestrator.prove import ProofResult
+    from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.explanation import Explanation
     from orchestrator.types.plan import Plan
     from orchestrator.types.plan_diff import PlanDiff
@@ -73,9 +73,9 @@ def explain(spec: SpecSource, overrides: Sequence[str] = (), *, mfu: float = 0.4
 
     `mfu` is the model FLOPs utilization that the training time assumes.
     """
-    from orchestrator.explain import answer_sheet
+    from orchestrator.explain import explain
 
-    return answer_sheet(_loaded(spec, overrides), mfu=mfu)
+    return explain(_loaded(spec, overrides), mfu=mfu)
 
 
 def prove(
@@ -105,11 +105,11 @@ def prove_less_recompute(
     return prove_plans(loaded, plan(loaded), progress)
 
 
-def known_proof(spec: SpecSource, plan: "Plan") -> "ProofResult | None":
-    """The proof of a plan of the spec, if the cache has it; nothing is compiled."""
-    from orchestrator.prove import known
+def known_proof(plan: "Plan") -> "ProofResult | None":
+    """The proof of a plan, if the cache has it; nothing is compiled."""
+    from orchestrator.prove.verdict import cached
 
-    return known(_loaded(spec), plan)
+    return cached(plan)
 
 
 def score(

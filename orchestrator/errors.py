@@ -49,6 +49,15 @@ class UnknownRun(UnknownName):
         self.args = (f"no {kind} in {folder} begins with {name!r}; {held}",)
 
 
+class MissingExtra(OrchError):
+    """An optional dependency is not installed; `extra` brings it."""
+
+    def __init__(self, extra: str, packages: list[str]) -> None:
+        self.extra, self.packages = extra, packages
+        lacking = f"not installed here: {', '.join(packages)}"
+        super().__init__(f"{lacking}\nNext: pip install 'orch[{extra}]'")
+
+
 class ProofUnavailable(OrchError):
     """There is no verdict on a plan: no compiler is here for it, or the compiler failed."""
 

@@ -10,15 +10,22 @@ from typing import Any
 from orchestrator import journal
 from orchestrator.journal import Journal, RunRequest, StepLog, Writer
 from orchestrator.journal.events import AnyEvent, Claimed, Submitted
-from orchestrator.journal.run_state import RunState, begun, told
+from orchestrator.journal.run_state import RunState, apply, initial
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
-from orchestrator.types.run import ProcessIdentity, Startup, Step, Submission
+from orchestrator.types.run import (
+    ProcessIdentity,
+    ReasonCode,
+    Startup,
+    StateReason,
+    Step,
+    Submission,
+)
 from orchestrator.types.spec import Spec
 from tests.asks import TINY, spec_of
 from tests.conftest import ROOT
 
-ME = ProcessIdentity(host="here", pid=7, machine=None, started=None)
+ME = ProcessIdentity(host="here", pid=7, machine=None, started_s=0.0)
 SUBMITTED = Submitted(
     at_s=0.0,
     submission=Submission(
@@ -26,7 +33,11 @@ SUBMITTED = Submitted(
         pods=4, steps=100, environment={}, submitter=ME,
     ),
 )  # fmt: skip
-CLAIM = Claimed(at_s=1.0, driver=ME, beat_s=2.0)
+CLAIM = Claimed(at_s=1.0, driver=ME, heartbeat_s=2.0)
+
+
+def reason(detail: str, code: ReasonCode = "error") -> StateReason:
+    return StateReason(code=code, detail=detail)
 
 
 @cache
@@ -40,7 +51,7 @@ def tiny_plan(pods: int = 2) -> Plan:
     return make_plan(tiny_spec(pods))
 
 
-def opened(**changes: Any) -> RunRequest:
+def run_request(**changes: Any) -> RunRequest:
     """What a run of the tiny plan starts from."""
     fields: dict[str, Any] = {"spec": tiny_spec(), "plan": tiny_plan(), "steps": 100}
     return RunRequest(**fields | changes)
@@ -65,49 +76,48 @@ def step(index: int, *, restored: int | None = None, **changes: Any) -> Step:
     if restored is None:
         fields |= {"mfu": 0.4, "tokens_per_s_per_chip": 1000.0}
     else:
-        fields["opening"] = Startup(steps_done=restored, skipped=(), state_s=1.0, compile_s=2.0)
+        fields["startup"] = Startup(steps_done=restored, skipped=(), state_s=1.0, compile_s=2.0)
     return Step(**fields | changes)
 
 
-def take_steps(path: Path, attempt: int, indices: range, **options: Any) -> None:
+def write_steps(path: Path, attempt: int, indices: range, **options: Any) -> None:
     """What an attempt that restored the state before `indices` writes down."""
     with StepLog(path, attempt, **options) as log:
         for index in indices:
             log.append(step(index, restored=index if index == indices.start else None))
 
 
-def driven(storage: Path, *, key: str = "it", **changes: Any) -> Writer:
+def claimed_run(storage: Path, *, key: str = "it", **changes: Any) -> Writer:
     """The writer of a new run, its driver."""
-    return journal.claim(journal.create(storage, opened(**changes), key).journal)
+    return journal.claim_run(journal.create_run(storage, run_request(**changes), key).journal)
 
 
 def failed_once(storage: Path, key: str = "it") -> Journal:
     """A run whose first attempt failed after ten steps and whose second goes on."""
-    writer = driven(storage, key=key)
-    first = writer.begin_attempt(tiny_plan(), ("slice-0", "slice-1"))
-    take_steps(writer.journal.path, first, range(10))
+    writer = claimed_run(storage, key=key)
+    first = writer.start_attempt(tiny_plan(), ("slice-0", "slice-1"))
+    write_steps(writer.journal.path, first, range(10))
     writer.end_attempt("failure", error="ValueError: out of luck", first_dead_rank=1)
-    second = writer.begin_attempt(tiny_plan(), ("slice-0", "slice-2"))
-    take_steps(writer.journal.path, second, range(5, 20))
+    second = writer.start_attempt(tiny_plan(), ("slice-0", "slice-2"))
+    write_steps(writer.journal.path, second, range(5, 20))
     return writer.journal
 
 
-def story_of(*events: AnyEvent) -> RunState:
+def state_after(*events: AnyEvent) -> RunState:
     """The story of a run with these events after its submission."""
-    return list(stories(list(events)))[-1]
+    return list(states_after(list(events)))[-1]
 
 
-def stories(events: list[AnyEvent]) -> list[RunState]:
+def states_after(events: list[AnyEvent]) -> list[RunState]:
     """The story after each event."""
-    so_far = [begun(SUBMITTED)]
+    so_far = [initial(SUBMITTED)]
     for number, event in enumerate(events, start=2):
-        so_far.append(told(so_far[-1], number, event))
+        so_far.append(apply(so_far[-1], number, event))
     return so_far
 
 
-def orphan(storage: Path, key: str) -> None:
+def abandoned_run(storage: Path, key: str) -> None:
     """A run whose driver is a process that has ended."""
-    drive = (
-        f"from tests.journals import driven; driven(__import__('pathlib').Path({str(storage)!r}),"
-    )
-    subprocess.run([sys.executable, "-c", f"{drive} key={key!r})"], cwd=ROOT, check=True)
+    script = "import sys, pathlib; from tests.journals import claimed_run;"
+    script += "claimed_run(pathlib.Path(sys.argv[1]), key=sys.argv[2])"
+    subprocess.run([sys.executable, "-c", script, str(storage), key], cwd=ROOT, check=True)

@@ -9,7 +9,7 @@ from orchestrator.prove.compiled import (
     CompiledCollective,
     CompiledMemory,
     DcnSend,
-    Reading,
+    ProgramSummary,
 )
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Buffer
@@ -49,7 +49,7 @@ def as_forecast(plan: Plan) -> Compiled:
             code=1e7,
             host=0.0,
         ),
-        reading=Reading(
+        summary=ProgramSummary(
             live_bytes={"parameters": 1e9, "optimizer": 2e9, "working set": 1e9},
             peak_at="trainers/llama/model.py:105 (mlp_part) dot_general",
             buffers=(Buffer(name="parameters.layers.up", shape="f32[32,64]", bytes=2e8),),
@@ -66,7 +66,7 @@ def as_forecast(plan: Plan) -> Compiled:
                 for one in moved
                 if one.link == "ici"
             ),
-            sent=tuple(
+            sends=tuple(
                 DcnSend(
                     name="psum.1_0",
                     kind=one.kind,
@@ -90,6 +90,7 @@ def as_forecast(plan: Plan) -> Compiled:
         compile_s=30.0,
         compiler_memory_bytes=1.5e9,
         versions=VERSIONS,
+        sources={},
     )
 
 

@@ -15,7 +15,7 @@ from orchestrator.tracking import begin
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.recorder import Recorder
 from orchestrator.types.tracking import Destination, SyncResult
-from tests.journals import opened, step, tiny_plan, tiny_spec
+from tests.journals import run_request, step, tiny_plan, tiny_spec
 
 
 @pytest.fixture(scope="session")
@@ -46,14 +46,14 @@ def place(storage: Path) -> Destination:
 def begun(storage: Path, key: str = "it", pods: int = 2, **changes: object) -> Writer:
     """The driver of a run that is to be recorded."""
     fields = {"spec": tiny_spec(pods), "plan": tiny_plan(pods), "rehearsal": False} | changes
-    writer = journal.claim(journal.create(storage, opened(**fields), key).journal)
+    writer = journal.claim_run(journal.create_run(storage, run_request(**fields), key).journal)
     begin(writer.journal, place(storage))
     return writer
 
 
 def trained(writer: Writer, indices: range, pods: int = 2) -> int:
     """An attempt that does these steps; it goes on afterwards."""
-    number = writer.begin_attempt(tiny_plan(pods))
+    number = writer.start_attempt(tiny_plan(pods))
     with StepLog(writer.journal.path, number) as log:
         for index in indices:
             opens = index == indices.start
@@ -73,7 +73,7 @@ def whole(
     writer.end_attempt("failure", error="ValueError: out of luck")
     trained(writer, range(steps // 4, steps), pods)
     writer.end_attempt("finished")
-    writer.conclude("succeeded")
+    writer.end_run("succeeded")
     return writer.journal
 
 

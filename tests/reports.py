@@ -8,12 +8,12 @@ from typing import Any
 from orchestrator import journal
 from orchestrator.journal import StepLog, StudyJournal, StudyRequest, Writer
 from orchestrator.journal.events import AnyEvent, AttemptEnded, AttemptStarted, Ended
-from orchestrator.journal.run_status import Observation, folded
+from orchestrator.journal.run_status import Observation, build_run
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Run, Startup, Step, TimedStep
 from orchestrator.types.study import Study
-from tests.journals import CLAIM, Clock, opened, step, story_of, tiny_plan
+from tests.journals import CLAIM, Clock, run_request, state_after, step, tiny_plan
 
 Steps = dict[int, list[TimedStep]]
 OPENING_S, STATE_S, COMPILE_S, FIRST_S = 10.0, 3.0, 20.0, 4.0
@@ -27,7 +27,7 @@ def timed(start_s: float, indices: range, step_s: float, **changes: Any) -> list
     for index in indices:
         first = index == indices.start
         one = step(index, step_s=FIRST_S if first else step_s, **({} if first else changes))
-        one = replace(one, opening=opening, mfu=None) if first else one
+        one = replace(one, startup=opening, mfu=None) if first else one
         now_s += one.step_s
         found.append(TimedStep(at_s=now_s, step=one))
     return found
@@ -35,12 +35,12 @@ def timed(start_s: float, indices: range, step_s: float, **changes: Any) -> list
 
 def run_of(*events: AnyEvent, now_s: float = 10_000.0) -> Run:
     """The run of these events, in a real run's journal."""
-    sight = Observation(now_s=now_s, signed_at_s=now_s)
-    found = folded("it-1", "/runs/it-1", story_of(CLAIM, *events), sight)
+    sight = Observation(now_s=now_s, heartbeat_at_s=now_s)
+    found = build_run("it-1", "/runs/it-1", state_after(CLAIM, *events), sight)
     return replace(found, plan_digest=tiny_plan().digest)
 
 
-def twice(step_s: float = 0.5) -> tuple[Run, Steps]:
+def preempted_run(step_s: float = 0.5) -> tuple[Run, Steps]:
     """A run whose first attempt is preempted after ten steps; the second redoes the last five."""
     plan = tiny_plan().digest
     first = timed(10.0, range(10), step_s)
@@ -55,27 +55,27 @@ def twice(step_s: float = 0.5) -> tuple[Run, Steps]:
     return run_of(*events), {1: first, 2: second}
 
 
-def written(
+def finished_run(
     storage: Path, key: str, *, plan: Plan, steps: Sequence[Step], **changes: Any
 ) -> Writer:
     """The journal of a run that did these steps and succeeded."""
     clock = Clock()
     fields = {"plan": plan, "steps": len(steps)} | changes
-    created = journal.create(storage, opened(**fields), key, clock)
-    writer = journal.claim(created.journal, clock=clock)
+    created = journal.create_run(storage, run_request(**fields), key, clock)
+    writer = journal.claim_run(created.journal, clock=clock)
     clock.now_s += 5
-    number = writer.begin_attempt(plan, tuple(f"slice {pod}" for pod in range(plan.pods)))
+    number = writer.start_attempt(plan, tuple(f"slice {pod}" for pod in range(plan.pods)))
     clock.now_s += OPENING_S + STATE_S + COMPILE_S
     with StepLog(writer.journal.path, number, clock=clock) as log:
         for one in steps:
             clock.now_s += one.step_s
             log.append(one)
     writer.end_attempt("finished")
-    writer.conclude("succeeded")
+    writer.end_run("succeeded")
     return writer
 
 
-def studied(
+def finished_study(
     storage: Path,
     study: Study,
     step_s: Callable[[Plan, int], float],
@@ -89,8 +89,8 @@ def studied(
     for repeat in range(1, study.repeats + 1):
         for trial in study.trials:
             plan = plans[trial.number]
-            begun = journal.begin_trial(recorded, trial.number, repeat)
+            begun = journal.start_trial(recorded, trial.number, repeat)
             taken = [one.step for one in timed(0.0, range(steps), step_s(plan, repeat))]
             fields = {"spec": trial.spec, "study": recorded.key} | changes
-            written(storage, begun.run, plan=plan, steps=taken, **fields)
+            finished_run(storage, begun.run, plan=plan, steps=taken, **fields)
     return recorded

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from functools import cache
 
 from orchestrator import catalog
-from orchestrator.explain import answer_sheet
-from orchestrator.explain.quotes import quoted
+from orchestrator.explain import explain
+from orchestrator.explain.published import quoted
 from orchestrator.types.explanation import Derivation, Explanation, QuotedFigure, Verdict
 from orchestrator.types.spec import Spec
 from tests.asks import spec_of
@@ -32,7 +32,7 @@ def asked(key: str) -> Spec:
 
 @cache
 def sheet_of(key: str) -> Explanation:
-    return answer_sheet(asked(key))
+    return explain(asked(key))
 
 
 @cache
@@ -46,7 +46,7 @@ def lines_of(sheet: Explanation) -> Iterator[Derivation]:
 
 def values_of(sheet: Explanation) -> dict[str, float]:
     """The first value of every symbol: those by the vendor's figures come last."""
-    found = {entry.symbol: entry.value for entry in sheet.given}
+    found = {entry.symbol: entry.value for entry in sheet.inputs}
     for line in lines_of(sheet):
         found.setdefault(line.symbol, line.computed.value)
     return found

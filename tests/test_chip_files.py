@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog
-from orchestrator.explain import answer_sheet
+from orchestrator.explain import explain
 from orchestrator.launch.ray.slices import accelerator_type, pod_type
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
@@ -70,13 +70,13 @@ def test_it_is_proved_launched_rehearsed_and_explained(tmp_path: Path) -> None:
     assert (accelerator_type(plan), pod_type(plan)) == ("TPU-V9P", "v5p-128")
     small = rehearse(spec, plan).plan
     assert (small.chip, small.chip_definition) == ("v9p", plan.chip_definition)
-    assert answer_sheet(spec, mfu=0.4).chip == "v9p"
+    assert explain(spec, mfu=0.4).chip == "v9p"
 
 
 def test_a_source_may_be_any_text(tmp_path: Path) -> None:
     """The worksheet cites it as it stands."""
     text = V5P.replace('source = "cloud-v5p"', 'source = "our datasheet"')
-    sheet = answer_sheet(load(spec_with(tmp_path, text)), mfu=0.4)
+    sheet = explain(load(spec_with(tmp_path, text)), mfu=0.4)
     assert "our datasheet" in {citation.title for citation in sheet.sources}
 
 

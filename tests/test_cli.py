@@ -137,7 +137,7 @@ def test_a_storage_that_takes_no_run_is_said_before_anything_takes_long(
     ):
         done = orch("submit", named, "--set", f"run.storage={storage}")
         assert (done.returncode, done.stdout) == (1, "")
-        why = f"no run can be kept there: nothing can be made in {there}"
+        why = f"runs cannot be stored there: {there[:-2]} is not writable: "
         assert done.stderr.startswith(f"run.storage: {storage.rstrip('/')}: {why}")
         assert len(done.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

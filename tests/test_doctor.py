@@ -12,7 +12,7 @@ from orchestrator.doctor import checks
 from orchestrator.render import doctor_screen as render
 from orchestrator.types.health import Finding, HealthReport
 from tests.conftest import RunOrch
-from tests.journals import driven
+from tests.journals import claimed_run
 
 
 def test_doctor_finds_this_machine_fit(orch: RunOrch, tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_folder_that_takes_no_file_is_broken(orch: RunOrch) -> None:
     assert done.returncode == 1
     assert "BROKEN" in done.stdout
     assert "run.storage of the spec" in done.stdout
-    assert "1 of 10 broken" in done.stdout
+    assert "1 of 11 broken" in done.stdout
 
 
 def test_servers_that_are_named_and_silent_are_broken(
@@ -62,23 +62,23 @@ def test_devices_that_jax_cannot_open_are_told_in_its_words(
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
     found = checks.devices()
     assert found.health == "broken"
-    assert "no_such_platform" in found.found
+    assert "no_such_platform" in found.detail
     assert found.advice is not None
     assert "JAX_PLATFORMS=cpu" in found.advice
 
 
 def test_another_version_than_pinned_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """orch leans on how just these versions behave."""
-    monkeypatch.setattr(checks, "installed", lambda name: None if name == "ray" else "0.1")
+    monkeypatch.setattr(checks, "installed_version", lambda name: None if name == "ray" else "0.1")
     found = checks.packages()
     assert found.health == "broken"
-    assert "ray missing, not 2.60.0" in found.found
-    assert "jax 0.1, not 0.10.2" in found.found
+    assert "ray" not in found.detail
+    assert "jax 0.1, not 0.10.2" in found.detail
 
 
 def test_without_a_compiler_proofs_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS or Arm."""
-    monkeypatch.setattr(checks, "installed", lambda _: None)
+    monkeypatch.setattr(checks, "installed_version", lambda _: None)
     assert checks.compiler().health == "limited"
 
 
@@ -91,8 +91,8 @@ def test_too_little_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_advice_stands_under_what_it_is_for() -> None:
     """And the verdict counts."""
     findings = (
-        Finding(name="disk", health="good", found="9 GiB"),
-        Finding(name="libtpu", health="limited", found="none", advice="elsewhere"),
+        Finding(name="disk", health="good", detail="9 GiB"),
+        Finding(name="libtpu", health="limited", detail="none", advice="elsewhere"),
     )
     lines = render.doctor_screen(HealthReport(findings=findings)).splitlines()
     assert lines[3].split() == ["LIMITED", "libtpu", "none"]
@@ -108,7 +108,7 @@ def test_completion_is_for_this_command(orch: RunOrch, shell: str) -> None:
 
 def test_commands_and_runs_are_completed(tmp_path: Path) -> None:
     """A run by its key, from the folder at hand."""
-    driven(tmp_path / "runs", key="tiny-2pod-1")
+    claimed_run(tmp_path / "runs", key="tiny-2pod-1")
 
     def completed(*words: str) -> str:
         asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}

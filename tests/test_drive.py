@@ -16,8 +16,8 @@ from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.spec import Pods
 from tests.asks import TINY, spec_of
-from tests.journals import ME, driven, step, tiny_plan
-from tests.test_journal_pulses import pulse
+from tests.journals import ME, claimed_run, step, tiny_plan
+from tests.test_journal_heartbeat import beat
 from tests.test_launch_slices import plan_on as sliced
 
 FOUR = SliceSelection(pods=Pods(min=2, max=4), kind="v5e 2x2", began=False, alone=False)
@@ -82,7 +82,7 @@ def test_the_arithmetic_of_waiting_is_said() -> None:
 
 def test_a_host_that_is_gone_is_a_preemption() -> None:
     """Whatever the processes said of it; the rank that died first is named all the same."""
-    died = pulse(3, error="XlaRuntimeError: connection closed")
+    died = beat(3, error="XlaRuntimeError: connection closed")
     ending = judged(died, "Ray's words", ("a", "b", "c"), slices("a", broken=("b",)))
     assert ending == AttemptEnd(
         reason="preemption",
@@ -94,15 +94,15 @@ def test_a_host_that_is_gone_is_a_preemption() -> None:
 def test_an_error_is_the_first_dead_ranks() -> None:
     """Not what the launcher made of it; one that died silently has no error to compare."""
     here = slices("a", "b")
-    said = pulse(1, error="ValueError: no")
+    said = beat(1, error="ValueError: no")
     assert judged(said, "Ray's", "ab", here) == AttemptEnd(
         reason="failure", error="ValueError: no", first_dead_rank=1
     )
-    assert judged(pulse(1), "Ray's", "ab", here).error is None
+    assert judged(beat(1), "Ray's", "ab", here).error is None
     assert judged(None, "no controller", "ab", None) == AttemptEnd(
         reason="failure", error="no controller"
     )
-    assert pulse(1).process == ME
+    assert beat(1).process == ME
 
 
 # --- which data comes next
@@ -110,11 +110,11 @@ def test_an_error_is_the_first_dead_ranks() -> None:
 
 def changed_batch(tmp_path: Path) -> journal.Journal:
     """A run of 64 sequences a step that went on with 32 after its third step."""
-    writer = driven(tmp_path)
+    writer = claimed_run(tmp_path)
     larger = tiny_plan()
     smaller = replace(larger, batch=replace(larger.batch, sequences=32), digest="5" * 64)
     for plan, indices in ((larger, range(4)), (smaller, range(3, 6))):
-        number = writer.begin_attempt(plan)
+        number = writer.start_attempt(plan)
         tokens = plan.batch.sequences * plan.batch.length
         with journal.StepLog(writer.journal.path, number) as log:
             for index in indices:

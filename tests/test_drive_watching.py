@@ -16,7 +16,7 @@ from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.ray.attempt_process import AttemptProcess
 from orchestrator.launch.ray.protocol import AttemptCommand, AttemptEvent, Slice, WorkerArgs
-from tests.journals import driven, take_steps, tiny_plan
+from tests.journals import claimed_run, reason, tiny_plan, write_steps
 
 BEAT_S = 0.02
 SLICES = ("pod-0", "pod-1")
@@ -50,8 +50,8 @@ def watched(
     tmp_path: Path, crew: Scripted, hang_limit_s: float = 60.0
 ) -> Iterator[tuple[journal.Writer, Monitor]]:
     """The first attempt of a run, about to be watched."""
-    writer = driven(tmp_path)
-    number = writer.begin_attempt(tiny_plan(), SLICES)
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan(), SLICES)
     path = str(writer.journal.path)
     share = WorkerArgs(run=path, attempt=number, plan_digest=tiny_plan().digest, beat_s=BEAT_S)
     yield writer, Monitor(writer, cast(AttemptProcess, crew), share, SLICES, hang_limit_s)
@@ -140,7 +140,7 @@ def test_a_silent_rank_ends_the_attempt(tmp_path: Path) -> None:
 def test_a_stop_during_start_up_waits_for_nothing(tmp_path: Path) -> None:
     """No step is done, so nothing would be saved."""
     with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0):
-        journal.ask_to_cancel(writer.journal)
+        journal.request_cancel(writer.journal)
         assert watch.to_the_end() == AttemptEnd(reason="cancelled")
 
 
@@ -148,8 +148,8 @@ def test_a_stop_later_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
     """The ranks see the wish too; the run says that it is stopping, until the crew is done."""
     crew = Scripted()
     with watched(tmp_path, crew) as (writer, watch), beating(writer, 0):
-        take_steps(writer.journal.path, 1, range(3))
-        journal.ask_to_cancel(writer.journal)
+        write_steps(writer.journal.path, 1, range(3))
+        journal.request_cancel(writer.journal)
         assert not watch._must_stop()
         assert writer.run().state == "stopping"
         crew._said.put(AttemptEvent(over=True))
@@ -159,15 +159,15 @@ def test_a_stop_later_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
 def test_a_stop_at_once_waits_for_nothing(tmp_path: Path) -> None:
     """Whatever is lost by it."""
     with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0):
-        take_steps(writer.journal.path, 1, range(3))
-        journal.ask_to_cancel(writer.journal, at_once=True)
+        write_steps(writer.journal.path, 1, range(3))
+        journal.request_cancel(writer.journal, at_once=True)
         assert watch.to_the_end() == AttemptEnd(reason="cancelled")
 
 
 @pytest.mark.parametrize(
     ("steps", "at_once", "why"),
     [
-        (3, False, "interrupted (Ctrl-C), after step 3; its checkpoint is kept"),
+        (3, False, "interrupted (Ctrl-C), after step 3; its checkpoint is saved"),
         (3, True, "interrupted (Ctrl-C), at once, after step 3"),
         (0, True, "interrupted (Ctrl-C), before its first step"),
     ],
@@ -177,9 +177,9 @@ def test_a_stopped_run_says_how_it_was_asked_and_what_is_kept(
 ) -> None:
     """A checkpoint of the last step is kept where its ranks were let end by themselves."""
     with watched(tmp_path, Scripted()) as (writer, _):
-        take_steps(writer.journal.path, 1, range(steps))
-        journal.ask_to_cancel(writer.journal, at_once=at_once, why="interrupted (Ctrl-C)")
+        write_steps(writer.journal.path, 1, range(steps))
+        journal.request_cancel(writer.journal, at_once=at_once, source="interrupted (Ctrl-C)")
         writer.end_attempt("cancelled")
-        assert Driver(writer, None)._concluded("unused") == 0
+        assert Driver(writer, None)._concluded(reason("unused")) == 0
     run = writer.run()
-    assert (run.state, run.why) == ("cancelled", why)
+    assert (run.state, run.detail) == ("cancelled", why)

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator import catalog
-from orchestrator.explain import answer_sheet
+from orchestrator.explain import explain
 from orchestrator.explain.formula import evaluate, symbols
 from orchestrator.types.spec import Precision
 from tests.asks import TINY, spec_of
@@ -44,8 +44,8 @@ def test_every_line_is_its_formula_with_its_numbers(key: str) -> None:
 def test_every_number_put_in_was_given_or_worked_out_before(key: str) -> None:
     """No number comes from nowhere, and what comes from outside has its source on the line."""
     sheet = sheet_of(key)
-    known = {entry.symbol: {entry.value} for entry in sheet.given}
-    outside = {entry.symbol for entry in sheet.given if entry.source is not None}
+    known = {entry.symbol: {entry.value} for entry in sheet.inputs}
+    outside = {entry.symbol for entry in sheet.inputs if entry.source is not None}
     chip = catalog.chip(sheet.chip)
     known["C"].add(chip.peak_flops_per_s["bf16"].value)
     known["w"].add(chip.ici_link_bytes_per_s.value)
@@ -89,9 +89,9 @@ def test_the_books_verdicts_on_one_pod() -> None:
     [pure] = verdicts_of(sheet, "FSDP over batch and sequence, on every axis")
     by_f, by_all = verdicts_of(sheet, "FSDP + tensor")
     assert [whole.holds, pure.holds, by_f.holds, by_all.holds] == [False, False, True, True]
-    assert "1,024 sequences leave 7,936 of 8,960 chips idle" in whole.words
-    assert pure.words == "comms-bound by 1.82 x: 468.1 tokens a chip, it takes 850"
-    assert by_f.words == "compute-bound by 4.13 x: 468.1 tokens a chip, it takes 113.4"
+    assert "1,024 sequences leave 7,936 of 8,960 chips idle" in whole.answer
+    assert pure.answer == "comms-bound by 1.82 x: 468.1 tokens a chip, it takes 850"
+    assert by_f.answer == "compute-bound by 4.13 x: 468.1 tokens a chip, it takes 113.4"
 
 
 def test_on_four_pods_all_matmuls_turn_the_answer() -> None:
@@ -100,7 +100,7 @@ def test_on_four_pods_all_matmuls_turn_the_answer() -> None:
     by_f, by_all = verdicts_of(sheet, "FSDP + tensor")
     [dcn] = verdicts_of(sheet, "Between pods")
     assert (by_f.holds, by_all.holds, dcn.holds) == (True, False, True)
-    assert by_all.words.endswith("124.5: the answer flips")
+    assert by_all.answer.endswith("124.5: the answer flips")
     assert "FSDP + tensor comms-bound by 1.06 x" in sheet.summary
 
 
@@ -109,8 +109,8 @@ def test_405b_is_just_comms_bound_and_not_by_the_vendors_links() -> None:
     sheet = sheet_of("405b-eight-pods")
     by_book = verdicts_of(sheet, "FSDP + tensor")[0]
     by_vendor = verdicts_of(sheet, "The same by the vendor's figures")[2]
-    assert by_book.words == "comms-bound by 1.04 x: 58.51 tokens a chip, it takes 61.06"
-    assert by_vendor.words == "compute-bound by 1.18 x: 58.51 tokens a chip, it takes 49.46"
+    assert by_book.answer == "comms-bound by 1.04 x: 58.51 tokens a chip, it takes 61.06"
+    assert by_vendor.answer == "compute-bound by 1.18 x: 58.51 tokens a chip, it takes 49.46"
 
 
 @pytest.mark.parametrize("key", ["70b-one-pod", "8b-half-ring", "8b-h100"])
@@ -141,17 +141,17 @@ def test_where_fsdp_wants_more_than_all_chips_tensor_does_not_pay() -> None:
     assert values["X_opt"] > values["n"]
     assert (values["X"], values["Y"]) == (128, 1)
     verdict = verdicts_of(sheet, "FSDP + tensor")[0]
-    assert verdict.words.startswith("tensor does not pay")
+    assert verdict.answer.startswith("tensor does not pay")
     [pure] = verdicts_of(sheet, "FSDP over batch and sequence, on every axis")
-    assert verdict.words.endswith(pure.words)
-    assert pure.words.split(":")[0] in sheet.summary
+    assert verdict.answer.endswith(pure.answer)
+    assert pure.answer.split(":")[0] in sheet.summary
 
 
 def test_an_axis_that_does_not_close_counts_half() -> None:
     """8x16 on v5e has one ring, 2x2x1 on v5p has none, a switch has no axes to share out."""
     half = values_of(sheet_of("8b-half-ring"))
     assert (half["M"], half["M_X"], half["M_Y"]) == (1.5, 1, 0.5)
-    small = values_of(answer_sheet(spec_of(TINY, topology="2x2x1", pods=1, sequences=8)))
+    small = values_of(explain(spec_of(TINY, topology="2x2x1", pods=1, sequences=8)))
     assert (small["M"], small["M_X"], small["M_Y"]) == (1, 0.5, 0.5)
     switched = values_of(sheet_of("8b-h100"))
     assert switched["M"] == 1
@@ -171,7 +171,7 @@ def test_one_chip_exchanges_nothing() -> None:
 def test_fp32_moves_twice_the_bytes_and_computes_at_its_own_peak() -> None:
     """Intensity doubles beside the lower peak."""
     exact = Precision(compute="fp32")
-    values = values_of(answer_sheet(spec_of(precision=exact, pods=1)))
+    values = values_of(explain(spec_of(precision=exact, pods=1)))
     peak = catalog.chip("v5p").peak_flops_per_s["fp32"].value
     assert values["C"] == peak
     assert values["alpha"] == pytest.approx(2 * peak / 1.8e11)
@@ -179,6 +179,6 @@ def test_fp32_moves_twice_the_bytes_and_computes_at_its_own_peak() -> None:
 
 def test_days_follow_the_given_mfu() -> None:
     """45 % takes 8/9 of the days of 40 %."""
-    at_45 = values_of(answer_sheet(asked("405b-eight-pods"), mfu=0.45))
+    at_45 = values_of(explain(asked("405b-eight-pods"), mfu=0.45))
     at_40 = values_of(sheet_of("405b-eight-pods"))
     assert at_45["days"] / at_40["days"] == pytest.approx(40 / 45)

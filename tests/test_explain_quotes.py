@@ -6,9 +6,9 @@ from decimal import Decimal
 import pytest
 
 from orchestrator import catalog
-from orchestrator.explain import answer_sheet
+from orchestrator.explain import explain
 from orchestrator.explain.formula import evaluate
-from orchestrator.explain.quotes import agreement
+from orchestrator.explain.published import agreement
 from orchestrator.render import explain_screen
 from orchestrator.types.spec import Spec
 from tests.asks import spec_of
@@ -157,7 +157,7 @@ def test_rounded_cut_and_wrong_are_told_apart(printed: str, value: float, said: 
 
 
 def quoted_titles(spec: Spec) -> list[str]:
-    return [entry.title for entry in answer_sheet(spec).quotes]
+    return [entry.title for entry in explain(spec).quotes]
 
 
 def test_a_question_is_quoted_for_its_own_slices() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator import catalog
-from orchestrator.explain import answer_sheet, formatting
+from orchestrator.explain import explain, formatting
 from orchestrator.explain.formula import evaluate
 from orchestrator.explain.sheet import likely
 from orchestrator.plan.planner import make_plan
@@ -106,7 +106,7 @@ def test_what_the_book_leaves_out_is_said() -> None:
 
 def test_without_a_plan_the_derivation_still_stands() -> None:
     """And the reason that there is none stands where the plan would."""
-    sheet = answer_sheet(spec_of(tolerance=0))
+    sheet = explain(spec_of(tolerance=0))
     assert (sheet.plan_digest, sheet.differences) == (None, ())
     assert sheet.no_plan is not None
     assert "multiple of 140" in sheet.no_plan
@@ -184,7 +184,7 @@ def test_every_source_that_is_named_is_listed(key: str) -> None:
     listed = [citation.key for citation in sheet.sources]
     assert len(listed) == len(set(listed))
     named = {source for line in lines_of(sheet) for source in line.sources}
-    named |= {entry.source for entry in sheet.given if entry.source}
+    named |= {entry.source for entry in sheet.inputs if entry.source}
     named |= {quote.source for entry in sheet.quotes for quote in entry.figures}
     named |= {sheet.expectation.source} if sheet.expectation else set()
     assert named == set(listed)
@@ -214,17 +214,17 @@ def test_a_sheet_survives_json() -> None:
 def test_overrides_are_shown() -> None:
     """What was changed on the command line stands in the first lines."""
     spec = replace(asked("8b-v5e"), overrides=("experiment.batch.sequences=512",))
-    screen = explain_screen.explain_screen(answer_sheet(spec), "orch plan x.yaml")
+    screen = explain_screen.explain_screen(explain(spec), "orch plan x.yaml")
     assert "experiment.batch.sequences=512" in "".join(screen.splitlines()[:2])
 
 
 def test_the_same_spec_has_the_same_bytes() -> None:
     """Whatever the hash seed."""
     code = (
-        "import sys; from orchestrator.explain import answer_sheet;"
+        "import sys; from orchestrator.explain import explain;"
         "from orchestrator.types import codec;"
         "from tests.asks import spec_of;"
-        "sys.stdout.buffer.write(codec.to_json(answer_sheet(spec_of(pods=1))))"
+        "sys.stdout.buffer.write(codec.to_json(explain(spec_of(pods=1))))"
     )
     texts = [
         subprocess.run(

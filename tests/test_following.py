@@ -20,7 +20,7 @@ from orchestrator.launch import LocalCluster
 from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
 from orchestrator.render import rehearsal_screen as render
 from orchestrator.types.plan import Plan
-from tests.journals import opened, step, take_steps, tiny_plan, tiny_spec
+from tests.journals import reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
 
 @dataclass
@@ -48,7 +48,7 @@ class FakeJobs:
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> journal.Journal:
-    return journal.create(tmp_path, opened(steps=3), "it").journal
+    return journal.create_run(tmp_path, run_request(steps=3), "it").journal
 
 
 @pytest.fixture(autouse=True)
@@ -81,13 +81,13 @@ def test_a_run_is_followed_to_its_end(
     jobs = FakeJobs()
     follow = followed(recorded, jobs)
     assert follow.look() is None
-    writer = journal.claim(recorded)
-    writer.pending("4 slices asked, 1 free")
+    writer = journal.claim_run(recorded)
+    writer.record_pending(reason("4 slices asked, 1 free", "waiting_for_slices"))
     assert follow.look() is None
-    number = writer.begin_attempt(tiny_plan())
-    take_steps(recorded.path, number, range(3))
+    number = writer.start_attempt(tiny_plan())
+    write_steps(recorded.path, number, range(3))
     writer.end_attempt("finished")
-    writer.conclude("succeeded")
+    writer.end_run("succeeded")
     run = follow.look()
     assert run
     assert run.state == "succeeded"
@@ -100,7 +100,7 @@ def test_a_run_that_is_followed_again_is_shown_from_there_on(
     recorded: journal.Journal, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The steps to come, of the attempt that goes on, and not those that were."""
-    number = journal.claim(recorded).begin_attempt(tiny_plan())
+    number = journal.claim_run(recorded).start_attempt(tiny_plan())
     with StepLog(recorded.path, number) as log:
         log.append(step(0, restored=0))
         follow = followed(recorded, FakeJobs())
@@ -123,8 +123,8 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
         follow = followed(recorded, FakeJobs(), waits=waits)
         follow.look()
         time.sleep(2)
-        writer = journal.claim(recorded)
-        take_steps(recorded.path, writer.begin_attempt(tiny_plan()), range(2))
+        writer = journal.claim_run(recorded)
+        write_steps(recorded.path, writer.start_attempt(tiny_plan()), range(2))
         follow.look()
         time.sleep(2)
     told = capsys.readouterr()
@@ -144,7 +144,7 @@ def test_after_the_last_step_no_other_is_waited_for(
     recorded: journal.Journal, done: int, waits: str
 ) -> None:
     """A run has its last words to write then."""
-    take_steps(recorded.path, journal.claim(recorded).begin_attempt(tiny_plan()), range(done))
+    write_steps(recorded.path, journal.claim_run(recorded).start_attempt(tiny_plan()), range(done))
     assert render.waiting_for(recorded.run()) == waits
 
 
@@ -154,7 +154,7 @@ def test_a_dropped_connection_is_said_once_and_survived(
     """The run goes on, so does the following; when the cluster answers again, that is said."""
     jobs = FakeJobs(state_now=None)
     follow = followed(recorded, jobs)
-    journal.claim(recorded)
+    journal.claim_run(recorded)
     assert follow.look() is None
     assert follow.look() is None
     jobs.state_now = "RUNNING"
@@ -169,21 +169,21 @@ def test_a_job_that_dies_before_its_driver_comes_ends_the_run(recorded: journal.
     run = followed(recorded, FakeJobs(state_now="FAILED")).look()
     assert run
     assert run.state == "failed"
-    assert "No module named 'msgspec'" in (run.why or "")
+    assert "No module named 'msgspec'" in (run.detail or "")
 
 
 def test_a_resumed_run_is_not_taken_for_its_former_self(recorded: journal.Journal) -> None:
     """The end before does not end the following; nor does a job that never starts change it."""
-    writer = journal.claim(recorded)
-    writer.conclude("failed", why="out of luck")
+    writer = journal.claim_run(recorded)
+    writer.end_run("failed", reason("out of luck"))
     jobs = FakeJobs()
     follow = followed(recorded, jobs, writer.number)
     assert follow.look() is None
     jobs.state_now = "FAILED"
     run = follow.look()
     assert run
-    assert (run.state, run.why) == ("failed", "out of luck")
-    assert journal.claim(recorded, resumes=True).run().state == "starting"
+    assert (run.state, run.detail) == ("failed", "out of luck")
+    assert journal.claim_run(recorded, resumes=True).run().state == "starting"
 
 
 def test_a_run_whose_job_is_not_taken_has_failed(tmp_path: Path) -> None:
@@ -192,9 +192,9 @@ def test_a_run_whose_job_is_not_taken_has_failed(tmp_path: Path) -> None:
     origin = Origin(environment={}, documents={}, folder="", profile=None)
     with pytest.raises(ClusterUnusable, match="does not take the job"):
         launching.submitted(launch_of(tmp_path), cast(RayJobs, jobs), origin, None, None)
-    [run], _ = journal.runs(tmp_path)
+    [run], _ = journal.list_runs(tmp_path)
     assert run.state == "failed"
-    assert "does not take the job" in (run.why or "")
+    assert "does not take the job" in (run.detail or "")
 
 
 def test_a_job_whose_answer_was_lost_is_not_submitted_twice(tmp_path: Path) -> None:
@@ -216,12 +216,12 @@ def test_the_first_ctrl_c_waits_for_no_checkpoint_where_nothing_is_to_be_saved(
     tmp_path: Path, steps: int
 ) -> None:
     """Before the first step of an attempt one is enough; after it the second ends at once."""
-    writer = journal.create(tmp_path, opened(rehearsal=True))
+    writer = journal.create_run(tmp_path, run_request(rehearsal=True))
     asked = [2]
     rehearsed = rehearsing.Following(writer.journal, cast(LocalCluster, None), asked, nodes=1)
-    driver = journal.claim(writer.journal)
-    attempt = driver.begin_attempt(tiny_plan(), ("slice-0",))
-    take_steps(driver.journal.path, attempt, range(steps))
+    driver = journal.claim_run(writer.journal)
+    attempt = driver.start_attempt(tiny_plan(), ("slice-0",))
+    write_steps(driver.journal.path, attempt, range(steps))
     said: list[str] = []
     assert rehearsed.wants_out(said.append, taken=True) == (steps == 0)
     asked.append(2)
@@ -238,8 +238,8 @@ def test_a_resumed_rehearsal_that_never_began_says_whether_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pressed: bool, exit_code: int
 ) -> None:
     """Ctrl-C ends it as it ends all else; a cluster that does not come up is a failure."""
-    writer = journal.claim(journal.create(tmp_path, opened(rehearsal=True)).journal)
-    writer.conclude("failed", why="out of luck")
+    writer = journal.claim_run(journal.create_run(tmp_path, run_request(rehearsal=True)).journal)
+    writer.end_run("failed", reason("out of luck"))
 
     def drive(_: journal.Journal, __: Plan, asked: list[int]) -> str:
         asked += [signal.SIGINT] * pressed

@@ -30,7 +30,7 @@ main()
     ("command", "when", "doing"),
     [
         (("prove", TINY), "proving: tracing", "proving"),
-        (("calibrate",), "measuring this machine: 0 of", "measuring this machine"),
+        (("calibrate",), "measuring this machine: it takes", "measuring this machine"),
         (("submit", TINY), "proving: tracing", "proving"),
     ],
 )
@@ -70,8 +70,8 @@ def test_what_runs_beside_a_command_ends_with_it(
         (("plan", TINY), "plan.planner.make_plans", "planning; nothing is left running"),
         (("plan", STUDY), "lifecycle.studies.make_plan", "planning; nothing is left running"),
         (("submit", STUDY), "lifecycle.studies.make_plan", "planning; nothing is left running"),
-        (("explain", TINY), "explain.answer_sheet", "working it out; nothing is left running"),
-        (("score",), "score.as_shipped", "scoring; nothing is left running"),
+        (("explain", TINY), "explain.explain", "working it out; nothing is left running"),
+        (("score",), "score.with_catalog_constants", "scoring; nothing is left running"),
         (("doctor",), "doctor.checks.python", "looking at this machine; nothing is left running"),
         (("sync",), "journal.journals", "recording; what is recorded stays"),
         (("report", "it"), "journal.find_either", "writing the report; nothing is left running"),

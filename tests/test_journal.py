@@ -10,18 +10,18 @@ from orchestrator.errors import RunExists, SpecError, Superseded
 from orchestrator.journal import StepLog
 from orchestrator.types import codec
 from orchestrator.types.run import Run, Status, TrackedRun
-from tests.journals import driven, failed_once, opened, step, tiny_plan, tiny_spec
+from tests.journals import claimed_run, failed_once, reason, run_request, step, tiny_plan, tiny_spec
 
 
 def test_a_new_run_holds_what_it_starts_from(tmp_path: Path) -> None:
     """Spec, plan and documents are there as they were given; the run is submitted."""
-    asked = opened(
+    asked = run_request(
         rehearsal=True,
         rehearses=tiny_plan(4),
         environment={"git": "0123abc"},
         documents={"spec.yaml": b"name: asked # as written\n"},
     )
-    found = journal.create(tmp_path, asked).journal
+    found = journal.create_run(tmp_path, asked).journal
     run = found.run()
     assert run.state == "submitted"
     assert run.rehearsal
@@ -30,37 +30,37 @@ def test_a_new_run_holds_what_it_starts_from(tmp_path: Path) -> None:
     assert found.spec() == tiny_spec()
     assert found.plan(run.plan_digest) == tiny_plan()
     assert found.plan(tiny_plan(4).digest) == tiny_plan(4)
-    assert (found.places.documents / "spec.yaml").read_bytes() == b"name: asked # as written\n"
+    assert (found.paths.documents / "spec.yaml").read_bytes() == b"name: asked # as written\n"
 
 
 def test_steps_of_an_earlier_orch_are_read(tmp_path: Path) -> None:
     """They had no memory, and have none now."""
-    writer = driven(tmp_path)
-    number = writer.begin_attempt(tiny_plan())
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan())
     line = (
         b'{"at_s":7.5,"step":{"index":0,"step_s":0.25,"data_s":0.0,"checkpoint_s":0.0,"tokens":4096,'
         b'"loss":2.0,"grad_norm":1.0,"learning_rate":0.001,"tokens_per_s_per_chip":null,'
-        b'"model_flops_per_s_per_chip":null,"mfu":null,"trainer_metrics":{},"opening":null}}\n'
+        b'"model_flops_per_s_per_chip":null,"mfu":null,"trainer_metrics":{},"startup":null}}\n'
     )
-    writer.journal.places.steps(number).write_bytes(line)
+    writer.journal.paths.steps(number).write_bytes(line)
     [timed] = writer.journal.steps(writer.run())
     assert (timed.at_s, timed.step.loss, timed.step.peak_hbm_bytes) == (7.5, 2.0, None)
 
 
 def test_a_run_is_called_after_its_spec_and_plan_and_counted(tmp_path: Path) -> None:
     """Without a key, every submission is a run of its own."""
-    keys = [journal.create(tmp_path, opened()).journal.key for _ in range(3)]
+    keys = [journal.create_run(tmp_path, run_request()).journal.key for _ in range(3)]
     plan = codec.short(tiny_plan().digest)
     assert keys == [f"asked-{plan}-1", f"asked-{plan}-2", f"asked-{plan}-3"]
 
 
 def test_one_key_is_one_run(tmp_path: Path) -> None:
     """The second submission of a key changes nothing and says where the first is."""
-    first = journal.create(tmp_path, opened(), "mine").journal.run()
+    first = journal.create_run(tmp_path, run_request(), "mine").journal.run()
     with pytest.raises(RunExists, match="mine exists already") as refused:
-        journal.create(tmp_path, opened(steps=7), "mine")
+        journal.create_run(tmp_path, run_request(steps=7), "mine")
     assert refused.value.key == "mine"
-    [only], problems = journal.runs(tmp_path)
+    [only], problems = journal.list_runs(tmp_path)
     assert (only.id, only.steps) == (first.id, 100)
     assert problems == []
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
@@ -72,7 +72,7 @@ def test_of_many_who_submit_one_key_one_makes_the_run(tmp_path: Path) -> None:
 
     def submit(key: str | None) -> None:
         try:
-            outcomes.append(journal.create(tmp_path / str(key), opened(), key).journal.key)
+            outcomes.append(journal.create_run(tmp_path / str(key), run_request(), key).journal.key)
         except RunExists:
             outcomes.append("taken")
 
@@ -89,7 +89,7 @@ def test_of_many_who_submit_one_key_one_makes_the_run(tmp_path: Path) -> None:
 def test_a_key_is_a_plain_name(tmp_path: Path, key: str) -> None:
     """What could leave the storage or read as an option is refused, with a legal one."""
     with pytest.raises(SpecError, match="for example asked-1"):
-        journal.create(tmp_path, opened(), key)
+        journal.create_run(tmp_path, run_request(), key)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -97,7 +97,7 @@ def test_a_file_of_that_name_is_no_run_and_stays(tmp_path: Path) -> None:
     """A key that a foreign file bears is taken."""
     (tmp_path / "mine").write_text("a note")
     with pytest.raises(RunExists):
-        journal.create(tmp_path, opened(), "mine")
+        journal.create_run(tmp_path, run_request(), "mine")
     assert (tmp_path / "mine").read_text() == "a note"
 
 
@@ -135,48 +135,48 @@ def test_a_run_is_json_both_ways(tmp_path: Path) -> None:
 
 def test_an_event_that_cannot_come_next_is_a_fault_of_the_driver(tmp_path: Path) -> None:
     """Nothing is written; the driver is told what is wrong."""
-    writer = driven(tmp_path)
-    with pytest.raises(ValueError, match="attempt 0 does not go on"):
+    writer = claimed_run(tmp_path)
+    with pytest.raises(ValueError, match="attempt 0 is not running"):
         writer.end_attempt("finished")
-    writer.begin_attempt(tiny_plan())
-    with pytest.raises(ValueError, match="attempt 1 goes on"):
-        writer.conclude("succeeded")
+    writer.start_attempt(tiny_plan())
+    with pytest.raises(ValueError, match="attempt 1 is running"):
+        writer.end_run("succeeded")
     assert writer.run().problems == ()
 
 
 def test_one_attempt_has_one_process_that_writes_steps(tmp_path: Path) -> None:
     """A second one would interleave its lines with the first one's."""
-    writer = driven(tmp_path)
-    number = writer.begin_attempt(tiny_plan())
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan())
     with StepLog(writer.journal.path, number), pytest.raises(Superseded, match="another process"):
         StepLog(writer.journal.path, number)
 
 
 def test_waiting_for_the_same_thing_is_said_once(tmp_path: Path) -> None:
     """A driver may say it in every round of its wait."""
-    writer = driven(tmp_path)
+    writer = claimed_run(tmp_path)
     for _ in range(3):
-        writer.pending("4 slices of 2x2 asked, 3 free")
+        writer.record_pending(reason("4 slices of 2x2 asked, 3 free", "waiting_for_slices"))
     run = writer.run()
-    assert (run.state, run.why) == ("pending", "4 slices of 2x2 asked, 3 free")
-    assert len(list(writer.journal.places.events.iterdir())) == 3
+    assert (run.state, run.detail) == ("pending", "4 slices of 2x2 asked, 3 free")
+    assert len(list(writer.journal.paths.events.iterdir())) == 3
 
 
 def test_a_smaller_plan_is_kept_beside_the_first(tmp_path: Path) -> None:
     """A run that goes on with fewer pods names the plan that it goes on with."""
-    writer = driven(tmp_path, plan=tiny_plan(4), spec=tiny_spec(4))
-    writer.begin_attempt(tiny_plan(4))
+    writer = claimed_run(tmp_path, plan=tiny_plan(4), spec=tiny_spec(4))
+    writer.start_attempt(tiny_plan(4))
     writer.end_attempt("preemption")
-    writer.begin_attempt(tiny_plan(2))
+    writer.start_attempt(tiny_plan(2))
     run = writer.run()
     assert [one.pods for one in run.attempts] == [4, 2]
-    assert (run.pods, run.pods_asked, run.plan_digest) == (2, 4, tiny_plan(2).digest)
+    assert (run.pods, run.requested_pods, run.plan_digest) == (2, 4, tiny_plan(2).digest)
     assert writer.journal.plan(run.plan_digest) == tiny_plan(2)
 
 
 def test_the_first_tracking_run_stays(tmp_path: Path) -> None:
     """Two recorders agree on one MLflow run: the one that was noted first."""
-    found = journal.create(tmp_path, opened()).journal
+    found = journal.create_run(tmp_path, run_request()).journal
     first = TrackedRun(tracker="mlflow", uri="sqlite:////a.db", run_id="1")
     second = TrackedRun(tracker="mlflow", uri="sqlite:////a.db", run_id="2")
     assert journal.track(found, first) == first
@@ -190,14 +190,14 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
     before = sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
     found.status()
     found.steps(found.run())
-    journal.runs(tmp_path)
+    journal.list_runs(tmp_path)
     assert sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
 
 
 def test_steps_are_read_as_they_come(tmp_path: Path) -> None:
     """Each reading gives what is new; a line that is being written waits until it is whole."""
-    writer = driven(tmp_path)
-    number = writer.begin_attempt(tiny_plan())
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan())
     reader = journal.StepReader(writer.journal.path, number)
     assert reader.read() == []
     with StepLog(writer.journal.path, number) as log:
@@ -206,7 +206,7 @@ def test_steps_are_read_as_they_come(tmp_path: Path) -> None:
         log.append(step(1))
         log.append(step(2))
         assert [timed.step.index for timed in reader.read()] == [1, 2]
-    path = writer.journal.places.steps(number)
+    path = writer.journal.paths.steps(number)
     whole = path.read_bytes()
     with path.open("ab") as file:
         file.write(whole.splitlines(keepends=True)[-1][:-5])
@@ -220,5 +220,5 @@ def test_the_history_of_a_run_has_each_step_once(tmp_path: Path) -> None:
     found = failed_once(tmp_path)
     history = found.steps(found.run())
     assert [timed.step.index for timed in history] == list(range(20))
-    assert history[5].step.opening is not None
-    assert history[4].step.opening is None
+    assert history[5].step.startup is not None
+    assert history[4].step.startup is None

@@ -13,8 +13,8 @@ import pytest
 from orchestrator import journal
 from orchestrator.cli.running import next_of
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
-from orchestrator.journal.reading import foretold
-from orchestrator.journal.run_status import Observation, Trace, folded
+from orchestrator.journal.run_journal import prediction_of
+from orchestrator.journal.run_status import Observation, StepSummary, build_run
 from orchestrator.render import (
     formatting,
     launch_screen,
@@ -26,16 +26,19 @@ from orchestrator.types.run import EndState, RecentSteps, Status, TimedStep, Tra
 from tests.conftest import HoldGolden, RunOrch
 from tests.journals import (
     CLAIM,
-    driven,
+    abandoned_run,
+    claimed_run,
     failed_once,
-    opened,
-    orphan,
+    reason,
+    run_request,
+    state_after,
     step,
-    story_of,
-    take_steps,
     tiny_plan,
+    write_steps,
 )
 
+WAITING = Pending(at_s=9.0, reason=reason("4 slices of 2x2 requested", "waiting_for_slices"))
+FAILED = Ended(at_s=4e3, state="failed", reason=reason("no budget is left"))
 PROMISED = {"run", "state", "rehearsal", "plan_digest", "journal"}
 PROMISED |= {"tracking"}
 
@@ -43,10 +46,10 @@ PROMISED |= {"tracking"}
 def status_of(*events: object, now_s: float = 7_600.0, **changes: object) -> Status:
     """A status made by hand."""
     steps = tuple(TimedStep(at_s=7_590.0, step=step(index, mfu=0.081)) for index in (40, 41))
-    traces = {1: Trace(last_steps=steps[:1]), 2: Trace(last_steps=steps)}
-    sight = Observation(now_s=now_s, signed_at_s=now_s - 1.2, traces=traces)
-    run = folded("it-1", "/runs/it-1", story_of(CLAIM, *events), sight)  # type: ignore[arg-type]
-    forecast = replace(foretold(tiny_plan()), chip_profile="c0ffee00" * 8)
+    summaries = {1: StepSummary(last_steps=steps[:1]), 2: StepSummary(last_steps=steps)}
+    sight = Observation(now_s=now_s, heartbeat_at_s=now_s - 1.2, steps=summaries)
+    run = build_run("it-1", "/runs/it-1", state_after(CLAIM, *events), sight)  # type: ignore[arg-type]
+    forecast = replace(prediction_of(tiny_plan()), chip_profile="c0ffee00" * 8)
     return replace(Status(**vars(run), forecast=forecast), **changes)  # type: ignore[arg-type]
 
 
@@ -79,7 +82,7 @@ AGAIN = AttemptStarted(at_s=3_700.0, attempt=2, plan_digest=SMALLER, pods=3, sli
 def test_a_status_is_one_screen(golden: HoldGolden) -> None:
     """State, pods, steps, speed beside the forecast, every attempt and why it ended."""
     status = replace(
-        status_of(START, PREEMPTED, AGAIN, rehearsal=True, cancel_asked_at_s=7_580.0),
+        status_of(START, PREEMPTED, AGAIN, rehearsal=True, cancel_requested_at_s=7_580.0),
         tracking=TrackedRun(tracker="mlflow", uri="sqlite:////runs/mlflow.db", run_id="0a1b"),
     )
     shown = status_screen.status_screen(status, "orch logs it-1 -f")
@@ -90,7 +93,7 @@ def test_a_status_is_one_screen(golden: HoldGolden) -> None:
 def test_a_long_reason_is_wrapped_and_ends_once() -> None:
     """What Ray says in one line, with a path in it and a full stop of its own."""
     said = "The actor died because its node has died, see /tmp/ray/session_latest/logs for more. "
-    ended = Ended(at_s=4e3, state="failed", why=said * 2)
+    ended = Ended(at_s=4e3, state="failed", reason=reason(said * 2))
     run = status_of(START, PREEMPTED, ended)
     shown = status_screen.status_screen(run, "orch logs it-1")
     assert max(map(len, shown.splitlines())) <= 80
@@ -105,7 +108,7 @@ def test_a_long_reason_is_wrapped_and_ends_once() -> None:
 )
 def test_an_ending_says_why_nothing_was_expected(pods: int, said: str) -> None:
     """Nobody wanted the machine measured, or the run went on with other pods than it asked for."""
-    run = status_of(START, rehearsal=True, pods=pods, pods_asked=4)
+    run = status_of(START, rehearsal=True, pods=pods, requested_pods=4)
     shown = rehearsal_screen.rehearsal_result(run, tiny_plan(), "mlflow.db", "orch report it-1")
     assert f"expected unknown: {'nothing was measured for ' * (pods == 3)}{said}" in shown
 
@@ -113,11 +116,11 @@ def test_an_ending_says_why_nothing_was_expected(pods: int, said: str) -> None:
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (status_of(Pending(at_s=9.0, why="4 slices of 2x2 asked, 3 free")), "  why        4 "),
+        (status_of(WAITING), "  why        4 "),
         (status_of(START, now_s=9_000.0, driver=None), "step time  250 ms over the last 2; "),
         (status_of(START, forecast=None), "  MFU        8.1 %\n"),
         (status_of(START, recent=None), "  MFU        not measured; expected"),
-        (status_of(START, PREEMPTED, Ended(at_s=4e3, state="failed", why="no budget is left")),
+        (status_of(START, PREEMPTED, FAILED),
          "Run: failed, MFU 8.1 %, 1 attempt, no budget is left.\n"),
         (status_of(START, problems=("events/x: is none of the journal's",)),
          "\nwarning: events/x: is none of the journal's\n"),
@@ -158,12 +161,12 @@ def test_runs_lists_them_newest_first(orch: RunOrch, tmp_path: Path) -> None:
     assert (empty.returncode, empty.stderr) == (0, "")
     assert empty.stdout.startswith("No runs in ")
     for key in ("older", "newer"):
-        journal.create(tmp_path, opened(rehearsal=True), key)
+        journal.create_run(tmp_path, run_request(rehearsal=True), key)
     (tmp_path / "broken" / "events").mkdir(parents=True)
     table = orch("runs", "--storage", str(tmp_path))
     assert [line.split()[0] for line in table.stdout.splitlines()] == ["RUN", "newer", "older"]
     assert "warning: " in table.stderr
-    assert "broken: holds no run" in table.stderr
+    assert "broken: contains no run" in table.stderr
     listed = json.loads(orch("runs", "--storage", str(tmp_path), "--json").stdout)
     assert [run["run"] for run in listed] == ["newer", "older"]
     assert all(run.keys() >= PROMISED for run in listed)
@@ -171,7 +174,7 @@ def test_runs_lists_them_newest_first(orch: RunOrch, tmp_path: Path) -> None:
 
 def test_the_default_storage_is_the_one_of_specs(orch: RunOrch, tmp_path: Path) -> None:
     """`runs/` below where one stands."""
-    driven(tmp_path / "runs")
+    claimed_run(tmp_path / "runs")
     assert "starting" in orch("runs", cwd=tmp_path).stdout
     shown = orch("status", "it", cwd=tmp_path).stdout
     assert shown.splitlines()[-1] == "Next: orch logs it -f"
@@ -207,11 +210,11 @@ def test_what_comes_next_is_what_there_is(
     tmp_path: Path, state: EndState, steps: int, log: str, following: str
 ) -> None:
     """A run that can go on is let go on; logs are for who failed at once, where there are some."""
-    writer = driven(tmp_path)
-    take_steps(writer.journal.path, writer.begin_attempt(tiny_plan()), range(steps))
-    writer.journal.places.driver_log(2).write_text(log)
+    writer = claimed_run(tmp_path)
+    write_steps(writer.journal.path, writer.start_attempt(tiny_plan()), range(steps))
+    writer.journal.paths.driver_log(2).write_text(log)
     writer.end_attempt("cancelled")
-    writer.conclude(state)
+    writer.end_run(state)
     asked = f"{following} --storage {tmp_path}"
     assert next_of(writer.run(), "it", tmp_path) == asked
 
@@ -221,7 +224,7 @@ def test_an_unknown_run_is_an_error_that_lists_those_known(
     orch: RunOrch, tmp_path: Path, command: str
 ) -> None:
     """Exit 2, one line, nothing on stdout; what may be a study too is said to be."""
-    journal.create(tmp_path, opened(), "only-1")
+    journal.create_run(tmp_path, run_request(), "only-1")
     done = orch(command, "other", "--storage", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     what = "run" if command == "logs" else "run or study"
@@ -238,7 +241,7 @@ def test_each_command_shows_an_example(orch: RunOrch, command: str) -> None:
 
 def test_cancel_leaves_a_request_and_says_what_follows(orch: RunOrch, tmp_path: Path) -> None:
     """The driver reads it; a second one is said to be a second one."""
-    writer = driven(tmp_path)
+    writer = claimed_run(tmp_path)
     done = orch("cancel", "it", "--storage", str(tmp_path))
     assert done.returncode == 0
     first, second, following = done.stdout.splitlines()
@@ -246,13 +249,13 @@ def test_cancel_leaves_a_request_and_says_what_follows(orch: RunOrch, tmp_path: 
     assert second.startswith(f"Its driver (process {os.getpid()} on ")
     assert second.endswith("saves a last checkpoint after the step it is in, and stops.")
     assert following == f"Next: orch status it --storage {tmp_path}"
-    request = writer.sign()
+    request = writer.heartbeat()
     assert request is not None
     assert not request.at_once
     again = orch("cancel", "it", "--now", "--storage", str(tmp_path))
     assert "it: asked to stop at once. It was asked to " in again.stdout
     assert "steps since the last checkpoint are lost" in again.stdout
-    request = writer.sign()
+    request = writer.heartbeat()
     assert request is not None
     assert request.at_once
 
@@ -260,29 +263,29 @@ def test_cancel_leaves_a_request_and_says_what_follows(orch: RunOrch, tmp_path: 
 def test_cancel_of_what_nobody_drives(orch: RunOrch, tmp_path: Path) -> None:
     """Before the driver comes, when it is gone, and when the run has ended."""
     storage = ("--storage", str(tmp_path))
-    journal.create(tmp_path, opened(), "waiting")
+    journal.create_run(tmp_path, run_request(), "waiting")
     assert "stops before it takes a chip" in orch("cancel", "waiting", *storage).stdout
-    orphan(tmp_path, "orphan")
+    abandoned_run(tmp_path, "orphan")
     done = orch("cancel", "orphan", *storage)
     assert "Nothing drives it any more: its driver (process " in done.stdout
     told = json.loads(orch("status", "orphan", *storage, "--json").stdout)
     assert told["state"] == "cancelled"
-    ended = driven(tmp_path, key="ended")
-    ended.conclude("succeeded")
+    ended = claimed_run(tmp_path, key="ended")
+    ended.end_run("succeeded")
     done = orch("cancel", "ended", *storage)
     assert "has ended already: succeeded. Nothing was asked." in done.stdout
     assert json.loads(orch("cancel", "ended", *storage, "--json").stdout)["state"] == "succeeded"
-    assert list(ended.journal.places.requests.iterdir()) == []
+    assert list(ended.journal.paths.requests.iterdir()) == []
 
 
 def test_rm_asks_and_removes(orch: RunOrch, tmp_path: Path) -> None:
     """A live run never; a dead one when a person says so, or `--yes` where nobody can."""
     storage = ("--storage", str(tmp_path))
-    writer = driven(tmp_path)
+    writer = claimed_run(tmp_path)
     refused = orch("rm", "it", *storage, "--yes")
     assert refused.returncode == 1
     assert refused.stderr == f"run it is starting\nNext: orch cancel it {' '.join(storage)}\n"
-    writer.conclude("failed")
+    writer.end_run("failed")
     unasked = orch("rm", "it", *storage)
     assert unasked.returncode == 2
     assert "needs --yes" in unasked.stderr
@@ -295,7 +298,7 @@ def test_rm_asks_and_removes(orch: RunOrch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("answer", "left"), [(b"n\n", 1), (b"y\n", 0)])
 def test_rm_listens_to_the_answer(tmp_path: Path, answer: bytes, left: int) -> None:
     """No keeps the run, and ends as an interrupted command does."""
-    driven(tmp_path).conclude("failed")
+    claimed_run(tmp_path).end_run("failed")
     leader, follower = pty.openpty()
     orch_path = str(Path(sys.executable).with_name("orch"))
     command = [orch_path, "rm", "it", "--storage", str(tmp_path)]

@@ -18,7 +18,7 @@ from orchestrator.errors import JournalUnwritable
 from orchestrator.journal import StepLog
 from orchestrator.types.run import Run
 from tests.conftest import ROOT
-from tests.journals import driven, opened, step, tiny_plan
+from tests.journals import claimed_run, reason, run_request, step, tiny_plan
 
 
 @pytest.fixture
@@ -88,26 +88,26 @@ def persist(write: Callable[[], Any]) -> Any:
     try:
         return write()
     except JournalUnwritable as error:
-        if "No space left on device; make room there" not in str(error):
+        if "No space left on device; free some space" not in str(error):
             raise
         return write()
 
 
 def persistent_life(storage: Path) -> Run:
     """A run whose writer waits for room; a reader sees no fault all the while."""
-    writer = persist(lambda: journal.create(storage, opened(), "it"))
+    writer = persist(lambda: journal.create_run(storage, run_request(), "it"))
     found = writer.journal
-    writer = persist(lambda: journal.claim(found))
-    persist(writer.sign)
-    number = persist(lambda: writer.begin_attempt(tiny_plan()))
+    writer = persist(lambda: journal.claim_run(found))
+    persist(writer.heartbeat)
+    number = persist(lambda: writer.start_attempt(tiny_plan()))
     with persist(lambda: StepLog(found.path, number)) as log:
         for index in range(3):
             timed = step(index, restored=None if index else 0)
             persist(lambda: log.append(timed))  # noqa: B023  # it is called at once
             assert found.run().steps_done == index + 1
-    persist(lambda: journal.ask_to_cancel(found))
+    persist(lambda: journal.request_cancel(found))
     persist(lambda: writer.end_attempt("finished"))
-    persist(lambda: writer.conclude("succeeded"))
+    persist(lambda: writer.end_run("succeeded"))
     run: Run = found.run()
     return run
 
@@ -133,11 +133,11 @@ import sys
 from pathlib import Path
 from orchestrator import journal
 from orchestrator.errors import JournalUnwritable
-from tests.journals import opened, step, tiny_plan
+from tests.journals import run_request, step, tiny_plan
 storage = Path(sys.argv[1])
 ballast = storage / "ballast"
-writer = journal.claim(journal.create(storage, opened(), "it").journal)
-number = writer.begin_attempt(tiny_plan())
+writer = journal.claim_run(journal.create_run(storage, run_request(), "it").journal)
+number = writer.start_attempt(tiny_plan())
 ballast.write_bytes(bytes(100_000))
 appended = 0
 with journal.StepLog(writer.journal.path, number) as log:
@@ -149,7 +149,7 @@ with journal.StepLog(writer.journal.path, number) as log:
         assert "steps.jsonl: the journal cannot be written: No space left on device" in str(error)
     full = writer.run()
     assert (full.state, full.steps_done, full.problems) == ("running", appended, ()), full
-    writer.sign()
+    writer.heartbeat()
     try:
         writer.end_attempt("failure", error="no space " * 1000)
         sys.exit("an event was written to a full disk")
@@ -158,7 +158,7 @@ with journal.StepLog(writer.journal.path, number) as log:
     ballast.unlink()
     log.append(step(appended))
 writer.end_attempt("finished")
-writer.conclude("succeeded")
+writer.end_run("succeeded")
 run = writer.run()
 assert (run.state, run.steps_done, run.problems) == ("succeeded", appended + 1, ()), run
 """
@@ -186,7 +186,7 @@ def test_a_file_system_that_really_is_full(tmp_path: Path) -> None:
         (errno.EPERM, "hard links"),
         (errno.ENOTSUP, "needs a file system with hard links"),
         (errno.ENOSYS, "needs a file system with hard links"),
-        (errno.EACCES, "the right to write there"),
+        (errno.EACCES, "permission to write there"),
         (errno.EROFS, "Read-only file system"),
     ],
 )
@@ -194,7 +194,7 @@ def test_what_the_file_system_refuses_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
 ) -> None:
     """The file, the reason, and what would help."""
-    writer = driven(tmp_path)
+    writer = claimed_run(tmp_path)
 
     def refused(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -202,7 +202,7 @@ def test_what_the_file_system_refuses_is_named(
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", refused)
         with pytest.raises(JournalUnwritable, match=said) as met:
-            writer.pending("a slice")
+            writer.record_pending(reason("a slice", "waiting_for_slices"))
     assert "events/000003.json: the journal cannot be written" in str(met.value)
     assert writer.run().problems == ()
 
@@ -217,9 +217,9 @@ def test_a_server_that_lost_its_answer_is_believed(
         real(source, target, **named)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
-    writer = driven(tmp_path)
+    writer = claimed_run(tmp_path)
     monkeypatch.setattr(os, "link", answered_late)
-    writer.pending("a slice")
+    writer.record_pending(reason("a slice", "waiting_for_slices"))
     assert writer.run().state == "pending"
 
 
@@ -227,8 +227,8 @@ def test_a_step_that_does_not_fit_leaves_no_half_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one begins on a line of its own."""
-    writer = driven(tmp_path)
-    number = writer.begin_attempt(tiny_plan())
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan())
     with StepLog(writer.journal.path, number) as log:
         log.append(step(0, restored=0))
         with monkeypatch.context() as patched:
@@ -241,8 +241,8 @@ def test_a_step_that_does_not_fit_leaves_no_half_line(
 
 def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
     """A metric of the trainer's own may be anything; JSON has no infinity."""
-    writer = driven(tmp_path)
-    number = writer.begin_attempt(tiny_plan())
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan())
     metrics = {"z": float("inf"), "n": float("nan"), "ok": 1.5}
     with StepLog(writer.journal.path, number) as log:
         log.append(step(0, restored=0, trainer_metrics=metrics))

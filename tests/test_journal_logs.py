@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.journal import Journal, Writer
 from tests.conftest import RunOrch
-from tests.journals import driven, failed_once, orphan, take_steps, tiny_plan
+from tests.journals import abandoned_run, claimed_run, failed_once, tiny_plan, write_steps
 
 
 def abandoned(storage: Path) -> Journal:
@@ -17,8 +17,8 @@ def abandoned(storage: Path) -> Journal:
     for attempt in (1, 2):
         for rank in range(11):
             text = f"attempt {attempt} rank {rank} begins\nand goes on"
-            found.places.rank_log(attempt, rank).write_text(text)
-    found.places.driver_log(2).write_text("the driver begins\n")
+            found.paths.rank_log(attempt, rank).write_text(text)
+    found.paths.driver_log(2).write_text("the driver begins\n")
     return found
 
 
@@ -39,7 +39,7 @@ def test_the_first_dead_rank_is_on_top(orch: RunOrch, tmp_path: Path) -> None:
 def test_logs_are_of_the_newest_attempt_and_of_one_rank(orch: RunOrch, tmp_path: Path) -> None:
     """All of that rank's, as it was written; as JSON a line each."""
     found = abandoned(tmp_path)
-    found.places.rank_log(2, 4).write_bytes(b"".join(b"%d\n" % i for i in range(500)) + b"\xff")
+    found.paths.rank_log(2, 4).write_bytes(b"".join(b"%d\n" % i for i in range(500)) + b"\xff")
     storage = ("--storage", str(tmp_path))
     done = orch("logs", "it", "--rank", "4", *storage)
     assert done.stdout.splitlines() == [*map(str, range(500)), "\ufffd"]
@@ -59,7 +59,7 @@ def test_an_unknown_rank_or_attempt_is_said(orch: RunOrch, tmp_path: Path) -> No
     assert done.stderr == "unknown rank 99; known: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10\n"
     done = orch("logs", "it", "--attempt", "3", *storage)
     assert (done.returncode, done.stderr) == (2, "unknown attempt 3; known: 1, 2\n")
-    driven(tmp_path, key="silent").journal.places.driver_log(2).touch()
+    claimed_run(tmp_path, key="silent").journal.paths.driver_log(2).touch()
     done = orch("logs", "silent", *storage)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "silent has left no log\n"
@@ -81,16 +81,16 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 def two_attempts(writer: Writer) -> tuple[Path, Path]:
     """The log of the attempt that goes on, and the one that the next attempt will write."""
-    writer.begin_attempt(tiny_plan())
-    return (writer.journal.places.rank_log(1, 0), writer.journal.places.rank_log(2, 0))
+    writer.start_attempt(tiny_plan())
+    return (writer.journal.paths.rank_log(1, 0), writer.journal.paths.rank_log(2, 0))
 
 
 def test_following_goes_on_through_attempts_until_the_end(tmp_path: Path) -> None:
     """Lines appear as they are written, once, and the torn last one at the end."""
-    writer = driven(tmp_path)
+    writer = claimed_run(tmp_path)
     first, second = two_attempts(writer)
     first.write_text("".join(f"old {i}\n" for i in range(150)))
-    with writer.signing(), followed(tmp_path) as reading:
+    with writer.background_heartbeat(), followed(tmp_path) as reading:
         assert [read_line(reading) for _ in range(100)][-1] == "rank 0 | old 149\n"
         with first.open("a") as log:
             log.write("new\nto")
@@ -99,24 +99,24 @@ def test_following_goes_on_through_attempts_until_the_end(tmp_path: Path) -> Non
             log.write("rn\n")
         assert read_line(reading) == "rank 0 | torn\n"
         writer.end_attempt("preemption")
-        writer.begin_attempt(tiny_plan())
+        writer.start_attempt(tiny_plan())
         second.write_text("again\n")
         assert read_line(reading) == "rank 0 | again\n"
-        take_steps(writer.journal.path, 2, range(2))
+        write_steps(writer.journal.path, 2, range(2))
         with second.open("a") as log:
             log.write("last words")
         writer.end_attempt("finished")
-        writer.conclude("succeeded")
+        writer.end_run("succeeded")
         rest, errors = reading.communicate(timeout=60)
     assert (reading.returncode, rest, errors) == (0, "rank 0 | last words\n", "it: succeeded\n")
 
 
 def test_following_one_rank_begins_at_its_beginning_and_can_be_left(tmp_path: Path) -> None:
     """All its lines, without its name; Ctrl-C ends it in a word, and the run goes on."""
-    writer = driven(tmp_path)
+    writer = claimed_run(tmp_path)
     first, _ = two_attempts(writer)
     first.write_text("".join(f"{i}\n" for i in range(150)))
-    with writer.signing(), followed(tmp_path, "--rank", "0") as reading:
+    with writer.background_heartbeat(), followed(tmp_path, "--rank", "0") as reading:
         assert [read_line(reading) for _ in range(150)] == [f"{i}\n" for i in range(150)]
         reading.send_signal(signal.SIGINT)
         rest, errors = reading.communicate(timeout=60)
@@ -126,6 +126,6 @@ def test_following_one_rank_begins_at_its_beginning_and_can_be_left(tmp_path: Pa
 
 def test_following_a_run_that_is_lost_ends_too(tmp_path: Path, orch: RunOrch) -> None:
     """Nobody waits for what nobody writes."""
-    orphan(tmp_path, "it")
+    abandoned_run(tmp_path, "it")
     done = orch("logs", "it", "-f", "--storage", str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "it: lost\n")

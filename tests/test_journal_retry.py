@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.journal import decide_retry
-from orchestrator.journal.run_status import Observation, folded
-from orchestrator.types.run import Attempt, Reason, Run
+from orchestrator.journal.run_status import Observation, build_run
+from orchestrator.types.run import Attempt, AttemptReason, Run
 from orchestrator.types.spec import RetryLimits
-from tests.journals import CLAIM, driven, story_of, take_steps, tiny_plan
+from tests.journals import CLAIM, claimed_run, state_after, tiny_plan, write_steps
 
 TWO = RetryLimits(failures=2, preemptions=3)
 
@@ -20,14 +20,14 @@ TWO = RetryLimits(failures=2, preemptions=3)
 class Tried:
     """An attempt in short: why it ended, how many steps were done then, and with which error."""
 
-    reason: Reason | str
+    reason: AttemptReason | str | None
     steps_done: int = 0
     error: str | None = None
 
 
 def run_after(*tried: Tried, resumed_at: int = 1, asked_at_s: float | None = None) -> Run:
     """A run with these attempts."""
-    run = folded("it", "/runs/it", story_of(CLAIM), Observation(now_s=1.0))
+    run = build_run("it", "/runs/it", state_after(CLAIM), Observation(now_s=1.0))
     attempts = tuple(
         Attempt(
             number=number, plan_digest="p", pods=4, slices=(), started_at_s=0.0, ended_at_s=1.0,
@@ -35,7 +35,7 @@ def run_after(*tried: Tried, resumed_at: int = 1, asked_at_s: float | None = Non
         )
         for number, one in enumerate(tried, start=1)
     )  # fmt: skip
-    return replace(run, attempts=attempts, resumed_at=resumed_at, cancel_asked_at_s=asked_at_s)
+    return replace(run, attempts=attempts, resumed_at=resumed_at, cancel_requested_at_s=asked_at_s)
 
 
 def failures(*steps_done: int) -> list[Tried]:
@@ -99,7 +99,8 @@ def test_the_same_error_at_the_same_step_ends_the_run(first: Tried, second: Trie
     decision = decide_retry(run_after(first, second), generous)
     assert not decision.retry
     assert second.error is not None
-    assert decision.why.endswith(f", so no other is tried: {second.error}")
+    assert decision.reason.code == "repeated_error"
+    assert second.error in decision.reason.detail
     between = [first, *preemptions(7), Tried("lost"), second]
     assert not decide_retry(run_after(*between), generous).retry
 
@@ -124,7 +125,7 @@ def test_what_was_asked_to_stop_is_not_tried_again() -> None:
     asked = run_after(Tried("preemption", 5, "slice 0 is gone"), asked_at_s=1.0)
     decision = decide_retry(asked, TWO)
     assert not decision.retry
-    assert decision.why.endswith("somebody asked to cancel the run")
+    assert decision.reason.code == "cancel_requested"
 
 
 def test_whoever_resumes_a_run_grants_it_fresh_budgets() -> None:
@@ -139,12 +140,14 @@ def test_whoever_resumes_a_run_grants_it_fresh_budgets() -> None:
 def test_the_reason_says_what_is_left() -> None:
     """A person reads what was decided on."""
     decision = decide_retry(run_after(*failures(5, 5)), TWO)
-    assert decision.why == (
-        "attempt 2 failed: error b (failure 2 without progress, of 2 that are tried again)"
+    assert decision.reason.code == "retried"
+    assert decision.reason.detail == (
+        "attempt 2 failed: error b (failure 2 without progress; the limit is 2)"
     )
+    assert decide_retry(run_after(*failures(5, 5, 5)), TWO).reason.code == "retries_exhausted"
 
 
-@pytest.mark.parametrize("tried", [[], [Tried("failure"), Tried(None)]])  # type: ignore[arg-type]
+@pytest.mark.parametrize("tried", [[], [Tried("failure"), Tried(None)]])
 def test_only_an_attempt_that_ended_is_decided_on(tried: list[Tried]) -> None:
     """Anything else is a fault of the driver."""
     with pytest.raises(ValueError, match="no attempt has ended"):
@@ -177,13 +180,15 @@ def test_retries_end_when_nothing_gets_farther(
 
 def test_a_journal_is_decided_on_as_it_stands(tmp_path: Path) -> None:
     """The driver hands over the run that it reads."""
-    writer = driven(tmp_path)
+    writer = claimed_run(tmp_path)
     for attempt in range(1, 4):
-        assert writer.begin_attempt(tiny_plan()) == attempt
-        take_steps(writer.journal.path, attempt, range(2 + attempt))
+        assert writer.start_attempt(tiny_plan()) == attempt
+        write_steps(writer.journal.path, attempt, range(2 + attempt))
         writer.end_attempt("failure", error="ValueError: no")
         assert decide_retry(writer.run(), RetryLimits(failures=1)).retry
-    writer.begin_attempt(tiny_plan())
-    take_steps(writer.journal.path, 4, range(5))
+    writer.start_attempt(tiny_plan())
+    write_steps(writer.journal.path, 4, range(5))
     writer.end_attempt("failure", error="ValueError: no")
-    assert "attempts 3 and 4 both failed after step 5, so no" in decide_retry(writer.run(), TWO).why
+    decision = decide_retry(writer.run(), TWO)
+    assert decision.reason.code == "repeated_error"
+    assert "attempts 3 and 4 both failed after step 5" in decision.reason.detail

@@ -14,7 +14,7 @@ from orchestrator.types import codec
 from orchestrator.types.run import TrackedRun
 from orchestrator.types.study import Study, Trial, TrialStart
 from tests.conftest import ROOT
-from tests.journals import ME, driven, opened, tiny_spec
+from tests.journals import ME, claimed_run, reason, run_request, tiny_spec
 
 STUDY = Study(
     name="pods",
@@ -39,44 +39,44 @@ def test_the_same_study_is_one_journal(tmp_path: Path) -> None:
     """Opened again it is the one that was begun; asked otherwise it is another."""
     first, again = begun(tmp_path), begun(tmp_path)
     assert first == again
-    assert first.opened().study == STUDY
+    assert first.submission().study == STUDY
     assert (first.documents / "study.yaml").read_bytes() == b"study: {}\n"
     assert begun(tmp_path, replace(STUDY, scaling="weak")) != first
     assert begun(tmp_path, steps=21) != first
-    assert len(journal.studies(tmp_path)) == 3
+    assert len(journal.list_studies(tmp_path)) == 3
 
 
 def test_a_study_is_no_run(tmp_path: Path) -> None:
     """It lies among the runs and is listed with none of them."""
     begun(tmp_path)
-    driven(tmp_path, key="a-run")
-    assert [run.run for run in journal.runs(tmp_path)[0]] == ["a-run"]
-    assert [one.key for one in journal.studies(tmp_path)] == [begun(tmp_path).key]
+    claimed_run(tmp_path, key="a-run")
+    assert [run.run for run in journal.list_runs(tmp_path)[0]] == ["a-run"]
+    assert [one.key for one in journal.list_studies(tmp_path)] == [begun(tmp_path).key]
 
 
 def test_trials_are_named_before_they_begin(tmp_path: Path) -> None:
     """Each repeat has a name of its own; one that is begun again has another."""
     study = begun(tmp_path)
     names = [
-        journal.begin_trial(study, trial, repeat).run
+        journal.start_trial(study, trial, repeat).run
         for trial, repeat in ((1, 1), (1, 2), (2, 1), (1, 1))
     ]
     assert [name.removeprefix(f"{study.key}-") for name in names] == [
         "trial-1.1", "trial-1.2", "trial-2.1", "trial-1.1.2",
     ]  # fmt: skip
-    assert [one.run for one in study.begun()] == names
-    assert journal.run_of(study, study.begun()[0]) is None
+    assert [one.run for one in study.trial_starts()] == names
+    assert study.trial_run(study.trial_starts()[0]) is None
 
 
 def test_nothing_begins_while_a_run_of_the_study_goes_on(tmp_path: Path) -> None:
     """Two processes that carry out one study never run two trials at once."""
     study = begun(tmp_path)
-    entry = journal.begin_trial(study, 1, 1)
-    writer = driven(tmp_path, key=entry.run)
+    entry = journal.start_trial(study, 1, 1)
+    writer = claimed_run(tmp_path, key=entry.run)
     with pytest.raises(RunIsLive, match=r"trial-1\.1 is starting"):
-        journal.begin_trial(study, 2, 1)
-    writer.conclude("failed", why="it was made to")
-    assert journal.begin_trial(study, 2, 1).trial == 2
+        journal.start_trial(study, 2, 1)
+    writer.end_run("failed", reason("it was made to"))
+    assert journal.start_trial(study, 2, 1).trial == 2
 
 
 @pytest.mark.parametrize(("age_s", "refused"), [(1.0, True), (10_000.0, False)])
@@ -92,20 +92,20 @@ def test_a_trial_that_another_begins_is_waited_for(
         return 1_000.0 + age_s
 
     if refused:
-        with pytest.raises(RunIsLive, match="process 7 on here begins"):
-            journal.begin_trial(study, 2, 1, clock)
+        with pytest.raises(RunIsLive, match="process 7 on here is starting"):
+            journal.start_trial(study, 2, 1, clock)
     else:
-        assert journal.begin_trial(study, 2, 1, clock).trial == 2
+        assert journal.start_trial(study, 2, 1, clock).trial == 2
 
 
 def test_a_process_that_died_before_its_run_is_no_hindrance(tmp_path: Path) -> None:
     """It is seen to be gone on its own machine, and the trial begins again under a new name."""
     begin = f"from tests.test_journal_studies import begun; from pathlib import Path; \
-from orchestrator import journal; journal.begin_trial(begun(Path({str(tmp_path)!r})), 1, 1)"
+from orchestrator import journal; journal.start_trial(begun(Path({str(tmp_path)!r})), 1, 1)"
     subprocess.run([sys.executable, "-c", begin], cwd=ROOT, check=True)
     study = begun(tmp_path)
-    assert len(study.begun()) == 1
-    assert journal.begin_trial(study, 1, 1).run.endswith("trial-1.1.2")
+    assert len(study.trial_starts()) == 1
+    assert journal.start_trial(study, 1, 1).run.endswith("trial-1.1.2")
 
 
 def test_two_that_begin_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +121,8 @@ def test_two_that_begin_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.M
         append(folder, number, content)
 
     monkeypatch.setattr(event_log, "append", late)
-    assert journal.begin_trial(study, 1, 1).run.endswith("trial-1.1.2")
-    assert next(one.run for one in study.begun()) == "other"
+    assert journal.start_trial(study, 1, 1).run.endswith("trial-1.1.2")
+    assert next(one.run for one in study.trial_starts()) == "other"
 
 
 def test_the_first_mlflow_run_of_a_study_stays(tmp_path: Path) -> None:
@@ -137,37 +137,39 @@ def test_the_first_mlflow_run_of_a_study_stays(tmp_path: Path) -> None:
 
 def test_a_run_knows_its_study(tmp_path: Path) -> None:
     """From its first event on."""
-    writer = journal.create(tmp_path, opened(study="pods-study-1"), "it")
+    writer = journal.create_run(tmp_path, run_request(study="pods-study-1"), "it")
     assert writer.run().study == "pods-study-1"
-    assert driven(tmp_path, key="alone").run().study is None
+    assert claimed_run(tmp_path, key="alone").run().study is None
 
 
 def test_either_a_run_or_a_study_is_found(tmp_path: Path) -> None:
     """By key, by the beginning of one, by path; unknown lists both."""
     study = begun(tmp_path)
-    trial = journal.begin_trial(study, 1, 1).run
-    driven(tmp_path, key=trial)
-    driven(tmp_path, key="plain")
-    assert journal.find_either(tmp_path, study.key) == study
-    assert journal.find_either(tmp_path, study.key[:-2]) == study
-    assert journal.find_either(tmp_path, str(study.path)) == study
-    assert journal.find_either(tmp_path, trial).key == trial
-    assert journal.find_either(tmp_path, "pla").key == "plain"
+    trial = journal.start_trial(study, 1, 1).run
+    claimed_run(tmp_path, key=trial)
+    claimed_run(tmp_path, key="plain")
+    assert journal.find_run_or_study(tmp_path, study.key) == study
+    assert journal.find_run_or_study(tmp_path, study.key[:-2]) == study
+    assert journal.find_run_or_study(tmp_path, str(study.path)) == study
+    assert journal.find_run_or_study(tmp_path, trial).key == trial
+    assert journal.find_run_or_study(tmp_path, "pla").key == "plain"
     with pytest.raises(UnknownName, match=f"begins with 'x'; known: {study.key}, "):
-        journal.find_either(tmp_path, "x")
+        journal.find_run_or_study(tmp_path, "x")
 
 
 def test_a_damaged_study_says_what_is_wrong(tmp_path: Path) -> None:
     """A file that is no study, one of a newer orch, a place that holds another study."""
     study = begun(tmp_path)
-    text = study.opening.read_text(encoding="utf-8")
-    study.opening.write_text(text.replace('"schema": 1,\n  "steps"', '"schema": 9,\n  "steps"'))
+    text = study.submission_path.read_text(encoding="utf-8")
+    study.submission_path.write_text(
+        text.replace('"schema": 2,\n  "steps"', '"schema": 9,\n  "steps"')
+    )
     with pytest.raises(JournalUnreadable, match="its schema is 9"):
-        study.opened()
+        study.submission()
     digest = StudyRequest(study=STUDY, steps=20).digest
-    study.opening.write_text(text.replace(digest, "0" * 64))
+    study.submission_path.write_text(text.replace(digest, "0" * 64))
     with pytest.raises(SpecError, match="is another study"):
         begun(tmp_path)
-    study.opening.write_text("{}")
-    with pytest.raises(JournalUnreadable, match="is no StudyOpened"):
-        study.opened()
+    study.submission_path.write_text("{}")
+    with pytest.raises(JournalUnreadable, match="is not a StudySubmission"):
+        study.submission()

@@ -39,7 +39,7 @@ def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(orch: RunOrch, tmp_path:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rehearsal" in done.stdout.splitlines()[0]
     assert "6 of 6 steps" in done.stdout
-    [recorded] = journal.journals(tmp_path)
+    [recorded] = journal.list_journals(tmp_path)
     path, run = recorded.path, recorded.run()
     assert (run.state, run.rehearsal, run.problems) == ("succeeded", True, ())
     assert run.rehearses is not None
@@ -51,7 +51,7 @@ def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(orch: RunOrch, tmp_path:
     kept = codec.from_json((path / "documents/chip_profile.json").read_bytes(), ChipProfile)
     assert plan.chip_profile == codec.digest(kept)
     assert "expected" in done.stdout
-    assert len(list(recorded.places.logs(1).glob("rank-*.log"))) == 2
+    assert len(list(recorded.paths.logs(1).glob("rank-*.log"))) == 2
     assert f"Next: orch report {path.name}" in done.stdout
     assert f"mlflow   {tmp_path}/mlflow.db, shown by orch ui" in done.stdout
     assert run.tracking
@@ -70,11 +70,11 @@ def test_ctrl_c_saves_and_leaves_nothing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 130
     assert process_tree.marked(mark) == []
-    [recorded] = journal.journals(tmp_path)
+    [recorded] = journal.list_journals(tmp_path)
     run = recorded.run()
     assert (run.state, run.attempts[0].reason) == ("cancelled", "cancelled")
-    assert run.why == (
-        f"interrupted (Ctrl-C), after step {run.steps_done:,}; its checkpoint is kept"
+    assert run.detail == (
+        f"interrupted (Ctrl-C), after step {run.steps_done:,}; its checkpoint is saved"
     )
     assert (recorded.path / "checkpoints" / str(run.steps_done)).is_dir()
 
@@ -89,7 +89,7 @@ def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 130
     assert process_tree.marked(mark) == []
-    [recorded] = journal.journals(tmp_path)
+    [recorded] = journal.list_journals(tmp_path)
     assert recorded.run().state == "cancelled"
 
 
@@ -100,7 +100,7 @@ def test_a_cancelled_rehearsal_goes_on_with_fewer_pods(orch: RunOrch, tmp_path: 
     """
     with submitted(tmp_path, steps=14) as process:
         eventually(lambda: steps_done(tmp_path) > 2, LIMIT_S)
-        [recorded] = journal.journals(tmp_path)
+        [recorded] = journal.list_journals(tmp_path)
         assert orch("cancel", str(recorded.path)).returncode == 0
         assert process.wait(LIMIT_S) == 130
     done = recorded.run().steps_done
@@ -132,7 +132,7 @@ def test_a_killed_orch_takes_its_cluster_with_it(tmp_path: Path, and_its_keeper:
         process.wait()
         eventually(lambda: not process_tree.marked(mark), 30)
         eventually(lambda: not folder.exists(), 10)
-    [recorded] = journal.journals(tmp_path)
+    [recorded] = journal.list_journals(tmp_path)
     assert recorded.run().state == "lost"
 
 
@@ -170,7 +170,7 @@ def submitted(storage: Path, steps: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def steps_done(storage: Path) -> int:
-    return sum(one.run().steps_done for one in journal.journals(storage))
+    return sum(one.run().steps_done for one in journal.list_journals(storage))
 
 
 def mark_of(process: subprocess.Popen[bytes]) -> str:

@@ -38,7 +38,7 @@ def test_lost_slices_and_a_hang_are_survived(tmp_path: Path) -> None:
         assert (third.reason, third.slices, third.pods) == ("hang", ("pod-2",), 1)
         assert third.first_dead_rank == 0
         assert third.error is not None
-        assert third.error.startswith("rank 0 has given no sign for 40 s (process ")
+        assert third.error.startswith("rank 0 has sent no heartbeat for 40 s (process ")
         ended = run.to_the_end()
     assert (ended.state, ended.problems) == ("succeeded", ())
     assert [one.restored_steps for one in ended.attempts[1:]] == sorted(

@@ -27,7 +27,7 @@ from tests.trainer_plans import plan_of
 from trainers import llama
 from trainers.contract import Program, build
 from trainers.data import pack
-from trainers.data.batches import batches_of
+from trainers.data.batch_source import batch_source
 from trainers.data.manifest import FILE_NAME
 from trainers.loop import Assignment, run, train
 
@@ -83,11 +83,11 @@ def test_a_run_learns_and_tells_every_step(straight: list[Step]) -> None:
     """Each step is emitted once, in order, measured; the loss falls."""
     assert [step.index for step in straight] == list(range(STEPS))
     assert straight[-1].loss < straight[0].loss - 0.5
-    assert straight[0].opening is not None
-    assert straight[0].opening.steps_done == 0
-    assert straight[0].opening.compile_s > 0
+    assert straight[0].startup is not None
+    assert straight[0].startup.steps_done == 0
+    assert straight[0].startup.compile_s > 0
     assert all(step.step_s > step.data_s + step.checkpoint_s for step in straight)
-    assert all(step.opening is None and step.tokens_per_s_per_chip for step in straight[1:])
+    assert all(step.startup is None and step.tokens_per_s_per_chip for step in straight[1:])
     assert [step.index for step in straight if step.checkpoint_s] == [3, 6, 9]
     assert {step.peak_hbm_bytes for step in straight} == {None}  # a CPU does not say
 
@@ -103,7 +103,7 @@ def test_the_loss_is_that_of_the_plain_formula(straight: list[Step]) -> None:
 
 
 def first_batch(plan: Plan) -> np.ndarray:
-    return batches_of(plan).batch(0, range(plan.batch.sequences))
+    return batch_source(plan).batch(0, range(plan.batch.sequences))
 
 
 def test_two_runs_are_the_same_to_the_bit(straight: list[Step], tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     assert (outcome.steps_done, outcome.stopped) == (stop_at, True)
     outcome, second = run_toy(tmp_path)
     assert (outcome.steps_done, outcome.stopped) == (STEPS, False)
-    assert outcome.opening.steps_done == stop_at
+    assert outcome.startup.steps_done == stop_at
     assert losses(first) + losses(second) == losses(straight)
 
 
@@ -157,7 +157,7 @@ def test_another_mesh_gives_the_same_losses(
     """A run that changes its mesh midway goes on: float32 sums in another order, no more."""
     run_toy(tmp_path, steps=6)
     outcome, second = run_toy(tmp_path, toy_plan_of(**mesh))
-    assert outcome.opening.steps_done == 6
+    assert outcome.startup.steps_done == 6
     assert losses(second) == pytest.approx(losses(straight)[6:], rel=1e-5)
 
 
@@ -167,9 +167,9 @@ def test_a_damaged_checkpoint_is_skipped_and_told(straight: list[Step], tmp_path
     sums = tmp_path / "checkpoints" / "9" / "sha256.json"
     sums.write_text(sums.read_text().replace("a", "b"))
     outcome, second = run_toy(tmp_path)
-    assert outcome.opening.steps_done == 6
-    assert [skip.step for skip in outcome.opening.skipped] == [9]
-    assert second[0].opening == outcome.opening
+    assert outcome.startup.steps_done == 6
+    assert [skip.step for skip in outcome.startup.skipped] == [9]
+    assert second[0].startup == outcome.startup
     assert losses(second) == losses(straight)[6:]
 
 
@@ -270,7 +270,7 @@ def test_every_trainer_is_trained_and_continued(name: str, tmp_path: Path) -> No
     emitted: list[Step] = []
     for steps in (2, 4):
         outcome = train(plan, assignment_of(tmp_path, steps, emitted.append))
-    assert outcome.opening.steps_done == 2
+    assert outcome.startup.steps_done == 2
     assert [step.index for step in emitted] == [0, 1, 2, 3]
     assert emitted[-1].loss < emitted[0].loss
 

@@ -93,12 +93,12 @@ def test_the_first_step_is_kept_apart() -> None:
     bench.step(8, 103.0)
     bench.step(9, 103.5)
     first, second = bench.steps
-    assert first.opening == OPENING
+    assert first.startup == OPENING
     assert first.step_s == 3.0
     assert (first.tokens_per_s_per_chip, first.model_flops_per_s_per_chip, first.mfu) == (
         (None,) * 3
     )
-    assert second.opening is None
+    assert second.startup is None
     assert second.step_s == 0.5
     assert second.mfu is not None
 

@@ -80,7 +80,7 @@ def four() -> Iterator[Standing]:
 
 
 def only_run(storage: Path) -> Run:
-    [recorded] = journal.journals(storage)
+    [recorded] = journal.list_journals(storage)
     return recorded.run()
 
 
@@ -125,20 +125,20 @@ def test_runs_outlive_their_terminals_and_take_slices_in_turn(
     elsewhere = four.environment | {"RAY_ADDRESS": "127.0.0.1:1", "HF_TOKEN": CANARY}
     command = [str(BIN / "orch"), *four.submit(first, *THREE, "--yes", "--steps", "100000")]
     with subprocess.Popen(command, cwd=ROOT, env=elsewhere, stdout=subprocess.DEVNULL) as following:
-        eventually(lambda: journal.journals(first) and only_run(first).steps_done, LIMIT_S)
+        eventually(lambda: journal.list_journals(first) and only_run(first).steps_done, LIMIT_S)
         following.kill()
     done = only_run(first).steps_done
     detached = four.orch(*four.submit(second, *THREE, "--yes", "--detach", "--steps", "3"))
     assert detached.returncode == 0, detached.stderr
     assert "3 of v5p 2x2x1 asked, 4 present, 1 free: the run waits for 2 more" in detached.stdout
     eventually(lambda: only_run(second).state == "pending", LIMIT_S)
-    assert only_run(second).why == "3 slices of v5p 2x2x1 asked, 4 whole, 1 free"
+    assert only_run(second).detail == "3 slices of v5p 2x2x1 asked, 4 whole, 1 free"
     assert only_run(first).steps_done > done
     assert four.orch("cancel", only_run(first).journal).returncode == 0
     eventually(lambda: only_run(second).ended_at_s, LIMIT_S)
     one, other = only_run(first), only_run(second)
     assert (one.state, one.rehearsal) == ("cancelled", False)
-    assert (other.state, other.steps_done, len(other.attempts)) == ("succeeded", 3, 1), other.why
+    assert (other.state, other.steps_done, len(other.attempts)) == ("succeeded", 3, 1), other.detail
     assert one.ended_at_s
     assert other.attempts[0].started_at_s > one.ended_at_s - 10
     assert (Path(one.journal) / "documents" / "code.zip").is_file()
@@ -206,8 +206,8 @@ def test_trials_of_a_study_follow_each_other(four: Standing, tmp_path: Path) -> 
     assert not storage.exists() or list(storage.iterdir()) == []
     done = four.orch("submit", str(path), *words, "--steps", "3", "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
-    [study] = journal.studies(storage)
-    runs = journal.study_status(study).runs
+    [study] = journal.list_studies(storage)
+    runs = study.status().runs
     assert [(one.state, one.steps_done, one.pods, one.rehearsal) for one in runs] == [
         ("succeeded", 3, 1, False), ("succeeded", 3, 2, False),
     ]  # fmt: skip

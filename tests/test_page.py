@@ -12,11 +12,11 @@ from orchestrator.render.page import RunPage, run_page
 from orchestrator.render.page.axes import Axis, round_step
 from orchestrator.render.page.html import TEMPLATES, Html, join, tag
 from orchestrator.render.page.steps import thinned
-from orchestrator.report import reported
+from orchestrator.report import compare_run
 from orchestrator.types.run import Run, TimedStep
 from tests.conftest import ROOT, RunOrch
-from tests.journals import tiny_plan
-from tests.reports import Steps, timed, twice, written
+from tests.journals import reason, tiny_plan
+from tests.reports import Steps, finished_run, preempted_run, timed
 
 PLAN = tiny_plan()
 VOID = {"meta", "link", "br", "img"}
@@ -25,14 +25,14 @@ VOID = {"meta", "link", "br", "img"}
 def shown(run: Run, steps: Steps, **changes: object) -> RunPage:
     """What the page of a run is made from."""
     last: list[TimedStep] = [one for taken in steps.values() for one in taken]
-    report = reported(run, PLAN, steps)
+    report = compare_run(run, PLAN, steps)
     fields = {"run": run, "report": report, "plan": PLAN, "rehearsed": None, "proof": None}
     return RunPage(**fields | {"steps": last} | changes)  # type: ignore[arg-type]
 
 
 def page(**changes: object) -> str:
     """The page of a real run of two attempts."""
-    run, steps = twice()
+    run, steps = preempted_run()
     return run_page(shown(replace(run, **changes), steps))  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ def test_a_page_is_the_same_twice() -> None:
 
 def test_ten_thousand_steps_stay_a_small_page() -> None:
     """Curves are thinned: the page does not grow with the run."""
-    run, steps = twice()
+    run, steps = preempted_run()
     long = {**steps, 2: timed(100.0, range(5, 10_000), 0.5)}
     assert len(run_page(shown(run, long)).encode()) < 200_000
 
@@ -122,13 +122,13 @@ def test_a_template_lacks_and_wants_no_part(name: str) -> None:
 def test_text_of_a_run_is_never_markup() -> None:
     """Errors and environments come from outside: they are shown, and do nothing."""
     hostile = "<script>alert(1)</script>\"&' onload=x"
-    run, steps = twice()
+    run, steps = preempted_run()
     first, second = run.attempts
     run = replace(
         run,
         run=hostile,
         state="failed",
-        why=hostile,
+        reason=reason(hostile),
         environment={hostile: hostile},
         attempts=(replace(first, error=hostile), second),
     )
@@ -158,7 +158,7 @@ def test_a_real_run_stands_beside_its_forecast() -> None:
 
 def test_memory_is_forecast_compiled_and_measured() -> None:
     """What the devices said is a bar of its own; where they did not say, the page does."""
-    run, steps = twice()
+    run, steps = preempted_run()
     silent = report_words(run_page(shown(run, steps)))
     assert "The devices did not say what they held" in silent
     first = replace(steps[2][0], step=replace(steps[2][0].step, peak_hbm_bytes=5 << 30))
@@ -170,7 +170,7 @@ def test_memory_is_forecast_compiled_and_measured() -> None:
 
 def test_a_rehearsal_is_never_drawn_beside_chips() -> None:
     """It says that it is one; no mark and no dot of it lies on a scale of chips."""
-    run, steps = twice()
+    run, steps = preempted_run()
     small = replace(run, rehearsal=True, rehearses=PLAN.digest)
     text = run_page(shown(small, steps, rehearsed=PLAN))
     assert "A rehearsal: a small copy" in text
@@ -183,10 +183,10 @@ def test_a_rehearsal_is_never_drawn_beside_chips() -> None:
 
 def test_a_rehearsal_is_held_against_its_own_machine() -> None:
     """With a forecast on measured ceilings: there it stands beside it, and never beside chips."""
-    run, steps = twice()
+    run, steps = preempted_run()
     here = replace(PLAN, chip_profile="0" * 64)
     small = replace(run, rehearsal=True, rehearses=PLAN.digest)
-    report = reported(small, here, steps)
+    report = compare_run(small, here, steps)
     text = run_page(shown(small, steps, report=report, plan=here, rehearsed=PLAN))
     assert "this machine's measured ceilings" in report_words(text)
     chips = text[text.index("The plan, on v5e chips") : text.index("Over steps")]
@@ -197,7 +197,7 @@ def test_a_rehearsal_is_held_against_its_own_machine() -> None:
 
 def test_what_the_compiler_allows_stands_beside_the_plan_for_chips_alone() -> None:
     """Nothing limits a rehearsal's devices: its page says so, and its report has no limit."""
-    run, steps = twice()
+    run, steps = preempted_run()
     small = shown(replace(run, rehearsal=True, rehearses=PLAN.digest), steps, rehearsed=PLAN)
     assert small.report.memory.hbm_bytes is None
     text = run_page(small)
@@ -217,7 +217,7 @@ def report_words(text: str) -> str:
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_a_run_that_has_hardly_begun_has_a_page(count: int) -> None:
     """Without an attempt, with no step, with one that warms up, with one after it."""
-    run, steps = twice()
+    run, steps = preempted_run()
     taken = {1: steps[1][:count]}
     begun = replace(run, state="running", ended_at_s=None, attempts=run.attempts[:1])
     found = read(run_page(shown(begun, taken)))
@@ -256,7 +256,7 @@ def test_thinning_keeps_the_extremes() -> None:
 def test_report_writes_a_page_and_says_where(orch: RunOrch, tmp_path: Path) -> None:
     """In the run's directory, or where it is asked for; --json prints the report instead."""
     steps = [one.step for one in timed(0.0, range(8), 0.5)]
-    written(tmp_path, "it", plan=PLAN, steps=steps)
+    finished_run(tmp_path, "it", plan=PLAN, steps=steps)
     done = orch("report", "it", "--storage", str(tmp_path))
     assert done.returncode == 0, done.stderr
     *verdict, place, following = done.stdout.splitlines()
@@ -273,7 +273,7 @@ def test_report_writes_a_page_and_says_where(orch: RunOrch, tmp_path: Path) -> N
 
 def test_a_page_that_cannot_be_written_is_one_message(orch: RunOrch, tmp_path: Path) -> None:
     """With the place, the reason, and what to do."""
-    written(tmp_path, "it", plan=PLAN, steps=[one.step for one in timed(0.0, range(3), 0.5)])
+    finished_run(tmp_path, "it", plan=PLAN, steps=[one.step for one in timed(0.0, range(3), 0.5)])
     gone = tmp_path / "nowhere" / "page.html"
     done = orch("report", "it", "--storage", str(tmp_path), "-o", str(gone))
     assert done.returncode == 1

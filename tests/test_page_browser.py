@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.render.page import run_page, study_page
-from orchestrator.study import gather, study_report
+from orchestrator.study import make_study_report, read_trial_runs
 from tests.browser import MISSING, Browser, browser, chromium
 from tests.journals import tiny_plan
-from tests.reports import studied, twice
+from tests.reports import finished_study, preempted_run
 from tests.test_page import shown
 from tests.test_study import study_of
 
@@ -44,11 +44,11 @@ CUT = """[...document.querySelectorAll('svg.plot, svg.bar')].filter(one => {
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The page of a real run, of a rehearsal, and of a study, as files."""
     folder = tmp_path_factory.mktemp("pages")
-    run, steps = twice()
+    run, steps = preempted_run()
     small = replace(run, rehearsal=True, rehearses=tiny_plan().digest)
-    recorded = studied(folder / "runs", study_of(1, 2, 4), lambda *_: 0.5, steps=4)
-    ran = gather(recorded)
-    told = study_report(recorded.key, recorded.opened().study, ran)
+    recorded = finished_study(folder / "runs", study_of(1, 2, 4), lambda *_: 0.5, steps=4)
+    ran = read_trial_runs(recorded)
+    told = make_study_report(recorded.key, recorded.submission().study, ran)
     texts = {
         "run": run_page(shown(run, steps)),
         "rehearsal": run_page(shown(small, steps, rehearsed=tiny_plan())),

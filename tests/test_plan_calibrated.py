@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from orchestrator import spec as specs
 from orchestrator.calibrate.measure import accelerator_benchmarks
 from orchestrator.errors import SpecError
 from orchestrator.plan import calibrated, flops
-from orchestrator.plan.messages import messages, ways
+from orchestrator.plan.collectives import Message, messages
 from orchestrator.plan.planner import make_plan, too_long
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.render import plan_screen as render
@@ -29,10 +30,10 @@ from trainers.mesh import abstract_mesh_of
 SHAPES: list[dict[str, Any]] = [
     {"pods": 2, "fsdp": 2, "tensor": 2, "gradient_reduction": "per_layer"},
     {"pods": 2, "data": 2, "sequence": 2, "gradient_reduction": "per_layer"},
-    {"pods": 2, "data": 2, "sequence": 2},
+    {"pods": 2, "data": 2, "sequence": 2, "microbatches": 2},
     {"tensor": 8, "microbatches": 2, "remat": "none"},
     {"fsdp": 4, "tensor": 4, "remat": "keep_mlp"},
-    {"data": 3, "fsdp": 2, "sequences": 12},
+    {"data": 3, "fsdp": 2, "sequences": 12, "microbatches": 2},
 ]
 
 
@@ -42,12 +43,19 @@ def layout_of(plan: Plan) -> Any:
 
 def counted(plan: Plan) -> Counter[Counted]:
     """The plan's messages as the census has them: bytes that a device puts in, all axes named."""
-    layout, found = layout_of(plan), Counter[Counted]()
-    for one in messages(layout, plan.gradient_reduction == "per_layer"):
-        into = one.bytes / (ways(layout, one.axes) if one.kind == "all-gather" else 1)
-        over_tensor = (*one.axes, "copies") if one.axes[-1] == "tensor" else one.axes
-        found[one.kind, one.dtype, over_tensor, float(into)] += int(one.calls)
+    found = Counter[Counted]()
+    for one in messages(layout_of(plan), processes=1):
+        into = one.bytes / (one.ways if one.operation == "all-gather" else 1)
+        found[one.operation, one.dtype, traced_axes(plan, one), float(into)] += int(one.calls)
     return found
+
+
+def traced_axes(plan: Plan, one: Message) -> tuple[str, ...]:
+    """The axes as the trainer names them, which splits `tensor` where kv heads are copied."""
+    if one.axes[-1] != "tensor":
+        return one.axes
+    whole = one.ways == prod(plan.mesh[axis] for axis in one.axes)
+    return (*one.axes, "copies") if whole else ("copies",)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -209,7 +217,7 @@ def test_collectives_that_travel_together_share_their_latency() -> None:
     """Gradients of a layer do not wait for one another, unless they go as one."""
     plan = plan_of(pods=2, fsdp=2, hosts=2, gradient_reduction="per_layer")
     layout = layout_of(plan)
-    sent = [one for one in calibrated.all_messages(plan, layout) if one.name == "pods"]
+    sent = [one for one in messages(layout, processes=plan.hosts) if one.name == "pods"]
     assert {one.together for one in sent} == {9, 1}
     made, _ = on_flat_rates(plan)
     latencies = sum(one.calls / one.together for one in sent) * LATENCY_S

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import catalog
+from orchestrator.network.rematerialization import POLICIES
 from orchestrator.plan.expected import (
     APART_S,
     beyond,
@@ -22,7 +23,6 @@ from orchestrator.plan.expected import (
 from orchestrator.plan.feasibility import as_sizes
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.planner import ask_of, make_plan, plan_digest
-from orchestrator.plan.remat import POLICIES
 from orchestrator.plan.search import SearchRequest, layout_of, plain_layout, search
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import links_of, sizes
@@ -89,6 +89,10 @@ def of_rows(ask: SearchRequest, factors: np.ndarray, sequences: np.ndarray) -> L
     return layout_of(ask, as_sizes(sizes(factors)), sequences, 1, POLICIES["full"], links)
 
 
+def on_pods(layout: Layout, pods: int) -> Layout:
+    return replace(layout, mesh={**layout.mesh, "pods": pods})
+
+
 def test_slower_machines_and_more_slices_take_longer() -> None:
     """A lower share of the peak, and waiting for more slices, show in the step."""
     ask, known = ASKS["v5p", 4], catalog.efficiency("v5p")
@@ -97,9 +101,9 @@ def test_slower_machines_and_more_slices_take_longer() -> None:
     todo = work(layout, time_lines(layout))
     slower = replace(known, matmul=catalog.LearnedConstant(value=known.matmul.value / 2))
     assert parts(todo, slower)["matmuls"] == pytest.approx(2 * parts(todo, known)["matmuls"])
-    alone = work(replace(layout, pods=1), time_lines(layout))
+    alone = work(on_pods(layout, 1), time_lines(layout))
     assert (alone.reductions, alone.hops, parts(alone, known)["waiting for slices"]) == (0, 0, 0)
-    more = replace(layout, pods=16, sequences=4 * layout.sequences)
+    more = replace(on_pods(layout, 16), sequences=4 * layout.sequences)
     sixteen = work(more, time_lines(more))
     assert (sixteen.reductions, sixteen.hops) == (todo.reductions, 5 * todo.hops)
 

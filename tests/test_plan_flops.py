@@ -3,6 +3,7 @@
 import pytest
 
 from orchestrator import catalog
+from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
 
 
@@ -22,9 +23,11 @@ def test_parameters_are_exact(name: str, exact: int) -> None:
 def test_the_book_counts_70b_the_same_way() -> None:
     """FFW 56.3e9, attention 12e9, vocabulary 2.1e9, and 4.2e11 FLOPs a token."""
     model = catalog.model("llama3-70b")
-    assert model.layers * flops.mlp_parameters(model) == pytest.approx(56.3e9, rel=1e-2)
-    assert model.layers * flops.attention_parameters(model) == pytest.approx(12e9, rel=1e-2)
-    assert flops.vocabulary_parameters(model) == pytest.approx(2.1e9, rel=1e-2)
+    network = decoder(model)
+    block = network.block
+    assert network.layers * block.mlp.matrix_elements == pytest.approx(56.3e9, rel=1e-2)
+    assert network.layers * block.attention.matrix_elements == pytest.approx(12e9, rel=1e-2)
+    assert network.table_parameters == pytest.approx(2.1e9, rel=1e-2)
     assert flops.simple_flops_per_token(model) == pytest.approx(4.2e11, rel=1e-2)
 
 
@@ -32,16 +35,17 @@ def test_a_tied_model_has_one_table_and_unembeds_all_the_same() -> None:
     """Tying saves parameters, and no matmul."""
     model = catalog.model("llama-1b")
     assert model.tied
-    assert flops.vocabulary_parameters(model) == model.d_model * model.vocab
-    layers = model.layers * flops.layer_matmul_parameters(model)
-    assert flops.matmul_parameters(model) == layers + model.d_model * model.vocab
+    network = decoder(model)
+    assert network.table_parameters == model.d_model * model.vocab
+    layers = model.layers * network.block.matrix_elements
+    assert network.matmul_parameters == layers + model.d_model * model.vocab
 
 
 def test_mfu_counts_causal_attention_once() -> None:
     """Half of the full 12 L N H S: at 8,192 positions 8B spends 14 % more than its matmuls."""
     model = catalog.model("llama3-8b")
     counted = flops.model_flops_per_token(model, 8192)
-    matmuls = 6 * flops.matmul_parameters(model)
+    matmuls = 6 * decoder(model).matmul_parameters
     assert counted - matmuls == 6 * model.layers * model.heads * model.head_dim * 8192
     assert counted / matmuls == pytest.approx(1.143, abs=1e-3)
 

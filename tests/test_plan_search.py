@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.network.rematerialization import POLICIES
 from orchestrator.plan import torus as links
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import peak_bytes
 from orchestrator.plan.planner import ask_of, make_plan
-from orchestrator.plan.remat import POLICIES
 from orchestrator.plan.search import (
     MEMORY_MARGIN,
     TIE,

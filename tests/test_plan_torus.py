@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import catalog
+from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.plan import torus as links
-from orchestrator.plan.torus import POD_AXES, TorusAxis
+from orchestrator.plan.torus import TorusAxis
 
 V5P_AXIS = 200e9  # two links of 100 GB/s one way
 
@@ -22,7 +23,7 @@ def slice_of(chip: str, topology: str) -> links.Torus:
 
 def rate(torus: links.Torus, factors: Sequence[tuple[int, ...]], group: str) -> float:
     """The rate of one placement; a tuple (data, fsdp, sequence, tensor) for each torus axis."""
-    return float(links.group_rate(torus, np.array([factors]), links.GROUPS[group])[0])
+    return float(links.group_rate(torus, np.array([factors]), GROUPS[group])[0])
 
 
 ONE = (1, 1, 1, 1)
@@ -88,7 +89,7 @@ def test_hops_are_half_a_ring_or_a_whole_line() -> None:
         ((1, 2, 1, 8), "tensor", 7),
         ((1, 4, 1, 4), "weights", 8),
     ]:
-        found = links.group_hops(torus, np.array([[factors, ONE, ONE]]), links.GROUPS[group])
+        found = links.group_hops(torus, np.array([[factors, ONE, ONE]]), GROUPS[group])
         assert found[0] == hops
 
 
@@ -127,4 +128,4 @@ def test_the_catalog_counts_links_one_way() -> None:
     """A v5p axis carries 200 GB/s: two links, each 100 GB/s in one direction."""
     axis = slice_of("v5p", "16x20x28").axes[1]
     assert axis == TorusAxis("y", 20, True, V5P_AXIS)
-    assert POD_AXES == ("data", "fsdp", "sequence", "tensor")
+    assert ICI_AXES == ("data", "fsdp", "sequence", "tensor")

@@ -1,4 +1,4 @@
-"""The prove room: a compiled program held against the Forecast."""
+"""A compiled program compared with the Forecast."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,20 +6,22 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.plan.planner import make_plan
-from orchestrator.prove.compare import memory_missed, proof_of
-from orchestrator.prove.compiled import CompiledCollective, Reading
-from orchestrator.types.proof import Proof
+from orchestrator.prove.compare import memory_disagreements, proof_of
+from orchestrator.prove.compiled import CompiledCollective, ProgramSummary
+from orchestrator.types.proof import Disagreement, Proof
 from tests.proofs import as_forecast, spec
 
 PLAN = make_plan(spec())
 GIB = 2**30
 
 
-def proof(change: Callable[[Reading], Reading] = lambda r: r, peak: float | None = None) -> Proof:
+def proof(
+    change: Callable[[ProgramSummary], ProgramSummary] = lambda r: r, peak: float | None = None
+) -> Proof:
     """The proof of a program that is as forecast, but for a change."""
     program = as_forecast(PLAN)
     memory = replace(program.memory, peak=peak or program.memory.peak)
-    return proof_of(PLAN, "llama", replace(program, memory=memory, reading=change(program.reading)))
+    return proof_of(PLAN, replace(program, memory=memory, summary=change(program.summary)))
 
 
 def test_a_program_as_forecast_agrees() -> None:
@@ -50,17 +52,18 @@ def test_a_peak_may_be_off_by_a_tenth_or_half_a_gibibyte(
     compiled: float, forecast: float, agrees: bool
 ) -> None:
     """Whichever is larger, in either direction."""
-    assert (memory_missed(compiled * GIB, forecast * GIB) == []) is agrees
+    assert (memory_disagreements(compiled * GIB, forecast * GIB) == ()) is agrees
 
 
 def test_a_peak_that_is_off_is_said_to_be() -> None:
     """By how much, the Forecast being one."""
     found = proof(peak=PLAN.forecast.memory_bytes_per_device * 1.5)
-    assert found.disagreements == ("peak memory is 1.500 times the forecast's",)
+    [missed] = found.disagreements
+    assert (missed.code, missed.compiled / missed.forecast) == ("peak_memory", 1.5)
     assert found.fits
 
 
-def scaled(axes: tuple[str, ...], factor: float) -> Callable[[Reading], Reading]:
+def scaled(axes: tuple[str, ...], factor: float) -> Callable[[ProgramSummary], ProgramSummary]:
     """The payload over some axes, times a factor."""
 
     def scale(one: CompiledCollective) -> CompiledCollective:
@@ -76,13 +79,15 @@ def test_payload_must_be_right_on_every_group(factor: float, agrees: bool) -> No
     found = proof(scaled(("fsdp",), factor))
     assert found.agrees is agrees
     if not agrees:
-        assert found.disagreements == ("payload over fsdp is 1.030 times the forecast's",)
+        [missed] = found.disagreements
+        assert (missed.code, missed.axes) == ("payload", ("fsdp",))
+        assert missed.compiled / missed.forecast == pytest.approx(factor)
 
 
 def test_what_no_forecast_has_is_a_disagreement() -> None:
     """A collective over axes of which the Forecast knows none, beyond a few scalars."""
 
-    def with_one(size: float) -> Callable[[Reading], Reading]:
+    def with_one(size: float) -> Callable[[ProgramSummary], ProgramSummary]:
         extra = CompiledCollective(
             axes=("data", "tensor"), kind="all-gather", dtype="fp32", payload_bytes=size,
             calls=1, executed_kind="all-gather", executed_bytes=size,
@@ -92,13 +97,13 @@ def test_what_no_forecast_has_is_a_disagreement() -> None:
     assert proof(with_one(4096)).agrees
     found = proof(with_one(5000))
     assert not found.agrees
-    assert "data x tensor" in found.disagreements[0]
+    assert found.disagreements[0].axes == ("data", "tensor")
 
 
 def test_what_the_compiler_runs_instead_is_a_line_of_its_own() -> None:
     """The payload stays what was meant; the bytes on top are named."""
 
-    def replaced(r: Reading) -> Reading:
+    def replaced(r: ProgramSummary) -> ProgramSummary:
         first = r.collectives[0]
         runs = replace(first, executed_kind="all-reduce", executed_bytes=3 * first.payload_bytes)
         return replace(r, collectives=(runs, *r.collectives[1:]))
@@ -107,7 +112,7 @@ def test_what_the_compiler_runs_instead_is_a_line_of_its_own() -> None:
     assert found.agrees
     assert found.changes[0].what.startswith("all-reduce in place of")
     assert found.changes[0].bytes_per_step == pytest.approx(
-        2 * as_forecast(PLAN).reading.collectives[0].payload_bytes
+        2 * as_forecast(PLAN).summary.collectives[0].payload_bytes
     )
     padding = [change for change in found.changes if change.link == "dcn"]
     assert [change.bytes_per_step for change in padding] == [1000]
@@ -120,13 +125,15 @@ def test_flops_count_what_the_compiler_repeats() -> None:
         lambda r: replace(r, flops={**r.flops, "repeated by the compiler": expected / 20})
     )
     assert found.flops_per_device == pytest.approx(expected * 1.05)
-    assert found.disagreements == ("the program's FLOPs are 1.050 times the forecast's",)
+    [missed] = found.disagreements
+    assert missed.code == "flops"
+    assert missed.compiled / missed.forecast == pytest.approx(1.05)
 
 
 def test_a_kernel_without_a_formula_is_a_disagreement() -> None:
     """FLOPs that nobody counted are no agreement."""
     found = proof(lambda r: replace(r, uncounted=("gmm",)))
-    assert found.disagreements == ("no formula counts the FLOPs of kernel gmm",)
+    assert found.disagreements == (Disagreement(code="uncounted_kernel", kernel="gmm"),)
 
 
 def test_the_ledgers_meet_class_by_class() -> None:
@@ -147,11 +154,23 @@ def test_the_ledgers_meet_class_by_class() -> None:
 def test_more_than_gradients_over_pods_fails_the_proof() -> None:
     """It fits and still may not run."""
 
-    def forward(r: Reading) -> Reading:
-        return replace(r, sent=(*r.sent, replace(r.sent[0], in_backward=False)))
+    def forward(r: ProgramSummary) -> ProgramSummary:
+        return replace(r, sends=(*r.sends, replace(r.sends[0], in_backward=False)))
 
     found = proof(forward)
     assert found.fits
     assert not found.only_gradients_cross_pods
     assert not found.passes
     assert len(found.crossing_faults) == 1
+
+
+def test_another_trainers_program_is_not_compared() -> None:
+    """The Forecast is about llama's program: the sum of gradients over pods is unknown too."""
+    other = replace(PLAN, trainer="mlp", ledger_describes_trainer=False)
+    program = as_forecast(PLAN)
+    sends = tuple(
+        replace(send, payload_bytes=9 * send.payload_bytes) for send in program.summary.sends
+    )
+    found = proof_of(other, replace(program, summary=replace(program.summary, sends=sends)))
+    assert found.disagreements == (Disagreement(code="other_trainer"),)
+    assert found.only_gradients_cross_pods

@@ -1,4 +1,4 @@
-"""The prove room against the real TPU compiler, with no TPU: a minute or two of one core."""
+"""The proof against the real TPU compiler, with no TPU: a minute or two of one core."""
 
 import json
 import subprocess
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.plan.planner import make_plan, plan_digest
-from orchestrator.prove import ProofResult, prove
-from orchestrator.prove.compiled import CompileRequest, Reading
-from orchestrator.prove.compiler import ask
-from orchestrator.prove.failures import is_out_of_memory, sentence
+from orchestrator.prove.compile_client import compile_plan
+from orchestrator.prove.compile_errors import is_out_of_memory, message_of
+from orchestrator.prove.compiled import CompileRequest, ProgramSummary
 from orchestrator.prove.targets import environment
+from orchestrator.prove.verdict import ProofResult, prove
 from orchestrator.types import codec
 from orchestrator.types.spec import MeshRequest, Model, Spec
 from tests.asks import spec_of
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def readings() -> dict[str, Reading]:
+def summaries() -> dict[str, ProgramSummary]:
     """What is read of the small programs of tests/tpu_programs.py, compiled for two slices."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.tpu_programs"],
@@ -36,7 +36,7 @@ def readings() -> dict[str, Reading]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     lines = map(json.loads, done.stdout.splitlines())
-    return {line["name"]: codec.from_json(line["reading"], Reading) for line in lines}
+    return {line["name"]: codec.from_json(line["summary"], ProgramSummary) for line in lines}
 
 
 WEIGHTS_BYTES = 6 * 512 * 512 * 2
@@ -45,11 +45,11 @@ LAYER_FLOPS = 2 * 1024 * 512 * 512
 
 
 def test_gradients_alone_cross_pods_where_nothing_else_is_asked_for(
-    readings: dict[str, Reading],
+    summaries: dict[str, ProgramSummary],
 ) -> None:
     """Summed over data and pods: scattered inside the slice, half of them over DCN."""
-    read = readings["gradients_alone"]
-    gradient, scalar = sorted(read.sent, key=lambda one: -one.payload_bytes)
+    read = summaries["gradients_alone"]
+    gradient, scalar = sorted(read.sends, key=lambda one: -one.payload_bytes)
     assert gradient.in_backward
     assert gradient.payload_bytes == 2 * WEIGHTS_BYTES / 2 * 1 / 2
     assert (scalar.in_backward, scalar.payload_bytes, scalar.dtype) == (False, 4, "fp32")
@@ -57,27 +57,27 @@ def test_gradients_alone_cross_pods_where_nothing_else_is_asked_for(
     assert kinds == {"reduce-scatter": WEIGHTS_BYTES / 2, "all-gather": WEIGHTS_BYTES / 2}
 
 
-def test_a_scan_over_layers_counts_its_layers(readings: dict[str, Reading]) -> None:
+def test_a_scan_over_layers_counts_its_layers(summaries: dict[str, ProgramSummary]) -> None:
     """Six layers forward, and twice that backward: trips are in no attribute of the program."""
-    assert readings["gradients_alone"].flops == {"matrix products": 3 * 6 * LAYER_FLOPS}
+    assert summaries["gradients_alone"].flops == {"matrix products": 3 * 6 * LAYER_FLOPS}
 
 
-def test_activations_that_cross_pods_are_no_gradients(readings: dict[str, Reading]) -> None:
+def test_activations_that_cross_pods_are_no_gradients(summaries: dict[str, ProgramSummary]) -> None:
     """They are summed as gradients are, but no backward pass made them."""
-    sent = readings["activations_too"].sent
+    sent = summaries["activations_too"].sends
     [activations] = [one for one in sent if not one.in_backward and one.payload_bytes > 4096]
     assert (activations.kind, activations.payload_bytes) == ("all-reduce", ROWS_BYTES)
 
 
-def test_weights_that_lie_over_pods_are_seen(readings: dict[str, Reading]) -> None:
+def test_weights_that_lie_over_pods_are_seen(summaries: dict[str, ProgramSummary]) -> None:
     """Gathered to be used and scattered back: neither is a reduction of gradients."""
-    kinds = {one.kind: one.payload_bytes for one in readings["weights_gathered"].sent}
+    kinds = {one.kind: one.payload_bytes for one in summaries["weights_gathered"].sends}
     assert kinds == {"all-gather": WEIGHTS_BYTES / 2, "reduce-scatter": WEIGHTS_BYTES / 2}
 
 
-def test_a_ring_around_a_product_is_a_gather(readings: dict[str, Reading]) -> None:
+def test_a_ring_around_a_product_is_a_gather(summaries: dict[str, ProgramSummary]) -> None:
     """Three rounds of permutes among four devices, and four products."""
-    read = readings["ring"]
+    read = summaries["ring"]
     [one] = read.collectives
     assert (one.kind, one.executed_kind, one.axes) == (
         "all-gather", "collective-permute", ("tensor",),
@@ -86,9 +86,9 @@ def test_a_ring_around_a_product_is_a_gather(readings: dict[str, Reading]) -> No
     assert read.flops == {"matrix products": 4 * LAYER_FLOPS}
 
 
-def test_groups_of_several_axes_are_told_apart(readings: dict[str, Reading]) -> None:
+def test_groups_of_several_axes_are_told_apart(summaries: dict[str, ProgramSummary]) -> None:
     """A gather over one axis, a scatter over two."""
-    found = {one.axes: (one.kind, one.payload_bytes) for one in readings["two_axes"].collectives}
+    found = {one.axes: (one.kind, one.payload_bytes) for one in summaries["two_axes"].collectives}
     product_bytes = (4 * 1024) ** 2 * 2
     assert found == {
         ("tensor",): ("all-gather", 4 * ROWS_BYTES * 3 / 4),
@@ -169,17 +169,15 @@ def test_too_much_for_the_memory_is_refused_at_once() -> None:
     batch = replace(plan.batch, sequences=sequences, tokens=sequences * plan.batch.length)
     large = replace(plan, remat="none", batch=batch)
     large = replace(large, digest=plan_digest(large))
-    answer = ask(
-        CompileRequest(plan=codec.to_json(large).decode(), trainer="llama"), lambda _: None
-    )
-    assert answer.failed is not None
-    assert is_out_of_memory(answer.failed)
-    assert "exceeds available HBM (15.75G)" in sentence(answer.failed)
+    answer = compile_plan(CompileRequest(plan=codec.to_json(large).decode()), lambda _: None)
+    assert answer.failure is not None
+    assert is_out_of_memory(answer.failure)
+    assert "exceeds available HBM (15.75G)" in message_of(answer.failure)
 
 
 def test_an_unknown_option_is_the_compilers_to_refuse() -> None:
     """Before anything is compiled."""
     plan = replace(make_plan(small()), compiler_options={"xla_no_such_thing": True})
-    answer = ask(CompileRequest(plan=codec.to_json(plan).decode(), trainer="llama"), lambda _: None)
-    assert answer.failed is not None
-    assert "No such compile option: 'xla_no_such_thing'" in answer.failed.said
+    answer = compile_plan(CompileRequest(plan=codec.to_json(plan).decode()), lambda _: None)
+    assert answer.failure is not None
+    assert "No such compile option: 'xla_no_such_thing'" in answer.failure.message

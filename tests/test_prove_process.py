@@ -1,4 +1,4 @@
-"""The prove room: the compiler's process, from its environment to its end, and its failures."""
+"""The compile process: its environment, its answers, its end, and its failures."""
 
 import json
 import signal
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ProofUnavailable, SpecError
-from orchestrator.prove import compiler, failures
+from orchestrator.prove import compile_client, compile_errors
 from orchestrator.prove.compiled import CompileFailure, CompileRequest, CompileResult
 from orchestrator.prove.targets import environment, target
 from orchestrator.types import codec
 from tests.trainer_plans import plan_of
 
-ASKED = CompileRequest(plan="{}", trainer="llama")
-FAILED = codec.to_json(CompileResult(failed=CompileFailure(said="no", by="compiler"))).decode()
+REQUEST = CompileRequest(plan="{}")
+FAILED = codec.to_json(CompileResult(failure=CompileFailure(message="no", by="compiler"))).decode()
 Fake = Callable[[str], None]
 
 
@@ -28,21 +28,21 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Put another program in the compiler's place."""
 
     def put(text: str) -> None:
-        monkeypatch.setattr(compiler, "CHILD", (sys.executable, "-c", text))
+        monkeypatch.setattr(compile_client, "COMMAND", (sys.executable, "-c", text))
 
     return put
 
 
 def answering(text: str = "") -> str:
-    """A child that reads what is asked, does something, and answers."""
-    message = json.dumps({"answer": FAILED})
+    """A process that reads the request, does something, and answers."""
+    message = json.dumps({"result": FAILED})
     return f"import sys, os, time\nsys.stdin.readline()\n{text}\nprint({message!r}, flush=True)"
 
 
 # --- environment
 
 
-def test_a_persons_settings_do_not_reach_the_compiler() -> None:
+def test_settings_of_the_shell_do_not_reach_the_compiler() -> None:
     """What steers jax, XLA, libtpu or a cluster is left out; the rest stays."""
     shell = {"PATH": "/bin", "HOME": "/home/me", "XLA_FLAGS": "--x", "JAX_ENABLE_X64": "1"}
     shell |= {"TPU_NAME": "mine", "MEGASCALE_SLICE_ID": "3", "LIBTPU_INIT_ARGS": "--y"}
@@ -85,22 +85,22 @@ def test_other_chips_have_no_proof() -> None:
 
 
 def test_the_answer_and_the_stages_arrive(fake: Fake) -> None:
-    """Stages in order, then the answer; what the child prints on stderr is kept from people."""
+    """Stages in order, then the answer; what the process writes to stderr is not shown."""
     stage = json.dumps({"stage": "compiling"})
     fake(answering(f"print({stage!r}, flush=True); sys.stderr.write('noise')"))
     stages: list[str] = []
-    answer = compiler.ask(ASKED, stages.append)
-    assert answer.failed is not None
-    assert (answer.failed.said, stages) == ("no", ["compiling"])
+    answer = compile_client.compile_plan(REQUEST, stages.append)
+    assert answer.failure is not None
+    assert (answer.failure.message, stages) == ("no", ["compiling"])
 
 
-def test_a_child_that_dies_leaves_its_last_words(fake: Fake) -> None:
+def test_the_failure_of_a_process_that_dies_has_its_stderr(fake: Fake) -> None:
     """Its exit code, and what it wrote."""
     fake("import os, sys; sys.stderr.write('F1120 check'); sys.stderr.flush(); os.abort()")
-    answer = compiler.ask(ASKED, lambda _: None)
-    assert answer.failed is not None
-    assert answer.failed.exit_code == -signal.SIGABRT
-    assert "F1120 check" in answer.failed.said
+    answer = compile_client.compile_plan(REQUEST, lambda _: None)
+    assert answer.failure is not None
+    assert answer.failure.exit_code == -signal.SIGABRT
+    assert "F1120 check" in answer.failure.message
 
 
 def alive(pid: int) -> bool:
@@ -141,7 +141,7 @@ def test_an_interruption_leaves_nothing_behind(fake: Fake, tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compiler.ask(ASKED, interrupt)
+        compile_client.compile_plan(REQUEST, interrupt)
     left = [int(pid) for pid in pids.read_text(encoding="ascii").split()]
     assert len(left) == 2
     assert wait_until(lambda: not any(map(alive, left)))
@@ -151,8 +151,10 @@ def test_several_at_once_do_not_meet(fake: Fake) -> None:
     """Each has its own process and its own answer."""
     fake(answering("time.sleep(0.2)"))
     with ThreadPoolExecutor(4) as several:
-        answers = list(several.map(lambda _: compiler.ask(ASKED, lambda _: None), range(4)))
-    assert [answer.failed is not None for answer in answers] == [True] * 4
+        answers = list(
+            several.map(lambda _: compile_client.compile_plan(REQUEST, lambda _: None), range(4))
+        )
+    assert [answer.failure is not None for answer in answers] == [True] * 4
 
 
 ASKS = """
@@ -162,7 +164,7 @@ child = subprocess.Popen(
     stdin=subprocess.PIPE,
     start_new_session=True,
 )
-child.stdin.write(b'{"plan": "{}", "trainer": "llama"}')
+child.stdin.write(b'{"plan": "{}"}')
 child.stdin.flush()
 print(child.pid, flush=True)
 time.sleep(600)
@@ -184,7 +186,7 @@ def test_the_real_child_ends_with_its_parent() -> None:
     assert wait_until(lambda: not alive(child), 60)
 
 
-# --- failures in words
+# --- failures
 
 PLAN = plan_of(chip="v5p", topology="4x4x4")
 ABORTED = """I1120 14:00:00.000000   12 init.cc:3] hello
@@ -206,32 +208,31 @@ group_list.num_replica_groups() == device_groups.num_devices_per_group()
 """
 
 
-def words(said: str, exit_code: int | None = None) -> str:
-    return str(
-        failures.failure(PLAN, CompileFailure(said=said, by="compiler", exit_code=exit_code))
-    )
+def error_text(message: str, exit_code: int | None = None) -> str:
+    failure = CompileFailure(message=message, by="compiler", exit_code=exit_code)
+    return str(compile_errors.error_of(PLAN, failure))
 
 
 def test_an_abort_names_the_check_and_the_operation() -> None:
     """Not the C++ trace around it."""
-    said = words(ABORTED, -signal.SIGABRT)
-    assert "spmd_partitioner.cc:1234: Check failed: shape.rank() == 2 (3 vs. 2)" in said
-    assert "at the operation jit(_step)/block/gather" in said
-    assert "0x7f4d" not in said
+    text = error_text(ABORTED, -signal.SIGABRT)
+    assert "spmd_partitioner.cc:1234: Check failed: shape.rank() == 2 (3 vs. 2)" in text
+    assert "at the operation jit(_step)/block/gather" in text
+    assert "0x7f4d" not in text
 
 
 def test_an_abort_in_a_pass_names_the_kind_of_operation() -> None:
     """The stack of the pass says what it visited, where nothing else does."""
-    said = words(ABORTED_IN_A_PASS, -signal.SIGABRT)
-    assert "spmd_partitioner_util.cc:497: Check failed" in said
-    assert "It was at the operation Gather." in said
+    text = error_text(ABORTED_IN_A_PASS, -signal.SIGABRT)
+    assert "spmd_partitioner_util.cc:497: Check failed" in text
+    assert "It was at the operation Gather." in text
 
 
 def test_a_failed_check_that_does_not_abort_reads_the_same() -> None:
     """The compiler's internal errors name their check too."""
-    said = words("INTERNAL: RET_CHECK failure (a/b/motion.cc:1125) user->opcode() == kAdd ")
-    assert "motion.cc:1125: user->opcode() == kAdd" in said
-    assert "orch plan --alternatives" in said
+    text = error_text("INTERNAL: RET_CHECK failure (a/b/motion.cc:1125) user->opcode() == kAdd ")
+    assert "motion.cc:1125: user->opcode() == kAdd" in text
+    assert "orch plan --alternatives" in text
 
 
 RAISED = """Traceback (most recent call last):
@@ -243,7 +244,7 @@ ValueError: no such axis
 
 
 @pytest.mark.parametrize(
-    ("said", "exit_code", "words_"),
+    ("message", "exit_code", "part"),
     [
         ("", -signal.SIGKILL, "ended by SIGKILL: most likely the machine ran out of memory"),
         (RAISED, 1, "cannot prove: ValueError: no such axis (at trainers/toy/model.py:12)"),
@@ -251,29 +252,31 @@ ValueError: no such axis
         ("UNIMPLEMENTED: what\nmore", None, "the TPU compiler failed: UNIMPLEMENTED: what"),
     ],
 )
-def test_other_deaths_have_words_too(said: str, exit_code: int | None, words_: str) -> None:
+def test_other_failures_are_explained(message: str, exit_code: int | None, part: str) -> None:
     """A killed compiler, a trainer that fails, a compiler that does not know how."""
-    assert words_ in words(said, exit_code)
+    assert part in error_text(message, exit_code)
 
 
 def test_what_the_spec_can_mend_is_the_specs_fault() -> None:
     """An option or a slice that the compiler does not have, a plan that the trainer refuses."""
-    option = CompileFailure(said="INVALID_ARGUMENT: No such compile option: 'xla_x'", by="compiler")
-    slice_ = CompileFailure(said="INVALID_ARGUMENT: Unknown topology 3x5", by="compiler")
-    refused = CompileFailure(said="128 positions at a time", by="trainer")
+    option = CompileFailure(
+        message="INVALID_ARGUMENT: No such compile option: 'xla_x'", by="compiler"
+    )
+    slice_ = CompileFailure(message="INVALID_ARGUMENT: Unknown topology 3x5", by="compiler")
+    refused = CompileFailure(message="128 positions at a time", by="trainer")
     for failed, text in (
         (option, "xla_x"),
         (slice_, "v5p slice 4x4x4"),
         (refused, "128 positions"),
     ):
-        error = failures.failure(PLAN, failed)
+        error = compile_errors.error_of(PLAN, failed)
         assert isinstance(error, SpecError)
         assert text in str(error)
 
 
 def test_without_a_compiler_there_is_a_way_on() -> None:
     """On a Mac, on Arm: what is missing, where it exists, and the flag that does without."""
-    said = str(failures.no_compiler("darwin", "arm64"))
-    assert "libtpu" in said
-    assert "darwin arm64" in said
-    assert "--no-prove" in said
+    text = str(compile_errors.no_compiler("darwin", "arm64"))
+    assert "libtpu" in text
+    assert "darwin arm64" in text
+    assert "--no-prove" in text

@@ -1,4 +1,4 @@
-"""The prove room: verdicts in words, and what to set instead."""
+"""verdicts in words, and what to set instead."""
 
 import json
 from collections.abc import Callable
@@ -10,8 +10,9 @@ import pytest
 
 from orchestrator.errors import ProofUnavailable
 from orchestrator.plan.planner import make_plan
-from orchestrator.prove import ProofResult, known, least_recompute, proof_cache, prove, suggestions
+from orchestrator.prove import proof_cache, suggestions
 from orchestrator.prove.compiled import CacheEntry
+from orchestrator.prove.verdict import ProofResult, cached, least_recompute, prove
 from orchestrator.render import proof_screen as render
 from orchestrator.spec import load
 from orchestrator.types.plan import Plan
@@ -30,7 +31,7 @@ def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keep:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def kept(asked: Spec, plan: Plan, result: CacheEntry) -> ProofResult:
-        proof_cache.keep(plan, asked.run.trainer, result)
+        proof_cache.save(plan, result)
         return prove(asked, plan)
 
     return kept
@@ -62,21 +63,23 @@ def test_the_nearest_plans_fit_with_the_error_that_was_seen() -> None:
     """What is proposed leads to a plan whose forecast leaves room for what was missed."""
     asked, plan, _ = recorded()
     missed = 8e9
-    proposed = suggestions.fitting(asked, plan, missed)
+    proposed = suggestions.plans_that_fit(asked, plan, missed)
     assert proposed
-    for overrides in proposed:
-        settings = dict(word.split("=") for word in overrides.replace("--set ", "").split())
+    for change in proposed:
+        settings = dict(override.split("=") for override in change.overrides)
         mesh = {k.rsplit(".", 1)[1]: int(v) for k, v in settings.items() if ".mesh." in k}
         experiment = replace(asked.experiment, remat=settings["experiment.remat"])
         resources = replace(asked.resources, mesh=replace(asked.resources.mesh, **mesh))
         other = make_plan(replace(asked, experiment=experiment, resources=resources))
-        assert other.forecast.memory_bytes_per_device + missed <= plan.forecast.hbm_bytes_per_device
+        peak = other.forecast.memory_bytes_per_device + missed
+        assert peak == change.peak_hbm_bytes_per_device <= plan.forecast.hbm_bytes_per_device
+        assert change.step_s == other.forecast.step_s
 
 
 def test_nothing_is_proposed_where_nothing_fits() -> None:
     """An error as large as the memory leaves no plan."""
     asked, plan, _ = recorded()
-    assert suggestions.fitting(asked, plan, plan.forecast.hbm_bytes_per_device) == ()
+    assert suggestions.plans_that_fit(asked, plan, plan.forecast.hbm_bytes_per_device) == ()
 
 
 def test_without_libtpu_there_is_no_verdict(
@@ -86,7 +89,6 @@ def test_without_libtpu_there_is_no_verdict(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(util, "find_spec", lambda _: None)
     asked, plan, _ = recorded()
-    monkeypatch.setattr(proof_cache, "sources_digest", lambda: "")
     with pytest.raises(ProofUnavailable, match="libtpu, the TPU compiler, is not installed"):
         prove(asked, plan)
 
@@ -119,7 +121,8 @@ def test_room_for_less_recompute_is_a_hint(keep: Keep) -> None:
     asked = small()
     plan = make_plan(asked)
     result = CacheEntry(compiled=as_forecast(plan))
-    assert keep(asked, plan, result).proof.hints == ("--set experiment.remat=none",)
+    [hint] = keep(asked, plan, result).proof.hints
+    assert hint.overrides == ("experiment.remat=none",)
     others = suggestions.less_recompute(asked, plan)
     peaks = {other.remat: other.forecast.memory_bytes_per_device for other in others}
     assert next(iter(peaks)) == "none"
@@ -129,7 +132,8 @@ def test_room_for_less_recompute_is_a_hint(keep: Keep) -> None:
     memory = replace(result.compiled.memory, peak=peak)
     worse = CacheEntry(compiled=replace(result.compiled, memory=memory))
     [hint] = keep(asked, plan, worse).proof.hints
-    assert hint.startswith("--set experiment.remat=keep_")
+    [override] = hint.overrides
+    assert override.startswith("experiment.remat=keep_")
 
 
 def test_a_search_stops_at_the_least_recompute_that_fits(keep: Keep) -> None:
@@ -178,7 +182,7 @@ def test_the_command_ends_with_the_verdict(keep: Keep, orch: RunOrch, tmp_path: 
     keep(asked, plan, CacheEntry(compiled=as_forecast(plan), refusal=SAID))
     refused = orch("prove", str(spec), "--json")
     assert refused.returncode == 3
-    assert json.loads(refused.stdout)["refusal"]["said"] == SAID
+    assert json.loads(refused.stdout)["refusal"]["message"] == SAID
 
 
 def test_submit_proves_first(keep: Keep, orch: RunOrch, tmp_path: Path) -> None:
@@ -188,7 +192,7 @@ def test_submit_proves_first(keep: Keep, orch: RunOrch, tmp_path: Path) -> None:
     asked = load(spec, ())
     plan = make_plan(asked)
     keep(asked, plan, CacheEntry(compiled=as_forecast(plan), refusal=SAID))
-    assert known(asked, plan) is not None
+    assert cached(plan) is not None
     stopped = orch("submit", str(spec))
     assert stopped.returncode == 3
     assert "Proof: does not fit" in stopped.stdout

@@ -11,7 +11,7 @@ from orchestrator.cli.origin import UNCOMMITTED, origin_of
 from orchestrator.errors import SpecError
 from orchestrator.launch import provenance
 from tests.conftest import ROOT
-from tests.journals import opened, tiny_spec
+from tests.journals import run_request, tiny_spec
 
 SPEC = ROOT / "specs/tiny_2pod.yaml"
 CANARY = "canary-7f3a91"
@@ -100,10 +100,10 @@ def test_a_range_after_the_last_step_is_refused() -> None:
 def test_the_journal_keeps_what_a_run_is_made_of(tmp_path: Path) -> None:
     """Versions, the steps to trace and the spec as it was written, in the run's own directory."""
     origin = origin_of(SPEC, tiny_spec(), 20, (3, 5))
-    recorded = journal.create(tmp_path, opened(steps=20, **origin.fields)).journal
+    recorded = journal.create_run(tmp_path, run_request(steps=20, **origin.fields)).journal
     run = recorded.run()
     assert run.environment == origin.environment
     assert run.profile == (3, 5)
-    assert (recorded.places.documents / "spec.yaml").read_bytes() == SPEC.read_bytes()
-    first = json.loads((recorded.places.events / "000001.json").read_text())
+    assert (recorded.paths.documents / "spec.yaml").read_bytes() == SPEC.read_bytes()
+    first = json.loads((recorded.paths.events / "000001.json").read_text())
     assert first["submission"]["folder"] == str(SPEC.parent)

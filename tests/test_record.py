@@ -19,7 +19,7 @@ from orchestrator.tracking.mlflow.tracking_uri import is_server
 from orchestrator.tracking.recorder import Recorder, only_one
 from orchestrator.types.spec import TrackingOptions
 from tests import records
-from tests.journals import step, tiny_plan, tiny_spec
+from tests.journals import reason, step, tiny_plan, tiny_spec
 from tests.records import (
     begun,
     doubled,
@@ -69,15 +69,15 @@ def test_recording_as_it_goes_is_replaying(storage: Path) -> None:
     """A run that was recorded step by step, and one that was recorded at its end, are the same."""
     writer = begun(storage, steps=8)
     recorder = Recorder({})
-    number = writer.begin_attempt(tiny_plan())
-    with writer.signing(), StepLog(writer.journal.path, number) as log:
+    number = writer.start_attempt(tiny_plan())
+    with writer.background_heartbeat(), StepLog(writer.journal.path, number) as log:
         for index in range(8):
             log.append(step(index, restored=None if index else 0))
             assert recorder.record(writer.journal).problem is None
             assert len(points(storage, metrics.LOSS)) == index + 1
     assert rows(storage, "SELECT status FROM runs") == [("RUNNING",)]
     writer.end_attempt("finished")
-    writer.conclude("succeeded")
+    writer.end_run("succeeded")
     recorder.record(writer.journal)
     as_it_went = rows(storage, "SELECT key, step, value, timestamp FROM metrics ORDER BY 1, 2")
     (writer.journal.path / "tracking.json").unlink()
@@ -154,13 +154,13 @@ def test_the_tags_say_what_the_numbers_mean(storage: Path) -> None:
 def test_files_are_kept_with_the_run(storage: Path) -> None:
     """Spec, plan, a later document, and logs; a long one says what is left out."""
     run = whole(storage)
-    run.places.rank_log(2, 0).write_text("hello\n" * 300_000)
+    run.paths.rank_log(2, 0).write_text("hello\n" * 300_000)
     recorded(run)
     (run.path / "report.html").write_text("<p>later")
     recorded(run)
     [folder] = storage.glob("mlflow-artifacts/*/artifacts")
     kept = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    plan = run.places.plan(tiny_plan().digest).name
+    plan = run.paths.plan(tiny_plan().digest).name
     assert kept == {
         "spec.json", f"plans/{plan}", "report.html", "logs/attempt-2-rank-0.log",
     }  # fmt: skip
@@ -180,7 +180,7 @@ def test_an_ended_run_is_ended_there(storage: Path, state: str, status: str) -> 
     writer = begun(storage)
     trained(writer, range(3))
     writer.end_attempt("finished")
-    writer.conclude(state)  # type: ignore[arg-type]
+    writer.end_run(state)  # type: ignore[arg-type]
     recorded(writer.journal)
     ended_at_s = writer.run().ended_at_s
     assert ended_at_s is not None
@@ -191,26 +191,26 @@ def test_a_killed_run_does_not_stay_running(storage: Path) -> None:
     """A driver that vanished could not say so; the journal does, and a replay passes it on."""
     writer = begun(storage)
     trained(writer, range(3))
-    with writer.signing():
+    with writer.background_heartbeat():
         recorded(writer.journal)
     assert rows(storage, "SELECT status FROM runs") == [("RUNNING",)]
     long_silent(writer.journal)
     assert writer.journal.run().state == "lost"
     recorded(writer.journal)
     assert rows(storage, "SELECT status FROM runs") == [("FAILED",)]
-    resumed = journal.claim(writer.journal, resumes=True)
-    with resumed.signing():
+    resumed = journal.claim_run(writer.journal, resumes=True)
+    with resumed.background_heartbeat():
         recorded(resumed.journal)
     assert rows(storage, "SELECT status FROM runs") == [("RUNNING",)]
 
 
 def long_silent(run: journal.Journal) -> None:
     """Make the claim of the driver one of a process on another machine, long ago."""
-    path = run.places.events / "000002.json"
+    path = run.paths.events / "000002.json"
     event = json.loads(path.read_text())
     event["driver"] |= {"machine": "another", "host": "elsewhere"}
     path.write_text(json.dumps(event))
-    for path in sorted(run.places.events.iterdir()):
+    for path in sorted(run.paths.events.iterdir()):
         event = json.loads(path.read_text()) | {"at_s": 1e9}
         path.write_text(json.dumps(event))
 
@@ -254,7 +254,7 @@ def test_no_infinity_is_sent() -> None:
 def test_a_trainers_own_metrics_keep_their_names(storage: Path) -> None:
     """As far as MLflow takes them; as many as there are."""
     writer = begun(storage)
-    number = writer.begin_attempt(tiny_plan())
+    number = writer.start_attempt(tiny_plan())
     many = {f"m{index}": float(index) for index in range(1_500)}
     with StepLog(writer.journal.path, number) as log:
         log.append(step(0, restored=0, trainer_metrics={"z=loss": 0.5, **many}))
@@ -310,18 +310,18 @@ def test_the_mark_tells_whether_to_look(storage: Path) -> None:
     assert mark is not None
     assert is_behind(writer.run(), mark)
     trained(writer, range(3))
-    with writer.signing():
+    with writer.background_heartbeat():
         recorded(writer.journal)
     assert not is_behind(writer.run(), read_sync_state(writer.journal) or mark)
     writer.end_attempt("finished")
-    writer.conclude("succeeded")
+    writer.end_run("succeeded")
     assert is_behind(writer.run(), read_sync_state(writer.journal) or mark)
 
 
 def test_a_run_without_steps_is_recorded(storage: Path) -> None:
     """It failed before its first one: no summary, and a reason."""
     writer = begun(storage)
-    writer.conclude("failed", why="no slice is free")
+    writer.end_run("failed", reason("no slice is free"))
     assert records.named(recorded(writer.journal)) == [None]
     assert facts(storage, "tags")["orch.why"] == "no slice is free"
     assert points(storage, metrics.GOODPUT) == []
@@ -331,14 +331,14 @@ def test_the_runs_of_a_study_have_one_parent(storage: Path) -> None:
     """It runs while one of them does, and has finished when every trial has."""
     study = study_journal(storage)
     for number in (1, 2):
-        run = journal.begin_trial(study, number, 1).run
+        run = journal.start_trial(study, number, 1).run
         writer = begun(storage, run, number, study=study.key, steps=3)
         trained(writer, range(3), number)
-        with writer.signing():
+        with writer.background_heartbeat():
             recorded(writer.journal)
         assert parent_row(storage) == (study.key, "RUNNING")
         writer.end_attempt("finished")
-        writer.conclude("succeeded")
+        writer.end_run("succeeded")
         recorded(writer.journal)
         assert parent_row(storage) == (study.key, "FAILED" if number == 1 else "FINISHED")
     (study.path / "report.html").write_text("<p>later")

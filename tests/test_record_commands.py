@@ -16,6 +16,7 @@ from orchestrator.tracking.recorder import Recorder, only_one
 from orchestrator.types.tracking import Destination, SyncProgress, SyncResult
 from tests.clusters import eventually
 from tests.conftest import RunOrch
+from tests.journals import reason
 from tests.records import begun, empty_database, points, rows, storage, trained, whole
 
 __all__ = ["empty_database", "storage"]
@@ -60,7 +61,7 @@ def test_sync_leaves_a_run_to_its_own_driver(orch: RunOrch, storage: Path) -> No
     writer = begun(storage)
     trained(writer, range(3))
     before = read_sync_state(writer.journal)
-    with writer.signing(), only_one(writer.journal):
+    with writer.background_heartbeat(), only_one(writer.journal):
         tried = Recorder(os.environ).record(writer.journal, limit_s=0.1)
         beside = orch("sync", "--storage", str(storage))
     assert (tried.by_driver, tried.problem) == (True, None)
@@ -73,7 +74,7 @@ def test_sync_leaves_a_run_to_its_own_driver(orch: RunOrch, storage: Path) -> No
     assert said[0] == "it: recorded by its own driver"
     assert said[1].startswith("Sync: 1 run recorded in ")
     writer.end_attempt("finished")
-    writer.conclude("succeeded")
+    writer.end_run("succeeded")
     with only_one(writer.journal):
         late = Recorder(os.environ).record(writer.journal, limit_s=0.1)
     assert (late.by_driver, late.problem) == (False, "another process is recording it")
@@ -106,7 +107,7 @@ def test_sync_waits_for_what_records_in_the_background(storage: Path) -> None:
     writer = begun(storage)
     trained(writer, range(3))
     writer.end_attempt("finished")
-    writer.conclude("succeeded")
+    writer.end_run("succeeded")
     command = [sys.executable, "-m", "orchestrator", "sync", "--storage", str(storage)]
     with only_one(writer.journal):
         syncing = subprocess.Popen(
@@ -125,7 +126,7 @@ def test_sync_gives_up_on_a_run_that_is_held_for_ever(
     """After as long as a process in the background may take, and the exit status says so."""
     monkeypatch.setattr(recorder, "ONCE_LIMIT_S", 0.1)
     writer = begun(storage)
-    writer.conclude("failed", why="out of luck")
+    writer.end_run("failed", reason("out of luck"))
     with only_one(writer.journal):
         done = CliRunner().invoke(sync, ["--storage", str(storage)])
     assert done.exit_code == 1
@@ -137,7 +138,7 @@ def test_a_later_command_has_recorded_what_was_missed(orch: RunOrch, storage: Pa
     writer = begun(storage)
     trained(writer, range(3))
     writer.end_attempt("finished")
-    writer.conclude("failed", why="out of luck")
+    writer.end_run("failed", reason("out of luck"))
     done = orch("status", "it", "--storage", str(storage))
     assert done.returncode == 0
 

@@ -73,15 +73,15 @@ def test_a_server_comes_and_goes_while_a_run_goes_on(storage: Path) -> None:
     with served(storage) as server:
         writer = begun(storage, steps=60)
         begin(writer.journal, place(server))
-        number = writer.begin_attempt(tiny_plan())
-        with writer.signing(), BackgroundRecorder(writer.journal):
+        number = writer.start_attempt(tiny_plan())
+        with writer.background_heartbeat(), BackgroundRecorder(writer.journal):
             with StepLog(writer.journal.path, number) as log:
                 for index in range(60):
                     trouble(server, index)
                     log.append(step(index, restored=None if index else 0))
                     time.sleep(0.1)
             writer.end_attempt("finished")
-            writer.conclude("succeeded")
+            writer.end_run("succeeded")
         assert (writer.run().state, writer.run().steps_done) == ("succeeded", 60)
         server.trouble = "none"
         eventually(lambda: Recorder({}).record(writer.journal).problem is None, 120)

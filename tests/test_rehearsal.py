@@ -12,9 +12,10 @@ import pytest
 
 from orchestrator import spec as specs
 from orchestrator.errors import SpecError
+from orchestrator.network.mesh_axes import AXES
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import Rehearsal, environment, rehearse
-from orchestrator.types.plan import AXES, Plan
+from orchestrator.types.plan import Plan
 from orchestrator.types.spec import MeshRequest, Pods
 from tests.asks import TINY, spec_of
 from tests.conftest import ROOT

@@ -18,7 +18,7 @@ from orchestrator.render import (
 )
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load, load_study
-from orchestrator.study import forecast
+from orchestrator.study import forecast_study
 from tests.asks import spec_of
 from tests.conftest import GOLDEN, ROOT, HoldGolden
 
@@ -171,7 +171,7 @@ def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
     asked = load_study(path)
     made = {trial.number: make_plan(trial.spec) for trial in asked.trials}
     screens = [
-        study_screen.study_screen(forecast(asked, made), "orch submit study.yaml"),
+        study_screen.study_screen(forecast_study(asked, made), "orch submit study.yaml"),
         study_screen.study_intro(asked),
         *(study_screen.trial_line(asked, trial, 1) for trial in asked.trials),
     ]

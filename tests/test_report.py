@@ -10,12 +10,21 @@ import pytest
 
 from orchestrator.render.formatting import off
 from orchestrator.render.page.ledger import measured
-from orchestrator.report import report, reported
-from orchestrator.report.measure import spread
+from orchestrator.report import compare_run, make_report
+from orchestrator.report.measurement import spread
 from orchestrator.types.report import Goodput
 from tests.conftest import RunOrch
-from tests.journals import driven, tiny_plan
-from tests.reports import COMPILE_S, FIRST_S, OPENING_S, STATE_S, run_of, timed, twice, written
+from tests.journals import claimed_run, tiny_plan
+from tests.reports import (
+    COMPILE_S,
+    FIRST_S,
+    OPENING_S,
+    STATE_S,
+    finished_run,
+    preempted_run,
+    run_of,
+    timed,
+)
 
 PLAN = tiny_plan()
 
@@ -31,8 +40,8 @@ def lost(found: Goodput | None) -> dict[str, float]:
 
 def test_warm_steps_alone_are_measured() -> None:
     """The first step of each attempt warms up; of a step that was redone the newest counts."""
-    run, steps = twice()
-    found = reported(run, PLAN, steps).measured
+    run, steps = preempted_run()
+    found = compare_run(run, PLAN, steps).measured
     assert found
     assert found.steps == 4 + 14  # 1 to 4 of the first attempt, 6 to 19 of the second
     assert found.step_s.median == 0.5
@@ -50,17 +59,17 @@ def test_the_spread_is_of_the_middle_four_fifths() -> None:
 
 def test_steps_on_another_plan_are_left_out() -> None:
     """After the run shrank, its forecast is of fewer pods, and so are the steps held against it."""
-    run, steps = twice()
+    run, steps = preempted_run()
     first, second = run.attempts
     shrunk = replace(run, attempts=(replace(first, plan_digest="0" * 64), second))
-    found = reported(shrunk, PLAN, steps).measured
+    found = compare_run(shrunk, PLAN, steps).measured
     assert found
     assert found.steps == 14
 
 
 def test_a_run_without_a_step_is_reported_as_such() -> None:
     """Nothing is measured, nothing is divided by it."""
-    found = reported(run_of(), PLAN, {})
+    found = compare_run(run_of(), PLAN, {})
     assert (found.measured, found.gap, found.ratios, found.goodput) == (None, None, (), None)
 
 
@@ -69,8 +78,8 @@ def test_a_run_without_a_step_is_reported_as_such() -> None:
 
 def test_measured_is_held_against_every_figure() -> None:
     """The median over the lower bound, over what is expected, over nothing overlapped."""
-    run, steps = twice()
-    found = reported(run, PLAN, steps)
+    run, steps = preempted_run()
+    found = compare_run(run, PLAN, steps)
     over = {one.against: one.measured_over_predicted for one in found.ratios}
     assert isclose(over["lower"], 0.5 / PLAN.forecast.step_s.lower)
     assert isclose(over["unoverlapped"], 0.5 / PLAN.forecast.step_s.unoverlapped)
@@ -80,16 +89,16 @@ def test_measured_is_held_against_every_figure() -> None:
 @pytest.mark.parametrize(("at", "inside"), [("low", True), ("high", True), ("lower", False)])
 def test_a_step_is_inside_the_interval_or_not(at: str, inside: bool) -> None:
     """Four of five should be; the ends belong to it, and the bound does not."""
-    run, steps = twice(getattr(PLAN.forecast.step_s, at))
-    assert reported(run, PLAN, steps).inside_interval is inside
+    run, steps = preempted_run(getattr(PLAN.forecast.step_s, at))
+    assert compare_run(run, PLAN, steps).inside_interval is inside
 
 
 def test_without_an_expectation_the_bound_is_what_counts() -> None:
     """For chips that no run was learned from."""
     step_s = replace(PLAN.forecast.step_s, expected=None, low=None, high=None)
     unknown = replace(PLAN, forecast=replace(PLAN.forecast, step_s=step_s))
-    run, steps = twice()
-    found = reported(run, unknown, steps)
+    run, steps = preempted_run()
+    found = compare_run(run, unknown, steps)
     assert found.gap
     assert (found.gap.against, found.inside_interval) == ("lower", None)
     assert [one.against for one in found.ratios] == ["lower", "unoverlapped"]
@@ -97,10 +106,10 @@ def test_without_an_expectation_the_bound_is_what_counts() -> None:
 
 def test_the_parts_of_the_gap_add_up() -> None:
     """Waiting, saving, slow steps and the devices make all of it, and none twice."""
-    run, steps = twice()
+    run, steps = preempted_run()
     saving = steps[2][4]
     steps[2][4] = replace(saving, step=replace(saving.step, step_s=2.0, checkpoint_s=0.9))
-    found = reported(run, PLAN, steps)
+    found = compare_run(run, PLAN, steps)
     assert found.gap
     assert found.measured
     assert isclose(sum(part.s for part in found.gap.parts), found.gap.s)
@@ -114,13 +123,13 @@ def test_the_parts_of_the_gap_add_up() -> None:
 
 def test_quick_steps_are_no_slow_ones() -> None:
     """Where a few of them put the mean below the median, no part is less than nothing for it."""
-    run, steps = twice()
+    run, steps = preempted_run()
     quick = {1: 0.1, 2: 0.2}
     steps[2] = [
         replace(one, step=replace(one.step, data_s=0.0, step_s=quick.get(at, 0.5)))
         for at, one in enumerate(steps[2])
     ]
-    found = reported(run, PLAN, steps)
+    found = compare_run(run, PLAN, steps)
     assert found.gap
     assert found.measured
     assert found.measured.mean_step_s < found.measured.device_s
@@ -134,8 +143,8 @@ def test_quick_steps_are_no_slow_ones() -> None:
 
 def test_a_suspect_is_slowed_to_the_measured_time() -> None:
     """A resource at its rate-if-alone takes just what the devices took."""
-    run, steps = twice()
-    found = reported(run, PLAN, steps)
+    run, steps = preempted_run()
+    found = compare_run(run, PLAN, steps)
     assert found.gap
     assert found.measured
     for suspect in found.gap.suspects:
@@ -146,21 +155,20 @@ def test_a_suspect_is_slowed_to_the_measured_time() -> None:
 
 def test_a_rehearsal_is_never_held_against_chips() -> None:
     """CPU seconds and chip seconds are not alike: it says so, and divides nothing."""
-    run, steps = twice()
-    found = reported(replace(run, rehearsal=True, rehearses="0" * 64), PLAN, steps)
+    run, steps = preempted_run()
+    found = compare_run(replace(run, rehearsal=True, rehearses="0" * 64), PLAN, steps)
     assert found.measured
-    assert found.not_compared
-    assert "CPU" in found.not_compared
+    assert found.not_compared == "cpu_rehearsal"
     assert (found.ratios, found.gap, found.inside_interval) == ((), None, None)
 
 
 def test_the_peak_of_memory_is_the_most_that_was_seen() -> None:
     """Of the steps that count, on whichever it was looked up; None where devices did not say."""
-    run, steps = twice()
-    assert reported(run, PLAN, steps).memory.measured_bytes is None
+    run, steps = preempted_run()
+    assert compare_run(run, PLAN, steps).memory.measured_bytes is None
     steps[2] = [replace(one, step=replace(one.step, peak_hbm_bytes=held))
                 for one, held in zip(steps[2], [3, 8, 5, *[None] * 12], strict=True)]  # fmt: skip
-    assert reported(run, PLAN, steps).memory.measured_bytes == 8
+    assert compare_run(run, PLAN, steps).memory.measured_bytes == 8
 
 
 # --- where the time went
@@ -168,8 +176,8 @@ def test_the_peak_of_memory_is_the_most_that_was_seen() -> None:
 
 def test_every_second_has_one_cause() -> None:
     """Two attempts: opened twice, five steps redone, and the time between them."""
-    run, steps = twice()
-    found = reported(run, PLAN, steps).goodput
+    run, steps = preempted_run()
+    found = compare_run(run, PLAN, steps).goodput
     assert found
     assert found.waited_s == 10.0  # submitted at 0
     causes = lost(found)
@@ -188,9 +196,9 @@ def test_every_second_has_one_cause() -> None:
 @pytest.mark.parametrize("skew_s", [-30.0, 30.0])
 def test_clocks_that_differ_lose_no_second_twice(skew_s: float) -> None:
     """Rank 0 writes steps by another clock than the driver's; the parts still make the whole."""
-    run, steps = twice()
+    run, steps = preempted_run()
     skewed = {n: [replace(t, at_s=t.at_s + skew_s) for t in taken] for n, taken in steps.items()}
-    found = reported(run, PLAN, skewed).goodput
+    found = compare_run(run, PLAN, skewed).goodput
     assert found
     assert isclose(found.goodput_s + sum(found.badput_s.values()), found.total_s)
     assert min(found.badput_s.values()) >= 0
@@ -199,10 +207,10 @@ def test_clocks_that_differ_lose_no_second_twice(skew_s: float) -> None:
 
 def test_a_run_that_goes_on_is_counted_to_its_last_step() -> None:
     """No end is made up for it."""
-    run, steps = twice()
+    run, steps = preempted_run()
     going = replace(run, ended_at_s=None, attempts=(*run.attempts[:1], replace(
         run.attempts[1], ended_at_s=None, reason=None)))  # fmt: skip
-    found = reported(going, PLAN, steps).goodput
+    found = compare_run(going, PLAN, steps).goodput
     assert found
     assert isclose(found.total_s, steps[2][-1].at_s - 10.0)
 
@@ -213,8 +221,8 @@ def test_a_run_that_goes_on_is_counted_to_its_last_step() -> None:
 def test_a_journal_tells_the_same(tmp_path: Path) -> None:
     """What was appended is what is reported."""
     steps = [timed_step.step for timed_step in timed(0.0, range(30), 0.25)]
-    writer = written(tmp_path, "it", plan=PLAN, steps=steps)
-    found = report(writer.journal)
+    writer = finished_run(tmp_path, "it", plan=PLAN, steps=steps)
+    found = make_report(writer.journal)
     assert found.measured
     assert found.measured.steps == 29
     assert found.measured.step_s.median == median(one.step_s for one in steps[1:])
@@ -241,7 +249,7 @@ def test_compare_is_a_table_and_json(orch: RunOrch, tmp_path: Path) -> None:
         steps = [one.step for one in timed(0.0, range(8), step_s)]
         if key == "quick":
             steps[0] = replace(steps[0], peak_hbm_bytes=3 << 30)
-        written(tmp_path, key, plan=PLAN, steps=steps)
+        finished_run(tmp_path, key, plan=PLAN, steps=steps)
     done = orch("compare", "slow", "quick", "--storage", str(tmp_path))
     assert done.returncode == 0, done.stderr
     shown = [line for line in done.stdout.splitlines() if str(tmp_path) not in line]
@@ -263,12 +271,12 @@ def test_compare_is_a_table_and_json(orch: RunOrch, tmp_path: Path) -> None:
 def test_compare_says_what_cannot_be_compared(orch: RunOrch, tmp_path: Path) -> None:
     """A run without a step, a rehearsal beside a real run, a run that nobody knows."""
     steps = [one.step for one in timed(0.0, range(8), 0.5)]
-    written(tmp_path, "real", plan=PLAN, steps=steps)
-    written(tmp_path, "small", plan=PLAN, steps=steps, rehearsal=True, rehearses=PLAN)
-    driven(tmp_path, key="new")
+    finished_run(tmp_path, "real", plan=PLAN, steps=steps)
+    finished_run(tmp_path, "small", plan=PLAN, steps=steps, rehearsal=True, rehearses=PLAN)
+    claimed_run(tmp_path, key="new")
     mixed = orch("compare", "real", "small", "--storage", str(tmp_path)).stdout
     assert "rehearsals and real runs are told apart" in mixed
-    assert "note: a rehearsal's seconds are those of this machine's CPU" in mixed
+    assert "note: a rehearsal measures this machine's CPU" in mixed
     allowed = [line.split()[-1] for line in mixed.splitlines() if "iB" in line]
     assert allowed == ["GiB", "-"]
     assert "note: ALLOWED is - in a rehearsal" in mixed

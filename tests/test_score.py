@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from orchestrator import catalog
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
+from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.plan.expected import told
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.score.evaluate import published
@@ -69,11 +70,9 @@ def test_rows_that_state_both_count_the_flops_of_their_columns(samples: list[Sam
 def test_a_run_is_laid_out_as_it_was_run() -> None:
     """Mesh, slices and batch are the row's own; devices of a tpu7x chip are two."""
     layout = lay_out(run_of(ROWS["mx_v5p_512b_2x1024"])).layout
-    assert (layout.pods, layout.data, layout.fsdp, layout.sequence, layout.tensor) == (
-        2, 1, 32, 1, 16,
-    )  # fmt: skip
+    assert layout.mesh == {"pods": 2, "data": 1, "fsdp": 32, "sequence": 1, "tensor": 16}
     assert layout.sequences * layout.length == 4_194_304
-    assert lay_out(run_of(ROWS["tr_iron_gemma4-31b_64_bf16_8192"])).layout.fsdp == 128
+    assert lay_out(run_of(ROWS["tr_iron_gemma4-31b_64_bf16_8192"])).layout.mesh["fsdp"] == 128
 
 
 @pytest.mark.parametrize(
@@ -94,8 +93,10 @@ def test_remat_is_read_tensor_by_tensor(
 ) -> None:
     """What each source's policy keeps, where, and what becomes of a layer's input."""
     policy = remat_of(run_of(LLAMA | {"remat_policy": text}))
-    assert policy.kept == set(kept.split())
-    assert (policy.offloaded, policy.offloads_block_input) == (offloaded, inputs)
+    tensors = (policy.keep | policy.offload) - {BLOCK_INPUT}
+    assert tensors == set(kept.split())
+    on_host = (tensors if offloaded else set()) | ({BLOCK_INPUT} if inputs else set())
+    assert policy.offload == on_host
 
 
 @pytest.mark.parametrize(

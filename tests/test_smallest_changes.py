@@ -58,8 +58,8 @@ def test_a_model_is_a_table(copy: Path) -> None:
 
 def test_a_policy_is_a_row(copy: Path) -> None:
     """What it keeps are tensors that the trainer's layer names already."""
-    policies = copy / "orchestrator" / "plan" / "remat.py"
-    before, found, rest = policies.read_text(encoding="utf-8").partition('        Policy("full"')
-    row = '        Policy("keep_gate", frozenset({"gate"})),\n'
+    policies = copy / "orchestrator" / "network" / "rematerialization.py"
+    before, found, rest = policies.read_text(encoding="utf-8").partition('        keeping("full")')
+    row = '        keeping("keep_gate", "gate"),\n'
     policies.write_text(f"{before}{row}{found}{rest}", encoding="utf-8")
     assert "remat keep_gate" in planned(copy, "experiment.remat=keep_gate")

@@ -11,17 +11,10 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from orchestrator import catalog, spec
-from orchestrator.plan.remat import POLICIES
+from orchestrator.network.rematerialization import POLICIES
 from orchestrator.spec.examples import SCHEMA, STUDY_SCHEMA, write_schema
 from orchestrator.spec.messages import example
-from orchestrator.spec.schema import (
-    Schema,
-    alternatives,
-    constants,
-    contract,
-    member,
-    properties,
-)
+from orchestrator.spec.schema import Schema, alternatives, constants, contract, member, properties
 from orchestrator.types.spec import Optimizer, Spec
 from tests.conftest import ROOT
 from tests.spec_texts import COMPLETE, MINIMAL

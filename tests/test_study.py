@@ -13,8 +13,8 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.render import study_screen as render
 from orchestrator.spec import SpecProblems
 from orchestrator.spec.schema import study_contract
-from orchestrator.study import forecast
-from orchestrator.study.forecast import series_of
+from orchestrator.study import forecast_study
+from orchestrator.study.study_forecast import series_of
 from orchestrator.types.study import Study, Trial
 from tests.conftest import ROOT, HoldGolden, RunOrch
 from tests.journals import tiny_spec
@@ -200,7 +200,7 @@ def test_efficiency_is_against_the_smallest_trial() -> None:
     """Whatever the order of the trials; tokens per second and chip, at both figures."""
     study = study_of(4, 1, 2)
     made = {trial.number: make_plan(trial.spec) for trial in study.trials}
-    found = [one.planned for one in forecast(study, made).trials]
+    found = [one.planned for one in forecast_study(study, made).trials]
     assert found[1]
     assert (found[1].efficiency.lower, found[1].efficiency.unoverlapped) == (1.0, 1.0)
     for one, plan in zip(found, made.values(), strict=True):
@@ -226,12 +226,14 @@ def test_what_else_varies_is_another_series() -> None:
     )
     study = study_of(trials=trials, vary=("resources.pods", "experiment.remat"))
     made = {trial.number: make_plan(trial.spec) for trial in trials}
-    found = forecast(study, made).trials
+    found = forecast_study(study, made).trials
     assert [one.series["experiment.remat"] for one in found] == ["full", "full", "none", "none"]
     assert [one.planned.efficiency.lower == 1.0 for one in found if one.planned] == [
         True, False, True, False,
     ]  # fmt: skip
-    last = " ".join(render.study_screen(forecast(study, made)).rpartition("Study: ")[2].split())
+    last = " ".join(
+        render.study_screen(forecast_study(study, made)).rpartition("Study: ")[2].split()
+    )
     assert last.startswith("scaling efficiency is between ")
     assert "on 8 chips (remat full)" in last
     assert "on 8 chips (remat none)" in last
@@ -257,8 +259,8 @@ def test_a_trial_without_a_plan_says_why() -> None:
     """It stays in the table; the smallest of the others is what they are compared with."""
     study = study_of(1, 2, 4)
     made = {n: make_plan(study.trials[n - 1].spec) for n in (2, 3)} | {1: "no room\n  for it"}
-    found = forecast(study, made)
-    assert found.trials[0].refused == "no room\n  for it"
+    found = forecast_study(study, made)
+    assert found.trials[0].infeasible == "no room\n  for it"
     assert found.trials[1].planned
     assert found.trials[1].planned.efficiency.lower == 1.0
     text = render.study_screen(found)
@@ -271,7 +273,7 @@ def test_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
     """Pods, step time, MFU, efficiency, what binds, dollars; within 80 columns."""
     study = spec.load_study(ROOT / "specs/studies/llama3_70b_pods.yaml")
     made = {trial.number: make_plan(trial.spec) for trial in study.trials}
-    text = render.study_screen(forecast(study, made), "orch submit study.yaml")
+    text = render.study_screen(forecast_study(study, made), "orch submit study.yaml")
     golden("study_70b_pods.txt", text)
     assert max(map(len, text.splitlines())) <= 80
 

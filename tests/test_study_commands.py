@@ -8,8 +8,8 @@ import pytest
 from orchestrator import journal
 from orchestrator.journal import StudyJournal
 from tests.conftest import RunOrch
-from tests.journals import driven
-from tests.reports import studied
+from tests.journals import claimed_run
+from tests.reports import finished_study
 from tests.test_journal_studies import begun
 from tests.test_study import study_of
 
@@ -17,7 +17,7 @@ from tests.test_study import study_of
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> StudyJournal:
     """A study of two trials, both done."""
-    return studied(tmp_path_factory.mktemp("done"), study_of(1, 2), lambda *_: 0.5, steps=4)
+    return finished_study(tmp_path_factory.mktemp("done"), study_of(1, 2), lambda *_: 0.5, steps=4)
 
 
 def at(found: StudyJournal) -> tuple[str, str]:
@@ -32,11 +32,11 @@ def test_runs_of_a_study_stand_below_it(orch: RunOrch, tmp_path: Path) -> None:
         "stopped",
         "0",
     ]
-    driven(tmp_path, key="before")
+    claimed_run(tmp_path, key="before")
     for number in (1, 2):
-        run = journal.begin_trial(study, number, 1).run
-        driven(tmp_path, key=run, study=study.key).conclude("succeeded")
-        driven(tmp_path, key=f"after-{number}")
+        run = journal.start_trial(study, number, 1).run
+        claimed_run(tmp_path, key=run, study=study.key).end_run("succeeded")
+        claimed_run(tmp_path, key=f"after-{number}")
     shown = [line.split()[0] for line in orch("runs", *at(study)).stdout.splitlines()[1:]]
     trials = [f"{study.key}-trial-{number}.1" for number in (2, 1)]
     assert shown == ["after-2", study.key, *trials, "after-1", "before"]
@@ -49,13 +49,13 @@ def test_a_study_runs_is_stopped_or_has_succeeded(tmp_path: Path) -> None:
     study = begun(tmp_path)
     states = []
     for number, end in ((1, "failed"), (1, "succeeded"), (2, "succeeded")):
-        writer = driven(tmp_path, key=journal.begin_trial(study, number, 1).run)
-        states.append(journal.study_status(study).state)
-        writer.conclude(end)  # type: ignore[arg-type]
-        states.append(journal.study_status(study).state)
+        writer = claimed_run(tmp_path, key=journal.start_trial(study, number, 1).run)
+        states.append(study.status().state)
+        writer.end_run(end)  # type: ignore[arg-type]
+        states.append(study.status().state)
     assert states == ["running", "stopped", "running", "stopped", "running", "succeeded"]
-    found = journal.study_status(study)
-    assert (found.done, found.asked, len(found.runs)) == (2, 2, 3)
+    found = study.status()
+    assert (found.done, found.total, len(found.runs)) == (2, 2, 3)
 
 
 def test_status_tells_a_study(orch: RunOrch, done: StudyJournal) -> None:
@@ -76,11 +76,11 @@ def test_cancel_asks_the_run_that_goes_on(orch: RunOrch, tmp_path: Path) -> None
     study = begun(tmp_path)
     idle = orch("cancel", study.key, *at(study))
     assert idle.stdout.startswith(f"{study.key}: no run of it goes on. Nothing was asked.\nNext: ")
-    driven(tmp_path, key=journal.begin_trial(study, 1, 1).run).conclude("succeeded")
-    writer = driven(tmp_path, key=journal.begin_trial(study, 2, 1).run)
+    claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run).end_run("succeeded")
+    writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
     asked = orch("cancel", study.key, *at(study))
     assert asked.stdout.startswith(f"{writer.journal.key}: asked to stop.\n")
-    request = writer.sign()
+    request = writer.heartbeat()
     assert request is not None
     assert not request.at_once
 
@@ -88,13 +88,13 @@ def test_cancel_asks_the_run_that_goes_on(orch: RunOrch, tmp_path: Path) -> None
 def test_rm_takes_a_study_with_its_runs(orch: RunOrch, tmp_path: Path) -> None:
     """Not while one of them goes on; when a person says so, or `--yes` where nobody can."""
     study = begun(tmp_path)
-    driven(tmp_path, key="other").conclude("failed")
-    driven(tmp_path, key=journal.begin_trial(study, 1, 1).run).conclude("succeeded")
-    writer = driven(tmp_path, key=journal.begin_trial(study, 2, 1).run)
+    claimed_run(tmp_path, key="other").end_run("failed")
+    claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run).end_run("succeeded")
+    writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
     refused = orch("rm", study.key, *at(study), "--yes")
     assert refused.returncode == 1
     assert refused.stderr.startswith(f"study {study.key}: a run of it goes on\nNext: orch cancel ")
-    writer.conclude("failed")
+    writer.end_run("failed")
     unasked = orch("rm", study.key, *at(study))
     assert (unasked.returncode, "needs --yes" in unasked.stderr) == (2, True)
     assert len(list(tmp_path.iterdir())) == 4
@@ -106,8 +106,8 @@ def test_rm_takes_a_study_with_its_runs(orch: RunOrch, tmp_path: Path) -> None:
 def test_a_run_of_a_study_may_go_alone(orch: RunOrch, tmp_path: Path) -> None:
     """The study stays, and the trial is to be done again."""
     study = begun(tmp_path)
-    run = journal.begin_trial(study, 1, 1).run
-    driven(tmp_path, key=run).conclude("succeeded")
+    run = journal.start_trial(study, 1, 1).run
+    claimed_run(tmp_path, key=run).end_run("succeeded")
     assert orch("rm", run, *at(study), "--yes").stdout == f"removed {run}\n"
-    assert journal.study_status(study).done == 0
-    assert journal.begin_trial(study, 1, 1).run == f"{run}.2"
+    assert study.status().done == 0
+    assert journal.start_trial(study, 1, 1).run == f"{run}.2"

@@ -17,8 +17,8 @@ from orchestrator.cli.origin import Origin
 from orchestrator.errors import OrchError, SpecError
 from orchestrator.journal import Journal, Writer
 from orchestrator.types.run import Run
-from tests.journals import opened
-from tests.reports import timed, written
+from tests.journals import reason, run_request
+from tests.reports import finished_run, timed
 
 STUDY = "name: two\nstudy: {base: base.yaml, scaling: weak, vary: {resources.pods: [1, 2]}}\n"
 BASE = """\
@@ -55,7 +55,7 @@ class Cluster:
         self.taken.append(key.rpartition("-trial-")[2])
         steps = [one.step for one in timed(0.0, range(launch.steps), 0.5)]
         fields = {"spec": launch.spec, "study": origin.study, "rehearsal": False}
-        writer = written(launch.storage, key, plan=launch.plan, steps=steps, **fields)
+        writer = finished_run(launch.storage, key, plan=launch.plan, steps=steps, **fields)
         return writer.journal, key
 
     def follow(self, recorded: Journal, *_: object) -> Run | None:
@@ -91,14 +91,14 @@ def test_trials_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     code, said = cluster.submit("--steps", "4", "--yes")
     assert (code, cluster.taken) == (0, ["1.1", "2.1"])
     assert "scaling efficiency is 100.0 % on 8 chips" in said
-    [study] = journal.studies(tmp_path / "runs")
-    assert not study.opened().rehearsal
-    assert [one.rehearsal for one in journal.study_status(study).runs] == [False, False]
+    [study] = journal.list_studies(tmp_path / "runs")
+    assert not study.submission().rehearsal
+    assert [one.rehearsal for one in study.status().runs] == [False, False]
     code, said = cluster.submit("--steps", "4", "--yes")
     assert (code, len(cluster.taken), said.count("done before: ")) == (0, 2, 2)
-    rehearsed = journal.StudyRequest(study=study.opened().study, steps=4)
-    assert rehearsed.place(study.storage) != study
-    assert replace(rehearsed, rehearsal=False).place(study.storage) == study
+    rehearsed = journal.StudyRequest(study=study.submission().study, steps=4)
+    assert rehearsed.journal_in(study.storage) != study
+    assert replace(rehearsed, rehearsal=False).journal_in(study.storage) == study
 
 
 def test_who_looks_away_begins_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,14 +126,14 @@ def test_a_trial_that_goes_on_is_followed_again(
                 return super().submitted(launch, jobs, origin, proof, key)
             self.taken.append(key.rpartition("-trial-")[2])
             fields = {"spec": launch.spec, "plan": launch.plan, "study": origin.study}
-            writer = journal.create(launch.storage, opened(**fields, rehearsal=False), key)
-            left.append(journal.claim(writer.journal))
+            writer = journal.create_run(launch.storage, run_request(**fields, rehearsal=False), key)
+            left.append(journal.claim_run(writer.journal))
             return writer.journal, launching.job_name(writer.run(), 1)
 
         def follow(self, recorded: Journal, *how: object) -> Run | None:
             followed.append(how[:2])
             if len(followed) == 2:
-                left[0].conclude("failed", why="out of luck")
+                left[0].end_run("failed", reason("out of luck"))
             return None if len(followed) == 1 else recorded.run()
 
     cluster = Slow(tmp_path, monkeypatch)

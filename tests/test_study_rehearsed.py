@@ -49,7 +49,7 @@ class Submitted:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        return journal.study_status(self.study).runs
+        return self.study.status().runs
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Submitted:
             text, _ = process.communicate(timeout=SUBMITTED_S)
         codes.append(process.returncode)
         said.append(text)
-    [study] = journal.studies(storage)
+    [study] = journal.list_studies(storage)
     return Submitted(study, codes, said)
 
 
@@ -85,9 +85,9 @@ def is_under_way(storage: Path, number: int, process: subprocess.Popen[str]) -> 
     """Whether the newest run of a trial has done a step, and not yet all; or nothing more comes."""
     if process.poll() is not None:
         return True
-    for study in journal.studies(storage):
-        begun = [one for one in study.begun() if one.trial == number]
-        run = journal.run_of(study, begun[-1]) if begun else None
+    for study in journal.list_studies(storage):
+        begun = [one for one in study.trial_starts() if one.trial == number]
+        run = study.trial_run(begun[-1]) if begun else None
         return run is not None and 1 <= run.steps_done < STEPS
     return False
 

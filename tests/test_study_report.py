@@ -21,14 +21,14 @@ from orchestrator.render import study_report_screen
 from orchestrator.render.formatting import percent
 from orchestrator.render.page import study_page
 from orchestrator.report.gap import reference
-from orchestrator.study import gather, study_report
-from orchestrator.study.explain import explanations
+from orchestrator.study import make_study_report, read_trial_runs
+from orchestrator.study.gap_explanation import explain_gaps
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import EndState
 from orchestrator.types.study import StudyReport
 from tests.conftest import RunOrch
-from tests.journals import tiny_spec
-from tests.reports import studied, timed, written
+from tests.journals import reason, tiny_spec
+from tests.reports import finished_run, finished_study, timed
 from tests.test_page import read
 from tests.test_render import too_wide
 from tests.test_study import study_of
@@ -38,8 +38,8 @@ BASE_S = 0.5
 
 def told(storage: Path, step_s: Callable[[Plan, int], float], **changes: Any) -> StudyReport:
     """The report of a study over one, two and four pods, twice each."""
-    recorded = studied(storage, study_of(1, 2, 4, repeats=2), step_s, **changes)
-    return study_report(recorded.key, recorded.opened().study, gather(recorded))
+    recorded = finished_study(storage, study_of(1, 2, 4, repeats=2), step_s, **changes)
+    return make_study_report(recorded.key, recorded.submission().study, read_trial_runs(recorded))
 
 
 # --- measured scaling
@@ -97,7 +97,7 @@ def test_without_an_expectation_the_roofline_explains() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
     bare = [replace(one, forecast=replace(one.forecast, expected_time=())) for one in plans]
     across = [sum(x.value for x in one.forecast.time if x.resource == "pods") for one in bare]
-    found = explanations([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
+    found = explain_gaps([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
     assert (found[0].line, found[0].resource) == ("pods", "pods")
     assert isclose(found[0].times, 4)
     assert "4 times pods (dcn pods)" in study_report_screen.explained(found)
@@ -106,8 +106,8 @@ def test_without_an_expectation_the_roofline_explains() -> None:
 def test_no_line_is_named_where_none_fits() -> None:
     """Of one trial every line would do; where runs are faster than predicted none does."""
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
-    assert explanations([(plans[0], 1.0)]) == ()
-    assert explanations([(plan, -1.0) for plan in plans]) == ()
+    assert explain_gaps([(plans[0], 1.0)]) == ()
+    assert explain_gaps([(plan, -1.0) for plan in plans]) == ()
     assert "No ledger line" in study_report_screen.explained(())
 
 
@@ -127,7 +127,7 @@ def test_rehearsed_trials_are_held_against_no_chip(tmp_path: Path) -> None:
 def test_screens_of_a_measured_study_fit_a_terminal(orch: RunOrch, tmp_path: Path) -> None:
     """How it stands, how it scales with the spread of its repeats, and what its page is said of."""
     told(tmp_path, lambda plan, repeat: BASE_S * repeat * plan.pods**0.3)
-    [found] = journal.studies(tmp_path)
+    [found] = journal.list_studies(tmp_path)
     for name in ("status", "report"):
         shown = orch(name, found.key, "--storage", str(tmp_path))
         assert shown.returncode == 0, shown.stderr
@@ -138,13 +138,15 @@ def test_what_is_not_done_is_said(tmp_path: Path) -> None:
     """A trial without a run, one that failed: no row is made up for either."""
     study = study_of(1, 2, 4)
     recorded = journal.open_study(tmp_path, StudyRequest(study=study, steps=6), {})
-    begun = journal.begin_trial(recorded, 2, 1)
+    begun = journal.start_trial(recorded, 2, 1)
     taken = [one.step for one in timed(0.0, range(6), 0.5)]
-    written(tmp_path, begun.run, plan=make_plan(tiny_spec(2)), steps=taken)
-    failed = journal.begin_trial(recorded, 3, 1)
-    writer = journal.claim(journal.create(tmp_path, replace_plan(tiny_spec(4)), failed.run).journal)
-    writer.conclude("failed", why="it was made to")
-    found = study_report(recorded.key, study, gather(recorded))
+    finished_run(tmp_path, begun.run, plan=make_plan(tiny_spec(2)), steps=taken)
+    failed = journal.start_trial(recorded, 3, 1)
+    writer = journal.claim_run(
+        journal.create_run(tmp_path, replace_plan(tiny_spec(4)), failed.run).journal
+    )
+    writer.end_run("failed", reason("it was made to"))
+    found = make_study_report(recorded.key, study, read_trial_runs(recorded))
     assert [one.done for one in found.trials] == [0, 1, 0]
     assert found.trials[1].measured
     assert found.trials[1].measured.efficiency.median == 1.0
@@ -152,7 +154,7 @@ def test_what_is_not_done_is_said(tmp_path: Path) -> None:
     text = study_report_screen.study_report_screen(found, "next")
     assert f"warning: {failed.run} is failed" in text
     assert "one trial is measured; efficiency needs another" in text
-    empty = study_report("x", study, [])
+    empty = make_study_report("x", study, [])
     assert "nothing is measured yet" in study_report_screen.study_report_screen(empty, "next")
     read(study_page(empty, {}))
 
@@ -167,7 +169,7 @@ def replace_plan(spec: object) -> journal.RunRequest:
 
 def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
     """Curves with the ideal line, every trial, the ledgers; whole, and safe to send on."""
-    recorded = studied(tmp_path, study_of(1, 2, 4), lambda *_: 0.5, steps=4)
+    recorded = finished_study(tmp_path, study_of(1, 2, 4), lambda *_: 0.5, steps=4)
     done = orch("report", recorded.key, "--storage", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2] == f"wrote {recorded.path / 'report.html'}"
@@ -215,14 +217,14 @@ class Rehearsals:
         storage = Path(small.spec.run.storage)
         taken = [one.step for one in timed(0.0, range(small.steps), 0.5)]
         if state == "succeeded":
-            return written(
+            return finished_run(
                 storage, key, plan=small.plan, steps=taken, spec=small.spec, rehearsal=True,
                 rehearses=full, study=origin.study,
             ).run()  # fmt: skip
         opened = journal.RunRequest(spec=small.spec, plan=small.plan, steps=9, rehearsal=True,
                                 rehearses=full, study=origin.study)  # fmt: skip
-        writer = journal.claim(journal.create(storage, opened, key).journal)
-        writer.conclude(state)
+        writer = journal.claim_run(journal.create_run(storage, opened, key).journal)
+        writer.end_run(state)
         return writer.run()
 
 
@@ -254,7 +256,7 @@ def test_trials_run_one_after_another(submitted: Callable[..., tuple[int, str, l
     """It says that it rehearses, plans all, runs each, and ends with the scaling."""
     code, said, runs = submitted("succeeded", "succeeded")
     assert (code, runs) == (0, ["1.1", "2.1"])
-    assert said.startswith("two: a rehearsal of 2 runs. No cluster is named")
+    assert "two: a rehearsal of 2 runs" in said
     assert "trial 2 of 2: resources.pods=2 experiment.batch.sequences=32" in said
     assert "Study: scaling efficiency is 100.0 % on 8 emulated chips." in said
     assert "Next: orch report two-study-" in said

@@ -9,6 +9,7 @@ import pytest
 from orchestrator import journal, spec
 from orchestrator.plan.planner import make_plan
 from tests.conftest import ROOT, RunOrch
+from tests.journals import reason
 
 TINY = "specs/tiny_2pod.yaml"
 KEY = ("--key", "nightly")
@@ -19,7 +20,7 @@ def before(tmp_path: Path) -> journal.Writer:
     """The run that the first submit has made."""
     loaded = spec.load(ROOT / TINY)
     kept = replace(loaded, run=replace(loaded.run, storage=str(tmp_path)))
-    return journal.create(
+    return journal.create_run(
         tmp_path, journal.RunRequest(spec=kept, plan=make_plan(kept), steps=5), "nightly"
     )
 
@@ -35,12 +36,12 @@ def test_the_same_key_twice_is_one_run(orch: RunOrch, before: journal.Writer) ->
     assert json.loads(done.stdout)["run"] == "nightly"
     assert "run nightly is there already: submitted, 0 of 5 steps done" in done.stderr
     assert "Next: orch status nightly" in done.stderr
-    assert len(journal.journals(before.journal.path.parent)) == 1
+    assert len(journal.list_journals(before.journal.path.parent)) == 1
 
 
 def test_it_ends_as_the_run_has_ended(orch: RunOrch, before: journal.Writer) -> None:
     """A script that submits again learns that the run has failed."""
-    before.conclude("failed", why="out of luck")
+    before.end_run("failed", reason("out of luck"))
     done = orch("submit", TINY, *KEY, *stored(before))
     assert done.returncode == 1
     assert "run nightly is there already: failed" in done.stdout
@@ -70,4 +71,4 @@ def test_what_has_no_key_or_no_run_is_refused(
     done = orch("submit", *options, "--set", f"run.storage={tmp_path}")
     assert done.returncode == 2
     assert said in done.stderr
-    assert journal.journals(tmp_path) == []
+    assert journal.list_journals(tmp_path) == []

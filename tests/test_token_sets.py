@@ -15,9 +15,9 @@ from orchestrator.types.spec import DataSource
 from tests.trainer_plans import TINY, plan_of
 from trainers.data import manifest as manifests
 from trainers.data import pack
-from trainers.data.batches import batches_of
+from trainers.data.batch_source import batch_source
 from trainers.data.synthetic import Synthetic
-from trainers.data.tokens import Shuffled, TokenSet
+from trainers.data.tokens import ShuffledWindows, TokenSet
 
 COUNTING = pack.Tokenizer(name="counting", vocab=1 << 20)
 
@@ -30,8 +30,8 @@ def counting_set(folder: Path, tokens: int, shard_tokens: int = 1 << 20) -> Path
     return folder / "set" / manifests.FILE_NAME
 
 
-def batches_over(path: Path, sequences: int, length: int, seed: int = 0) -> Shuffled:
-    return Shuffled(TokenSet.open(path), sequences, length, seed)
+def batches_over(path: Path, sequences: int, length: int, seed: int = 0) -> ShuffledWindows:
+    return ShuffledWindows(TokenSet.open(path), sequences, length, seed)
 
 
 # Packing
@@ -210,7 +210,7 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     data = DataSource(kind="tokens", path=str(path))
     reason = f"against a model vocabulary of {TINY.vocab}"
     with pytest.raises(DataUnusable, match=reason):
-        batches_of(replace(plan_of(), data=data))
+        batch_source(replace(plan_of(), data=data))
 
 
 def test_the_plan_names_its_batches(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_the_plan_names_its_batches(tmp_path: Path) -> None:
     tokenizer = pack.Tokenizer(name="x", vocab=TINY.vocab)
     pack.pack(tmp_path / "set", [tmp_path / "a.npy"], tokenizer)
     data = DataSource(kind="tokens", path=str(tmp_path / "set" / manifests.FILE_NAME))
-    sources = [batches_of(plan_of()), batches_of(replace(plan_of(), data=data))]
-    assert [type(source) for source in sources] == [Synthetic, Shuffled]
+    sources = [batch_source(plan_of()), batch_source(replace(plan_of(), data=data))]
+    assert [type(source) for source in sources] == [Synthetic, ShuffledWindows]
     assert sources[0].digest != sources[1].digest
     for source in sources:
         assert source.batch(0, range(16)).shape == (16, 33)

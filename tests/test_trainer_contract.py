@@ -11,8 +11,9 @@ import pytest
 from jax.sharding import NamedSharding
 
 from orchestrator.errors import UnknownName
+from orchestrator.network.mesh_axes import AXES
 from orchestrator.trainer_registry import names
-from orchestrator.types.plan import AXES, Plan
+from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Precision
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE

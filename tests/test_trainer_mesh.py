@@ -8,7 +8,8 @@ import pytest
 from jax.experimental import topologies
 
 from orchestrator.errors import SpecError
-from orchestrator.types.plan import AXES, Plan
+from orchestrator.network.mesh_axes import AXES
+from orchestrator.types.plan import Plan
 from tests.trainer_plans import plan_of
 from trainers.llama.axes import with_copies
 from trainers.mesh import abstract_mesh_of, mesh_of

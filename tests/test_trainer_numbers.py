@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from orchestrator.plan.remat import POLICIES
+from orchestrator.network.rematerialization import POLICIES
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Optimizer, Precision
 from tests import trainer_reference

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
+from orchestrator.network.rematerialization import POLICIES
 from orchestrator.plan.kernel_constants import TILE
-from orchestrator.plan.remat import POLICIES
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Precision
 from tests.trainer_plans import plan_of
@@ -161,5 +161,5 @@ def test_a_policy_offloads_what_it_says(policy: str) -> None:
     plan = plan_of(remat=policy)
     program = llama.program(plan, abstract_mesh_of(plan))
     traced = str(program.step.trace(program.state, program.batch).jaxpr)
-    offloads = POLICIES[policy].offloaded or POLICIES[policy].offloads_block_input
+    offloads = POLICIES[policy].needs_host
     assert ("MemorySpace.Host" in traced) == offloads

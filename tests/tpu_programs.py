@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from orchestrator.prove.hlo import replica_groups
 from orchestrator.prove.hlo.program import program_of
-from orchestrator.prove.hlo.report import read
+from orchestrator.prove.hlo.summary import summarize
 from orchestrator.types import codec
 
 Array = Any  # jax leaves much of itself unannotated
@@ -112,8 +112,8 @@ def main() -> None:
     on = mesh()
     in_slice = replica_groups.DeviceMesh(dict(zip(AXES[1:], SHAPE[1:], strict=True)))
     for name in sys.argv[1:] or PROGRAMS:
-        reading = read(program_of(compiled(*PROGRAMS[name], on)), in_slice, LAYERS)
-        print(json.dumps({"name": name, "reading": codec.to_json(reading).decode()}), flush=True)
+        reading = summarize(program_of(compiled(*PROGRAMS[name], on)), in_slice, LAYERS)
+        print(json.dumps({"name": name, "summary": codec.to_json(reading).decode()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.network.mesh_axes import AXES
 from orchestrator.plan import flops
-from orchestrator.plan.planner import SHARDINGS
-from orchestrator.types.plan import AXES, Plan
+from orchestrator.types.plan import Plan
 from orchestrator.types.spec import DataSource, Model, Optimizer, Precision
 
 TINY = Model(name="tiny", layers=2, d_model=32, d_ff=64, heads=8, kv_heads=4, head_dim=8, vocab=64)
@@ -64,7 +64,7 @@ def _rest() -> dict[str, Any]:
         "ledger_describes_trainer": True, "spec_digest": "0" * 64,
         "overrides": [], "optimizer": asdict(QUICK), "precision": asdict(FP32), "remat": "full",
         "data": asdict(DataSource()), "seed": 0, "compiler_options": {}, "chip": "v5p",
-        "topology": "4x4x4", "hosts": 1, "groups": {}, "shardings": SHARDINGS,
+        "topology": "4x4x4", "hosts": 1, "groups": {},
         "gradient_reduction": "at_end", "chip_profile": None, "forecast": forecast,
         "search": {"enumerated": 1, "realizable": 1, "priced": 1, "rule": ""}, "warnings": [],
     }  # fmt: skip

@@ -132,8 +132,8 @@ def _shown(
         losses.append(step.loss)
         record.write(codec.to_json(step).decode() + "\n")
         record.flush()
-        if step.opening:
-            _show_opening(step.opening, step.step_s)
+        if step.startup:
+            _show_opening(step.startup, step.step_s)
         if step.index % every == 0 or step.index == last:
             print(_line(step), flush=True)
 

@@ -18,12 +18,12 @@ from orchestrator.types.run import Outcome, Startup, Step
 from orchestrator.types.spec import CheckpointOptions
 from trainers.checkpoint.checkpoints import Checkpoints
 from trainers.contract import Program, build, load, place
-from trainers.data.batches import Batches, batches_of
+from trainers.data.batch_source import BatchSource, batch_source
 from trainers.data.prefetch import Prefetched
-from trainers.data.resume import Course, ResumedData
+from trainers.data.resume import ResumedData, SequenceProgress
 from trainers.meter import Meter
-from trainers.multihost import StopVote, meet
-from trainers.profile import Profile
+from trainers.multihost import StopVote, barrier
+from trainers.xprof_trace import XprofTrace
 
 State = dict[str, Any]
 clock = time.perf_counter
@@ -53,7 +53,7 @@ class Assignment:
     peak_flops_per_s: float | None = None
     folder: Path = Path()
     verify_data: bool = False
-    course: Course | None = None
+    course: SequenceProgress | None = None
 
 
 def train(plan: Plan, asked: Assignment) -> Outcome:
@@ -64,23 +64,23 @@ def train(plan: Plan, asked: Assignment) -> Outcome:
 def run(program: Program, asked: Assignment) -> Outcome:
     """Run a program that is built; ends with a checkpoint."""
     began = _as_begun(program.plan, asked.course)
-    batches = batches_of(began, asked.folder, verify=asked.verify_data)
+    batches = batch_source(began, asked.folder, verify=asked.verify_data)
     folder, keep = asked.directory / "checkpoints", asked.checkpoint.keep
     with (
         Checkpoints(folder, keep=keep, identity=_identity(began, batches)) as saved,
-        Profile(asked.directory / "profile", asked.profile_steps) as profile,
+        XprofTrace(asked.directory / "profile", asked.profile_steps) as profile,
     ):
         compiled, compile_s = _compiled(program)
-        meet("every process has compiled")
+        barrier("every process has compiled")
         state, opening = _opened(program, saved, compile_s)
-        meet("every process has its state")
+        barrier("every process has its state")
         batches = _onward(batches, program.plan, asked.course, opening.steps_done)
         todo = range(opening.steps_done, max(opening.steps_done, asked.steps))
         with Prefetched(lambda step: _placed(program, batches, step), todo) as feed:
             meter = Meter(program, asked.emit, opening, asked.peak_flops_per_s)
             loop = _Loop(compiled, feed, meter, saved, asked.checkpoint.every, profile)
             done = loop.run(state, todo, StopVote(asked.stop))
-        return Outcome(steps_done=done, stopped=done < asked.steps, opening=opening)
+        return Outcome(steps_done=done, stopped=done < asked.steps, startup=opening)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Loop:
     meter: Meter
     saved: Checkpoints
     every: int
-    profile: Profile
+    profile: XprofTrace
 
     def run(self, state: State, todo: range, vote: StopVote) -> int:
         """Do the steps of `todo` until the vote carries; how many of the run are done then."""
@@ -125,7 +125,7 @@ class _Loop:
             self.meter.waited(checkpoint_s=clock() - began)
 
 
-def _placed(program: Program, batches: Batches, step: int) -> Any:
+def _placed(program: Program, batches: BatchSource, step: int) -> Any:
     return place(program, lambda start, stop: batches.batch(step, range(start, stop)))
 
 
@@ -159,13 +159,15 @@ def _opened(program: Program, saved: Checkpoints, compile_s: float) -> tuple[Sta
     return state, opening
 
 
-def _as_begun(plan: Plan, course: Course | None) -> Plan:
+def _as_begun(plan: Plan, course: SequenceProgress | None) -> Plan:
     """The plan with the batch that the run began with."""
     sequences = course.sequences if course else plan.batch.sequences
     return replace(plan, batch=replace(plan.batch, sequences=sequences))
 
 
-def _onward(batches: Batches, plan: Plan, course: Course | None, done: int) -> Batches:
+def _onward(
+    batches: BatchSource, plan: Plan, course: SequenceProgress | None, done: int
+) -> BatchSource:
     """The batches of this attempt: they go on where the steps that are done have ended."""
     if course is None:
         return batches
@@ -173,7 +175,7 @@ def _onward(batches: Batches, plan: Plan, course: Course | None, done: int) -> B
     return ResumedData(source=batches, own=course.sequences, sequences=now, begin=done, first=first)
 
 
-def _identity(plan: Plan, batches: Batches) -> dict[str, str | int]:
+def _identity(plan: Plan, batches: BatchSource) -> dict[str, str | int]:
     """What decides which tokens a step sees: with another, a resumed run would be another run."""
     return {
         "data": batches.digest,

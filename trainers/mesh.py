@@ -14,24 +14,28 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from orchestrator.errors import SpecError
-from orchestrator.types.plan import AXES, Plan, TorusSpan
+from orchestrator.types.plan import Plan, TorusSpan
 
 TORUS_AXES = ("x", "y", "z")
 DIE_AXIS = "d"  # the devices of one chip
 
 
 def mesh_of(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
-    """The devices as [pods, data, fsdp, sequence, tensor]."""
+    """The devices as an array with one dimension for each mesh axis of the plan."""
     if len(devices) != plan.devices:
         raise SpecError(f"the plan is for {plan.devices} devices, here are {len(devices)}")
     lay = _by_coordinates if devices[0].platform == "tpu" else _by_order
     grid = lay(plan, devices)
-    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(grid, _names(plan), axis_types=(AxisType.Auto,) * len(plan.axes))
 
 
 def abstract_mesh_of(plan: Plan) -> AbstractMesh:
     """The same mesh without devices: programs can be traced on it."""
-    return AbstractMesh(_shape(plan), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return AbstractMesh(_shape(plan), _names(plan), axis_types=(AxisType.Auto,) * len(plan.axes))
+
+
+def _names(plan: Plan) -> tuple[str, ...]:
+    return tuple(axis.name for axis in plan.axes)
 
 
 def _shape(plan: Plan) -> tuple[int, ...]:

@@ -98,7 +98,7 @@ class Meter:
             learning_rate=values["learning_rate"],
             peak_hbm_bytes=self._memory() if looks else None,
             trainer_metrics={name: values[name] for name in values if name not in METRICS},
-            opening=self._opening,
+            startup=self._opening,
             **rates,
         )
         self._opening, self._data_s, self._checkpoint_s = None, 0.0, 0.0

@@ -12,7 +12,7 @@ MEETING_S = 600
 TEXT_BYTES = 256
 
 
-def meet(place: str, *, timeout_s: float = MEETING_S) -> None:
+def barrier(place: str, *, timeout_s: float = MEETING_S) -> None:
     """Wait until every process has come here.
 
     The devices take no part: collectives on CPU give up after 30 s, and a peer may still compile.
@@ -20,11 +20,11 @@ def meet(place: str, *, timeout_s: float = MEETING_S) -> None:
     multihost.get_barrier_sync_fn()(key=place, timeout_ms=int(timeout_s * 1000))
 
 
-def first_text(text: str | None) -> str | None:
+def first_message(text: str | None) -> str | None:
     """The text of the first process that has one, told to all; long ones are cut."""
     if jax.process_count() == 1:
         return text
-    meet("texts are ready")
+    barrier("texts are ready")
     mine = np.zeros(TEXT_BYTES, np.uint8)
     encoded = np.frombuffer((text or "").encode()[:TEXT_BYTES], np.uint8)
     mine[: len(encoded)] = encoded

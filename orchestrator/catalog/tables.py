@@ -1,10 +1,11 @@
-"""Catalog room: the one way its TOML files are read. Knows where they lie, not what they mean."""
+"""Reads the TOML files of the catalog."""
 
 import tomllib
-from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent
+from orchestrator.resources import resource
+
+FOLDER = resource("catalog")
 
 
 def table(name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from orchestrator.cli.showing import Showing
 from orchestrator.cli.terminal import progress
 from orchestrator.errors import JournalUnreadable, Superseded
 from orchestrator.launch.ray.job_client import ENDED, ClusterUnusable, RayJobs
-from orchestrator.types.run import LIVE, Run
+from orchestrator.types.run import LIVE, Run, StateReason
 
 POLL_S = 0.5
 ASK_EVERY_S = 5.0
@@ -48,7 +48,7 @@ class Following:
     def look(self) -> Run | None:
         """Show what is new; the run once nothing more will come."""
         try:
-            run, came = self.recorded.run(), self.recorded.story().writer != self.driver_before
+            run, came = self.recorded.run(), self.recorded.state().writer != self.driver_before
         except JournalUnreadable as error:  # a mount that comes back is read on
             self._note("the journal cannot be read", str(error))
             return None
@@ -70,7 +70,7 @@ class Following:
             self._note("the cluster does not answer; the run goes on", str(error))
             return None
         self._note("", "")
-        if why is None or self.recorded.story().writer != self.driver_before:
+        if why is None or self.recorded.state().writer != self.driver_before:
             return None
         self.showing.say(why)
         return self._stillborn(why)
@@ -79,7 +79,8 @@ class Following:
         """Write down why no driver came, unless it was to resume: the end before stands then."""
         if self.driver_before == 0:
             with suppress(Superseded):  # a driver came at the last moment
-                journal.Writer(self.recorded, self.recorded.story()).conclude("failed", why=why)
+                writer = journal.Writer(self.recorded, self.recorded.state())
+                writer.end_run("failed", StateReason(code="error", detail=why))
         return self.recorded.run()
 
     def _note(self, trouble: str, why: str) -> None:

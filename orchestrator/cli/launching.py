@@ -26,7 +26,7 @@ from orchestrator.render import launch_screen as render
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
-from orchestrator.types.run import Run
+from orchestrator.types.run import Run, StateReason
 from orchestrator.types.spec import Spec
 
 SUBMITTED = 1  # the event that every run begins with
@@ -50,7 +50,7 @@ class Launch:
 
 def archive_of(recorded: journal.Journal) -> bytes | None:
     """The code that a run was submitted with; None where none travelled."""
-    path = recorded.places.documents / package.NAME
+    path = recorded.paths.documents / package.NAME
     return path.read_bytes() if path.is_file() else None
 
 
@@ -66,7 +66,7 @@ def looked(launch: Launch, asks: str = "") -> tuple[RayJobs, str]:
     """
     with waiting("connecting"):
         jobs = RayJobs(launch.address)
-    with journal.landmark(launch.storage) as mark:
+    with journal.shared_marker(launch.storage) as mark:
         wanted = wish(launch, str(mark))
         job = start(launch, jobs, "-m", preflight_job.__name__, codec.to_json(wanted).decode())
         with waiting("asking it for slices, versions, storage and secrets") as ticking:
@@ -163,24 +163,24 @@ def submitted(
         spec=launch.spec, plan=launch.plan, steps=launch.steps, **origin.fields
     )
     where = tracking.destination(launch.spec.tracking, launch.storage, os.environ)
-    writer = journal.create(launch.storage, opened, key)
+    writer = journal.create_run(launch.storage, opened, key)
     tracking.begin(writer.journal, where)
     tracking.in_background([writer.journal])
     if proof:
-        writer.keep_proof(proof)
+        writer.save_proof(proof)
     status = next_about("status", writer.journal.key, launch.storage)
     try:
         with interruptible("the run's job was submitted", "it may have begun", status):
             job = driven(launch, jobs, writer.journal)
     except ClusterUnusable as error:
-        writer.conclude("failed", why=str(error))
+        writer.end_run("failed", StateReason(code="error", detail=str(error)))
         raise
     return writer.journal, job
 
 
 def driven(launch: Launch, jobs: RayJobs, recorded: journal.Journal, *how: str) -> str:
     """Start the driver of a run as a job, whose id tells the run and how often it was driven."""
-    run, story = recorded.run(), recorded.story()
+    run, story = recorded.run(), recorded.state()
     job = job_name(run, story.last)
     words = ("-m", "orchestrator.drive", str(recorded.path.absolute()), *how)
     try:

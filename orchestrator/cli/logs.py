@@ -13,7 +13,7 @@ from orchestrator.types.run import LIVE, Run
 
 if TYPE_CHECKING:
     from orchestrator.journal import Journal
-    from orchestrator.journal.logs import Log, LogLine, LogReader
+    from orchestrator.journal.run_logs import Log, LogLine, LogReader
 
 POLL_S = 0.5
 # Where no rank is asked for: of so many ranks, and so many lines of each.
@@ -44,7 +44,7 @@ def logs(
     from orchestrator.render import status_screen as render
     from orchestrator.types import codec
 
-    found = journal.find(storage, run)
+    found = journal.find_run(storage, run)
     alone = rank is not None or not follows
 
     def show(line: "LogLine") -> None:
@@ -58,17 +58,17 @@ def logs(
             click.echo(render.log_title(reader.log))
         for line in reader.tail(MOST_LINES) if rank is None else ():
             show(line)
-        for line in reader.read(torn=True):
+        for line in reader.read(incomplete=True):
             show(line)
 
 
 def readers(found: "Journal", rank: int | None, attempt: int | None) -> list["LogReader"]:
     """The logs as they are now; what is not shown is said."""
-    from orchestrator.journal.logs import LogReader, logs_of
+    from orchestrator.journal.run_logs import LogReader, list_logs
 
     run = found.run()
     logs = chosen(found, run, rank, attempt)
-    every = logs_of(found.path, run, attempt=attempt)
+    every = list_logs(found.path, run, attempt=attempt)
     if rank is not None and not logs:
         known = [str(log.rank) for log in every if log.rank is not None]
         raise UnknownName("rank", rank, known or ["none"])
@@ -81,11 +81,11 @@ def readers(found: "Journal", rank: int | None, attempt: int | None) -> list["Lo
 
 def chosen(found: "Journal", run: Run, rank: int | None, attempt: int | None) -> list["Log"]:
     """The logs to show: one rank's, or the first few and the driver's."""
-    from orchestrator.journal.logs import logs_of
+    from orchestrator.journal.run_logs import list_logs
 
     if attempt is not None and attempt > len(run.attempts):
         raise UnknownName("attempt", attempt, [str(one.number) for one in run.attempts] or ["none"])
-    every = logs_of(found.path, run, attempt=attempt)
+    every = list_logs(found.path, run, attempt=attempt)
     if rank is not None:
         return [log for log in every if log.rank == rank]
     ranks = [log for log in every if log.rank is not None]
@@ -100,7 +100,7 @@ def follow(
     whole: bool,
 ) -> None:
     """Show lines as they are written, through all attempts, until the run has ended."""
-    from orchestrator.journal.logs import LogReader
+    from orchestrator.journal.run_logs import LogReader
 
     open_readers: dict[Path, LogReader] = {}
     begins = not whole
@@ -113,7 +113,7 @@ def follow(
                 for line in open_readers[log.path].tail(MOST_LINES) if begins else ():
                     show(line)
         for reader in open_readers.values():
-            for line in reader.read(torn=ended):
+            for line in reader.read(incomplete=ended):
                 show(line)
         if ended:
             click.echo(f"{run.run}: {run.state}", err=True)

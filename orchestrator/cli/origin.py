@@ -41,7 +41,7 @@ def check_kept(spec: Spec) -> None:
     storage = Path(spec.run.storage)
     tracking.destination(spec.tracking, storage, os.environ)
     try:
-        journal.try_to_write(storage)
+        journal.check_writable(storage)
     except JournalUnwritable as error:
         raise JournalUnwritable(f"run.storage: {error}") from error
 

@@ -124,7 +124,7 @@ def show_plan(
     from orchestrator.render import plan_screen as render
     from orchestrator.render.proof_screen import proof_summary
 
-    known = orch.known_proof(loaded, plans[0])
+    known = orch.known_proof(plans[0])
     compiled = proof_summary(known.proof, known.age_s or 0.0) if known else ""
     runners_up = render.runners_up_table(plans) if alternatives else ()
     say(
@@ -146,7 +146,7 @@ def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
     from orchestrator.render.study_screen import study_screen
 
     found = orch.study(spec, overrides, progress=Display())
-    infeasible = any(one.refused for one in found.trials)
+    infeasible = any(one.infeasible for one in found.trials)
     if as_json:
         say_json(found)
     else:

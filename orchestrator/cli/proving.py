@@ -8,7 +8,7 @@ from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 
 if TYPE_CHECKING:
-    from orchestrator.prove import ProofResult
+    from orchestrator.prove.verdict import ProofResult
 
 NO_FIT = 3
 

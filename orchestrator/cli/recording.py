@@ -57,7 +57,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     from orchestrator.render import sync_screen as render
     from orchestrator.tracking.recorder import Recorder
 
-    found = [journal.find(storage, run) for run in runs] or journal.journals(storage)
+    found = [journal.find_run(storage, run) for run in runs] or journal.list_journals(storage)
     recorder = Recorder(os.environ)
     tried = [brought_up(recorder, one) for one in found]
     if as_json:
@@ -111,7 +111,7 @@ def ending(found: "Journal") -> str:
     """Where a run that has just ended is recorded, in a line; what is missing is recorded first."""
     from orchestrator import journal, tracking
 
-    others = [one for one in journal.runs(found.path.parent)[0] if one.run != found.key]
+    others = [one for one in journal.list_runs(found.path.parent)[0] if one.run != found.key]
     catch_up(found.path.parent, others)
     mark = tracking.read_sync_state(found)
     if mark and mark.problem is None and not tracking.is_behind(found.run(), mark):
@@ -178,7 +178,7 @@ def is_due(found: "Journal", run: Run) -> bool:
 
 def tried_at_s(found: "Journal") -> float:
     try:
-        return found.places.sync_state.stat().st_mtime
+        return found.paths.sync_state.stat().st_mtime
     except OSError:
         return 0.0
 
@@ -200,7 +200,7 @@ def ui(storage: Path, port: int | None) -> None:
     from orchestrator import journal
     from orchestrator.tracking.mlflow.tracking_uri import is_server
 
-    catch_up(storage, journal.runs(storage)[0])
+    catch_up(storage, journal.list_runs(storage)[0])
     for uri, places in places_by_uri(storage).items():
         if is_server(places[0]):
             say(links(uri, places))
@@ -215,7 +215,7 @@ def places_by_uri(storage: Path) -> dict[str, list["Destination"]]:
     from orchestrator import journal, tracking
     from orchestrator.tracking.mlflow.tracking_uri import TRACKER, is_server
 
-    marks = [tracking.read_sync_state(one) for one in journal.journals(storage)]
+    marks = [tracking.read_sync_state(one) for one in journal.list_journals(storage)]
     found = dict.fromkeys(
         mark.destination
         for mark in marks

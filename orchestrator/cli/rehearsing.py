@@ -19,7 +19,7 @@ from orchestrator.launch.ray.slices import devices_per_host
 from orchestrator.plan.rehearsal import Rehearsal
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
-from orchestrator.types.run import Run
+from orchestrator.types.run import ReasonCode, Run, StateReason
 
 POLL_S = 0.2
 
@@ -46,15 +46,17 @@ def carry_out(
     storage = Path(rehearsal.spec.run.storage)
     where = tracking.destination(rehearsal.spec.tracking, storage, os.environ)
     with interrupts() as asked:
-        writer = journal.create(storage, opened, key)
+        writer = journal.create_run(storage, opened, key)
         tracking.begin(writer.journal, where)
         if proof:
-            writer.keep_proof(proof)
+            writer.save_proof(proof)
         error = drive(writer.journal, rehearsal.plan, asked)
     run = writer.run()
     if run.ended_at_s is None and run.driver is None:
         with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
-            writer.conclude("cancelled" if asked else "failed", why=error)
+            code: ReasonCode = "cancel_requested" if asked else "error"
+            reason = StateReason(code=code, detail=error or "")
+            writer.end_run("cancelled" if asked else "failed", reason)
     return writer.run()
 
 
@@ -101,7 +103,7 @@ class Following:
     requests: int = 0
 
     def __post_init__(self) -> None:
-        self.driver_before = self.recorded.story().writer
+        self.driver_before = self.recorded.state().writer
 
     def to_the_end(self) -> str | None:
         """Show what happens until the run has ended, or nothing can end it; then why."""
@@ -126,7 +128,7 @@ class Following:
 
     def _is_taken(self) -> bool:
         """Whether the driver that was started for this has come."""
-        return self.recorded.story().writer != self.driver_before
+        return self.recorded.state().writer != self.driver_before
 
     def wants_out(self, say: Callable[[str], None], *, taken: bool) -> bool:
         """Pass interrupts on: the first asks for a last checkpoint, the second for an end. While
@@ -139,7 +141,7 @@ class Following:
             unsaved = self.recorded.run().state in ("running", "stopping")
             at_once = self.requests > 0 or not unsaved
             how = interrupt_name(self.asked[self.requests])
-            journal.ask_to_cancel(self.recorded, at_once=at_once, why=how)
+            journal.request_cancel(self.recorded, at_once=at_once, source=how)
             self.requests += 1
             if at_once:
                 say("stopping at once" if unsaved else "stopping: there is nothing to save")

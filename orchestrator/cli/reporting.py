@@ -35,9 +35,9 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """
     from orchestrator import journal
     from orchestrator.render import compare_screen as render
-    from orchestrator.report import report as reported
+    from orchestrator.report import make_report as reported
 
-    reports = [reported(journal.find(storage, run)) for run in runs]
+    reports = [reported(journal.find_run(storage, run)) for run in runs]
     if as_json:
         say_json(reports)
     else:
@@ -71,7 +71,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     """
     from orchestrator import journal
 
-    found = journal.find_either(storage, run)
+    found = journal.find_run_or_study(storage, run)
     if isinstance(found, journal.StudyJournal):
         report_study(found, out, as_json=as_json)
     else:
@@ -83,7 +83,7 @@ def report_run(found: "Journal", out: Path | None, *, as_json: bool) -> None:
     from orchestrator.cli import recording
     from orchestrator.render import report_text as render
     from orchestrator.render.layout import fit
-    from orchestrator.report import report as reported
+    from orchestrator.report import make_report as reported
 
     told = reported(found)
     if as_json:
@@ -101,17 +101,17 @@ def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> N
     from orchestrator.render import study_report_screen as render
     from orchestrator.render.layout import fit
     from orchestrator.render.page import study_page
-    from orchestrator.study import gather, study_report
+    from orchestrator.study import make_study_report, read_trial_runs
 
-    ran = gather(found)
-    told = study_report(found.key, found.opened().study, ran)
+    ran = read_trial_runs(found)
+    told = make_study_report(found.key, found.submission().study, ran)
     if as_json:
         say_json(told)
         return
     path = out or found.path / PAGE
     write(path, study_page(told, {one.trial: one.predicted for one in ran}))
-    for begun in found.begun()[-1:]:
-        recording.keep_files(found.run_of(begun))
+    for begun in found.trial_starts()[-1:]:
+        recording.keep_files(found.trial_journal(begun))
     said = render.study_verdict(told).removeprefix("Study: ")
     say(fit(f"{told.study}: {said}\n") + wrote(path))
 
@@ -125,12 +125,11 @@ def page_of(found: "Journal", told: "Report") -> str:
     """The page of a run, as its journal stands."""
     from orchestrator.errors import JournalUnreadable
     from orchestrator.render.page import RunPage, run_page
-    from orchestrator.report import proof_of
 
     run = found.run()
     rehearsed = found.plan(run.rehearses) if run.rehearses else None
     try:
-        proof = proof_of(found, run.rehearses or run.plan_digest)
+        proof = found.proof(run.rehearses or run.plan_digest)
     except JournalUnreadable as error:
         click.echo(f"warning: {error}", err=True)
         proof = None

@@ -17,6 +17,7 @@ from orchestrator.cli.submitting import (
 )
 from orchestrator.cli.terminal import JSON, aside, say, say_json
 from orchestrator.errors import Interrupted, OrchError, RunHasEnded, RunIsLive, SpecError
+from orchestrator.extras import require
 from orchestrator.types.run import LIVE, Run
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def resume(
     """
     from orchestrator import journal
 
-    found = journal.find(storage, run)
+    require("run")
+    found = journal.find_run(storage, run)
     before = found.run()
     refuse(before, run, storage)
     plan = plan_of(found, pods)
@@ -127,7 +129,7 @@ def launched(
 
     if not yes:
         launching.check_askable()
-    run, driver_before = found.run(), found.story().writer
+    run, driver_before = found.run(), found.state().writer
     launch = launching.Launch(
         spec=found.spec(),
         plan=plan,
@@ -160,7 +162,7 @@ def plan_of(found: "Journal", pods: int | None) -> "Plan":
     """The plan that the run was submitted with, on as many pods as it is to have now."""
     from orchestrator.plan.elastic import plan_on
 
-    spec, submission = found.spec(), found.story().submitted.submission
+    spec, submission = found.spec(), found.state().submitted.submission
     wanted = pods or spec.resources.pods.max
     return plan_on(spec, found.plan(submission.plan_digest), wanted)
 

@@ -18,8 +18,8 @@ def _keys(_: object, __: object, typed: str) -> list[str]:
     from orchestrator import journal
 
     known = [
-        *(one.key for one in journal.studies(RUNS)),
-        *(one.run for one in journal.runs(RUNS)[0]),
+        *(one.key for one in journal.list_studies(RUNS)),
+        *(one.run for one in journal.list_runs(RUNS)[0]),
     ]
     return [key for key in known if key.startswith(typed)]
 
@@ -52,13 +52,13 @@ def runs(storage: Path, as_json: bool) -> None:
     from orchestrator.cli import recording
     from orchestrator.render import runs_screen as render
 
-    found, problems = journal.runs(storage)
+    found, problems = journal.list_runs(storage)
     for problem in problems:
         click.echo(f"warning: {problem}", err=True)
     if as_json:
         say_json(found)
     else:
-        studies = [journal.study_status(one) for one in journal.studies(storage)]
+        studies = [one.status() for one in journal.list_studies(storage)]
         say(render.runs_screen(found, str(storage), studies))
     recording.catch_up(storage, found)
 
@@ -82,7 +82,7 @@ def status(run: str, storage: Path, as_json: bool) -> None:
     from orchestrator.cli import recording, studied
     from orchestrator.render import status_screen as render
 
-    known = journal.find_either(storage, run)
+    known = journal.find_run_or_study(storage, run)
     if isinstance(known, journal.StudyJournal):
         studied.tell(known, storage, as_json=as_json)
         return
@@ -113,13 +113,13 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
     from orchestrator.cli import studied
     from orchestrator.render import status_screen as render
 
-    found = journal.find_either(storage, run)
+    found = journal.find_run_or_study(storage, run)
     if isinstance(found, journal.StudyJournal):
         studied.cancel(found, storage, at_once=now, as_json=as_json)
         return
     before = found.run()
     if before.ended_at_s is None:
-        journal.ask_to_cancel(found, at_once=now)
+        journal.request_cancel(found, at_once=now)
     after = found.run()
     if as_json:
         say_json(after)
@@ -146,7 +146,7 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
     from orchestrator import journal
     from orchestrator.cli import studied
 
-    found = journal.find_either(storage, run)
+    found = journal.find_run_or_study(storage, run)
     if isinstance(found, journal.StudyJournal):
         studied.remove(found, storage, yes=yes, as_json=as_json)
         return
@@ -158,7 +158,7 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
         what = f"{doomed.run} ({doomed.state}, {doomed.steps_done:,} steps)"
         where = f"its journal, logs and checkpoints in {doomed.journal}"
         ask_to_remove(doomed.run, f"{what}, {where}")
-    journal.remove(found)
+    journal.remove_run(found)
     if as_json:
         say_json({"run": doomed.run, "journal": doomed.journal, "removed": True})
     else:
@@ -182,13 +182,13 @@ def next_of(run: Run, named: str, storage: Path) -> str:
     """What to type next about a run: follow it, hold it against its plan, or let it go on; of one
     that failed before its first step the logs first, where it has left some.
     """
-    from orchestrator.journal.logs import logs_of
+    from orchestrator.journal.run_logs import list_logs
 
     if run.state in LIVE:
         return next_about("logs", named, storage, "-f")
     if run.state == "succeeded":
         return next_about("report", named, storage)
-    logs = logs_of(Path(run.journal), run, attempt=None)
+    logs = list_logs(Path(run.journal), run, attempt=None)
     unclear = run.state == "failed" and not run.steps_done and any(not log.empty for log in logs)
     return next_about("logs" if unclear else "resume", named, storage)
 

@@ -26,7 +26,7 @@ class Showing:
     steps: journal.StepReader | None = None
 
     def __post_init__(self) -> None:
-        story = self.recorded.story()
+        story = self.recorded.state()
         self.attempt = len(story.attempts)
         if story.open_attempt:
             self.steps = journal.StepReader(self.recorded.path, self.attempt)
@@ -36,7 +36,7 @@ class Showing:
     def show(self, run: Run) -> None:
         """Say what is new."""
         self.waits.stage = render.waiting_for(run)
-        now = (run.state, run.why if run.state == "pending" else None)
+        now = (run.state, run.detail if run.state == "pending" else None)
         if now != self.state and run.state in TOLD:
             self.say(": ".join(part for part in now if part))
         self.state = now

@@ -14,7 +14,7 @@ from orchestrator.types.run import LIVE
 
 def tell(found: journal.StudyJournal, storage: Path, *, as_json: bool) -> None:
     """How it stands: every run, and the scaling as far as it is measured."""
-    status = journal.study_status(found)
+    status = found.status()
     if as_json:
         say_json(status)
     else:
@@ -24,14 +24,14 @@ def tell(found: journal.StudyJournal, storage: Path, *, as_json: bool) -> None:
 
 def cancel(found: journal.StudyJournal, storage: Path, *, at_once: bool, as_json: bool) -> None:
     """Ask the run of it that goes on to stop. Who carries the study out begins no other then."""
-    live = [one for one in journal.study_status(found).runs if one.state in LIVE]
+    live = [one for one in found.status().runs if one.state in LIVE]
     told = []
     for before in live:
-        run = journal.find(found.storage, before.run)
-        journal.ask_to_cancel(run, at_once=at_once)
+        run = journal.find_run(found.storage, before.run)
+        journal.request_cancel(run, at_once=at_once)
         told.append(status_screen.cancel_text(before, run.run(), at_once=at_once))
     if as_json:
-        say_json(journal.study_status(found))
+        say_json(found.status())
     else:
         none = f"{found.key}: no run of it goes on. Nothing was asked."
         following = next_about("status", found.key, storage)
@@ -40,13 +40,13 @@ def cancel(found: journal.StudyJournal, storage: Path, *, at_once: bool, as_json
 
 def remove(found: journal.StudyJournal, storage: Path, *, yes: bool, as_json: bool) -> None:
     """Remove it with its runs, when a person says so."""
-    doomed = journal.study_status(found)
+    doomed = found.status()
     if doomed.state == "running":
         following = next_about("cancel", found.key, storage)
         raise RunIsLive(f"study {found.key}: a run of it goes on\nNext: {following}")
     runs = f"{len(doomed.runs)} run{'s' * (len(doomed.runs) != 1)}"
     if not yes:
-        what = f"{found.key} ({doomed.state}, {doomed.done} of {doomed.asked} done)"
+        what = f"{found.key} ({doomed.state}, {doomed.done} of {doomed.total} done)"
         where = f"with the journals, logs and checkpoints of its {runs} in {found.storage}"
         ask_to_remove(found.key, f"{what}, {where}")
     journal.remove_study(found)

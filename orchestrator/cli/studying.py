@@ -64,11 +64,11 @@ def submit_study(path: Path, study: Study, way: Way) -> int:
     from orchestrator.cli.display import Display
     from orchestrator.lifecycle.studies import plan_trials
     from orchestrator.render import study_screen as render
-    from orchestrator.study import forecast
+    from orchestrator.study import forecast_study
 
     made = plan_trials(study, Display())
     say(way.first_line(study))
-    say("\n" + render.study_screen(forecast(study, made)) + "\n")
+    say("\n" + render.study_screen(forecast_study(study, made)) + "\n")
     served = {number: plan for number, plan in made.items() if isinstance(plan, Plan)}
     if len(served) < len(made) and study.after_failure == "stop":
         return UNSERVED
@@ -76,7 +76,9 @@ def submit_study(path: Path, study: Study, way: Way) -> int:
         study=study, steps=way.steps, devices=way.devices, rehearsal=way.rehearsal
     )
     turns = turns_of(study, served, path)
-    if not way.agreed([one for one in turns if not succeeded(asked.place(storage_of(study)), one)]):
+    if not way.agreed(
+        [one for one in turns if not succeeded(asked.journal_in(storage_of(study)), one)]
+    ):
         return 0
     documents = {"study.yaml": path.read_bytes()}
     recorded = journal.open_study(storage_of(study), asked, documents)
@@ -136,11 +138,10 @@ def going_on(recorded: "StudyJournal", turn: Turn) -> Run | None:
 
 def runs_of(recorded: "StudyJournal", turn: Turn) -> Iterator[Run]:
     """Every run of a trial's repeat, as it stands."""
-    from orchestrator import journal
 
     wanted = turn.trial.number, turn.repeat
-    for one in recorded.begun():
-        run = journal.run_of(recorded, one) if (one.trial, one.repeat) == wanted else None
+    for one in recorded.trial_starts():
+        run = recorded.trial_run(one) if (one.trial, one.repeat) == wanted else None
         if run:
             yield run
 
@@ -149,8 +150,8 @@ def show_study(recorded: "StudyJournal", storage: Path, following: str = "") -> 
     """The measured scaling, as far as it is."""
     from orchestrator.cli.running import next_about
     from orchestrator.render import study_report_screen as render
-    from orchestrator.study import gather, study_report
+    from orchestrator.study import make_study_report, read_trial_runs
 
-    opened = recorded.opened()
-    found = study_report(recorded.key, opened.study, gather(recorded))
+    opened = recorded.submission()
+    found = make_study_report(recorded.key, opened.study, read_trial_runs(recorded))
     say(render.study_report_screen(found, following or next_about("report", recorded.key, storage)))

@@ -24,6 +24,7 @@ from orchestrator.cli.terminal import (
     say_json,
 )
 from orchestrator.errors import SpecError
+from orchestrator.extras import require
 from orchestrator.lifecycle.events import interruptible
 from orchestrator.types.codec import to_pretty_json
 from orchestrator.types.plan import Plan
@@ -136,6 +137,7 @@ def submit(
       orch submit specs/studies/tiny_weak.yaml --no-prove
       orch submit specs/llama3_70b_4pod.yaml --address http://10.0.0.2:8265 --detach --key nightly
     """
+    require("run")
     wished = Wishes(**wishes)
     if is_study(spec):
         refuse_of_studies(wished, as_json=as_json)
@@ -204,10 +206,10 @@ def before(order: Order) -> Run | None:
     from orchestrator import journal
 
     key, storage = order.wished.key, Path(order.spec.run.storage)
-    known = {one.key: one for one in journal.journals(storage)} if key else {}
+    known = {one.key: one for one in journal.list_journals(storage)} if key else {}
     if key not in known:
         return None
-    run, submission = known[key].run(), known[key].story().submitted.submission
+    run, submission = known[key].run(), known[key].state().submitted.submission
     if order.plan.digest not in (submission.plan_digest, submission.rehearses):
         raise SpecError(f"run {key} is there already, of another plan: take another --key")
     return run

@@ -79,7 +79,7 @@ class Rehearsed(Common):
 
         with interruptible("preparing the rehearsal"):
             begun, run = self.carried_out(recorded, turn)
-        say(f"  mlflow {recording.ending(recorded.run_of(begun))}\n")
+        say(f"  mlflow {recording.ending(recorded.trial_journal(begun))}\n")
         return run
 
     def carried_out(self, recorded: journal.StudyJournal, turn: Turn) -> tuple[TrialStart, Run]:
@@ -93,7 +93,7 @@ class Rehearsed(Common):
         if self.calibrate:
             small, reached = on_this_machine(small)
             origin = origin.keeping("chip_profile.json", to_pretty_json(reached).encode())
-        begun = journal.begin_trial(recorded, turn.trial.number, turn.repeat)
+        begun = journal.start_trial(recorded, turn.trial.number, turn.repeat)
         return begun, rehearsing.carry_out(small, turn.plan, proof, origin, begun.run)
 
 
@@ -181,7 +181,7 @@ class Launched(Common):
         origin = self.origin(turn, self.steps_of(turn), recorded)
         origin = replace(origin, environment={**origin.environment, "cluster": self.address})
         launch = self.launch(turn, dict(origin.environment))
-        begun = journal.begin_trial(recorded, turn.trial.number, turn.repeat)
+        begun = journal.start_trial(recorded, turn.trial.number, turn.repeat)
         [jobs], proof = self.jobs, self.proof(turn)
         return launching.submitted(launch, jobs, origin, proof, begun.run)
 

@@ -1,1 +1,4 @@
-"""Doctor room: what this machine can do. It looks, and changes nothing; devices in a child."""
+"""Says what this machine can do for orch. It changes nothing; JAX runs in a process of its own.
+
+It imports `types`, `extras` and `errors`.
+"""

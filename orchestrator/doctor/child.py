@@ -1,4 +1,4 @@
-"""Doctor room: the child process, which alone knows JAX: it tells what devices there are.
+"""The process of the doctor that imports JAX: it prints which devices there are.
 
 python -m orchestrator.doctor.child
 """
@@ -10,10 +10,11 @@ import jax
 
 
 def main() -> None:
-    """One line of JSON: how many devices of which platform and kind."""
+    """Print one line of JSON: how many devices, of which platform and kind."""
     devices = jax.devices()
-    found = {"count": len(devices), "platform": devices[0].platform, "kind": devices[0].device_kind}
-    print(json.dumps(found), file=sys.stdout)
+    first = devices[0]
+    answer = {"count": len(devices), "platform": first.platform, "kind": first.device_kind}
+    print(json.dumps(answer), file=sys.stdout)
 
 
 if __name__ == "__main__":

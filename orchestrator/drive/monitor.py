@@ -10,7 +10,7 @@ from orchestrator.journal import heartbeat, liveness
 from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor
 from orchestrator.launch.ray.attempt_process import AttemptProcess
 from orchestrator.launch.ray.protocol import AttemptEvent, Slice, WorkerArgs
-from orchestrator.types.run import Reason
+from orchestrator.types.run import AttemptReason
 
 POLL_S = 0.25
 # So many beats a rank has to show that it outlived another.
@@ -22,7 +22,7 @@ SETTLED_S = 3.0
 class AttemptEnd:
     """How an attempt ended."""
 
-    reason: Reason
+    reason: AttemptReason
     error: str | None = None
     first_dead_rank: int | None = None
 
@@ -38,7 +38,7 @@ class Monitor:
     hang_limit_s: float
 
     def __post_init__(self) -> None:
-        self.vigil = HeartbeatMonitor(time.monotonic())
+        self.monitor = HeartbeatMonitor(time.monotonic())
         self.stopping = False
         self.poll_s = max(POLL_S, self.share.beat_s / 2)  # no oftener than there is news
 
@@ -49,32 +49,34 @@ class Monitor:
             now_s = self._look()
             if said and said.over and said.error is None:
                 return AttemptEnd(reason="cancelled" if self._asked() else "finished")
-            if (said and said.over) or self.vigil.died():
+            if (said and said.over) or self.monitor.has_error():
                 return self._failed(said, now_s)
-            if found := self.vigil.hung(self.hang_limit_s, now_s):
-                return AttemptEnd(reason="hang", error=found[0], first_dead_rank=found[1])
+            if hang := self.monitor.find_hang(self.hang_limit_s, now_s):
+                return AttemptEnd(reason="hang", error=hang.detail, first_dead_rank=hang.rank)
             if self._must_stop():
                 return AttemptEnd(reason="cancelled")
 
     def _look(self) -> float:
         now_s = time.monotonic()
-        self.vigil.look(heartbeat.read(self.writer.journal.path, self.share.attempt), now_s)
+        self.monitor.update(
+            heartbeat.read_heartbeats(self.writer.journal.path, self.share.attempt), now_s
+        )
         return now_s
 
     def _asked(self) -> bool:
-        return self.writer.run().cancel_asked_at_s is not None
+        return self.writer.run().cancel_requested_at_s is not None
 
     def _must_stop(self) -> bool:
         """Heed a wish to stop: at once where it says so, or where no step of the attempt is done
         and nothing would be saved; else its ranks see it too, and stop after a last checkpoint.
         """
-        wish = self.writer.sign()
+        wish = self.writer.heartbeat()
         if wish is None:
             return False
         if wish.at_once or self.writer.run().state == "starting":
             return True
         if not self.stopping:
-            self.writer.stopping(wish.why)
+            self.writer.record_stopping(wish.reason)
             self.stopping = True
         return False
 
@@ -86,12 +88,12 @@ class Monitor:
         while time.monotonic() < until_s and self._unclear(seen_s):
             time.sleep(min(self.poll_s, self.share.beat_s))
             self._look()
-        dead = self.vigil.first_dead(seen_s)
+        dead = self.monitor.first_dead(seen_s)
         return judged(dead, said.error if said else None, self.slices, self.crew.look())
 
     def _unclear(self, since_s: float) -> bool:
         """Whether some rank has been silent since, and is not known to be gone."""
-        return any(not liveness.is_gone(one.process) for one in self.vigil.silent(since_s))
+        return any(not liveness.is_gone(one.process) for one in self.monitor.silent_ranks(since_s))
 
 
 def judged(

@@ -20,23 +20,23 @@ from orchestrator.types.run import Step
 def work(share: WorkerArgs, rank: int) -> None:
     """Train this process's part of the plan, and give signs of life. Rank 0 writes the steps."""
     path = Path(share.run)
-    write_to(journal.Journal(path).places.rank_log(share.attempt, rank))
+    write_to(journal.Journal(path).paths.rank_log(share.attempt, rank))
     slice_name = os.environ.get("TPU_NAME") or socket.gethostname()
     told = (path, share.attempt, rank, slice_name, share.beat_s)
     with HeartbeatWriter(*told, give_up=lambda: os._exit(1)) as beating:
         try:
-            _train(share, rank, beating.mark)
+            _train(share, rank, beating.count_step)
         except BaseException:
             traceback.print_exc()
             raise
 
 
 def _train(share: WorkerArgs, rank: int, mark: Callable[[], None]) -> None:
-    from trainers.data.resume import Course  # noqa: PLC0415  the driver itself needs no JAX
+    from trainers.data.resume import SequenceProgress  # noqa: PLC0415  the driver itself needs no JAX
     from trainers.loop import Assignment, train  # noqa: PLC0415
 
     recorded = journal.Journal(Path(share.run))
-    spec, story, plan = recorded.spec(), recorded.story(), recorded.plan(share.plan_digest)
+    spec, story, plan = recorded.spec(), recorded.state(), recorded.plan(share.plan_digest)
     submission, settled = story.submitted.submission, story.settled_requests
     if not submission.rehearsal:  # that one runs in the very installation it was submitted from
         provenance.check_versions(submission.environment)
@@ -58,7 +58,7 @@ def _train(share: WorkerArgs, rank: int, mark: Callable[[], None]) -> None:
             profile_steps=range(*submission.profile) if submission.profile else range(0),
             folder=Path(submission.folder),
             peak_flops_per_s=_peak_flops_per_s(plan),
-            course=Course(
+            course=SequenceProgress(
                 sequences=recorded.plan(submission.plan_digest).batch.sequences,
                 taken=lambda steps: sequences_taken(recorded, steps),
             ),

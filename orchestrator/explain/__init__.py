@@ -1,5 +1,8 @@
-"""Explain room: a spec worked out by the book's arithmetic. Pure; reads nothing but the catalog."""
+"""Explains a forecast by the arithmetic of a book on scaling, with its published figures.
 
-from orchestrator.explain.sheet import answer_sheet
+It works out a spec by hand, compares that with the plan, and imports the planner and the catalog.
+"""
 
-__all__ = ["answer_sheet"]
+from orchestrator.explain.sheet import explain
+
+__all__ = ["explain"]

@@ -1,14 +1,14 @@
-"""Explain room: where the expected step comes from, part by part, with the runs behind each."""
+"""Explains the expected step, part by part, with the runs behind each constant."""
 
 from orchestrator import catalog
 from orchestrator.catalog import Efficiency, LearnedConstant
 from orchestrator.plan.expected import SOURCE
 from orchestrator.types.explanation import ComputedValue, Constant, ExpectedPart, ExpectedStep
-from orchestrator.types.plan import LedgerLine, Plan
+from orchestrator.types.plan import LedgerLine, LineKind, Plan
 
 
 def expectation(plan: Plan) -> ExpectedStep | None:
-    """The plan's own ledger; None where nothing was learned about its chip."""
+    """The plan's own ledger; None for a chip without learned constants."""
     known, step_s = catalog.efficiency(plan.chip), plan.forecast.step_s
     if known is None or step_s.expected is None or step_s.low is None or step_s.high is None:
         return None
@@ -24,17 +24,17 @@ def expectation(plan: Plan) -> ExpectedStep | None:
     )
 
 
-def learned(known: Efficiency) -> dict[str, tuple[Constant, ...]]:
-    """The constants in the formula of each part that has any."""
+def learned(known: Efficiency) -> dict[LineKind, tuple[Constant, ...]]:
+    """The constants in the formulas, by kind of line."""
     return {
-        "matmuls": (constant("share", known.matmul),),
+        "matmul": (constant("share", known.matmul),),
         "attention": (constant("share", known.attention),),
-        "exposed collectives": (constant("exposed", known.exposed),),
-        "waiting for slices": (
+        "exposed_collectives": (constant("exposed", known.exposed),),
+        "slice_wait": (
             constant("wait", known.slice_wait_s),
             constant("hop", known.slice_hop_s),
         ),
-        "between steps": (constant("between", known.between_steps_s),),
+        "between_steps": (constant("between", known.between_steps_s),),
     }
 
 
@@ -42,9 +42,9 @@ def constant(symbol: str, known: LearnedConstant) -> Constant:
     return Constant(symbol=symbol, unsure=known.unsure, rows=known.rows)
 
 
-def part(line: LedgerLine, constants: dict[str, tuple[Constant, ...]]) -> ExpectedPart:
+def part(line: LedgerLine, constants: dict[LineKind, tuple[Constant, ...]]) -> ExpectedPart:
     return ExpectedPart(
         name=line.name,
         computed=ComputedValue(formula=line.formula, inputs=line.inputs, value=line.value),
-        constants=constants.get(line.name, ()),
+        constants=constants.get(line.kind, ()),
     )

@@ -1,4 +1,4 @@
-"""Explain room: how its sentences put numbers."""
+"""Numbers as the sentences of an explanation show them."""
 
 
 def short(value: float) -> str:
@@ -11,7 +11,7 @@ def percent(fraction: float, sign: str = "") -> str:
 
 
 def lasting(days: float) -> str:
-    """A duration in the unit that says something: 1,752 days, 44.7 days, 3.2 hours, 0.011 s."""
+    """A duration in a suitable unit: 1,752 days, 44.7 days, 3.2 hours, 0.011 s."""
     if days >= 100:
         return f"{days:,.0f} days"
     if days >= 1:
@@ -28,7 +28,7 @@ def lasting_between(low: float, high: float) -> str:
 
 
 def assumed(mfu: float) -> str:
-    """An MFU as it was stated, with no digits of its own."""
+    """An MFU with the digits that were stated."""
     return f"{mfu * 100:g} % MFU"
 
 

@@ -1,4 +1,4 @@
-"""Explain room: what a derivation starts from: the model, the batch, the slices and the rates."""
+"""What a derivation starts from: the model, the batch, the slices and the rates."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from orchestrator.plan.time import peak
 from orchestrator.types.explanation import Input
 from orchestrator.types.spec import Model, Spec
 
-MFU = 0.40  # what the book reckons with
+MFU = 0.40  # the book's assumption
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The figures of a chip that the bounds need, as one publisher has them."""
+    """The figures of a chip that the bounds need, by one publisher."""
 
     peak_flops_per_s: Quantity
     link_bytes_per_s: Quantity
@@ -23,9 +23,9 @@ class Rates:
 
 @dataclass(frozen=True)
 class AxisCounts:
-    """Torus axes for the weights and for `tensor`; one that does not close counts half.
+    """Torus axes for the weights and for `tensor`; an axis that is no ring counts half.
 
-    `shared` is one axis, or one switch, that both must use in turn.
+    `shared` means one axis, or one switch, that both use in turn.
     """
 
     weights: float
@@ -38,7 +38,7 @@ class AxisCounts:
 
 
 def book_rates(chip: Chip, dtype: str) -> Rates:
-    """The book's figures, and the vendor's where the book has none."""
+    """The book's figures, or the vendor's if the book has none."""
     vendor = vendor_rates(chip, dtype)
     return Rates(
         chip.book.get(f"peak_{dtype}_flops_per_s", vendor.peak_flops_per_s),
@@ -53,22 +53,22 @@ def vendor_rates(chip: Chip, dtype: str) -> Rates:
 
 
 def axes_of(chip: Chip, topology: Topology) -> AxisCounts | None:
-    """The first axis is for `tensor`, the others for the weights; None where there is no axis."""
+    """The first axis is for `tensor`, the others for the weights; None without any axis."""
     lengths = zip(topology.shape, topology.wraps, strict=True)
-    counted = [1.0 if wraps or chip.switched else 0.5 for length, wraps in lengths if length > 1]
-    if not counted:
+    counts = [1.0 if wraps or chip.switched else 0.5 for length, wraps in lengths if length > 1]
+    if not counts:
         return None
-    if len(counted) == 1:
-        return AxisCounts(counted[0], counted[0], shared=True)
-    return AxisCounts(sum(counted[1:]), counted[0], shared=False)
+    if len(counts) == 1:
+        return AxisCounts(counts[0], counts[0], shared=True)
+    return AxisCounts(sum(counts[1:]), counts[0], shared=False)
 
 
-def everything_given(
+def all_inputs(
     spec: Spec, chip: Chip, topology: Topology, rates: Rates, mfu: float
 ) -> tuple[Input, ...]:
     """All symbols that a derivation starts from."""
     experiment, pods = spec.experiment, spec.resources.pods.max
-    asked = (
+    request = (
         Input(symbol="S", value=experiment.batch.length, meaning="tokens of a sequence"),
         Input(symbol="sequences", value=experiment.batch.sequences, meaning="of a batch"),
         Input(symbol="T", value=experiment.tokens, meaning="tokens to train on"),
@@ -76,12 +76,12 @@ def everything_given(
         Input(symbol="pods", value=pods, meaning="slices, joined by DCN"),
         Input(symbol="mfu", value=mfu, meaning="model FLOPs utilization, assumed"),
     )
-    axes = counted(axes_of(chip, topology), chip.slices.source)
-    return (*shape_of(experiment.model), *asked, *figures_of(chip, rates), *axes)
+    axes = axis_inputs(axes_of(chip, topology), chip.slices.source)
+    return (*shape_of(experiment.model), *request, *figures_of(chip, rates), *axes)
 
 
 def shape_of(model: Model) -> tuple[Input, ...]:
-    """The model's dimensions under the book's letters."""
+    """The model's dimensions by the book's letters."""
     source = source_of(model)
     letters = (
         ("L", model.layers, "layers"),
@@ -99,7 +99,7 @@ def shape_of(model: Model) -> tuple[Input, ...]:
 
 
 def source_of(model: Model) -> str | None:
-    """Where a model's shape was published, if it is one of the catalog's."""
+    """The source of a model's shape, if it is one of the catalog's."""
     known = model.name in catalog.models() and catalog.model(model.name) == model
     return catalog.model_source(model.name) if known else None
 
@@ -118,7 +118,7 @@ def figure(symbol: str, quantity: Quantity, meaning: str) -> Input:
     return Input(symbol=symbol, value=quantity.value, meaning=meaning, source=quantity.source)
 
 
-def counted(axes: AxisCounts | None, source: str) -> tuple[Input, ...]:
+def axis_inputs(axes: AxisCounts | None, source: str) -> tuple[Input, ...]:
     """The torus axes as the bounds count them."""
     if axes is None:
         return ()

@@ -1,25 +1,25 @@
-"""Explain room: Spec to AnswerSheet, the arrow of this room."""
+"""Puts an explanation together: derivation, published figures, and the plan."""
 
 from collections.abc import Iterator
 
 from orchestrator import catalog
 from orchestrator.errors import SpecError
+from orchestrator.explain.book import mixed_times
 from orchestrator.explain.derivation import DerivationResult, derive
 from orchestrator.explain.expectation import expectation
 from orchestrator.explain.formatting import assumed, bound_by, lasting, lasting_between
 from orchestrator.explain.inputs import MFU
-from orchestrator.explain.quotes import quotes_for
-from orchestrator.explain.realized import differences, planned
-from orchestrator.explain.sharding import mixed_times
+from orchestrator.explain.plan_differences import differences, planned
+from orchestrator.explain.published import quotes_for
 from orchestrator.plan.flops import MFU_DEFINITION
 from orchestrator.types.explanation import Citation, ExpectedStep, Explanation, QuotedFigures
 from orchestrator.types.plan import Estimate, Plan
 from orchestrator.types.spec import Spec
 
-SCHEMA = 1
+SCHEMA = 2
 
 
-def answer_sheet(spec: Spec, mfu: float = MFU) -> Explanation:
+def explain(spec: Spec, mfu: float = MFU) -> Explanation:
     """The book's derivation for a spec, figures published about it, and what the plan does."""
     derived, quotes, plan = derive(spec, mfu), quotes_for(spec), planned(spec)
     served = isinstance(plan, Plan)
@@ -34,7 +34,7 @@ def answer_sheet(spec: Spec, mfu: float = MFU) -> Explanation:
         pods=spec.resources.pods.max,
         chips=int(derived.numbers["chips"]),
         mfu_definition=MFU_DEFINITION,
-        given=derived.given,
+        inputs=derived.inputs,
         sections=derived.sections,
         quotes=quotes,
         plan_digest=plan.digest if isinstance(plan, Plan) else None,
@@ -49,7 +49,7 @@ def answer_sheet(spec: Spec, mfu: float = MFU) -> Explanation:
 def cited(
     derived: DerivationResult, quotes: tuple[QuotedFigures, ...], expected: ExpectedStep | None
 ) -> tuple[Citation, ...]:
-    """Every source that the sheet names, in the order in which it does."""
+    """Every source that the explanation names, in order."""
     return tuple(map(citation, dict.fromkeys(named(derived, quotes, expected))))
 
 
@@ -64,7 +64,7 @@ def citation(key: str) -> Citation:
 def named(
     derived: DerivationResult, quotes: tuple[QuotedFigures, ...], expected: ExpectedStep | None
 ) -> Iterator[str]:
-    yield from (entry.source for entry in derived.given if entry.source is not None)
+    yield from (entry.source for entry in derived.inputs if entry.source is not None)
     for section in derived.sections:
         for line in section.lines:
             yield from line.sources
@@ -74,7 +74,7 @@ def named(
 
 
 def summary(derived: DerivationResult, plan: Plan | SpecError) -> str:
-    """The whole sheet in one line."""
+    """The whole explanation in one line."""
     numbers = derived.numbers
     parts = [f"{lasting(numbers['days'])} at {assumed(numbers['mfu'])}"]
     if "mixed_least" in numbers:
@@ -87,7 +87,7 @@ def summary(derived: DerivationResult, plan: Plan | SpecError) -> str:
 
 
 def likely(days: Estimate) -> tuple[float, float]:
-    """The interval about what is expected; with nothing hidden at most where nothing is known."""
+    """The 80 % interval; without one, from the bound to nothing hidden."""
     if days.low is None or days.high is None:
         return days.lower, days.unoverlapped
     return days.low, days.high

@@ -1,23 +1,33 @@
-"""Journal room: a run's own record, on disk: the record of truth. Knows no Ray, JAX or MLflow."""
+"""The journal of a run: its record on disk, and the only record that counts.
 
-from orchestrator.journal.files import try_to_write
-from orchestrator.journal.listing import find, journals, landmark, remove, runs
-from orchestrator.journal.ownership import RunRequest, ask_to_cancel, claim, create, track
-from orchestrator.journal.reading import Journal
+Read a run with `Journal(path)`; list and find runs with `list_runs` and `find_run`; follow its
+steps with `StepReader`. A run is created with `create_run` and driven by whoever holds the `Writer`
+of `claim_run`. Studies have a journal of their own. The package imports `types` and `errors`; it
+does not know Ray, JAX or MLflow.
+"""
+
+from orchestrator.journal.creation import RunRequest, create_run
+from orchestrator.journal.files import check_writable
+from orchestrator.journal.listing import (
+    find_run,
+    list_journals,
+    list_runs,
+    remove_run,
+    shared_marker,
+)
+from orchestrator.journal.ownership import Writer, claim_run, request_cancel, track
 from orchestrator.journal.retry import Decision, decide_retry
-from orchestrator.journal.steps import StepLog, StepReader
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.step_log import StepLog, StepReader
 from orchestrator.journal.study_journal import (
     StudyJournal,
     StudyRequest,
-    begin_trial,
-    find_either,
+    find_run_or_study,
+    list_studies,
     open_study,
     remove_study,
-    run_of,
-    studies,
-    study_status,
+    start_trial,
 )
-from orchestrator.journal.writing import Writer
 
 __all__ = [
     "Decision",
@@ -28,22 +38,20 @@ __all__ = [
     "StudyJournal",
     "StudyRequest",
     "Writer",
-    "ask_to_cancel",
-    "begin_trial",
-    "claim",
-    "create",
+    "check_writable",
+    "claim_run",
+    "create_run",
     "decide_retry",
-    "find",
-    "find_either",
-    "journals",
-    "landmark",
+    "find_run",
+    "find_run_or_study",
+    "list_journals",
+    "list_runs",
+    "list_studies",
     "open_study",
-    "remove",
+    "remove_run",
     "remove_study",
-    "run_of",
-    "runs",
-    "studies",
-    "study_status",
+    "request_cancel",
+    "shared_marker",
+    "start_trial",
     "track",
-    "try_to_write",
 ]

@@ -1,12 +1,14 @@
-"""Journal room: files numbered from 1 in a folder, each made once. Knows `files` alone.
+"""A folder of files numbered from 1, each written once.
 
-The number is the fence: of all who would write the next one, one does, and the others learn it.
+The number is the fence: of all processes that write the next number, one succeeds and the others
+get `FileExistsError`.
 """
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import files
 
 NAME = re.compile(r"(\d{6,})\.json")
@@ -14,9 +16,9 @@ NAME = re.compile(r"(\d{6,})\.json")
 
 @dataclass(frozen=True)
 class EventLog:
-    """What a folder of numbered files holds; `last` is the highest number, 0 when there is none.
+    """The records of a folder by number; `last` is the highest number, 0 when there is none.
 
-    `problems` are what it should not hold, cannot show, or lacks.
+    `problems` lists missing, unreadable and unexpected files.
     """
 
     contents: dict[int, bytes]
@@ -25,33 +27,33 @@ class EventLog:
 
 
 def append(folder: Path, number: int, content: bytes) -> None:
-    """Write the file of that number; `FileExistsError` when another has."""
-    files.write_new(folder / name_of(number), content)
+    """Write the record of that number; `FileExistsError` when another process has."""
+    files.write_new(folder / file_name(number), content)
 
 
-def name_of(number: int) -> str:
+def file_name(number: int) -> str:
     return f"{number:06d}.json"
 
 
 def exists(folder: Path, number: int) -> bool:
-    return (folder / name_of(number)).exists()
+    return (folder / file_name(number)).exists()
 
 
 def read(folder: Path) -> EventLog:
-    """Every numbered file, in order."""
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    """All records of a folder, in order."""
+    names = [path.name for path in files.entries(folder)]
     numbers = sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)))
     contents: dict[int, bytes] = {}
     problems = [
-        f"{folder.name}/{name}: is none of the journal's"
+        f"{folder.name}/{name}: is not a file of the journal"
         for name in names
         if not NAME.fullmatch(name) and not name.endswith(files.PARTIAL)
     ]
-    for before, number in zip([0, *numbers], numbers, strict=False):
-        if number > before + 1:
-            problems.append(f"{folder.name}/{name_of(before + 1)}: is missing")
+    for previous, number in zip([0, *numbers], numbers, strict=False):
+        if number > previous + 1:
+            problems.append(f"{folder.name}/{file_name(previous + 1)}: is missing")
         try:
-            contents[number] = (folder / name_of(number)).read_bytes()
-        except OSError as error:
-            problems.append(f"{folder.name}/{name_of(number)}: cannot be read: {error.strerror}")
+            contents[number] = files.read(folder / file_name(number))
+        except (FileNotFoundError, JournalUnreadable) as error:
+            problems.append(str(error))
     return EventLog(contents=contents, last=max(numbers, default=0), problems=tuple(problems))

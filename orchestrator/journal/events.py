@@ -1,14 +1,20 @@
-"""Journal room: the changes of a run's state, as they are written down. Plain values."""
+"""The events of a run and the requests to its driver, as they are written down. Plain values."""
 
 import msgspec
 
-from orchestrator.types.run import EndState, ProcessIdentity, Reason, Submission
+from orchestrator.types.run import (
+    AttemptReason,
+    EndState,
+    ProcessIdentity,
+    StateReason,
+    Submission,
+)
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """A change of state. What comes after a field's default was added later, or is often empty."""
+    """A change of a run's state."""
 
     at_s: float
 
@@ -23,24 +29,24 @@ class Submitted(Event, frozen=True, kw_only=True, tag="submitted"):
 class Claimed(Event, frozen=True, kw_only=True, tag="claimed"):
     """A driver has taken the run, and with it the right to write.
 
-    It gives a sign every `beat_s`. To resume is to take up a run that a person wants to go on, with
-    fresh budgets; the requests up to `settled_requests` no longer count.
+    It sends a heartbeat every `heartbeat_s`. `resumes` means that a person wants the run to go on:
+    its retry budgets start again, and requests up to `settled_requests` no longer count.
     """
 
     driver: ProcessIdentity
-    beat_s: float
+    heartbeat_s: float
     resumes: bool = False
     settled_requests: int = 0
 
 
 class Pending(Event, frozen=True, kw_only=True, tag="pending"):
-    """The run waits for something, as `why` says."""
+    """The run waits for something."""
 
-    why: str
+    reason: StateReason
 
 
 class AttemptStarted(Event, frozen=True, kw_only=True, tag="attempt started"):
-    """An attempt has its slices, and its processes are being started."""
+    """An attempt has its slices, and its processes are starting."""
 
     attempt: int
     plan_digest: str
@@ -49,52 +55,54 @@ class AttemptStarted(Event, frozen=True, kw_only=True, tag="attempt started"):
 
 
 class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
-    """The attempt was told to stop."""
+    """The attempt was asked to stop."""
 
-    why: str
+    reason: StateReason
 
 
 class AttemptEnded(Event, frozen=True, kw_only=True, tag="attempt ended"):
     """No process of the attempt is left."""
 
     attempt: int
-    reason: Reason
+    reason: AttemptReason
     error: str | None = None
     first_dead_rank: int | None = None
 
 
 class Ended(Event, frozen=True, kw_only=True, tag="ended"):
-    """Nothing more will be tried, unless a person resumes the run."""
+    """The run has ended, unless a person resumes it."""
 
     state: EndState
-    why: str | None = None
+    reason: StateReason | None = None
 
 
 AnyEvent = Submitted | Claimed | Pending | AttemptStarted | Stopping | AttemptEnded | Ended
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cancel"):
-    """Somebody wants the run to stop: after a last checkpoint, or at once. `why` says how it was
-    asked.
-    """
+    """A request to stop the run, after a last checkpoint or at once. `source` names its origin."""
 
     at_s: float
     by: ProcessIdentity
     at_once: bool = False
-    why: str = "somebody asked"
+    source: str = "cancel was requested"
+
+    @property
+    def reason(self) -> StateReason:
+        return StateReason(code="cancel_requested", detail=self.source)
 
 
-def event_of(text: bytes) -> AnyEvent:
-    """The event in a file; `msgspec.DecodeError` says what is wrong with it."""
+def decode_event(text: bytes) -> AnyEvent:
+    """The event in a file; `msgspec.DecodeError` when it holds none."""
     event: AnyEvent = msgspec.json.decode(text, type=AnyEvent)
     return event
 
 
-def request_of(text: bytes) -> CancelRequest:
-    """The request in a file; `msgspec.DecodeError` says what is wrong with it."""
+def decode_request(text: bytes) -> CancelRequest:
+    """The request in a file; `msgspec.DecodeError` when it holds none."""
     return msgspec.json.decode(text, type=CancelRequest)
 
 
-def text_of(event: AnyEvent | CancelRequest) -> bytes:
-    """What the file of an event holds: one line."""
-    return msgspec.json.encode(event) + b"\n"
+def encode(record: AnyEvent | CancelRequest) -> bytes:
+    """The one line of a record's file."""
+    return msgspec.json.encode(record) + b"\n"

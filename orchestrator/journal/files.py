@@ -1,6 +1,6 @@
-"""Journal room: files that are whole or absent, and lines appended. Knows the file system alone.
+"""All access to a journal's files: whole files, appended lines, folders, and reading them.
 
-Everything that changes a disk for the journal is here, so that a test can stop it at each change.
+Every operation on the file system is in this module, so that a test can interrupt each of them.
 """
 
 import errno
@@ -14,85 +14,85 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from orchestrator.errors import JournalUnwritable
+from orchestrator.errors import JournalUnreadable, JournalUnwritable
 
 PARTIAL = ".partial"
 REMOVED = ".removed"
 ADVICE = {
-    errno.ENOSPC: "make room there, then resume the run",
-    errno.EDQUOT: "make room there, then resume the run",
-    errno.EPERM: "the journal needs a file system with hard links, and the right to write there",
+    errno.ENOSPC: "free some space there, then resume the run",
+    errno.EDQUOT: "free some space there, then resume the run",
+    errno.EPERM: "the journal needs a file system with hard links, and permission to write there",
     errno.ENOTSUP: "the journal needs a file system with hard links",
     errno.ENOSYS: "the journal needs a file system with hard links",
-    errno.EACCES: "it needs the right to write there",
+    errno.EACCES: "it needs permission to write there",
 }
-# What a file system answers that cannot sync a folder, and need not.
+# Some file systems cannot sync a folder, and need not.
 NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
-# What is half-written or half-removed for so long belongs to nobody that lives.
+# A partial or removed file this old was left by a process that was killed.
 LEFT_OVER_S = 3600.0
 TAIL_BYTES = 1 << 15
+
+# --- errors
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Names the file and the reason when it cannot be written; `FileExistsError` goes through."""
+    """Turn a failure to write into `JournalUnwritable`; `FileExistsError` passes."""
     try:
         yield
     except FileExistsError:
         raise
     except OSError as error:
-        why = f"{path}: the journal cannot be written: {_reason(error)}"
+        why = f"{path}: the journal cannot be written: {_cause(error)}"
         raise JournalUnwritable(why) from error
 
 
-def _reason(error: OSError) -> str:
-    """What the file system says, and what to do about it."""
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn a failure to read into `JournalUnreadable`; `FileNotFoundError` passes."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise JournalUnreadable(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _cause(error: OSError) -> str:
+    """The system's message, and what to do about it."""
     advice = ADVICE.get(error.errno or 0)
     return f"{error.strerror or error}" + (f"; {advice}" if advice else "")
 
 
-def try_to_write(folder: Path) -> None:
-    """Make what a journal is made of in a folder, or where it would be made, and remove it again;
-    `JournalUnwritable` names the folder as it was given.
-    """
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
-    trial = there / f".{uuid.uuid4().hex}{PARTIAL}"
-    try:
-        trial.mkdir()
-        _write_whole(trial / "written", b"")
-        _link(trial / "written", trial / "linked")
-    except OSError as error:
-        why = f"no run can be kept there: nothing can be made in {there}: {_reason(error)}"
-        raise JournalUnwritable(f"{folder}: {why}") from error
-    finally:
-        shutil.rmtree(trial, ignore_errors=True)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # whoever may not look may not write
-        return False
+# --- whole files
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Make a file, whole or not at all; `FileExistsError` when there is one of that name."""
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
+    """Create a file, whole or not at all; `FileExistsError` when the name is taken.
+
+    The name is given by a hard link: unlike lock files or O_EXCL with later writes, a link is
+    atomic with its content, also on NFS, and leaves nothing to release when its writer dies.
+    """
+    partial = _partial(path)
     with writing(path):
         try:
             _write_whole(partial, content)
             _link(partial, path)
         finally:
-            with suppress(OSError):  # what stays is swept by the next driver
+            with suppress(OSError):  # the next driver sweeps what stays
                 partial.unlink()
         sync_folder(path.parent)
 
 
+def write_once(path: Path, content: bytes) -> None:
+    """Create a file unless it exists; the first content stays."""
+    with suppress(FileExistsError):
+        write_new(path, content)
+
+
 def replace(path: Path, content: bytes) -> None:
-    """Write a file anew, whole or not at all. It is for what can be found out again: it is not made
-    to survive a power failure.
-    """
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
+    """Replace a file, whole or not at all. It is not synced: use it for what can be rebuilt."""
+    partial = _partial(path)
     with writing(path):
         try:
             partial.write_bytes(content)
@@ -101,6 +101,10 @@ def replace(path: Path, content: bytes) -> None:
             with suppress(OSError):
                 partial.unlink()
             raise
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
 
 
 def _write_whole(path: Path, content: bytes) -> None:
@@ -118,12 +122,57 @@ def _write_all(target: int, content: bytes) -> None:
 
 
 def _link(partial: Path, path: Path) -> None:
-    """Give a whole file its name. A server that lost its answer may refuse what it has done."""
+    """Give a whole file its name. A server may refuse a retried request that it has carried out."""
     try:
         path.hardlink_to(partial)
     except FileExistsError:
         if not (path.exists() and path.samefile(partial)):
             raise
+
+
+def touch(path: Path) -> None:
+    """Set the time of a file to now, and create it if it is missing. It needs no disk space."""
+    with writing(path):
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
+
+
+def read(path: Path) -> bytes:
+    with reading(path):
+        return path.read_bytes()
+
+
+def read_from(path: Path, offset: int) -> bytes:
+    """The content of a file after `offset`."""
+    with reading(path), path.open("rb") as file:
+        file.seek(offset)
+        return file.read()
+
+
+def modified_at_s(path: Path) -> float | None:
+    """When a file was last written or touched; None while it does not exist.
+
+    Opening the file makes a shared file system ask its server instead of its cache.
+    """
+    try:
+        with reading(path), path.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime
+    except FileNotFoundError:
+        return None
+
+
+# --- folders
+
+
+def entries(folder: Path) -> list[Path]:
+    """The contents of a folder by name; a folder that does not exist is empty."""
+    try:
+        with reading(folder):
+            return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def sync_folder(folder: Path) -> None:
@@ -138,16 +187,22 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def prepare_folder(beside: Path) -> Path:
-    """An empty folder that nobody lists, to be filled and then published."""
-    prepared = beside.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
+def make_folder(path: Path) -> None:
+    """Create a folder unless it exists."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def prepare_folder(storage: Path) -> Path:
+    """An empty hidden folder in `storage`, to be filled and then published."""
+    prepared = storage / f".{uuid.uuid4().hex}{PARTIAL}"
     with writing(prepared):
         prepared.mkdir(parents=True)
     return prepared
 
 
 def publish(prepared: Path, path: Path) -> None:
-    """Give a filled folder its name; `FileExistsError` when something has that name.
+    """Give a filled folder its name; `FileExistsError` when the name is taken.
 
     A rename never replaces a folder that holds anything, and no journal is empty.
     """
@@ -162,23 +217,8 @@ def publish(prepared: Path, path: Path) -> None:
         sync_folder(path.parent)
 
 
-def make_folder(path: Path) -> None:
-    """A folder, if there is none yet."""
-    with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
-
-
-def touch(path: Path) -> None:
-    """Set a file's time to now; the file is made when it is missing. Takes no room on the disk."""
-    with writing(path):
-        try:
-            os.utime(path)
-        except FileNotFoundError:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
-
-
 def hide(path: Path) -> Path:
-    """Take a folder out of sight in one rename; where it is then."""
+    """Rename a folder to a hidden name; returns that name."""
     hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}{REMOVED}")
     with writing(path):
         path.rename(hidden)
@@ -186,7 +226,7 @@ def hide(path: Path) -> Path:
 
 
 def delete(path: Path) -> None:
-    """Remove a file, or a folder with all it holds."""
+    """Remove a file, or a folder with its contents."""
     with writing(path):
         if path.is_dir():
             shutil.rmtree(path)
@@ -195,15 +235,43 @@ def delete(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder, half-written or half-removed."""
+    """Remove the partial and hidden files of processes that were killed."""
     for path in folder.glob(".*"):
         if path.suffix in {PARTIAL, REMOVED}:
-            with suppress(OSError, JournalUnwritable):  # another may sweep it too
+            with suppress(OSError, JournalUnwritable):  # another process may remove it too
                 if time.time() - path.stat().st_mtime > LEFT_OVER_S:
                     delete(path)
 
 
-class Lines:
+def check_writable(folder: Path) -> None:
+    """Try what a journal needs in a folder, or in its nearest parent that exists.
+
+    `JournalUnwritable` names the folder as the caller gave it.
+    """
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
+    trial = parent / f".{uuid.uuid4().hex}{PARTIAL}"
+    try:
+        trial.mkdir()
+        _write_whole(trial / "written", b"")
+        _link(trial / "written", trial / "linked")
+    except OSError as error:
+        why = f"runs cannot be stored there: {parent} is not writable: {_cause(error)}"
+        raise JournalUnwritable(f"{folder}: {why}") from error
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a folder that cannot be examined cannot be written either
+        return False
+
+
+# --- lines
+
+
+class LineWriter:
     """A new file of one writer, to which whole lines are appended."""
 
     def __init__(self, path: Path) -> None:
@@ -221,7 +289,7 @@ class Lines:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the file; an error that is on its way is the one told."""
+        """Sync and close the file; an error of the `with` block takes precedence."""
         try:
             self.sync()
         except JournalUnwritable:
@@ -231,7 +299,7 @@ class Lines:
             os.close(self._target)
 
     def append(self, line: bytes) -> None:
-        """Add a line; when it does not fit, nothing of it stays."""
+        """Add a line; nothing of it stays when it does not fit."""
         content = line + b"\n"
         with writing(self._path):
             try:
@@ -251,24 +319,31 @@ class Lines:
 
 
 def first_line(path: Path) -> bytes | None:
-    """The first line of a file; None when there is no whole one."""
-    with path.open("rb") as file:
+    """The first line of a file; None while there is no whole one."""
+    with reading(path), path.open("rb") as file:
         line = file.readline()
     return line[:-1] if line.endswith(b"\n") else None
 
 
 def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
-    """So many whole lines from the end of a file or more, without reading it all, and where they
-    end: a torn last line is dropped. Fewer when the file has no more.
+    """At least that many whole lines from the end of a file, or all, and the offset after them.
+
+    Only the end of the file is read. An incomplete last line is left out.
     """
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         size, window = file.seek(0, os.SEEK_END), TAIL_BYTES
         while True:
             start = file.seek(max(0, size - window))
-            text = file.read(size - start)
-            *lines, torn = text.split(b"\n")
+            *lines, incomplete = file.read(size - start).split(b"\n")
             if start > 0:
-                lines = lines[1:]  # its beginning is not in the window
+                lines = lines[1:]  # the window may begin in the middle of a line
             if start == 0 or len(lines) >= at_least:
-                return lines, size - len(torn)
+                return lines, size - len(incomplete)
             window *= 2
+
+
+def lines_from(path: Path, offset: int) -> Iterator[bytes]:
+    """The lines of a file after `offset`, with their ends; the last one may be incomplete."""
+    with reading(path), path.open("rb") as file:
+        file.seek(offset)
+        yield from file

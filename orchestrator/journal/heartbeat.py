@@ -1,7 +1,8 @@
-"""Journal room: the signs of life of an attempt's ranks, one small file each. Knows `files` alone.
+"""Heartbeats of an attempt's ranks: one small file each, its writer, and a monitor for all.
 
-A rank's pulse says when it was alive, how far its main thread had come, and, last of all, of which
-error it died. Who reads judges by its own clock: a pulse that does not change is silence.
+A heartbeat says when its rank was alive, how many steps its main thread has done and, last of all,
+which error ended it. The monitor goes by its own clock: it takes a
+heartbeat that does not change for silence.
 """
 
 import threading
@@ -14,43 +15,62 @@ from typing import Self
 
 import msgspec
 
-from orchestrator.errors import JournalUnwritable
+from orchestrator.errors import JournalUnreadable, JournalUnwritable
 from orchestrator.journal import files, liveness
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types.run import ProcessIdentity
 
-MOST_ERROR_BYTES = 16_384
-# Ranks share a file system: all of them together write no more pulses a second than this.
-MOST_BEATS_PER_S = 400
-FASTEST_S = 0.25
-# Processes come up, compile and restore in so long, however soon a step that hangs is to be found.
-START_LIMIT_S = 600.0
+MAX_ERROR_BYTES = 16_384
+# Ranks share a file system: together they write at most this many heartbeats per second.
+MAX_HEARTBEATS_PER_S = 400
+MIN_INTERVAL_S = 0.25
+# Processes need this long to start, compile and restore, however short the hang limit is.
+STARTUP_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """What a rank said last. `marks` counts what its main thread has passed: it grows with every
-    step. `ended` is its last sign, `error` what it died of.
+    """The last sign of life of a rank.
+
+    `steps` counts the steps of its main thread. `ended` marks its last heartbeat, and `error` is
+    what ended it.
     """
 
     rank: int
     slice_name: str
     process: ProcessIdentity
     at_s: float
-    marks: int = 0
+    steps: int = 0
     ended: bool = False
     error: str | None = None
 
+    @property
+    def location(self) -> str:
+        """Where to find the process of the rank."""
+        return f"process {self.process.pid} on {self.process.host}, slice {self.slice_name}"
 
-def beat_s(ranks: int, hang_limit_s: float) -> float:
-    """How often each rank of an attempt gives a sign."""
-    return min(max(FASTEST_S, ranks / MOST_BEATS_PER_S), hang_limit_s / 4)
+
+def heartbeat_interval_s(ranks: int, hang_limit_s: float) -> float:
+    """The time between two heartbeats of each rank of an attempt."""
+    return min(max(MIN_INTERVAL_S, ranks / MAX_HEARTBEATS_PER_S), hang_limit_s / 4)
+
+
+def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
+    """The heartbeats of an attempt by rank, without those that cannot be read at the moment."""
+    heartbeats: dict[int, Heartbeat] = {}
+    for path in RunPaths(run).heartbeats(attempt).glob("[!.]*"):
+        try:
+            heartbeat = msgspec.json.decode(files.read(path), type=Heartbeat)
+        except (FileNotFoundError, JournalUnreadable, msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        heartbeats[heartbeat.rank] = heartbeat
+    return heartbeats
 
 
 class HeartbeatWriter:
-    """Gives the signs of one rank for as long as a `with` lasts; of an error its last word.
+    """Writes the heartbeats of one rank during a `with` block, and the error that ends it.
 
-    When a later attempt has begun, nobody drives this one any more: `give_up` is called.
+    Once a later attempt has started, no driver watches this one: `give_up` is called.
     """
 
     def __init__(
@@ -59,24 +79,24 @@ class HeartbeatWriter:
         attempt: int,
         rank: int,
         slice_name: str,
-        every_s: float,
+        interval_s: float,
         give_up: Callable[[], None],
     ) -> None:
-        places = RunPaths(run)
-        self._path, self._later = places.pulse(attempt, rank), places.attempt(attempt + 1)
-        self._every_s, self._give_up, self._ended = every_s, give_up, threading.Event()
+        paths = RunPaths(run)
+        self._path, self._next_attempt = paths.heartbeat(attempt, rank), paths.attempt(attempt + 1)
+        self._interval_s, self._give_up, self._ended = interval_s, give_up, threading.Event()
         self._lock = threading.Lock()
-        self._pulse = Heartbeat(
+        self._heartbeat = Heartbeat(
             rank=rank, slice_name=slice_name, process=liveness.this_process(), at_s=time.time()
         )
 
-    def mark(self) -> None:
-        """The main thread has come one step farther."""
-        self._pulse = replace(self._pulse, marks=self._pulse.marks + 1)
+    def count_step(self) -> None:
+        """Count a step of the main thread."""
+        self._heartbeat = replace(self._heartbeat, steps=self._heartbeat.steps + 1)
 
     def __enter__(self) -> Self:
         self._write()
-        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+        threading.Thread(target=self._repeat, name="heartbeat", daemon=True).start()
         return self
 
     def __exit__(
@@ -85,123 +105,133 @@ class HeartbeatWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave a last sign; with an error, stay until the others were seen alive after it: whoever
-        dies of this end then dies later.
+        """Write the last heartbeat.
+
+        After an error, wait until the others have written theirs: whoever dies because of this
+        rank then dies visibly later.
         """
         self._ended.set()
-        word = last_word(error) if error is not None else None
-        self._pulse = replace(self._pulse, ended=True, error=word)
+        text = error_text(error) if error is not None else None
+        self._heartbeat = replace(self._heartbeat, ended=True, error=text)
         self._write()
-        if word:
-            time.sleep(2 * self._every_s)
+        if text:
+            time.sleep(2 * self._interval_s)
 
-    def _beat(self) -> None:
-        while not self._ended.wait(self._every_s):
-            if self._later.exists():
+    def _repeat(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            if self._next_attempt.exists():
                 self._give_up()
             self._write()
 
     def _write(self) -> None:
         with self._lock:
-            pulse = replace(self._pulse, at_s=time.time())
+            heartbeat = replace(self._heartbeat, at_s=time.time())
             try:
-                files.replace(self._path, msgspec.json.encode(pulse))
+                files.replace(self._path, msgspec.json.encode(heartbeat))
             except JournalUnwritable:
-                return  # a disk that comes back is a sign again
+                return  # the next heartbeat may succeed
 
 
-def last_word(error: BaseException) -> str:
-    """What tells one error from another, in the first line; what was noted on it below."""
+def error_text(error: BaseException) -> str:
+    """An error and its notes; the first line tells it from other errors."""
     text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
     notes = getattr(error, "__notes__", [])
-    return "\n".join([text, *notes]).encode()[:MOST_ERROR_BYTES].decode(errors="ignore")
-
-
-def read(run: Path, attempt: int) -> dict[int, Heartbeat]:
-    """The pulses of an attempt by rank. One that is just being written is left out."""
-    found: dict[int, Heartbeat] = {}
-    folder = RunPaths(run).pulses(attempt)
-    for path in folder.glob("[!.]*"):
-        try:
-            pulse = msgspec.json.decode(path.read_bytes(), type=Heartbeat)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            continue
-        found[pulse.rank] = pulse
-    return found
+    return "\n".join([text, *notes]).encode()[:MAX_ERROR_BYTES].decode(errors="ignore")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """A pulse, and since when nothing of it has changed by the reader's clock."""
+class RankStatus:
+    """The newest heartbeat of a rank, and since when it and its steps have not changed."""
 
-    pulse: Heartbeat
-    since_s: float
-    marked_s: float
+    heartbeat: Heartbeat
+    unchanged_since_s: float
+    no_step_since_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """What makes no progress, and the rank that is likely to blame; None where unknown."""
+
+    detail: str
+    rank: int | None = None
 
 
 class HeartbeatMonitor:
-    """Watches the pulses of one attempt, each call at a later `now_s` of the same clock."""
+    """Watches the heartbeats of one attempt, by a clock that the caller reads."""
 
-    def __init__(self, began_s: float) -> None:
-        self._began_s = began_s
-        self.seen: dict[int, Seen] = {}
+    def __init__(self, started_s: float) -> None:
+        self._started_s = started_s
+        self.ranks: dict[int, RankStatus] = {}
 
-    def look(self, pulses: dict[int, Heartbeat], now_s: float) -> None:
-        """Take in what the ranks say now."""
-        for rank, pulse in pulses.items():
-            before = self.seen.get(rank)
-            if before is None:
-                self.seen[rank] = Seen(pulse=pulse, since_s=now_s, marked_s=now_s)
-            elif before.pulse != pulse:
-                moved = before.pulse.marks != pulse.marks
-                marked_s = now_s if moved else before.marked_s
-                self.seen[rank] = Seen(pulse=pulse, since_s=now_s, marked_s=marked_s)
+    def update(self, heartbeats: dict[int, Heartbeat], now_s: float) -> None:
+        """Take in the newest heartbeats."""
+        for rank, heartbeat in heartbeats.items():
+            before = self.ranks.get(rank)
+            if before and before.heartbeat == heartbeat:
+                continue
+            same_step = before and before.heartbeat.steps == heartbeat.steps
+            self.ranks[rank] = RankStatus(
+                heartbeat=heartbeat,
+                unchanged_since_s=now_s,
+                no_step_since_s=before.no_step_since_s if before and same_step else now_s,
+            )
 
-    def died(self) -> bool:
-        """Whether any rank has said its last word."""
-        return any(one.pulse.error is not None for one in self.seen.values())
+    def has_error(self) -> bool:
+        """Whether an error has ended any rank."""
+        return any(one.heartbeat.error is not None for one in self.ranks.values())
 
-    def silent(self, since_s: float) -> list[Heartbeat]:
-        """The ranks that have not ended, and have given no sign since that time."""
-        going = [one for one in self.seen.values() if not one.pulse.ended]
-        return [one.pulse for one in going if one.since_s <= since_s]
+    def silent_ranks(self, since_s: float) -> list[Heartbeat]:
+        """The ranks that have not ended and have been silent since that time."""
+        return [one.heartbeat for one in self._running() if one.unchanged_since_s <= since_s]
 
     def first_dead(self, silent_since_s: float) -> Heartbeat | None:
-        """The rank that died first: of those with a last word, and those silent since that time,
-        the one whose last sign is the oldest. The others die of the first. A process that is seen
-        to live is only slow.
+        """The rank that died first: the others die because of it.
+
+        Of the ranks with an error and those silent since that time, it is the one whose last
+        heartbeat is the oldest. A silent rank whose process is known to exist is only slow.
         """
-        dead = [one.pulse for one in self.seen.values() if one.pulse.error is not None]
-        dead += [one for one in self.silent(silent_since_s) if not liveness.is_alive(one.process)]
-        return min(dead, key=lambda pulse: (pulse.at_s, pulse.rank), default=None)
+        dead = [one.heartbeat for one in self.ranks.values() if one.heartbeat.error is not None]
+        silent = self.silent_ranks(silent_since_s)
+        dead += [one for one in silent if not liveness.is_alive(one.process)]
+        return min(dead, key=lambda one: (one.at_s, one.rank), default=None)
 
-    def hung(self, limit_s: float, now_s: float) -> tuple[str, int | None] | None:
-        """What hangs, in words, and the rank that does; None while all goes on."""
-        going = [one for one in self.seen.values() if not one.pulse.ended]
-        quiet = min(going, key=lambda one: (one.since_s, one.pulse.rank), default=None)
-        quiet_s = now_s - quiet.since_s if quiet else 0.0
-        if quiet and quiet_s > limit_s:
-            return _silence(quiet.pulse, quiet_s), quiet.pulse.rank
-        newest_s = max((one.marked_s for one in self.seen.values()), default=self._began_s)
-        began = any(one.pulse.marks for one in self.seen.values())
-        if now_s - newest_s <= (limit_s if began else max(limit_s, START_LIMIT_S)):
+    def find_hang(self, limit_s: float, now_s: float) -> Hang | None:
+        """What has made no progress within the limit; None while everything goes on."""
+        oldest = min(
+            self._running(),
+            key=lambda one: (one.unchanged_since_s, one.heartbeat.rank),
+            default=None,
+        )
+        silent_s = now_s - oldest.unchanged_since_s if oldest else 0.0
+        if oldest and silent_s > limit_s:
+            return Hang(detail=_silence(oldest, silent_s), rank=oldest.heartbeat.rank)
+        no_step_s = now_s - max(
+            (one.no_step_since_s for one in self.ranks.values()), default=self._started_s
+        )
+        started = any(one.heartbeat.steps for one in self.ranks.values())
+        if no_step_s <= (limit_s if started else max(limit_s, STARTUP_LIMIT_S)):
             return None
-        if not self.seen:
-            return f"no process has come up for {now_s - newest_s:.0f} s", None
-        told = f"no step was done for {now_s - newest_s:.0f} s"
-        if quiet and quiet_s > limit_s / 2:  # the others wait for it, and beat while they do
-            return f"{told}; {_silence(quiet.pulse, quiet_s)}", quiet.pulse.rank
-        behind = sorted(going, key=lambda one: one.pulse.marks)
-        if len(behind) > 1 and behind[0].pulse.marks < behind[1].pulse.marks:
-            rank = behind[0].pulse.rank
-            return f"{told}; rank {rank} is behind all others ({where(behind[0].pulse)})", rank
-        return told, None
+        if not self.ranks:
+            return Hang(detail=f"no process has started for {no_step_s:.0f} s")
+        detail = f"no step has finished for {no_step_s:.0f} s"
+        if oldest and silent_s > limit_s / 2:  # the others wait for it and send heartbeats
+            detail = f"{detail}; {_silence(oldest, silent_s)}"
+            return Hang(detail=detail, rank=oldest.heartbeat.rank)
+        return self._slowest_rank(detail)
+
+    def _slowest_rank(self, detail: str) -> Hang:
+        """A hang with the one rank that is behind all others, if there is one."""
+        ranks = sorted((one.heartbeat for one in self._running()), key=lambda one: one.steps)
+        if len(ranks) < 2 or ranks[0].steps == ranks[1].steps:
+            return Hang(detail=detail)
+        behind = ranks[0]
+        detail = f"{detail}; rank {behind.rank} is behind all others ({behind.location})"
+        return Hang(detail=detail, rank=behind.rank)
+
+    def _running(self) -> list[RankStatus]:
+        return [one for one in self.ranks.values() if not one.heartbeat.ended]
 
 
-def _silence(pulse: Heartbeat, lasts_s: float) -> str:
-    return f"rank {pulse.rank} has given no sign for {lasts_s:.0f} s ({where(pulse)})"
-
-
-def where(pulse: Heartbeat) -> str:
-    """The process of a rank, as people find it."""
-    return f"process {pulse.process.pid} on {pulse.process.host}, slice {pulse.slice_name}"
+def _silence(rank: RankStatus, lasts_s: float) -> str:
+    heartbeat = rank.heartbeat
+    return f"rank {heartbeat.rank} has sent no heartbeat for {lasts_s:.0f} s ({heartbeat.location})"

@@ -1,4 +1,4 @@
-"""Journal room: the runs below a storage directory: found, listed, removed."""
+"""The runs in a storage directory: listing, finding and removing them."""
 
 import os
 import time
@@ -8,88 +8,65 @@ from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownRun
 from orchestrator.journal import files
-from orchestrator.journal.reading import Clock, Journal
+from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.types.run import LIVE, Run
 
-MOST_NAMES = 12
+MAX_KEYS = 12  # in a message
 
 
-def journals(storage: Path) -> list[Journal]:
-    """The directories of runs, in no order that matters."""
-    return [Journal(path) for path in entries(storage) if _holds_run(path)]
+def list_journals(storage: Path) -> list[Journal]:
+    """The journals of all runs, by name. A storage that does not exist has none."""
+    return [Journal(path) for path in files.entries(storage) if _is_run(path)]
 
 
-def entries(storage: Path) -> list[Path]:
-    """What lies in a storage, by name. One that does not exist holds nothing."""
-    try:
-        return sorted(storage.iterdir())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise JournalUnreadable(f"{storage}: cannot be read: {error.strerror}") from error
+def _is_run(path: Path) -> bool:
+    return not path.name.startswith(".") and Journal(path).paths.events.is_dir()
 
 
-def _holds_run(path: Path) -> bool:
-    return not path.name.startswith(".") and Journal(path).places.events.is_dir()
-
-
-def runs(storage: Path) -> tuple[list[Run], list[str]]:
-    """Every run, newest first, and what is wrong with the directories that tell none."""
-    read: list[Run] = []
+def list_runs(storage: Path) -> tuple[list[Run], list[str]]:
+    """Every run, newest first, and what is wrong with folders that cannot be read."""
+    runs: list[Run] = []
     problems: list[str] = []
-    for journal in journals(storage):
+    for journal in list_journals(storage):
         try:
-            read.append(journal.run())
+            runs.append(journal.run())
         except JournalUnreadable as error:
             problems.append(str(error))
-    return sorted(read, key=lambda run: (-run.submitted_at_s, run.run)), problems
+    return sorted(runs, key=lambda run: (-run.submitted_at_s, run.run)), problems
 
 
-def find(storage: Path, wanted: str) -> Journal:
-    """The run of that key, or of the only key that begins so, or in the directory of that path."""
-    known = {journal.key: journal for journal in journals(storage)}
-    if wanted in known:
-        return known[wanted]
-    if os.sep in wanted or wanted in {".", ".."}:
-        if _holds_run(Path(wanted).absolute()):
-            return Journal(Path(wanted).absolute())
-        raise UnknownRun("run", wanted, _shown(list(known)), storage)
-    matching = [key for key in known if wanted and key.startswith(wanted)]
+def find_run(storage: Path, name: str) -> Journal:
+    """The run with that key, the only one whose key begins so, or the one in that folder."""
+    known = {journal.key: journal for journal in list_journals(storage)}
+    if name in known:
+        return known[name]
+    if os.sep in name or name in {".", ".."}:
+        if _is_run(Path(name).absolute()):
+            return Journal(Path(name).absolute())
+        raise UnknownRun("run", name, _some(list(known)), storage)
+    matching = [key for key in known if name and key.startswith(name)]
     if len(matching) == 1:
         return known[matching[0]]
     if matching:
-        listed = ", ".join(_shown(matching))
-        raise SpecError(f"run {wanted!r} may be any of {listed}; write more of its key")
-    raise UnknownRun("run", wanted, _shown(list(known)), storage)
+        raise SpecError(f"run {name!r} is ambiguous: {', '.join(_some(matching))}")
+    raise UnknownRun("run", name, _some(list(known)), storage)
 
 
-@contextmanager
-def landmark(storage: Path) -> Iterator[Path]:
-    """Something that lies in the storage for a while: who sees it elsewhere sees this storage."""
-    folder = files.prepare_folder(storage.absolute() / "landmark")
-    try:
-        yield folder
-    finally:
-        files.delete(folder)
+def _some(keys: list[str]) -> list[str]:
+    """Keys for a message."""
+    more = len(keys) - MAX_KEYS
+    return [*keys[:MAX_KEYS], f"and {more} more"] if more > 0 else keys
 
 
-def _shown(keys: list[str]) -> list[str]:
-    """Keys for a message, not too many."""
-    more = len(keys) - MOST_NAMES
-    if more > 0:
-        return [*keys[:MOST_NAMES], f"and {more} more"]
-    return keys
+def remove_run(journal: Journal, clock: Clock = time.time) -> None:
+    """Remove a run with all its files: hide it in one rename, then delete it.
 
-
-def remove(journal: Journal, clock: Clock = time.time) -> None:
-    """Remove a run with all it left: out of sight in one rename, then off the disk.
-
-    `RunIsLive` while something drives it, or may begin to.
+    `RunIsLive` while something drives it, or may start to.
     """
-    _check_dead(journal, journal.key, clock)
+    _check_ended(journal, journal.key, clock)
     hidden = files.hide(journal.path.absolute())
     try:
-        _check_dead(Journal(hidden), journal.key, clock)  # a driver may just have taken it up
+        _check_ended(Journal(hidden), journal.key, clock)  # a driver may just have claimed it
     except RunIsLive:
         files.publish(hidden, journal.path.absolute())
         raise
@@ -97,7 +74,17 @@ def remove(journal: Journal, clock: Clock = time.time) -> None:
     files.sweep(journal.path.absolute().parent)
 
 
-def _check_dead(journal: Journal, key: str, clock: Clock) -> None:
+def _check_ended(journal: Journal, key: str, clock: Clock) -> None:
     run = journal.run(clock)
     if run.state in LIVE:
         raise RunIsLive(f"run {key} is {run.state}: cancel it first, and wait until it has ended")
+
+
+@contextmanager
+def shared_marker(storage: Path) -> Iterator[Path]:
+    """A temporary folder in the storage: another machine that sees it shares this storage."""
+    folder = files.prepare_folder(storage.absolute())
+    try:
+        yield folder
+    finally:
+        files.delete(folder)

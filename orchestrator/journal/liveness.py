@@ -1,29 +1,36 @@
-"""Journal room: which process this is, and whether another one still exists. Knows the system."""
+"""The identity of processes, and whether a process still exists."""
 
 import os
 import socket
 from pathlib import Path
 
+import psutil
+
 from orchestrator.types.run import ProcessIdentity
 
 PROC = Path("/proc")
-ENDED_STATES = frozenset("ZX")  # ended, and not yet waited for by the parent
+ENDED = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+# The boot time that the system reports moves by up to a second when its clock is adjusted.
+CLOCK_TOLERANCE_S = 2.0
 
 
 def this_process() -> ProcessIdentity:
-    """Whoever calls."""
+    """The calling process."""
     pid = os.getpid()
-    stat = _stat(pid)
     return ProcessIdentity(
         host=socket.gethostname(),
         pid=pid,
         machine=this_machine(),
-        started=stat[1] if stat else None,
+        started_s=_started_s(psutil.Process(pid)),
     )
 
 
 def this_machine() -> str | None:
-    """This boot of this machine, as processes see it that can see each other's pids."""
+    """This boot of this machine, as seen by processes that share its process numbers.
+
+    Containers on one machine share the boot but not the numbers: the pid namespace tells them
+    apart, which psutil does not report.
+    """
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {(PROC / 'self/ns/pid').readlink()}"
@@ -32,17 +39,17 @@ def this_machine() -> str | None:
 
 
 def is_gone(process: ProcessIdentity) -> bool:
-    """Whether the process is known not to exist any more; False where this machine cannot know."""
+    """Whether the process is known to have ended; False where this machine cannot know."""
     if process.machine is None or process.machine != this_machine():
         return False
     try:
-        os.kill(process.pid, 0)
-    except ProcessLookupError:
+        current = psutil.Process(process.pid)
+        reused = abs(_started_s(current) - process.started_s) > CLOCK_TOLERANCE_S
+        return reused or current.status() in ENDED
+    except psutil.NoSuchProcess:
         return True
-    except PermissionError:
-        pass  # it is another user's: it exists
-    stat = _stat(process.pid)
-    return stat is not None and (stat[0] in ENDED_STATES or stat[1] != process.started)
+    except psutil.AccessDenied:
+        return False  # it belongs to another user: it exists
 
 
 def is_alive(process: ProcessIdentity) -> bool:
@@ -51,11 +58,6 @@ def is_alive(process: ProcessIdentity) -> bool:
     return here and not is_gone(process)
 
 
-def _stat(pid: int) -> tuple[str, str] | None:
-    """State and time of start of a process; None where the system does not say."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()  # a name in brackets may hold anything
-    return fields[0], fields[19]
+def _started_s(process: psutil.Process) -> float:
+    """Seconds from boot to the start of a process; adjusting the clock does not change it."""
+    return round(process.create_time() - psutil.boot_time(), 2)

@@ -1,160 +1,233 @@
-"""Journal room: how a run begins, who takes it up, and what others may leave for its driver."""
+"""Who may write a journal: claiming a run as its driver, and writing as its only writer.
 
-import re
+Whoever writes an event creates the file of the next number, which only one process can. A driver
+that counted as dead but is alive gets `Superseded` at its next event or heartbeat.
+"""
+
+import threading
 import time
-import uuid
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from orchestrator.errors import JournalUnwritable, RunExists, RunHasEnded, RunIsLive, SpecError
+from orchestrator.errors import (
+    JournalUnreadable,
+    JournalUnwritable,
+    RunHasEnded,
+    RunIsLive,
+    Superseded,
+)
 from orchestrator.journal import event_log, files, liveness
-from orchestrator.journal.events import CancelRequest, Claimed, Submitted, text_of
-from orchestrator.journal.reading import Clock, Journal
-from orchestrator.journal.run_paths import RunPaths
-from orchestrator.journal.run_state import begun, told
-from orchestrator.journal.run_status import BEAT_S, named
-from orchestrator.journal.writing import Writer, keep
+from orchestrator.journal.events import (
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    CancelRequest,
+    Claimed,
+    Ended,
+    Pending,
+    Stopping,
+    encode,
+)
+from orchestrator.journal.run_journal import Clock, Journal
+from orchestrator.journal.run_state import RunState, apply, violation
+from orchestrator.journal.run_status import HEARTBEAT_S, process_name
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
-from orchestrator.types.run import LIVE, Run, Submission, TrackedRun
-from orchestrator.types.spec import Spec
-
-KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """What a run starts from. `plan` is the one that is run; a rehearsal's is a small copy of the
-    plan `rehearses`. `documents` are kept as they are, by name. `folder` is the spec's, and
-    `profile` the range of steps to trace; `study` is the key of the one it is a trial of.
-    """
-
-    spec: Spec
-    plan: Plan
-    steps: int
-    rehearsal: bool = False
-    rehearses: Plan | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    documents: Mapping[str, bytes] = field(default_factory=dict)
-    folder: str = ""
-    profile: tuple[int, int] | None = None
-    study: str | None = None
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import (
+    LIVE,
+    AttemptReason,
+    EndState,
+    Run,
+    StateReason,
+    TrackedRun,
+)
 
 
-def create(
-    storage: Path, opened: RunRequest, key: str | None = None, clock: Clock = time.time
-) -> Writer:
-    """Make the journal of a new run, whole or not at all; `RunExists` when the key is taken.
+class Writer:
+    """The right to write a journal, until another process claims it. Threads may share it."""
 
-    Without a key it is called after the spec and the plan, with the next number that is free.
-    """
-    if key is not None and not KEY.fullmatch(key):
-        legal = f"letters, digits, . _ and -, for example {opened.spec.name}-1"
-        raise SpecError(f"run key {key!r}: must be 1 to 100 of {legal}")
-    prepared = files.prepare_folder(storage / "run")
-    try:
-        submitted = _filled(RunPaths(prepared), opened, clock)
-        path = _published(prepared, storage, opened, key)
-    except BaseException:
-        with suppress(JournalUnwritable):  # swept later; the first error is the one told
-            files.delete(prepared)
-        raise
-    files.sweep(storage)
-    return Writer(Journal(path), begun(submitted), clock=clock)
+    def __init__(self, journal: Journal, state: RunState, *, clock: Clock = time.time) -> None:
+        self.journal, self._state, self._clock = journal, state, clock
+        self.number = state.writer  # of its claim, 0 for the submitter
+        self._lock = threading.RLock()
 
+    def run(self) -> Run:
+        """The run as it is now."""
+        return self.journal.run(self._clock)
 
-def _filled(places: RunPaths, opened: RunRequest, clock: Clock) -> Submitted:
-    """Write all that a run starts from."""
-    for folder in places.folders:
-        files.make_folder(folder)
-    plans = [opened.plan, *([opened.rehearses] if opened.rehearses else [])]
-    contents = {places.plan(plan.digest): codec.to_pretty_json(plan).encode() for plan in plans}
-    contents[places.spec] = codec.to_pretty_json(opened.spec).encode()
-    contents |= {places.documents / name: text for name, text in opened.documents.items()}
-    for path, content in contents.items():
-        keep(path, content)
-    submission = Submission(
-        id=uuid.uuid4().hex,
-        name=opened.spec.name,
-        rehearsal=opened.rehearsal,
-        rehearses=opened.rehearses.digest if opened.rehearses else None,
-        spec_digest=opened.plan.spec_digest,
-        plan_digest=opened.plan.digest,
-        pods=opened.plan.pods,
-        steps=opened.steps,
-        environment=dict(opened.environment),
-        submitter=liveness.this_process(),
-        folder=opened.folder,
-        profile=opened.profile,
-        study=opened.study,
-    )
-    submitted = Submitted(at_s=clock(), submission=submission)
-    event_log.append(places.events, 1, text_of(submitted))
-    return submitted
+    # --- events
 
+    def record_pending(self, reason: StateReason) -> None:
+        """Record what the run waits for. The same reason again writes nothing."""
+        if not (self._state.pending and self._state.pending.reason == reason):
+            self._append(Pending(at_s=self._clock(), reason=reason))
 
-def _published(prepared: Path, storage: Path, opened: RunRequest, key: str | None) -> Path:
-    """Give the journal its key: the one asked, or the next that is free."""
-    number = 0
-    while True:
-        number += 1
-        name = key or f"{opened.spec.name}-{codec.short(opened.plan.digest)}-{number}"
+    def start_attempt(self, plan: Plan, slices: tuple[str, ...] = ()) -> int:
+        """Start the next attempt; returns its number. Its folder is ready for steps and logs."""
+        self.save_plan(plan)
+        with self._lock:
+            number = self._state.next_attempt
+            files.make_folder(self.journal.paths.logs(number))
+            files.make_folder(self.journal.paths.heartbeats(number))
+            self._append(
+                AttemptStarted(
+                    at_s=self._clock(),
+                    attempt=number,
+                    plan_digest=plan.digest,
+                    pods=plan.pods,
+                    slices=slices,
+                )
+            )
+        return number
+
+    def record_stopping(self, reason: StateReason) -> None:
+        """Record that the attempt was asked to stop."""
+        self._append(Stopping(at_s=self._clock(), reason=reason))
+
+    def end_attempt(
+        self, reason: AttemptReason, *, error: str | None = None, first_dead_rank: int | None = None
+    ) -> None:
+        """Record why the attempt ended, once no process of it is left."""
+        self._append(
+            AttemptEnded(
+                at_s=self._clock(),
+                attempt=self._state.next_attempt - 1,
+                reason=reason,
+                error=error,
+                first_dead_rank=first_dead_rank,
+            )
+        )
+
+    def end_run(self, state: EndState, reason: StateReason | None = None) -> None:
+        """Record how the run ended."""
+        self._append(Ended(at_s=self._clock(), state=state, reason=reason))
+
+    # --- plans and proofs
+
+    def save_plan(self, plan: Plan) -> None:
+        """Store a plan that the run uses."""
+        content = codec.to_pretty_json(plan).encode()
+        files.write_once(self.journal.paths.plan(plan.digest), content)
+
+    def save_proof(self, proof: Proof) -> None:
+        """Store the proof of a plan."""
+        content = codec.to_pretty_json(proof).encode()
+        files.write_once(self.journal.paths.proof(proof.plan_digest), content)
+
+    # --- heartbeats
+
+    def heartbeat(self) -> CancelRequest | None:
+        """Send a heartbeat, and return the request to stop that counts.
+
+        A driver that waits calls this repeatedly. It gets `Superseded` when another process has
+        claimed the run, and `JournalUnwritable` when the journal was removed.
+        """
+        with self._lock:
+            if event_log.exists(self.journal.paths.events, self._state.last + 1):
+                self._reload()
+            self._check_owner()
+            settled = self._state.settled_requests
+        files.touch(self.journal.paths.driver_heartbeat(self.number))
+        return self.journal.cancel_request(settled)
+
+    @contextmanager
+    def background_heartbeat(self) -> Iterator[None]:
+        """Send heartbeats from a thread during a `with` block."""
+        ended = threading.Event()
+
+        def repeat() -> None:
+            while not ended.wait(HEARTBEAT_S):
+                try:
+                    self.heartbeat()
+                except Superseded:
+                    return  # the driver gets the same error at its next event
+                except (JournalUnwritable, JournalUnreadable):
+                    continue  # the next heartbeat may succeed
+
+        thread = threading.Thread(target=repeat, name="journal heartbeat", daemon=True)
+        thread.start()
         try:
-            files.publish(prepared, storage / name)
-        except FileExistsError:
-            if key:
-                raise RunExists(key, storage / name) from None
-        else:
-            return storage / name
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    # --- fencing
+
+    def _append(self, event: AnyEvent) -> None:
+        with self._lock:
+            self._check_owner()
+            if broken := violation(self._state, event):
+                raise ValueError(f"{self.journal.key}: {broken}")
+            number = self._state.last + 1
+            try:
+                event_log.append(self.journal.paths.events, number, encode(event))
+            except FileExistsError as error:
+                self._reload()
+                why = f"another process wrote event {number}"
+                raise Superseded(f"{self.journal.key}: {why}") from error
+            except JournalUnwritable:
+                self._reload()  # the event may be there in spite of the error
+                raise
+            self._state = apply(self._state, number, event)
+
+    def _reload(self) -> None:
+        """Read the events again; `Superseded` when another process has claimed the run."""
+        self._state = self.journal.state()
+        self._check_owner()
+
+    def _check_owner(self) -> None:
+        if self._state.claim and self._state.writer != self.number:
+            owner = process_name(self._state.claim.driver)
+            raise Superseded(f"{self.journal.key}: {owner} has claimed the run")
 
 
-def claim(journal: Journal, *, resumes: bool = False, clock: Clock = time.time) -> Writer:
-    """Take a run up as its driver. `resumes` says that a person wants it to go on: its budgets are
-    fresh, and what was asked of the driver before no longer counts.
+def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.time) -> Writer:
+    """Become the driver of a run.
 
-    `RunIsLive` while another driver lives, `RunHasEnded` when it ended and nobody resumes it.
+    `resumes` means that a person wants it to go on: retry budgets start again, and earlier requests
+    to the driver no longer count. `RunIsLive` while another driver is alive, `RunHasEnded` when the
+    run has ended and nobody resumes it.
     """
     while True:
-        story = journal.story()  # read before the run: what comes in between takes our number
-        _check_free(journal.run(clock), resumes=resumes)
-        requests = event_log.read(journal.places.requests).last
+        state = journal.state()  # before the run: an event in between takes our number
+        _check_claimable(journal.run(clock), resumes=resumes)
+        requests = event_log.read(journal.paths.requests).last
         claimed = Claimed(
             at_s=clock(),
             driver=liveness.this_process(),
-            beat_s=BEAT_S,
+            heartbeat_s=HEARTBEAT_S,
             resumes=resumes,
-            settled_requests=requests if resumes else story.settled_requests,
+            settled_requests=requests if resumes else state.settled_requests,
         )
-        number = story.last + 1
-        with suppress(FileExistsError):  # somebody wrote first: see who
-            event_log.append(journal.places.events, number, text_of(claimed))
+        number = state.last + 1
+        with suppress(FileExistsError):  # another process wrote first: look again
+            event_log.append(journal.paths.events, number, encode(claimed))
             break
-    for folder in (journal.places.events, journal.places.requests):
+    for folder in (journal.paths.events, journal.paths.requests):
         files.sweep(folder)
-    return Writer(journal, told(story, number, claimed), clock=clock)
+    return Writer(journal, apply(state, number, claimed), clock=clock)
 
 
-def _check_free(run: Run, *, resumes: bool) -> None:
-    """Whether a driver may take the run up."""
+def _check_claimable(run: Run, *, resumes: bool) -> None:
     if run.state in LIVE and (run.driver or resumes):
-        who = f"{named(run.driver)} drives it" if run.driver else "its driver has not come yet"
-        raise RunIsLive(f"run {run.run} is {run.state}: {who}")
+        owner = f"{process_name(run.driver)} drives it" if run.driver else "its driver is starting"
+        raise RunIsLive(f"run {run.run} is {run.state}: {owner}")
     if run.state == "succeeded" or (run.ended_at_s is not None and not resumes):
         raise RunHasEnded(f"run {run.run} has ended: {run.state}")
 
 
-def ask_to_cancel(
-    journal: Journal, *, at_once: bool = False, why: str = "somebody asked"
+def request_cancel(
+    journal: Journal, *, at_once: bool = False, source: str = "cancel was requested"
 ) -> CancelRequest:
-    """Leave a request for the driver to stop, after a last checkpoint or at once."""
+    """Ask the driver to stop the run, after a last checkpoint or at once."""
     by = liveness.this_process()
-    request = CancelRequest(at_s=time.time(), by=by, at_once=at_once, why=why)
+    request = CancelRequest(at_s=time.time(), by=by, at_once=at_once, source=source)
     while True:
-        number = event_log.read(journal.places.requests).last + 1
+        number = event_log.read(journal.paths.requests).last + 1
         with suppress(FileExistsError):
-            event_log.append(journal.places.requests, number, text_of(request))
+            event_log.append(journal.paths.requests, number, encode(request))
             return request
 
 
@@ -164,6 +237,6 @@ def track(journal: Journal, tracking: TrackedRun, *, instead: bool = False) -> T
     `instead` replaces the earlier note, for a record that the tracker no longer has.
     """
     if instead:
-        files.replace(journal.places.tracking, codec.to_json(tracking))
-    keep(journal.places.tracking, codec.to_json(tracking))
-    return codec.from_json(journal.places.tracking.read_bytes(), TrackedRun)
+        files.replace(journal.paths.tracking, codec.to_json(tracking))
+    files.write_once(journal.paths.tracking, codec.to_json(tracking))
+    return codec.from_json(files.read(journal.paths.tracking), TrackedRun)

@@ -1,84 +1,94 @@
-"""Journal room: whether to try a run again. Pure: a decision from what happened and two budgets."""
+"""Whether to start another attempt. Pure: a decision from the attempts and two budgets."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.journal.run_status import AFTER, after, first_line
-from orchestrator.types.run import Attempt, Run
+from orchestrator.journal.run_status import ATTEMPT_ENDS, first_line, last_attempt_text
+from orchestrator.types.run import Attempt, ReasonCode, Run, StateReason
 from orchestrator.types.spec import RetryLimits
 
-# What differs from one time to the next in the text of one and the same error.
+# Addresses, digests and numbers differ between two occurrences of the same error.
 VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Whether to begin another attempt, and why, as a person reads it."""
+    """Whether to start another attempt, and why."""
 
     retry: bool
-    why: str
+    reason: StateReason
 
 
 def decide_retry(run: Run, retries: RetryLimits) -> Decision:
     """What to do after the newest attempt, which has ended.
 
-    Failures and hangs are charged to one budget and preemptions to another, each since the last
-    attempt that came farther than all before it. An error that comes back at the same step would
-    come back for ever, so it ends the run whatever the budgets say. An attempt that was lost with
-    its driver costs nothing: nobody knows what it died of.
+    Failures and hangs count against one budget and preemptions against another, each since the
+    last attempt that got further than all before it. The same error at the same step would come
+    back forever, so it ends the run whatever the budgets are. An attempt that was lost with its
+    driver costs nothing: its cause is unknown.
     """
     attempts = run.attempts
     if not attempts or attempts[-1].reason is None:
         raise ValueError(f"{run.run}: no attempt has ended")
     last = attempts[-1]
-    told = after(attempts) or ""
+    ending = last_attempt_text(attempts) or ""
     if last.reason in ("finished", "cancelled"):
-        return Decision(retry=False, why=told)
-    if run.cancel_asked_at_s is not None:
-        return Decision(retry=False, why=f"{told}; and somebody asked to cancel the run")
-    if same := _same_before(attempts):
-        ended = AFTER["hang" if last.reason == "hang" else "failure"]
-        both = f"attempts {same.number} and {last.number} both {ended} {_came(last)}"
-        return Decision(retry=False, why=f"{both}, so no other is tried: {first_line(last.error)}")
+        return _decision(False, "not_retried", ending)
+    if run.cancel_requested_at_s is not None:
+        return _decision(False, "cancel_requested", f"{ending}; cancel was requested")
+    if previous := _previous_occurrence(attempts):
+        return _decision(False, "repeated_error", _repetition(previous, last))
     if last.reason == "lost":
-        return Decision(retry=True, why=told)
-    preempted = last.reason == "preemption"
-    spent = _since_progress(attempts, run.resumed_at, preempted=preempted)
+        return _decision(True, "retried", ending)
+    return _within_budget(run, retries, ending)
+
+
+def _decision(retry: bool, code: ReasonCode, detail: str) -> Decision:
+    return Decision(retry=retry, reason=StateReason(code=code, detail=detail))
+
+
+def _within_budget(run: Run, retries: RetryLimits, ending: str) -> Decision:
+    """Whether the budget for the kind of the last attempt's end allows another."""
+    preempted = run.attempts[-1].reason == "preemption"
+    used = _since_progress(run.attempts, run.resumed_at, preempted=preempted)
     budget = retries.preemptions if preempted else retries.failures
     kind = "preemption" if preempted else "failure"
-    count = f"{kind} {spent} without progress, of {budget} that are tried again"
-    return Decision(retry=spent <= budget, why=f"{told} ({count})")
+    detail = f"{ending} ({kind} {used} without progress; the limit is {budget})"
+    retry = used <= budget
+    return _decision(retry, "retried" if retry else "retries_exhausted", detail)
 
 
-def _came(attempt: Attempt) -> str:
-    """How far an attempt came."""
-    done = attempt.steps_done
-    return f"after step {done:,}" if done else "before the first step was done"
+def _repetition(previous: Attempt, last: Attempt) -> str:
+    ended = ATTEMPT_ENDS["hang" if last.reason == "hang" else "failure"]
+    done = last.steps_done
+    when = f"after step {done:,}" if done else "before the first step"
+    both = f"attempts {previous.number} and {last.number} both {ended} {when}"
+    return f"{both}, so the run is not retried: {first_line(last.error)}"
 
 
-def _same_before(attempts: Sequence[Attempt]) -> Attempt | None:
-    """The failure before the last one, when both are the same error at the same step."""
-    charged = [attempt for attempt in attempts if attempt.reason in ("failure", "hang")]
-    if len(charged) < 2 or charged[-1] is not attempts[-1]:
+def _previous_occurrence(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The previous failure, if the last attempt failed with the same error at the same step."""
+    failures = [attempt for attempt in attempts if attempt.reason in ("failure", "hang")]
+    if len(failures) < 2 or failures[-1] is not attempts[-1]:
         return None
-    before, last = charged[-2:]
+    previous, last = failures[-2:]
     if not last.error:
-        return None  # two deaths that nobody explains may have two causes
-    return before if _fingerprint(before) == _fingerprint(last) else None
+        return None  # two unexplained deaths may have two causes
+    return previous if _fingerprint(previous) == _fingerprint(last) else None
 
 
 def _fingerprint(attempt: Attempt) -> tuple[object, ...]:
-    """What two occurrences of one error share."""
+    """What two occurrences of one error have in common."""
     return attempt.reason, attempt.steps_done, VARYING.sub("#", attempt.error or "")
 
 
 def _since_progress(attempts: Sequence[Attempt], resumed_at: int, *, preempted: bool) -> int:
-    """Attempts of the last one's kind since one came farther than all before, that one counted."""
-    charged = ("preemption",) if preempted else ("failure", "hang")
-    farthest = spent = 0
+    """The attempts that count against a budget since one got further than all before it."""
+    counted = ("preemption",) if preempted else ("failure", "hang")
+    furthest = used = 0
     for attempt in attempts:
-        if attempt.steps_done > farthest:
-            farthest, spent = attempt.steps_done, 0
-        spent += attempt.reason in charged and attempt.number >= resumed_at
-    return spent
+        if attempt.steps_done > furthest:
+            furthest, used = attempt.steps_done, 0
+        used += attempt.reason in counted and attempt.number >= resumed_at
+    return used

@@ -1,4 +1,4 @@
-"""Journal room: where in a run's directory each thing lies. Knows names alone."""
+"""The layout of a run's folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,15 +8,22 @@ from orchestrator.types.codec import short
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The layout of the directory of one run."""
+    """Where each file of a run is."""
 
     root: Path
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """What every run's directory holds."""
-        kept = (self.plans, self.proofs, self.documents)
-        return (self.events, self.requests, self.signs, *kept, self.attempts, self.driver_logs)
+        """The folders that every run has."""
+        written_once = (self.plans, self.proofs, self.documents)
+        return (
+            self.events,
+            self.requests,
+            self.driver_heartbeats,
+            *written_once,
+            self.attempts,
+            self.driver_logs,
+        )
 
     @property
     def events(self) -> Path:
@@ -25,7 +32,7 @@ class RunPaths:
 
     @property
     def requests(self) -> Path:
-        """What others ask of the driver, numbered."""
+        """Requests to the driver, numbered."""
         return self.root / "requests"
 
     @property
@@ -62,7 +69,7 @@ class RunPaths:
 
     @property
     def documents(self) -> Path:
-        """What else belongs to the run: its spec as written, the uncommitted changes, a report."""
+        """Other files of the run: its spec as written, uncommitted changes, a report."""
         return self.root / "documents"
 
     @property
@@ -70,8 +77,8 @@ class RunPaths:
         return self.root / "attempts"
 
     @property
-    def signs(self) -> Path:
-        return self.root / "signs"
+    def driver_heartbeats(self) -> Path:
+        return self.root / "heartbeats"
 
     @property
     def driver_logs(self) -> Path:
@@ -81,12 +88,15 @@ class RunPaths:
         return self.plans / f"{short(digest)}.json"
 
     def proof(self, plan_digest: str) -> Path:
-        """The proof of the plan of that digest."""
+        """The proof of the plan with that digest."""
         return self.proofs / f"{short(plan_digest)}.json"
 
-    def sign(self, writer: int) -> Path:
-        """The file whose time is the last sign of a writer."""
-        return self.signs / f"{writer:06d}"
+    def driver_heartbeat(self, writer: int) -> Path:
+        """The file whose time is the last heartbeat of a writer."""
+        return self.driver_heartbeats / f"{writer:06d}"
+
+    def driver_log(self, writer: int) -> Path:
+        return self.driver_logs / f"driver-{writer:06d}.log"
 
     def attempt(self, number: int) -> Path:
         return self.attempts / f"{number:03d}"
@@ -94,19 +104,16 @@ class RunPaths:
     def steps(self, attempt: int) -> Path:
         return self.attempt(attempt) / "steps.jsonl"
 
+    def heartbeats(self, attempt: int) -> Path:
+        """The folder with the last heartbeat of each rank."""
+        return self.attempt(attempt) / "heartbeats"
+
+    def heartbeat(self, attempt: int, rank: int) -> Path:
+        return self.heartbeats(attempt) / f"rank-{rank}"
+
     def logs(self, attempt: int) -> Path:
-        """The folder with a log for each rank of an attempt."""
+        """The folder with a log of each rank."""
         return self.attempt(attempt) / "logs"
-
-    def pulses(self, attempt: int) -> Path:
-        """The folder with the last sign of each rank of an attempt."""
-        return self.attempt(attempt) / "pulses"
-
-    def pulse(self, attempt: int, rank: int) -> Path:
-        return self.pulses(attempt) / f"rank-{rank}"
 
     def rank_log(self, attempt: int, rank: int) -> Path:
         return self.logs(attempt) / f"rank-{rank}.log"
-
-    def driver_log(self, writer: int) -> Path:
-        return self.driver_logs / f"driver-{writer:06d}.log"

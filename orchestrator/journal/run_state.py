@@ -1,7 +1,7 @@
-"""Journal room: what a run's events tell, one after another. Pure: no files, no clock.
+"""The state of a run, derived from its events one after another. Pure: no files, no clock.
 
-A writer is held to the rules. A reader is not refused: where a file in between was damaged, what
-comes after it is believed as far as it makes sense, and what is wrong is noted.
+A writer must follow the rules. A reader goes on where a file was damaged: it applies later events
+as far as they make sense, and notes what is wrong.
 """
 
 from dataclasses import dataclass, replace
@@ -21,8 +21,10 @@ from orchestrator.types.run import Attempt
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """What has happened so far. `last` is the number of the newest event, `writer` of the newest
-    claim: 0 before the first.
+    """What the events say so far.
+
+    `last` is the number of the newest event and `writer` that of the newest claim, 0 before the
+    first.
     """
 
     submitted: Submitted
@@ -39,13 +41,13 @@ class RunState:
 
     @property
     def open_attempt(self) -> Attempt | None:
-        """The attempt that goes on."""
+        """The attempt that is running."""
         newest = self.attempts[-1] if self.attempts else None
         return newest if newest and newest.reason is None else None
 
     @property
     def next_attempt(self) -> int:
-        """The number that the next attempt gets."""
+        """The number of the next attempt."""
         return self.attempts[-1].number + 1 if self.attempts else 1
 
     @property
@@ -54,84 +56,92 @@ class RunState:
         return self.claim.settled_requests if self.claim else 0
 
 
-def refusal(story: RunState, event: AnyEvent) -> str | None:
-    """Why a writer may not write this event next; None when it may."""
+def initial(submitted: Submitted) -> RunState:
+    """The state after the first event."""
+    return RunState(submitted=submitted, last=1, last_at_s=submitted.at_s)
+
+
+def violation(state: RunState, event: AnyEvent) -> str | None:
+    """The rule that this event breaks when it comes next; None when it may."""
     if isinstance(event, Submitted):
         return "the run was submitted before"
     if isinstance(event, Claimed):
         return None
-    if story.ended:
-        return f"the run has ended: {story.ended.state}"
-    open_attempt = story.open_attempt
+    if state.ended:
+        return f"the run has ended: {state.ended.state}"
+    open_attempt = state.open_attempt
     if isinstance(event, AttemptEnded):
         number = open_attempt.number if open_attempt else None
-        return None if event.attempt == number else f"attempt {event.attempt} does not go on"
+        return None if event.attempt == number else f"attempt {event.attempt} is not running"
     if isinstance(event, Stopping):
         return None
     if open_attempt:
-        return f"attempt {open_attempt.number} goes on"
+        return f"attempt {open_attempt.number} is running"
     if isinstance(event, AttemptStarted):
-        return _refused_start(story, event)
+        return _start_violation(state, event)
     return None
 
 
-def _refused_start(story: RunState, event: AttemptStarted) -> str | None:
-    if not story.claim:
-        return "no driver has taken the run"
-    expected = story.next_attempt
+def _start_violation(state: RunState, event: AttemptStarted) -> str | None:
+    if not state.claim:
+        return "no driver has claimed the run"
+    expected = state.next_attempt
     return None if event.attempt == expected else f"the next attempt is {expected}"
 
 
-def told(story: RunState, number: int, event: AnyEvent) -> RunState:
-    """The story with one more event. One that does not follow is noted, and believed only where it
-    tells by itself what became of what was before.
+def apply(state: RunState, number: int, event: AnyEvent) -> RunState:
+    """The state after one more event.
+
+    An event that breaks a rule is noted. It is applied only if it implies how what came before it
+    ended.
     """
-    why = refusal(story, event)
-    if why:
-        note = f"event {number} ({event.__struct_config__.tag}) does not follow: {why}"
-        story = replace(story, problems=(*story.problems, note))
-    if why is None or _tells_by_itself(story, event):
-        story = replace(_changed(story, number, event), last_at_s=event.at_s)
-    return replace(story, last=number)
+    broken = violation(state, event)
+    if broken:
+        note = f"event {number} ({event.__struct_config__.tag}) is out of order: {broken}"
+        state = replace(state, problems=(*state.problems, note))
+    if broken is None or _stands_alone(state, event):
+        state = replace(_changed(state, number, event), last_at_s=event.at_s)
+    return replace(state, last=number)
 
 
-def _tells_by_itself(story: RunState, event: AnyEvent) -> bool:
+def _stands_alone(state: RunState, event: AnyEvent) -> bool:
     if isinstance(event, AttemptStarted):
-        return event.attempt >= story.next_attempt
+        return event.attempt >= state.next_attempt
     return isinstance(event, Ended)
 
 
-def begun(submitted: Submitted) -> RunState:
-    """The story with its first event."""
-    return RunState(submitted=submitted, last=1, last_at_s=submitted.at_s)
-
-
-def _changed(story: RunState, number: int, event: AnyEvent) -> RunState:
+def _changed(state: RunState, number: int, event: AnyEvent) -> RunState:
     match event:
         case Claimed():
-            return _claimed(story, number, event)
+            return _after_claim(state, number, event)
         case Pending():
-            return replace(story, pending=event)
+            return replace(state, pending=event)
         case AttemptStarted():
-            return _started(story, event)
+            return _after_start(state, event)
         case Stopping():
-            return replace(story, stopping=event)
+            return replace(state, stopping=event)
         case AttemptEnded():
-            newest = replace(
-                story.attempts[-1],
-                ended_at_s=event.at_s,
-                reason=event.reason,
-                error=event.error,
-                first_dead_rank=event.first_dead_rank,
-            )
-            return replace(story, attempts=(*story.attempts[:-1], newest))
+            return _after_attempt(state, event)
         case Ended():
-            attempts = _all_closed(story)
-            return replace(story, attempts=attempts, ended=event, pending=None, stopping=None)
-    return story
+            attempts = _closed_attempts(state)
+            return replace(state, attempts=attempts, ended=event, pending=None, stopping=None)
+    return state
 
 
-def _started(story: RunState, event: AttemptStarted) -> RunState:
+def _after_claim(state: RunState, number: int, claim: Claimed) -> RunState:
+    return replace(
+        state,
+        claim=claim,
+        writer=number,
+        attempts=_closed_attempts(state),
+        resumed_at=state.next_attempt if claim.resumes else state.resumed_at,
+        pending=None,
+        stopping=None,
+        ended=None,
+    )
+
+
+def _after_start(state: RunState, event: AttemptStarted) -> RunState:
     attempt = Attempt(
         number=event.attempt,
         plan_digest=event.plan_digest,
@@ -139,25 +149,23 @@ def _started(story: RunState, event: AttemptStarted) -> RunState:
         slices=event.slices,
         started_at_s=event.at_s,
     )
-    attempts = (*_all_closed(story), attempt)
-    return replace(story, attempts=attempts, pending=None, stopping=None, ended=None)
+    attempts = (*_closed_attempts(state), attempt)
+    return replace(state, attempts=attempts, pending=None, stopping=None, ended=None)
 
 
-def _claimed(story: RunState, number: int, claim: Claimed) -> RunState:
-    return replace(
-        story,
-        claim=claim,
-        writer=number,
-        attempts=_all_closed(story),
-        resumed_at=story.next_attempt if claim.resumes else story.resumed_at,
-        pending=None,
-        stopping=None,
-        ended=None,
+def _after_attempt(state: RunState, event: AttemptEnded) -> RunState:
+    newest = replace(
+        state.attempts[-1],
+        ended_at_s=event.at_s,
+        reason=event.reason,
+        error=event.error,
+        first_dead_rank=event.first_dead_rank,
     )
+    return replace(state, attempts=(*state.attempts[:-1], newest))
 
 
-def _all_closed(story: RunState) -> tuple[Attempt, ...]:
-    """The attempts, none of which goes on: one whose end nobody told is lost."""
-    if not story.open_attempt:
-        return story.attempts
-    return (*story.attempts[:-1], replace(story.attempts[-1], reason="lost"))
+def _closed_attempts(state: RunState) -> tuple[Attempt, ...]:
+    """The attempts, with a running one `lost`: nobody wrote down how it ended."""
+    if not state.open_attempt:
+        return state.attempts
+    return (*state.attempts[:-1], replace(state.attempts[-1], reason="lost"))

@@ -1,4 +1,4 @@
-"""Journal room: a story and the signs of life, folded into a Run. Pure: no files, no clock."""
+"""The status of a run, from its events and from signs of life. Pure: no files, no clock."""
 
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -7,22 +7,24 @@ from orchestrator.journal.events import CancelRequest
 from orchestrator.journal.run_state import RunState
 from orchestrator.types.run import (
     Attempt,
+    AttemptReason,
     ProcessIdentity,
-    Reason,
+    ReasonCode,
     RecentSteps,
     Run,
     Startup,
     State,
+    StateReason,
     TimedStep,
     TrackedRun,
 )
 
-BEAT_S = 2.0
-# So many beats missed, and a driver counts as gone.
-LOST_AFTER_BEATS = 5
-# A cluster may need so long to start the driver of a run that was submitted to it.
+HEARTBEAT_S = 2.0
+# A driver counts as gone after this many missing heartbeats.
+MISSING_HEARTBEATS = 5
+# A cluster may need this long to start the driver of a submitted run.
 UNCLAIMED_S = 600.0
-AFTER: dict[Reason, str] = {
+ATTEMPT_ENDS: dict[AttemptReason, str] = {
     "failure": "failed",
     "preemption": "was preempted",
     "hang": "hung",
@@ -32,163 +34,101 @@ AFTER: dict[Reason, str] = {
 
 
 @dataclass(frozen=True)
-class Trace:
-    """What an attempt's step file shows at its two ends."""
+class StepSummary:
+    """The first and the last steps of an attempt."""
 
-    opening: Startup | None = None
+    startup: Startup | None = None
     last_steps: tuple[TimedStep, ...] = ()
+
+    @property
+    def steps_done(self) -> int:
+        return self.last_steps[-1].step.index + 1 if self.last_steps else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What is seen beside the events when a journal is read.
+    """What a reader of the journal sees apart from the events, at `now_s`.
 
-    `signed_at_s` is when the newest writer last gave a sign; `writer_is_gone` when its process is
-    known not to exist any more, and `writer_is_alive` when it is known to exist. `cancel` is the
-    newest request that still counts.
+    The writer is the driver, or the submitter before a driver has claimed the run.
+    `writer_is_gone` means that its process is known to have ended, `writer_is_alive` that it is
+    known to exist. `cancel` is the request to stop that counts.
     """
 
     now_s: float
-    signed_at_s: float | None = None
+    heartbeat_at_s: float | None = None
     writer_is_gone: bool = False
     writer_is_alive: bool = False
     cancel: CancelRequest | None = None
     tracking: TrackedRun | None = None
-    traces: dict[int, Trace] = field(default_factory=dict)
+    steps: dict[int, StepSummary] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
+    @property
+    def newest_steps(self) -> StepSummary:
+        """The steps of the newest attempt that did one."""
+        stepped = [number for number, summary in self.steps.items() if summary.last_steps]
+        return self.steps[max(stepped)] if stepped else StepSummary()
 
-def folded(key: str, journal: str, story: RunState, sight: Observation) -> Run:
-    """The run as it stands."""
-    submission = story.submitted.submission
-    attempts = tuple(_traced(attempt, sight.traces) for attempt in story.attempts)
-    state, why = judged(story, sight)
-    if attempts and attempts[-1].reason is None and state in ("lost", "cancelled"):
-        attempts = (*attempts[:-1], replace(attempts[-1], reason="lost"))
-    shown = attempts[-1] if attempts else None
-    recent_steps = _newest_steps(sight.traces)
-    last = recent_steps[-1] if recent_steps else None
+
+def build_run(key: str, journal: str, state: RunState, observed: Observation) -> Run:
+    """The run at the time of the observation."""
+    submission = state.submitted.submission
+    name, reason = current_state(state, observed)
+    attempts = _attempts(state, observed, name)
+    newest = attempts[-1] if attempts else None
+    steps = observed.newest_steps
+    last = steps.last_steps[-1] if steps.last_steps else None
     return Run(
         run=key,
         id=submission.id,
         name=submission.name,
-        state=state,
-        why=why,
+        state=name,
+        reason=reason,
         rehearsal=submission.rehearsal,
         rehearses=submission.rehearses,
         spec_digest=submission.spec_digest,
-        plan_digest=shown.plan_digest if shown else submission.plan_digest,
+        plan_digest=newest.plan_digest if newest else submission.plan_digest,
         journal=journal,
-        tracking=sight.tracking,
-        submitted_at_s=story.submitted.at_s,
-        ended_at_s=story.ended.at_s if story.ended else None,
-        read_at_s=sight.now_s,
-        cancel_asked_at_s=sight.cancel.at_s if sight.cancel else None,
-        pods=shown.pods if shown else submission.pods,
-        pods_asked=submission.pods,
+        tracking=observed.tracking,
+        submitted_at_s=state.submitted.at_s,
+        ended_at_s=state.ended.at_s if state.ended else None,
+        read_at_s=observed.now_s,
+        cancel_requested_at_s=observed.cancel.at_s if observed.cancel else None,
+        pods=newest.pods if newest else submission.pods,
+        requested_pods=submission.pods,
         steps=submission.steps,
-        steps_done=last.step.index + 1 if last else 0,
+        steps_done=steps.steps_done,
         last_step=last,
-        since_last_step_s=max(0.0, sight.now_s - last.at_s) if last else None,
-        since_last_sign_s=silence_s(story, sight),
-        recent=recent(recent_steps),
-        driver=story.claim.driver if story.claim else None,
-        resumed_at=story.resumed_at,
+        since_last_step_s=max(0.0, observed.now_s - last.at_s) if last else None,
+        since_last_heartbeat_s=silence_s(state, observed),
+        recent=recent_steps(steps.last_steps),
+        driver=state.claim.driver if state.claim else None,
+        resumed_at=state.resumed_at,
         attempts=attempts,
         environment=submission.environment,
         profile=submission.profile,
         study=submission.study,
-        problems=(*story.problems, *sight.problems),
+        problems=(*state.problems, *observed.problems),
     )
 
 
-def judged(story: RunState, sight: Observation) -> tuple[State, str | None]:
-    """The state, and what it waits for or why it ended or is lost."""
-    if story.ended:
-        return story.ended.state, story.ended.why
-    if gone := absence(story, sight):
-        if not sight.cancel:
-            return "lost", gone
-        came = _newest_steps(sight.traces)
-        steps_done = came[-1].step.index + 1 if came else 0
-        return "cancelled", stopped(sight.cancel, steps_done) if sight.cancel.at_once else gone
-    if story.stopping:
-        return "stopping", story.stopping.why
-    if open_attempt := story.open_attempt:
-        stepped = sight.traces.get(open_attempt.number, Trace()).last_steps
-        return ("running" if stepped else "starting"), None
-    if story.pending:
-        return "pending", story.pending.why
-    if story.attempts and story.attempts[-1].reason == "finished":
-        return "running", None  # to its last words
-    if story.claim:
-        return "starting", after(story.attempts)
-    waited_s = max(0.0, sight.now_s - story.submitted.at_s)
-    if sight.writer_is_alive:
-        who = named(story.submitted.submission.submitter)
-        return "submitted", f"orch submit ({who}) has been starting it for {waited_s:,.0f} s"
-    return "submitted", f"no driver has taken it up in {waited_s:,.0f} s"
+def _attempts(state: RunState, observed: Observation, name: State) -> tuple[Attempt, ...]:
+    """The attempts with their steps. A running one is lost together with its driver."""
+    attempts = tuple(_with_steps(one, observed.steps) for one in state.attempts)
+    if attempts and attempts[-1].reason is None and name in ("lost", "cancelled"):
+        return (*attempts[:-1], replace(attempts[-1], reason="lost"))
+    return attempts
 
 
-def absence(story: RunState, sight: Observation) -> str | None:
-    """Why nothing drives the run any more; None while something does, or still may."""
-    silent_s = silence_s(story, sight)
-    if story.claim:
-        who, limit_s = "driver", story.claim.beat_s * LOST_AFTER_BEATS
-        process = story.claim.driver
-    else:
-        who, limit_s = "orch submit", UNCLAIMED_S
-        process = story.submitted.submission.submitter
-    # A real run may wait for its driver without whoever submitted it; a rehearsal cannot.
-    needed = story.claim is not None or story.submitted.submission.rehearsal
-    if sight.writer_is_gone and needed:
-        return f"its {who} ({named(process)}) is gone"
-    if silent_s > limit_s:
-        if not story.claim:
-            return f"no driver has taken it up in {silent_s:,.0f} s"
-        return f"its {who} ({named(process)}) has given no sign for {silent_s:,.0f} s"
-    return None
+def _with_steps(attempt: Attempt, steps: dict[int, StepSummary]) -> Attempt:
+    summary = steps.get(attempt.number, StepSummary())
+    restored = summary.startup.steps_done if summary.startup else 0
+    return replace(attempt, restored_steps=restored, steps_done=summary.steps_done)
 
 
-def named(process: ProcessIdentity) -> str:
-    """A process as people find it."""
-    return f"process {process.pid} on {process.host}"
-
-
-def silence_s(story: RunState, sight: Observation) -> float:
-    """Seconds since the last event, or the last sign of whoever writes the journal.
-
-    Steps are no sign: processes whose driver is gone may go on for a while, and nobody drives them.
-    """
-    return max(0.0, sight.now_s - max(story.last_at_s, sight.signed_at_s or 0.0))
-
-
-def after(attempts: tuple[Attempt, ...]) -> str | None:
-    """What the next attempt follows on, in a line."""
-    if not attempts:
-        return None
-    last = attempts[-1]
-    if last.reason is None or last.reason == "lost":
-        return f"attempt {last.number} was lost with its driver"
-    error = first_line(last.error)
-    return f"attempt {last.number} {AFTER[last.reason]}" + (f": {error}" if error else "")
-
-
-def stopped(asked: CancelRequest, steps_done: int, *, saved: bool = False) -> str:
-    """Why a run stopped that was asked to, how far it came, and whether that much is kept."""
-    when = f"after step {steps_done:,}" if steps_done else "before its first step"
-    at_once = ", at once" if asked.at_once and steps_done else ""
-    return f"{asked.why}{at_once}, {when}" + ("; its checkpoint is kept" if saved else "")
-
-
-def first_line(text: str | None) -> str:
-    """The first line of an error, which says what it is."""
-    return next(iter((text or "").strip().splitlines()), "")
-
-
-def recent(steps: tuple[TimedStep, ...]) -> RecentSteps | None:
-    """Medians over the steps that did not open an attempt; None when there are none."""
-    warm = [timed.step for timed in steps if timed.step.opening is None]
+def recent_steps(steps: tuple[TimedStep, ...]) -> RecentSteps | None:
+    """Medians over the steps after warm-up; None when there are none."""
+    warm = [timed.step for timed in steps if timed.step.startup is None]
     if not warm:
         return None
     return RecentSteps(
@@ -204,16 +144,101 @@ def _median(values: list[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _traced(attempt: Attempt, traces: dict[int, Trace]) -> Attempt:
-    trace = traces.get(attempt.number, Trace())
-    return replace(
-        attempt,
-        restored_steps=trace.opening.steps_done if trace.opening else 0,
-        steps_done=trace.last_steps[-1].step.index + 1 if trace.last_steps else 0,
-    )
+# --- the state and its reason
 
 
-def _newest_steps(traces: dict[int, Trace]) -> tuple[TimedStep, ...]:
-    """The last steps of the newest attempt that came to one."""
-    stepped = [number for number, trace in traces.items() if trace.last_steps]
-    return traces[max(stepped)].last_steps if stepped else ()
+def current_state(state: RunState, observed: Observation) -> tuple[State, StateReason | None]:
+    """The state of the run, and what it waits for or why it ended or is lost."""
+    if state.ended:
+        return state.ended.state, state.ended.reason
+    if absence := driver_absence(state, observed):
+        return _abandoned(absence, observed)
+    if state.stopping:
+        return "stopping", state.stopping.reason
+    if open_attempt := state.open_attempt:
+        stepped = observed.steps.get(open_attempt.number, StepSummary()).last_steps
+        return ("running" if stepped else "starting"), None
+    if state.pending:
+        return "pending", state.pending.reason
+    if state.attempts and state.attempts[-1].reason == "finished":
+        return "running", None  # its driver has yet to write that the run ended
+    if state.claim:
+        detail = last_attempt_text(state.attempts)
+        return "starting", _reason("after_attempt", detail) if detail else None
+    return "submitted", _unclaimed(state, observed)
+
+
+def _abandoned(absence: StateReason, observed: Observation) -> tuple[State, StateReason]:
+    """The state without a driver: a run that somebody asked to cancel is cancelled."""
+    if not observed.cancel:
+        return "lost", absence
+    if not observed.cancel.at_once:
+        return "cancelled", absence
+    return "cancelled", cancel_reason(observed.cancel, observed.newest_steps.steps_done)
+
+
+def _unclaimed(state: RunState, observed: Observation) -> StateReason:
+    waited_s = max(0.0, observed.now_s - state.submitted.at_s)
+    if observed.writer_is_alive:
+        submitter = process_name(state.submitted.submission.submitter)
+        detail = f"orch submit ({submitter}) has been starting its driver for {waited_s:,.0f} s"
+        return _reason("driver_starting", detail)
+    return _reason("unclaimed", f"no driver has claimed it for {waited_s:,.0f} s")
+
+
+def driver_absence(state: RunState, observed: Observation) -> StateReason | None:
+    """Why no process drives the run any more; None while one does or still may."""
+    silent_s = silence_s(state, observed)
+    submission = state.submitted.submission
+    if state.claim:
+        driver = f"its driver ({process_name(state.claim.driver)})"
+        if observed.writer_is_gone:
+            return _reason("driver_gone", f"{driver} is gone")
+        if silent_s > state.claim.heartbeat_s * MISSING_HEARTBEATS:
+            return _reason("driver_silent", f"{driver} has sent no heartbeat for {silent_s:,.0f} s")
+    # A real run may wait for its driver without its submitter; a rehearsal cannot.
+    elif observed.writer_is_gone and submission.rehearsal:
+        return _reason("driver_gone", f"orch submit ({process_name(submission.submitter)}) is gone")
+    elif silent_s > UNCLAIMED_S:
+        return _reason("unclaimed", f"no driver has claimed it for {silent_s:,.0f} s")
+    return None
+
+
+def silence_s(state: RunState, observed: Observation) -> float:
+    """Seconds since the last event or heartbeat of the writer.
+
+    Steps do not count: processes without a driver may go on for a while.
+    """
+    return max(0.0, observed.now_s - max(state.last_at_s, observed.heartbeat_at_s or 0.0))
+
+
+def cancel_reason(request: CancelRequest, steps_done: int, *, saved: bool = False) -> StateReason:
+    """Why a cancelled run ended, after how many steps, and whether its checkpoint has them all."""
+    when = f"after step {steps_done:,}" if steps_done else "before its first step"
+    at_once = ", at once" if request.at_once and steps_done else ""
+    checkpoint = "; its checkpoint is saved" if saved else ""
+    return _reason("cancel_requested", f"{request.source}{at_once}, {when}{checkpoint}")
+
+
+def last_attempt_text(attempts: tuple[Attempt, ...]) -> str | None:
+    """How the newest attempt ended, in one line; None before the first."""
+    if not attempts:
+        return None
+    last = attempts[-1]
+    if last.reason is None or last.reason == "lost":
+        return f"attempt {last.number} was lost with its driver"
+    error = first_line(last.error)
+    return f"attempt {last.number} {ATTEMPT_ENDS[last.reason]}" + (f": {error}" if error else "")
+
+
+def process_name(process: ProcessIdentity) -> str:
+    return f"process {process.pid} on {process.host}"
+
+
+def first_line(text: str | None) -> str:
+    """The first line of an error, which says what happened."""
+    return next(iter((text or "").strip().splitlines()), "")
+
+
+def _reason(code: ReasonCode, detail: str) -> StateReason:
+    return StateReason(code=code, detail=detail)

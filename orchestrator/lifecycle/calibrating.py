@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from orchestrator.calibrate import StoredProfile, for_plan, of_machine
+from orchestrator.extras import require
 from orchestrator.lifecycle.events import Progress, Stage, silent, task
 from orchestrator.plan.calibrated import on_profile
 from orchestrator.plan.rehearsal import Rehearsal
@@ -13,6 +14,7 @@ TASK = "measuring this machine"
 
 def measure_machine(progress: Progress | None = None) -> StoredProfile:
     """A new profile of this machine's devices."""
+    require("prove")
     progress = progress or silent
     with task(progress, TASK):
         progress(Stage(task=TASK, stage="it takes a minute or two"))

@@ -3,14 +3,14 @@
 from orchestrator.errors import SpecError
 from orchestrator.lifecycle.events import Count, Progress, silent, task
 from orchestrator.plan.planner import make_plan
-from orchestrator.study import forecast
+from orchestrator.study import forecast_study
 from orchestrator.types.plan import Plan
 from orchestrator.types.study import Study, StudyForecast
 
 
 def plan_study(study: Study, progress: Progress | None = None) -> StudyForecast:
     """The predicted scaling of a study."""
-    return forecast(study, plan_trials(study, progress or silent))
+    return forecast_study(study, plan_trials(study, progress or silent))
 
 
 def plan_trials(study: Study, progress: Progress) -> dict[int, Plan | str]:

@@ -12,14 +12,13 @@ from typing import Any
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.errors import SpecError
+from orchestrator.network.rematerialization import policy
 from orchestrator.plan import flops
-from orchestrator.plan.compute import BACKWARD_OVER_FORWARD
+from orchestrator.plan.collectives import Message, messages
 from orchestrator.plan.expected import beyond, pass_bytes
 from orchestrator.plan.forecast import cost, plain, plain_line, utilization
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.messages import Message, messages, stride, vote, ways
 from orchestrator.plan.planner import plan_digest, too_long
-from orchestrator.plan.remat import policy
 from orchestrator.plan.time import hbm_lines, math_lines, peak
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec
@@ -71,7 +70,10 @@ def missing(plan: Plan, profile: ChipProfile) -> tuple[Benchmark, ...]:
     layout = layout_of(plan, catalog.chip_of(plan))
     needed = [
         *(benchmark_of(line, plan, profile) for line in own_lines(layout)),
-        *(collective_benchmark(message, plan, layout) for message in all_messages(plan, layout)),
+        *(
+            collective_benchmark(message, plan)
+            for message in messages(layout, processes=plan.hosts)
+        ),
     ]
     known = {timing.benchmark for timing in profile.timings}
     return tuple(dict.fromkeys(one for one in needed if one not in known))
@@ -173,30 +175,24 @@ def timing_of(profile: ChipProfile, benchmark: Benchmark) -> Timing:
 # --- what devices send each other
 
 
-def all_messages(plan: Plan, layout: Layout) -> list[Message]:
-    """The collectives of a step, and the vote on stopping if there are several processes."""
-    sent = messages(layout, plan.gradient_reduction == "per_layer")
-    return [*sent, vote()] if plan.hosts > 1 else sent
-
-
-def collective_benchmark(message: Message, plan: Plan, layout: Layout) -> Benchmark:
+def collective_benchmark(message: Message, plan: Plan) -> Benchmark:
     return Benchmark(
-        operation=message.kind,
+        operation=message.operation,
         dtype=message.dtype,
         devices=plan.devices,
         processes=plan.hosts,
-        group=ways(layout, message.axes),
-        stride=stride(layout, message.axes),
+        group=message.ways,
+        stride=message.stride,
     )
 
 
 def message_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Iterator[LedgerLine]:
     """The collectives; those of one name share a line."""
-    sent = sorted(all_messages(plan, layout), key=lambda message: message.name)
+    sent = sorted(messages(layout, processes=plan.hosts), key=lambda message: message.name)
     for name, group in groupby(sent, key=lambda message: message.name):
         same = list(group)
         calls = sum(one.calls for one in same)
-        total_s = sum(one.calls * message_s(one, plan, layout, profile) for one in same)
+        total_s = sum(one.calls * message_s(one, plan, profile) for one in same)
         moved = sum(one.calls * one.bytes for one in same)
         yield LedgerLine(
             kind=same[0].line,
@@ -209,9 +205,9 @@ def message_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Iterator[
         )
 
 
-def message_s(message: Message, plan: Plan, layout: Layout, profile: ChipProfile) -> float:
+def message_s(message: Message, plan: Plan, profile: ChipProfile) -> float:
     """Seconds of one collective; those that travel at the same time share their latency."""
-    timing = timing_of(profile, collective_benchmark(message, plan, layout))
+    timing = timing_of(profile, collective_benchmark(message, plan))
     return timing.seconds(message.bytes * message.together) / message.together
 
 
@@ -239,7 +235,7 @@ def least_flops(plan: Plan, layout: Layout) -> float:
         if line.kind in {"matmul", "matmul_recompute"}
     ]
     forward = flops.attention_flops_per_token(plan.model, plan.batch.length) * plan.batch.tokens
-    return sum(matmuls) + (1 + BACKWARD_OVER_FORWARD) * forward / plan.devices
+    return sum(matmuls) + (1 + flops.BACKWARD_OVER_FORWARD) * forward / plan.devices
 
 
 def binding(lines: list[LedgerLine]) -> dict[str, Any]:
@@ -292,5 +288,5 @@ def layout_of(plan: Plan, chip: Chip) -> Layout:
         sequences=plan.batch.sequences,
         microbatches=plan.batch.microbatches,
         links=NO_LINKS,
-        **plan.mesh,
+        mesh=plan.mesh,
     )

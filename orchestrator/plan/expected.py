@@ -13,6 +13,7 @@ import numpy as np
 
 from orchestrator import catalog
 from orchestrator.catalog import Efficiency
+from orchestrator.network.mesh_axes import DCN_AXES, GROUPS
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.time import StepTime
 from orchestrator.types.plan import LedgerLine, LineKind, Plan
@@ -28,9 +29,9 @@ EIGHTY = 1.28  # standard deviations that hold 80 % of a normal distribution
 APART_S = 0.11
 LANES = 128  # attention kernels fill up a head to whole lanes: 64 costs what 128 does
 FORWARD_AND_BACKWARD = 3  # passes over activations; one more where the policy repeats
-# Elements read and written in one pass: two norms and two residual additions over the stream, the
-# activation of the MLP, the rotation of queries and keys.
-STREAM_TOUCHES, GATED_TOUCHES, PLAIN_TOUCHES, ROTATION_TOUCHES = 10, 3, 2, 2
+# Elements read and written in one pass: two norms and two residual additions over the stream, and
+# the rotation of queries and keys. The MLP's activation reads its inputs and writes one result.
+STREAM_TOUCHES, ROTATION_TOUCHES = 10, 2
 # fp32 logits: written; read for the largest and for the sum; read and written as their gradient;
 # read for both matmuls of the backward pass.
 LOGITS_TOUCHES, LOGITS_BYTES = 7, 4
@@ -65,7 +66,7 @@ def work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
         passes_s=pass_bytes(layout) / hbm_rate(layout),
         links_s=links,
         reductions=calls,
-        hops=calls * (layout.pods - 1),
+        hops=calls * (layout.devices_along(DCN_AXES) - 1),
     )
 
 
@@ -80,21 +81,31 @@ def hbm_rate(layout: Layout) -> float:
 
 def pass_bytes(layout: Layout) -> Number:
     """HBM traffic of operations between the matmuls, as if none were fused with another."""
-    model, remat = layout.model, layout.remat
-    stream = STREAM_TOUCHES * model.d_model / layout.tensor
-    hidden = (GATED_TOUCHES if model.gated else PLAIN_TOUCHES) * layout.d_ff
-    rotated = ROTATION_TOUCHES * model.head_dim * (layout.heads + layout.kv_heads)
+    model, block = layout.model, layout.network.block
+    attention, mlp = block.attention, block.mlp
+    query, key, _ = (matmul.output for matmul in attention.inputs)
+    up = mlp.inputs[-1].output
+    stream = STREAM_TOUCHES * model.d_model / layout.devices_along(GROUPS["tensor"])
+    hidden = (len(mlp.inputs) + 1) * layout.size(up.dimensions[0])
+    heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
+    rotated = ROTATION_TOUCHES * model.head_dim * heads
     touched = sum(
-        (FORWARD_AND_BACKWARD + remat.recomputes(repeated)) * elements
-        for elements, repeated in ((stream, "mid"), (hidden, "up"), (rotated, "q"))
+        (FORWARD_AND_BACKWARD + layout.remat.recomputes(repeated.name)) * elements
+        for elements, repeated in (
+            (stream, attention.output.output),
+            (hidden, up),
+            (rotated, query),
+        )
     )
-    logits = LOGITS_TOUCHES * LOGITS_BYTES * layout.vocab
+    logits = LOGITS_TOUCHES * LOGITS_BYTES * layout.size(layout.network.head.dimensions[0])
     return layout.step_tokens * (layout.compute_bytes * model.layers * touched + logits)
 
 
 def reductions(layout: Layout) -> Number:
     """How often gradients go between slices: once a layer, or once a step where they accumulate."""
-    return np.where(layout.microbatches == 1, layout.model.layers, 1) * (layout.pods > 1)
+    return np.where(layout.microbatches == 1, layout.model.layers, 1) * (
+        layout.devices_along(DCN_AXES) > 1
+    )
 
 
 def parts(todo: StepWork, known: Efficiency) -> dict[str, Number]:

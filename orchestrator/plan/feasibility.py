@@ -1,61 +1,76 @@
-"""Plan room: which meshes a model, a batch and a slice allow, and which rule forbids the others.
+"""Which meshes a model, a batch and a slice allow, and which rule forbids the others.
 
-A mesh is realizable when every axis divides what it shards. The rules stand here once: the search
+A mesh is realizable if every axis divides what it splits. The rules stand here once: the search
 filters arrays with them, and the explanation of a refusal reads the same rules.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.plan.torus import POD_AXES, Ints, Torus, factorizations
+from orchestrator.network.decoder import MODEL_KEYS
+from orchestrator.network.mesh_axes import COPIED, ICI_AXES, LOGICAL_AXES
+from orchestrator.plan.torus import Ints, Torus, factorizations
 from orchestrator.types.spec import Batch, MeshRequest, Model
 
 Bools = NDArray[np.bool_]
-Sizes = dict[str, Ints]
+Sizes = dict[str, Ints]  # of each mesh axis inside a pod
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One divisibility: what is sharded, by what, and whether a mesh keeps to it."""
+    """One divisibility: what is split, by what, and whether a mesh keeps to it.
+
+    A rule is `inherited` if a size that breaks it still breaks it when multiplied.
+    """
 
     name: str
     total: int
     ways: str
     holds: Callable[[Sizes], Bools]
+    inherited: bool = True
 
 
-def divides(total: int, ways: Ints) -> Bools:
-    return np.asarray(total % ways == 0)
+def split(sizes: Sizes, logical_axis: str) -> Ints:
+    """Parts of a logical axis inside a pod."""
+    axes = LOGICAL_AXES[logical_axis]
+    return np.asarray(prod(sizes[axis] for axis in axes if axis in sizes))
 
 
 def model_rules(model: Model, length: int) -> list[Rule]:
     """What the model and the sequence length demand, batch apart."""
-    return [
-        Rule("heads", model.heads, "tensor", lambda s: divides(model.heads, s["tensor"])),
-        Rule(
-            "kv_heads",
-            model.kv_heads,
-            "tensor (or divides it)",
-            lambda s: (model.kv_heads % s["tensor"] == 0) | (s["tensor"] % model.kv_heads == 0),
-        ),
-        Rule("d_ff", model.d_ff, "tensor", lambda s: divides(model.d_ff, s["tensor"])),
-        Rule("vocab", model.vocab, "tensor", lambda s: divides(model.vocab, s["tensor"])),
-        Rule(
-            "d_model",
-            model.d_model,
-            "fsdp x sequence",
-            lambda s: divides(model.d_model, s["fsdp"] * s["sequence"]),
-        ),
-        Rule(
-            "length",
-            length,
-            "sequence x tensor, in two halves for zigzag",
-            lambda s: divides(length, s["sequence"] * s["tensor"] * (1 + (s["sequence"] > 1))),
-        ),
-    ]
+    dimensions = {axis: getattr(model, key) for axis, key in MODEL_KEYS.items()}
+    return [*(dimension_rule(*pair) for pair in dimensions.items()), length_rule(length)]
+
+
+def dimension_rule(axis: str, total: int) -> Rule:
+    """A dimension divides evenly; copied heads may also be fewer than the devices."""
+    name, ways = MODEL_KEYS[axis], " x ".join(LOGICAL_AXES[axis])
+
+    def divides(sizes: Sizes) -> Bools:
+        return np.asarray(total % split(sizes, axis) == 0)
+
+    def divides_or_copies(sizes: Sizes) -> Bools:
+        return np.asarray(divides(sizes) | (split(sizes, axis) % total == 0))
+
+    if axis == COPIED:
+        # 3 does not suit 8 heads, nor does it divide them, but its multiple 24 is copied evenly.
+        return Rule(name, total, f"{ways} (or divides it)", divides_or_copies, inherited=False)
+    return Rule(name, total, ways, divides)
+
+
+def length_rule(length: int) -> Rule:
+    """Positions divide over the residual stream; `sequence` takes two halves of each part."""
+
+    def divides(sizes: Sizes) -> Bools:
+        halves = 1 + (split(sizes, "length") > 1)
+        return np.asarray(length % (split(sizes, "residual_length") * halves) == 0)
+
+    ways = " x ".join(LOGICAL_AXES["residual_length"])
+    return Rule("length", length, f"{ways}, in two halves for zigzag", divides)
 
 
 def realizable(rules: list[Rule], sizes: Sizes) -> Bools:
@@ -63,47 +78,52 @@ def realizable(rules: list[Rule], sizes: Sizes) -> Bools:
     return np.asarray(np.logical_and.reduce([rule.holds(sizes) for rule in rules]))
 
 
-def wished(mesh: MeshRequest, sizes: Sizes) -> Bools:
-    """Meshes with the sizes that were asked for."""
-    asked = [(axis, getattr(mesh, axis)) for axis in POD_AXES]
-    holds = np.ones(len(sizes["data"]), bool)
-    for axis, size in asked:
+def requested(mesh: MeshRequest, sizes: Sizes) -> Bools:
+    """Meshes with the requested sizes."""
+    holds = np.ones(len(next(iter(sizes.values()))), bool)
+    for axis in ICI_AXES:
+        size = getattr(mesh, axis)
         holds &= size is None or sizes[axis] == size
     return holds
 
 
 def as_sizes(rows: Ints) -> Sizes:
-    """Columns by the names of POD_AXES."""
-    return {axis: rows[:, i] for i, axis in enumerate(POD_AXES)}
+    """Columns by the names of ICI_AXES."""
+    return {axis: rows[:, column] for column, axis in enumerate(ICI_AXES)}
+
+
+def replicas_in_pod(sizes: Sizes) -> Ints:
+    """Ways in which a pod splits the sequences of its batch."""
+    return split(sizes, "batch")
 
 
 def placements(
     slice_torus: Torus, model: Model, length: int, mesh: MeshRequest, most_replicas: int
 ) -> Ints:
-    """All placements on a torus whose meshes are realizable: rows x torus axes x POD_AXES.
+    """All placements on a torus whose meshes are realizable: rows x torus axes x ICI_AXES.
 
     Built one torus axis at a time. A size that divides nothing now divides nothing later either, so
     each step drops what the rules (and `most_replicas`, which no batch exceeds) already forbid. Of
     placements that are mirror images, because torus axes are alike, one is kept.
     """
     rules = model_rules(model, length)
-    found = np.ones((1, 0, len(POD_AXES)), np.int64)
+    factors = np.ones((1, 0, len(ICI_AXES)), np.int64)
     for i, axis in enumerate(slice_torus.axes):
-        parts = np.array(factorizations(axis.length, len(POD_AXES)), np.int64)
-        old = np.repeat(found, len(parts), axis=0)
-        new = np.tile(parts, (len(found), 1))[:, None, :]
-        found = np.concatenate([old, new], axis=1)
-        sizes = as_sizes(found.prod(axis=1))
+        parts = np.array(factorizations(axis.length, len(ICI_AXES)), np.int64)
+        old = np.repeat(factors, len(parts), axis=0)
+        new = np.tile(parts, (len(factors), 1))[:, None, :]
+        factors = np.concatenate([old, new], axis=1)
+        sizes = as_sizes(factors.prod(axis=1))
         keep = partly_realizable(rules, mesh, sizes, most_replicas)
         if twin := last_twin(slice_torus, i):
-            keep &= rank(found[:, i]) <= rank(found[:, i - twin])
-        found = found[keep]
-    sizes = as_sizes(found.prod(axis=1))
-    return found[realizable(rules, sizes) & wished(mesh, sizes)]
+            keep &= rank(factors[:, i]) <= rank(factors[:, i - twin])
+        factors = factors[keep]
+    sizes = as_sizes(factors.prod(axis=1))
+    return factors[realizable(rules, sizes) & requested(mesh, sizes)]
 
 
 def last_twin(slice_torus: Torus, i: int) -> int:
-    """How many torus axes before axis i the last one like it stands; zero when there is none."""
+    """How many torus axes before axis i the last equal one is; zero if there is none."""
     axis = slice_torus.axes[i]
     for back, other in enumerate(reversed(slice_torus.axes[:i]), start=1):
         if replace(other, name=axis.name) == axis:
@@ -120,23 +140,19 @@ def rank(parts: Ints) -> Ints:
 def partly_realizable(
     rules: list[Rule], mesh: MeshRequest, sizes: Sizes, most_replicas: int
 ) -> Bools:
-    """Whether sizes can still grow, by whole factors, into a realizable mesh.
-
-    Only `kv_heads` is not inherited (3 does not suit 8 heads, nor does 24 divide them, but 24 is a
-    multiple of 8), so it waits for the whole mesh.
-    """
-    holds = realizable([rule for rule in rules if rule.name != "kv_heads"], sizes)
-    for axis in POD_AXES:
+    """Whether sizes can still grow, by whole factors, into a realizable mesh."""
+    holds = realizable([rule for rule in rules if rule.inherited], sizes)
+    for axis in ICI_AXES:
         if size := getattr(mesh, axis):
-            holds &= divides(size, sizes[axis])
-    return np.asarray(holds & (sizes["data"] * sizes["fsdp"] <= most_replicas))
+            holds &= size % sizes[axis] == 0
+    return np.asarray(holds & (replicas_in_pod(sizes) <= most_replicas))
 
 
 def batches_next_to(batch: Batch, replicas: Ints) -> list[Ints]:
-    """The batch each mesh would take: the asked one, or the multiples next to it, below and above.
+    """The batch that each mesh would take: the requested one, or the multiples next to it.
 
-    Two arrays like `replicas`; zero where there is none within the tolerance. A batch moves no
-    farther than its mesh needs.
+    Two arrays like `replicas`, of batches below and above; zero where there is none within the
+    tolerance. A batch moves no farther than its mesh needs.
     """
     low, high = batch_range(batch)
     below = batch.sequences // replicas * replicas

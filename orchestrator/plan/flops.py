@@ -1,5 +1,12 @@
-"""Plan room: parameters, model FLOPs and MFU. Forecast and measurement call the same functions."""
+"""FLOPs: those of the model, which MFU counts, and those that a device executes.
 
+Forecast and measurement call the same functions for MFU. Executed FLOPs add what a policy
+recomputes, whole attention blocks, and copied heads.
+"""
+
+from orchestrator.network.decoder import decoder
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
+from orchestrator.plan.layout import Layout, Number
 from orchestrator.types.plan import PlannedBatch
 from orchestrator.types.spec import Model
 
@@ -7,51 +14,18 @@ MFU_DEFINITION = (
     "forward + backward matmul FLOPs with the unembedding + causal attention, no recompute,"
     " over peak FLOP/s in the compute type"
 )
+BACKWARD_OVER_FORWARD = 2  # a matmul's backward is two matmuls: of the input, of the weight
+# The splash kernel's forward has two matmuls. Its backward is two kernels, one for the queries with
+# three and one for keys and values with four: both compute the scores and their gradients again.
+ATTENTION_BACKWARD_OVER_FORWARD = 7 / 2
 
 
-def mlp_matrices(model: Model) -> int:
-    """Matrices of one MLP: gate, up and down, or up and down."""
-    return 3 if model.gated else 2
-
-
-def mlp_parameters(model: Model) -> int:
-    """One layer's MLP: 3 D F when gated, else 2 D F."""
-    return mlp_matrices(model) * model.d_model * model.d_ff
-
-
-def attention_parameters(model: Model) -> int:
-    """One layer's attention: 2 D H (N + K)."""
-    return 2 * model.d_model * model.head_dim * (model.heads + model.kv_heads)
-
-
-def layer_matmul_parameters(model: Model) -> int:
-    return mlp_parameters(model) + attention_parameters(model)
-
-
-def norm_parameters(model: Model) -> int:
-    """All norms: (2 L + 1) D."""
-    return (2 * model.layers + 1) * model.d_model
-
-
-def table_parameters(model: Model) -> int:
-    """One vocabulary table: D V."""
-    return model.d_model * model.vocab
-
-
-def vocabulary_parameters(model: Model) -> int:
-    """Embedding and unembedding: 2 D V, or D V when tied."""
-    return table_parameters(model) * (1 if model.tied else 2)
+# --- of the model
 
 
 def parameters(model: Model) -> int:
     """Every trained number, exactly."""
-    layers = model.layers * layer_matmul_parameters(model)
-    return layers + vocabulary_parameters(model) + norm_parameters(model)
-
-
-def matmul_parameters(model: Model) -> int:
-    """Parameters that a token is multiplied by: all layers and the unembedding."""
-    return model.layers * layer_matmul_parameters(model) + table_parameters(model)
+    return decoder(model).parameters
 
 
 def attention_flops_per_token(model: Model, length: int) -> float:
@@ -59,12 +33,13 @@ def attention_flops_per_token(model: Model, length: int) -> float:
 
     Half of the full 4 S N H. Backward takes twice as much.
     """
-    return 2.0 * length * model.heads * model.head_dim * model.layers
+    return 2.0 * length * decoder(model).block.attention.width * model.layers
 
 
 def model_flops_per_token(model: Model, length: int) -> float:
-    """FLOPs a token that MFU counts: 6 x matmul parameters + 3 x causal attention."""
-    return 6.0 * matmul_parameters(model) + 3.0 * attention_flops_per_token(model, length)
+    """FLOPs of a token that MFU counts: 6 x matmul parameters + 3 x causal attention."""
+    matmuls = decoder(model).matmul_parameters
+    return 6.0 * matmuls + 3.0 * attention_flops_per_token(model, length)
 
 
 def model_flops_per_step(model: Model, batch: PlannedBatch) -> float:
@@ -80,3 +55,59 @@ def simple_flops_per_token(model: Model) -> float:
 def mfu(flops_per_step: float, step_s: float, devices: int, peak_flops_per_s: float) -> float:
     """Model FLOPs utilization: FLOPs of a step over what the devices could do in its time."""
     return flops_per_step / (step_s * devices * peak_flops_per_s)
+
+
+# --- executed by one device in a step
+
+
+def matmul_flops(layout: Layout, elements: Number) -> Number:
+    """Forward FLOPs of multiplying a step's tokens by that many weights: 2 x tokens x weights."""
+    return 2 * layout.step_tokens * elements
+
+
+def blocks_forward_flops(layout: Layout) -> Number:
+    """Matmuls of all blocks, attention scores apart."""
+    return layout.model.layers * matmul_flops(layout, layout.block_elements)
+
+
+def copied_heads_flops(layout: Layout) -> Number:
+    """The part of these that projects keys and values which another device projects as well."""
+    of_a_head = sum(layout.elements_of_a_head(one.weight) for one in layout.copied_matmuls)
+    return layout.model.layers * matmul_flops(layout, of_a_head) * layout.copied_heads
+
+
+def blocks_recompute_flops(layout: Layout) -> Number:
+    """Matmuls that the backward pass repeats, because the policy did not keep their results."""
+    repeated = [
+        matmul
+        for matmul in layout.network.block.matmuls
+        if layout.remat.recomputes(matmul.output.name)
+    ]
+    return layout.model.layers * matmul_flops(layout, layout.total_elements(repeated))
+
+
+def attention_forward_flops(layout: Layout) -> Number:
+    """Causal scores and values of all layers: 2 S H for a query head and token, by whole blocks.
+
+    The kernel computes every block that a query sees, also the half of it that none does: 1 + b/S
+    of the causal half. Positions lie in zigzag over `sequence`, so every device has the mean.
+    """
+    seen = layout.length + min(ATTENTION_BLOCK, layout.length)
+    heads, head_dim = layout.network.block.attention.result.dimensions
+    width = layout.size(heads) * layout.size(head_dim)
+    return layout.model.layers * 2 * layout.step_tokens * seen * width
+
+
+def attention_backward_flops(layout: Layout) -> Number:
+    return ATTENTION_BACKWARD_OVER_FORWARD * attention_forward_flops(layout)
+
+
+def attention_recompute_flops(layout: Layout) -> Number:
+    """The forward kernel again, where the policy did not keep its result."""
+    result = layout.network.block.attention.result.name
+    return attention_forward_flops(layout) if layout.remat.recomputes(result) else 0.0
+
+
+def unembedding_forward_flops(layout: Layout) -> Number:
+    """Logits: 2 tokens D V."""
+    return matmul_flops(layout, layout.table_elements)

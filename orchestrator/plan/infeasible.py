@@ -8,8 +8,16 @@ import numpy as np
 
 from orchestrator import catalog
 from orchestrator.errors import SpecError
+from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.plan import torus as links
-from orchestrator.plan.feasibility import as_sizes, batch_range, model_rules, placements, realizable
+from orchestrator.plan.feasibility import (
+    as_sizes,
+    batch_range,
+    model_rules,
+    placements,
+    realizable,
+    replicas_in_pod,
+)
 from orchestrator.plan.forecast import step_bounds, utilization
 from orchestrator.plan.search import (
     Choice,
@@ -20,7 +28,7 @@ from orchestrator.plan.search import (
     search,
 )
 from orchestrator.plan.time import step_time, time_lines
-from orchestrator.plan.torus import POD_AXES, Ints
+from orchestrator.plan.torus import Ints
 from orchestrator.types.spec import MeshRequest
 
 GIB = 2**30
@@ -82,7 +90,7 @@ def does_not_fit(ask: SearchRequest, found: SearchResult) -> Infeasible:
 def batch_does_not_divide(ask: SearchRequest, meshes: Ints) -> Infeasible:
     """Every mesh splits the batch in ways that no batch within the tolerance is a multiple of."""
     batch = ask.experiment.batch
-    replicas = np.unique(ask.pods * meshes[:, 0] * meshes[:, 1])
+    replicas = np.unique(ask.pods * replicas_in_pod(as_sizes(meshes)))
     common = gcd(*map(int, replicas))
     low, high = batch_range(batch)
     asked = f"{batch.sequences:,} sequences"
@@ -124,19 +132,19 @@ def model_reasons(ask: SearchRequest) -> list[str]:
 
 def mesh_is_not_realizable(ask: SearchRequest) -> Infeasible:
     """The wished mesh breaks rules: name each one that its own sizes break."""
-    wish = {axis: getattr(ask.mesh, axis) or 1 for axis in POD_AXES}
-    sizes = as_sizes(np.array([[wish[axis] for axis in POD_AXES]], np.int64))
+    wish = {axis: getattr(ask.mesh, axis) or 1 for axis in ICI_AXES}
+    sizes = as_sizes(np.array([[wish[axis] for axis in ICI_AXES]], np.int64))
     rules = model_rules(ask.experiment.model, ask.experiment.batch.length)
     broken = [
         f"{rule.name} {rule.total:,} is not divided by {rule.ways}"
         for rule in rules
         if not realizable([rule], sizes)[0]
     ]
-    asked = {axis: size for axis in POD_AXES if (size := getattr(ask.mesh, axis))}
+    asked = {axis: size for axis in ICI_AXES if (size := getattr(ask.mesh, axis))}
     devices = ask.torus.devices
     ways = int(np.prod(list(asked.values())))
     text = ", ".join(f"{axis} {size}" for axis, size in asked.items())
-    if devices % ways or (len(asked) == len(POD_AXES) and devices != ways):
+    if devices % ways or (len(asked) == len(ICI_AXES) and devices != ways):
         broken.append(f"{text}: {ways:,} devices, against {devices:,} in a pod of {ask.topology}")
     reasons = [f"mesh {text}", *(broken or model_reasons(ask))]
     return Infeasible(reasons, [*other_wishes(ask, asked), free_mesh(ask)])
@@ -144,7 +152,7 @@ def mesh_is_not_realizable(ask: SearchRequest) -> Infeasible:
 
 def other_wishes(ask: SearchRequest, asked: dict[str, int]) -> list[str]:
     """The wishes for the same axes that are nearest to the asked one, by ratio, and can be had."""
-    columns = [POD_AXES.index(axis) for axis in asked]
+    columns = [ICI_AXES.index(axis) for axis in asked]
     sizes = np.unique(all_meshes(replace(ask, mesh=MeshRequest()))[:, columns], axis=0)
     far = np.abs(np.log(sizes / np.array(list(asked.values())))).sum(axis=1)
     found: list[str] = []
@@ -207,7 +215,7 @@ def on_batch(ask: SearchRequest, sequences: int, tolerance: float) -> SearchRequ
 
 
 def mesh_text(mesh: tuple[int, ...]) -> str:
-    sizes = zip(POD_AXES, mesh, strict=True)
+    sizes = zip(ICI_AXES, mesh, strict=True)
     return ", ".join(f"{axis} {size}" for axis, size in sizes)
 
 

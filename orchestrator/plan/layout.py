@@ -1,16 +1,22 @@
-"""Plan room: one way to lay a step out on the chips, or arrays of ways, one element each.
+"""One way to lay a step out on the devices, or arrays of ways with one element each.
 
-Every formula of the room takes a Layout. Given plain numbers it yields one ledger; given numpy
-arrays it prices all of a search at once. There is no second, faster copy of any formula.
+Every formula of this package takes a Layout. Given plain numbers it yields one ledger; given numpy
+arrays it prices a whole search at once. There is no second, faster copy of any formula.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from orchestrator.catalog.chip import Chip
-from orchestrator.plan.remat import Policy
+from orchestrator.network.decoder import decoder
+from orchestrator.network.description import Dimension, Matmul, Network, Tensor, Weight
+from orchestrator.network.mesh_axes import COPIED, GATHERED, LOGICAL_AXES
+from orchestrator.network.rematerialization import Policy
 from orchestrator.plan.torus import Links
 from orchestrator.types.spec import Model, Precision
 
@@ -21,7 +27,7 @@ DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What is asked (model, types, length), what is decided, and the links it leads to."""
+    """What is requested (model, types, length), what is chosen, and the links that follow."""
 
     chip: Chip
     model: Model
@@ -30,12 +36,14 @@ class Layout:
     length: int
     sequences: Number
     microbatches: Number
-    pods: int
-    data: Number
-    fsdp: Number
-    sequence: Number
-    tensor: Number
+    mesh: Mapping[str, Number]
     links: Links
+
+    # --- what the request says
+
+    @cached_property
+    def network(self) -> Network:
+        return decoder(self.model)
 
     @property
     def compute_bytes(self) -> int:
@@ -45,101 +53,104 @@ class Layout:
     def gradient_bytes(self) -> int:
         return DTYPE_BYTES[self.precision.gradients]
 
+    # --- how many devices split what
+
+    def devices_along(self, axes: Iterable[str]) -> Number:
+        """Devices of a group that joins these mesh axes."""
+        return prod(self.mesh[axis] for axis in axes)
+
+    def ways(self, logical_axis: str) -> Number:
+        """Parts that the mesh splits a logical axis into."""
+        return self.devices_along(LOGICAL_AXES[logical_axis])
+
     @property
     def devices(self) -> Number:
-        return self.pods * self.data * self.fsdp * self.sequence * self.tensor
+        return self.devices_along(self.mesh)
 
-    @property
-    def weight_ways(self) -> Number:
-        """Ways in which every matrix is split beside `tensor`: the book's X."""
-        return self.fsdp * self.sequence
-
-    @property
-    def replicas(self) -> Number:
-        """Ways in which the sequences of a batch are split."""
-        return self.pods * self.data * self.fsdp
-
-    @property
+    @cached_property
     def step_tokens(self) -> Number:
-        """Tokens a step that the devices of one `tensor` group work on together."""
-        return self.sequences / self.replicas * self.length / self.sequence
+        """Tokens of a step that one device works on, its `tensor` group with it."""
+        return self.sequences / self.ways("batch") * self.length / self.ways("length")
 
-    @property
+    @cached_property
     def tokens(self) -> Number:
         """The same for one microbatch."""
         return self.step_tokens / self.microbatches
 
-    @property
-    def heads(self) -> Number:
-        """Query heads on a device."""
-        return self.model.heads / self.tensor
+    # --- what one device holds
 
-    @property
-    def kv_heads(self) -> Number:
-        """Key heads on a device: one, copied, where `tensor` exceeds them."""
-        return np.maximum(self.model.kv_heads / self.tensor, 1)
+    def size(self, dimension: Dimension) -> Number:
+        """How much of a dimension a device works on. Matrices are gathered for use."""
+        axis = dimension.axis
+        if axis == GATHERED or not LOGICAL_AXES[axis]:
+            return dimension.size
+        share = dimension.size / self.ways(axis)
+        return np.maximum(share, 1) if axis == COPIED else share
 
-    @property
-    def kv_copies(self) -> Number:
-        return np.maximum(self.tensor / self.model.kv_heads, 1)
+    def elements(self, weight: Weight) -> Number:
+        """Elements of a weight on a device, a matrix gathered for use."""
+        return prod(self.size(dimension) for dimension in weight.dimensions)
 
-    @property
-    def d_ff(self) -> Number:
-        return self.model.d_ff / self.tensor
+    def total_elements(self, matmuls: Iterable[Matmul]) -> Number:
+        return sum(self.elements(matmul.weight) for matmul in matmuls)
 
-    @property
-    def vocab(self) -> Number:
-        return self.model.vocab / self.tensor
+    def tensor_elements(self, tensor: Tensor) -> Number:
+        """Elements of an activation on a device, of one layer and microbatch."""
+        positions = self.tokens / (self.ways(tensor.positions) / self.ways("length"))
+        return prod((positions, *(self.size(dimension) for dimension in tensor.dimensions)))
 
-    @property
-    def layer_matrices(self) -> dict[str, Number]:
-        """Elements of each matrix of a layer on a device once gathered, by the tensor it makes."""
-        d_model, head = self.model.d_model, self.model.head_dim
-        matrices = {
-            "q": d_model * self.heads * head,
-            "k": d_model * self.kv_heads * head,
-            "v": d_model * self.kv_heads * head,
-            "mid": d_model * self.heads * head,
-            "up": d_model * self.d_ff,
-            "down": d_model * self.d_ff,
-        }
-        return matrices | ({"gate": d_model * self.d_ff} if self.model.gated else {})
+    @cached_property
+    def block_elements(self) -> Number:
+        """Matrix elements of a block on a device, gathered for use."""
+        return self.total_elements(self.network.block.matmuls)
 
-    @property
-    def layer_elements(self) -> Number:
-        return sum(self.layer_matrices.values())
-
-    @property
+    @cached_property
     def table_elements(self) -> Number:
-        """One vocabulary table on a device once gathered."""
-        return self.model.d_model * self.vocab
+        """Elements of one vocabulary table on a device, gathered for use."""
+        return self.elements(self.network.embedding)
 
-    @property
-    def tables(self) -> int:
-        return 1 if self.model.tied else 2
+    @cached_property
+    def blocks_owned_elements(self) -> Number:
+        """Matrix elements of all blocks that a device stores."""
+        return self.model.layers * self.block_elements / self.ways(GATHERED)
 
-    @property
-    def matrix_elements(self) -> Number:
-        """All matrix elements that a device owns."""
-        whole = self.model.layers * self.layer_elements + self.tables * self.table_elements
-        return whole / self.weight_ways
-
-    @property
-    def norm_elements(self) -> int:
-        """Norm scales; every device holds all of them."""
-        return (2 * self.model.layers + 1) * self.model.d_model
-
-    @property
+    @cached_property
     def owned_elements(self) -> Number:
-        return self.matrix_elements + self.norm_elements
+        """All parameters that a device stores; every device stores all norm scales."""
+        tables = len(self.network.tables) * self.table_elements
+        matrices = self.model.layers * self.block_elements + tables
+        return matrices / self.ways(GATHERED) + self.network.norm_parameters
+
+    # --- copies: where a mesh axis has more devices than there are kv heads
 
     @property
+    def copies(self) -> Number:
+        """Devices that hold the same kv head."""
+        return np.maximum(self.ways(COPIED) / self.model.kv_heads, 1)
+
+    @cached_property
     def copied_heads(self) -> Number:
-        """Key heads on a device beyond its even share: zero unless heads are copied."""
-        return self.kv_heads - self.model.kv_heads / self.tensor
+        """Heads on a device beyond its even share: zero unless heads are copied."""
+        heads = Dimension(COPIED, self.model.kv_heads)
+        return self.size(heads) - heads.size / self.ways(COPIED)
 
     @property
+    def copied_matmuls(self) -> tuple[Matmul, ...]:
+        """Matmuls whose weight is copied with its heads."""
+        return tuple(
+            matmul
+            for matmul in self.network.block.matmuls
+            if any(dimension.axis == COPIED for dimension in matmul.weight.dimensions)
+        )
+
+    def elements_of_a_head(self, weight: Weight) -> Number:
+        """Elements that belong to one head of a copied weight."""
+        others = (dimension for dimension in weight.dimensions if dimension.axis != COPIED)
+        return prod(self.size(dimension) for dimension in others)
+
+    @cached_property
     def copied_elements(self) -> Number:
-        """Owned elements that are copies of another device's."""
-        heads = 2 * self.model.layers * self.copied_heads
-        return heads * self.model.d_model * self.model.head_dim / self.weight_ways
+        """Stored elements that are copies of another device's."""
+        heads = self.model.layers * self.copied_heads
+        elements = sum(heads * self.elements_of_a_head(one.weight) for one in self.copied_matmuls)
+        return elements / self.ways(GATHERED)

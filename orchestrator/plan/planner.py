@@ -4,8 +4,10 @@ from dataclasses import asdict, replace
 from math import ceil, prod
 
 from orchestrator import catalog
+from orchestrator.network.mesh_axes import AXES, GROUPS, ICI_AXES
 from orchestrator.plan import flops
 from orchestrator.plan import torus as links
+from orchestrator.plan.collectives import per_layer
 from orchestrator.plan.expected import beyond
 from orchestrator.plan.forecast import forecast
 from orchestrator.plan.infeasible import refusal
@@ -20,11 +22,9 @@ from orchestrator.plan.search import (
     ranked,
     search,
 )
-from orchestrator.plan.time import pods_rate
-from orchestrator.plan.torus import POD_AXES
+from orchestrator.plan.time import dcn_rate
 from orchestrator.types import codec
 from orchestrator.types.plan import (
-    AXES,
     DeviceGroup,
     MeshAxis,
     Plan,
@@ -36,19 +36,6 @@ from orchestrator.types.spec import Spec
 
 SCHEMA = 2
 
-# Which mesh axes shard each dimension of the trainer's tensors.
-SHARDINGS: dict[str, tuple[str, ...]] = {
-    "sequences": ("pods", "data", "fsdp"),
-    "positions": ("sequence",),
-    "residual_positions": ("sequence", "tensor"),
-    "d_model_of_weights": ("fsdp", "sequence"),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "d_ff": ("tensor",),
-    "vocab": ("tensor",),
-    "layers": (),
-    "norms": (),
-}
 FEW_STEPS, MANY_YEARS, DAYS_OF_YEAR = 100, 5, 365.25
 LEDGER_TRAINER = "llama"  # whose program the ledger describes
 UNDIGESTED = (
@@ -91,8 +78,6 @@ def planned(spec: Spec, ask: SearchRequest, found: SearchResult, choice: Choice)
     layout = plain_layout(ask, choice)
     mesh = dict(zip(AXES, (ask.pods, *choice.mesh), strict=True))
     experiment = spec.experiment
-    replicas = ask.pods * mesh["data"] * mesh["fsdp"]
-    reduces = ask.pods * mesh["data"] > 1
     plan = Plan(
         schema=SCHEMA,
         digest="",
@@ -110,7 +95,7 @@ def planned(spec: Spec, ask: SearchRequest, found: SearchResult, choice: Choice)
             length=experiment.batch.length,
             tokens=choice.sequences * experiment.batch.length,
             requested_sequences=experiment.batch.sequences,
-            sequences_per_replica=choice.sequences // replicas,
+            sequences_per_replica=choice.sequences // int(layout.ways("batch")),
             microbatches=choice.microbatches,
         ),
         optimizer=experiment.optimizer,
@@ -129,8 +114,7 @@ def planned(spec: Spec, ask: SearchRequest, found: SearchResult, choice: Choice)
         mesh=mesh,
         axes=axes(ask, choice, mesh),
         groups=groups(ask, choice, layout),
-        shardings=SHARDINGS,
-        gradient_reduction="per_layer" if reduces and choice.microbatches == 1 else "at_end",
+        gradient_reduction="per_layer" if per_layer(layout) else "at_end",
         chip_profile=None,
         forecast=forecast(layout, experiment, spec.resources),
         search=SearchSummary(
@@ -173,7 +157,7 @@ def axes(ask: SearchRequest, choice: Choice, mesh: dict[str, int]) -> tuple[Mesh
             link="ici",
             spans=links.spans_of(ask.torus, factors, (name,)),
         )
-        for name in POD_AXES
+        for name in ICI_AXES
     )
     return (MeshAxis(name="pods", size=ask.pods, link="dcn", spans=()), *inside)
 
@@ -181,7 +165,7 @@ def axes(ask: SearchRequest, choice: Choice, mesh: dict[str, int]) -> tuple[Mesh
 def groups(ask: SearchRequest, choice: Choice, layout: Layout) -> dict[str, DeviceGroup]:
     """Each set of devices that a collective joins, with its rate; single devices omitted."""
     factors = factors_of(choice)[0]
-    sizes = dict(zip(POD_AXES, choice.mesh, strict=True))
+    sizes = dict(zip(ICI_AXES, choice.mesh, strict=True))
     found = {
         name: DeviceGroup(
             axes=members,
@@ -190,11 +174,11 @@ def groups(ask: SearchRequest, choice: Choice, layout: Layout) -> dict[str, Devi
             spans=links.spans_of(ask.torus, factors, members),
             bytes_per_s=layout.links.rates[name],
         )
-        for name, members in links.GROUPS.items()
+        for name, members in GROUPS.items()
         if prod(sizes[axis] for axis in members) > 1
     }
     if ask.pods > 1:
-        rate = pods_rate(ask.chip)
+        rate = dcn_rate(ask.chip)
         found["pods"] = DeviceGroup(
             axes=("pods",), size=ask.pods, link="dcn", spans=(), bytes_per_s=rate
         )

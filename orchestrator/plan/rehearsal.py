@@ -11,9 +11,9 @@ from math import ceil, lcm, prod
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.errors import SpecError
+from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.network.rematerialization import policy
 from orchestrator.plan.planner import make_plan
-from orchestrator.plan.remat import policy
-from orchestrator.plan.torus import POD_AXES
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
     Batch,
@@ -112,10 +112,10 @@ def _topology(chip: Chip, plan: Plan, devices: int | None) -> Topology:
 
 def _mesh(plan: Plan, devices: int) -> dict[str, int]:
     """Sizes of the axes inside a pod: twos go round the axes that the plan has, while they last."""
-    if prod(plan.mesh[axis] for axis in POD_AXES) == devices:
-        return {axis: plan.mesh[axis] for axis in POD_AXES}
+    if prod(plan.mesh[axis] for axis in ICI_AXES) == devices:
+        return {axis: plan.mesh[axis] for axis in ICI_AXES}
     present = [axis for axis in KEPT_FIRST if plan.mesh[axis] > 1]
-    mesh, left, turn = dict.fromkeys(POD_AXES, 1), devices, 0
+    mesh, left, turn = dict.fromkeys(ICI_AXES, 1), devices, 0
     while left > 1:
         mesh[present[turn % len(present)]] *= 2
         left, turn = left // 2, turn + 1
@@ -190,7 +190,7 @@ def _changes(plan: Plan, made: Plan) -> Iterator[str]:
     """What of the plan is not rehearsed at all."""
     if made.pods < plan.pods:
         yield f"{plan.pods} pods became {made.pods}"
-    gone = [axis for axis in POD_AXES if plan.mesh[axis] > 1 == made.mesh[axis]]
+    gone = [axis for axis in ICI_AXES if plan.mesh[axis] > 1 == made.mesh[axis]]
     if gone:
         was = ", ".join(f"{axis} {plan.mesh[axis]}" for axis in gone)
         yield f"{was} became 1: too few devices for all axes"

@@ -6,13 +6,20 @@ from math import prod
 import numpy as np
 
 from orchestrator.catalog.chip import Chip, Topology
+from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.network.rematerialization import POLICIES, Policy, policy
 from orchestrator.plan import torus as links
-from orchestrator.plan.feasibility import as_sizes, batch_range, batches_next_to, placements
+from orchestrator.plan.feasibility import (
+    as_sizes,
+    batch_range,
+    batches_next_to,
+    placements,
+    replicas_in_pod,
+)
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import peak_bytes
-from orchestrator.plan.remat import POLICIES, Policy, policy
 from orchestrator.plan.time import step_time, time_lines
-from orchestrator.plan.torus import POD_AXES, Floats, Ints, Torus
+from orchestrator.plan.torus import Floats, Ints, Torus
 from orchestrator.types.spec import Experiment, MeshRequest
 
 # `remat: auto` leaves this share of HBM free, for what the forecast of memory can be off.
@@ -39,7 +46,7 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run: factors of a placement (torus axes x POD_AXES), batch and remat."""
+    """One way to run: factors of a placement (torus axes x ICI_AXES), batch and remat."""
 
     factors: tuple[tuple[int, ...], ...]
     sequences: int
@@ -48,7 +55,7 @@ class Choice:
 
     @property
     def mesh(self) -> tuple[int, ...]:
-        return tuple(prod(row[i] for row in self.factors) for i in range(len(POD_AXES)))
+        return tuple(prod(row[i] for row in self.factors) for i in range(len(ICI_AXES)))
 
 
 @dataclass(frozen=True)
@@ -107,9 +114,8 @@ def layout_of(
         length=ask.experiment.batch.length,
         sequences=batch,
         microbatches=microbatches,
-        pods=ask.pods,
+        mesh={"pods": ask.pods, **sizes},
         links=found,
-        **sizes,
     )
 
 
@@ -125,7 +131,7 @@ def plain_layout(ask: SearchRequest, choice: Choice) -> Layout:
         hops={name: float(hops[0]) for name, hops in found.hops.items()},
         uses={name: uses[0] for name, uses in found.uses.items()},
     )
-    sizes = dict(zip(POD_AXES, choice.mesh, strict=True))
+    sizes = dict(zip(ICI_AXES, choice.mesh, strict=True))
     remat = policy(choice.remat)
     return layout_of(ask, sizes, choice.sequences, choice.microbatches, remat, row)
 
@@ -154,7 +160,7 @@ def most_replicas(ask: SearchRequest) -> int:
 def with_batches(ask: SearchRequest, found: Ints) -> tuple[Ints, Ints]:
     """Each placement with each batch that it would take."""
     sizes = as_sizes(links.sizes(found))
-    sides = batches_next_to(ask.experiment.batch, ask.pods * sizes["data"] * sizes["fsdp"])
+    sides = batches_next_to(ask.experiment.batch, ask.pods * replicas_in_pod(sizes))
     batch = np.concatenate(sides)
     served = batch > 0
     return np.concatenate([found] * len(sides))[served], batch[served]
@@ -198,7 +204,7 @@ def fewest_microbatches(
     keys, back = np.unique(
         np.column_stack([links.sizes(factors), batch]), axis=0, return_inverse=True
     )
-    per_replica = keys[:, -1] // (ask.pods * keys[:, 0] * keys[:, 1])
+    per_replica = keys[:, -1] // (ask.pods * replicas_in_pod(as_sizes(keys)))
     counts = {int(k): links.divisors(int(k)) for k in np.unique(per_replica)}
     rows = np.repeat(np.arange(len(keys)), [len(counts[int(k)]) for k in per_replica])
     tries = np.concatenate([counts[int(k)] for k in per_replica])

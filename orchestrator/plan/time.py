@@ -1,4 +1,4 @@
-"""Plan room: the ledger of seconds in a step, and the two figures it adds up to.
+"""The ledger of seconds in a step, and the two figures it adds up to.
 
 Every line keeps one resource busy at its peak rate. `lower` overlaps all resources perfectly: the
 busiest one decides, so no run is faster. `unoverlapped` adds all lines up: nothing is hidden, but
@@ -11,16 +11,17 @@ import numpy as np
 
 from orchestrator.catalog import Chip, Quantity
 from orchestrator.errors import SpecError, UnknownName
-from orchestrator.plan import compute
+from orchestrator.network.mesh_axes import DCN_AXES
+from orchestrator.plan import flops
+from orchestrator.plan.collectives import ENDS, Exchange, blocks, exchanges
 from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
 from orchestrator.plan.memory import offloaded_bytes, saved_bytes
 from orchestrator.plan.torus import HOP_S, HOP_SOURCE
-from orchestrator.plan.traffic import Exchange, exchanges
 from orchestrator.types.plan import LedgerLine, LineKind
 
 
 def peak(chip: Chip, dtype: str) -> Quantity:
-    """Peak FLOP/s of a chip in a type; a type it has no figure for is an error."""
+    """Peak FLOP/s of a chip in a type; a type without a figure is an error."""
     if dtype not in chip.peak_flops_per_s:
         raise UnknownName(f"peak of {chip.name} for", dtype, sorted(chip.peak_flops_per_s))
     return chip.peak_flops_per_s[dtype]
@@ -33,55 +34,54 @@ def time_lines(layout: Layout) -> list[LedgerLine]:
         *math_lines(layout),
         *hbm_lines(layout),
         *host_lines(layout),
-        *(exchange_line(layout, entry) for entry in moved),
+        *(exchange_line(layout, exchange) for exchange in moved),
         *latency_lines(layout, moved),
     ]
 
 
 def math_lines(layout: Layout) -> list[LedgerLine]:
     """Executed FLOPs over the peak of the compute type."""
-    both = 1 + compute.BACKWARD_OVER_FORWARD
-    copies = compute.copied_heads_flops(layout)
-    own = compute.layers_forward_flops(layout) - copies
-    scores = compute.attention_forward_flops(layout)
-    attention = scores + compute.attention_backward_flops(layout)
-    again = compute.attention_recompute_flops(layout)
-    repeats = f"matmuls that {layout.remat.name} repeats"
-    return [
-        math_line(layout, "matmul", "matmuls", "3 forward", both * own),
-        math_line(layout, "matmul", "copied kv heads", "3 forward", both * copies),
-        math_line(layout, "matmul", "unembedding", "3 forward",
-                  both * compute.unembedding_forward_flops(layout)),
-        math_line(layout, "attention", "attention", "9/2 forward", attention),
-        math_line(layout, "matmul_recompute", "recompute", repeats,
-                  compute.layers_recompute_flops(layout)),
-        math_line(layout, "attention_recompute", "attention recompute", "forward", again),
-    ]  # fmt: skip
-
-
-def math_line(layout: Layout, kind: LineKind, name: str, formula: str, flops: Number) -> LedgerLine:
     rate = peak(layout.chip, layout.precision.compute)
-    return rated_line(layout, kind, name, f"{formula} flops", "mxu", ("flops", flops), rate)
+
+    def line(kind: LineKind, name: str, formula: str, count: Number) -> LedgerLine:
+        return rated_line(layout, kind, name, f"{formula} flops", "mxu", ("flops", count), rate)
+
+    both = 1 + flops.BACKWARD_OVER_FORWARD
+    copies = flops.copied_heads_flops(layout)
+    own = flops.blocks_forward_flops(layout) - copies
+    attention = flops.attention_forward_flops(layout) + flops.attention_backward_flops(layout)
+    return [
+        line("matmul", "matmuls", "3 forward", both * own),
+        line("matmul", "copied kv heads", "3 forward", both * copies),
+        line("matmul", "unembedding", "3 forward", both * flops.unembedding_forward_flops(layout)),
+        line("attention", "attention", "9/2 forward", attention),
+        line("matmul_recompute", "recompute", f"matmuls that {layout.remat.name} repeats",
+             flops.blocks_recompute_flops(layout)),
+        line("attention_recompute", "attention recompute", "forward",
+             flops.attention_recompute_flops(layout)),
+    ]  # fmt: skip
 
 
 def hbm_lines(layout: Layout) -> list[LedgerLine]:
     """Traffic that no fusion avoids: weights, what is kept, and the optimizer's state."""
-    precision, batches = layout.precision, layout.microbatches
-    weights = batches * (layout.model.layers * layout.layer_elements + 2 * layout.table_elements)
+    precision, rate = layout.precision, layout.chip.hbm_bytes_per_s
+    block, tables = layout.model.layers * layout.block_elements, ENDS * layout.table_elements
     # Two gathers write the weights and matmuls read them; their gradient is written and read.
     touched = 4 * layout.compute_bytes + 2 * layout.gradient_bytes
-    kept = 2 * batches * layout.model.layers * saved_bytes(layout)
+    kept = 2 * blocks(layout) * saved_bytes(layout)
     # The update reads and writes parameters and both moments, and reads the fp32 gradient.
     state = DTYPE_BYTES[precision.parameters] + 2 * DTYPE_BYTES[precision.optimizer]
-    update = (2 * state + 4) * layout.owned_elements
-    rate = layout.chip.hbm_bytes_per_s
+    update = 2 * state + 4
+
+    def line(kind: LineKind, name: str, formula: str, moved: Number) -> LedgerLine:
+        return rated_line(layout, kind, name, formula, "hbm", ("bytes", moved), rate)
+
     return [
-        rated_line(layout, "weight_traffic", "weight traffic", f"{touched} B x gathered weights",
-                   "hbm", ("bytes", touched * weights), rate),
-        rated_line(layout, "activation_traffic", "activation traffic", "2 x kept activations",
-                   "hbm", ("bytes", kept), rate),
-        rated_line(layout, "optimizer_update", "optimizer update", f"{2 * state + 4} B x owned",
-                   "hbm", ("bytes", update), rate),
+        line("weight_traffic", "weight traffic", f"{touched} B x gathered weights",
+             touched * (layout.microbatches * (block + tables))),
+        line("activation_traffic", "activation traffic", "2 x kept activations", kept),
+        line("optimizer_update", "optimizer update", f"{update} B x owned",
+             update * layout.owned_elements),
     ]  # fmt: skip
 
 
@@ -92,21 +92,12 @@ def host_lines(layout: Layout) -> list[LedgerLine]:
     rate = layout.chip.host_link_bytes_per_s
     if rate is None:
         raise SpecError(
-            f"remat {layout.remat.name} cannot be priced: no rate between {layout.chip.name} and"
+            f"remat {layout.remat.name} has no price: no rate between {layout.chip.name} and"
             " its host is known; choose a policy that keeps its tensors in HBM"
         )
-    moved = 2 * layout.microbatches * layout.model.layers * offloaded_bytes(layout)
-    return [
-        rated_line(
-            layout,
-            "offload",
-            "offload",
-            "2 x offloaded activations",
-            "host",
-            ("bytes", moved),
-            rate,
-        )
-    ]
+    moved = "bytes", 2 * blocks(layout) * offloaded_bytes(layout)
+    formula = "2 x offloaded activations"
+    return [rated_line(layout, "offload", "offload", formula, "host", moved, rate)]
 
 
 def rated_line(
@@ -133,38 +124,38 @@ def rated_line(
     )
 
 
-def exchange_line(layout: Layout, entry: Exchange) -> LedgerLine:
+def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
     """Payload over the rate of the group's links."""
-    scalar = np.ndim(entry.moved_bytes) == 0
-    collective = entry.collective() if scalar else None
-    if entry.group == "pods":
-        link, rate = layout.chip.dcn_bytes_per_s, pods_rate(layout.chip)
+    moved = exchange.moved_bytes
+    if exchange.axes == DCN_AXES:
+        link, rate = layout.chip.dcn_bytes_per_s, dcn_rate(layout.chip)
     else:
-        link, rate = layout.chip.ici_link_bytes_per_s, layout.links.rates[entry.group]
+        link, rate = layout.chip.ici_link_bytes_per_s, layout.links.rates[exchange.group]
     return LedgerLine(
-        kind=entry.line,
-        name=entry.name,
-        value=entry.moved_bytes / rate,
+        kind=exchange.line,
+        name=exchange.name,
+        value=moved / rate,
         unit="s",
-        formula=f"{entry.kind} of {entry.formula} in {entry.dtype} / rate",
-        inputs={"bytes": entry.moved_bytes, "rate": rate, "calls": entry.calls},
+        formula=f"{exchange.kind} of {exchange.formula} in {exchange.dtype} / rate",
+        inputs={"bytes": moved, "rate": rate, "calls": exchange.calls},
         sources=(link.source,),
-        resource=entry.group,
-        collective=collective,
+        resource=exchange.group,
+        collective=exchange.collective() if np.ndim(moved) == 0 else None,
     )
 
 
-def pods_rate(chip: Chip) -> float:
+def dcn_rate(chip: Chip) -> float:
     """Bytes per second that a device sends over the data-center network."""
     return chip.dcn_bytes_per_s.value / chip.devices
 
 
 def latency_lines(layout: Layout, moved: list[Exchange]) -> list[LedgerLine]:
-    """Hops of every collective in a slice, one after another, a line for each group."""
+    """Hops of every collective in a slice, one after another; a line for each group."""
     calls: dict[str, Number] = {}
-    for entry in moved:
-        if entry.group != "pods":
-            calls[entry.group] = calls.get(entry.group, 0) + entry.calls * (entry.ways > 1)
+    for exchange in moved:
+        if exchange.axes != DCN_AXES:
+            paid = exchange.calls * (exchange.ways > 1)
+            calls[exchange.group] = calls.get(exchange.group, 0) + paid
     return [
         LedgerLine(
             kind="latency",
@@ -195,7 +186,7 @@ class StepTime:
         return np.maximum.reduce(np.broadcast_arrays(slowest_axis, *others))
 
 
-NOT_ICI = ("mxu", "hbm", "host", "pods")
+NOT_ICI = ("mxu", "hbm", "host", *DCN_AXES)
 
 
 def step_time(layout: Layout, lines: list[LedgerLine]) -> StepTime:

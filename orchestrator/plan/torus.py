@@ -1,8 +1,8 @@
-"""Plan room: the links of one slice, and how mesh axes lie on them.
+"""The links of one slice, and how mesh axes lie on them.
 
-A mesh axis is spread over torus axes as factors: on a torus axis of length L the factors of data,
-fsdp, sequence and tensor multiply to L, data outermost and tensor innermost. Every row of an array
-of factors is one placement, so one function serves a search over thousands and a single plan.
+A mesh axis is spread over torus axes as factors: on a torus axis of length L the factors of
+ICI_AXES multiply to L, the first axis outermost. Every row of an array of factors is one placement,
+so one function serves a search over thousands and a single plan.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.catalog.chip import Chip, Topology
+from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.types.plan import TorusSpan
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-POD_AXES = ("data", "fsdp", "sequence", "tensor")
 HOP_S = 1e-6  # one hop of one link, about
 HOP_SOURCE = "scaling-book-tpus"
 DIE_AXIS = "d"
-
-# The collectives of a step join these mesh axes. Each group is contiguous in POD_AXES, so that on
-# every torus axis it is one span.
-GROUPS: dict[str, tuple[str, ...]] = {
-    "data": ("data",),
-    "weights": ("fsdp", "sequence"),
-    "sequence": ("sequence",),
-    "tensor": ("tensor",),
-    "replicas": ("fsdp", "sequence", "tensor"),
-}
 
 
 @dataclass(frozen=True)
@@ -84,7 +74,7 @@ def factorizations(length: int, parts: int) -> list[tuple[int, ...]]:
 
 def count_placements(slice_torus: Torus) -> int:
     """Placements of a slice: ordered factorizations of every torus axis, multiplied."""
-    return prod(len(factorizations(axis.length, len(POD_AXES))) for axis in slice_torus.axes)
+    return prod(len(factorizations(axis.length, len(ICI_AXES))) for axis in slice_torus.axes)
 
 
 def divisors(number: int) -> list[int]:
@@ -93,13 +83,13 @@ def divisors(number: int) -> list[int]:
 
 
 def sizes(factors: Ints) -> Ints:
-    """Mesh axis sizes of each placement: rows x POD_AXES."""
+    """Mesh axis sizes of each placement: rows x ICI_AXES."""
     return np.asarray(factors.prod(axis=1))
 
 
 def group_spans(factors: Ints, group: tuple[str, ...]) -> tuple[Ints, Ints]:
     """Size and stride of a group's span on each torus axis: rows x torus axes."""
-    first, last = POD_AXES.index(group[0]), POD_AXES.index(group[-1])
+    first, last = ICI_AXES.index(group[0]), ICI_AXES.index(group[-1])
     size = factors[:, :, first : last + 1].prod(axis=2)
     stride = factors[:, :, last + 1 :].prod(axis=2)
     return size, stride

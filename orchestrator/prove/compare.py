@@ -1,70 +1,81 @@
-"""Prove room: the compiled program held against the Forecast, line by line."""
+"""Compare a compiled program with the Forecast, line by line."""
 
 from collections import defaultdict
+from dataclasses import asdict
 
 from orchestrator.plan.layout import DTYPE_BYTES
 from orchestrator.prove.compiled import PRODUCTS, REPEATED, Compiled, CompiledCollective
 from orchestrator.prove.dcn_check import SCALARS_BYTES, crossings, faults
-from orchestrator.types.plan import Link, Plan
-from orchestrator.types.proof import ComparedCollective, Comparison, CompilerChange, Proof
+from orchestrator.types.plan import LedgerLine, LineKind, Link, Plan
+from orchestrator.types.proof import (
+    ComparedCollective,
+    Comparison,
+    CompilerChange,
+    Disagreement,
+    Proof,
+)
 
-SCHEMA = 1
+SCHEMA = 2
 
 # A Forecast agrees within these; for memory, within the larger of the two.
 MEMORY_SHARE, MEMORY_BYTES = 0.10, 0.5 * 2**30
-EXCHANGE_SHARE = FLOPS_SHARE = 0.02
+PAYLOAD_SHARE = FLOPS_SHARE = 0.02
 
 # The Forecast's lines of memory → what the buffers of the compiled program hold.
-CLASS_OF = {
+CLASS_OF: dict[LineKind, str] = {
     "parameters": "parameters",
-    "optimizer": "optimizer",
-    "compute copy": "compute copies",
+    "optimizer_state": "optimizer",
+    "compute_copy": "compute copies",
     "gradients": "gradients",
-    "kept activations": "kept activations",
+    "kept_activations": "kept activations",
 }
 WORKING = "working set"
 KERNELS = "attention kernels"
+ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
 
 Key = tuple[tuple[str, ...], Link, str, str]  # axes, link, kind, dtype
 
 
-def proof_of(plan: Plan, trainer: str, compiled: Compiled) -> Proof:
-    """The verdict on a plan that the compiler accepted."""
-    memory, forecast = compiled.memory, plan.forecast
-    crossed = crossings(compiled.reading.sent)
-    collectives, flops = exchanged(plan, compiled), flops_held(plan, compiled)
+def proof_of(plan: Plan, compiled: Compiled) -> Proof:
+    """The verdict on a plan that the compiler accepts, without suggestions."""
+    peak, forecast = compiled.memory.peak, plan.forecast
+    crossed = crossings(compiled.summary.sends)
+    crossing_faults = faults(plan, crossed)
+    collectives, flops = compared_collectives(plan, compiled), compared_flops(plan, compiled)
     executed = sum(line.compiled for line in flops)
     expected = sum(line.forecast or 0 for line in flops)
-    missed = [
-        *memory_missed(memory.peak, forecast.memory_bytes_per_device),
-        *exchanges_missed(collectives),
-        *flops_missed(executed, expected),
-        *(f"no formula counts the FLOPs of kernel {name}" for name in compiled.reading.uncounted),
-    ]
+    disagreements = (
+        *memory_disagreements(peak, forecast.memory_bytes_per_device),
+        *payload_disagreements(collectives),
+        *flops_disagreements(executed, expected),
+        *(Disagreement(code="uncounted_kernel", kernel=k) for k in compiled.summary.uncounted),
+    )
+    if not plan.ledger_describes_trainer:
+        disagreements = (Disagreement(code="other_trainer"),)
     return Proof(
         schema=SCHEMA,
         plan_digest=plan.digest,
-        trainer=trainer,
+        trainer=plan.trainer,
         fits=True,
-        agrees=not missed,
+        agrees=not disagreements,
         refusal=None,
         hbm_bytes_per_device=forecast.hbm_bytes_per_device,
-        peak_hbm_bytes_per_device=memory.peak,
+        peak_hbm_bytes_per_device=peak,
         forecast_peak_hbm_bytes_per_device=forecast.memory_bytes_per_device,
-        margin_bytes=forecast.hbm_bytes_per_device - memory.peak,
-        memory=classes(compiled),
-        ledger=memory_held(plan, compiled),
-        peak_at=compiled.reading.peak_at,
-        buffers=compiled.reading.buffers,
+        margin_bytes=forecast.hbm_bytes_per_device - peak,
+        memory={name: size for name, size in asdict(compiled.memory).items() if name != "peak"},
+        ledger=compared_memory(plan, compiled),
+        peak_at=compiled.summary.peak_at,
+        buffers=compiled.summary.buffers,
         collectives=collectives,
         changes=changes(compiled),
-        only_gradients_cross_pods=not faults(plan, crossed),
-        crossing_faults=tuple(faults(plan, crossed)),
+        only_gradients_cross_pods=not crossing_faults,
+        crossing_faults=crossing_faults,
         crossings=crossed,
         flops_per_device=executed,
         forecast_flops_per_device=expected,
         flops=flops,
-        disagreements=tuple(missed),
+        disagreements=disagreements,
         hints=(),
         compile_s=compiled.compile_s,
         compiler_memory_bytes=compiled.compiler_memory_bytes,
@@ -75,30 +86,14 @@ def proof_of(plan: Plan, trainer: str, compiled: Compiled) -> Proof:
 # --- memory
 
 
-def classes(compiled: Compiled) -> dict[str, float]:
-    """The compiler's own account of a device's memory."""
-    memory = compiled.memory
-    return {
-        "arguments": memory.arguments,
-        "outputs": memory.outputs,
-        "aliased": memory.aliased,
-        "temporaries": memory.temporaries,
-        "code": memory.code,
-        "host": memory.host,
-    }
-
-
-def memory_held(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
-    """What is held at the worst moment, beside the lines of the Forecast's largest phase."""
+def compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
+    """What is alive at the peak, and the lines of the Forecast's largest phase."""
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
     forecast: dict[str, float] = defaultdict(float)
     for line in largest.lines:
-        if "copied" in line.inputs:
-            for name, size in _copied(plan, line.inputs["copied"], line.value).items():
-                forecast[name] += size
-        else:
-            forecast[CLASS_OF.get(line.name, WORKING)] += line.value
-    live = compiled.reading.live_bytes
+        for name, size in _by_class(plan, line).items():
+            forecast[name] += size
+    live = compiled.summary.live_bytes
     return tuple(
         Comparison(name=name, compiled=live.get(name, 0.0), forecast=forecast.get(name))
         for name in sorted({*live, *forecast}, key=lambda name: (-live.get(name, 0.0), name))
@@ -106,34 +101,36 @@ def memory_held(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
     )
 
 
-def _copied(plan: Plan, elements: float, size_bytes: float) -> dict[str, float]:
-    """The Forecast's line of copied kv heads, cut into the classes it is made of."""
-    parameters = DTYPE_BYTES[plan.precision.parameters] * elements
-    moments = 2 * DTYPE_BYTES[plan.precision.optimizer] * elements
-    return {
-        "parameters": parameters,
-        "optimizer": moments,
-        "gradients": size_bytes - parameters - moments,
-    }
+def _by_class(plan: Plan, line: LedgerLine) -> dict[str, float]:
+    """A line of memory by class. Copied kv heads are parameters, moments and gradients."""
+    if line.kind != "copied_heads":
+        return {CLASS_OF.get(line.kind, WORKING): line.value}
+    copied = line.inputs["copied"]
+    parameters = DTYPE_BYTES[plan.precision.parameters] * copied
+    moments = 2 * DTYPE_BYTES[plan.precision.optimizer] * copied
+    gradients = line.value - parameters - moments
+    return {"parameters": parameters, "optimizer": moments, "gradients": gradients}
 
 
-def memory_missed(compiled: float, forecast: float) -> list[str]:
+def memory_disagreements(compiled: float, forecast: float) -> tuple[Disagreement, ...]:
     if abs(compiled - forecast) <= max(MEMORY_SHARE * compiled, MEMORY_BYTES):
-        return []
-    return [f"peak memory is {_off(compiled, forecast)} the forecast's"]
+        return ()
+    return (Disagreement(code="peak_memory", compiled=compiled, forecast=forecast),)
 
 
 # --- collectives
 
 
-def exchanged(plan: Plan, compiled: Compiled) -> tuple[ComparedCollective, ...]:
-    """Every kind of collective that either the program or the Forecast has."""
+def compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedCollective, ...]:
+    """Every kind of collective that the program or the Forecast has."""
     forecast: dict[Key, float] = defaultdict(float)
     for one in (line.collective for line in plan.forecast.time if line.collective):
-        forecast[_axes(plan, one.axes), one.link, one.kind, one.dtype] += one.bytes_per_step
+        # An axis of one device leaves no trace in a program.
+        axes = tuple(axis for axis in one.axes if plan.mesh[axis] > 1)
+        forecast[axes, one.link, one.kind, one.dtype] += one.bytes_per_step
     payload: dict[Key, float] = defaultdict(float)
     calls: dict[Key, float] = defaultdict(float)
-    for key, size, count in _compiled_exchanges(compiled):
+    for key, size, count in _compiled_collectives(compiled):
         payload[key] += size
         calls[key] += count
     return tuple(
@@ -150,63 +147,53 @@ def exchanged(plan: Plan, compiled: Compiled) -> tuple[ComparedCollective, ...]:
     )
 
 
-def _compiled_exchanges(compiled: Compiled) -> list[tuple[Key, float, float]]:
+def _compiled_collectives(compiled: Compiled) -> list[tuple[Key, float, float]]:
     inside: list[tuple[Key, float, float]] = [
         ((one.axes, "ici", one.kind, one.dtype), one.payload_bytes, one.calls)
-        for one in compiled.reading.collectives
+        for one in compiled.summary.collectives
         if one.payload_bytes
     ]
     across: list[tuple[Key, float, float]] = [
         ((("pods",), "dcn", one.kind, one.dtype), one.payload_bytes, one.calls)
-        for one in compiled.reading.sent
+        for one in compiled.summary.sends
     ]
     return [*inside, *across]
 
 
-def _axes(plan: Plan, axes: tuple[str, ...]) -> tuple[str, ...]:
-    """A group's axes, those of one device left out: nothing shows them in a program."""
-    return tuple(axis for axis in axes if plan.mesh[axis] > 1)
-
-
-def exchanges_missed(collectives: tuple[ComparedCollective, ...]) -> list[str]:
-    """Groups of axes on which the payload is not the Forecast's; a few scalars count nowhere."""
-    compiled: dict[tuple[tuple[str, ...], str], float] = defaultdict(float)
-    forecast: dict[tuple[tuple[str, ...], str], float] = defaultdict(float)
+def payload_disagreements(collectives: tuple[ComparedCollective, ...]) -> list[Disagreement]:
+    """Groups of axes on which the payload is not the Forecast's, beyond a few scalars."""
+    compiled: dict[tuple[str, ...], float] = defaultdict(float)
+    forecast: dict[tuple[str, ...], float] = defaultdict(float)
     for one in collectives:
-        compiled[one.axes, one.link] += one.bytes_per_step
-        forecast[one.axes, one.link] += one.forecast_bytes_per_step
+        compiled[one.axes] += one.bytes_per_step
+        forecast[one.axes] += one.forecast_bytes_per_step
     return [
-        f"payload over {' x '.join(group[0])} is {_off(compiled[group], forecast[group])}"
-        " the forecast's"
-        for group in sorted(compiled)
-        if abs(compiled[group] - forecast[group])
-        > max(EXCHANGE_SHARE * compiled[group], SCALARS_BYTES)
+        Disagreement(code="payload", axes=axes, compiled=size, forecast=forecast[axes])
+        for axes, size in compiled.items()
+        if abs(size - forecast[axes]) > max(PAYLOAD_SHARE * size, SCALARS_BYTES)
     ]
 
 
 def changes(compiled: Compiled) -> tuple[CompilerChange, ...]:
     """What the compiler adds to the payload, the most first."""
-    found = [
+    added = [
         CompilerChange(
-            what=_changed(one),
+            what=_change(one),
             axes=one.axes,
             link="ici",
             bytes_per_step=one.executed_bytes - one.payload_bytes,
         )
-        for one in compiled.reading.collectives
+        for one in compiled.summary.collectives
         if one.executed_bytes > one.payload_bytes
     ]
-    padding = sum(one.padding_bytes for one in compiled.reading.sent)
+    padding = sum(send.padding_bytes for send in compiled.summary.sends)
     if padding:
-        found.append(
-            CompilerChange(
-                what="padding to tiles", axes=("pods",), link="dcn", bytes_per_step=padding
-            )
-        )
-    return tuple(sorted(found, key=lambda change: -change.bytes_per_step))
+        what = "padding to tiles"
+        added.append(CompilerChange(what=what, axes=("pods",), link="dcn", bytes_per_step=padding))
+    return tuple(sorted(added, key=lambda change: -change.bytes_per_step))
 
 
-def _changed(one: CompiledCollective) -> str:
+def _change(one: CompiledCollective) -> str:
     if one.executed_kind == one.kind:
         return f"padding of {one.kind}, {one.dtype}"
     if one.executed_kind == "collective-permute":
@@ -217,27 +204,21 @@ def _changed(one: CompiledCollective) -> str:
 # --- FLOPs
 
 
-def flops_held(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
-    """Matrix products and kernels; what the compiler repeats of its own accord is a line too."""
+def compared_flops(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
+    """Matrix products, what the compiler repeats of its own accord, and kernels."""
     counted = [line for line in plan.forecast.time if "flops" in line.inputs]
-    attention = sum(x.inputs["flops"] for x in counted if x.name.startswith("attention"))
-    products = sum(x.inputs["flops"] for x in counted) - attention
-    found = dict(compiled.reading.flops)
+    attention = sum(line.inputs["flops"] for line in counted if line.kind in ATTENTION)
+    products = sum(line.inputs["flops"] for line in counted) - attention
+    flops = dict(compiled.summary.flops)
     lines = [
-        Comparison(name=PRODUCTS, compiled=found.pop(PRODUCTS, 0.0), forecast=products),
-        Comparison(name=REPEATED, compiled=found.pop(REPEATED, 0.0), forecast=None),
-        Comparison(name=KERNELS, compiled=sum(found.values()), forecast=attention),
+        Comparison(name=PRODUCTS, compiled=flops.pop(PRODUCTS, 0.0), forecast=products),
+        Comparison(name=REPEATED, compiled=flops.pop(REPEATED, 0.0), forecast=None),
+        Comparison(name=KERNELS, compiled=sum(flops.values()), forecast=attention),
     ]
     return tuple(line for line in lines if line.compiled or line.forecast)
 
 
-def flops_missed(compiled: float, forecast: float) -> list[str]:
+def flops_disagreements(compiled: float, forecast: float) -> tuple[Disagreement, ...]:
     if abs(compiled - forecast) <= FLOPS_SHARE * compiled:
-        return []
-    return [f"the program's FLOPs are {_off(compiled, forecast)} the forecast's"]
-
-
-def _off(compiled: float, forecast: float) -> str:
-    if not forecast:
-        return f"{compiled:,.0f} B against 0 B of"
-    return f"{compiled / forecast:.3f} times"
+        return ()
+    return (Disagreement(code="flops", compiled=compiled, forecast=forecast),)

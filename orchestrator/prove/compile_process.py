@@ -1,9 +1,9 @@
-"""Prove room: the child process. It alone knows JAX and the trainers; it compiles and reports.
+"""Compile one plan, in a process of its own: the only one here that imports JAX and the trainers.
 
-    python -m orchestrator.prove.compile_process < asked.json
+    python -m orchestrator.prove.compile_process < request.json
 
-The answer goes out as lines of JSON: `{"stage": ...}` as it gets there, `{"answer": ...}` at last.
-libtpu writes to the standard streams as it likes, so the answer has a descriptor of its own.
+It writes lines of JSON: `{"stage": ...}` on its way, `{"result": ...}` at the end. libtpu writes to
+the standard streams as it likes, so the lines go to a descriptor of their own.
 """
 
 import json
@@ -21,7 +21,9 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from orchestrator import trainer_registry
 from orchestrator.errors import OrchError
+from orchestrator.prove import import_closure
 from orchestrator.prove.compiled import (
     PACKAGES,
     Compiled,
@@ -32,91 +34,96 @@ from orchestrator.prove.compiled import (
 )
 from orchestrator.prove.hlo.program import program_of
 from orchestrator.prove.hlo.replica_groups import DeviceMesh
-from orchestrator.prove.hlo.report import read
+from orchestrator.prove.hlo.summary import summarize
 from orchestrator.prove.targets import target
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from trainers.contract import Program, build, load
 from trainers.mesh import mesh_of
 
+MODULE = "orchestrator.prove.compile_process"  # __name__ is "__main__" here
 RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 BEYOND_HBM = {"xla_tpu_no_crash_on_oom": True}
 clock = time.perf_counter
-Say = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
-    """Read what is asked, answer it."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    """Read the request, write the result."""
+    lines = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def say(message: dict[str, Any]) -> None:
-        answers.write(json.dumps(message).encode() + b"\n")
+    def send(message: dict[str, Any]) -> None:
+        lines.write(json.dumps(message).encode() + b"\n")
 
     status = 1
     try:
-        asked = codec.from_json(sys.stdin.buffer.readline(), CompileRequest)
+        request = codec.from_json(sys.stdin.buffer.readline(), CompileRequest)
         threading.Thread(target=_die_with_the_parent, daemon=True).start()
-        say({"answer": codec.to_json(answer(asked, say)).decode()})
+        send({"result": codec.to_json(result_of(request, send)).decode()})
         status = 0
     finally:
         if status:
             traceback.print_exc()
-        _leave(status)
+        _exit_now(status)
 
 
 def _die_with_the_parent() -> None:
-    """The parent holds our standard input open; when that ends, nobody waits for the answer."""
+    """The parent keeps our standard input open; when it closes, nobody waits for the result."""
     while os.read(sys.stdin.fileno(), 1):
         pass
-    _leave(1)
+    _exit_now(1)
 
 
-def _leave(status: int) -> None:
-    """End here and now: neither the waiting thread nor libtpu's own have anything to finish."""
+def _exit_now(status: int) -> None:
+    """Neither the waiting thread nor libtpu's own have anything to finish."""
     sys.stderr.flush()
     os._exit(status)
 
 
-def answer(asked: CompileRequest, say: Say) -> CompileResult:
-    """The plan compiled and read, or why it would not compile."""
-    plan = codec.from_json(asked.plan, Plan)
+def result_of(request: CompileRequest, send: Send) -> CompileResult:
+    """The plan compiled and summarized, or why it does not compile."""
+    plan = codec.from_json(request.plan, Plan)
     try:
-        return CompileResult(compiled=_compiled(plan, asked, say))
+        return CompileResult(compiled=_compiled(plan, request, send))
     except OrchError as error:
-        return CompileResult(failed=CompileFailure(said=str(error), by="trainer"))
+        return CompileResult(failure=CompileFailure(message=str(error), by="trainer"))
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-        return CompileResult(failed=CompileFailure(said=str(error), by="compiler"))
+        return CompileResult(failure=CompileFailure(message=str(error), by="compiler"))
 
 
-def _compiled(plan: Plan, asked: CompileRequest, say: Say) -> Compiled:
+def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
     """Lower the trainer's step for the plan's real topology, compile it, read its text."""
-    say({"stage": "laying out"})
+    send({"stage": "laying out"})
     name, options = target(plan)
     devices = topologies.get_topology_desc(name, "tpu", **options).devices
-    say({"stage": "tracing"})
-    program = build(load(asked.trainer), plan, devices)
+    send({"stage": "tracing"})
+    program = build(load(plan.trainer), plan, devices)
     lowered = program.step.lower(program.state, program.batch)
-    say({"stage": "compiling"})
+    send({"stage": "compiling"})
     began = clock()
-    settings: dict[str, Any] = {**plan.compiler_options, **(BEYOND_HBM if asked.beyond_hbm else {})}
+    settings: dict[str, Any] = {
+        **plan.compiler_options,
+        **(BEYOND_HBM if request.beyond_hbm else {}),
+    }
     executable = lowered.compile(compiler_options=settings or None)
     compile_s = clock() - began
-    say({"stage": "reading"})
+    send({"stage": "reading"})
     text = executable.as_text() or ""
-    if asked.text_path:
-        Path(asked.text_path).write_text(text, encoding="utf-8")
+    if request.text_path:
+        Path(request.text_path).write_text(text, encoding="utf-8")
     return Compiled(
         memory=_memory(executable.memory_analysis()),
-        reading=read(program_of(text), _mesh(plan, program), plan.model.layers),
+        summary=summarize(program_of(text), _mesh(plan, program), plan.model.layers),
         compile_s=compile_s,
-        compiler_memory_bytes=_most_memory_bytes(),
+        compiler_memory_bytes=_peak_memory_bytes(),
         versions={package: metadata.version(package) for package in PACKAGES},
+        sources=import_closure.digests([trainer_registry.find(plan.trainer).module, MODULE]),
     )
 
 
 def _mesh(plan: Plan, program: Program) -> DeviceMesh:
-    """The mesh of one slice: the compiled program numbers devices as the trainer's mesh does."""
+    """The mesh of one slice. The compiled program numbers devices as the trainer's mesh does."""
     devices = list(program.mesh.devices.flat)
     planned = {device: place for place, device in enumerate(mesh_of(plan, devices).devices.flat)}
     in_slice = plan.devices // plan.pods
@@ -137,7 +144,7 @@ def _memory(analysis: Any) -> CompiledMemory:
     )
 
 
-def _most_memory_bytes() -> float:
+def _peak_memory_bytes() -> float:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT_BYTES)
 
 

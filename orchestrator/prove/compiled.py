@@ -1,4 +1,4 @@
-"""Prove room: what the child reports of a compiled program, before any forecast is looked at."""
+"""What the compile process receives and reports, before anything is compared with a forecast."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,13 +11,12 @@ PRODUCTS, REPEATED = "matrix products", "repeated by the compiler"  # what compu
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest:
-    """What the child is asked. `text_path`: where the program's text is kept, if anywhere.
+    """A plan as JSON, and the file for the program's text, if it is wanted.
 
-    `beyond_hbm`: compile even what the chip's memory cannot hold, to learn what it needs.
+    `beyond_hbm`: compile even what the chip's memory cannot hold, to see what it needs.
     """
 
     plan: str
-    trainer: str
     text_path: str | None = None
     beyond_hbm: bool = False
 
@@ -37,7 +36,7 @@ class CompiledMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledCollective:
-    """Collectives alike, of one step and device: what was meant, and what runs."""
+    """Alike collectives of one step and device: what the trainer means, and what runs."""
 
     axes: tuple[str, ...]
     kind: str
@@ -50,7 +49,7 @@ class CompiledCollective:
 
 @dataclass(frozen=True, kw_only=True)
 class DcnSend:
-    """What is sent to other pods: by which operation, and where the trainer asks for it."""
+    """One operation that sends to other pods, and the trainer's lines that ask for it."""
 
     name: str
     kind: str
@@ -63,8 +62,8 @@ class DcnSend:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What the text of a program says. `live_bytes`: what is held at the peak, by class.
+class ProgramSummary:
+    """What the text of a program shows. `live_bytes`: what is alive at the peak, by class.
 
     `flops` are of one device and step, by what computes them; `uncounted` kernels have no formula.
     """
@@ -73,45 +72,49 @@ class Reading:
     peak_at: str
     buffers: tuple[Buffer, ...]
     collectives: tuple[CompiledCollective, ...]
-    sent: tuple[DcnSend, ...]
+    sends: tuple[DcnSend, ...]
     flops: dict[str, float]
     uncounted: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """One compiled program in numbers, and what it took to compile it."""
+    """One compiled program in numbers, and what it took to compile it.
+
+    `sources`: the sha256 of every module that the program and its reading depend on.
+    """
 
     memory: CompiledMemory
-    reading: Reading
+    summary: ProgramSummary
     compile_s: float
     compiler_memory_bytes: float
     versions: dict[str, str]
+    sources: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileFailure:
-    """Why nothing was compiled: the words of the trainer or of the compiler.
+    """Why nothing was compiled: the message of the trainer or of the compiler.
 
-    `exit_code` where the compiler died of it, and `said` is then what it wrote last.
+    `exit_code` is set where the process died; `message` is then all that it wrote.
     """
 
-    said: str
+    message: str
     by: Literal["trainer", "compiler"]
     exit_code: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileResult:
-    """What the child answers: one of the two."""
+    """What the compile process answers: one of the two."""
 
     compiled: Compiled | None = None
-    failed: CompileFailure | None = None
+    failure: CompileFailure | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheEntry:
-    """What is worth keeping: a compiled program, and what the compiler said if it refused it."""
+    """A compiled program, and the compiler's message if it refused it."""
 
     compiled: Compiled
     refusal: str | None = None

@@ -1,4 +1,4 @@
-"""Prove room: what the TPU compiler calls a chip and its slices, and the environment it wants."""
+"""The TPU compiler's names for chips and slices, and the environment that it needs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from orchestrator import catalog
 from orchestrator.errors import ProofUnavailable
 from orchestrator.types.plan import Plan
 
-# Without these libtpu asks the machine which TPU it is, or refuses to be loaded twice at a time.
+# Without these libtpu asks the machine which TPU it is, or cannot be loaded twice at a time.
 SETTINGS = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_PLATFORMS": "cpu",
@@ -31,7 +31,7 @@ def target(plan: Plan) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {}
     if names.chip_config:
         options["chip_config_name"] = names.chip_config
-    if plan.chips == plan.pods:  # hosts have four chips unless they are told to have one
+    if plan.chips == plan.pods:  # hosts have four chips unless one is set
         options["chips_per_host_bounds"] = [1, 1, 1]
     if plan.pods > 1:
         options["num_slices"] = plan.pods
@@ -39,6 +39,6 @@ def target(plan: Plan) -> tuple[str, dict[str, Any]]:
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The child's environment: nothing of it reaches the parent."""
+    """The environment of the compile process."""
     kept = {key: value for key, value in inherited.items() if not key.startswith(LEFT_OUT)}
     return kept | SETTINGS

@@ -12,6 +12,7 @@ from orchestrator.render.formatting import (
     to_digits,
 )
 from orchestrator.render.layout import columns, indent
+from orchestrator.render.report_text import NOT_COMPARED
 from orchestrator.types.report import Goodput, Ratio, Report, Spread
 
 SAME = 0.01
@@ -81,7 +82,7 @@ def over(report: Report) -> str:
 def note(report: Report) -> str:
     """What PREDICTED is, or why there is none."""
     if report.not_compared:
-        return f"note: {report.not_compared}"
+        return f"note: {NOT_COMPARED[report.not_compared]}"
     one = reference(report)
     if one is None:
         return ""

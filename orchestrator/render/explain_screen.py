@@ -1,4 +1,4 @@
-"""an AnswerSheet as a text that reads from question to answer."""
+"""An explanation as a text that reads from question to answer."""
 
 import re
 from decimal import Decimal
@@ -33,7 +33,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> str:
     """What is given, what follows, what was published, what the plan does, and where it is from."""
     blocks = [
         broken("", headline(sheet)),
-        [*given(sheet.given), *broken("  MFU counts ", sheet.mfu_definition)],
+        [*inputs(sheet.inputs), *broken("  MFU counts ", sheet.mfu_definition)],
         *(section(entry) for entry in sheet.sections),
         *(quotes(entry) for entry in sheet.quotes),
         realized(sheet),
@@ -53,7 +53,7 @@ def headline(sheet: Explanation) -> str:
     )
 
 
-def given(entries: tuple[Input, ...]) -> list[str]:
+def inputs(entries: tuple[Input, ...]) -> list[str]:
     rows = [(e.symbol, number(e.value), e.meaning, cite(e.source or "asked")) for e in entries]
     return ["Inputs", *indent(columns(rows, "<><<"))]
 
@@ -67,7 +67,7 @@ def section(entry: DerivationSection) -> list[str]:
     for line in entry.lines:
         lines += derivation(line)
     for verdict in entry.verdicts:
-        lines += broken("  -> ", f"{verdict.question} {sentence(verdict.words)}")
+        lines += broken("  -> ", f"{verdict.question} {sentence(verdict.answer)}")
     return lines
 
 

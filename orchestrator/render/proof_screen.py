@@ -5,7 +5,16 @@ from orchestrator.render.layout import columns, following, indent, page, title
 from orchestrator.render.plan_screen import headline
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Plan
-from orchestrator.types.proof import Buffer, ComparedCollective, Comparison, Proof
+from orchestrator.types.proof import (
+    Buffer,
+    ComparedCollective,
+    Comparison,
+    CrossingFault,
+    DcnCrossing,
+    Disagreement,
+    PlanChange,
+    Proof,
+)
 
 LARGEST = 5  # buffers shown
 SMALL = 1e-3  # exchanges below this share of the largest on their link are left to --json
@@ -119,7 +128,7 @@ def crossings(proof: Proof) -> list[str]:
     if proof.only_gradients_cross_pods:
         said = f"gradients alone cross pods: {total} in {calls} sums"
         return [said + (f", and {count(others)} B of scalars" if others else "")]
-    return ["more than gradients crosses pods", *indent(proof.crossing_faults)]
+    return ["more than gradients crosses pods", *indent(tuple(map(fault, proof.crossing_faults)))]
 
 
 def flops(proof: Proof) -> list[str]:
@@ -140,22 +149,62 @@ def amount(flops: float) -> str:
 
 def advice(proof: Proof) -> list[str]:
     """What is wrong, and what could be set instead."""
-    lines = [f"warning: the forecast is off: {missed}" for missed in proof.disagreements]
+    lines = [f"warning: the forecast is off: {disagreement(one)}" for one in proof.disagreements]
     if proof.refusal:
-        lines.append(f"the compiler: {proof.refusal.said}")
+        lines.append(f"the compiler: {proof.refusal.message}")
         lines.append("nearest that fits, by the forecast corrected for this:")
-        lines += indent(proof.refusal.nearest or ("none on these chips",))
-    lines += [f"room for less recompute: {hint}" for hint in proof.hints]
+        lines += indent(tuple(map(settings, proof.refusal.nearest)) or ("none on these chips",))
+    lines += [f"room for less recompute: {settings(one)}" for one in proof.hints]
     return lines
+
+
+def settings(change: PlanChange) -> str:
+    """The overrides as they are typed."""
+    return " ".join(f"--set {override}" for override in change.overrides)
+
+
+def disagreement(one: Disagreement) -> str:
+    """Where the forecast is off, and by how much."""
+    if one.code == "uncounted_kernel":
+        return f"no formula counts the FLOPs of kernel {one.kernel}"
+    if one.code == "other_trainer":
+        return "it describes another trainer's program, and is not compared"
+    what = {
+        "peak_memory": "peak memory is",
+        "payload": f"payload over {' x '.join(one.axes)} is",
+        "flops": "the program's FLOPs are",
+    }[one.code]
+    if not one.forecast:
+        return f"{what} {one.compiled:,.0f} B, against 0 B in the forecast"
+    return f"{what} {one.compiled / one.forecast:.3f} times the forecast's"
+
+
+def fault(one: CrossingFault) -> str:
+    """What crosses pods and may not."""
+    if one.code == "not_a_gradient":
+        return f"{crossing(one.crossing)} crosses pods: no gradient"
+    return (
+        f"{one.bytes_per_step:,.0f} B made by the backward pass cross pods each step, the gradients"
+        f" alone are {one.allowed_bytes_per_step:,.0f} B; the most: {crossing(one.crossing)}"
+    )
+
+
+def crossing(one: DcnCrossing) -> str:
+    places = f", from {', '.join(one.places)}" if one.places else ""
+    calls = f"{one.calls_per_step:,.0f} x " if one.calls_per_step > 1 else ""
+    return f"{calls}{one.kind} {one.name} of {one.bytes_per_step:,.0f} B {one.dtype}{places}"
 
 
 def verdict(proof: Proof) -> str:
     """The proof in one line."""
-    margin = abs(proof.margin_bytes)
-    share = percent(margin / proof.hbm_bytes_per_device)
-    parts = [f"fits with {in_memory(margin)} ({share}) to spare"]
+    margin = in_memory(abs(proof.margin_bytes))
+    share = percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
     if not proof.fits:
-        parts = [f"does not fit: {in_memory(margin)} too much"]
+        parts = [f"does not fit: {margin} too much"]
+    elif proof.margin_bytes < 0:
+        parts = [f"the compiler accepts it with {margin} ({share}) more than the limit"]
+    else:
+        parts = [f"fits with {margin} ({share}) to spare"]
     parts.append("the forecast agrees" if proof.agrees else "the forecast does not agree")
     if not proof.only_gradients_cross_pods:
         parts.append("more than gradients crosses pods")

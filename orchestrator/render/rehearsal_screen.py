@@ -6,7 +6,7 @@ from orchestrator.journal import run_status
 from orchestrator.render.formatting import count, off, percent, scaled, seconds, with_unit
 from orchestrator.render.layout import columns, fit, hanging, indent, title
 from orchestrator.types.codec import short
-from orchestrator.types.plan import AXES, Plan
+from orchestrator.types.plan import Plan
 from orchestrator.types.run import Attempt, RecentSteps, Run, State, Step
 
 LARGEST = 4  # lines of a forecast that are named
@@ -32,7 +32,7 @@ def rehearsal_intro(plan_name: str) -> str:
 
 def resume_intro(run: Run, plan: Plan) -> str:
     """What comes before a rehearsal that goes on."""
-    told = f", {run_status.first_line(run.why)}" if run.why else ""
+    told = f", {run_status.first_line(run.detail)}" if run.detail else ""
     return fit(
         f"{run.run}: a rehearsal, resumed with {plan.pods} pods of {plan.topology} on this machine."
         f"\nIt was {run.state} after {count(run.steps_done)} of {count(run.steps)} steps{told}.\n"
@@ -93,8 +93,9 @@ def devices(plan: Plan) -> str:
 
 def mesh(plan: Plan) -> str:
     """The axes of a pod that have more than one device."""
-    inside = (axis for axis in AXES if axis != "pods" and plan.mesh[axis] > 1)
-    sizes = [f"{axis} {plan.mesh[axis]}" for axis in inside]
+    sizes = [
+        f"{axis.name} {axis.size}" for axis in plan.axes if axis.link == "ici" and axis.size > 1
+    ]
     return ", ".join(sizes) or "one device"
 
 
@@ -115,10 +116,10 @@ def step_line(one: Step, steps: int) -> str:
 
 def startup_line(one: Step) -> str | None:
     """What came before the first step of an attempt."""
-    if one.opening is None:
+    if one.startup is None:
         return None
-    compiled, state = seconds(one.opening.compile_s), seconds(one.opening.state_s)
-    done = one.opening.steps_done
+    compiled, state = seconds(one.startup.compile_s), seconds(one.startup.state_s)
+    done = one.startup.steps_done
     restored = f", {count(done)} steps restored" if done else ""
     return f"compiled in {compiled}, state ready in {state}{restored}"
 
@@ -160,7 +161,7 @@ def rehearsal_result(run: Run, plan: Plan, recorded: str, next_command: str) -> 
 
 def why(run: Run) -> list[str]:
     """Why a run ended so, where there is something to say."""
-    lines = enumerate((run.why or "").splitlines())
+    lines = enumerate(run.detail.splitlines())
     return [one for at, text in lines for one in labelled("" if at else "why", text)]
 
 
@@ -193,7 +194,9 @@ def beside(run: Run, recent: RecentSteps, plan: Plan) -> str:
     if plan.chip_profile is None:
         fewer = "nothing was measured for a plan on other pods than were asked"
         cause = (
-            fewer if run.pods != run.pods_asked else "--no-calibrate left this machine unmeasured"
+            fewer
+            if run.pods != run.requested_pods
+            else "--no-calibrate left this machine unmeasured"
         )
         return f"unknown: {cause}, so MFU is not known either"
     step_s, name = plan.forecast.step_s.unoverlapped, short(plan.chip_profile)

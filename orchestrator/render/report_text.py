@@ -10,8 +10,12 @@ from orchestrator.render.formatting import (
     seconds,
     to_digits,
 )
-from orchestrator.types.report import Gap, Goodput, Ratio, Report
+from orchestrator.types.report import Gap, Goodput, NotCompared, Ratio, Report
 
+NOT_COMPARED: dict[NotCompared, str] = {
+    "cpu_rehearsal": "a rehearsal measures this machine's CPU and its forecast is for chips:"
+    " they are not compared",
+}
 SMALL = 0.01  # parts of a gap below this share of its largest are left out
 PLACES = {
     "devices": "on the devices",
@@ -41,7 +45,7 @@ def how_far(report: Report) -> str:
     done = f"{count(report.steps_done)} of {count(report.steps)} steps"
     if report.state == "succeeded":
         return f"{'Rehearsal succeeded' if report.rehearsal else 'Succeeded'}: {done}."
-    why = f": {first_line(report.why).rstrip('.')}" if report.why else ""
+    why = f": {first_line(report.detail).rstrip('.')}" if report.detail else ""
     what = f"Rehearsal {report.state}" if report.rehearsal else report.state.capitalize()
     return f"{what} after {done}{why}."
 

@@ -27,14 +27,14 @@ def runs_screen(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = 
 
 
 def study_row(status: StudyStatus) -> tuple[str, ...]:
-    done = f"{status.done} / {status.asked} runs"
-    began = f"{elapsed(status.read_at_s - status.begun_at_s)} ago"
+    done = f"{status.done} / {status.total} runs"
+    began = f"{elapsed(status.read_at_s - status.submitted_at_s)} ago"
     return status.study, status.state, done, "", "", began, f"{status.scaling} scaling"
 
 
 def study_runs_screen(status: StudyStatus) -> str:
     """A study and every run that was begun for it, in their order."""
-    done = f"{status.done} of {status.asked} runs done"
+    done = f"{status.done} of {status.total} runs done"
     head = title(f"{status.study}: {status.state}, {done}", f"{status.scaling} scaling")
     rows = [one[:-1] for one in (HEAD, *map(row, status.runs))] if status.runs else []
     return page([[head], tabulated(rows, SIDES[:-1])])

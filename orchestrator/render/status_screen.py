@@ -1,7 +1,7 @@
 """Show one run: its state, its attempts, its log lines, a request to cancel it."""
 
-from orchestrator.journal.logs import Log, LogLine
-from orchestrator.journal.run_status import after, first_line
+from orchestrator.journal.run_logs import Log, LogLine
+from orchestrator.journal.run_status import first_line, last_attempt_text
 from orchestrator.render.formatting import count, elapsed, percent, seconds
 from orchestrator.render.layout import columns, hanging, indent, page, title
 from orchestrator.render.runs_screen import mfu
@@ -27,7 +27,7 @@ def status_screen(status: Status, next_command: str) -> str:
 def facts(status: Status) -> list[str]:
     """What is known of the run, a line each."""
     rows = [
-        ("why", first_line(status.why)),
+        ("why", first_line(status.detail)),
         ("steps", steps(status)),
         ("pods", pods(status)),
         ("step time", step_time(status)),
@@ -52,7 +52,7 @@ def steps(status: Status) -> str:
 
 
 def pods(status: Status) -> str:
-    fewer = f" of {status.pods_asked} asked" if status.pods != status.pods_asked else ""
+    fewer = f" of {status.requested_pods} asked" if status.pods != status.requested_pods else ""
     slices = status.attempts[-1].slices if status.attempts else ()
     return f"{status.pods}{fewer}" + (f": {', '.join(slices)}" if slices else "")
 
@@ -118,14 +118,14 @@ def driver(status: Status) -> str | None:
         return None
     text = f"process {status.driver.pid} on {status.driver.host}"
     if status.ended_at_s is None:
-        text += f", last sign {elapsed(status.since_last_sign_s)} ago"
+        text += f", last sign {elapsed(status.since_last_heartbeat_s)} ago"
     return text
 
 
 def cancel_asked(status: Status) -> str | None:
-    if status.cancel_asked_at_s is None:
+    if status.cancel_requested_at_s is None:
         return None
-    return f"to cancel, {elapsed(status.read_at_s - status.cancel_asked_at_s)} ago"
+    return f"to cancel, {elapsed(status.read_at_s - status.cancel_requested_at_s)} ago"
 
 
 def tracking(status: Status) -> str | None:
@@ -168,7 +168,7 @@ def verdict(status: Status) -> str:
         parts.append(f"MFU {mfu(status)}")
     tried = len(status.attempts)
     parts.append(f"{tried} {'attempt' if tried == 1 else 'attempts'}")
-    if status.state not in LIVE and (said := status.why or after(status.attempts)):
+    if status.state not in LIVE and (said := status.detail or last_attempt_text(status.attempts)):
         parts.append(first_line(said).rstrip("."))
     return f"{', '.join(parts)}."
 
@@ -178,8 +178,8 @@ def cancel_text(before: Run, after: Run, *, at_once: bool) -> str:
     if before.ended_at_s is not None:
         return f"{before.run}: has ended already: {before.state}. Nothing was asked."
     asked = f"{before.run}: asked to stop" + (" at once." if at_once else ".")
-    if before.cancel_asked_at_s is not None:
-        ago = elapsed(before.read_at_s - before.cancel_asked_at_s)
+    if before.cancel_requested_at_s is not None:
+        ago = elapsed(before.read_at_s - before.cancel_requested_at_s)
         asked += f" It was asked to {ago} ago too."
     return f"{asked}\n{what_follows(after, at_once=at_once)}"
 
@@ -187,7 +187,7 @@ def cancel_text(before: Run, after: Run, *, at_once: bool) -> str:
 def what_follows(run: Run, *, at_once: bool) -> str:
     """What becomes of a request to cancel."""
     if run.state not in LIVE:
-        return f"Nothing drives it any more: {run.why}. It counts as cancelled."
+        return f"Nothing drives it any more: {run.detail}. It counts as cancelled."
     if run.driver is None:
         return "Its driver has not come yet; when it comes, it stops before it takes a chip."
     if at_once:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from orchestrator.render.compare_screen import spread
 from orchestrator.render.formatting import percent, resource, scaled, seconds, span, to_digits
 from orchestrator.render.layout import page, tabulated
+from orchestrator.render.report_text import NOT_COMPARED
 from orchestrator.render.study_screen import SCALINGS, Kept, scaling_efficiency, title
 from orchestrator.types.report import Spread
 from orchestrator.types.run import LIVE
@@ -81,7 +82,7 @@ def over(trial: TrialReport, measured: RepeatedTrial) -> str:
 def notes(found: StudyReport) -> list[str]:
     """Why nothing is held against a prediction, once; or against which one it is."""
     unlike = sorted({one.not_compared for one in found.trials if one.not_compared})
-    said = [f"note: {one}" for one in unlike]
+    said = [f"note: {NOT_COMPARED[one]}" for one in unlike]
     if found.rehearsal:
         said.append("note: emulated pods share this machine's cores: more of them are slower each")
     compared = [one for one in found.trials if one.measured and not one.not_compared]

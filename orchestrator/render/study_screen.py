@@ -103,7 +103,7 @@ def legend(found: StudyForecast) -> list[str]:
 
 def refusals(found: StudyForecast) -> list[str]:
     """Why trials have no plan; trials that are refused alike are told together."""
-    reasons = ((one.number, one.refused) for one in found.trials if one.refused)
+    reasons = ((one.number, one.infeasible) for one in found.trials if one.infeasible)
     return [f"warning: no plan for trial {numbers}: {why}" for why, numbers in alike(reasons)]
 
 

@@ -1,5 +1,9 @@
-"""Report room: arithmetic on a run's journal against its plan. Knows no clock and no terminal."""
+"""Reports: what a run measured, compared with its forecast.
 
-from orchestrator.report.make import proof_of, report, reported
+`make_report(journal)` reads a run; `compare_run` works on values alone. The package imports
+`journal` and `types`; it knows no clock and no terminal.
+"""
 
-__all__ = ["proof_of", "report", "reported"]
+from orchestrator.report.run_report import compare_run, make_report
+
+__all__ = ["compare_run", "make_report"]

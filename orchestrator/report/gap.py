@@ -1,83 +1,84 @@
-"""Report room: measured against predicted, and where the difference is. Pure.
+"""Measured against predicted step time, and the parts of the difference. Pure.
 
-On the measured ceilings of a machine whose devices are emulated nothing hides behind anything:
-there the sum of all lines is what is expected, and no bound.
+On the measured profile of a machine with emulated devices nothing overlaps: there the sum of all
+lines is the expected step.
 """
 
 from orchestrator.types.plan import Forecast, Plan
 from orchestrator.types.report import Gap, GapPart, Measurement, PredictionKind, Ratio, Suspect
 
 
-def predictions(plan: Plan) -> dict[PredictionKind, float]:
-    """The seconds of a step that were predicted, by what they are."""
+def predicted_times(plan: Plan) -> dict[PredictionKind, float]:
+    """The predicted seconds of a step."""
     step_s = plan.forecast.step_s
-    found: dict[PredictionKind, float] = {"lower": step_s.lower}
+    times: dict[PredictionKind, float] = {"lower": step_s.lower}
     if step_s.expected is not None:
-        found["expected"] = step_s.expected
+        times["expected"] = step_s.expected
     if step_s.unoverlapped != step_s.expected:
-        found["unoverlapped"] = step_s.unoverlapped
-    return found
-
-
-def is_inside(plan: Plan, found: Measurement) -> bool | None:
-    """Whether the median step lies in the 80 % interval; None without an interval."""
-    low, high = plan.forecast.step_s.low, plan.forecast.step_s.high
-    if low is None or high is None:
-        return None
-    return low <= found.step_s.median <= high
+        times["unoverlapped"] = step_s.unoverlapped
+    return times
 
 
 def reference(plan: Plan) -> tuple[PredictionKind, float]:
-    """What a measurement is held against: what is expected, or else the bound."""
-    found = predictions(plan)
-    against: PredictionKind = "expected" if "expected" in found else "lower"
-    return against, found[against]
+    """The prediction that a measurement is compared with: the expected step or the lower bound."""
+    times = predicted_times(plan)
+    against: PredictionKind = "expected" if "expected" in times else "lower"
+    return against, times[against]
 
 
-def ratios(plan: Plan, found: Measurement) -> tuple[Ratio, ...]:
-    """The median step over each figure of the forecast."""
+def inside_interval(plan: Plan, measured: Measurement) -> bool | None:
+    """Whether the median step is in the 80 % prediction interval; None without an interval."""
+    low, high = plan.forecast.step_s.low, plan.forecast.step_s.high
+    if low is None or high is None:
+        return None
+    return low <= measured.step_s.median <= high
+
+
+def ratios(plan: Plan, measured: Measurement) -> tuple[Ratio, ...]:
+    """The median step over each predicted one."""
     return tuple(
-        Ratio(against=name, step_s=s, measured_over_predicted=found.step_s.median / s)
-        for name, s in predictions(plan).items()
+        Ratio(against=name, step_s=s, measured_over_predicted=measured.step_s.median / s)
+        for name, s in predicted_times(plan).items()
     )
 
 
-def gap(plan: Plan, found: Measurement) -> Gap:
-    """What a step took beyond what was predicted, part by part."""
+def gap(plan: Plan, measured: Measurement) -> Gap:
+    """How much longer a step took than predicted, part by part."""
     against, predicted_s = reference(plan)
     forecast = plan.forecast
-    usual_s, slow_s = on_devices(found)
+    usual_s, slow_s = device_times(measured)
     return Gap(
         against=against,
-        s=found.mean_step_s - predicted_s,
+        s=measured.mean_step_s - predicted_s,
         parts=(
             GapPart(name="devices", s=usual_s - predicted_s),
             GapPart(name="slow steps", s=slow_s),
-            GapPart(name="waiting for data", s=found.mean_data_s),
-            GapPart(name="saving", s=found.mean_checkpoint_s),
+            GapPart(name="waiting for data", s=measured.mean_data_s),
+            GapPart(name="saving", s=measured.mean_checkpoint_s),
         ),
-        exposed=None if plan.chip_profile else exposed(forecast, found.device_s),
-        suspects=() if plan.chip_profile else suspects(forecast, found.device_s),
+        exposed=None if plan.chip_profile else exposed_share(forecast, measured.device_s),
+        suspects=() if plan.chip_profile else suspects(forecast, measured.device_s),
     )
 
 
-def on_devices(found: Measurement) -> tuple[float, float]:
-    """The mean seconds of a step on the devices: as many as a usual one takes, and what slow ones
-    add. The usual is the median, or the mean where quick steps make that the smaller.
+def device_times(measured: Measurement) -> tuple[float, float]:
+    """The mean seconds of a step on the devices: the usual part, and what slow steps add.
+
+    The usual part is the median, or the mean where that is smaller.
     """
-    mean_s = found.mean_step_s - found.mean_data_s - found.mean_checkpoint_s
-    usual_s = min(found.device_s, mean_s)
+    mean_s = measured.mean_step_s - measured.mean_data_s - measured.mean_checkpoint_s
+    usual_s = min(measured.device_s, mean_s)
     return usual_s, mean_s - usual_s
 
 
-def exposed(forecast: Forecast, device_s: float) -> float | None:
-    """The share of what could be hidden that was not; None where there is nothing to hide."""
-    hideable_s = forecast.step_s.unoverlapped - forecast.step_s.lower
-    return (device_s - forecast.step_s.lower) / hideable_s if hideable_s > 0 else None
+def exposed_share(forecast: Forecast, device_s: float) -> float | None:
+    """The share of the time that could overlap and did not; None where nothing can."""
+    overlappable_s = forecast.step_s.unoverlapped - forecast.step_s.lower
+    return (device_s - forecast.step_s.lower) / overlappable_s if overlappable_s > 0 else None
 
 
-def busy(forecast: Forecast) -> dict[str, float]:
-    """Seconds by resource, each at its peak rate, the busiest first."""
+def busy_seconds(forecast: Forecast) -> dict[str, float]:
+    """Seconds of each resource at its peak rate, the busiest first."""
     seconds: dict[str, float] = {}
     for line in forecast.time:
         name = line.resource or ""
@@ -86,11 +87,12 @@ def busy(forecast: Forecast) -> dict[str, float]:
 
 
 def suspects(forecast: Forecast, device_s: float) -> tuple[Suspect, ...]:
-    """Each resource as if it alone had set the pace: the likeliest, which needs to have been the
-    least slow, first. Latency keeps nothing busy and has no rate.
+    """The resources, each as if it alone set the pace; the one that had to slow down least first.
+
+    Latency keeps nothing busy and has no rate.
     """
     return tuple(
         Suspect(resource=name, busy_s=s, rate_if_alone=s / device_s)
-        for name, s in busy(forecast).items()
+        for name, s in busy_seconds(forecast).items()
         if name != "latency" and device_s > 0
     )

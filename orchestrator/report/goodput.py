@@ -1,7 +1,7 @@
-"""Report room: where a run's seconds went. Pure.
+"""Where the time of a run went. Pure.
 
 The names are those of Google's goodput measurement. An attempt starts processes and devices, makes
-or restores its state, compiles, and steps; what it steps over again was wasted the first time.
+or restores its state, compiles, and steps. A step that is done again was wasted the first time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from typing import get_args
 from orchestrator.types.report import Badput, Goodput
 from orchestrator.types.run import Attempt, Run, TimedStep
 
-Steps = Mapping[int, Sequence[TimedStep]]  # of each attempt, by its number
+StepsByAttempt = Mapping[int, Sequence[TimedStep]]
 
 
 @dataclass
-class _Ledger:
+class _Account:
     """Seconds by where they went."""
 
     goodput_s: float = 0.0
@@ -24,101 +24,99 @@ class _Ledger:
         default_factory=lambda: dict.fromkeys(get_args(Badput), 0.0)
     )
 
-    def add(self, where: Badput, seconds: float) -> None:
-        self.badput_s[where] += max(0.0, seconds)
+    def add(self, cause: Badput, seconds: float) -> None:
+        self.badput_s[cause] += max(0.0, seconds)
 
 
-def goodput(run: Run, steps: Steps) -> Goodput | None:
+def goodput(run: Run, steps: StepsByAttempt) -> Goodput | None:
     """Where the time went; None before the first attempt."""
     if not run.attempts:
         return None
-    began_s = run.attempts[0].started_at_s
-    total_s = max(0.0, _end_s(run, steps) - began_s)
-    ledger, kept = _Ledger(), newest(steps)
-    usual_s = _usual_s(steps)
+    started_s = run.attempts[0].started_at_s
+    total_s = max(0.0, _end_s(run, steps) - started_s)
+    account, counts = _Account(), counted_attempts(steps)
+    usual_s = _usual_step_s(steps)
     for attempt in run.attempts:
         taken = steps.get(attempt.number, ())
-        _count_opening(ledger, attempt, taken, usual_s)
-        _count_steps(ledger, attempt.number, taken, kept, usual_s)
-        _count_after(ledger, run, attempt, taken)
-    return _closed(ledger, total_s, waited_s=max(0.0, began_s - run.submitted_at_s))
+        _count_startup(account, attempt, taken, usual_s)
+        for timed in taken:
+            _count_step(account, timed, usual_s, wasted=counts[timed.step.index] != attempt.number)
+        _count_recovery(account, run, attempt, taken)
+    return _close(account, total_s, waited_s=max(0.0, started_s - run.submitted_at_s))
 
 
-def newest(steps: Steps) -> dict[int, int]:
-    """Of each step, the attempt whose doing of it counts."""
-    kept: dict[int, int] = {}
+def counted_attempts(steps: StepsByAttempt) -> dict[int, int]:
+    """The attempt that counts for each step: the last one that did it."""
+    counts: dict[int, int] = {}
     for number in sorted(steps):
-        kept.update((timed.step.index, number) for timed in steps[number])
-    return kept
+        counts.update((timed.step.index, number) for timed in steps[number])
+    return counts
 
 
-def _count_opening(
-    ledger: _Ledger, attempt: Attempt, taken: Sequence[TimedStep], usual_s: float
+def _count_startup(
+    account: _Account, attempt: Attempt, taken: Sequence[TimedStep], usual_s: float
 ) -> None:
-    """What comes before the second step of an attempt."""
-    if not taken or taken[0].step.opening is None:
+    """The time before the second step of an attempt."""
+    if not taken or taken[0].step.startup is None:
         return
-    first, opening = taken[0], taken[0].step.opening
-    restores = opening.steps_done > 0
+    first, startup = taken[0], taken[0].step.startup
     before_s = first.at_s - first.step.step_s - attempt.started_at_s
-    ledger.add("tpu_initialization", before_s - opening.state_s - opening.compile_s)
+    account.add("tpu_initialization", before_s - startup.state_s - startup.compile_s)
+    restores = startup.steps_done > 0
     state: Badput = "unproductive_checkpoint_restore_time" if restores else "training_prep"
-    ledger.add(state, opening.state_s)
-    ledger.add("program_startup", opening.compile_s + max(0.0, first.step.step_s - usual_s))
+    account.add(state, startup.state_s)
+    account.add("program_startup", startup.compile_s + max(0.0, first.step.step_s - usual_s))
 
 
-def _count_steps(
-    ledger: _Ledger,
-    number: int,
-    taken: Sequence[TimedStep],
-    kept: Mapping[int, int],
-    usual_s: float,
+def _count_step(account: _Account, timed: TimedStep, usual_s: float, *, wasted: bool) -> None:
+    """One step; of the first of an attempt, only as long as a usual one takes."""
+    step = timed.step
+    step_s = min(step.step_s, usual_s) if step.startup else step.step_s
+    if wasted:
+        account.add("wasted_progress_from_disruption", step_s)
+        return
+    account.add("data_loading_sync", step.data_s)
+    account.add("unproductive_checkpoint_save_time", step.checkpoint_s)
+    account.goodput_s += max(0.0, step_s - step.data_s - step.checkpoint_s)
+
+
+def _count_recovery(
+    account: _Account, run: Run, attempt: Attempt, taken: Sequence[TimedStep]
 ) -> None:
-    for step in (timed.step for timed in taken):
-        step_s = min(step.step_s, usual_s) if step.opening else step.step_s
-        if kept[step.index] != number:
-            ledger.add("wasted_progress_from_disruption", step_s)
-            continue
-        ledger.add("data_loading_sync", step.data_s)
-        ledger.add("unproductive_checkpoint_save_time", step.checkpoint_s)
-        ledger.goodput_s += max(0.0, step_s - step.data_s - step.checkpoint_s)
-
-
-def _count_after(ledger: _Ledger, run: Run, attempt: Attempt, taken: Sequence[TimedStep]) -> None:
-    """What passes between the last step of an attempt and the start of the next."""
+    """The time between the last step of an attempt and the start of the next."""
     later = [one for one in run.attempts if one.number > attempt.number]
     if later:
-        left_s = taken[-1].at_s if taken else attempt.started_at_s
-        ledger.add("infrastructure_recovery_from_disruption", later[0].started_at_s - left_s)
+        stopped_s = taken[-1].at_s if taken else attempt.started_at_s
+        account.add("infrastructure_recovery_from_disruption", later[0].started_at_s - stopped_s)
 
 
-def _usual_s(steps: Steps) -> float:
-    """A step without warming up; 0 where no attempt came to a second step."""
+def _usual_step_s(steps: StepsByAttempt) -> float:
+    """The median step after warm-up; 0 where no attempt did a second step."""
     warm = [timed.step.step_s for taken in steps.values() for timed in taken[1:]]
     return median(warm) if warm else 0.0
 
 
-def _end_s(run: Run, steps: Steps) -> float:
-    """When the run ended, or when it was last heard of."""
+def _end_s(run: Run, steps: StepsByAttempt) -> float:
+    """The end of the run, or the last thing known of it."""
     if run.ended_at_s is not None:
         return run.ended_at_s
-    stepped = [taken[-1].at_s for taken in steps.values() if taken]
-    told = [at for one in run.attempts for at in (one.started_at_s, one.ended_at_s) if at]
-    return max([*stepped, *told])
+    steps_s = [taken[-1].at_s for taken in steps.values() if taken]
+    attempts_s = [at for one in run.attempts for at in (one.started_at_s, one.ended_at_s) if at]
+    return max([*steps_s, *attempts_s])
 
 
-def _closed(ledger: _Ledger, total_s: float, *, waited_s: float) -> Goodput:
-    """The ledger with what is left over as `other`.
+def _close(account: _Account, total_s: float, *, waited_s: float) -> Goodput:
+    """The account with the rest as `other`.
 
-    Clocks of two machines may differ by seconds: never more was counted than has passed.
+    Clocks of two machines may differ by seconds, so the total is at least what was counted.
     """
-    counted_s = ledger.goodput_s + sum(ledger.badput_s.values())
+    counted_s = account.goodput_s + sum(account.badput_s.values())
     total_s = max(total_s, counted_s)
-    ledger.badput_s["other"] = total_s - counted_s
+    account.badput_s["other"] = total_s - counted_s
     return Goodput(
         total_s=total_s,
-        goodput_s=ledger.goodput_s,
-        goodput=ledger.goodput_s / total_s if total_s else 0.0,
-        badput_s=ledger.badput_s,
+        goodput_s=account.goodput_s,
+        goodput=account.goodput_s / total_s if total_s else 0.0,
+        badput_s=account.badput_s,
         waited_s=waited_s,
     )

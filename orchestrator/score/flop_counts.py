@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
 from orchestrator.score.published_runs import PublishedRun, Unscorable
 
@@ -77,8 +78,9 @@ def extra_parameters_per_layer(run: PublishedRun) -> float:
 def counted_flops_per_token(run: PublishedRun, counted: FlopCount) -> float:
     """A token's FLOPs, forward and backward, as the source counts them."""
     model = run.model
-    norms = flops.norm_parameters(model)  # which no source counts
-    weights = {"all": flops.parameters(model) - norms, "matmul": flops.matmul_parameters(model)}
+    network = decoder(model)
+    counted_by_all = network.parameters - network.norm_parameters  # no source counts norms
+    weights = {"all": counted_by_all, "matmul": network.matmul_parameters}
     more = model.layers * extra_parameters_per_layer(run)
     return 6.0 * (weights[counted.parameters] + more) + attention_flops_per_token(run, counted)
 

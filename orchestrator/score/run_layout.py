@@ -12,11 +12,13 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.catalog import Chip, Topology
 from orchestrator.errors import OrchError
+from orchestrator.network.decoder import BLOCK_INPUT
+from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
+from orchestrator.network.rematerialization import POLICIES, Policy, keeping, offloading
 from orchestrator.plan import torus as links
 from orchestrator.plan.feasibility import as_sizes, placements
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.remat import POLICIES, Policy
 from orchestrator.plan.search import SearchRequest, layout_of
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.score.flop_counts import attention_share, extra_parameters_per_layer
@@ -24,7 +26,7 @@ from orchestrator.score.published_runs import PublishedRun, Unscorable
 from orchestrator.types.plan import LedgerLine
 from orchestrator.types.spec import Batch, Experiment, MeshRequest, Precision
 
-# The sources' names for the tensors of plan.remat.KEEPABLE; `custom` policies use MaxText's.
+# The sources' names for the tensors of a block; `custom` policies use MaxText's.
 TENSOR_NAMES = {
     "query_proj": "q",
     "key_proj": "k",
@@ -48,16 +50,16 @@ NAMED = {
     for policy in (
         POLICIES["full"],
         POLICIES["none"],
-        Policy("minimal", DOTS),
-        Policy("minimal_flash", DOTS | {"attention"}),
-        Policy("minimal_with_context", DOTS | {"attention"}),
-        Policy("save_dot_with_context_except_mlp", QKV | {"attention", "mid"}),
-        Policy("save_dot_except_mlp", QKV | {"mid"}),
-        Policy("save_dot_except_mlpwi", QKV | {"mid"}),  # `mlpwo` is kept as the next block's input
-        Policy("save_qkv_proj", QKV),
-        Policy("save_out_proj", frozenset({"mid"})),
-        Policy("qkv_proj_offloaded", QKV, offloaded=True),
-        Policy("minimal_offloaded", DOTS, offloaded=True),
+        keeping("minimal", *DOTS),
+        keeping("minimal_flash", *DOTS, "attention"),
+        keeping("minimal_with_context", *DOTS, "attention"),
+        keeping("save_dot_with_context_except_mlp", *QKV, "attention", "mid"),
+        keeping("save_dot_except_mlp", *QKV, "mid"),
+        keeping("save_dot_except_mlpwi", *QKV, "mid"),  # `mlpwo` is the next block's input
+        keeping("save_qkv_proj", *QKV),
+        keeping("save_out_proj", "mid"),
+        offloading("qkv_proj_offloaded", *QKV),
+        offloading("minimal_offloaded", *DOTS),
     )
 }
 
@@ -128,13 +130,11 @@ def custom(text: str) -> Policy:
             inputs = where
         elif where in kept:
             kept[where].update(TENSOR_NAMES[word].split())
-    return Policy(
-        "custom",
-        frozenset(kept["device"] | kept["offload"]),
-        # A plan has one memory for all; if a run used both, HBM is the cheaper of the two.
-        offloaded=bool(kept["offload"]) and not kept["device"],
-        offloads_block_input=inputs == "offload",
-    )
+    # A plan has one memory for all; if a run used both, HBM is the cheaper of the two.
+    on_host = kept["offload"] if not kept["device"] else set()
+    keep, offload = (kept["device"] | kept["offload"]) - on_host, set(on_host)
+    (offload if inputs == "offload" else keep).add(BLOCK_INPUT)
+    return Policy("custom", keep=frozenset(keep), offload=frozenset(offload))
 
 
 def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
@@ -167,7 +167,7 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
 
 
 def mesh_text(wish: MeshRequest) -> str:
-    return " x ".join(f"{axis} {getattr(wish, axis)}" for axis in links.POD_AXES)
+    return " x ".join(f"{axis} {getattr(wish, axis)}" for axis in ICI_AXES)
 
 
 def least_time(ask: SearchRequest, found: links.Ints, remat: Policy) -> Layout:
@@ -187,15 +187,15 @@ def plain(ask: SearchRequest, factors: links.Ints, batch: int, remat: Policy) ->
         hops={name: float(hops[0]) for name, hops in own.hops.items()},
         uses={name: uses[0] for name, uses in own.uses.items()},
     )
-    sizes = {axis: prod(factors[0, :, i].tolist()) for i, axis in enumerate(links.POD_AXES)}
+    sizes = {axis: prod(factors[0, :, i].tolist()) for i, axis in enumerate(ICI_AXES)}
     return layout_of(ask, sizes, batch, 1, remat, row)
 
 
 def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
     """The ledger, scaled where the run's kernel, windows or block differ from the trainer's."""
     attention = computed_share(run)
-    layer = sum(layout.layer_matrices.values())
-    wider = 1 + extra_parameters_per_layer(run) / layout.tensor / layer
+    tensor = layout.devices_along(GROUPS["tensor"])
+    wider = 1 + extra_parameters_per_layer(run) / tensor / layout.block_elements
     factors = {"attention": attention, "attention recompute": attention, "matmuls": wider,
                "recompute": wider}  # fmt: skip
     if run.parallel_block:  # one gather and one scatter serve attention and MLP together

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from orchestrator import catalog
-from orchestrator.plan.remat import POLICIES
+from orchestrator.network.rematerialization import POLICIES
 from orchestrator.spec.file_types import ChipFile, HuggingFaceModel
 from orchestrator.spec.scalars import MOST, Misread, Value
 from orchestrator.types.spec import AxisSize, MeshRequest, Model, PodCount, Pods, about

@@ -1,7 +1,10 @@
-"""Study room: trials of one spec held against each other."""
+"""Studies: the predicted and the measured scaling of one spec varied, trial by trial.
 
-from orchestrator.study.forecast import forecast
-from orchestrator.study.gather import gather
-from orchestrator.study.report import study_report
+`forecast_study` compares plans, `make_study_report` the reports of runs. The package imports
+`report`, `journal` and `types`.
+"""
 
-__all__ = ["forecast", "gather", "study_report"]
+from orchestrator.study.study_forecast import forecast_study
+from orchestrator.study.study_report import TrialRun, make_study_report, read_trial_runs
+
+__all__ = ["TrialRun", "forecast_study", "make_study_report", "read_trial_runs"]

@@ -55,7 +55,7 @@ class BackgroundRecorder:
 
     def _supervise(self) -> None:
         while not self._closed.is_set():
-            with self._journal.places.sync_log.open("ab") as log:
+            with self._journal.paths.sync_log.open("ab") as log:
                 self._process = _start(["--follow", str(self._journal.path)], log, piped=True)
             if self._process.wait() == 0:
                 return
@@ -64,7 +64,7 @@ class BackgroundRecorder:
 
 def in_background(journals: list[Journal]) -> None:
     """Sync runs once without waiting for it. The process ends by itself."""
-    with journals[0].places.sync_log.open("ab") as log:
+    with journals[0].paths.sync_log.open("ab") as log:
         _start([str(journal.path.absolute()) for journal in journals], log, piped=False)
 
 

@@ -98,7 +98,7 @@ def only_one(
     journal: Journal, limit_s: float = LOCK_LIMIT_S, on_wait: Callable[[float], None] = ignore
 ) -> Iterator[None]:
     """Be the one process that records a run. The lock ends with the process."""
-    lock, began_s = FileLock(journal.places.sync_lock), time.monotonic()
+    lock, began_s = FileLock(journal.paths.sync_lock), time.monotonic()
     while not lock.is_locked:
         try:
             with suppress(Timeout):

@@ -26,7 +26,7 @@ def begin(journal: Journal, destination: Destination) -> SyncState:
 def read_sync_state(journal: Journal) -> SyncState | None:
     """The note; None when the run is not to be recorded, or the note is damaged."""
     with suppress(OSError, msgspec.DecodeError):
-        return codec.from_json(journal.places.sync_state.read_bytes(), SyncState)
+        return codec.from_json(journal.paths.sync_state.read_bytes(), SyncState)
     return None
 
 
@@ -35,7 +35,7 @@ def note(
 ) -> None:
     """Note the result of a sync. A failed one does not undo what was recorded before."""
     noted = replace(state, recorded=recorded or state.recorded, problem=problem)
-    if noted != state or not journal.places.sync_state.exists():
+    if noted != state or not journal.paths.sync_state.exists():
         with suppress(JournalUnwritable):  # the next sync notes it
             _write(journal, noted)
 
@@ -51,4 +51,4 @@ def is_behind(run: Run, state: SyncState) -> bool:
 
 
 def _write(journal: Journal, state: SyncState) -> None:
-    files.replace(journal.places.sync_state, codec.to_json(state) + os.linesep.encode())
+    files.replace(journal.paths.sync_state, codec.to_json(state) + os.linesep.encode())

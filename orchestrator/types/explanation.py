@@ -1,4 +1,4 @@
-"""Station AnswerSheet: a spec worked out by hand, beside what was published. Plain values."""
+"""Explanation: a spec worked out by hand, with what was published about it. Plain values."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -44,7 +44,7 @@ class Verdict:
 
     question: str
     holds: bool
-    words: str
+    answer: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ class Explanation:
     pods: int
     chips: int
     mfu_definition: str
-    given: tuple[Input, ...]
+    inputs: tuple[Input, ...]
     sections: tuple[DerivationSection, ...]
     quotes: tuple[QuotedFigures, ...]
     plan_digest: str | None

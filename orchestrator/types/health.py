@@ -1,4 +1,4 @@
-"""Station Checkup: what a machine can do for orch, and what to do about what it cannot."""
+"""What a machine can do for orch, and what to do about what it cannot."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,11 +9,11 @@ Health = Literal["good", "limited", "broken"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at. What is not good comes with advice."""
+    """The result of one check. A result that is not good comes with advice."""
 
     name: str
     health: Health
-    found: str
+    detail: str
     advice: str | None = None
 
 
@@ -22,7 +22,7 @@ class HealthReport:
     """All findings, in the order in which a run needs the things."""
 
     findings: tuple[Finding, ...]
-    schema: int = 1
+    schema: int = 2
 
     @property
     def broken(self) -> int:

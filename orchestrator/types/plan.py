@@ -7,7 +7,6 @@ from orchestrator.types.spec import DataSource, Model, Optimizer, Precision
 
 Link = Literal["dcn", "ici"]
 CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce"]
-AXES = ("pods", "data", "fsdp", "sequence", "tensor")
 
 # What a ledger line counts. Its name is for people, its kind for code.
 LineKind = Literal[
@@ -237,7 +236,6 @@ class Plan:
     mesh: dict[str, int]
     axes: tuple[MeshAxis, ...]
     groups: dict[str, DeviceGroup]
-    shardings: dict[str, tuple[str, ...]]
     gradient_reduction: Literal["at_end", "per_layer"]
     chip_profile: str | None
     forecast: Forecast

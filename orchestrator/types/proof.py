@@ -1,13 +1,17 @@
-"""Station Proof: what the TPU compiler said about one Plan. Plain values, no opinions."""
+"""Proof: what the TPU compiler reports about a Plan. Plain values, no opinions."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from orchestrator.types.plan import Link
+from orchestrator.types.plan import Estimate, Link
+
+FaultCode = Literal["not_a_gradient", "too_many_bytes"]
+DisagreementCode = Literal["peak_memory", "payload", "flops", "uncounted_kernel", "other_trainer"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One figure of the compiled program beside the Forecast's; None where it has no such line."""
+    """A figure of the compiled program and the Forecast's; None where it has no such line."""
 
     name: str
     compiled: float
@@ -16,7 +20,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Buffer:
-    """A large buffer of the compiled program: `name` is where the trainer makes it."""
+    """A large buffer of the compiled program. `name` is the trainer's line that makes it."""
 
     name: str
     shape: str
@@ -27,8 +31,8 @@ class Buffer:
 class ComparedCollective:
     """Collectives of one kind, group of axes, link and type: logical payload per device and step.
 
-    All-gather and reduce-scatter V (n - 1) / n, an all-reduce twice that; neither padding nor what
-    the compiler runs in place of it is in `bytes_per_step`: these stand in `Proof.changes`.
+    All-gather and reduce-scatter count V (n - 1) / n, an all-reduce twice that. Padding, and what
+    the compiler runs in place of a collective, stand in `Proof.changes`.
     """
 
     axes: tuple[str, ...]
@@ -52,7 +56,7 @@ class CompilerChange:
 
 @dataclass(frozen=True, kw_only=True)
 class DcnCrossing:
-    """One operation that crosses pods, where the trainer asks for it, and whether it may."""
+    """One operation that crosses pods, the trainer's lines that ask for it, and what it sends."""
 
     name: str
     kind: str
@@ -64,28 +68,72 @@ class DcnCrossing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompilerRefusal:
-    """Why the compiler would not have the plan; the figures are then of what it would have been.
+class CrossingFault:
+    """What crosses pods and may not.
 
-    `said` is the compiler's own sentence. `nearest` are overrides that lead to a plan like this one
-    that fits by the Forecast, corrected by what the Forecast missed here.
+    `not_a_gradient`: the operation sends something that no backward pass made. `too_many_bytes`:
+    all gradients together are `bytes_per_step`, more than the Forecast's `allowed_bytes_per_step`;
+    the operation sends the most of them.
     """
 
-    said: str
+    code: FaultCode
+    crossing: DcnCrossing
+    bytes_per_step: float
+    allowed_bytes_per_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """Where the Forecast is off, beyond its tolerance.
+
+    `peak_memory` and `payload` are bytes, `flops` are FLOPs; `axes` are those of the payload.
+    `uncounted_kernel`: no formula counts the FLOPs of `kernel`. `other_trainer`: the Forecast is
+    about another trainer's program, so nothing is compared.
+    """
+
+    code: DisagreementCode
+    compiled: float = 0.0
+    forecast: float = 0.0
+    axes: tuple[str, ...] = ()
+    kernel: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanChange:
+    """Overrides that lead to another plan, and what that plan should need.
+
+    `peak_hbm_bytes_per_device` is its Forecast, corrected by what the Forecast missed in the plan
+    that was compiled.
+    """
+
+    overrides: tuple[str, ...]
+    peak_hbm_bytes_per_device: float
+    step_s: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilerRefusal:
+    """Why the compiler refuses the plan; the figures of the Proof are then what it would need.
+
+    `message` is the compiler's own sentence. `nearest` lead to plans like this one that should fit.
+    """
+
+    message: str
     needed_bytes: float
-    nearest: tuple[str, ...]
+    nearest: tuple[PlanChange, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The compiler's verdict on a Plan, held against its Forecast.
+    """The compiler's verdict on a Plan, compared with its Forecast.
 
-    `fits`: the compiler accepted the program; it compares the peak with `hbm_bytes_per_device`, and
-    `margin_bytes` is what is left. `agrees`: the Forecast is right within tolerances; where it is
-    not, `disagreements` say by how much. `memory` is the compiler's own account by class, `ledger`
-    what is held when the most is held, while `peak_at` runs. FLOPs are those of the compiled
-    program: what is computed twice counts twice. `only_gradients_cross_pods` is true where nothing
-    crosses; `crossing_faults` say what may not cross and does. `hints` are overrides worth a try.
+    `fits`: the compiler accepts the program. `margin_bytes` is `hbm_bytes_per_device` less the
+    peak; it is negative where the compiler accepts more than the catalog says a chip has.
+    `agrees`: the Forecast is right within tolerances; `disagreements` list where it is not.
+    `memory` is the compiler's own account by class. `ledger` is what is alive at the peak, while
+    `peak_at` runs. FLOPs are those of the compiled program: what is computed twice counts twice.
+    `only_gradients_cross_pods` is also true where nothing crosses. `hints` lead to plans that
+    compute less twice and should fit.
     """
 
     schema: int
@@ -105,13 +153,13 @@ class Proof:
     collectives: tuple[ComparedCollective, ...]
     changes: tuple[CompilerChange, ...]
     only_gradients_cross_pods: bool
-    crossing_faults: tuple[str, ...]
+    crossing_faults: tuple[CrossingFault, ...]
     crossings: tuple[DcnCrossing, ...]
     flops_per_device: float
     forecast_flops_per_device: float
     flops: tuple[Comparison, ...]
-    disagreements: tuple[str, ...]
-    hints: tuple[str, ...]
+    disagreements: tuple[Disagreement, ...]
+    hints: tuple[PlanChange, ...]
     compile_s: float
     compiler_memory_bytes: float
     versions: dict[str, str]

@@ -1,13 +1,16 @@
-"""Station Report: a Run held against its Forecast. Plain values; holds no raw samples."""
+"""A run compared with its forecast. Plain values without raw samples."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.types.run import Prediction, State
+from orchestrator.types.run import Prediction, State, StateReason
 
 PredictionKind = Literal["lower", "expected", "unoverlapped"]
 
-# Where time goes that trains nothing, under the names of Google's goodput measurement.
+# Why a measurement is not compared with its forecast.
+NotCompared = Literal["cpu_rehearsal"]
+
+# Where time goes that trains nothing, with the names of Google's goodput measurement.
 Badput = Literal[
     "tpu_initialization", "training_prep", "program_startup", "data_loading_sync",
     "unproductive_checkpoint_save_time", "unproductive_checkpoint_restore_time",
@@ -17,9 +20,7 @@ Badput = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A median, and what lies about it: of steps the tenth and ninetieth percentile, of runs the
-    least and the most.
-    """
+    """A median with two bounds: tenth and ninetieth percentile of steps, extremes of runs."""
 
     median: float
     low: float
@@ -28,12 +29,12 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What the `steps` after warm-up took: all but the first of each attempt, none counted twice.
+    """What the `steps` after warm-up took: all but the first of each attempt, each counted once.
 
-    Rates are at the median step. `mfu` is None where the peak of the device is not known, and FLOPs
-    where the trainer did not count them. The means
-    are of a step: in all, waiting for a batch, and waiting for a state to leave the devices;
-    `device_s` is the median of what remains.
+    Rates are at the median step. `mfu` is None where the peak of the device is unknown, and FLOPs
+    where the trainer did not count them. `mean_data_s` and `mean_checkpoint_s` are the parts of the
+    mean step that waited for a batch and for a state to leave the devices; `device_s` is the
+    median of the rest.
     """
 
     steps: int
@@ -59,7 +60,7 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class GapPart:
-    """A part of the seconds between the mean measured step and the predicted one."""
+    """A part of the difference between the mean measured step and the predicted one."""
 
     name: Literal["devices", "slow steps", "waiting for data", "saving"]
     s: float
@@ -67,7 +68,7 @@ class GapPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
-    """A resource, and the share of its peak rate at which it alone would take the measured time."""
+    """A resource, and the share of its peak at which it alone would explain the measured time."""
 
     resource: str
     busy_s: float
@@ -76,12 +77,12 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """The mean measured step less the predicted one, which is `against`; `parts` add up to `s`.
+    """The mean measured step minus the predicted one, which is `against`; `parts` add up to `s`.
 
-    It is against what is expected, or else against the lower bound. `exposed` is the share of what
-    could be hidden that was not, if every rate were its peak: 0 at the lower bound, 1 where nothing
-    overlaps, above 1 where rates must be lower than peaks too. On a machine's measured ceilings it
-    is None and there are no suspects: rates are no peaks there, and nothing hides.
+    The prediction is the expected step, or else the lower bound. `exposed` is the share of the time
+    that could overlap and did not, at peak rates: 0 at the lower bound, 1 where nothing overlaps,
+    more where rates are below their peaks. On a measured machine profile it is None and there are
+    no suspects: its rates are not peaks, and nothing overlaps.
     """
 
     against: PredictionKind
@@ -93,9 +94,9 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """Where the seconds went from the first attempt's start to the run's end, or to its last sign.
+    """Where the time went from the start of the first attempt to the run's end or last event.
 
-    `goodput_s` and the `badput_s` add up to `total_s`. `waited_s` went by before, from submission.
+    `goodput_s` and `badput_s` add up to `total_s`. `waited_s` passed before, since submission.
     """
 
     total_s: float
@@ -107,10 +108,10 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
-    """The peak on a device: as forecast, as the compiler has it, as it was; None where unknown.
+    """The peak memory of a device: forecast, compiled and measured; None where unknown.
 
-    `hbm_bytes` is what the compiler allows, None where nothing limits: the emulated devices of a
-    rehearsal share this machine's memory.
+    `hbm_bytes` is what the compiler allows. It is None in a rehearsal: emulated devices share the
+    memory of their machine.
     """
 
     forecast_bytes: float
@@ -121,12 +122,12 @@ class MemoryReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a run came to, beside what its plan said.
+    """The results of a run compared with its forecast.
 
-    `plan_digest` is of the newest attempt's plan, of which `forecast` and `measured` are; steps of
-    an earlier attempt on another plan are left out. `not_compared` says why the two are not held
-    against each other; then `ratios` are empty and `inside_interval` and `gap` None. They are None
-    too where nothing was measured, and `inside_interval` where the forecast has no interval.
+    `forecast` and `measured` belong to the newest attempt's plan, `plan_digest`; steps of earlier
+    attempts with another plan are left out. Where `not_compared` is set, `ratios` are empty and
+    `inside_interval` and `gap` are None. They are also None where nothing was measured, and
+    `inside_interval` where the forecast has no interval.
     """
 
     schema: int
@@ -134,7 +135,7 @@ class Report:
     id: str
     name: str
     state: State
-    why: str | None
+    reason: StateReason | None
     rehearsal: bool
     rehearses: str | None
     spec_digest: str
@@ -150,9 +151,14 @@ class Report:
     last_loss: float | None
     forecast: Prediction
     measured: Measurement | None
-    not_compared: str | None
+    not_compared: NotCompared | None
     ratios: tuple[Ratio, ...]
     inside_interval: bool | None
     gap: Gap | None
     goodput: Goodput | None
     memory: MemoryReport
+
+    @property
+    def detail(self) -> str:
+        """The details of `reason`; empty where the state needs none."""
+        return self.reason.detail if self.reason else ""

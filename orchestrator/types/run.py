@@ -1,25 +1,44 @@
-"""Station Run: what happened. Plain values; holds no prediction."""
+"""What happened in a run: its state, attempts and steps. Plain values without predictions."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.types.plan import Estimate
 
-# `lost` is a run that has not ended, and that nothing has driven for a while.
+# `lost` is a run that has not ended and that no process drives any more.
 State = Literal[
     "submitted", "pending", "starting", "running", "stopping",
     "succeeded", "failed", "cancelled", "lost",
 ]  # fmt: skip
 EndState = Literal["succeeded", "failed", "cancelled"]
-
-# Why an attempt ended. An attempt is `lost` when its driver vanished before it could say.
-Reason = Literal["finished", "cancelled", "failure", "preemption", "hang"]
 LIVE: tuple[State, ...] = ("submitted", "pending", "starting", "running", "stopping")
+
+# Why an attempt ended. It is `lost` when its driver vanished before it could write the reason.
+AttemptReason = Literal["finished", "cancelled", "failure", "preemption", "hang"]
+
+# Why a run is in its state.
+ReasonCode = Literal[
+    "driver_starting", "unclaimed",                                   # submitted
+    "waiting_for_slices",                                             # pending
+    "after_attempt",                                                  # starting
+    "cancel_requested",                                               # stopping, cancelled
+    "driver_gone", "driver_silent",                                   # lost
+    "not_retried", "repeated_error", "retries_exhausted", "error",    # failed
+    "retried",                                                        # of a retry decision
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateReason:
+    """Why a run is in its state: a code for programs, and the details for people."""
+
+    code: ReasonCode
+    detail: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedCheckpoint:
-    """A checkpoint that was there and was not restored, and why."""
+    """A checkpoint that exists and was not restored, and why."""
 
     step: int
     why: str
@@ -27,9 +46,10 @@ class SkippedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Startup:
-    """How an attempt began: how many steps were done, and the seconds until it could go on.
+    """How an attempt began: the steps done before it, and how long it took to get ready.
 
-    `state_s` is for restoring the state, or making it; `skipped` were saved but are not whole.
+    `state_s` is the time to restore or initialize the training state. `skipped` lists checkpoints
+    that are incomplete.
     """
 
     steps_done: int
@@ -40,14 +60,13 @@ class Startup:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step as it was measured; `index` counts from 0.
+    """One measured step; `index` counts from 0.
 
-    `step_s` runs from the end of the step before to the end of this one. `data_s` and
-    `checkpoint_s` are the parts of it in which the loop waited for a batch, and for a state to
-    leave the devices. The first step of an attempt carries its `opening`; it includes warming up,
-    and has no rates. `mfu` is None where the peak of the device is not known. `peak_hbm_bytes` is
-    the most that a device of the writing process had held until then, on the steps at which it was
-    looked up and where devices say so.
+    `step_s` runs from the end of the previous step to the end of this one. `data_s` and
+    `checkpoint_s` are the parts in which the loop waited for a batch and for a state to leave the
+    devices. The first step of an attempt carries its `startup`: it includes warm-up and has no
+    rates. `mfu` is None where the peak of the device is unknown. `peak_hbm_bytes` is the most
+    that a device of the writing process has used so far, on the steps that measured it.
     """
 
     index: int
@@ -63,24 +82,24 @@ class Step:
     mfu: float | None = None
     peak_hbm_bytes: int | None = None
     trainer_metrics: dict[str, float] = field(default_factory=dict)
-    opening: Startup | None = None
+    startup: Startup | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How an attempt ended well: all steps done, or asked to stop. `steps_done` are saved."""
+    """How training ended: after all steps, or `stopped` on request. `steps_done` are saved."""
 
     steps_done: int
     stopped: bool
-    opening: Startup
+    startup: Startup
 
 
-# Every `_at_s` is in seconds since 1970-01-01 UTC, by the clock of whoever wrote it.
+# Every `_at_s` is in seconds since 1970-01-01 UTC, by the clock of the process that wrote it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedStep:
-    """A step, and when it was written down."""
+    """A step and the time at which it was written."""
 
     at_s: float
     step: Step
@@ -88,26 +107,26 @@ class TimedStep:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessIdentity:
-    """A process that writes a journal, known well enough to tell on its machine that it is gone.
+    """A process, identified well enough that its machine can tell whether it still exists.
 
-    `machine` is one boot of one machine, and `started` tells a process from a later one of the same
-    pid; both are None where the system does not say.
+    `machine` is one boot of one machine and None where the system does not say. `started_s` is the
+    start of the process in seconds after that boot: it tells reused pids apart.
     """
 
     host: str
     pid: int
     machine: str | None
-    started: str | None
+    started_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What is known of a run when it is submitted, and never changes.
+    """What is fixed when a run is submitted.
 
-    `id` is of this run alone, also when its key is given to another one later. `rehearses` is the
-    digest of the plan that a rehearsal is a small copy of; `steps` are of the whole run. Relative
-    paths of the data begin in `folder`, that of the spec. The steps from `profile[0]` up to, not
-    with, `profile[1]` are traced. `study` is the key of the study that the run is a trial of.
+    `id` is unique even when the run's key is used again later. `rehearses` is the digest of the
+    plan that a rehearsal copies on a small scale; `steps` is the length of the whole run. Relative
+    data paths start in `folder`, the folder of the spec. Steps from `profile[0]` up to but not
+    including `profile[1]` are traced. `study` is the key of the study that the run is a trial of.
     """
 
     id: str
@@ -136,10 +155,10 @@ class TrackedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One try at a run. `reason` is None while it goes on; `steps_done` are of the whole run.
+    """One try at a run. `reason` is None while it is running.
 
-    `restored_steps` were done when its state was restored; it and `steps_done` are known from its
-    first step on.
+    `steps_done` counts steps of the whole run and `restored_steps` those of its first checkpoint;
+    both are known from its first step on.
     """
 
     number: int
@@ -148,7 +167,7 @@ class Attempt:
     slices: tuple[str, ...]
     started_at_s: float
     ended_at_s: float | None = None
-    reason: Reason | Literal["lost"] | None = None
+    reason: AttemptReason | Literal["lost"] | None = None
     error: str | None = None
     first_dead_rank: int | None = None
     restored_steps: int = 0
@@ -157,7 +176,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class RecentSteps:
-    """Medians over the last steps of an attempt, its first one left out."""
+    """Medians over the last steps of an attempt, without its first step."""
 
     steps: int
     step_s: float
@@ -167,19 +186,18 @@ class RecentSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run as its journal tells it at `read_at_s`.
+    """A run at `read_at_s`, derived from its journal.
 
-    `why` says what it waits for, or why it ended or is lost. `pods` and `plan_digest` are those of
-    the newest attempt; `steps_done` and `last_step` of the newest that came to a step. `resumed_at`
-    is the number of the first attempt since a person last took the run up. `problems` are what the
-    journal holds and should not.
+    `pods` and `plan_digest` are those of the newest attempt; `steps_done` and `last_step` those of
+    the newest attempt that did a step. `resumed_at` is the number of the first attempt since
+    somebody last resumed the run. `problems` lists damaged or unexpected files of the journal.
     """
 
     run: str
     id: str
     name: str
     state: State
-    why: str | None
+    reason: StateReason | None
     rehearsal: bool
     rehearses: str | None
     spec_digest: str
@@ -189,14 +207,14 @@ class Run:
     submitted_at_s: float
     ended_at_s: float | None
     read_at_s: float
-    cancel_asked_at_s: float | None
+    cancel_requested_at_s: float | None
     pods: int
-    pods_asked: int
+    requested_pods: int
     steps: int
     steps_done: int
     last_step: TimedStep | None
     since_last_step_s: float | None
-    since_last_sign_s: float
+    since_last_heartbeat_s: float
     recent: RecentSteps | None
     driver: ProcessIdentity | None
     resumed_at: int
@@ -206,12 +224,17 @@ class Run:
     study: str | None
     problems: tuple[str, ...]
 
+    @property
+    def detail(self) -> str:
+        """The details of `reason`; empty where the state needs none."""
+        return self.reason.detail if self.reason else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What the plan of the newest attempt says that it should take.
+    """What the plan of the newest attempt predicts for a step.
 
-    `chip_profile` is the digest of the profile of a machine that says so; None where datasheets do.
+    `chip_profile` is the digest of the machine profile behind it, None where datasheets are.
     """
 
     chip_profile: str | None
@@ -222,6 +245,6 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Status(Run):
-    """A run beside the forecast of its plan; None where the plan cannot be read."""
+    """A run with the forecast of its plan; None where the plan cannot be read."""
 
     forecast: Prediction | None

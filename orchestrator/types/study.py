@@ -1,10 +1,10 @@
-"""Station Study: one spec varied, trial by trial. Plain values."""
+"""A study: one spec varied, trial by trial. Plain values."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.types.plan import Estimate
-from orchestrator.types.report import Spread
+from orchestrator.types.report import NotCompared, Spread
 from orchestrator.types.run import ProcessIdentity, Run
 from orchestrator.types.spec import Spec
 
@@ -15,7 +15,7 @@ StudyState = Literal["running", "stopped", "succeeded"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One point of a study: what is varied, as it was written, and the spec that this gives."""
+    """One point of a study: the varied settings as written, and the spec that results."""
 
     number: int
     settings: dict[str, str]
@@ -24,11 +24,10 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What was asked: the trials in the order in which they run, each `repeats` times. `base` is
-    the file of the spec that is varied, relative to the study's own.
+    """The trials in the order in which they run, each `repeats` times.
 
-    Scaling is `strong` where all trials have the batch that was asked, and `weak` where it grows
-    with the pods.
+    `base` is the file of the varied spec, relative to the study's file. With `strong` scaling all
+    trials have the same batch; with `weak` scaling it grows with the pods.
     """
 
     name: str
@@ -42,9 +41,10 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class StudySubmission:
-    """What a study's journal begins with, and never changes. `steps` were asked of every run; None
-    where each spec says them. `devices` are of a pod of its rehearsals, None for the fewest.
-    `digest` is the identity of all of it.
+    """What is fixed when a study is submitted.
+
+    `steps` applies to every run; None where each spec has its own. `devices` is the size of a
+    rehearsed pod, None for the smallest. `digest` identifies the whole request.
     """
 
     schema: int
@@ -59,7 +59,7 @@ class StudySubmission:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialStart:
-    """A run that was begun for a trial: which trial, which repeat of it, and the run's key."""
+    """A run that was started for a repeat of a trial; `run` is its key."""
 
     at_s: float
     trial: int
@@ -70,10 +70,11 @@ class TrialStart:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyStatus:
-    """How a study stands at `read_at_s`. It is `running` while a run of it goes on or is about to,
-    has `succeeded` when every repeat of every trial has, and is `stopped` otherwise: it goes on
-    when it is submitted again. `done` of the `asked` repeats have succeeded; `runs` are all that
-    were begun and not removed, in their order.
+    """The state of a study at `read_at_s`.
+
+    It is `running` while a run of it is live or about to start, `succeeded` when every repeat of
+    every trial has, and `stopped` otherwise: submitting it again continues it. `done` of the
+    `total` repeats have succeeded; `runs` are all that were started and not removed, in order.
     """
 
     study: str
@@ -82,18 +83,19 @@ class StudyStatus:
     scaling: Scaling
     state: StudyState
     journal: str
-    begun_at_s: float
+    submitted_at_s: float
     read_at_s: float
     done: int
-    asked: int
+    total: int
     runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTrial:
-    """What a trial's plan comes to. `efficiency` is its tokens per second and chip over those of
-    the smallest trial of its series: of those that vary in nothing but their number of chips.
-    `warnings` are the plan's.
+    """The plan of a trial in figures.
+
+    `efficiency` is its tokens per second per chip over those of the smallest trial of its series:
+    of the trials that differ only in their number of chips. `warnings` are the plan's.
     """
 
     plan_digest: str
@@ -113,15 +115,16 @@ class PlannedTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialForecast:
-    """A trial and its plan; where there is none, `refused` says why. `series` are the settings that
-    it shares with the trials it is compared with.
+    """A trial and its plan; without one, `infeasible` is the error.
+
+    `series` holds the settings that it shares with the trials it is compared with.
     """
 
     number: int
     settings: dict[str, str]
     series: dict[str, str]
     planned: PlannedTrial | None
-    refused: str | None
+    infeasible: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +140,10 @@ class StudyForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedTrial:
-    """The runs of a trial that succeeded, as medians over them, with the least and the most.
+    """The runs of a trial that succeeded: medians over them, with the extremes.
 
-    `efficiency` is measured tokens per second and chip over those of the smallest trial of its
-    series that was measured.
+    `efficiency` is measured tokens per second per chip over those of the smallest measured trial
+    of its series.
     """
 
     runs: tuple[str, ...]
@@ -152,12 +155,12 @@ class RepeatedTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialReport:
-    """A trial: what was predicted for what was run, and what was measured.
+    """A trial, predicted and measured.
 
-    `predicted` is of the plan that ran; where `not_compared` says why it is not to be held against
-    the measurement, of the plan for chips. `expected_s` is the step that was expected, where the
-    forecast has one. `chips` are of what ran. `unfinished` are its runs that have not succeeded,
-    each with its state, where no other has in their place.
+    `predicted` belongs to the plan that ran or, where `not_compared` is set, to the plan for chips.
+    `expected_s` is the expected step, where the forecast has one. `chips` counts what ran.
+    `unfinished` holds the state of each run that has not succeeded, unless a later run of the same
+    repeat has.
     """
 
     number: int
@@ -168,17 +171,17 @@ class TrialReport:
     unfinished: dict[str, str]
     predicted: PlannedTrial | None
     expected_s: float | None
-    not_compared: str | None
+    not_compared: NotCompared | None
     measured: RepeatedTrial | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyExplanation:
-    """A ledger line that goes with where measured and predicted part over trials: of what was
-    expected, or of the roofline where nothing is. `resource` is empty where a line has none.
+    """A ledger line that grows over the trials as the gap between measured and predicted does.
 
-    `times` of it on top of the prediction leave the least of the gaps; `share` is how much of them
-    that explains, 1 for all. It is a hint: other lines may grow alike.
+    The lines are those of the expected step or, without one, of the lower bound. `resource` is
+    empty where a line has none. Adding the line `times` more leaves the least squared gaps;
+    `share` is the share of them that this explains. It is a hint: other lines may grow alike.
     """
 
     line: str
@@ -189,7 +192,7 @@ class StudyExplanation:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyReport:
-    """A study's measured scaling beside the predicted one."""
+    """The measured scaling of a study compared with the predicted one."""
 
     schema: int
     study: str

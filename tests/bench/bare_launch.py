@@ -23,11 +23,11 @@ def train(config: dict[str, Any]) -> None:
 
     from trainers import llama  # noqa: PLC0415
     from trainers.contract import build, place  # noqa: PLC0415
-    from trainers.data.batches import batches_of  # noqa: PLC0415
+    from trainers.data.batch_source import batch_source  # noqa: PLC0415
 
     plan = codec.from_json(Path(config["plan"]).read_bytes(), Plan)
     program = build(llama, plan, jax.devices())
-    batches = batches_of(plan)
+    batches = batch_source(plan)
     step = program.step.lower(program.state, program.batch).compile()
     state: Any = program.init(plan.seed)
     ended = []

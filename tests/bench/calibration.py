@@ -155,7 +155,7 @@ def work(path: Path, address: str, number: int, steps: int) -> None:
     from orchestrator.types.run import Step  # noqa: PLC0415
     from orchestrator.types.spec import CheckpointOptions  # noqa: PLC0415
     from trainers.loop import Assignment, train  # noqa: PLC0415
-    from trainers.multihost import meet  # noqa: PLC0415
+    from trainers.multihost import barrier  # noqa: PLC0415
 
     if plan.hosts > 1:
         jax.distributed.initialize(address, plan.hosts, number)
@@ -171,7 +171,7 @@ def work(path: Path, address: str, number: int, steps: int) -> None:
         taken = json.dumps([step.step_s - step.checkpoint_s for step in done])
         (path.parent / "steps.json").write_text(taken)
     if plan.hosts > 1:
-        meet(ENDED)
+        barrier(ENDED)
 
 
 @dataclass(frozen=True, kw_only=True)

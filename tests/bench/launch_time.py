@@ -55,7 +55,7 @@ def ours(folder: Path, steps: int) -> Measured:
     options += ["--set", f"run.checkpoint.every={steps}"]
     command = [sys.executable, "-m", "orchestrator", "submit", str(SPEC), *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
-    [found] = journal.journals(folder)
+    [found] = journal.list_journals(folder)
     return measured(began_s, [timed.at_s for timed in found.steps(found.run())])
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from statistics import median
 
 from orchestrator.errors import OrchError
+from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.plan.planner import make_plan
-from orchestrator.plan.torus import POD_AXES
-from orchestrator.prove import ProofResult, proof_cache, prove
+from orchestrator.prove import proof_cache
+from orchestrator.prove.verdict import ProofResult, prove
 from orchestrator.render.formatting import GIB
 from orchestrator.render.layout import columns
 from orchestrator.types.proof import Proof
@@ -49,7 +50,7 @@ class Ask:
             chip=self.chip,
             topology=self.topology,
             pods=self.pods,
-            mesh=MeshRequest(**dict(zip(POD_AXES, self.mesh, strict=True))),
+            mesh=MeshRequest(**dict(zip(ICI_AXES, self.mesh, strict=True))),
             remat=self.remat,
         )
 

@@ -16,7 +16,7 @@ from statistics import median, quantiles
 
 from orchestrator.cli.reporting import page_of
 from orchestrator.journal import Journal, StepLog
-from orchestrator.report import report
+from orchestrator.report import make_report
 from orchestrator.tracking import BackgroundRecorder, read_sync_state
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.mlflow.store import Store
@@ -35,10 +35,10 @@ def appended_s(storage: Path, key: str, steps: int, *, records: bool) -> tuple[l
     """
     writer = begun(storage, key, steps=steps)
     if not records:
-        writer.journal.places.sync_state.unlink()
-    number = writer.begin_attempt(tiny_plan())
+        writer.journal.paths.sync_state.unlink()
+    number = writer.start_attempt(tiny_plan())
     taken: list[float] = []
-    with writer.signing(), BackgroundRecorder(writer.journal):
+    with writer.background_heartbeat(), BackgroundRecorder(writer.journal):
         with StepLog(writer.journal.path, number) as log:
             for index in range(steps):
                 time.sleep(STEP_S)
@@ -46,7 +46,7 @@ def appended_s(storage: Path, key: str, steps: int, *, records: bool) -> tuple[l
                 log.append(step(index, restored=None if index else 0))
                 taken.append(time.perf_counter() - began_s)
         writer.end_attempt("finished")
-        writer.conclude("succeeded")
+        writer.end_run("succeeded")
         while records and not is_recorded(writer.journal):
             time.sleep(0.2)
     children = os.times()
@@ -61,12 +61,12 @@ def is_recorded(journal: Journal) -> bool:
 def many(storage: Path, steps: int) -> tuple[float, float, int]:
     """Seconds to record a run of many steps from its journal; to make its page, and its bytes."""
     writer = begun(storage, "many", steps=steps)
-    number = writer.begin_attempt(tiny_plan())
+    number = writer.start_attempt(tiny_plan())
     with StepLog(writer.journal.path, number) as log:
         for index in range(steps):
             log.append(step(index, restored=None if index else 0))
     writer.end_attempt("finished")
-    writer.conclude("succeeded")
+    writer.end_run("succeeded")
     began_s = time.perf_counter()
     tried = Recorder({}).record(writer.journal)
     took_s = time.perf_counter() - began_s
@@ -75,7 +75,7 @@ def many(storage: Path, steps: int) -> tuple[float, float, int]:
     query = "SELECT COUNT(*) FROM metrics WHERE run_uuid = ? AND key = ?"
     assert rows(storage, query, run_id, metrics.LOSS) == [(steps,)]
     began_s = time.perf_counter()
-    page = page_of(writer.journal, report(writer.journal))
+    page = page_of(writer.journal, make_report(writer.journal))
     return took_s, time.perf_counter() - began_s, len(page.encode())
 
 

@@ -17,11 +17,11 @@ from orchestrator import journal
 from orchestrator.journal.liveness import this_process
 from orchestrator.render import study_report_screen
 from orchestrator.render.page import study_page
-from orchestrator.study import gather, study_report
+from orchestrator.study import make_study_report, read_trial_runs
 from orchestrator.types import codec
 from orchestrator.types.study import Study, Trial, TrialStart
 from tests.journals import tiny_plan, tiny_spec
-from tests.reports import timed, written
+from tests.reports import finished_run, timed
 
 LIMIT_S = 10.0
 
@@ -41,7 +41,7 @@ def made_up(storage: Path, trials: int, steps: int) -> journal.StudyJournal:
     )
     recorded = journal.open_study(storage, journal.StudyRequest(study=study, steps=steps), {})
     taken = [one.step for one in timed(0.0, range(steps), 0.25)]
-    first = written(storage, "first", plan=tiny_plan(), steps=taken, study=recorded.key)
+    first = finished_run(storage, "first", plan=tiny_plan(), steps=taken, study=recorded.key)
     for n in range(1, trials + 1):
         begun = TrialStart(at_s=0.0, trial=n, repeat=1, run=f"trial-{n}", by=this_process())
         (recorded.trials / f"{n:06d}.json").write_bytes(codec.to_json(begun))
@@ -58,9 +58,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         recorded = made_up(Path(folder), wanted.trials, wanted.steps)
         began_s = time.perf_counter()
-        ran = gather(recorded)
+        ran = read_trial_runs(recorded)
         read_s = time.perf_counter() - began_s
-        told = study_report(recorded.key, recorded.opened().study, ran)
+        told = make_study_report(recorded.key, recorded.submission().study, ran)
         table = study_report_screen.study_report_screen(told, "")
         page = study_page(told, {one.trial: one.predicted for one in ran})
         all_s = time.perf_counter() - began_s

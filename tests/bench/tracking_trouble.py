@@ -98,11 +98,11 @@ def trained(storage: Path, server: Server, kinds: list[str], length: int) -> lis
         writer.journal,
         Destination(tracker="mlflow", uri=server.address, experiment="orch", artifacts=None),
     )
-    number = writer.begin_attempt(tiny_plan())
+    number = writer.start_attempt(tiny_plan())
     turns, steps = Turns(server, kinds, length), list[Step]()
     plan = replace(plan_of(SMALL, sequences=8, length=128), remat="none")
     with (
-        writer.signing(),
+        writer.background_heartbeat(),
         BackgroundRecorder(writer.journal),
         StepLog(writer.journal.path, number) as log,
     ):
@@ -118,7 +118,7 @@ def trained(storage: Path, server: Server, kinds: list[str], length: int) -> lis
         os.sched_setaffinity(0, {TRAINS_ON})
         run(build(llama, plan, jax.devices()[:1]), asked)
         writer.end_attempt("finished")
-        writer.conclude("succeeded")
+        writer.end_run("succeeded")
     eventually(lambda: Recorder({}).record(writer.journal).problem is None, 120)
     check(storage, len(steps))
     return [steps[at : at + length] for at in turns.begins]

@@ -26,7 +26,7 @@ from orchestrator.types.spec import CheckpointOptions, Model
 from tests.trainer_plans import plan_of
 from trainers import llama
 from trainers.contract import Program, build, place
-from trainers.data.batches import batches_of
+from trainers.data.batch_source import batch_source
 from trainers.loop import Assignment, run
 
 LIMIT = 0.02
@@ -45,7 +45,7 @@ class Bare:
     _asked: int = 0
 
     def __post_init__(self) -> None:
-        batches = batches_of(self.program.plan)
+        batches = batch_source(self.program.plan)
         self._batch = place(self.program, lambda start, stop: batches.batch(0, range(start, stop)))
         self._state: Any = self.program.init(0)
         self.turn()

@@ -57,7 +57,11 @@ class Emulated:
         while not holds(run := self.run()):
             told = self.cluster.told(POLL_S)
             assert not (told and told.error), told
-            assert run.ended_at_s is None or holds(self.run()), (run.state, run.why, run.attempts)
+            assert run.ended_at_s is None or holds(self.run()), (
+                run.state,
+                run.detail,
+                run.attempts,
+            )
             assert time.monotonic() < deadline, (run.state, run.attempts)
         return run
 
@@ -88,16 +92,16 @@ class Emulated:
 
     def signal_rank(self, attempt: int, rank: int, number: int) -> None:
         """Send a signal to a rank of an attempt."""
-        os.kill(heartbeat.read(self.recorded.path, attempt)[rank].process.pid, number)
+        os.kill(heartbeat.read_heartbeats(self.recorded.path, attempt)[rank].process.pid, number)
 
     def ranks_on(self, attempt: int, slice_name: str, worker: int = 0) -> list[int]:
         """The ranks of an attempt whose processes run on a host."""
-        beating = heartbeat.read(self.recorded.path, attempt)
+        beating = heartbeat.read_heartbeats(self.recorded.path, attempt)
         return [rank for rank, one in beating.items() if is_on(one.process.pid, slice_name, worker)]
 
     def host_of(self, attempt: int, rank: int) -> tuple[str, int]:
         """The host of a rank: its slice, and which of the slice's hosts it is."""
-        pid = heartbeat.read(self.recorded.path, attempt)[rank].process.pid
+        pid = heartbeat.read_heartbeats(self.recorded.path, attempt)[rank].process.pid
         name, worker = read(pid, "TPU_NAME"), read(pid, "TPU_WORKER_ID")
         assert name
         assert worker
@@ -142,7 +146,7 @@ def emulated(spec: Spec, storage: Path, *, steps: int, spares: int = 0) -> Itera
     """A run that was just started on emulated slices; at the end nothing of it is left."""
     plan = make_plan(spec)
     opened = RunRequest(spec=spec, plan=plan, steps=steps, rehearsal=True)
-    recorded = journal.create(storage, opened).journal
+    recorded = journal.create_run(storage, opened).journal
     with driven_on(recorded, spares=spares) as run:
         yield run
 
@@ -150,7 +154,7 @@ def emulated(spec: Spec, storage: Path, *, steps: int, spares: int = 0) -> Itera
 @contextmanager
 def driven_on(recorded: journal.Journal, *how: str, spares: int = 0) -> Iterator[Emulated]:
     """A run with a driver of its own, on a cluster of its own."""
-    plan = recorded.plan(recorded.story().submitted.submission.plan_digest)
+    plan = recorded.plan(recorded.state().submitted.submission.plan_digest)
     command = [sys.executable, "-m", "orchestrator.drive", str(recorded.path), *how]
     hosts = emulated_hosts(plan, spares)
     with private_cluster(hosts, devices_per_host(plan), shlex.join(command)) as cluster:

@@ -18,7 +18,7 @@ from typing import Any
 from orchestrator import journal
 from orchestrator.journal import Journal, StepLog, Writer, files
 from orchestrator.types.run import LIVE, Run, TrackedRun
-from tests.journals import opened, step, take_steps, tiny_plan
+from tests.journals import reason, run_request, step, tiny_plan, write_steps
 
 CHANGES = ("open", "write", "fsync", "link", "unlink", "mkdir", "rename", "utime", "rmdir")
 real_write = os.write
@@ -53,31 +53,31 @@ class Death:
 
 def life(storage: Path, ack: Callable[[str], None]) -> None:
     """A run from its submission to its end; each thing that was written is acknowledged."""
-    found = journal.create(storage, opened(), "it").journal
+    found = journal.create_run(storage, run_request(), "it").journal
     ack("created")
-    writer = journal.claim(found)
+    writer = journal.claim_run(found)
     ack("claimed")
     journal.track(found, TRACKING)
     ack("tracked")
-    writer.pending("no slice is free")
+    writer.record_pending(reason("no slice is free", "waiting_for_slices"))
     ack("pending")
     attempt(writer, range(3), ack)
     writer.end_attempt("preemption", error="slice 0 is gone", first_dead_rank=0)
     ack("ended 1")
     attempt(writer, range(2, 5), ack)
-    journal.ask_to_cancel(found)
+    journal.request_cancel(found)
     ack("asked")
-    writer.stopping("somebody asked")
+    writer.record_stopping(reason("somebody asked", "cancel_requested"))
     ack("stopping")
     writer.end_attempt("cancelled")
     ack("ended 2")
-    writer.conclude("cancelled", "somebody asked")
+    writer.end_run("cancelled", reason("somebody asked", "cancel_requested"))
     ack("concluded")
 
 
 def attempt(writer: Writer, indices: range, ack: Callable[[str], None]) -> None:
     """The steps of one attempt."""
-    number = writer.begin_attempt(tiny_plan())
+    number = writer.start_attempt(tiny_plan())
     ack(f"began {number}")
     with StepLog(writer.journal.path, number) as log:
         for index in indices:
@@ -140,7 +140,7 @@ def doomed(
 
 def judge_life(storage: Path, acknowledged: set[str]) -> Iterator[str]:
     """What is wrong with a journal whose writer was killed."""
-    found = journal.journals(storage)
+    found = journal.list_journals(storage)
     if not found:
         if acknowledged:
             yield f"nothing is left, after {sorted(acknowledged)}"
@@ -162,9 +162,9 @@ def told_by(found: Journal, run: Run) -> set[str]:
     told = {"created"}
     told |= {"claimed"} if run.driver else set()
     told |= {"tracked"} if run.tracking == TRACKING else set()
-    told |= {"pending"} if (found.places.events / "000003.json").exists() else set()
-    told |= {"asked"} if run.cancel_asked_at_s else set()
-    told |= {"stopping"} if (found.places.events / "000007.json").exists() else set()
+    told |= {"pending"} if (found.paths.events / "000003.json").exists() else set()
+    told |= {"asked"} if run.cancel_requested_at_s else set()
+    told |= {"stopping"} if (found.paths.events / "000007.json").exists() else set()
     told |= {"concluded"} if run.ended_at_s else set()
     for one in run.attempts:
         told |= {f"began {one.number}"}
@@ -176,13 +176,13 @@ def told_by(found: Journal, run: Run) -> set[str]:
 
 def second_life(found: Journal, before: Run) -> Iterator[str]:
     """What keeps a second writer from bringing the run to its end."""
-    writer = journal.claim(found, resumes=before.driver is not None)
-    number = writer.begin_attempt(tiny_plan())
+    writer = journal.claim_run(found, resumes=before.driver is not None)
+    number = writer.start_attempt(tiny_plan())
     if number != len(before.attempts) + 1:
         yield f"the next attempt is {number}, after {len(before.attempts)}"
-    take_steps(found.path, number, range(before.steps_done, before.steps_done + 2))
+    write_steps(found.path, number, range(before.steps_done, before.steps_done + 2))
     writer.end_attempt("finished")
-    writer.conclude("succeeded")
+    writer.end_run("succeeded")
     run = found.run()
     if run.state != "succeeded" or run.problems or run.attempts[:-1] != before.attempts:
         yield f"went on to {run.state} with {run.problems}"
@@ -190,17 +190,17 @@ def second_life(found: Journal, before: Run) -> Iterator[str]:
 
 def ended_run(storage: Path) -> None:
     """A run that can be removed."""
-    journal.create(storage, opened(), "it").conclude("failed", "it was never begun")
+    journal.create_run(storage, run_request(), "it").end_run("failed", reason("it was never begun"))
 
 
 def removal(storage: Path, ack: Callable[[str], None]) -> None:
-    journal.remove(journal.find(storage, "it"))
+    journal.remove_run(journal.find_run(storage, "it"))
     ack("removed")
 
 
 def judge_removal(storage: Path, acknowledged: set[str]) -> Iterator[str]:
     """A run that is being removed is there, whole, or not there."""
-    runs, problems = journal.runs(storage)
+    runs, problems = journal.list_runs(storage)
     yield from problems
     if acknowledged and runs:
         yield "was removed and is there"

@@ -260,17 +260,17 @@ def campaign(
     opened = RunRequest(spec=spec, plan=make_plan(spec), steps=steps, rehearsal=True)
     began_s = time.monotonic()
     hurt = Campaign(
-        journal.create(folder, opened, "hurt").journal,
+        journal.create_run(folder, opened, "hurt").journal,
         len(struck) + faults,
         random.Random(seed),
         struck,
     )
     hurt.to_the_end()
-    whole = journal.create(folder, opened, "whole").journal
+    whole = journal.create_run(folder, opened, "whole").journal
     with driven_on(whole) as run:
         run.to_the_end()
     ended = hurt.recorded.run()
-    assert ended.state == "succeeded", (ended.state, ended.why)
+    assert ended.state == "succeeded", (ended.state, ended.detail)
     took_s = time.monotonic() - began_s
     return f"{len(ended.attempts)} attempts in {took_s:,.0f} s; {held(hurt.recorded, whole)}"
 

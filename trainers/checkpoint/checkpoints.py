@@ -16,9 +16,9 @@ import msgspec
 
 from orchestrator.errors import CheckpointFailed
 from orchestrator.types.run import SkippedCheckpoint
-from trainers.checkpoint import checksums, orbax, shapes
+from trainers.checkpoint import checksums, state_shapes, summed_orbax
 from trainers.checkpoint.step_folders import StepFolders
-from trainers.multihost import first_text, meet
+from trainers.multihost import barrier, first_message
 
 Tree = Any
 Identity = Mapping[str, str | int]
@@ -43,11 +43,11 @@ class Checkpoints:
         self._primary = jax.process_index() == 0
         self.latest: int | None = None  # the newest step restored or saved
         self._saving: int | None = None
-        self._checkpointer = orbax.checkpointer()
+        self._checkpointer = summed_orbax.checkpointer()
         with self._named("cannot be opened"):
             if self._primary:
                 self._open(identity)
-            meet("checkpoints are open")
+            barrier("checkpoints are open")
             self._compare(identity)
 
     def __enter__(self) -> Self:
@@ -88,7 +88,7 @@ class Checkpoints:
         self.finish()
         with self._writing(step):
             self._mark.stat()  # Orbax would make a lost folder anew, and start a second history
-            self._checkpointer.save(self._shelf.path(step), args=orbax.Save(state))
+            self._checkpointer.save(self._shelf.path(step), args=summed_orbax.Save(state))
         self.latest = self._saving = step
 
     def check(self) -> None:
@@ -141,14 +141,14 @@ class Checkpoints:
     def _fault(self, step: int) -> str | None:
         """What is wrong with a step: each process verifies its share, and all learn the result."""
         mine, readers = jax.process_index(), jax.process_count()
-        return first_text(checksums.fault(self._shelf.path(step), share=mine, of=readers))
+        return first_message(checksums.fault(self._shelf.path(step), share=mine, of=readers))
 
     def _read(self, step: int, target: Tree) -> Tree:
         path = self._shelf.path(step)
-        saved = shapes.shapes_saved(self._checkpointer.metadata(path))
-        if differs := shapes.difference(saved, shapes.shapes_of(target)):
+        saved = state_shapes.shapes_saved(self._checkpointer.metadata(path))
+        if differs := state_shapes.difference(saved, state_shapes.shapes_of(target)):
             raise CheckpointFailed(f"{path}: is of another model or optimizer: {differs}")
-        return self._checkpointer.restore(path, args=orbax.Restore(target))
+        return self._checkpointer.restore(path, args=summed_orbax.Restore(target))
 
     @contextmanager
     def _writing(self, step: int | None) -> Iterator[None]:

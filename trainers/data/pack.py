@@ -21,7 +21,7 @@ import numpy as np
 from orchestrator.errors import DataUnusable
 from orchestrator.types import codec
 from trainers.data.manifest import FILE_NAME, Manifest
-from trainers.data.shards import ShardWriter
+from trainers.data.shard_writer import ShardWriter
 
 PIECE = 1 << 24
 END_OF_TEXT = 256

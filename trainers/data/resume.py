@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainers.data.batches import Batches
+from trainers.data.batch_source import BatchSource
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class SequenceProgress:
     """How far a run has come in its data: `sequences` are of its own batch, the one that it began
     with, and `taken(steps)` says how many the first so many steps took.
     """
@@ -28,7 +28,7 @@ class ResumedData:
     of `source`, whose own batches are of `own` sequences.
     """
 
-    source: Batches
+    source: BatchSource
     own: int
     sequences: int
     begin: int

@@ -65,7 +65,7 @@ class TokenSet:
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class ShuffledWindows:
     """Batches of `sequences` windows of a token set."""
 
     source: TokenSet

@@ -34,7 +34,7 @@ def attention(platform: str, compute: jnp.dtype, length: int, ways: int) -> Atte
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """cuDNN's flash attention. Its log-sum-exp has no name: `remat.policy` knows its primitive."""
+    """cuDNN's flash attention. Its log-sum-exp has no name that a policy could keep."""
     return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
 
 

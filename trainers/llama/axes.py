@@ -1,21 +1,33 @@
-"""Trainer llama: the names of the mesh axes, as its bodies use them. Knows JAX's mesh alone."""
+"""The mesh axes as the trainer's bodies use them, from the one table of logical axes."""
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-# Where the kv heads are fewer than the chips of a tensor group, each stands on several of them. So
-# the plan's `tensor` axis is seen here as two: kv heads lie over `tensor`, repeated over `copies`.
-MESH = ("pods", "data", "fsdp", "sequence", "tensor", "copies")
+from orchestrator.network.mesh_axes import AXES, COPIED, LOGICAL_AXES
 
-BATCH = ("pods", "data", "fsdp")  # sequences
-WEIGHTS = ("fsdp", "sequence")  # d_model of every matrix: the book's X
-TENSOR = ("tensor", "copies")  # heads, d_ff, vocabulary: the book's Y
-KV = "tensor"  # kv heads
+# Where the kv heads are fewer than the chips of a tensor group, each stands on several of them. So
+# the plan's `tensor` axis is two here: kv heads lie over `tensor`, repeated over `copies`.
+COPIES = "copies"
+MESH = (*AXES, COPIES)
+
+
+def mesh_axes(logical_axis: str) -> tuple[str, ...]:
+    """The mesh axes that split a logical axis; `copies` splits all but kv heads."""
+    axes = LOGICAL_AXES[logical_axis]
+    if axes == LOGICAL_AXES[COPIED] and logical_axis != COPIED:
+        return (*axes, COPIES)
+    return axes
+
+
+BATCH = mesh_axes("batch")
+(SEQUENCE,) = mesh_axes("length")
+WEIGHTS = mesh_axes("embed")  # the book's X
+TENSOR = mesh_axes("heads")  # the book's Y
 SLICE = (*WEIGHTS, *TENSOR)  # the chips that hold one copy of the parameters between them
 
 
 def with_copies(mesh: Mesh | AbstractMesh, kv_heads: int) -> Mesh | AbstractMesh:
-    """The five-axis mesh with its `tensor` axis split for that many kv heads."""
+    """The plan's mesh with its last axis, `tensor`, split for that many kv heads."""
     *outer, tensor = mesh.axis_sizes
     heads = min(tensor, kv_heads)
     shape = (*outer, heads, tensor // heads)

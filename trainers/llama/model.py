@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.types.plan import Plan
 from trainers.llama import zigzag
 from trainers.llama.attention import Attend
-from trainers.llama.axes import TENSOR
+from trainers.llama.axes import SEQUENCE, TENSOR
+from trainers.llama.checkpoint_policy import policy
 from trainers.llama.collectives import (
     matrix,
     reduced_in_backward,
@@ -27,7 +29,6 @@ from trainers.llama.collectives import (
 from trainers.llama.embedding import lookup
 from trainers.llama.loss import Loss, token_loss
 from trainers.llama.parameters import Parameters, shardings
-from trainers.llama.remat import BLOCK_INPUT, policy
 from trainers.llama.ring import as_come, gathered_matmul, in_order, matmul_scattered
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
@@ -42,7 +43,7 @@ class Network:
 
     @property
     def ways(self) -> int:
-        return self.plan.mesh["sequence"]
+        return self.plan.mesh[SEQUENCE]
 
     def matrix(self, shard: jax.Array, dimension: int) -> jax.Array:
         """A matrix as the chips along `fsdp` and `sequence` hold it together."""

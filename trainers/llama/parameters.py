@@ -1,7 +1,4 @@
-"""Trainer llama: every parameter, with its shape, its sharding, and how it starts.
-
-L layers, D d_model, F d_ff, N heads, K kv heads, H head_dim, V vocabulary
-"""
+"""The tree of parameters, built from the description of the network: shapes, shardings, start."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,15 +8,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.network.decoder import decoder
+from orchestrator.network.description import Dimension, Weight
 from orchestrator.types.spec import Model
-from trainers.llama.axes import KV, TENSOR, WEIGHTS
+from trainers.llama.axes import mesh_axes
 
 Parameters = dict[str, Any]  # as `leaves`, with arrays for leaves
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter. `deviation` is of its normal start; a norm scale has none: it starts at one."""
+    """A parameter. `deviation` is of its normal start; a norm scale has none and starts at one."""
 
     shape: tuple[int, ...]
     sharding: P
@@ -31,34 +30,29 @@ class Parameter:
 
 
 def leaves(model: Model) -> dict[str, Any]:
-    """All parameters. Those of the layers are stacked, to be scanned over."""
-    d, v = model.d_model, model.vocab
-    tables = {"embedding": Parameter((v, d), P(TENSOR, WEIGHTS), d**-0.5)}
-    if not model.tied:
-        tables["unembedding"] = Parameter((v, d), P(TENSOR, WEIGHTS), d**-0.5)
-    return {**tables, "layers": layer_leaves(model), "norm": Parameter((d,), P(None), None)}
-
-
-def layer_leaves(model: Model) -> dict[str, Parameter]:
-    """One block's parameters, L of each. What writes to the residual stream starts smaller."""
-    n_layers, d, f = model.layers, model.d_model, model.d_ff
-    n, k, h = model.heads, model.kv_heads, model.head_dim
-    into, out = d**-0.5, (2 * n_layers) ** -0.5
-    block = {
-        "attention_norm": Parameter((n_layers, d), P(None, None), None),
-        "query": Parameter((n_layers, d, n, h), P(None, WEIGHTS, TENSOR, None), into),
-        "key": Parameter((n_layers, d, k, h), P(None, WEIGHTS, KV, None), into),
-        "value": Parameter((n_layers, d, k, h), P(None, WEIGHTS, KV, None), into),
-        "output": Parameter(
-            (n_layers, n, h, d), P(None, TENSOR, None, WEIGHTS), out * (n * h) ** -0.5
-        ),
-        "mlp_norm": Parameter((n_layers, d), P(None, None), None),
-        "up": Parameter((n_layers, d, f), P(None, WEIGHTS, TENSOR), into),
-        "down": Parameter((n_layers, f, d), P(None, TENSOR, WEIGHTS), out * f**-0.5),
+    """All parameters. Those of the blocks are stacked over layers, to be scanned over."""
+    network = decoder(model)
+    layers = Dimension("layers", network.layers)
+    return {
+        **{table.name: parameter(table) for table in network.tables},
+        "layers": {weight.name: parameter(weight, layers) for weight in network.block.weights},
+        network.norm.name: parameter(network.norm),
     }
-    if model.gated:
-        block["gate"] = Parameter((n_layers, d, f), P(None, WEIGHTS, TENSOR), into)
-    return block
+
+
+def parameter(weight: Weight, *stacked: Dimension) -> Parameter:
+    dimensions = (*stacked, *weight.dimensions)
+    return Parameter(
+        tuple(dimension.size for dimension in dimensions),
+        P(*(entry(dimension) for dimension in dimensions)),
+        weight.deviation,
+    )
+
+
+def entry(dimension: Dimension) -> str | tuple[str, ...] | None:
+    """A dimension's entry in a PartitionSpec."""
+    axes = mesh_axes(dimension.axis)
+    return axes[0] if len(axes) == 1 else axes or None
 
 
 def shardings(model: Model) -> Parameters:

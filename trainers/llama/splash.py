@@ -12,6 +12,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from orchestrator.errors import SpecError
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from trainers.llama import zigzag
+from trainers.llama.axes import SEQUENCE
 
 LANES = 128
 
@@ -79,7 +80,7 @@ def _shard(kernel: Any, ways: int) -> Any:
     def part(array: jax.Array) -> jax.Array:
         axis = 0 if array.ndim == 1 else 1  # positions [S], blocks [1, query blocks, key blocks]
         size = array.shape[axis] // ways
-        start = jax.lax.axis_index(zigzag.AXIS) * size
+        start = jax.lax.axis_index(SEQUENCE) * size
         return jax.lax.dynamic_slice_in_dim(array, start, size, axis)
 
     return jax.tree.map(part, kernel)

@@ -14,13 +14,13 @@ from orchestrator.types.plan import Plan
 from trainers.contract import Program
 from trainers.llama import optimizer, parameters, zigzag
 from trainers.llama.attention import attention
-from trainers.llama.axes import BATCH, MESH, with_copies
+from trainers.llama.axes import BATCH, MESH, SEQUENCE, with_copies
 from trainers.llama.collectives import added, reduced
 from trainers.llama.loss import Loss
 from trainers.llama.model import DTYPES, Network, batch_loss
 
 Tree = Any
-TOKENS = P(BATCH, "sequence")  # of every batch leaf [sequences, length]
+TOKENS = P(BATCH, SEQUENCE)  # of every batch leaf [sequences, length]
 # The start runs once; optimizing its random numbers took four times as long as making them.
 ONCE = {"xla_backend_optimization_level": "0"}
 
@@ -28,7 +28,7 @@ ONCE = {"xla_backend_optimization_level": "0"}
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     """The plan on that mesh."""
     mesh = with_copies(mesh, plan.model.kv_heads)
-    ways = plan.mesh["sequence"]
+    ways = plan.mesh[SEQUENCE]
     compute = DTYPES[plan.precision.compute]
     net = Network(plan, attention(_platform(mesh), compute, plan.batch.length, ways))
     start = partial(_start, plan)

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from trainers.llama.axes import SEQUENCE
 from trainers.llama.collectives import whole
-
-AXIS = "sequence"
 
 
 def order(length: int, ways: int) -> np.ndarray:
@@ -25,7 +24,7 @@ def order(length: int, ways: int) -> np.ndarray:
 def here(length: int, ways: int) -> jax.Array:
     """Positions of this chip's shard, int32 [S/s]."""
     shards = jnp.asarray(order(length, ways).reshape(ways, -1))
-    return shards[jax.lax.axis_index(AXIS)] if ways > 1 else shards[0]
+    return shards[jax.lax.axis_index(SEQUENCE)] if ways > 1 else shards[0]
 
 
 def gather(x: jax.Array, ways: int) -> jax.Array:
@@ -33,6 +32,6 @@ def gather(x: jax.Array, ways: int) -> jax.Array:
     if ways == 1:
         return x
     batch, shard, *rest = x.shape
-    pairs = whole(x, AXIS, 1).reshape(batch, ways, 2, shard // 2, *rest)
+    pairs = whole(x, SEQUENCE, 1).reshape(batch, ways, 2, shard // 2, *rest)
     chunks = jnp.concatenate([pairs[:, :, 0], pairs[:, ::-1, 1]], axis=1)
     return chunks.reshape(batch, ways * shard, *rest)

@@ -17,7 +17,7 @@ import jax
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import BenchmarkRequest, BenchmarkResult
 from trainers.microbenchmarks.timing import timings
-from trainers.multihost import meet
+from trainers.multihost import barrier
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def run(request_path: Path, result_path: Path, process: int) -> None:
     if process == 0:
         result_path.write_bytes(codec.to_json(result))
     if request.processes > 1:
-        meet("benchmarks are done")
+        barrier("benchmarks are done")
 
 
 def exit_with_parent(parent: int) -> None:

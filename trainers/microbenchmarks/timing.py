@@ -19,10 +19,10 @@ RUN_S = 0.02  # a run repeats its work until it takes about this long
 ROUNDS = 7
 MOST_REPEATS = 2000
 COLLECTIVE_BYTES = (2.0**10, 2.0**18, 2.0**22)
-# A rate depends on the size: the largest copy leaves the cache.
+# A rate depends on the size: the largest copies and scores leave the cache.
 AMOUNTS: dict[Operation, tuple[float, ...]] = {
     "matmul": (1e6, 3e7, 5e8),
-    "attention": (2e7, 3e8),
+    "attention": (2e7, 3e8, 1.2e9),
     "elementwise": (2e5, 5e6),
     "copy": (1e5, 3e6, 5e7),
 }

@@ -178,7 +178,10 @@ def _attend(
         with suppress(queue.Empty):
             orders.get(timeout=LOOK_EVERY_S)
             say(AttemptEvent(slices=seen_slices(plan)))
-        all_up = placing.done or len(heartbeat.read(Path(share.run), share.attempt)) == plan.hosts
+        all_up = (
+            placing.done
+            or len(heartbeat.read_heartbeats(Path(share.run), share.attempt)) == plan.hosts
+        )
         if all_up and not placing.done:
             placing.end(plan)
 

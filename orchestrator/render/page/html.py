@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from string import Template
 
-TEMPLATES = Path(__file__).parents[3] / "dashboards"
+from orchestrator.resources import resource
+
+TEMPLATES = resource("dashboards")
 
 
 class Html(str):

@@ -6,7 +6,7 @@ from orchestrator.render.page.bars import Bar, Mark, Segment, bars
 from orchestrator.render.page.html import Html, join, tag
 from orchestrator.render.page.roofline import kind_of
 from orchestrator.render.page.shown import RunPage
-from orchestrator.report.gap import on_devices
+from orchestrator.report.gap import device_times
 from orchestrator.types.plan import Plan
 from orchestrator.types.report import Measurement, Report
 
@@ -91,7 +91,7 @@ def expected(plan: Plan) -> list[Bar]:
 
 def measured(found: Measurement) -> Bar:
     """The mean step, by what it waited for."""
-    usual_s, slow_s = on_devices(found)
+    usual_s, slow_s = device_times(found)
     segments = (
         Segment(name="devices", value=usual_s),
         Segment(name="slow steps", value=slow_s),

@@ -16,11 +16,11 @@ MOST_POINTS = 240
 def steps(shown: RunPage) -> Html:
     """MFU over steps with the predicted line, or seconds where it is not known; and the loss."""
     taken = [timed.step for timed in shown.steps]
-    warm = [step for step in taken if step.opening is None]
+    warm = [step for step in taken if step.startup is None]
     if not warm:
         return tag("p", "No step was measured after warm-up.")
     last = float(max(step.index for step in taken) + 1)
-    restarts = [float(step.index) for step in taken if step.opening and step.index]
+    restarts = [float(step.index) for step in taken if step.startup and step.index]
     if shown.report.measured and shown.report.measured.mfu and shown.report.ratios:
         points = [(step.index + 1.0, step.mfu) for step in warm if step.mfu is not None]
         first = over_steps(points, last, restarts, "MFU", percent, mfu_lines(shown.plan, last))

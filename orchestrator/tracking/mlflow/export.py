@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator import journal as journals
 from orchestrator.journal import Journal, StepReader
-from orchestrator.report import report
+from orchestrator.report import make_report
 from orchestrator.tracking.mlflow.metadata import (
     ARTIFACTS,
     DESCRIBED,
@@ -22,13 +22,7 @@ from orchestrator.tracking.mlflow.metadata import (
 )
 from orchestrator.tracking.mlflow.metrics import MetricPoint, first_done, of_ending, of_step
 from orchestrator.tracking.mlflow.parent_run import parent_of
-from orchestrator.tracking.mlflow.store import (
-    MOST_PARAMS,
-    MOST_POINTS,
-    Status,
-    Store,
-    StoredRun,
-)
+from orchestrator.tracking.mlflow.store import MOST_PARAMS, MOST_POINTS, Status, Store, StoredRun
 from orchestrator.tracking.mlflow.tracking_uri import TRACKER
 from orchestrator.tracking.protocol import RunNotRecorded
 from orchestrator.types.plan import Plan
@@ -74,7 +68,7 @@ class RunExport:
         self._send_description(self._stored, run)
         self._send_steps(self._stored, run, on_steps)
         if run.state not in LIVE and run.steps_done:
-            ending = of_ending(report(self._journal), last_seen_at_s(run))
+            ending = of_ending(make_report(self._journal), last_seen_at_s(run))
             self._send(self._stored, ending, {})
         self._set_status(self._stored, run)
         self._send_files(self._stored, run)
@@ -105,7 +99,7 @@ class RunExport:
         if stored and stored.deleted:
             raise RunNotRecorded(
                 f"{self._store.where.label}: the MLflow run {stored.id} was deleted there; restore"
-                f" it, or remove {self._journal.places.tracking} to record the run anew"
+                f" it, or remove {self._journal.paths.tracking} to record the run anew"
             )
         return stored
 

@@ -9,8 +9,8 @@ import msgspec
 
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import Journal
-from orchestrator.journal.logs import logs_of
-from orchestrator.journal.run_status import after, first_line
+from orchestrator.journal.run_logs import list_logs
+from orchestrator.journal.run_status import first_line, last_attempt_text
 from orchestrator.tracking.mlflow.metrics import NOT_IN_A_NAME, MetricPoint, of_plan, of_proof
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
@@ -84,7 +84,7 @@ def _tags(run: Run, parent: str | None, plan: Plan | None, proof: Proof | None) 
         "orch.run": run.run,
         "orch.kind": "rehearsal" if run.rehearsal else "real",
         "orch.state": run.state,
-        "orch.why": first_line(run.why),
+        "orch.why": first_line(run.detail),
         "orch.attempts": str(len(run.attempts)),
         "orch.spec_digest": run.spec_digest,
         "orch.plan_digest": run.plan_digest,
@@ -119,7 +119,7 @@ def note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
     lines = [f"**{run.run}** {run.state}: {run.steps_done:,} of {run.steps:,} steps."]
     if run.rehearsal:
         lines.append("A rehearsal: a small copy, on this machine's CPU devices.")
-    if run.state not in LIVE and (why := run.why or after(run.attempts)):
+    if run.state not in LIVE and (why := run.detail or last_attempt_text(run.attempts)):
         lines.append(f"Why: {first_line(why)}")
     if plan:
         lines.append(_plan_line(plan, rehearsal=run.rehearsal))
@@ -148,14 +148,14 @@ def _plan_line(plan: Plan, *, rehearsal: bool) -> str:
 
 def artifacts(journal: Journal, run: Run) -> dict[str, Path]:
     """The files that MLflow keeps with the run, by name there. Logs follow once it has ended."""
-    places = journal.places
+    places = journal.paths
     found = {SPEC_ARTIFACT: places.spec, REPORT: journal.path / REPORT}
     for folder in (places.plans, places.proofs, places.documents):
         files = sorted(folder.iterdir()) if folder.is_dir() else []
         found |= {f"{folder.name}/{path.name}": path for path in files if _is_whole(path)}
     if run.state not in LIVE:
         for attempt in run.attempts:
-            for log in logs_of(journal.path, run, attempt=attempt.number)[: MOST_RANKS + 1]:
+            for log in list_logs(journal.path, run, attempt=attempt.number)[: MOST_RANKS + 1]:
                 found[f"logs/{_log_name(log.path, log.attempt)}"] = log.path
     return {name: path for name, path in found.items() if path.is_file()}
 

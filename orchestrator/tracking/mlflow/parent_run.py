@@ -1,7 +1,7 @@
 """The MLflow run of a study. The runs of its trials are its children."""
 
 from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import Journal, StudyJournal, study_status
+from orchestrator.journal import Journal, StudyJournal
 from orchestrator.tracking.mlflow.metadata import ARTIFACTS, NOTE, REPORT, RUN_ID, version_of
 from orchestrator.tracking.mlflow.store import Status, Store, StoredRun
 from orchestrator.tracking.mlflow.tracking_uri import TRACKER
@@ -24,11 +24,11 @@ def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
         return None
     study = StudyJournal(journal.path.absolute().parent / run.study)
     try:
-        opened = study.opened()
+        opened = study.submission()
     except JournalUnreadable:
         return None
     parent = _find_or_create(study, opened, store)
-    status = STATUS[study_status(study).state]
+    status = STATUS[study.status().state]
     if parent.status != status:
         store.set_status(parent.id, status, None)
     _send_page(study, parent, store)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.extras import require
 from orchestrator.tracking.mlflow.metrics import MetricPoint
 from orchestrator.tracking.mlflow.tracking_uri import is_server
 from orchestrator.tracking.protocol import NotRecorded
@@ -51,6 +52,7 @@ class Store:
     """The runs of one experiment of one MLflow."""
 
     def __init__(self, where: Destination) -> None:
+        require("run")
         for name, value in LIMITS.items():
             os.environ.setdefault(name, value)
         os.environ.update(SETTINGS)

@@ -1,0 +1,114 @@
+"""Creating the journal of a run."""
+
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.errors import JournalUnwritable, RunExists, SpecError
+from orchestrator.journal import event_log, files, liveness
+from orchestrator.journal.events import Submitted, encode
+from orchestrator.journal.ownership import Writer
+from orchestrator.journal.run_journal import Clock, Journal
+from orchestrator.journal.run_paths import RunPaths
+from orchestrator.journal.run_state import initial
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
+from orchestrator.types.run import Submission
+from orchestrator.types.spec import Spec
+
+KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What a run is created from.
+
+    `plan` is the plan that runs; in a rehearsal it is a small copy of the plan `rehearses`.
+    `documents` are stored unchanged, by name. `folder` is that of the spec, `profile` the range of
+    steps to trace, and `study` the key of the study that the run is a trial of.
+    """
+
+    spec: Spec
+    plan: Plan
+    steps: int
+    rehearsal: bool = False
+    rehearses: Plan | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    folder: str = ""
+    profile: tuple[int, int] | None = None
+    study: str | None = None
+
+
+def create_run(
+    storage: Path, request: RunRequest, key: str | None = None, clock: Clock = time.time
+) -> Writer:
+    """Create the journal of a run, whole or not at all; `RunExists` when the key is taken.
+
+    By default the key is built from the spec's name, the plan and the next free number.
+    """
+    if key is not None and not KEY.fullmatch(key):
+        legal = f"letters, digits, . _ and -, for example {request.spec.name}-1"
+        raise SpecError(f"run key {key!r}: must be 1 to 100 of {legal}")
+    prepared = files.prepare_folder(storage)
+    try:
+        submitted = _fill(RunPaths(prepared), request, clock)
+        path = _publish(prepared, storage, request, key)
+    except BaseException:
+        with suppress(JournalUnwritable):  # swept later; the first error matters
+            files.delete(prepared)
+        raise
+    files.sweep(storage)
+    return Writer(Journal(path), initial(submitted), clock=clock)
+
+
+def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> Submitted:
+    """Write everything that a run starts from."""
+    for folder in paths.folders:
+        files.make_folder(folder)
+    plans = [request.plan, *([request.rehearses] if request.rehearses else [])]
+    contents = {paths.plan(plan.digest): codec.to_pretty_json(plan).encode() for plan in plans}
+    contents[paths.spec] = codec.to_pretty_json(request.spec).encode()
+    contents |= {paths.documents / name: text for name, text in request.documents.items()}
+    for path, content in contents.items():
+        files.write_once(path, content)
+    submitted = Submitted(at_s=clock(), submission=_submission(request))
+    event_log.append(paths.events, 1, encode(submitted))
+    return submitted
+
+
+def _submission(request: RunRequest) -> Submission:
+    return Submission(
+        id=uuid.uuid4().hex,
+        name=request.spec.name,
+        rehearsal=request.rehearsal,
+        rehearses=request.rehearses.digest if request.rehearses else None,
+        spec_digest=request.plan.spec_digest,
+        plan_digest=request.plan.digest,
+        pods=request.plan.pods,
+        steps=request.steps,
+        environment=dict(request.environment),
+        submitter=liveness.this_process(),
+        folder=request.folder,
+        profile=request.profile,
+        study=request.study,
+    )
+
+
+def _publish(prepared: Path, storage: Path, request: RunRequest, key: str | None) -> Path:
+    """Give the journal its key: the requested one, or the next that is free."""
+    number = 0
+    while True:
+        number += 1
+        name = key or f"{request.spec.name}-{codec.short(request.plan.digest)}-{number}"
+        try:
+            files.publish(prepared, storage / name)
+        except FileExistsError:
+            if key:
+                raise RunExists(key, storage / name) from None
+        else:
+            return storage / name

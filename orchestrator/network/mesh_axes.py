@@ -1,0 +1,76 @@
+"""The mesh axes and the logical axes that they split, each declared once.
+
+A new mesh axis is an entry in MESH_AXES, its place in LOGICAL_AXES, and its own collectives.
+"""
+
+from dataclasses import dataclass
+
+from orchestrator.types.plan import LineKind, Link
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """A mesh axis: the links it may lie on, and what its devices exchange."""
+
+    name: str
+    links: tuple[Link, ...]
+    exchanges: tuple[LineKind, ...]
+
+
+WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
+    "weight_gather",
+    "gradient_scatter",
+    "gradient_reduction",
+)
+
+# Outermost first: neighbours along the last axis are the nearest on the torus.
+MESH_AXES = (
+    Parallelism("pods", links=("dcn",), exchanges=("gradient_reduction",)),
+    Parallelism("data", links=("ici",), exchanges=("gradient_reduction",)),
+    Parallelism("fsdp", links=("ici",), exchanges=WEIGHT_EXCHANGES),
+    Parallelism(
+        "sequence", links=("ici",), exchanges=(*WEIGHT_EXCHANGES, "kv_gather", "kv_scatter")
+    ),
+    Parallelism(
+        "tensor",
+        links=("ici",),
+        exchanges=("activation_gather", "activation_scatter", "gradient_reduction"),
+    ),
+)
+
+# Logical axis → the mesh axes that split it, outermost first.
+LOGICAL_AXES: dict[str, tuple[str, ...]] = {
+    # activations
+    "batch": ("pods", "data", "fsdp"),
+    "length": ("sequence",),
+    "residual_length": ("sequence", "tensor"),  # positions of the stream between matmuls
+    "residual": (),  # d_model of the stream, and of norm scales
+    # weights
+    "layers": (),
+    "embed": ("fsdp", "sequence"),  # d_model of matrices: stored split, gathered for use
+    # both
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),  # copied where `tensor` has more devices than there are kv heads
+    "head_dim": (),
+    "ff": ("tensor",),
+    "vocab": ("tensor",),
+}
+GATHERED = "embed"
+COPIED = "kv_heads"
+
+AXES = tuple(axis.name for axis in MESH_AXES)
+DCN_AXES = tuple(axis.name for axis in MESH_AXES if axis.links == ("dcn",))
+ICI_AXES = tuple(axis.name for axis in MESH_AXES if "ici" in axis.links)
+# The axes that split parameters; along the others each device has a copy.
+PARAMETER_AXES = (*LOGICAL_AXES[GATHERED], *LOGICAL_AXES["heads"])
+REPLICA_AXES = tuple(axis for axis in AXES if axis not in PARAMETER_AXES)
+
+# The devices of a slice that one collective joins, by the name that plans give the group. The axes
+# of a group are neighbours in AXES, so that it is one span on every torus axis.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "data": ("data",),
+    "weights": LOGICAL_AXES[GATHERED],
+    "sequence": LOGICAL_AXES["length"],
+    "tensor": LOGICAL_AXES["heads"],
+    "replicas": PARAMETER_AXES,
+}

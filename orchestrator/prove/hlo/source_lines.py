@@ -1,0 +1,78 @@
+"""Find the trainer's line that an instruction comes from."""
+
+import re
+from dataclasses import dataclass, field
+
+FRAME = re.compile(r"(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}")
+LOCATION = re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
+NAME = re.compile(r'(\d+) "(.*)"')
+TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of a file, in a function."""
+
+    file: str
+    function: str
+    line: int
+
+
+@dataclass(frozen=True)
+class SourceTables:
+    """The tables at the head of a module."""
+
+    files: dict[int, str] = field(default_factory=dict)
+    functions: dict[int, str] = field(default_factory=dict)
+    locations: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    frames: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def stack(self, frame: int | None) -> list[SourceLine]:
+        """The calls that led to an instruction, the innermost first.
+
+        A frame names its parent by the parent's number plus one; zero is no parent.
+        """
+        places = []
+        while frame in self.frames:
+            location, parent = self.frames[frame]
+            file, function, line = self.locations[location]
+            places.append(SourceLine(self.files[file], self.functions[function], line))
+            frame = parent - 1 if parent > 1 else None
+        return places
+
+
+def trainer_line(place: SourceLine) -> str:
+    """`trainers/llama/collectives.py:62 (reduced)`; empty for a line of another package."""
+    _, folder, inside = place.file.rpartition("trainers/")
+    function = place.function.replace("<locals>.", "")
+    return f"trainers/{inside}:{place.line} ({function})" if folder else ""
+
+
+def source_tables(lines: list[str]) -> SourceTables:
+    """The tables, which stand before the first computation."""
+    rows: dict[str, list[str]] = {table: [] for table in TABLES}
+    table = None
+    for line in lines[1:]:
+        if line in rows:
+            table = line
+        elif line.endswith("{"):
+            break
+        elif table and line:
+            rows[table].append(line)
+    return SourceTables(
+        files=_names(rows["FileNames"]),
+        functions=_names(rows["FunctionNames"]),
+        locations={int(i): (int(a), int(b), int(c)) for i, a, b, c in _found(LOCATION, rows, 2)},
+        frames={int(i): (int(a), int(b)) for i, a, b in _found(FRAME, rows, 3)},
+    )
+
+
+def _names(lines: list[str]) -> dict[int, str]:
+    return {int(match[1]): match[2] for line in lines if (match := NAME.fullmatch(line))}
+
+
+def _found(
+    pattern: re.Pattern[str], rows: dict[str, list[str]], table: int
+) -> list[tuple[str, ...]]:
+    lines = rows[TABLES[table]]
+    return [match.groups() for line in lines if (match := pattern.match(line))]

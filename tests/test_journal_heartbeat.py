@@ -1,0 +1,196 @@
+"""Signs of life: who died first, who hangs, and what a rank leaves behind."""
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.journal.heartbeat import (
+    STARTUP_LIMIT_S,
+    Heartbeat,
+    HeartbeatMonitor,
+    HeartbeatWriter,
+    heartbeat_interval_s,
+    read_heartbeats,
+)
+from orchestrator.journal.run_paths import RunPaths
+from tests.journals import ME, claimed_run, tiny_plan
+
+LIMIT_S = 30.0
+
+
+def beat(rank: int, at_s: float = 0.0, **changes: object) -> Heartbeat:
+    """What a rank of slice `rank` says."""
+    made = Heartbeat(rank=rank, slice_name=f"pod-{rank}", process=ME, at_s=at_s)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def watched(*looks: tuple[float, list[Heartbeat]]) -> HeartbeatMonitor:
+    """A monitor that has looked at these times and seen these pulses."""
+    monitor = HeartbeatMonitor(0.0)
+    for now_s, seen in looks:
+        monitor.update({one.rank: one for one in seen}, now_s)
+    return monitor
+
+
+def started_run(tmp_path: Path) -> Path:
+    """The directory of a run whose first attempt goes on."""
+    writer = claimed_run(tmp_path)
+    writer.start_attempt(tiny_plan())
+    return writer.journal.path
+
+
+# --- who died first
+
+
+def test_the_rank_with_the_oldest_last_sign_died_first() -> None:
+    """One is killed without a word; the others soon die of it, and say so."""
+    monitor = watched(
+        (1.0, [beat(0, 1.0), beat(1, 0.9), beat(2, 1.0)]),
+        (2.0, [beat(0, 1.1, error="peer is gone"), beat(1, 0.9), beat(2, 2.0)]),
+        (3.0, [beat(0, 1.1, error="peer is gone"), beat(1, 0.9), beat(2, 3.0)]),
+    )
+    assert monitor.has_error()
+    first = monitor.first_dead(silent_since_s=2.0)
+    assert first is not None
+    assert (first.rank, first.error) == (1, None)
+
+
+def test_the_rank_that_raised_died_before_those_that_were_aborted() -> None:
+    """It stays until the others were seen alive after its last word."""
+    raised = beat(1, 2.0, ended=True, error="ValueError: no")
+    monitor = watched(
+        (1.0, [beat(0, 1.0), beat(1, 1.0)]),
+        (2.1, [beat(0, 1.9), raised]),
+        (2.4, [beat(0, 2.3), raised]),
+        (9.0, [beat(0, 2.3), raised]),
+    )
+    first = monitor.first_dead(silent_since_s=2.1)
+    assert first == raised
+
+
+def test_whoever_ended_well_is_not_dead() -> None:
+    """Nor is one that still beats; where nobody is dead, nobody is named."""
+    monitor = watched((1.0, [beat(0, 1.0, ended=True), beat(1, 1.0)]))
+    monitor.update({1: beat(1, 5.0)}, 5.0)
+    assert monitor.first_dead(silent_since_s=4.0) is None
+    assert not monitor.has_error()
+
+
+# --- who hangs
+
+
+def test_a_silent_rank_hangs() -> None:
+    """By the reader's clock, whatever the rank's says; it is named, with where it runs."""
+    monitor = watched((0.0, [beat(0, 500.0), beat(1, 500.0)]), (40.0, [beat(0, 540.0)]))
+    assert monitor.find_hang(LIMIT_S, 29.0) is None
+    found = monitor.find_hang(LIMIT_S, 41.0)
+    assert found is not None
+    assert found.rank == 1
+    assert "41 s (process 7 on here, slice pod-1)" in found.detail
+
+
+def test_a_rank_that_fell_silent_just_after_a_step_is_the_one_that_hangs() -> None:
+    """The step that the others never end is overdue before its silence is."""
+    done = [beat(0, 9.0, steps=5), beat(1, 9.0, steps=5)]
+    last = [beat(0, 9.5, steps=5), beat(1, 9.5, steps=5)]
+    monitor = watched((9.0, done), (9.5, last), (39.0, [beat(0, 39.0, steps=5)]))
+    found = monitor.find_hang(LIMIT_S, 39.25)
+    assert found is not None
+    assert found.rank == 1
+
+
+def test_ranks_that_live_and_do_no_step_hang() -> None:
+    """The one that all wait for has passed the fewest marks."""
+    early = [beat(0, 1.0, steps=4), beat(1, 1.0, steps=4), beat(2, 1.0, steps=4)]
+    late = [beat(0, 9.0, steps=5), beat(1, 9.0, steps=4), beat(2, 9.0, steps=5)]
+    beating = [replace(one, at_s=39.5) for one in late]
+    found = watched((1.0, early), (9.0, late), (39.5, beating)).find_hang(LIMIT_S, 39.9)
+    assert found is not None
+    assert found.rank == 1
+    together = [replace(one, steps=5, at_s=45.0) for one in late]
+    found = watched((9.0, late), (10.0, together), (45.0, together)).find_hang(LIMIT_S, 45.0)
+    assert found is not None
+    assert found.rank in (0, None)
+
+
+def test_a_start_may_take_longer_than_a_step() -> None:
+    """Compiling is no hang; a rank that falls silent meanwhile is."""
+    starting = watched((1.0, [beat(0, 1.0)]), (40.0, [beat(0, 40.0)]))
+    assert starting.find_hang(LIMIT_S, 50.0) is None
+    assert starting.find_hang(LIMIT_S, 75.0) is not None
+    assert HeartbeatMonitor(0.0).find_hang(LIMIT_S, STARTUP_LIMIT_S - 1) is None
+    assert HeartbeatMonitor(0.0).find_hang(LIMIT_S, STARTUP_LIMIT_S + 1) is not None
+
+
+def test_whoever_ended_does_not_hang() -> None:
+    """Its last sign is its last."""
+    monitor = watched((1.0, [beat(0, 1.0, ended=True), beat(1, 1.0, steps=1)]))
+    monitor.update({1: beat(1, 40.0, steps=2)}, 40.0)
+    assert monitor.find_hang(LIMIT_S, 41.0) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "limit_s", "every_s"),
+    [(2, 600.0, 0.25), (400, 600.0, 1.0), (8_960, 600.0, 22.4), (8_960, 20.0, 5.0), (4, 0.4, 0.1)],
+)
+def test_the_pace_spares_the_file_system_and_keeps_the_limit(
+    ranks: int, limit_s: float, every_s: float
+) -> None:
+    """Slower with more ranks, and four signs within the time after which silence is a hang."""
+    assert heartbeat_interval_s(ranks, limit_s) == pytest.approx(every_s)
+
+
+# --- what a rank leaves
+
+
+def nothing() -> None:
+    """There is nobody to give up."""
+
+
+def test_a_rank_that_raises_leaves_its_error(tmp_path: Path) -> None:
+    """Its first line tells one error from another; its marks and its slice stand beside it."""
+    path = started_run(tmp_path)
+
+    def fail() -> None:
+        with HeartbeatWriter(path, 1, 3, "pod-1", 0.01, nothing) as writer:
+            writer.count_step()
+            writer.count_step()
+            raise ValueError("out of luck")
+
+    with pytest.raises(ValueError, match="out of luck"):
+        fail()
+    [left] = read_heartbeats(path, 1).values()
+    assert (left.rank, left.slice_name, left.steps) == (3, "pod-1", 2)
+    assert (left.ended, left.error) == (True, "ValueError: out of luck")
+    assert left.process.pid == os.getpid()
+
+
+def test_a_rank_that_ends_well_says_so(tmp_path: Path) -> None:
+    """And leaves no error."""
+    path = started_run(tmp_path)
+    with HeartbeatWriter(path, 1, 0, "pod-0", 0.01, nothing):
+        assert not read_heartbeats(path, 1)[0].ended
+    left = read_heartbeats(path, 1)[0]
+    assert (left.ended, left.error) == (True, None)
+
+
+@pytest.mark.parametrize("damage", [b"{", b"\xff"])
+def test_a_damaged_pulse_is_none(tmp_path: Path, damage: bytes) -> None:
+    """The next one is read; nothing else is harmed."""
+    path = started_run(tmp_path)
+    with HeartbeatWriter(path, 1, 0, "pod-0", 60.0, nothing):
+        RunPaths(path).heartbeat(1, 0).write_bytes(damage)
+        assert read_heartbeats(path, 1) == {}
+    assert read_heartbeats(path, 1)[0].ended
+
+
+def test_a_rank_whose_attempt_is_over_gives_up(tmp_path: Path) -> None:
+    """One that hung and goes on later sees that a later attempt has begun."""
+    path, given_up = started_run(tmp_path), threading.Event()
+    with HeartbeatWriter(path, 1, 0, "pod-0", 0.01, given_up.set):
+        assert not given_up.wait(0.1)
+        RunPaths(path).attempt(2).mkdir()
+        assert given_up.wait(30)

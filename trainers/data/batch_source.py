@@ -1,0 +1,46 @@
+"""Data room: what a source of batches promises, and how a plan's is found. Knows stations alone."""
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from orchestrator.errors import DataUnusable
+from orchestrator.types.plan import Plan
+from trainers.data.synthetic import Synthetic
+from trainers.data.tokens import ShuffledWindows, TokenSet
+
+
+class BatchSource(Protocol):
+    """A source of batches. The same step and row give the same tokens, on any host, for ever."""
+
+    @property
+    def digest(self) -> str:
+        """Identity of the text: sources of equal digest hold the same tokens."""
+        ...
+
+    def batch(self, step: int, rows: range) -> np.ndarray:
+        """Token ids int32 [rows, length + 1] of some rows of the batch of this step."""
+        ...
+
+
+def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> BatchSource:
+    """The batches that the plan names; `verify` reads a token set through first.
+
+    A relative path begins at `folder`, that of the spec: a plan is the same in every checkout.
+    """
+    if plan.data.kind == "synthetic":
+        return Synthetic(plan.model.vocab, plan.batch.length, plan.seed)
+    source = TokenSet.open(folder / _manifest_path(plan), verify=verify)
+    if source.manifest.vocab > plan.model.vocab:
+        raise DataUnusable(
+            f"{source.path}: tokens of {source.manifest.tokenizer!r} reach"
+            f" {source.manifest.vocab - 1}, against a model vocabulary of {plan.model.vocab}"
+        )
+    return ShuffledWindows(source, plan.batch.sequences, plan.batch.length, plan.seed)
+
+
+def _manifest_path(plan: Plan) -> Path:
+    if plan.data.path is None:
+        raise DataUnusable("data.kind is tokens, but data.path names no manifest")
+    return Path(plan.data.path)
