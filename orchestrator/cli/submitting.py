@@ -313,7 +313,7 @@ def carried_out(order: Order) -> tuple[Run, Plan] | None:
 def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
     """Run the plan on a named cluster; the exit code, and the run."""
     from orchestrator.cli import launching
-    from orchestrator.launch import package
+    from orchestrator.launch import provenance
     from orchestrator.render import launch_screen as render
 
     wished, loaded, plan = order.wished, order.spec, order.plan
@@ -327,7 +327,7 @@ def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
         plan=plan,
         steps=steps,
         versions=origin.environment,
-        archive=package.archive() if wished.code == "sent" else None,
+        archive=provenance.archive() if wished.code == "sent" else None,
         address=address,
         storage=Path(loaded.run.storage).absolute(),
     )

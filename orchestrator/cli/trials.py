@@ -142,14 +142,14 @@ class Launched(Common):
 
     def launch(self, turn: Turn, environment: dict[str, str]) -> "Launch":
         from orchestrator.cli.launching import Launch
-        from orchestrator.launch import package, provenance
+        from orchestrator.launch import provenance
 
         return Launch(
             spec=turn.trial.spec,
             plan=turn.plan,
             steps=self.steps_of(turn),
             versions=environment or provenance.versions(),
-            archive=package.archive() if self.code == "sent" else None,
+            archive=provenance.archive() if self.code == "sent" else None,
             address=self.address,
             storage=Path(turn.trial.spec.run.storage).absolute(),
         )
