@@ -58,7 +58,7 @@ def status(run: str, storage: Path, as_json: bool) -> None:
 
         report = orch.report(found.study, storage)
         assert isinstance(report, StudyReport)
-        say(study_runs_screen(found) + "\n")
+        say(study_runs_screen(found), "\n")
         say(study_report_screen(report, run_command("report", found.study, storage)))
     else:
         from orchestrator.render.status_screen import status_screen

@@ -51,21 +51,21 @@ class RunDisplay(TaskDisplay):
             case events.SubmitStarted():
                 say(intro(event))
             case events.Planned(plan=plan):
-                say("\n" + plan_screen(plan, None))
+                say("\n", plan_screen(plan, None))
             case events.Proved(result=result):
                 following = None if result.proof.passes else self.other_plans
-                say("\n" + proof_screen(result.plan, result.proof, result.age_s, following))
+                say("\n", proof_screen(result.plan, result.proof, result.age_s, following))
             case events.RehearsalReady(plan=plan, rehearsal=small):
                 table = rehearsal.rehearsal_screen(plan, small.plan, small.steps, small.changes)
-                say(f"\n{table}\n")
+                say("\n", table, "\n")
             case events.ClusterReady():
-                say(f"\n{cluster_table(event)}\n")
+                say("\n", cluster_table(event))
             case events.JobStarted(run=run, job=job):
-                say(f"\n{launch.submitted_screen(run, job)}\n")
+                say("\n", launch.submitted_screen(run, job), "\n")
                 if self.detach:
                     say(f"\nNext: {run_command('logs', run.run, storage_of(run), '-f')}\n")
             case events.Resumed(run=run, plan=plan):
-                say(rehearsal.resume_intro(run, plan) + "\n")
+                say(rehearsal.resume_intro(run, plan), "\n")
             case _:
                 return False
         return True
@@ -86,9 +86,9 @@ class RunDisplay(TaskDisplay):
                 self.line(TROUBLE.get(kind, "") + why)
             case events.LeftRunning(run=run):
                 self.left = True
-                say("\n" + left_running(run))
+                say("\n", left_running(run))
             case events.RunEnded():
-                say("\n" + result_text(event))
+                say("\n", result_text(event))
             case _:
                 return False
         return True
@@ -96,7 +96,7 @@ class RunDisplay(TaskDisplay):
     def show_trial(self, event: object) -> bool:
         match event:
             case events.StudyPlanned(forecast=forecast):
-                say("\n" + study.study_screen(forecast) + "\n")
+                say("\n", study.study_screen(forecast), "\n")
             case events.TrialStarted(study=of, trial=trial, repeat=repeat):
                 say(study.trial_line(of, trial, repeat))
             case events.TrialDoneBefore(run=run):
