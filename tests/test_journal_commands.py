@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.cli.running import next_of
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.run_journal import prediction_of
 from orchestrator.journal.run_status import Observation, StepSummary, build_run
+from orchestrator.lifecycle.commands import next_step
 from orchestrator.render import (
     formatting,
     launch_screen,
@@ -219,7 +219,7 @@ def test_what_comes_next_is_what_there_is(
     writer.end_attempt("cancelled")
     writer.end_run(state)
     asked = f"{following} --storage {tmp_path}"
-    assert next_of(writer.run(), "it", tmp_path) == asked
+    assert next_step(writer.run(), "it", tmp_path) == asked
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "rm"])

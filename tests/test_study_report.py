@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 from orchestrator import journal
 from orchestrator.cli import orch as command
-from orchestrator.cli import recording, rehearsing
 from orchestrator.cli.terminal import as_typed
 from orchestrator.errors import SpecError
 from orchestrator.journal import StudyRequest
+from orchestrator.lifecycle import recording, rehearse
+from orchestrator.lifecycle.events import Tracked
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import study_report_screen
 from orchestrator.render.formatting import percent
@@ -209,7 +210,7 @@ class Rehearsals:
     def __init__(self, *states: EndState) -> None:
         self.states, self.runs = list(states), []  # type: ignore[var-annotated]
 
-    def carry_out(self, small, full, proof, origin, key, *_, **__):  # type: ignore[no-untyped-def]
+    def run_rehearsal(self, small, full, proof, origin, key, *_, **__):  # type: ignore[no-untyped-def]
         """Write the journal of a run that ended so."""
         assert proof is None
         assert origin.documents["spec.yaml"].startswith(b"name: tiny\n")
@@ -243,8 +244,8 @@ def submitted(
         (tmp_path / "studies").mkdir(exist_ok=True)
         (tmp_path / "studies" / "study.yaml").write_text(STUDY.replace("AFTER", after))
         stand_in = Rehearsals(*states)
-        monkeypatch.setattr(rehearsing, "carry_out", stand_in.carry_out)
-        monkeypatch.setattr(recording, "ending", lambda _: "nowhere")
+        monkeypatch.setattr(rehearse, "run_rehearsal", stand_in.run_rehearsal)
+        monkeypatch.setattr(recording, "tracked_at_end", lambda _: Tracked(place="nowhere"))
         asked = ["submit", str(tmp_path / "studies" / "study.yaml"), "--no-prove", "--no-calibrate"]
         done = CliRunner().invoke(command, [*asked, "--steps", "4", *more])
         if done.exception and not isinstance(done.exception, SystemExit):
