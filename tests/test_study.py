@@ -229,7 +229,7 @@ def test_other_keys_make_another_series() -> None:
 
 def test_the_summary_names_the_best_and_the_worst_series() -> None:
     found = [
-        render.Kept(chips, fraction, f"{fraction:.0%}", {"experiment.remat": remat})
+        render.TrialEfficiency(chips, fraction, f"{fraction:.0%}", {"experiment.remat": remat})
         for chips, fraction, remat in [
             (8, 1, "a"), (64, 0.9, "a"), (8, 1, "b"), (32, 0.5, "b"), (8, 1, "c"), (16, 0.7, "c"),
         ]
@@ -252,7 +252,7 @@ def test_a_trial_without_a_plan_has_its_error() -> None:
     text = render.study_screen(found)
     assert "no plan" in text
     assert "warning: no plan for trial 1: no room\n  for it" in text
-    assert text.splitlines()[-1].startswith("Study: 1 of 3 trials cannot be served, scaling")
+    assert text.splitlines()[-1].startswith("Study: 1 of 3 trials have no plan, scaling")
 
 
 def test_the_predicted_scaling_is_one_table(golden: HoldGolden) -> None:

@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 from orchestrator import journal
 from orchestrator.cli import orch as command
-from orchestrator.cli import recording, rehearsing
 from orchestrator.cli.terminal import as_typed
 from orchestrator.errors import SpecError
 from orchestrator.journal import StudyRequest
+from orchestrator.lifecycle import recording, rehearse
+from orchestrator.lifecycle.events import Tracked
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import study_report_screen
 from orchestrator.render.formatting import percent
@@ -63,8 +64,10 @@ def test_predicted_efficiency_is_relative_to_the_smallest_measured_trial(tmp_pat
         assert one.measured
         assert one.predicted.efficiency.expected
         assert isclose(one.measured.efficiency.median, one.predicted.efficiency.expected)
-        assert study_report_screen.predicted(one) == percent(one.predicted.efficiency.expected)
-        assert study_report_screen.over(one, one.measured) == "3 x"
+        assert study_report_screen.predicted_efficiency(one) == percent(
+            one.predicted.efficiency.expected
+        )
+        assert study_report_screen.over_predicted(one, one.measured) == "3 x"
 
 
 def test_the_line_that_explains_the_gaps_is_named(tmp_path: Path) -> None:
@@ -77,8 +80,8 @@ def test_the_line_that_explains_the_gaps_is_named(tmp_path: Path) -> None:
     assert (first.line, first.resource) == ("waiting for slices", "")
     assert isclose(first.times, 4)
     assert first.share > 0.999
-    said = study_report_screen.explained(found.explanations)
-    assert "4 times waiting for slices on top of its forecast would explain 100.0 %" in said
+    said = study_report_screen.gap_explanation(found.explanations)
+    assert "Adding 4 times waiting for slices to the forecast would explain 100.0 %" in said
 
 
 def waited_s(plan: Plan) -> float:
@@ -94,14 +97,14 @@ def test_without_an_expected_step_a_line_of_the_roofline_explains() -> None:
     found = explain_gaps([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
     assert (found[0].line, found[0].resource) == ("pods", "pods")
     assert isclose(found[0].times, 4)
-    assert "4 times pods (dcn pods)" in study_report_screen.explained(found)
+    assert "4 times pods (dcn pods)" in study_report_screen.gap_explanation(found)
 
 
 def test_no_line_explains_where_none_fits() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
     assert explain_gaps([(plans[0], 1.0)]) == ()
     assert explain_gaps([(plan, -1.0) for plan in plans]) == ()
-    assert "No ledger line" in study_report_screen.explained(())
+    assert "No ledger line" in study_report_screen.gap_explanation(())
 
 
 def test_rehearsed_trials_are_not_compared_with_chips(tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ class Rehearsals:
     def __init__(self, *states: EndState) -> None:
         self.states, self.runs = list(states), []  # type: ignore[var-annotated]
 
-    def carry_out(self, small, full, proof, origin, key, *_, **__):  # type: ignore[no-untyped-def]
+    def run_rehearsal(self, small, full, proof, origin, key, *_, **__):  # type: ignore[no-untyped-def]
         """Write the journal of a run that ended so."""
         assert proof is None
         assert origin.documents["spec.yaml"].startswith(b"name: tiny\n")
@@ -230,8 +233,8 @@ def submitted(
         (tmp_path / "studies").mkdir(exist_ok=True)
         (tmp_path / "studies" / "study.yaml").write_text(STUDY.replace("AFTER", after))
         stand_in = Rehearsals(*states)
-        monkeypatch.setattr(rehearsing, "carry_out", stand_in.carry_out)
-        monkeypatch.setattr(recording, "ending", lambda _: "nowhere")
+        monkeypatch.setattr(rehearse, "run_rehearsal", stand_in.run_rehearsal)
+        monkeypatch.setattr(recording, "tracked_at_end", lambda _: Tracked(place="nowhere"))
         asked = ["submit", str(tmp_path / "studies" / "study.yaml"), "--no-prove", "--no-calibrate"]
         done = CliRunner().invoke(command, [*asked, "--steps", "4", *more])
         if done.exception and not isinstance(done.exception, SystemExit):
