@@ -7,26 +7,26 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive import worker
-from orchestrator.drive.monitor import AttemptEnd, judged
-from orchestrator.drive.select_slices import SPARE_WAIT_S, SliceSelection, chosen, waiting
+from orchestrator.drive.monitor import AttemptEnd, explain_failure
+from orchestrator.drive.select_slices import SPARE_WAIT_S, SliceRequest, describe_wait, select
 from orchestrator.errors import JournalUnreadable, SpecError
-from orchestrator.launch.ray.protocol import Slice
-from orchestrator.launch.ray.slice_discovery import heads_of_others, slices_of
+from orchestrator.launch.backend import Slice
+from orchestrator.launch.ray.slices import heads_of_others, slices_of
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.spec import Pods
 from tests.asks import TINY, spec_of
 from tests.journals import ME, claimed_run, step, tiny_plan
 from tests.test_journal_heartbeat import beat
-from tests.test_launch_slices import plan_on as sliced
+from tests.test_slices import plan_on as sliced
 
-FOUR = SliceSelection(pods=Pods(min=2, max=4), kind="v5e 2x2", began=False, alone=False)
+FOUR = SliceRequest(pods=Pods(min=2, max=4), kind="v5e 2x2", started=False, private=False)
 
 
 def slices(*free: str, busy: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> list[Slice]:
     """Slices of two hosts."""
-    whole = [Slice(name=name, hosts=2, of=2, free=name in free) for name in (*free, *busy)]
-    return [*whole, *(Slice(name=name, hosts=1, of=2, free=True) for name in broken)]
+    whole = [Slice(name=name, hosts=2, size=2, free=name in free) for name in (*free, *busy)]
+    return [*whole, *(Slice(name=name, hosts=1, size=2, free=True) for name in broken)]
 
 
 # --- which slices
@@ -34,46 +34,48 @@ def slices(*free: str, busy: tuple[str, ...] = (), broken: tuple[str, ...] = ())
 
 def test_a_run_takes_what_it_asked_for() -> None:
     """All or none, and of more the ones that it had before."""
-    assert chosen(slices(*"abcd"), FOUR, (), 0.0) == ("a", "b", "c", "d")
-    assert chosen(slices(*"abc", busy=("d",)), FOUR, (), 1e6) == ()
-    assert chosen(slices(*"abcde"), FOUR, ("e", "d"), 0.0) == ("a", "b", "d", "e")
-    assert chosen(slices(*"acde", broken=("b",)), FOUR, ("a", "b"), 0.0) == ("a", "c", "d", "e")
+    assert select(slices(*"abcd"), FOUR, (), 0.0) == ("a", "b", "c", "d")
+    assert select(slices(*"abc", busy=("d",)), FOUR, (), 1e6) == ()
+    assert select(slices(*"abcde"), FOUR, ("e", "d"), 0.0) == ("a", "b", "d", "e")
+    assert select(slices(*"acde", broken=("b",)), FOUR, ("a", "b"), 0.0) == ("a", "c", "d", "e")
 
 
 def test_a_run_that_lost_a_slice_waits_and_goes_on_with_fewer() -> None:
     """Not before a spare had its time to come, and never with fewer than its minimum."""
-    began = SliceSelection(pods=FOUR.pods, kind=FOUR.kind, began=True, alone=False)
+    began = SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=True, private=False)
     three = slices(*"acd", broken=("b",))
-    assert chosen(three, began, "abcd", SPARE_WAIT_S - 1) == ()
-    assert chosen(three, began, "abcd", SPARE_WAIT_S + 1) == ("a", "c", "d")
-    assert chosen(slices("a", busy=("b", "c", "d")), began, "abcd", 1e6) == ()
+    assert select(three, began, "abcd", SPARE_WAIT_S - 1) == ()
+    assert select(three, began, "abcd", SPARE_WAIT_S + 1) == ("a", "c", "d")
+    assert select(slices("a", busy=("b", "c", "d")), began, "abcd", 1e6) == ()
 
 
 def test_where_nothing_comes_nobody_waits() -> None:
     """A cluster of one's own goes on at once, once what the last attempt held is free again."""
-    alone = SliceSelection(pods=FOUR.pods, kind=FOUR.kind, began=True, alone=True)
-    assert chosen(slices(*"acd", broken=("b",)), alone, "abcd", 0.0) == ("a", "c", "d")
-    assert chosen(slices("a", busy=("c", "d"), broken=("b",)), alone, "abcd", 0.0) == ()
-    with pytest.raises(SpecError, match=r"^2 to 4 slices of v5e 2x2 asked, 1 whole, 1 free; b "):
-        chosen(slices("a", broken=("b",)), alone, "abcd", 0.0)
+    alone = SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=True, private=True)
+    assert select(slices(*"acd", broken=("b",)), alone, "abcd", 0.0) == ("a", "c", "d")
+    assert select(slices("a", busy=("c", "d"), broken=("b",)), alone, "abcd", 0.0) == ()
+    with pytest.raises(
+        SpecError, match=r"^2 to 4 slices of v5e 2x2 requested, 1 whole, 1 free; b "
+    ):
+        select(slices("a", broken=("b",)), alone, "abcd", 0.0)
 
 
 def test_what_the_cluster_has_not_noticed_is_waited_for() -> None:
     """A host that does not answer and still counts as alive would be reserved in vain."""
-    alone = SliceSelection(pods=FOUR.pods, kind=FOUR.kind, began=True, alone=True)
-    unsure = Slice(name="b", hosts=1, of=2, free=True, settled=False)
-    assert chosen([*slices("a"), unsure], alone, "ab", 0.0) == ()
-    assert chosen([*slices(*"acd"), unsure], alone, "ab", 0.0) == ()
+    alone = SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=True, private=True)
+    unsure = Slice(name="b", hosts=1, size=2, free=True, settled=False)
+    assert select([*slices("a"), unsure], alone, "ab", 0.0) == ()
+    assert select([*slices(*"acd"), unsure], alone, "ab", 0.0) == ()
 
 
 def test_the_arithmetic_of_waiting_is_said() -> None:
     """Asked, whole, free, and what is broken."""
     seen = slices("a", busy=("b",), broken=("c",))
-    assert "; first come, first served: before it a-1, b-1" in waiting(
+    assert "; first come, first served: a-1, b-1 is ahead" in describe_wait(
         seen, FOUR, ("/runs/a-1", "/elsewhere/b-1")
     )
-    assert waiting(seen, FOUR) == (
-        "2 to 4 slices of v5e 2x2 asked, 2 whole, 1 free; c has 1 of 2 hosts"
+    assert describe_wait(seen, FOUR) == (
+        "2 to 4 slices of v5e 2x2 requested, 2 whole, 1 free; c has 1 of 2 hosts"
     )
 
 
@@ -83,7 +85,7 @@ def test_the_arithmetic_of_waiting_is_said() -> None:
 def test_a_host_that_is_gone_is_a_preemption() -> None:
     """Whatever the processes said of it; the rank that died first is named all the same."""
     died = beat(3, error="XlaRuntimeError: connection closed")
-    ending = judged(died, "Ray's words", ("a", "b", "c"), slices("a", broken=("b",)))
+    ending = explain_failure(died, "Ray's words", ("a", "b", "c"), slices("a", broken=("b",)))
     assert ending == AttemptEnd(
         reason="preemption",
         error="slice b has 1 of 2 hosts left; slice c is gone",
@@ -95,11 +97,11 @@ def test_an_error_is_the_first_dead_ranks() -> None:
     """Not what the launcher made of it; one that died silently has no error to compare."""
     here = slices("a", "b")
     said = beat(1, error="ValueError: no")
-    assert judged(said, "Ray's", "ab", here) == AttemptEnd(
+    assert explain_failure(said, "Ray's", "ab", here) == AttemptEnd(
         reason="failure", error="ValueError: no", first_dead_rank=1
     )
-    assert judged(beat(1), "Ray's", "ab", here).error is None
-    assert judged(None, "no controller", "ab", None) == AttemptEnd(
+    assert explain_failure(beat(1), "Ray's", "ab", here).error is None
+    assert explain_failure(None, "no controller", "ab", None) == AttemptEnd(
         reason="failure", error="no controller"
     )
     assert beat(1).process == ME
@@ -175,10 +177,10 @@ def test_slices_are_read_off_the_nodes() -> None:
             "c-1": {"CPU": 1.0}}  # fmt: skip
     found = slices_of(nodes, free, sliced("v5p", "2x2x2"), lambda one: one["NodeID"] != "d-1")
     assert found == (
-        Slice(name="a", hosts=2, of=2, free=True),
-        Slice(name="b", hosts=1, of=2, free=True),
-        Slice(name="c", hosts=2, of=2, free=False),
-        Slice(name="d", hosts=1, of=2, free=True, settled=False),
+        Slice(name="a", hosts=2, size=2, free=True),
+        Slice(name="b", hosts=1, size=2, free=True),
+        Slice(name="c", hosts=2, size=2, free=False),
+        Slice(name="d", hosts=1, size=2, free=True, settled=False),
     )
     heads = heads_of_others(nodes, sliced("v5p", "2x2x2"), ("a", "c"))
     assert [head["NodeID"] for head in heads] == ["b-0", "d-0"]

@@ -94,7 +94,7 @@ def test_what_the_book_leaves_out_is_said() -> None:
     said = {difference.about: difference for difference in sheet_of("70b-four-pods").differences}
     assert said["mesh of a pod"].derived.endswith("8,192 of 8,960 chips")
     assert "8,960 = 2^8 x 5 x 7" in said["mesh of a pod"].why
-    assert "1,024 sequences hold no multiple" in said["batch"].why
+    assert "1,024 sequences are not divisible" in said["batch"].why
     assert "sequences=980" in said["batch"].why
     assert "sequences=1120" in said["batch"].why
     half = said["tensor 8 on an axis of 16"]
@@ -149,7 +149,7 @@ def test_every_constant_names_the_runs_behind_it() -> None:
     screen = explain_screen.explain_screen(sheet_of("70b-four-pods"), "orch plan x.yaml")
     assert "marin_v5p32_130m" in screen
     assert (
-        f"exposed learned from {len(rows['exposed collectives', 'exposed'])} runs, unsure by"
+        f"exposed fitted to {len(rows['exposed collectives', 'exposed'])} runs, standard error"
         in screen
     )
 

@@ -73,9 +73,13 @@ def test_what_runs_beside_a_command_ends_with_it(
         (("explain", TINY), "explain.explain", "working it out; nothing is left running"),
         (("score",), "score.with_catalog_constants", "scoring; nothing is left running"),
         (("doctor",), "doctor.checks.python", "looking at this machine; nothing is left running"),
-        (("sync",), "journal.journals", "recording; what is recorded stays"),
-        (("report", "it"), "journal.find_either", "writing the report; nothing is left running"),
-        (("compare", "it"), "journal.find", "comparing; nothing is left running"),
+        (("sync",), "journal.list_journals", "recording; what is recorded stays"),
+        (
+            ("report", "it"),
+            "journal.find_run_or_study",
+            "writing the report; nothing is left running",
+        ),
+        (("compare", "it"), "journal.find_run", "comparing; nothing is left running"),
     ],
 )
 def test_each_command_that_takes_long_says_what_was_interrupted(
@@ -109,7 +113,7 @@ def test_other_commands_say_that_they_were_interrupted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where there is nothing more to say of it."""
-    monkeypatch.setattr("orchestrator.journal.runs", interrupt)
+    monkeypatch.setattr("orchestrator.journal.list_runs", interrupt)
     assert ended(monkeypatch, ("runs",)) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
 

@@ -62,7 +62,7 @@ def test_a_rehearsal_is_not_held_against_chips() -> None:
     shown = status_screen.status_screen(unmeasured, "x")
     assert "expected" not in shown
     assert "nothing overlapped" not in shown
-    assert "forecast   none: this machine was not measured" in shown
+    assert "forecast   none: this machine is not calibrated" in shown
     real = replace(unmeasured, rehearsal=False)
     assert "expected" in status_screen.status_screen(real, "x")
 
@@ -104,13 +104,16 @@ def test_a_long_reason_is_wrapped_and_ends_once() -> None:
 
 @pytest.mark.parametrize(
     ("pods", "said"),
-    [(4, "--no-calibrate left this machine unmeasured"), (3, "a plan on other pods")],
+    [
+        (4, "--no-calibrate skipped the calibration of this machine"),
+        (3, "this number of pods is not calibrated"),
+    ],
 )
 def test_an_ending_says_why_nothing_was_expected(pods: int, said: str) -> None:
     """Nobody wanted the machine measured, or the run went on with other pods than it asked for."""
     run = status_of(START, rehearsal=True, pods=pods, requested_pods=4)
     shown = rehearsal_screen.rehearsal_result(run, tiny_plan(), "mlflow.db", "orch report it-1")
-    assert f"expected unknown: {'nothing was measured for ' * (pods == 3)}{said}" in shown
+    assert f"expected unknown: {said}" in shown
 
 
 @pytest.mark.parametrize(
@@ -245,15 +248,15 @@ def test_cancel_leaves_a_request_and_says_what_follows(orch: RunOrch, tmp_path: 
     done = orch("cancel", "it", "--storage", str(tmp_path))
     assert done.returncode == 0
     first, second, following = done.stdout.splitlines()
-    assert first == "it: asked to stop."
+    assert first == "it: stop requested."
     assert second.startswith(f"Its driver (process {os.getpid()} on ")
-    assert second.endswith("saves a last checkpoint after the step it is in, and stops.")
+    assert second.endswith("finishes the current step, saves a checkpoint and stops.")
     assert following == f"Next: orch status it --storage {tmp_path}"
     request = writer.heartbeat()
     assert request is not None
     assert not request.at_once
     again = orch("cancel", "it", "--now", "--storage", str(tmp_path))
-    assert "it: asked to stop at once. It was asked to " in again.stdout
+    assert "it: stop requested, at once. A stop was requested " in again.stdout
     assert "steps since the last checkpoint are lost" in again.stdout
     request = writer.heartbeat()
     assert request is not None
@@ -264,16 +267,16 @@ def test_cancel_of_what_nobody_drives(orch: RunOrch, tmp_path: Path) -> None:
     """Before the driver comes, when it is gone, and when the run has ended."""
     storage = ("--storage", str(tmp_path))
     journal.create_run(tmp_path, run_request(), "waiting")
-    assert "stops before it takes a chip" in orch("cancel", "waiting", *storage).stdout
+    assert "will stop before it takes a chip" in orch("cancel", "waiting", *storage).stdout
     abandoned_run(tmp_path, "orphan")
     done = orch("cancel", "orphan", *storage)
-    assert "Nothing drives it any more: its driver (process " in done.stdout
+    assert "No driver runs it any more: its driver (process " in done.stdout
     told = json.loads(orch("status", "orphan", *storage, "--json").stdout)
     assert told["state"] == "cancelled"
     ended = claimed_run(tmp_path, key="ended")
     ended.end_run("succeeded")
     done = orch("cancel", "ended", *storage)
-    assert "has ended already: succeeded. Nothing was asked." in done.stdout
+    assert "already succeeded. Nothing was requested." in done.stdout
     assert json.loads(orch("cancel", "ended", *storage, "--json").stdout)["state"] == "succeeded"
     assert list(ended.journal.paths.requests.iterdir()) == []
 

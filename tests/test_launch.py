@@ -116,19 +116,19 @@ def test_a_cancelled_rehearsal_goes_on_with_fewer_pods(orch: RunOrch, tmp_path: 
     assert len(losses) == 14
 
 
-@pytest.mark.parametrize("and_its_keeper", [False, True])
-def test_a_killed_orch_takes_its_cluster_with_it(tmp_path: Path, and_its_keeper: bool) -> None:
-    """SIGKILL while nodes start, of the cluster's keeper too: soon no process is left, and the
+@pytest.mark.parametrize("and_its_supervisor", [False, True])
+def test_a_killed_orch_takes_its_cluster_with_it(tmp_path: Path, and_its_supervisor: bool) -> None:
+    """SIGKILL while nodes start, of the cluster's supervisor too: soon no process is left, and the
     journal says lost.
     """
     with submitted(tmp_path, steps=10) as process:
         eventually(lambda: len(process_tree.marked(mark_of(process))) > 4, LIMIT_S)
         mark, folder = mark_of(process), folder_of(process)
-        keeper = child_of(process.pid)
-        assert keeper
+        supervisor = child_of(process.pid)
+        assert supervisor
         process.kill()
-        if and_its_keeper:
-            os.kill(keeper, signal.SIGKILL)
+        if and_its_supervisor:
+            os.kill(supervisor, signal.SIGKILL)
         process.wait()
         eventually(lambda: not process_tree.marked(mark), 30)
         eventually(lambda: not folder.exists(), 10)
@@ -141,8 +141,8 @@ def test_a_private_cluster_is_private() -> None:
     asked = spec_of(TINY, chip="v5e", topology="1x1", pods=1, sequences=8, length=64)
     with private_cluster(emulated_hosts(make_plan(asked)), 1, "sleep 600") as cluster:
         eventually(lambda: is_running(cluster), LIMIT_S)
-        keeper, mark = cluster.keeper.pid, cluster.mark
-        eventually(lambda: descendants(keeper) <= set(process_tree.marked(mark)), LIMIT_S)
+        supervisor, mark = cluster.supervisor.pid, cluster.mark
+        eventually(lambda: descendants(supervisor) <= set(process_tree.marked(mark)), LIMIT_S)
         found = listening(process_tree.marked(mark))
         assert len(found) > 4
         assert {address for address, _ in found} <= LOOPBACK
@@ -154,7 +154,7 @@ def test_a_private_cluster_is_private() -> None:
     assert process_tree.marked(cluster.mark) == []
     assert not cluster.folder.exists()
     with pytest.raises(ProcessLookupError):
-        os.kill(cluster.keeper.pid, 0)
+        os.kill(cluster.supervisor.pid, 0)
 
 
 @contextmanager
@@ -175,18 +175,18 @@ def steps_done(storage: Path) -> int:
 
 def mark_of(process: subprocess.Popen[bytes]) -> str:
     """The mark of the cluster that a command started; of none, one that nothing carries."""
-    keeper = child_of(process.pid)
-    return (keeper and variable(keeper, process_tree.MARK)) or "no cluster yet"
+    supervisor = child_of(process.pid)
+    return (supervisor and variable(supervisor, process_tree.MARK)) or "no cluster yet"
 
 
 def folder_of(process: subprocess.Popen[bytes]) -> Path:
-    keeper = child_of(process.pid)
-    assert keeper
-    return Path(variable(keeper, "RAY_TMPDIR") or "")
+    supervisor = child_of(process.pid)
+    assert supervisor
+    return Path(variable(supervisor, "RAY_TMPDIR") or "")
 
 
 def is_running(cluster: LocalCluster) -> bool:
-    told = cluster.told(0.1)
+    told = cluster.next_event(0.1)
     assert told is None or told.error is None, told
     return told is not None and told.job == "RUNNING"
 

@@ -64,7 +64,7 @@ def address_of(cluster: LocalCluster) -> str:
     """Where it takes jobs, once it does."""
     address = ""
     while True:
-        told = cluster.told(LIMIT_S)
+        told = cluster.next_event(LIMIT_S)
         assert told, "the cluster does not come up"
         assert told.error is None, told.error
         address = told.address or address
@@ -95,7 +95,7 @@ def test_what_a_cluster_cannot_serve_is_refused_with_all_that_is_missing(
     secrets = ("--set", "run.secrets=[HF_TOKEN, NO_SUCH_TOKEN]")
     done = four.orch(*four.submit(tmp_path, *V5P, *more, *secrets, "--yes"))
     assert done.returncode == 1, done.stderr
-    assert "6 of v5p 2x2x1 asked, 4 present, 4 free: 2 missing" in done.stderr
+    assert "6 of v5p 2x2x1 requested, 4 present, 4 free: 2 missing" in done.stderr
     assert "NO_SUCH_TOKEN is not in the environment of 5 of 5 hosts" in done.stderr
     assert "HF_TOKEN is not" not in done.stderr.replace("NO_SUCH_TOKEN is not", "")
     assert list(tmp_path.iterdir()) == []
@@ -130,9 +130,11 @@ def test_runs_outlive_their_terminals_and_take_slices_in_turn(
     done = only_run(first).steps_done
     detached = four.orch(*four.submit(second, *THREE, "--yes", "--detach", "--steps", "3"))
     assert detached.returncode == 0, detached.stderr
-    assert "3 of v5p 2x2x1 asked, 4 present, 1 free: the run waits for 2 more" in detached.stdout
+    assert (
+        "3 of v5p 2x2x1 requested, 4 present, 1 free: the run waits for 2 more" in detached.stdout
+    )
     eventually(lambda: only_run(second).state == "pending", LIMIT_S)
-    assert only_run(second).detail == "3 slices of v5p 2x2x1 asked, 4 whole, 1 free"
+    assert only_run(second).detail == "3 slices of v5p 2x2x1 requested, 4 whole, 1 free"
     assert only_run(first).steps_done > done
     assert four.orch("cancel", only_run(first).journal).returncode == 0
     eventually(lambda: only_run(second).ended_at_s, LIMIT_S)
@@ -225,7 +227,7 @@ def test_slices_of_two_hosts_are_followed_to_the_end(tmp_path: Path) -> None:
             *two.submit(tmp_path, *more, "--yes", "--steps", "4", "--profile", "1:3"),
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 of v5p 2x2x2 asked, 2 present, 2 free" in done.stdout
+    assert "2 of v5p 2x2x2 requested, 2 present, 2 free" in done.stdout
     run = only_run(tmp_path)
     assert (run.state, run.steps_done) == ("succeeded", 4)
     assert len(list(Path(run.journal).glob("attempts/001/logs/rank-*.log"))) == 4

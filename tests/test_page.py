@@ -188,7 +188,7 @@ def test_a_rehearsal_is_held_against_its_own_machine() -> None:
     small = replace(run, rehearsal=True, rehearses=PLAN.digest)
     report = compare_run(small, here, steps)
     text = run_page(shown(small, steps, report=report, plan=here, rehearsed=PLAN))
-    assert "this machine's measured ceilings" in report_words(text)
+    assert "this machine's chip profile" in report_words(text)
     chips = text[text.index("The plan, on v5e chips") : text.index("Over steps")]
     assert 'class="mark measured"' in text[text.index("Time per step") : text.index("The plan, on")]
     assert 'class="mark measured"' not in chips

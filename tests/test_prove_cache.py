@@ -70,7 +70,8 @@ def package_of_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     texts = {
         "__init__": "",
         "trainer": "import mine.plainly\nfrom mine import by_name\nfrom .relative import value\n"
-        "from beside import other\nimport json, jax\nfrom orchestrator.plan import remat\n",
+        "from beside import other\nimport json, jax\n"
+        "from orchestrator.network import rematerialization\n",
         "plainly": "",
         "by_name": "def late():\n    from mine import lazily\n",
         "lazily": "",
@@ -91,7 +92,7 @@ def test_sources_are_all_that_a_trainer_imports() -> None:
     names = import_closure.digests(["mine.trainer"]).keys()
     own = {name for name in names if name.startswith("mine")}
     assert own == {f"mine.{n}" for n in ("trainer", "plainly", "by_name", "lazily", "relative")}
-    assert {"beside", "orchestrator.plan.remat"} <= names
+    assert {"beside", "orchestrator.network.rematerialization"} <= names
     assert not {"jax", "json", "orchestrator.plan.planner"} & names
 
 

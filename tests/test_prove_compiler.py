@@ -1,4 +1,4 @@
-"""The prove room against the real TPU compiler, with no TPU: a minute or two of one core."""
+"""The proof against the real TPU compiler, with no TPU: a minute or two of one core."""
 
 import json
 import subprocess
@@ -124,7 +124,7 @@ def proven(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProofResult, list[
 def test_the_trainers_step_is_as_forecast(proven: tuple[ProofResult, list[str], Path]) -> None:
     """Memory, payload on every group, FLOPs; gradients alone cross pods."""
     found, stages, text = proven
-    assert stages == ["laying out", "tracing", "compiling", "summary"]
+    assert stages == ["laying out", "tracing", "compiling", "reading"]
     assert found.proof.disagreements == ()
     assert found.proof.passes
     assert {one.link for one in found.proof.collectives} == {"ici", "dcn"}

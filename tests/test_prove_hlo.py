@@ -2,12 +2,12 @@
 
 import pytest
 
-from orchestrator.prove.hlo import dots
-from orchestrator.prove.hlo.execution_counts import times
+from orchestrator.prove.hlo.execution_counts import execution_counts
+from orchestrator.prove.hlo.op_flops import product_flops
 from orchestrator.prove.hlo.program import HloProgram, program_of
 from orchestrator.prove.hlo.shapes import arrays
 from orchestrator.prove.hlo.source_lines import SourceLine, trainer_line
-from orchestrator.prove.hlo.trip_counts import UnknownTrips, trips
+from orchestrator.prove.hlo.trip_counts import UnknownTrips, trip_count
 from tests.programs import program
 
 
@@ -78,10 +78,10 @@ def test_loops_run_as_often_as_their_counters_say() -> None:
     """From 10 to 80 by 2; from 1 to 5, both included, by a sum and a comparison in fusions."""
     read = program("loops")
     loops = read.entry.instructions
-    assert trips(read, read.entry, loops["first"]) == 35
-    assert trips(read, read.entry, loops["second"]) == 5
-    assert times(read)["by_two"] == 35
-    assert times(read)["one_more"] == 5
+    assert trip_count(read, read.entry, loops["first"]) == 35
+    assert trip_count(read, read.entry, loops["second"]) == 5
+    assert execution_counts(read)["by_two"] == 35
+    assert execution_counts(read)["one_more"] == 5
 
 
 def loop(condition: str, step: str, start: str = "constant(0)") -> HloProgram:
@@ -128,7 +128,7 @@ ENTRY %main (p: s32[]) -> (s32[]) {{
 def test_every_way_to_count_is_known(condition: str, step: str, start: str, count: int) -> None:
     """Up or down, by any step, compared either way round; a loop may not run at all."""
     read = loop(condition, step, start)
-    assert trips(read, read.entry, read.entry.instructions["w"]) == count
+    assert trip_count(read, read.entry, read.entry.instructions["w"]) == count
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_loop_that_counts_otherwise_is_an_error(condition: str, step: str, sta
     """No count is made up: what depends on data, or never ends, is refused."""
     read = loop(condition, step, start)
     with pytest.raises(UnknownTrips):
-        trips(read, read.entry, read.entry.instructions["w"])
+        trip_count(read, read.entry, read.entry.instructions["w"])
 
 
 def test_what_runs_in_the_background_runs_once() -> None:
@@ -173,7 +173,7 @@ ENTRY %main (q: f32[4]) -> f32[] {
 }
 """
     )
-    assert times(read) == {"main": 1, "inside": 1}
+    assert execution_counts(read) == {"main": 1, "inside": 1}
 
 
 # --- matrix products
@@ -181,7 +181,7 @@ ENTRY %main (q: f32[4]) -> f32[] {
 
 def flops(*lines: str) -> int:
     read = entry_of(*lines)
-    return dots.flops(read.entry, read.entry.root)
+    return product_flops(read.entry, read.entry.root)
 
 
 def test_a_dot_is_two_flops_for_each_multiplication() -> None:

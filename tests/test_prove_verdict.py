@@ -1,4 +1,4 @@
-"""The prove room: verdicts in words, and what to set instead."""
+"""verdicts in words, and what to set instead."""
 
 import json
 from collections.abc import Callable

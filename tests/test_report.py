@@ -256,14 +256,14 @@ def test_compare_is_a_table_and_json(orch: RunOrch, tmp_path: Path) -> None:
     assert max(map(len, shown)) <= 100
     verdict = done.stdout.splitlines()[-2]
     assert verdict == (
-        "Compare: quick makes the most tokens per second and chip, 2 times the least."
+        "Compare: quick has the most tokens per second and chip, 2 times the fewest."
     )
-    assert "note: PREDICTED is what is expected" in done.stdout
+    assert "note: PREDICTED is the expected step" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("    quick ")]
     expected_s = PLAN.forecast.step_s.expected or 0.0
     assert rows[0][-2:] == [f"{0.25 / expected_s:.2f}", "x"]
     assert rows[1][-4:-2] == ["3.00", "GiB"]
-    assert "note: MEASURED is - where devices do not say what they hold" in done.stdout
+    assert "note: MEASURED is - where devices do not report memory" in done.stdout
     asked = orch("compare", "slow", "quick", "--storage", str(tmp_path), "--json")
     assert [one["run"] for one in json.loads(asked.stdout)] == ["slow", "quick"]
 
@@ -275,13 +275,13 @@ def test_compare_says_what_cannot_be_compared(orch: RunOrch, tmp_path: Path) -> 
     finished_run(tmp_path, "small", plan=PLAN, steps=steps, rehearsal=True, rehearses=PLAN)
     claimed_run(tmp_path, key="new")
     mixed = orch("compare", "real", "small", "--storage", str(tmp_path)).stdout
-    assert "rehearsals and real runs are told apart" in mixed
+    assert "rehearsals and real runs cannot be compared" in mixed
     assert "note: a rehearsal measures this machine's CPU" in mixed
     allowed = [line.split()[-1] for line in mixed.splitlines() if "iB" in line]
     assert allowed == ["GiB", "-"]
-    assert "note: ALLOWED is - in a rehearsal" in mixed
+    assert "note: LIMIT is - in a rehearsal" in mixed
     empty = orch("compare", "real", "new", "--storage", str(tmp_path)).stdout
-    assert "1 of 2 came to no step after warm-up" in empty
+    assert "1 of 2 runs have no step after warm-up" in empty
     unknown = orch("compare", "nobody", "--storage", str(tmp_path))
     assert unknown.returncode == 2
     assert f"no run in {tmp_path} begins with 'nobody'; known: " in unknown.stderr

@@ -242,7 +242,7 @@ def test_what_else_varies_is_another_series() -> None:
 def test_of_several_series_the_ends_are_told() -> None:
     """That of the largest trial of each, and of these the least and the most, by name."""
     found = [
-        render.Kept(chips, fraction, f"{fraction:.0%}", {"experiment.remat": remat})
+        render.TrialEfficiency(chips, fraction, f"{fraction:.0%}", {"experiment.remat": remat})
         for chips, fraction, remat in [
             (8, 1, "a"), (64, 0.9, "a"), (8, 1, "b"), (32, 0.5, "b"), (8, 1, "c"), (16, 0.7, "c"),
         ]
@@ -266,7 +266,7 @@ def test_a_trial_without_a_plan_says_why() -> None:
     text = render.study_screen(found)
     assert "no plan" in text
     assert "warning: no plan for trial 1: no room\n  for it" in text
-    assert text.splitlines()[-1].startswith("Study: 1 of 3 trials cannot be served, scaling")
+    assert text.splitlines()[-1].startswith("Study: 1 of 3 trials have no plan, scaling")
 
 
 def test_predicted_scaling_is_one_table(golden: HoldGolden) -> None:

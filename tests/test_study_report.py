@@ -65,8 +65,10 @@ def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
         assert one.measured
         assert one.predicted.efficiency.expected
         assert isclose(one.measured.efficiency.median, one.predicted.efficiency.expected)
-        assert study_report_screen.predicted(one) == percent(one.predicted.efficiency.expected)
-        assert study_report_screen.over(one, one.measured) == "3 x"
+        assert study_report_screen.predicted_efficiency(one) == percent(
+            one.predicted.efficiency.expected
+        )
+        assert study_report_screen.over_predicted(one, one.measured) == "3 x"
 
 
 def test_the_line_that_goes_with_the_gaps_is_named(tmp_path: Path) -> None:
@@ -82,8 +84,8 @@ def test_the_line_that_goes_with_the_gaps_is_named(tmp_path: Path) -> None:
     assert (first.line, first.resource) == ("waiting for slices", "")
     assert isclose(first.times, 4)
     assert first.share > 0.999
-    said = study_report_screen.explained(found.explanations)
-    assert "4 times waiting for slices on top of its forecast would explain 100.0 %" in said
+    said = study_report_screen.gap_explanation(found.explanations)
+    assert "Adding 4 times waiting for slices to the forecast would explain 100.0 %" in said
 
 
 def waited_s(plan: Plan) -> float:
@@ -100,7 +102,7 @@ def test_without_an_expectation_the_roofline_explains() -> None:
     found = explain_gaps([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
     assert (found[0].line, found[0].resource) == ("pods", "pods")
     assert isclose(found[0].times, 4)
-    assert "4 times pods (dcn pods)" in study_report_screen.explained(found)
+    assert "4 times pods (dcn pods)" in study_report_screen.gap_explanation(found)
 
 
 def test_no_line_is_named_where_none_fits() -> None:
@@ -108,7 +110,7 @@ def test_no_line_is_named_where_none_fits() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
     assert explain_gaps([(plans[0], 1.0)]) == ()
     assert explain_gaps([(plan, -1.0) for plan in plans]) == ()
-    assert "No ledger line" in study_report_screen.explained(())
+    assert "No ledger line" in study_report_screen.gap_explanation(())
 
 
 def test_rehearsed_trials_are_held_against_no_chip(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from orchestrator.cli.origin import Origin
 from orchestrator.cli.running import next_about
 from orchestrator.cli.terminal import is_live, say
 from orchestrator.errors import OrchError, SpecError
-from orchestrator.launch import package, preflight
+from orchestrator.launch import preflight, provenance
 from orchestrator.launch.ray import preflight_job, slices
 from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
 from orchestrator.lifecycle.events import interruptible
@@ -50,7 +50,7 @@ class Launch:
 
 def archive_of(recorded: journal.Journal) -> bytes | None:
     """The code that a run was submitted with; None where none travelled."""
-    path = recorded.paths.documents / package.NAME
+    path = recorded.paths.documents / provenance.ARCHIVE
     return path.read_bytes() if path.is_file() else None
 
 
@@ -70,12 +70,12 @@ def looked(launch: Launch, asks: str = "") -> tuple[RayJobs, str]:
         wanted = wish(launch, str(mark))
         job = start(launch, jobs, "-m", preflight_job.__name__, codec.to_json(wanted).decode())
         with waiting("asking it for slices, versions, storage and secrets") as ticking:
-            found = preflight_job.told(answered(jobs, job, ticking))
+            found = preflight_job.parse_report(answered(jobs, job, ticking))
     if faults := preflight.faults(wanted, found):
         raise OrchError(render.cluster_problems(launch.address, faults))
     return jobs, render.cluster_screen(
         launch.address,
-        preflight.slices_said(wanted, found),
+        preflight.describe_slices(wanted, found),
         render.hosts(len(found.hosts), launch.versions),
         str(launch.storage),
         asks or render.cost_of_run(launch.plan, launch.steps),
@@ -113,7 +113,7 @@ def start(launch: Launch, jobs: RayJobs, *words: str, name: str | None = None) -
     if launch.archive is None:
         return jobs.submit(command, None, name)
     with tempfile.TemporaryDirectory(prefix="orch-") as folder:
-        path = Path(folder) / package.NAME
+        path = Path(folder) / provenance.ARCHIVE
         path.write_bytes(launch.archive)
         return jobs.submit(command, path, name)
 
@@ -158,7 +158,7 @@ def submitted(
     Its key is the one given, or made from the plan.
     """
     if launch.archive is not None:
-        origin = replace(origin, documents={**origin.documents, package.NAME: launch.archive})
+        origin = replace(origin, documents={**origin.documents, provenance.ARCHIVE: launch.archive})
     opened = journal.RunRequest(
         spec=launch.spec, plan=launch.plan, steps=launch.steps, **origin.fields
     )
@@ -188,7 +188,7 @@ def driven(launch: Launch, jobs: RayJobs, recorded: journal.Journal, *how: str) 
     except ClusterUnusable:
         if not taken(jobs, job):
             raise
-    say(f"\n{render.submitted_screen(run, job)}\n")
+    say("\n", render.submitted_screen(run, job), "\n")
     return job
 
 

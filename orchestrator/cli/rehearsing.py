@@ -112,7 +112,7 @@ class Following:
 
     def _shown(self, showing: Showing) -> str | None:
         while True:
-            told = self.cluster.told(POLL_S)
+            told = self.cluster.next_event(POLL_S)
             if told and told.nodes and not told.job:
                 showing.say(f"node {told.nodes} of {self.nodes} is up")
             run, taken = self.recorded.run(), self._is_taken()

@@ -112,7 +112,7 @@ def report_study(found: "StudyJournal", out: Path | None, *, as_json: bool) -> N
     write(path, study_page(told, {one.trial: one.predicted for one in ran}))
     for begun in found.trial_starts()[-1:]:
         recording.keep_files(found.trial_journal(begun))
-    said = render.study_verdict(told).removeprefix("Study: ")
+    said = render.study_verdict(told)
     say(fit(f"{told.study}: {said}\n") + wrote(path))
 
 

@@ -99,7 +99,7 @@ def rehearsed(found: "Journal", plan: "Plan", how: tuple[str, ...], storage: Pat
         error = rehearsing.drive(found, plan, asked, *how)
     after = found.run()
     plan, following = found.plan(after.plan_digest), next_of(after, after.run, storage)
-    say("\n" + render.rehearsal_result(after, plan, recording.ending(found), following))
+    say("\n", render.rehearsal_result(after, plan, recording.ending(found), following))
     if error and after.attempts == before.attempts:
         raise (Interrupted if asked else OrchError)(error)
     return EXIT_CODES.get(after.state, 1)
@@ -140,7 +140,7 @@ def launched(
         storage=found.path.absolute().parent,
     )
     jobs, seen = launching.looked(launch)
-    say(f"{seen}\n")
+    say(seen)
     if not yes:
         launching.ask(launch)
     job = launching.driven(launch, jobs, found, *how)

@@ -18,7 +18,7 @@ def tell(found: journal.StudyJournal, storage: Path, *, as_json: bool) -> None:
     if as_json:
         say_json(status)
     else:
-        say(render.study_runs_screen(status) + "\n")
+        say(render.study_runs_screen(status), "\n")
         show_study(found, storage)
 
 

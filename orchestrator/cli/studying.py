@@ -68,7 +68,7 @@ def submit_study(path: Path, study: Study, way: Way) -> int:
 
     made = plan_trials(study, Display())
     say(way.first_line(study))
-    say("\n" + render.study_screen(forecast_study(study, made)) + "\n")
+    say("\n", render.study_screen(forecast_study(study, made)), "\n")
     served = {number: plan for number, plan in made.items() if isinstance(plan, Plan)}
     if len(served) < len(made) and study.after_failure == "stop":
         return UNSERVED

@@ -280,7 +280,7 @@ def rehearsed(order: Order) -> tuple[int, Run | None]:
     run, plan = done
     following = next_of(run, run.run, Path(order.spec.run.storage))
     recorded = recording.ending(journal.Journal(Path(run.journal)))
-    say("\n" + render.rehearsal_result(run, plan, recorded, following))
+    say("\n", render.rehearsal_result(run, plan, recorded, following))
     return EXIT_CODES.get(run.state, 1), run
 
 
@@ -302,7 +302,7 @@ def carried_out(order: Order) -> tuple[Run, Plan] | None:
     if not (wished.no_calibrate or wished.dry_run):
         small, reached = on_this_machine(small)
         origin = origin.keeping("chip_profile.json", to_pretty_json(reached).encode())
-    say("\n" + render.rehearsal_screen(plan, small.plan, steps, small.changes) + "\n")
+    say("\n", render.rehearsal_screen(plan, small.plan, steps, small.changes), "\n")
     if wished.dry_run:
         return None
     from orchestrator.cli import rehearsing
@@ -313,7 +313,7 @@ def carried_out(order: Order) -> tuple[Run, Plan] | None:
 def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
     """Run the plan on a named cluster; the exit code, and the run."""
     from orchestrator.cli import launching
-    from orchestrator.launch import package
+    from orchestrator.launch import provenance
     from orchestrator.render import launch_screen as render
 
     wished, loaded, plan = order.wished, order.spec, order.plan
@@ -327,7 +327,7 @@ def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
         plan=plan,
         steps=steps,
         versions=origin.environment,
-        archive=package.archive() if wished.code == "sent" else None,
+        archive=provenance.archive() if wished.code == "sent" else None,
         address=address,
         storage=Path(loaded.run.storage).absolute(),
     )
@@ -336,7 +336,7 @@ def launched(order: Order, address: str, place: str) -> tuple[int, Run | None]:
     say(render.launch_intro(plan.name, address, place))
     jobs, seen = launching.looked(launch)
     proof = show_plan(loaded, plan, order.alternatives, prove=not wished.no_prove)
-    say(f"\n{seen}\n")
+    say("\n", seen)
     if wished.dry_run:
         return say_dry(), None
     if not wished.yes:
@@ -361,11 +361,9 @@ def followed(
     run = following.follow(recorded, jobs, job, driver_before)
     status, cancel = (next_about(name, recorded.key, storage) for name in ("status", "cancel"))
     if run is None:
-        say("\n" + render.detached_text(recorded.key, status, cancel))
+        say("\n", render.detached_text(recorded.key, status, cancel))
         return INTERRUPTED
-    say(
-        "\n" + render.launch_result(run, recording.ending(recorded), next_of(run, run.run, storage))
-    )
+    say("\n", render.launch_result(run, recording.ending(recorded), next_of(run, run.run, storage)))
     return EXIT_CODES.get(run.state, 1)
 
 
@@ -382,7 +380,7 @@ def show_plan(spec: Spec, plan: Plan, following: str, *, prove: bool) -> Proof |
     """The real plan and its proof; a plan that does not pass ends the command."""
     from orchestrator.render import plan_screen as render
 
-    say("\n" + render.plan_screen(plan, None))
+    say("\n", render.plan_screen(plan, None))
     if not prove:
         return None
     proven = proved(spec, plan)

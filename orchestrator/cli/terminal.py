@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import sys
 import threading
 import time
@@ -13,9 +14,11 @@ from typing import TextIO
 import click
 
 from orchestrator.lifecycle.events import interruptible
+from orchestrator.render.layout import Screen
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 
+WIDEST = 120  # columns of a screen on a wide terminal
 SPEC = click.argument("spec", type=click.Path(path_type=Path, dir_okay=False))
 SET = click.option(
     "--set",
@@ -32,16 +35,13 @@ def is_live(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def say(text: str) -> None:
-    """Print; on a terminal the first words are bold and warnings are yellow, unless NO_COLOR."""
-    if not is_live(sys.stdout) or os.environ.get("NO_COLOR"):
-        click.echo(text, nl=False)
-        return
-    lines, warns = text.splitlines(), False
-    head = next((i for i, line in enumerate(lines) if line), 0)
-    for i, line in enumerate(lines):
-        warns = line.startswith("warning:") or (warns and line.startswith(" "))
-        click.echo(click.style(line, bold=i == head or None, fg="yellow" if warns else None))
+def say(*texts: str) -> None:
+    """Print; a screen fills a terminal's width and has styles there, unless NO_COLOR."""
+    styled = is_live(sys.stdout) and not os.environ.get("NO_COLOR")
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    for text in texts:
+        shown = text.on_terminal(width) if styled and isinstance(text, Screen) else text
+        click.echo(shown, nl=False)
 
 
 def say_json(station: object) -> None:

@@ -124,7 +124,7 @@ class Launched(Common):
         for turn in most_pods(left):
             jobs, seen = launching.looked(self.launch(turn, {}), asks)
             self.jobs[:] = [jobs]
-            say(f"{seen}\n")
+            say(seen)
         for turn in left:
             self.proof(turn)
         if self.dry_run:
@@ -142,14 +142,14 @@ class Launched(Common):
 
     def launch(self, turn: Turn, environment: dict[str, str]) -> "Launch":
         from orchestrator.cli.launching import Launch
-        from orchestrator.launch import package, provenance
+        from orchestrator.launch import provenance
 
         return Launch(
             spec=turn.trial.spec,
             plan=turn.plan,
             steps=self.steps_of(turn),
             versions=environment or provenance.versions(),
-            archive=package.archive() if self.code == "sent" else None,
+            archive=provenance.archive() if self.code == "sent" else None,
             address=self.address,
             storage=Path(turn.trial.spec.run.storage).absolute(),
         )
@@ -169,7 +169,7 @@ class Launched(Common):
             status, cancel = (
                 next_about(name, started.key, storage) for name in ("status", "cancel")
             )
-            say("\n" + render.detached_text(started.key, status, cancel))
+            say("\n", render.detached_text(started.key, status, cancel))
         else:
             say(f"  mlflow {recording.ending(started)}\n")
         return run

@@ -1,1 +1,1 @@
-"""Drive room: what runs inside the job, from the run's slices to its end. The second root."""
+"""Drives a run inside its job: attempt after attempt, until it has ended."""

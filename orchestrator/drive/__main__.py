@@ -1,44 +1,36 @@
-"""Drive room: the entrypoint of every run's Ray Job, and of each attempt's crew.
+"""The command of every run's job.
 
-python -m orchestrator.drive RUN [--resume] [--pods N]
-python -m orchestrator.drive RUN --crew    # started by the driver, never by hand
+python -m orchestrator.drive RUN [--resume] [--pods N] [--backend NAME]
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from orchestrator import journal
-from orchestrator.drive import driver, worker
+from orchestrator.drive import driver
 from orchestrator.errors import OrchError
-from orchestrator.launch.ray import attempt
+from orchestrator.launch.backend import find_backend
 
 
 def main(arguments: list[str]) -> int:
-    """Drive the run in a directory until it has ended, or carry out one attempt of it."""
+    """Drive the run in a directory until it has ended; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m orchestrator.drive", description=__doc__)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--resume", action="store_true", help="a person wants it to go on")
-    parser.add_argument("--pods", type=int, help="on so many, instead of those of its spec")
-    parser.add_argument("--crew", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args(arguments)
-    recorded = journal.Journal(asked.run)
-    if not asked.crew:
-        try:
-            return driver.drive(recorded, resumes=asked.resume, pods=asked.pods)
-        except OrchError as error:  # the run is another's, or has ended
-            print(error, file=sys.stderr)
-            return error.exit_code
-    run = recorded.run()
-    errand = attempt.AttemptSpec(
-        run=str(recorded.path),
-        kind=recorded.plan(run.plan_digest),
-        plan_of=recorded.plan,
-        shared=not run.rehearsal,
-    )
-    attempt.serve(os.environ["RAY_ADDRESS"], errand, worker.work)
-    return 0
+    parser.add_argument("--resume", action="store_true", help="go on with a run that has ended")
+    parser.add_argument("--pods", type=int, help="use so many, instead of those of its spec")
+    parser.add_argument("--backend", default="ray", help="what starts the processes: %(default)s")
+    options = parser.parse_args(arguments)
+    try:
+        return driver.drive(
+            journal.Journal(options.run),
+            find_backend(options.backend),
+            resumes=options.resume,
+            pods=options.pods,
+        )
+    except OrchError as error:  # another driver has the run, or it has ended
+        print(error, file=sys.stderr)
+        return error.exit_code
 
 
 if __name__ == "__main__":

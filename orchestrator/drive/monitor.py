@@ -1,4 +1,4 @@
-"""Drive room: one attempt as its driver watches it: how it ends, why, and who died first."""
+"""Watches one attempt: how it ends, why, and which rank died first."""
 
 import sys
 import time
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from orchestrator import journal
 from orchestrator.journal import heartbeat, liveness
 from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor
-from orchestrator.launch.ray.attempt_process import AttemptProcess
-from orchestrator.launch.ray.protocol import AttemptEvent, Slice, WorkerArgs
+from orchestrator.launch.backend import Attempt, AttemptEvent, Slice, WorkerArgs
 from orchestrator.types.run import AttemptReason
 
 POLL_S = 0.25
-# So many beats a rank has to show that it outlived another.
+# A rank proves by this many heartbeats that it outlived another.
 SETTLED_BEATS = 4
 SETTLED_S = 3.0
 
@@ -29,96 +28,104 @@ class AttemptEnd:
 
 @dataclass
 class Monitor:
-    """What is known of an attempt while it goes on."""
+    """One attempt while its workers run."""
 
     writer: journal.Writer
-    crew: AttemptProcess
-    share: WorkerArgs
+    attempt: Attempt
+    args: WorkerArgs
     slices: Sequence[str]
     hang_limit_s: float
 
     def __post_init__(self) -> None:
-        self.monitor = HeartbeatMonitor(time.monotonic())
+        self.heartbeats = HeartbeatMonitor(time.monotonic())
         self.stopping = False
-        self.poll_s = max(POLL_S, self.share.beat_s / 2)  # no oftener than there is news
+        self.poll_s = max(POLL_S, self.args.heartbeat_s / 2)  # there is no news more often
 
-    def to_the_end(self) -> AttemptEnd:
-        """Watch until the attempt has ended, or must be."""
+    def wait_for_end(self) -> AttemptEnd:
+        """Watch until the attempt has ended, or must be ended."""
         while True:
-            said = self.crew.heard(self.poll_s)
-            now_s = self._look()
-            if said and said.over and said.error is None:
-                return AttemptEnd(reason="cancelled" if self._asked() else "finished")
-            if (said and said.over) or self.monitor.has_error():
-                return self._failed(said, now_s)
-            if hang := self.monitor.find_hang(self.hang_limit_s, now_s):
+            event = self.attempt.next_event(self.poll_s)
+            now_s = self._read_heartbeats()
+            if event and event.ended and event.error is None:
+                return AttemptEnd(reason="cancelled" if self._is_cancelled() else "finished")
+            if (event and event.ended) or self.heartbeats.has_error():
+                return self._failure(event, now_s)
+            if hang := self.heartbeats.find_hang(self.hang_limit_s, now_s):
                 return AttemptEnd(reason="hang", error=hang.detail, first_dead_rank=hang.rank)
             if self._must_stop():
                 return AttemptEnd(reason="cancelled")
 
-    def _look(self) -> float:
+    def _read_heartbeats(self) -> float:
         now_s = time.monotonic()
-        self.monitor.update(
-            heartbeat.read_heartbeats(self.writer.journal.path, self.share.attempt), now_s
-        )
+        beats = heartbeat.read_heartbeats(self.writer.journal.path, self.args.attempt)
+        self.heartbeats.update(beats, now_s)
         return now_s
 
-    def _asked(self) -> bool:
+    def _is_cancelled(self) -> bool:
         return self.writer.run().cancel_requested_at_s is not None
 
     def _must_stop(self) -> bool:
-        """Heed a wish to stop: at once where it says so, or where no step of the attempt is done
-        and nothing would be saved; else its ranks see it too, and stop after a last checkpoint.
+        """Whether a cancelled attempt must end now.
+
+        It must when the request says at once, or when no step is done and nothing would be saved.
+        Otherwise its ranks see the request too, and stop after a last checkpoint.
         """
-        wish = self.writer.heartbeat()
-        if wish is None:
+        cancel = self.writer.heartbeat()
+        if cancel is None:
             return False
-        if wish.at_once or self.writer.run().state == "starting":
+        if cancel.at_once or self.writer.run().state == "starting":
             return True
         if not self.stopping:
-            self.writer.record_stopping(wish.reason)
+            self.writer.record_stopping(cancel.reason)
             self.stopping = True
         return False
 
-    def _failed(self, said: AttemptEvent | None, seen_s: float) -> AttemptEnd:
-        """Wait until it is clear who outlived whom, and which slices have lost a host."""
-        if said and said.error:
-            print(said.error, file=sys.stderr, flush=True)
-        until_s = seen_s + max(SETTLED_S, SETTLED_BEATS * self.share.beat_s)
-        while time.monotonic() < until_s and self._unclear(seen_s):
-            time.sleep(min(self.poll_s, self.share.beat_s))
-            self._look()
-        dead = self.monitor.first_dead(seen_s)
-        return judged(dead, said.error if said else None, self.slices, self.crew.look())
+    def _failure(self, event: AttemptEvent | None, seen_s: float) -> AttemptEnd:
+        """Wait until it is clear which rank died first, and which slices have lost a host."""
+        if event and event.error:
+            print(event.error, file=sys.stderr, flush=True)
+        until_s = seen_s + max(SETTLED_S, SETTLED_BEATS * self.args.heartbeat_s)
+        while time.monotonic() < until_s and self._is_unclear(seen_s):
+            time.sleep(min(self.poll_s, self.args.heartbeat_s))
+            self._read_heartbeats()
+        first_dead = self.heartbeats.first_dead(seen_s)
+        error = event.error if event else None
+        return explain_failure(first_dead, error, self.slices, self.attempt.slices())
 
-    def _unclear(self, since_s: float) -> bool:
-        """Whether some rank has been silent since, and is not known to be gone."""
-        return any(not liveness.is_gone(one.process) for one in self.monitor.silent_ranks(since_s))
+    def _is_unclear(self, since_s: float) -> bool:
+        """Whether a rank has been silent since then, and is not known to be gone."""
+        silent = self.heartbeats.silent_ranks(since_s)
+        return any(not liveness.is_gone(one.process) for one in silent)
 
 
-def judged(
-    dead: Heartbeat | None, told: str | None, taken: Sequence[str], seen: Sequence[Slice] | None
+def explain_failure(
+    first_dead: Heartbeat | None,
+    backend_error: str | None,
+    used: Sequence[str],
+    slices: Sequence[Slice] | None,
 ) -> AttemptEnd:
-    """Why an attempt failed. A host that is gone is the cluster's doing: a preemption, whatever
-    the processes said of it. A rank that died without a word has no error that could be compared.
+    """Why an attempt failed.
+
+    A lost host is a preemption, whatever error the processes report. A rank that died without an
+    error has none that could be compared with the next attempt's.
     """
-    rank = dead.rank if dead else None
-    if lost := lost_hosts(taken, seen):
+    rank = first_dead.rank if first_dead else None
+    if lost := lost_hosts(used, slices):
         return AttemptEnd(reason="preemption", error=lost, first_dead_rank=rank)
-    error = dead.error if dead else told
+    error = first_dead.error if first_dead else backend_error
     return AttemptEnd(reason="failure", error=error, first_dead_rank=rank)
 
 
-def lost_hosts(taken: Sequence[str], seen: Sequence[Slice] | None) -> str | None:
-    """Which of the slices have lost hosts; None while all are there, or nobody can say."""
-    if seen is None:
+def lost_hosts(used: Sequence[str], slices: Sequence[Slice] | None) -> str | None:
+    """The used slices that have lost hosts; None while all are there, or nobody can say."""
+    if slices is None:
         return None
-    left = {one.name: one for one in seen if one.hosts}
+    left = {one.name: one for one in slices if one.hosts}
     lost = [
-        f"slice {name} has {left[name].hosts} of {left[name].of} hosts left"
+        f"slice {name} has {left[name].hosts} of {left[name].size} hosts left"
         if name in left
         else f"slice {name} is gone"
-        for name in taken
+        for name in used
         if name not in left or not left[name].whole
     ]
     return "; ".join(lost) or None

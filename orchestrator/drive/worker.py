@@ -1,4 +1,4 @@
-"""Drive room: what each process of an attempt does: trainer to journal."""
+"""The worker: what each process of an attempt does, from the trainer to the journal."""
 
 import os
 import socket
@@ -12,44 +12,45 @@ from orchestrator import journal
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch import provenance
-from orchestrator.launch.ray.protocol import WorkerArgs
+from orchestrator.launch.backend import WorkerArgs
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Step
 
 
-def work(share: WorkerArgs, rank: int) -> None:
-    """Train this process's part of the plan, and give signs of life. Rank 0 writes the steps."""
-    path = Path(share.run)
-    write_to(journal.Journal(path).paths.rank_log(share.attempt, rank))
+def work(args: WorkerArgs, rank: int) -> None:
+    """Train this process's part of the plan, with heartbeats. Rank 0 writes the steps."""
+    path = Path(args.run)
+    redirect_output(journal.Journal(path).paths.rank_log(args.attempt, rank))
     slice_name = os.environ.get("TPU_NAME") or socket.gethostname()
-    told = (path, share.attempt, rank, slice_name, share.beat_s)
-    with HeartbeatWriter(*told, give_up=lambda: os._exit(1)) as beating:
+    with HeartbeatWriter(
+        path, args.attempt, rank, slice_name, args.heartbeat_s, give_up=lambda: os._exit(1)
+    ) as beats:
         try:
-            _train(share, rank, beating.count_step)
+            _train(args, rank, beats.count_step)
         except BaseException:
             traceback.print_exc()
             raise
 
 
-def _train(share: WorkerArgs, rank: int, mark: Callable[[], None]) -> None:
+def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
     from trainers.data.resume import SequenceProgress  # noqa: PLC0415  the driver itself needs no JAX
     from trainers.loop import Assignment, train  # noqa: PLC0415
 
-    recorded = journal.Journal(Path(share.run))
-    spec, story, plan = recorded.spec(), recorded.state(), recorded.plan(share.plan_digest)
-    submission, settled = story.submitted.submission, story.settled_requests
-    if not submission.rehearsal:  # that one runs in the very installation it was submitted from
+    recorded = journal.Journal(Path(args.run))
+    spec, state, plan = recorded.spec(), recorded.state(), recorded.plan(args.plan_digest)
+    submission, settled = state.submitted.submission, state.settled_requests
+    if not submission.rehearsal:  # a rehearsal runs in the installation that submitted it
         provenance.check_versions(submission.environment)
 
     def stop() -> bool:
-        mark()
+        count_step()
         return rank == 0 and recorded.cancel_request(settled) is not None
 
     with ExitStack() as stack:
-        emit: Callable[[Step], None] = _nobody
+        emit: Callable[[Step], None] = _drop
         if rank == 0:
-            emit = stack.enter_context(journal.StepLog(recorded.path, share.attempt)).append
-        asked = Assignment(
+            emit = stack.enter_context(journal.StepLog(recorded.path, args.attempt)).append
+        assignment = Assignment(
             directory=recorded.path,
             steps=recorded.run().steps,
             emit=emit,
@@ -63,11 +64,11 @@ def _train(share: WorkerArgs, rank: int, mark: Callable[[], None]) -> None:
                 taken=lambda steps: sequences_taken(recorded, steps),
             ),
         )
-        train(plan, asked)
+        train(plan, assignment)
 
 
 def sequences_taken(recorded: journal.Journal, steps: int) -> int:
-    """How many sequences the first so many steps of a run took, whatever their batches were."""
+    """The sequences that the first so many steps of a run took, whatever their batches were."""
     run = recorded.run()
     plans = [recorded.plan(one.plan_digest) for one in run.attempts]
     batches = {plan.batch.sequences for plan in plans}
@@ -75,23 +76,23 @@ def sequences_taken(recorded: journal.Journal, steps: int) -> int:
         return steps * batches.pop()
     known = [timed.step for timed in recorded.steps(run) if timed.step.index < steps]
     if len(known) < steps:
-        lost = f"{steps - len(known)} of the first {steps} steps are not in it"
-        raise JournalUnreadable(f"{recorded.path}: which data comes next is not known: {lost}")
+        missing = f"{steps - len(known)} of the first {steps} steps are not in it"
+        raise JournalUnreadable(f"{recorded.path}: which data comes next is unknown: {missing}")
     return sum(step.tokens for step in known) // plans[0].batch.length
 
 
 def _peak_flops_per_s(plan: Plan) -> float | None:
-    """Of one device, as its forecast has it, where the devices are those that it was made for."""
-    on_chips = "tpu" in os.environ.get("JAX_PLATFORMS", "")  # JaxTrainer says so on TPU hosts
+    """The peak of one device by the forecast; None when the forecast is for other devices."""
+    on_chips = "tpu" in os.environ.get("JAX_PLATFORMS", "")  # JaxTrainer sets it on TPU hosts
     return plan.forecast.peak_flops_per_s if on_chips or plan.chip_profile else None
 
 
-def _nobody(_: Step) -> None:
-    """Every rank measures its steps, and one writes them."""
+def _drop(_: Step) -> None:
+    """Every rank measures its steps, and only one writes them."""
 
 
-def write_to(path: Path) -> None:
-    """From now on, whatever this process says goes to a log of the run."""
+def redirect_output(path: Path) -> None:
+    """Append all that this process prints from now on to a log of the run."""
     with path.open("ab", buffering=0) as log:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -11,7 +11,8 @@ from orchestrator.explain.formatting import assumed, bound_by, lasting, percent,
 from orchestrator.explain.inputs import axes_of
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.plan import torus as links
-from orchestrator.plan.infeasible import Infeasible, factored
+from orchestrator.plan.infeasible import Infeasible
+from orchestrator.plan.infeasible_text import effect_text, factored, reason_text
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.explanation import Difference
 from orchestrator.types.plan import Plan, TorusSpan
@@ -77,9 +78,11 @@ def why_moved(spec: Spec, plan: Plan) -> str:
     try:
         kept = make_plan(replace(spec, experiment=replace(spec.experiment, batch=exact)))
     except Infeasible as refused:
-        nearest = "; ".join(" ".join(line.split()[1:]) for line in refused.instead)
+        nearest = "; ".join(
+            f"{' '.join(one.overrides)} ({effect_text(one)})" for one in refused.suggestions
+        )
         within = f"of those within {percent(asked.tolerance)} the plan takes the fastest"
-        return f"{refused.reasons[-1]}; nearest: {nearest}; {within}"
+        return f"{reason_text(refused.reasons[-1])}; nearest: {nearest}; {within}"
     per_token = [p.forecast.step_s.unoverlapped / p.batch.tokens for p in (kept, plan)]
     longer = per_token[0] / per_token[1] - 1
     return f"as asked, a token takes {percent(longer)} longer with nothing hidden"

@@ -4,11 +4,10 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.errors import JournalUnwritable, RunExists, SpecError
+from orchestrator.errors import RunExists, SpecError
 from orchestrator.journal import event_log, files, liveness
 from orchestrator.journal.events import Submitted, encode
 from orchestrator.journal.ownership import Writer
@@ -54,14 +53,9 @@ def create_run(
     if key is not None and not KEY.fullmatch(key):
         legal = f"letters, digits, . _ and -, for example {request.spec.name}-1"
         raise SpecError(f"run key {key!r}: must be 1 to 100 of {legal}")
-    prepared = files.prepare_folder(storage)
-    try:
+    with files.building(storage) as prepared:
         submitted = _fill(RunPaths(prepared), request, clock)
         path = _publish(prepared, storage, request, key)
-    except BaseException:
-        with suppress(JournalUnwritable):  # swept later; the first error matters
-            files.delete(prepared)
-        raise
     files.sweep(storage)
     return Writer(Journal(path), initial(submitted), clock=clock)
 

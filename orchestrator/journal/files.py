@@ -201,6 +201,18 @@ def prepare_folder(storage: Path) -> Path:
     return prepared
 
 
+@contextmanager
+def building(storage: Path) -> Iterator[Path]:
+    """A prepared folder for the `with` block, which publishes it; it is removed after an error."""
+    prepared = prepare_folder(storage)
+    try:
+        yield prepared
+    except BaseException:
+        with suppress(JournalUnwritable):  # swept later; the first error matters
+            delete(prepared)
+        raise
+
+
 def publish(prepared: Path, path: Path) -> None:
     """Give a filled folder its name; `FileExistsError` when the name is taken.
 

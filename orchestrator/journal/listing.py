@@ -83,8 +83,6 @@ def _check_ended(journal: Journal, key: str, clock: Clock) -> None:
 @contextmanager
 def shared_marker(storage: Path) -> Iterator[Path]:
     """A temporary folder in the storage: another machine that sees it shares this storage."""
-    folder = files.prepare_folder(storage.absolute())
-    try:
+    with files.building(storage.absolute()) as folder:
         yield folder
-    finally:
         files.delete(folder)

@@ -15,7 +15,6 @@ import msgspec
 
 from orchestrator.errors import (
     JournalUnreadable,
-    JournalUnwritable,
     RunIsLive,
     SpecError,
     UnknownRun,
@@ -143,16 +142,9 @@ def open_study(
 ) -> StudyJournal:
     """The journal of a study: the existing one, or a new one."""
     journal = request.journal_in(storage)
-    prepared = StudyJournal(files.prepare_folder(storage))
-    try:
-        _fill(prepared, request, documents, clock)
-        files.publish(prepared.path, journal.path)
-    except FileExistsError:
-        files.delete(prepared.path)
-    except BaseException:
-        with suppress(JournalUnwritable):  # swept later; the first error matters
-            files.delete(prepared.path)
-        raise
+    with suppress(FileExistsError), files.building(storage) as prepared:
+        _fill(StudyJournal(prepared), request, documents, clock)
+        files.publish(prepared, journal.path)
     files.sweep(storage)
     if (existing := journal.submission()).digest != request.digest:
         digest = codec.short(existing.digest)

@@ -1,4 +1,4 @@
-"""Launch room: what a run wants of a named cluster, and what the cluster has. Pure.
+"""Compares what a run needs with what a named cluster has. Pure.
 
 A run that the cluster cannot serve is refused before it exists, with all that is missing at once.
 """
@@ -14,8 +14,9 @@ SHOWN_HOSTS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightRequest:
-    """What a run wants: so many slices, the submitter's versions, and on every host these
-    environment variables, by name, and this file, which lies in its storage.
+    """What a run needs: slices, the submitter's versions, and on every host these secrets and file.
+
+    `secrets` are names of environment variables, and `file` lies in the run's storage.
     """
 
     pods: int
@@ -30,7 +31,10 @@ class PreflightRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightHost:
-    """A host as it answered; one that did not has no versions."""
+    """The answer of a host. One that did not answer has no versions.
+
+    `reaches` says that it can write to the run's storage, and `lacks` names missing secrets.
+    """
 
     name: str
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -48,70 +52,70 @@ class PreflightReport:
     hosts: tuple[PreflightHost, ...]
 
 
-def slices_said(wanted: PreflightRequest, found: PreflightReport) -> str:
-    """Slices asked, present and free."""
-    kind = f"{wanted.chip} {wanted.topology}"
-    text = f"{wanted.pods} of {kind} asked, {found.present} present, {found.free} free"
-    waits = found.free < wanted.pods <= found.present
-    return f"{text}: the run waits for {wanted.pods - found.free} more" if waits else text
+def describe_slices(request: PreflightRequest, report: PreflightReport) -> str:
+    """The slices by number: requested, present and free."""
+    kind = f"{request.chip} {request.topology}"
+    text = f"{request.pods} of {kind} requested, {report.present} present, {report.free} free"
+    waits = report.free < request.pods <= report.present
+    return f"{text}: the run waits for {request.pods - report.free} more" if waits else text
 
 
-def faults(wanted: PreflightRequest, found: PreflightReport) -> list[str]:
-    """Why the cluster cannot serve the run, all of it; empty when it can, be it later."""
+def faults(request: PreflightRequest, report: PreflightReport) -> list[str]:
+    """Everything that keeps the cluster from serving the run, now and later."""
     return [
-        *_missing_slices(wanted, found),
-        *_silent(found.hosts),
-        *_differing(wanted, found.hosts),
-        *_unreached(wanted, found.hosts),
-        *_secretless(found.hosts),
+        *_missing_slices(request, report),
+        *_silent(report.hosts),
+        *_different_versions(request, report.hosts),
+        *_no_storage(request, report.hosts),
+        *_missing_secrets(report.hosts),
     ]
 
 
-def _missing_slices(wanted: PreflightRequest, found: PreflightReport) -> Iterator[str]:
-    missing = wanted.pods - found.present
+def _missing_slices(request: PreflightRequest, report: PreflightReport) -> Iterator[str]:
+    missing = request.pods - report.present
     if missing <= 0:
         return
-    others = ", ".join(f"{count} of {kind}" for kind, count in sorted(found.others.items()))
+    others = ", ".join(f"{count} of {kind}" for kind, count in sorted(report.others.items()))
     instead = f"; it has {others}" if others else "; it has no other slices"
-    yield f"slices: {slices_said(wanted, found)}: {missing} missing{instead}"
+    yield f"slices: {describe_slices(request, report)}: {missing} missing{instead}"
 
 
 def _silent(hosts: Sequence[PreflightHost]) -> Iterator[str]:
     if silent := [host.name for host in hosts if not host.versions]:
-        yield f"hosts: {named(silent, len(hosts))} did not answer"
+        yield f"hosts: {some_of(silent, len(hosts))} did not answer"
 
 
-def _differing(wanted: PreflightRequest, hosts: Sequence[PreflightHost]) -> Iterator[str]:
-    """Each difference once, with the hosts that show it."""
+def _different_versions(request: PreflightRequest, hosts: Sequence[PreflightHost]) -> Iterator[str]:
+    """Each difference once, with the hosts that have it."""
     by_difference = defaultdict(list)
     for host in hosts:
-        for difference in differences(wanted.versions, host.versions) if host.versions else ():
+        for difference in differences(request.versions, host.versions) if host.versions else ():
             by_difference[difference].append(host.name)
     for difference, names in by_difference.items():
-        yield f"versions: {difference} here, on {named(names, len(hosts))}"
+        yield f"versions: {difference} here, on {some_of(names, len(hosts))}"
 
 
-def _unreached(wanted: PreflightRequest, hosts: Sequence[PreflightHost]) -> Iterator[str]:
-    folder = wanted.file.rpartition("/")[0]
-    if blind := [host.name for host in hosts if host.versions and not host.reaches]:
+def _no_storage(request: PreflightRequest, hosts: Sequence[PreflightHost]) -> Iterator[str]:
+    folder = request.file.rpartition("/")[0]
+    if unable := [host.name for host in hosts if host.versions and not host.reaches]:
         yield (
-            f"storage: {folder} of this machine cannot be written from {named(blind, len(hosts))}:"
+            f"storage: {some_of(unable, len(hosts))} cannot write to {folder} of this machine:"
             " the journal needs one shared file system, mounted at the same path on every host;"
             " name it with run.storage"
         )
 
 
-def _secretless(hosts: Sequence[PreflightHost]) -> Iterator[str]:
+def _missing_secrets(hosts: Sequence[PreflightHost]) -> Iterator[str]:
     by_name = defaultdict(list)
     for host in hosts:
         for name in host.lacks:
             by_name[name].append(host.name)
     for name, lacking in by_name.items():
-        yield f"secrets: {name} is not in the environment of {named(lacking, len(hosts))}"
+        yield f"secrets: {name} is not in the environment of {some_of(lacking, len(hosts))}"
 
 
-def named(names: Sequence[str], of: int) -> str:
+def some_of(names: Sequence[str], total: int) -> str:
     """Some hosts of all, the first few by name."""
     shown = ", ".join(names[:SHOWN_HOSTS])
     more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
-    return f"{len(names)} of {of} hosts ({shown}{more})"
+    return f"{len(names)} of {total} hosts ({shown}{more})"

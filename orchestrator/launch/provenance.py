@@ -1,12 +1,14 @@
-"""Launch room: what a run is made of: versions, the code's digest, its commit and what differs.
+"""What a run is made of: versions, the code with its digest and archive, its commit.
 
-Knows the files of this installation, and git where the code lies in a checkout.
+It reads the files of this installation, and asks git when they lie in a checkout.
 """
 
 import hashlib
+import io
 import os
 import platform
 import subprocess
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -16,73 +18,90 @@ from orchestrator.errors import OrchError
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = ("orchestrator", "trainers")
 LOCK = "requirements.lock"
-# What must be alike on every host, and with whoever planned: the same plan then means the same run.
+# The same plan means the same run only where these are the same as on the submitter's machine.
 DISTRIBUTIONS = ("jax", "jaxlib", "libtpu", "ray")
 CODE = "code"
 NO_CODE = (".pyc", ".pyo", ".md")
 GIT_LIMIT_S = 60
 SHORT = 12
+ARCHIVE = "code.zip"
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
 
 
 class VersionsDiffer(OrchError):
-    """This host does not have what the run was submitted with."""
+    """This host has other versions than the submitter."""
 
 
 def versions() -> dict[str, str]:
-    """Versions of this process: Python, what computes, this project, and a digest of its code.
+    """The versions of this process: Python, what computes, this project, a digest of its code.
 
     What is not installed is left out: a laptop that submits may have no libtpu.
     """
-    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    known = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in (*DISTRIBUTIONS, "orch"):
         try:
-            found[name] = metadata.version(name)
+            known[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found | {CODE: code_digest()}
+    return known | {CODE: code_digest()}
 
 
-def differences(asked: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """What differs between the versions of a submitter and those of a host, a line each."""
+def differences(submitted: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """The differences between the versions of a submitter and those of a host, a line each."""
     names = ("python", *DISTRIBUTIONS, CODE)
     return [
-        f"{name} {found.get(name, 'is missing')}, against {asked[name]}"
+        f"{name} {here.get(name, 'is missing')}, against {submitted[name]}"
         for name in names
-        if name in asked and found.get(name) != asked[name]
+        if name in submitted and here.get(name) != submitted[name]
     ]
 
 
-def check_versions(asked: Mapping[str, str]) -> None:
-    """Refuse to compute with other versions than those of the submitter."""
-    if differ := differences(asked, versions()):
-        raise VersionsDiffer(f"versions: on {platform.node()}: {'; '.join(differ)} at submit")
+def check_versions(submitted: Mapping[str, str]) -> None:
+    """Refuse to compute with other versions than the submitter's."""
+    if lines := differences(submitted, versions()):
+        raise VersionsDiffer(f"versions: on {platform.node()}: {'; '.join(lines)} at submit")
 
 
 def code_files() -> list[Path]:
-    """The project's files that decide what runs, from its root, in order."""
-    found = [path for name in PACKAGES for path in (PROJECT / name).rglob("*") if path.is_file()]
-    kept = [path.relative_to(PROJECT) for path in found if path.suffix not in NO_CODE]
-    return sorted(path for path in kept if not any(part.startswith(".") for part in path.parts))
+    """The project's files that decide what runs, relative to its root, in order."""
+    paths = [path for name in PACKAGES for path in (PROJECT / name).rglob("*") if path.is_file()]
+    code = [path.relative_to(PROJECT) for path in paths if path.suffix not in NO_CODE]
+    return sorted(path for path in code if not any(part.startswith(".") for part in path.parts))
 
 
 def lock_files() -> list[Path]:
-    """What says which packages are needed, where it lies beside the code."""
-    found = (Path(name) for name in (LOCK, "pyproject.toml"))
-    return [path for path in found if (PROJECT / path).is_file()]
+    """The files that say which packages are needed, where they lie beside the code."""
+    paths = (Path(name) for name in (LOCK, "pyproject.toml"))
+    return [path for path in paths if (PROJECT / path).is_file()]
 
 
 def code_digest() -> str:
-    """A digest of those files, by name and content."""
-    told = hashlib.sha256()
+    """A digest of the code, by name and content."""
+    digest = hashlib.sha256()
     for path in code_files():
-        told.update(f"{path.as_posix()}\0".encode())
-        told.update(hashlib.sha256((PROJECT / path).read_bytes()).digest())
-    return told.hexdigest()[:SHORT]
+        digest.update(f"{path.as_posix()}\0".encode())
+        digest.update(hashlib.sha256((PROJECT / path).read_bytes()).digest())
+    return digest.hexdigest()[:SHORT]
+
+
+def archive() -> bytes:
+    """The code and the lock as a zip file that travels to a cluster.
+
+    It holds no times, so the same code is the same archive, and Ray stores it once.
+    """
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as target:
+        for path in [*code_files(), *lock_files()]:
+            member = zipfile.ZipInfo(path.as_posix(), EPOCH)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            member.external_attr = 0o644 << 16
+            target.writestr(member, (PROJECT / path).read_bytes())
+    return content.getvalue()
 
 
 def commit() -> dict[str, str]:
-    """The commit of the checkout that the code lies in; empty where it lies in none."""
-    if not _git("ls-files", "--", *PACKAGES):  # an environment may lie in a checkout of others
+    """The commit of the checkout that the code lies in; empty without a checkout."""
+    if not _git("ls-files", "--", *PACKAGES):  # an environment may lie in another checkout
         return {}
     head = _git("rev-parse", "HEAD")
     if head is None:
@@ -91,11 +110,11 @@ def commit() -> dict[str, str]:
 
 
 def uncommitted() -> bytes:
-    """What the checkout holds beside its commit: a diff, and the names of files git never saw."""
+    """What the checkout adds to its commit: a diff, and the names of new files."""
     changed = _git("diff", "--no-ext-diff", "--no-textconv", "HEAD")
     status = _git("status", "--porcelain", "--", *PACKAGES)
-    unseen = [line for line in (status or b"").splitlines() if line.startswith(b"??")]
-    return (changed or b"") + b"".join(line + b"\n" for line in unseen)
+    unknown = [line for line in (status or b"").splitlines() if line.startswith(b"??")]
+    return (changed or b"") + b"".join(line + b"\n" for line in unknown)
 
 
 def without_secrets(text: bytes, names: Iterable[str]) -> bytes:
@@ -112,7 +131,7 @@ def _values(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _git(*arguments: str) -> bytes | None:
-    """What git says about the project's checkout; None where there is none, or no git."""
+    """The output of git about the project's checkout; None without a checkout, or without git."""
     command = ["git", "-C", str(PROJECT), "--no-optional-locks", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, timeout=GIT_LIMIT_S, check=True)

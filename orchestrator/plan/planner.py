@@ -10,7 +10,7 @@ from orchestrator.plan import torus as links
 from orchestrator.plan.collectives import per_layer
 from orchestrator.plan.expected import beyond
 from orchestrator.plan.forecast import forecast
-from orchestrator.plan.infeasible import refusal
+from orchestrator.plan.infeasible import infeasible
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.search import (
     RULE,
@@ -46,7 +46,7 @@ DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile")
 
 
 def make_plan(spec: Spec) -> Plan:
-    """The fastest realizable plan of a spec; `Unservable` says why there is none."""
+    """The fastest realizable plan of a spec; `Infeasible` says why there is none."""
     return make_plans(spec, 1)[0]
 
 
@@ -56,7 +56,7 @@ def make_plans(spec: Spec, most: int) -> list[Plan]:
     found = search(ask)
     choices = ranked(ask, found.candidates, most)
     if not choices:
-        raise refusal(ask, found)
+        raise infeasible(ask, found)
     return [planned(spec, ask, found, choice) for choice in choices]
 
 

@@ -35,14 +35,14 @@ def faults(plan: Plan, crossed: tuple[DcnCrossing, ...]) -> tuple[CrossingFault,
     """What crosses pods and may not. `crossed` has the most bytes first."""
     gradients = [one for one in crossed if one.is_gradient]
     others = [one for one in crossed if not one.is_gradient]
-    found = []
+    result = []
     if _bytes(others) > SCALARS_BYTES:
-        found += [_fault("not_a_gradient", one, one.bytes_per_step, 0.0) for one in others]
+        result += [_fault("not_a_gradient", one, one.bytes_per_step, 0.0) for one in others]
     allowed = forecast_bytes(plan)
     is_over = _bytes(gradients) > allowed * GRADIENTS_SHARE + SCALARS_BYTES
     if is_over and plan.ledger_describes_trainer:
-        found.append(_fault("too_many_bytes", gradients[0], _bytes(gradients), allowed))
-    return tuple(found)
+        result.append(_fault("too_many_bytes", gradients[0], _bytes(gradients), allowed))
+    return tuple(result)
 
 
 def _fault(code: FaultCode, crossing: DcnCrossing, size: float, allowed: float) -> CrossingFault:

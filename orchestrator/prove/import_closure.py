@@ -18,18 +18,18 @@ INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "pure
 def digests(roots: Sequence[str]) -> dict[str, str]:
     """Module → sha256 of its file: the roots, and all that they import, directly or not."""
     packages = {root.partition(".")[0] for root in roots}
-    found: dict[str, str] = {}
+    sums: dict[str, str] = {}
     todo = list(roots)
     while todo:
         module = todo.pop()
         path = source(module)
-        if module in found or path is None or not _is_followed(module, path, packages):
+        if module in sums or path is None or not _is_followed(module, path, packages):
             continue
         text = path.read_bytes()
-        found[module] = hashlib.sha256(text).hexdigest()
+        sums[module] = hashlib.sha256(text).hexdigest()
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         todo += _imports(ast.parse(text), package)
-    return dict(sorted(found.items()))
+    return dict(sorted(sums.items()))
 
 
 def are_current(recorded: dict[str, str]) -> bool:

@@ -44,10 +44,10 @@ def prove(
 
 def cached(plan: Plan) -> ProofResult | None:
     """The verdict if this very program was compiled before, without suggestions."""
-    found = proof_cache.find(plan)
-    if found is None:
+    program = proof_cache.find(plan)
+    if program is None:
         return None
-    return ProofResult(plan=plan, proof=_verdict(plan, found.entry), age_s=found.age_s)
+    return ProofResult(plan=plan, proof=_verdict(plan, program.entry), age_s=program.age_s)
 
 
 def least_recompute(

@@ -37,11 +37,11 @@ def goodput(run: Run, steps: StepsByAttempt) -> Goodput | None:
     account, counts = _Account(), counted_attempts(steps)
     usual_s = _usual_step_s(steps)
     for attempt in run.attempts:
-        taken = steps.get(attempt.number, ())
-        _count_startup(account, attempt, taken, usual_s)
-        for timed in taken:
+        done = steps.get(attempt.number, ())
+        _count_startup(account, attempt, done, usual_s)
+        for timed in done:
             _count_step(account, timed, usual_s, wasted=counts[timed.step.index] != attempt.number)
-        _count_recovery(account, run, attempt, taken)
+        _count_recovery(account, run, attempt, done)
     return _close(account, total_s, waited_s=max(0.0, started_s - run.submitted_at_s))
 
 
@@ -54,12 +54,12 @@ def counted_attempts(steps: StepsByAttempt) -> dict[int, int]:
 
 
 def _count_startup(
-    account: _Account, attempt: Attempt, taken: Sequence[TimedStep], usual_s: float
+    account: _Account, attempt: Attempt, done: Sequence[TimedStep], usual_s: float
 ) -> None:
     """The time before the second step of an attempt."""
-    if not taken or taken[0].step.startup is None:
+    if not done or done[0].step.startup is None:
         return
-    first, startup = taken[0], taken[0].step.startup
+    first, startup = done[0], done[0].step.startup
     before_s = first.at_s - first.step.step_s - attempt.started_at_s
     account.add("tpu_initialization", before_s - startup.state_s - startup.compile_s)
     restores = startup.steps_done > 0
@@ -81,18 +81,18 @@ def _count_step(account: _Account, timed: TimedStep, usual_s: float, *, wasted: 
 
 
 def _count_recovery(
-    account: _Account, run: Run, attempt: Attempt, taken: Sequence[TimedStep]
+    account: _Account, run: Run, attempt: Attempt, done: Sequence[TimedStep]
 ) -> None:
     """The time between the last step of an attempt and the start of the next."""
     later = [one for one in run.attempts if one.number > attempt.number]
     if later:
-        stopped_s = taken[-1].at_s if taken else attempt.started_at_s
+        stopped_s = done[-1].at_s if done else attempt.started_at_s
         account.add("infrastructure_recovery_from_disruption", later[0].started_at_s - stopped_s)
 
 
 def _usual_step_s(steps: StepsByAttempt) -> float:
     """The median step after warm-up; 0 where no attempt did a second step."""
-    warm = [timed.step.step_s for taken in steps.values() for timed in taken[1:]]
+    warm = [timed.step.step_s for done in steps.values() for timed in done[1:]]
     return median(warm) if warm else 0.0
 
 
@@ -100,7 +100,7 @@ def _end_s(run: Run, steps: StepsByAttempt) -> float:
     """The end of the run, or the last thing known of it."""
     if run.ended_at_s is not None:
         return run.ended_at_s
-    steps_s = [taken[-1].at_s for taken in steps.values() if taken]
+    steps_s = [done[-1].at_s for done in steps.values() if done]
     attempts_s = [at for one in run.attempts for at in (one.started_at_s, one.ended_at_s) if at]
     return max([*steps_s, *attempts_s])
 

@@ -135,7 +135,7 @@ def _smallest_rates(study: Study, measured: RunsByTrial) -> dict[SeriesKey, floa
         key, runs = series_key(series_of(study, trial)), measured[trial.number]
         if runs and (key not in chips or runs[-1].plan.chips < chips[key]):
             chips[key] = runs[-1].plan.chips
-            rates[key] = _spread(runs, lambda found: found.tokens_per_s_per_chip).median
+            rates[key] = _spread(runs, lambda one: one.tokens_per_s_per_chip).median
     return rates
 
 
@@ -143,10 +143,10 @@ def _repeated(runs: Sequence[TrialRun], smallest_rate: float) -> RepeatedTrial:
     has_mfu = all(one.report.measured and one.report.measured.mfu for one in runs)
     return RepeatedTrial(
         runs=tuple(one.report.run for one in runs),
-        step_s=_spread(runs, lambda found: found.step_s.median),
-        mfu=_spread(runs, lambda found: found.mfu.median if found.mfu else 0) if has_mfu else None,
-        tokens_per_s_per_chip=_spread(runs, lambda found: found.tokens_per_s_per_chip),
-        efficiency=_spread(runs, lambda found: found.tokens_per_s_per_chip / smallest_rate),
+        step_s=_spread(runs, lambda one: one.step_s.median),
+        mfu=_spread(runs, lambda one: one.mfu.median if one.mfu else 0) if has_mfu else None,
+        tokens_per_s_per_chip=_spread(runs, lambda one: one.tokens_per_s_per_chip),
+        efficiency=_spread(runs, lambda one: one.tokens_per_s_per_chip / smallest_rate),
     )
 
 

@@ -68,7 +68,7 @@ def bare(folder: Path, steps: int, plan: Plan) -> Measured:
     command = shlex.join([sys.executable, "-m", "tests.bench.bare_launch", *arguments])
     with private_cluster(emulated_hosts(plan), devices_per_host(plan), command) as cluster:
         deadline = time.monotonic() + LIMIT_S
-        while not (told := cluster.told(1.0)) or told.job != "SUCCEEDED":
+        while not (told := cluster.next_event(1.0)) or told.job != "SUCCEEDED":
             if (told and told.error) or time.monotonic() > deadline:
                 raise RuntimeError(f"the bare script failed: {told}")
     return measured(began_s, json.loads(out.read_text(encoding="utf-8")))

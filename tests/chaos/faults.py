@@ -1,4 +1,4 @@
-"""Runs on emulated slices, and what can be done to them: ranks, hosts, drivers and keepers die."""
+"""Runs on emulated slices, and their faults: ranks, hosts, drivers and supervisors die."""
 
 import os
 import shlex
@@ -55,7 +55,7 @@ class Emulated:
         """Wait until something holds of the run; fail when it ends without, or in no time."""
         deadline = time.monotonic() + limit_s
         while not holds(run := self.run()):
-            told = self.cluster.told(POLL_S)
+            told = self.cluster.next_event(POLL_S)
             assert not (told and told.error), told
             assert run.ended_at_s is None or holds(self.run()), (
                 run.state,

@@ -25,7 +25,7 @@ from orchestrator import journal
 from orchestrator.journal import RunRequest
 from orchestrator.launch.ray import process_tree
 from orchestrator.plan.planner import make_plan
-from orchestrator.render.layout import columns
+from orchestrator.render.layout import Table, screen
 from orchestrator.types.spec import Pods
 from tests.chaos.faults import Emulated, driven_on, losses, small_spec
 
@@ -63,9 +63,9 @@ def lose_host(run: Emulated, attempt: int, rank: int) -> None:
     run.lose_host(*run.host_of(attempt, rank))
 
 
-def kill_crew(run: Emulated, _attempt: int, _rank: int) -> None:
+def kill_attempt(run: Emulated, _attempt: int, _rank: int) -> None:
     """The process that carries out the attempt dies."""
-    for pid in processes(run, "--crew"):
+    for pid in processes(run, "orchestrator.launch.ray.attempt"):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -82,9 +82,9 @@ def kill_driver(run: Emulated, _attempt: int, _rank: int) -> None:
     os.kill(driver.pid, signal.SIGKILL)
 
 
-def kill_keeper(run: Emulated, _attempt: int, _rank: int) -> None:
+def kill_supervisor(run: Emulated, _attempt: int, _rank: int) -> None:
     """The owner of the cluster dies, and the cluster with it."""
-    run.cluster.keeper.kill()
+    run.cluster.supervisor.kill()
 
 
 def processes(run: Emulated, word: str) -> list[int]:
@@ -104,10 +104,10 @@ FAULTS = (
     Fault(name="rank killed", strike=kill_rank, weight=8),
     Fault(name="rank stopped", strike=stop_rank, weight=3),
     Fault(name="host lost", strike=lose_host, weight=3),
-    Fault(name="crew killed", strike=kill_crew, weight=2, rank=False),
+    Fault(name="attempt process killed", strike=kill_attempt, weight=2, rank=False),
     Fault(name="controller killed", strike=kill_controller, weight=2, rank=False),
     Fault(name="driver killed", strike=kill_driver, weight=2, ends=True, rank=False),
-    Fault(name="keeper killed", strike=kill_keeper, weight=1, ends=True, rank=False),
+    Fault(name="supervisor killed", strike=kill_supervisor, weight=1, ends=True, rank=False),
 )
 
 
@@ -213,7 +213,7 @@ def table(struck: list[Struck]) -> str:
                 f"{statistics.median(seconds):.0f} median, {max(seconds):.0f} most",
             )
         )
-    return "\n".join(columns(rows, "<>>>>"))
+    return screen([Table(rows=rows, columns="<>>>>")])
 
 
 def held(disturbed: journal.Journal, undisturbed: journal.Journal) -> str:

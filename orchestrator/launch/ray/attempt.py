@@ -1,11 +1,14 @@
-"""Launch room: one attempt at a run, as a Ray Train job on slices, real or emulated alike.
+"""One attempt at a run, as a Ray Train job on slices that are real or emulated.
 
-It has a process of its own, the crew: when that ends, in whatever way, Ray ends all that it
-started. The driver tells it what to do and hears what it sees, a line of JSON each.
+    python -m orchestrator.launch.ray.attempt SPEC    # started by the driver, not by hand
+
+SPEC is an `AttemptSpec` as JSON. The driver sends commands and receives events, one line of JSON
+each.
 """
 
 import logging
 import os
+import pkgutil
 import queue
 import sys
 import threading
@@ -16,21 +19,22 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from orchestrator.errors import OrchError
-from orchestrator.journal import heartbeat
-from orchestrator.launch.ray import slice_discovery
-from orchestrator.launch.ray.protocol import AttemptCommand, AttemptEvent, Slice, WorkerArgs
-from orchestrator.launch.ray.slice_queue_server import Lease
-from orchestrator.launch.ray.slices import accelerator_type, hosts_per_slice, pod_type
+from orchestrator.journal import Journal, heartbeat
+from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
+from orchestrator.launch.ray import private_api, slices
+from orchestrator.launch.ray.protocol import AttemptCommand
+from orchestrator.launch.ray.slice_queue import Lease
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 
-Work = Callable[[WorkerArgs, int], None]
 LOOK_EVERY_S = 1.0
 FENCE_LIMIT_S = 10.0
+Send = Callable[[AttemptEvent], None]
+Commands = queue.SimpleQueue[AttemptCommand]
 
 
 def join_cluster(address: str) -> None:
-    """Connect to the cluster that runs this job. One on loopback is joined from loopback."""
+    """Connect to the cluster that runs this job, over loopback when it listens there."""
     import ray  # noqa: PLC0415  a job imports it once, and only here
 
     host = address.rpartition(":")[0]
@@ -38,228 +42,211 @@ def join_cluster(address: str) -> None:
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **pinned)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptSpec:
-    """What a crew is for: which run, slices of which kind, and where its plans are. `shared` says
-    that other runs may want slices of the same cluster.
-    """
+def main(address: str, spec: AttemptSpec) -> None:
+    """Show slices of the run's kind until the driver chooses, then run the workers on them.
 
-    run: str
-    kind: Plan
-    plan_of: Callable[[str], Plan]
-    shared: bool
-
-
-def serve(address: str, errand: AttemptSpec, work: Work) -> None:
-    """Be the crew: look for slices of the kind of a plan, go when told, say how it ended.
-
-    Ends with its input: then the driver wants no more of it, or is gone.
+    This ends with its input: the driver closes it, or is gone.
     """
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray's own words go to the log
-    orders = _orders(sys.stdin.buffer)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints goes to the log
+    commands = _commands(sys.stdin.buffer)
 
-    def say(said: AttemptEvent) -> None:
-        with suppress(BrokenPipeError):  # the driver is gone: the end of its orders ends us
-            print(codec.to_json(said).decode(), file=out, flush=True)
+    def send(event: AttemptEvent) -> None:
+        with suppress(BrokenPipeError):  # the driver is gone: the end of our input ends us
+            print(codec.to_json(event).decode(), file=out, flush=True)
 
     try:
         join_cluster(address)
-        turn = turn_of(errand)
-        share, chosen = _ordered(errand.kind, orders, say, turn)
-        plan = errand.plan_of(share.plan_digest)
-        fences = fence(plan, chosen)
-
-        def carry_out() -> None:
-            _carry_out(plan, share, work, lambda said: say(_left(said, turn)))
-
-        threading.Thread(target=carry_out, daemon=True).start()
-        _attend(plan, share, orders, say, _Placing(turn, chosen, fences))
-    except Exception as error:  # noqa: BLE001  whatever it was, the driver must hear of it
-        say(AttemptEvent(over=True, error=f"{type(error).__name__}: {error}"))
+        _serve(spec, commands, send)
+    except Exception as error:  # noqa: BLE001  the driver must hear of any error
+        send(AttemptEvent(ended=True, error=f"{type(error).__name__}: {error}"))
     threading.Event().wait()
 
 
-def _orders(source: BinaryIO) -> "queue.SimpleQueue[AttemptCommand]":
-    """What the driver says, as it comes; this process ends when it says no more."""
-    orders: queue.SimpleQueue[AttemptCommand] = queue.SimpleQueue()
+def _commands(source: BinaryIO) -> Commands:
+    """The driver's commands as they come. This process ends with them."""
+    commands: Commands = queue.SimpleQueue()
 
     def listen() -> None:
         for line in source:
-            orders.put(codec.from_json(line, AttemptCommand))
+            commands.put(codec.from_json(line, AttemptCommand))
         os._exit(1)
 
     threading.Thread(target=listen, daemon=True).start()
-    return orders
+    return commands
 
 
-def turn_of(errand: AttemptSpec) -> Lease | None:
-    """The run's turn among the runs of a cluster; None where it is alone."""
-    return Lease(errand.run, pod_type(errand.kind)) if errand.shared else None
+def _serve(spec: AttemptSpec, commands: Commands, send: Send) -> None:
+    journal = Journal(Path(spec.run))
+    run = journal.run()
+    kind = journal.plan(run.plan_digest)
+    lease = None if run.rehearsal else Lease(spec.run, slices.pod_type(kind))
+    args, chosen = _wait_for_start(kind, commands, send, lease)
+    plan = journal.plan(args.plan_digest)
+    placement = _Placement(lease, chosen, fence(plan, chosen))
+
+    def train() -> None:
+        ending = _train(plan, args, spec.worker)
+        if lease and ending.error is None:  # a run that failed comes back for its slices
+            lease.leave()
+        send(ending)
+
+    threading.Thread(target=train, daemon=True).start()
+    _attend(plan, args, commands, send, placement)
 
 
-def _ordered(
-    kind: Plan,
-    orders: "queue.SimpleQueue[AttemptCommand]",
-    say: Callable[[AttemptEvent], None],
-    turn: Lease | None,
+def _wait_for_start(
+    kind: Plan, commands: Commands, send: Send, lease: Lease | None
 ) -> tuple[WorkerArgs, tuple[str, ...]]:
-    """Show the slices as they change, and whose turn it is, until told to go."""
-    shown: AttemptEvent | None = None
+    """Report the slices whenever they change, until the driver starts the workers."""
+    last: AttemptEvent | None = None
     while True:
-        seen = _in_turn(seen_slices(kind), turn)
-        if seen != shown:
-            say(seen)
-            shown = seen
+        event = _slices_event(current_slices(kind), lease)
+        if event != last:
+            send(event)
+            last = event
         with suppress(queue.Empty):
-            order = orders.get(timeout=LOOK_EVERY_S)
-            if order.share:
-                _check_turn(turn)
-                return order.share, order.slices
+            command = commands.get(timeout=LOOK_EVERY_S)
+            if command.args:
+                _check_turn(lease)
+                return command.args, command.slices
 
 
-def _in_turn(seen: tuple[Slice, ...], turn: Lease | None) -> AttemptEvent:
-    """The slices, of which those that another run holds are not free. The turn is asked for after
-    the look: a run that has just failed may have freed its slices, and they are its own.
+def _slices_event(seen: tuple[Slice, ...], lease: Lease | None) -> AttemptEvent:
+    """The slices, not free where another run holds them.
+
+    The queue is asked after the look: a run that has just failed may have freed its slices, and
+    they are still its own.
     """
-    if turn is None:
+    if lease is None:
         return AttemptEvent(slices=seen)
-    answer = turn.ask()
-    slices = tuple(replace(one, free=one.free and one.name not in answer.held) for one in seen)
-    return AttemptEvent(slices=slices, before=answer.before)
+    answer = lease.request()
+    mine = tuple(replace(one, free=one.free and one.name not in answer.taken) for one in seen)
+    return AttemptEvent(slices=mine, ahead=answer.ahead)
 
 
-def _check_turn(turn: Lease | None) -> None:
-    """The driver chose by an answer that may be a second old: somebody may have come back since."""
-    if turn and (before := turn.ask().before):
-        raise OrchError(f"the turn to take slices went back to {', '.join(before)}")
-
-
-def _left(said: AttemptEvent, turn: Lease | None) -> AttemptEvent:
-    """A run that has done its work gives its place up; one that failed will be back."""
-    if turn and said.over and said.error is None:
-        turn.leave()
-    return said
+def _check_turn(lease: Lease | None) -> None:
+    """Ask again: the driver chose by an answer that may be a second old."""
+    if lease and (ahead := lease.request().ahead):
+        raise OrchError(f"the turn to take slices went back to {', '.join(ahead)}")
 
 
 @dataclass
-class _Placing:
-    """Slices that are being taken: until all processes are up, others are fenced, and no other run
-    has the turn.
+class _Placement:
+    """The slices that are being taken.
+
+    Until all workers are up, the other slices are fenced and no other run has the turn.
     """
 
-    turn: Lease | None
+    lease: Lease | None
     chosen: tuple[str, ...]
     fences: list[Any]
     done: bool = False
 
     def end(self, plan: Plan) -> None:
-        """Let others at what is whole; what is broken stays fenced."""
+        """Free the whole slices for others; broken ones stay fenced."""
         from ray.util.placement_group import remove_placement_group  # noqa: PLC0415
 
-        whole = {one.name for one in seen_slices(plan) if one.whole} if self.fences else set()
+        whole = {one.name for one in current_slices(plan) if one.whole} if self.fences else set()
         for name, group in self.fences:
             if name in whole:
                 remove_placement_group(group)
-        if self.turn:
-            self.turn.served(self.chosen)
+        if self.lease:
+            self.lease.confirm(self.chosen)
         self.done = True
 
 
 def _attend(
-    plan: Plan,
-    share: WorkerArgs,
-    orders: "queue.SimpleQueue[AttemptCommand]",
-    say: Callable[[AttemptEvent], None],
-    placing: _Placing,
+    plan: Plan, args: WorkerArgs, commands: Commands, send: Send, placement: _Placement
 ) -> None:
-    """While the attempt goes on, look when told, and see when its processes are all up."""
+    """While the workers run, report the slices on demand, and notice when all workers are up."""
     while True:
         with suppress(queue.Empty):
-            orders.get(timeout=LOOK_EVERY_S)
-            say(AttemptEvent(slices=seen_slices(plan)))
-        all_up = (
-            placing.done
-            or len(heartbeat.read_heartbeats(Path(share.run), share.attempt)) == plan.hosts
-        )
-        if all_up and not placing.done:
-            placing.end(plan)
+            commands.get(timeout=LOOK_EVERY_S)
+            send(AttemptEvent(slices=current_slices(plan)))
+        if not placement.done and _all_up(plan, args):
+            placement.end(plan)
 
 
-def seen_slices(plan: Plan) -> tuple[Slice, ...]:
+def _all_up(plan: Plan, args: WorkerArgs) -> bool:
+    return len(heartbeat.read_heartbeats(Path(args.run), args.attempt)) == plan.hosts
+
+
+def current_slices(plan: Plan) -> tuple[Slice, ...]:
     """The slices of the plan's kind, as they are now."""
     import ray  # noqa: PLC0415
-    from ray._private.state import available_resources_per_node  # noqa: PLC0415
 
-    free = available_resources_per_node()
-    return slice_discovery.slices_of(ray.nodes(), free, plan, slice_discovery.answers)
+    return slices.slices_of(ray.nodes(), private_api.free_resources(), plan, slices.answers)
 
 
 def fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
-    """Reserve the first host of every slice that is not chosen, so that Ray takes those that are.
+    """Reserve the first host of every slice that is not chosen, so that Ray takes the chosen ones.
 
-    Ray would otherwise reserve a slice that has lost a host again and again, through its first one.
+    Otherwise Ray would reserve a slice that lost a host again and again, through its first host.
     """
     import ray  # noqa: PLC0415
     from ray.util.placement_group import placement_group  # noqa: PLC0415
 
-    alone = hosts_per_slice(plan) == 1
-    bundle = {"TPU": plan.chips / plan.hosts} if alone else {f"TPU-{pod_type(plan)}-head": 1.0}
+    alone = slices.hosts_per_slice(plan) == 1
+    head = {f"TPU-{slices.pod_type(plan)}-head": 1.0}
+    bundle = {"TPU": plan.chips / plan.hosts} if alone else head
     fences = [
         (
-            slice_discovery.name_of(node),
+            slices.name_of(node),
             placement_group([bundle], bundle_label_selector=[{"ray.io/node-id": node["NodeID"]}]),
         )
-        for node in slice_discovery.heads_of_others(ray.nodes(), plan, chosen)
+        for node in slices.heads_of_others(ray.nodes(), plan, chosen)
     ]
     for _, group in fences:
-        group.wait(FENCE_LIMIT_S)  # one that another run holds needs no fence
+        group.wait(FENCE_LIMIT_S)  # a slice that another run holds needs no fence
     return fences
 
 
-def _carry_out(
-    plan: Plan, share: WorkerArgs, work: Work, say: Callable[[AttemptEvent], None]
-) -> None:
-    """Run `work(share, rank)` on every host of the plan's slices, and wait for all of them.
+def _train(plan: Plan, args: WorkerArgs, worker: str) -> AttemptEvent:
+    """Run the worker on every host of the plan's slices, and wait for all of them.
 
-    Each process finds JAX joined with the others, and MEGASCALE_SLICE_ID tells its slice.
+    Each worker finds JAX joined with the others, and its slice in MEGASCALE_SLICE_ID.
     """
     from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig  # noqa: PLC0415
     from ray.train.v2.jax import JaxTrainer  # noqa: PLC0415
 
     trainer = JaxTrainer(
         train_loop_per_worker=_on_worker,
-        train_loop_config={"work": work, "share": share},
+        train_loop_config={"worker": worker, "args": args},
         scaling_config=ScalingConfig(
             use_tpu=True,
             topology=plan.topology,
-            accelerator_type=accelerator_type(plan),
+            accelerator_type=slices.accelerator_type(plan),
             num_workers=plan.hosts,
             resources_per_worker={"TPU": plan.chips // plan.hosts},
         ),
         run_config=RunConfig(
-            name=f"attempt-{share.attempt}",
-            storage_path=str(Path(share.run) / "ray"),
+            name=f"attempt-{args.attempt}",
+            storage_path=str(Path(args.run) / "ray"),
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
     try:
         trainer.fit()
-    except Exception as error:  # noqa: BLE001  Ray wraps whatever happened in classes of its own
-        say(AttemptEvent(over=True, error=_cause(error)))
-    else:
-        say(AttemptEvent(over=True))
+    except Exception as error:  # noqa: BLE001  Ray wraps every error in classes of its own
+        return AttemptEvent(ended=True, error=_cause(error))
+    return AttemptEvent(ended=True)
 
 
 def _on_worker(config: dict[str, Any]) -> None:
     from ray import train  # noqa: PLC0415
 
-    config["work"](config["share"], train.get_context().get_world_rank())
+    work = pkgutil.resolve_name(config["worker"])
+    work(config["args"], train.get_context().get_world_rank())
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost words of a failure, one line of them first."""
+    """The text of the innermost error, its last line first."""
     failures = getattr(error, "worker_failures", None)
     inner = next(iter(failures.values())) if failures else error
     lines = str(inner).strip().splitlines() or [type(inner).__name__]
     return "\n".join([lines[-1], *lines[:-1]])
+
+
+if __name__ == "__main__":
+    main(os.environ["RAY_ADDRESS"], codec.from_json(sys.argv[1], AttemptSpec))

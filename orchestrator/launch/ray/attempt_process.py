@@ -1,8 +1,12 @@
-"""Launch room: the driver's end of the process that carries out an attempt."""
+"""The driver's end of an attempt on Ray: a process of its own that joins the cluster.
+
+When that process ends, in whatever way, Ray ends all that it started.
+"""
 
 import os
 import queue
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -12,13 +16,14 @@ from typing import Self
 
 import msgspec
 
-from orchestrator.launch.ray.protocol import AttemptCommand, AttemptEvent, Slice
+from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
+from orchestrator.launch.ray.protocol import AttemptCommand
 from orchestrator.types import codec
 
-LOOK_LIMIT_S = 10.0
+SLICES_LIMIT_S = 10.0
 POLL_S = 0.2
-# Ray Train asks its workers how they are every two seconds, waits a minute for slices, and says
-# what is printed twice.
+# By default Ray Train checks its workers every two seconds, waits a minute for slices, and repeats
+# what they print.
 RAY_TRAIN = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
@@ -26,14 +31,23 @@ RAY_TRAIN = {
 }
 
 
+class RayBackend:
+    """Runs attempts on the Ray cluster of RAY_ADDRESS, in whose job the driver runs."""
+
+    def attempt(self, spec: AttemptSpec) -> "AttemptProcess":
+        """Start the process that carries out an attempt."""
+        module = ("-m", "orchestrator.launch.ray.attempt")
+        return AttemptProcess([sys.executable, *module, codec.to_json(spec).decode()])
+
+
 class AttemptProcess:
-    """The crew of one attempt, for as long as a `with` lasts: then all that it started is ended."""
+    """The process that carries out an attempt. Leaving the `with` kills it."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **RAY_TRAIN}
         )
-        self._said: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -53,35 +67,38 @@ class AttemptProcess:
         with suppress(BrokenPipeError):
             self._process.stdin.close()
 
-    def heard(self, wait_s: float) -> AttemptEvent | None:
-        """The next thing that the crew said, or None when it said nothing for so long."""
+    def next_event(self, timeout_s: float) -> AttemptEvent | None:
+        """The next event; None when there is none within the timeout."""
         with suppress(queue.Empty):
-            return self._said.get(timeout=wait_s)
+            return self._events.get(timeout=timeout_s)
         return None
 
-    def tell(self, order: AttemptCommand) -> None:
-        """Give an order. A crew that has ended hears nothing, and has said so."""
+    def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
+        """Start the workers on these slices."""
+        self._send(AttemptCommand(args=args, slices=tuple(slices)))
+
+    def slices(self) -> tuple[Slice, ...] | None:
+        """The slices as they are now; None when the process does not answer."""
+        self._send(AttemptCommand())
+        deadline = time.monotonic() + SLICES_LIMIT_S
+        while self._listener.is_alive() and time.monotonic() < deadline:
+            event = self.next_event(POLL_S)
+            if event and not event.ended:
+                return event.slices
+        return None
+
+    def _send(self, command: AttemptCommand) -> None:
+        """Send a command. When the process is gone, an event says so."""
         assert self._process.stdin
         with suppress(BrokenPipeError):
-            self._process.stdin.write(codec.to_json(order) + b"\n")
+            self._process.stdin.write(codec.to_json(command) + b"\n")
             self._process.stdin.flush()
-
-    def look(self) -> tuple[Slice, ...] | None:
-        """The slices as they are now; None when the crew cannot say."""
-        self.tell(AttemptCommand())
-        deadline = time.monotonic() + LOOK_LIMIT_S
-        while self._listener.is_alive() and time.monotonic() < deadline:
-            said = self.heard(POLL_S)
-            if said and not said.over:
-                return said.slices
-        return None
 
     def _listen(self) -> None:
         assert self._process.stdout
         with self._process.stdout as lines:
             for line in lines:
                 with suppress(msgspec.DecodeError):
-                    self._said.put(codec.from_json(line, AttemptEvent))
-        self._said.put(
-            AttemptEvent(over=True, error="the process that carries out the attempt has ended")
-        )
+                    self._events.put(codec.from_json(line, AttemptEvent))
+        error = "the process that carries out the attempt has ended"
+        self._events.put(AttemptEvent(ended=True, error=error))

@@ -1,7 +1,7 @@
-"""Launch room: a cluster that somebody named, from outside, through its Jobs API.
+"""The client of a named cluster's job server.
 
-What it answers is put into words here. Nothing of it is needed once a run is submitted: the journal
-tells how the run goes, and following it survives a connection that does not.
+A run needs it only until it is submitted: afterwards the journal tells how the run goes, and
+whoever follows it survives a lost connection.
 """
 
 import logging
@@ -19,23 +19,23 @@ REACH_LIMIT_S = 10.0
 POLL_S = 0.3
 JOBS_PORT = 8265
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
-LAST_WORDS = 3
-# Ray reads these before what it is told.
+LAST_LINES = 3
+# Ray prefers these to the address that it is given.
 OTHER_ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
 
 
 class ClusterUnusable(OrchError):
-    """A named cluster cannot be reached, refuses us, or does not run what it was given."""
+    """A named cluster cannot be reached, refuses us, or does not run what it is given."""
 
 
 class RayJobs:
-    """The Jobs API of a cluster."""
+    """The jobs of a cluster."""
 
     def __init__(self, address: str) -> None:
-        """Connect; `ClusterUnusable` when nothing answers there, or it wants another token."""
+        """Connect. `ClusterUnusable` when nothing answers there, or it wants another token."""
         self.address = address
-        with self._in_words("cannot be reached"):
+        with self._in_plain_words("cannot be reached"):
             _check_listens(address)
             for name in OTHER_ADDRESSES:
                 os.environ.pop(name, None)
@@ -47,9 +47,9 @@ class RayJobs:
             self._client = JobSubmissionClient(address)
 
     def submit(self, command: str, code: Path | None, name: str | None = None) -> str:
-        """Start a job in the code that travels with it, or in the cluster's own; its id."""
+        """Start a job and return its id. `code` travels with it; None uses the cluster's own."""
         environment = {"working_dir": str(code)} if code else {}
-        with self._in_words("does not take the job"):
+        with self._in_plain_words("does not take the job"):
             return str(
                 self._client.submit_job(
                     entrypoint=command, runtime_env=environment, submission_id=name
@@ -58,54 +58,54 @@ class RayJobs:
 
     def state(self, job: str) -> str:
         """PENDING, RUNNING, or how it ended."""
-        with self._in_words("does not answer"):
+        with self._in_plain_words("does not answer"):
             return str(self._client.get_job_status(job).value)
 
     def finished(self, job: str, waiting: Callable[[str], None]) -> str:
-        """What a job has written, once it has ended well; `waiting` hears its state until then."""
+        """The log of a job, once it has succeeded. `waiting` hears its state until then."""
         while (state := self.state(job)) not in ENDED:
             waiting(state)
             time.sleep(POLL_S)
         if state != "SUCCEEDED":
             raise ClusterUnusable(f"{self.address}: {self.why(job)}")
-        with self._in_words("does not answer"):
+        with self._in_plain_words("does not answer"):
             return str(self._client.get_job_logs(job))
 
     def why(self, job: str) -> str:
-        """The last words of a job that did not end well, the last one first."""
-        with self._in_words("does not answer"):
+        """The last lines of a job that did not succeed, the last one first."""
+        with self._in_plain_words("does not answer"):
             message = str(self._client.get_job_info(job).message)
             lines = [line for line in self._client.get_job_logs(job).splitlines() if line.strip()]
-        last = lines[: -LAST_WORDS - 1 : -1] or [message]
+        last = lines[: -LAST_LINES - 1 : -1] or [message]
         return "\n  ".join(["its job ended before the run began", *last])
 
     def stop(self, job: str) -> None:
         """End a job."""
-        with self._in_words("does not answer"):
+        with self._in_plain_words("does not answer"):
             self._client.stop_job(job)
 
     @contextmanager
-    def _in_words(self, what: str) -> Iterator[None]:
+    def _in_plain_words(self, what: str) -> Iterator[None]:
         try:
             yield
         except ClusterUnusable:
             raise
-        except Exception as error:  # Ray raises RuntimeError, its own errors, and its HTTP client's
-            raise ClusterUnusable(f"{self.address}: {what}: {_said(error)}") from error
+        except Exception as error:  # RuntimeError, Ray's own errors, and its HTTP client's
+            raise ClusterUnusable(f"{self.address}: {what}: {_reason(error)}") from error
 
 
-def _said(error: Exception) -> str:
-    """One line of an error. A refused token is told apart from the rest."""
+def _reason(error: Exception) -> str:
+    """One line of an error. A refused token has a line of its own."""
     if type(error).__name__ == "AuthenticationError":
         return f"it asks for a token: {TOKEN}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = lines[-1] if "Traceback" in str(error) else next(iter(lines), "")
-    return told or type(error).__name__
+    reason = lines[-1] if "Traceback" in str(error) else next(iter(lines), "")
+    return reason or type(error).__name__
 
 
 def _check_listens(address: str) -> None:
-    """Whether anything listens there: Ray itself would try for minutes."""
-    host, port = place_of(address)
+    """Fail at once when nothing listens there. Ray itself would try for minutes."""
+    host, port = host_and_port(address)
     try:
         with socket.create_connection((host, port), timeout=REACH_LIMIT_S):
             return
@@ -114,7 +114,7 @@ def _check_listens(address: str) -> None:
         raise ClusterUnusable(f"{address}: nothing answers on port {port}: {reason}") from error
 
 
-def place_of(address: str) -> tuple[str, int]:
+def host_and_port(address: str) -> tuple[str, int]:
     """Host and port of an address as people write it."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     try:
@@ -123,7 +123,7 @@ def place_of(address: str) -> tuple[str, int]:
         host, port = None, None
     if not host or (port is None and parts.scheme not in ("http", "https")):
         raise ClusterUnusable(
-            f"{address!r} is no address of a cluster: must be that of its dashboard, for example"
+            f"{address!r} is no address of a cluster: use that of its dashboard, for example"
             f" http://10.0.0.2:{JOBS_PORT}, or of its head, 10.0.0.2:6379"
         )
     return host, port or {"http": 80, "https": 443}[parts.scheme]

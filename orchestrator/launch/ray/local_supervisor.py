@@ -1,14 +1,13 @@
-"""Launch room: the process that owns a private cluster, and ends it when its own owner is gone.
+"""The supervisor of a private cluster: it starts the cluster, and ends it with its own owner.
 
-    python -m orchestrator.launch.ray.local_supervisor    # started by private.py, never by hand
+    python -m orchestrator.launch.ray.local_supervisor    # started by local_cluster, not by hand
 
-It reads one line, the `Wish`, starts the nodes, runs one Ray Job and tells what happens, a line of
-JSON at a time. It lives in a session of its own, so that a terminal's Ctrl-C reaches `orch` alone;
-when its input ends, because `orch` closed it or died, whatever the cluster started is killed. If
-the keeper is killed itself, its stand-in does so, which is nothing but a copy of it that waits.
+It reads one line, a `ClusterRequest`, starts the nodes, runs one Ray job and reports events, one
+line of JSON each. It leads a session of its own, so that a terminal's Ctrl-C reaches `orch` alone.
+When its input ends, because `orch` closed it or died, it kills all that the cluster started. If the
+supervisor itself is killed, its stand-in does so: a copy of it that only waits.
 """
 
-import inspect
 import os
 import sys
 import threading
@@ -18,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from orchestrator.launch.ray import process_tree
+from orchestrator.launch.ray import private_api, process_tree
 from orchestrator.launch.ray.protocol import ClusterEvent, ClusterRequest
 from orchestrator.ports import LOOPBACK, claimed
 from orchestrator.types import codec
@@ -26,9 +25,8 @@ from orchestrator.types import codec
 OBJECT_STORE_BYTES = 80 * 2**20  # a run moves no data through Ray
 POLL_S = 0.2
 AGENT_LIMIT_S = 60.0
-START_LIMIT_S = 300.0  # of each node, on a machine that does other work too
-# Of its agents a node is told where they will listen: else it waits 15 s for them to write it down,
-# in which Python does not start on a machine that does other work too, and dies.
+# Ray would otherwise wait 15 s for its agents to write their ports into a file, which is too short
+# on a busy machine.
 AGENT_PORTS = (
     "dashboard_agent_listen_port",
     "metrics_agent_port",
@@ -38,117 +36,79 @@ AGENT_PORTS = (
 
 
 def main() -> None:
-    """Keep a cluster for as long as the input stays open."""
-    wish = codec.from_json(sys.stdin.buffer.readline(), ClusterRequest)
-    _stand_in(wish)
+    """Supervise a cluster for as long as the input stays open."""
+    request = codec.from_json(sys.stdin.buffer.readline(), ClusterRequest)
+    _fork_stand_in(request)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray's own words go to the log
-    threading.Thread(target=_end_with_owner, args=(wish,), daemon=True).start()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints goes to the log
+    threading.Thread(target=_end_with_owner, args=(request,), daemon=True).start()
     try:
-        _serve(wish, out)
-    except Exception as error:  # noqa: BLE001  whatever it was, the owner must hear of it
-        _tell(out, ClusterEvent(error=f"{type(error).__name__}: {error}"))
+        _serve(request, out)
+    except Exception as error:  # noqa: BLE001  the owner must hear of any error
+        _send(out, ClusterEvent(error=f"{type(error).__name__}: {error}"))
     threading.Event().wait()
 
 
-def _stand_in(wish: ClusterRequest) -> None:
-    """Leave a process that waits for the end of this one, and then leaves nothing behind."""
+def _fork_stand_in(request: ClusterRequest) -> None:
+    """Fork a process that waits for the end of this one, and then leaves nothing behind."""
     ended, alive = os.pipe()
     if os.fork():
-        os.close(ended)  # and hold `alive` open for as long as we live
+        os.close(ended)  # `alive` stays open for as long as this process lives
         return
     for inherited in (alive, sys.stdin.fileno(), sys.stdout.fileno()):
         os.close(inherited)
     os.read(ended, 1)
-    process_tree.end_all(wish.mark, os.getpid())
-    process_tree.remove(Path(wish.folder))
-    os._exit(0)
+    _clean_up(request)
 
 
-def _end_with_owner(wish: ClusterRequest) -> None:
+def _end_with_owner(request: ClusterRequest) -> None:
     """Wait until the owner closes our input or is gone; then leave nothing behind."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    process_tree.end_all(wish.mark, os.getpid())
-    process_tree.remove(Path(wish.folder))
+    _clean_up(request)
+
+
+def _clean_up(request: ClusterRequest) -> None:
+    process_tree.end_all(request.mark, os.getpid())
+    process_tree.remove(Path(request.folder))
     os._exit(0)
 
 
-def _serve(wish: ClusterRequest, out: TextIO) -> None:
-    _be_patient()
+def _serve(request: ClusterRequest, out: TextIO) -> None:
+    private_api.allow_slow_start()
     with claimed() as ports:
-        head = _started(wish, ports, out)
-    _tell(out, ClusterEvent(address=f"http://{head.webui_url}"))
-    client, job = _submitted(head, wish.command)
-    state = ""
+        head = _start_nodes(request, ports, out)
+    _send(out, ClusterEvent(address=f"http://{head.webui_url}"))
+    client, job = _submit(head, request.command)
+    last_state = ""
     while True:
-        told = str(client.get_job_status(job).value)
-        if told != state:
-            _tell(out, ClusterEvent(nodes=len(wish.hosts), job=told, error=_why(client, job, told)))
-            state = told
-        if told in ("SUCCEEDED", "FAILED", "STOPPED"):
+        state = str(client.get_job_status(job).value)
+        if state != last_state:
+            error = _error(client, job) if state == "FAILED" else None
+            _send(out, ClusterEvent(nodes=len(request.hosts), job=state, error=error))
+            last_state = state
+        if state in ("SUCCEEDED", "FAILED", "STOPPED"):
             return
         time.sleep(POLL_S)
 
 
-def _why(client: Any, job: str, state: str) -> str | None:
-    """The last words of a job that did not end well."""
-    if state != "FAILED":
-        return None
+def _error(client: Any, job: str) -> str:
+    """The last lines of a job that failed."""
     lines = client.get_job_logs(job).splitlines()[-10:]
     return "\n".join([str(client.get_job_info(job).message), *lines])
 
 
-def _be_patient() -> None:
-    """Let a node take its time to start: Ray gives it 30 s, and its agents 15, whatever else the
-    machine does.
-    """
-    from ray import _raylet  # noqa: PLC0415
-    from ray._private import services  # noqa: PLC0415
-
-    raylet: Any = _raylet
-    ask: Any = services.get_node
-    start: Any = services.start_raylet
-    asked = inspect.signature(start)
-
-    def ask_until_it_stands(address: str, node: str) -> Any:
-        deadline = time.monotonic() + START_LIMIT_S
-        while True:
-            try:
-                return ask(address, node)
-            except RuntimeError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(POLL_S)
-
-    def start_with_all_ports(*values: Any, **named: Any) -> Any:
-        # The one port that Ray does not hand on, it looks for in a file.
-        given = asked.bind(*values, **named).arguments
-        folder, node = given["session_dir"], given["node_id"]
-        port = given["dashboard_agent_listen_port"]
-        raylet.persist_port(folder, node, raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
-        return start(*values, **named)
-
-    services.get_node = ask_until_it_stands
-    services.start_raylet = start_with_all_ports
-
-
-def _started(wish: ClusterRequest, ports: Iterator[int], out: TextIO) -> Any:
-    """The head node of a cluster whose nodes all stand."""
-    from ray.cluster_utils import Cluster  # noqa: PLC0415  it takes seconds
-
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={
-            **_node(ports),
-            "num_cpus": 1,
-            "include_dashboard": True,
-            "dashboard_host": LOOPBACK,
-            "dashboard_port": next(ports),
-            "temp_dir": f"{wish.folder}/ray",
-        },
+def _start_nodes(request: ClusterRequest, ports: Iterator[int], out: TextIO) -> Any:
+    """The head node of a cluster whose nodes are all up."""
+    cluster = private_api.head_cluster(
+        **_node(ports),
+        num_cpus=1,
+        include_dashboard=True,
+        dashboard_host=LOOPBACK,
+        dashboard_port=next(ports),
+        temp_dir=f"{request.folder}/ray",
     )
-    for count, host in enumerate(wish.hosts, start=1):
+    for count, host in enumerate(request.hosts, start=1):
         cluster.add_node(
             **_node(ports),
             num_cpus=1,
@@ -156,22 +116,22 @@ def _started(wish: ClusterRequest, ports: Iterator[int], out: TextIO) -> Any:
             labels=host.labels,
             env_vars=host.environment,
         )
-        _tell(out, ClusterEvent(nodes=count))
+        _send(out, ClusterEvent(nodes=count))
     return cluster.head_node
 
 
 def _node(ports: Iterator[int]) -> dict[str, Any]:
-    """What all nodes have alike, and ports of their own."""
-    alike = {
+    """The options of every node, with ports of its own."""
+    options = {
         "node_ip_address": LOOPBACK,
         "object_store_memory": OBJECT_STORE_BYTES,
-        "wait": False,  # it stands already
+        "wait": False,  # `add_node` returns when the node is up
     }
-    return alike | {agent: next(ports) for agent in AGENT_PORTS}
+    return options | {agent: next(ports) for agent in AGENT_PORTS}
 
 
-def _submitted(head: Any, command: str) -> tuple[Any, str]:
-    """Submit the job once the head's agent can take it."""
+def _submit(head: Any, command: str) -> tuple[Any, str]:
+    """Submit the job as soon as the head's agent can take it."""
     from ray.job_submission import JobSubmissionClient  # noqa: PLC0415
 
     deadline = time.monotonic() + AGENT_LIMIT_S
@@ -185,9 +145,9 @@ def _submitted(head: Any, command: str) -> tuple[Any, str]:
             time.sleep(POLL_S)
 
 
-def _tell(out: TextIO, told: ClusterEvent) -> None:
-    with suppress(BrokenPipeError):  # the owner is gone: the watch ends us
-        print(codec.to_json(told).decode(), file=out, flush=True)
+def _send(out: TextIO, event: ClusterEvent) -> None:
+    with suppress(BrokenPipeError):  # the owner is gone: the end of our input ends us
+        print(codec.to_json(event).decode(), file=out, flush=True)
 
 
 if __name__ == "__main__":

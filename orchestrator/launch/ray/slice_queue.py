@@ -1,31 +1,43 @@
-"""Launch room: whose turn it is to take slices of a kind: first come, first served. Pure.
+"""The queue for the slices of a cluster: all or nothing, first come, first served.
 
 Ray gives slices one by one, so two runs that take theirs at once may each hold half for ever. Only
-whoever has the turn takes any, and takes all; nobody overtakes. A run that fails keeps its place
+the run whose turn it is takes slices, and it takes all of them. A run that fails keeps its place
 and its slices for a while: its retry comes before those who wait.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-# So long a run that had its slices may be away before they are anybody's.
+from orchestrator.launch.ray import private_api
+
+# A run that had slices may be away this long before anybody may take them.
 RETURN_S = 60.0
+# Another protocol gets another name, so that two versions of this project never talk to each other.
+NAME, NAMESPACE = "orch-slice-queue-1", "orch"
+LEAVE_LIMIT_S = 30.0
+ANSWER_LIMIT_S = 300.0  # a busy head may take long to start the actor
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueAnswer:
-    """Which runs come before the one that asked, none when it is its turn; and which slices are
-    others', be they free for the moment.
+    """The runs `ahead` in the queue, none when it is this run's turn, and the `taken` slices.
+
+    Taken slices belong to other runs even when they are free for the moment.
     """
 
-    before: tuple[str, ...]
-    held: tuple[str, ...]
+    ahead: tuple[str, ...]
+    taken: tuple[str, ...]
 
 
 @dataclass
 class QueuePosition:
-    """A run in the queue. `job` is the Ray job that asked last, `slices` are those that it had
-    last. Served, it wants none now. `gone_at_s` is when its job was first seen to have ended.
+    """A run in the queue.
+
+    `job` is the Ray job that asked last, and `slices` are the last that it had. A `served` run
+    wants none now. `gone_at_s` is when its job was first seen to have ended.
     """
 
     run: str
@@ -38,51 +50,124 @@ class QueuePosition:
 
 
 class SliceQueue:
-    """The runs that want slices of a cluster, or have some, in the order in which they came."""
+    """The runs that want or have slices of a cluster, in the order in which they came."""
 
-    def __init__(self, living: Callable[[], Collection[str]], clock: Callable[[], float]) -> None:
-        """`living` names the Ray jobs that have not ended."""
-        self._living, self._clock = living, clock
-        self._places: dict[str, QueuePosition] = {}
+    def __init__(
+        self, live_jobs: Callable[[], Collection[str]], clock: Callable[[], float]
+    ) -> None:
+        self._live_jobs, self._clock = live_jobs, clock
+        self._positions: dict[str, QueuePosition] = {}
 
-    def ask(self, run: str, kind: str, job: str) -> QueueAnswer:
-        """What a run may take. Its turn lasts until it asks again, is served, or ends."""
-        self._forget()
-        place = self._places.setdefault(run, QueuePosition(run, kind, job))
-        place.kind, place.job = kind, job
-        place.served, place.turn, place.gone_at_s = False, False, None
-        alike = [one for one in self._places.values() if one.kind == kind]
-        elders = alike[: alike.index(place)]
-        before = [one.run for one in alike if one.turn or (one in elders and not one.served)]
-        place.turn = not before
-        others = (one for one in alike if one is not place)
+    def request(self, run: str, kind: str, job: str) -> QueueAnswer:
+        """Whether a run may take slices. Its turn lasts until it requests again or is served."""
+        self._drop_ended()
+        mine = self._positions.setdefault(run, QueuePosition(run, kind, job))
+        mine.kind, mine.job = kind, job
+        mine.served, mine.turn, mine.gone_at_s = False, False, None
+        same_kind = [one for one in self._positions.values() if one.kind == kind]
+        older = same_kind[: same_kind.index(mine)]
+        ahead = [one.run for one in same_kind if one.turn or (one in older and not one.served)]
+        mine.turn = not ahead
+        others = (one for one in same_kind if one is not mine)
         return QueueAnswer(
-            before=tuple(before), held=tuple(name for one in others for name in one.slices)
+            ahead=tuple(ahead), taken=tuple(name for one in others for name in one.slices)
         )
 
-    def serve(self, run: str, job: str, slices: tuple[str, ...]) -> None:
+    def confirm(self, run: str, job: str, slices: tuple[str, ...]) -> None:
         """Note that a run has all its slices: the next may take theirs."""
-        for place in self._of(run, job):
-            place.slices, place.served, place.turn = slices, True, False
+        for position in self._of(run, job):
+            position.slices, position.served, position.turn = slices, True, False
 
     def leave(self, run: str, job: str) -> None:
-        """Give a place up for good, with its slices."""
-        for place in self._of(run, job):
-            del self._places[place.run]
+        """Give up a position and its slices for good."""
+        for position in self._of(run, job):
+            del self._positions[position.run]
 
     def _of(self, run: str, job: str) -> Iterator[QueuePosition]:
-        """The run's place, unless a later job of it has asked since."""
-        place = self._places.get(run)
-        if place and place.job == job:
-            yield place
+        """The run's position, unless a later job of it has made a request since."""
+        position = self._positions.get(run)
+        if position and position.job == job:
+            yield position
 
-    def _forget(self) -> None:
-        """Drop who has ended; whoever had slices may come back within a while."""
-        living, now_s = set(self._living()), self._clock()
-        for place in list(self._places.values()):
-            if place.job in living:
+    def _drop_ended(self) -> None:
+        """Drop runs whose job has ended. Those that had slices may come back for a while."""
+        live, now_s = set(self._live_jobs()), self._clock()
+        for position in list(self._positions.values()):
+            if position.job in live:
                 continue
-            if place.gone_at_s is None:
-                place.gone_at_s, place.served, place.turn = now_s, False, False
-            if not place.slices or now_s - place.gone_at_s > RETURN_S:
-                del self._places[place.run]
+            if position.gone_at_s is None:
+                position.gone_at_s, position.served, position.turn = now_s, False, False
+            if not position.slices or now_s - position.gone_at_s > RETURN_S:
+                del self._positions[position.run]
+
+
+class SliceQueueServer:
+    """The queue as a Ray actor, in reach of every job of the cluster.
+
+    It has no chip and no secret, and lives on the head for as long as the cluster does. If it dies,
+    a new one learns from the next requests who waits, and sees which slices are in use. Only a run
+    between two attempts then loses its position.
+    """
+
+    def __init__(self) -> None:
+        self._queue = SliceQueue(private_api.live_jobs, time.monotonic)
+
+    def request(self, run: str, kind: str, job: str) -> QueueAnswer:
+        return self._queue.request(run, kind, job)
+
+    def confirm(self, run: str, job: str, slices: tuple[str, ...]) -> None:
+        self._queue.confirm(run, job, slices)
+
+    def leave(self, run: str, job: str) -> None:
+        self._queue.leave(run, job)
+
+
+@dataclass
+class Lease:
+    """A run's position in the queue of the cluster that this process has joined."""
+
+    run: str
+    kind: str
+
+    def __post_init__(self) -> None:
+        import ray  # noqa: PLC0415
+
+        self._job = ray.get_runtime_context().get_job_id()
+        self._server = self._find_server()
+
+    def request(self) -> QueueAnswer:
+        """Which runs are ahead, and which slices belong to others."""
+        import ray  # noqa: PLC0415
+
+        try:
+            return self._request()
+        except ray.exceptions.ActorDiedError:  # its host is gone: a new server starts
+            self._server = self._find_server()
+            return self._request()
+
+    def _request(self) -> QueueAnswer:
+        import ray  # noqa: PLC0415
+
+        pending = self._server.request.remote(self.run, self.kind, self._job)
+        answer: QueueAnswer = ray.get(pending, timeout=ANSWER_LIMIT_S)
+        return answer
+
+    def confirm(self, slices: tuple[str, ...]) -> None:
+        """Report that the run has its slices."""
+        self._server.confirm.remote(self.run, self._job, slices)
+
+    def leave(self) -> None:
+        """Leave the queue. If the server does not hear it, it drops the run a while later."""
+        import ray  # noqa: PLC0415
+
+        with suppress(ray.exceptions.RayError):
+            ray.get(self._server.leave.remote(self.run, self._job), timeout=LEAVE_LIMIT_S)
+
+    def _find_server(self) -> Any:
+        import ray  # noqa: PLC0415
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        options = {"namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+        actor = ray.remote(num_cpus=0)(SliceQueueServer)
+        return actor.options(name=NAME, scheduling_strategy=here, **options).remote()

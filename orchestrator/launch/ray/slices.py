@@ -1,24 +1,30 @@
-"""Launch room: what Ray calls the slices of a plan, and the nodes that emulate them. Pure."""
+"""How Ray describes TPU slices: the nodes that emulate a plan's, and those that a cluster shows."""
 
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import RayNames
 from orchestrator.errors import SpecError
+from orchestrator.launch.backend import Slice
 from orchestrator.types.plan import Plan
 
+SLICE_NAME = "ray.io/tpu-slice-name"
+POD_TYPE = "ray.io/tpu-pod-type"
+WORKER_ID = "ray.io/tpu-worker-id"
+PROBE_S = 2.0
+PROBES_AT_ONCE = 64
+Node = Mapping[str, Any]  # as `ray.nodes()` describes it
 
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """A Ray node that stands for one host of a slice, and how it tells Ray so."""
 
-    resources: dict[str, float]
-    labels: dict[str, str]
-    environment: dict[str, str] = field(default_factory=dict)
+# --- names
 
 
 def accelerator_type(plan: Plan) -> str:
-    """Ray's name of the plan's chip, as a trainer asks for it."""
+    """Ray's name of the plan's chip, for a trainer."""
     return _names(plan).accelerator
 
 
@@ -29,22 +35,13 @@ def pod_type(plan: Plan) -> str:
 
 
 def devices_per_host(plan: Plan) -> int:
-    """The devices that each process of the run has."""
+    """The JAX devices of each process of the run."""
     return plan.devices // plan.hosts
 
 
 def hosts_per_slice(plan: Plan) -> int:
-    """The hosts of each slice, which are nodes of a cluster."""
+    """The hosts of each slice. Each host is a node of the cluster."""
     return plan.hosts // plan.pods
-
-
-def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[Host, ...]:
-    """The nodes of a cluster on which the plan finds its slices, pod after pod, and spare ones."""
-    return tuple(
-        _host(plan, pod, worker)
-        for pod in range(plan.pods + spares)
-        for worker in range(hosts_per_slice(plan))
-    )
 
 
 def _names(plan: Plan) -> RayNames:
@@ -55,6 +52,27 @@ def _names(plan: Plan) -> RayNames:
     return names
 
 
+# --- emulated slices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A Ray node that emulates one host of a slice."""
+
+    resources: dict[str, float]
+    labels: dict[str, str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[Host, ...]:
+    """The nodes of a cluster that emulates the plan's slices, and spare slices after them."""
+    return tuple(
+        _host(plan, pod, worker)
+        for pod in range(plan.pods + spares)
+        for worker in range(hosts_per_slice(plan))
+    )
+
+
 def _host(plan: Plan, pod: int, worker: int) -> Host:
     kind, name = pod_type(plan), f"pod-{pod}"
     resources = {"TPU": plan.chips / plan.hosts, f"accelerator_type:{accelerator_type(plan)}": 1.0}
@@ -63,9 +81,9 @@ def _host(plan: Plan, pod: int, worker: int) -> Host:
     return Host(
         resources=resources,
         labels={
-            "ray.io/tpu-slice-name": name,
-            "ray.io/tpu-worker-id": str(worker),
-            "ray.io/tpu-pod-type": kind,
+            SLICE_NAME: name,
+            WORKER_ID: str(worker),
+            POD_TYPE: kind,
             "ray.io/tpu-topology": plan.topology,
             "ray.io/accelerator-type": accelerator_type(plan),
         },
@@ -76,3 +94,79 @@ def _host(plan: Plan, pod: int, worker: int) -> Host:
             "TPU_TOPOLOGY": plan.topology,
         },
     )
+
+
+# --- the slices of a cluster
+
+
+def slices_of(
+    nodes: Sequence[Node],
+    free: Mapping[str, Mapping[str, float]],
+    plan: Plan,
+    answers: Callable[[Node], bool],
+) -> tuple[Slice, ...]:
+    """The slices of the plan's kind, by name. `free` are the unused resources of each node.
+
+    A node that the cluster counts as alive and that does not answer is gone, and the cluster has
+    not noticed it yet.
+    """
+    alive = [node for node in nodes if node["Alive"] and kind_of(node) == pod_type(plan)]
+    by_slice: dict[str, list[Node]] = {}
+    for node in alive:
+        by_slice.setdefault(name_of(node), []).append(node)
+    answering = dict(zip((id(node) for node in alive), _probe(alive, answers), strict=True))
+    return tuple(
+        Slice(
+            name=name,
+            hosts=sum(answering[id(node)] for node in members),
+            size=hosts_per_slice(plan),
+            free=all(is_free(node, free) for node in members),
+            settled=all(answering[id(node)] for node in members),
+        )
+        for name, members in sorted(by_slice.items())
+    )
+
+
+def kind_of(node: Node) -> str | None:
+    """Ray's name of the kind of slice that a node belongs to."""
+    return (node.get("Labels") or {}).get(POD_TYPE)
+
+
+def name_of(node: Node) -> str:
+    """The slice of a node. A node without one is a slice by itself."""
+    return str((node.get("Labels") or {}).get(SLICE_NAME) or node["NodeID"])
+
+
+def is_free(node: Node, free: Mapping[str, Mapping[str, float]]) -> bool:
+    """Whether nobody uses chips of a node. A new node has not reported what is free yet."""
+    left = free.get(node["NodeID"])
+    return left is None or left.get("TPU", 0.0) >= node["Resources"].get("TPU", 0.0)
+
+
+def heads_of_others(nodes: Sequence[Node], plan: Plan, chosen: Sequence[str]) -> list[Node]:
+    """The first host of every slice of the plan's kind that is not chosen."""
+    return [
+        node
+        for node in nodes
+        if node["Alive"]
+        and kind_of(node) == pod_type(plan)
+        and name_of(node) not in chosen
+        and (node.get("Labels") or {}).get(WORKER_ID, "0") == "0"
+    ]
+
+
+def _probe(nodes: Sequence[Node], answers: Callable[[Node], bool]) -> Iterable[bool]:
+    if not nodes:
+        return []
+    with ThreadPoolExecutor(min(PROBES_AT_ONCE, len(nodes))) as pool:
+        return list(pool.map(answers, nodes))
+
+
+def answers(node: Node) -> bool:
+    """Whether a node's raylet accepts a connection."""
+    address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+    try:
+        with socket.create_connection(address, timeout=PROBE_S):
+            return True
+    except OSError:
+        return False

@@ -1,1 +1,1 @@
-"""Prove room: the text of a compiled program, read without jax."""
+"""Read the text of a compiled program, without JAX."""

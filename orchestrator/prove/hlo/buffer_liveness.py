@@ -1,9 +1,9 @@
-"""Prove room: what lies in a device's memory at the worst moment of a compiled program.
+"""Find the buffers in a device's memory when a compiled program needs the most of it.
 
-The compiler reports one number, its peak, and no buffers. Its text is in the order in which it
-runs, and says which results take the place of which operands: that is enough to follow every
-buffer from where it is written to where it is last read. What that adds up to is within a tenth
-of a per cent of the compiler's number, but for the scratch of collectives in very small programs.
+The compiler reports one number, its peak, and no buffers. Its text is in the order of execution,
+and says which results take the place of which operands. That is enough to follow every buffer from
+its first write to its last read. The sum is within 0.1 % of the compiler's number, except for the
+scratch of collectives in very small programs.
 """
 
 import re
@@ -33,10 +33,10 @@ class LiveBuffer:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most bytes at once, what they are, and the instruction that runs then."""
+    """The most bytes at once, their buffers, and the instruction that runs then."""
 
     bytes: float
-    held: tuple[LiveBuffer, ...]
+    buffers: tuple[LiveBuffer, ...]
     at: tuple[str, str] = ("", "")
 
 
@@ -44,17 +44,17 @@ Buffers = tuple[LiveBuffer | None, ...]
 
 
 def peak(program: HloProgram) -> Peak:
-    """The worst moment of a step; arguments are held throughout."""
+    """The peak of a step. Arguments are alive throughout."""
     entry = program.entry
     arguments = {number: _new(entry, parameter) for number, parameter in entry.parameters.items()}
-    held = tuple(buffer for buffers in arguments.values() for buffer in buffers if buffer)
+    always = tuple(buffer for buffers in arguments.values() for buffer in buffers if buffer)
     inside = _Run(program, entry, arguments, _results(entry, arguments)).peak()
-    total = sum(buffer.bytes for buffer in held) + inside.bytes
-    return Peak(total, (*held, *inside.held), inside.at)
+    total = sum(buffer.bytes for buffer in always) + inside.bytes
+    return Peak(total, (*always, *inside.buffers), inside.at)
 
 
 def _results(entry: Computation, arguments: dict[int, Buffers]) -> Buffers:
-    """Donated arguments: the results of the step take their place, in order."""
+    """The donated arguments, in order: the results of the step take their place."""
     ordered = [buffers[0] for _, buffers in sorted(arguments.items())]
     return tuple(ordered[: len(entry.root.operands)]) if entry.root.opcode == "tuple" else ()
 
@@ -70,9 +70,9 @@ def _new(where: Computation, instruction: Instruction) -> Buffers:
 
 
 class _Run:
-    """One pass over a computation: `given` are its parameters' buffers, by number.
+    """One pass over a computation. `given`: the buffers of its parameters, by number.
 
-    `results`: the buffers that must hold what the computation yields, as a loop's state must.
+    `results`: the buffers in which its results must end, as a loop's state must.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class _Run:
         self._settle(results)
 
     def peak(self) -> Peak:
-        """The worst moment, those of called computations among them."""
+        """The peak, with what called computations need."""
         outside = {buffer for buffers in self.given.values() for buffer in buffers}
         last = self._last_reads()
         live: set[LiveBuffer] = set()
@@ -100,8 +100,8 @@ class _Run:
             inner = self._inside(instruction)
             total = sum(buffer.bytes for buffer in live) + inner.bytes
             if total > worst.bytes:
-                at_once = inner.at if inner.bytes else (self.where.name, instruction.name)
-                worst = Peak(total, (*live, *inner.held), at_once)
+                running = inner.at if inner.bytes else (self.where.name, instruction.name)
+                worst = Peak(total, (*live, *inner.buffers), running)
             live = {buffer for buffer in live if last.get(buffer, at) > at}
         return worst
 
@@ -129,29 +129,26 @@ class _Run:
         return source[: len(instruction.arrays)]
 
     def _operand(self, instruction: Instruction, place: int) -> LiveBuffer | None:
-        return (
-            self.of[instruction.operands[place]][0]
-            if self.of[instruction.operands[place]]
-            else None
-        )
+        buffers = self.of[instruction.operands[place]]
+        return buffers[0] if buffers else None
 
     def _shared(self, instruction: Instruction) -> Iterator[tuple[int, int]]:
         """Pairs of a result and the operand whose place it takes.
 
-        The compiler lists what shares a place; it numbers operands first, then results.
+        The compiler lists what shares a place. It numbers operands first, then results.
         """
         yield from STARTS.get(instruction.opcode, {}).items()
         for result, operand in DECLARED.findall(instruction.braced("output_to_operand_aliasing")):
             yield int(result or 0), int(operand)
-        found = SHARED.search(instruction.rest)
+        shared = SHARED.search(instruction.rest)
         count = len(instruction.operands)
-        for indices in INDICES.findall(found[1]) if found else []:
+        for indices in INDICES.findall(shared[1]) if shared else []:
             sharing = [int(index.strip('"')) for index in indices.split(",")]
             operands = [index for index in sharing if index < count]
             yield from ((i - count, operands[0]) for i in sharing if operands and i >= count)
 
     def _settle(self, results: Buffers) -> None:
-        """Give what the computation yields the places that it must end in."""
+        """Put the results of the computation where they must end."""
         root = self.of[self.where.root.name]
         moved = {
             new: old
@@ -175,7 +172,7 @@ class _Run:
         return last
 
     def _inside(self, instruction: Instruction) -> Peak:
-        """What a loop or a call needs beside what it is given."""
+        """What a loop or a call needs in addition to what it is given."""
         if instruction.opcode == "while":
             state = self.of[instruction.name]
             body = self.program.computations[instruction.attribute("body")[1:]]

@@ -1,4 +1,4 @@
-"""Prove room: where a value of a compiled program comes from, and who reads it."""
+"""Follow a value of a compiled program: where it comes from, and who reads it."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from functools import cached_property
 from orchestrator.prove.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.prove.hlo.shapes import Array
 
-# They yield what they are given, elsewhere in memory or under another shape.
+# They yield their operand, elsewhere in memory or in another shape.
 MOVES = frozenset(
     {"bitcast", "copy", "copy-start", "copy-done", "reshape", "transpose", "async-done"}
     | {"optimization-barrier", "slice-start", "slice-done", "add-dependency"}
@@ -20,7 +20,7 @@ CALLS = {"fusion", "call"}
 
 @dataclass(frozen=True)
 class Value:
-    """What an instruction yields, or one element of the tuple that it yields."""
+    """The result of an instruction, or one element of a tuple that it yields."""
 
     computation: str
     name: str
@@ -39,10 +39,10 @@ class Dataflow:
 
     # --- backwards
 
-    def before(self, value: Value, also: frozenset[str] = frozenset()) -> list[Value]:
-        """The values that this one is, if its instruction only moves it; else none.
+    def sources(self, value: Value, also: frozenset[str] = frozenset()) -> list[Value]:
+        """The values that this one is, if its instruction only moves them; else none.
 
-        `also` are opcodes that count as moving for this question.
+        `also` are further opcodes that count as moving.
         """
         where, instruction = self._where(value), self.instruction(value)
         opcode = instruction.opcode
@@ -61,31 +61,31 @@ class Dataflow:
             return [Value(called.name, called.root.name, value.element)]
         return []
 
-    def ends(self, value: Value, also: frozenset[str] = frozenset()) -> list[Value]:
-        """What a value is, back through all that only moves it."""
-        return [at for at in _walk([value], lambda v: self.before(v, also))
-                if not self.before(at, also)]  # fmt: skip
+    def origins(self, value: Value, also: frozenset[str] = frozenset()) -> list[Value]:
+        """The values that this one is, back through all that only moves them."""
+        walk = _walk([value], lambda at: self.sources(at, also))
+        return [at for at in walk if not self.sources(at, also)]
 
     def ancestors(
         self, value: Value, stop: Callable[[Instruction], bool] = lambda _: False
     ) -> Iterator[Instruction]:
-        """Everything a value depends on, the nearest first; not beyond what `stop` accepts."""
+        """Everything that a value depends on, the nearest first, up to what `stop` accepts."""
 
         def further(at: Value) -> list[Value]:
             if stop(self.instruction(at)):
                 return []
-            return self.before(at) or self._operands(at)
+            return self.sources(at) or self._operands(at)
 
         return map(self.instruction, _walk([value], further))
 
     # --- forwards
 
     def readers(self, value: Value) -> list[tuple[Instruction, int]]:
-        """Who takes the value as which operand, in its own computation."""
+        """The instructions of its computation that read the value, and as which operand."""
         return self._readers[value.computation, value.name]
 
-    def onward(self, value: Value, reader: Instruction, place: int) -> list[Value]:
-        """The value as the reader passes it on, in any type, or as its inside sees it."""
+    def through(self, value: Value, reader: Instruction, place: int) -> list[Value]:
+        """The value as the reader passes it on, in any type, or as the reader's inside sees it."""
         here = Value(value.computation, reader.name, value.element)
         if (reader.opcode in MOVES | {"convert"} or is_crop(reader)) and place == 0:
             return [here]
@@ -100,8 +100,8 @@ class Dataflow:
             return [Value(called.name, called.parameters[place].name, value.element)]
         return []
 
-    def outward(self, value: Value) -> list[Value]:
-        """The same value outside its computation, where it is what the computation yields."""
+    def to_callers(self, value: Value) -> list[Value]:
+        """The same value in the callers, if it is the result of its computation."""
         where = self._where(value)
         if where.root.name != value.name:
             return []
@@ -116,13 +116,15 @@ class Dataflow:
         """The value wherever it is moved, into computations and out of them."""
 
         def further(at: Value) -> list[Value]:
-            onward = [new for reader, i in self.readers(at) for new in self.onward(at, reader, i)]
-            return [*onward, *self.outward(at)]
+            passed_on = [
+                new for reader, i in self.readers(at) for new in self.through(at, reader, i)
+            ]
+            return [*passed_on, *self.to_callers(at)]
 
         return _walk([value], further)
 
-    def carried(self, value: Value) -> list[Value]:
-        """What loops leave in a buffer that they are given as part of their state."""
+    def loop_results(self, value: Value) -> list[Value]:
+        """What loops leave in the place of this value, where it is part of their state."""
         return [
             Value(_body(reader), self._root(_body(reader)), at.element)
             for at in self.copies(value)
@@ -142,7 +144,7 @@ class Dataflow:
         return self.program.computations[body].parameters[0].name
 
     def _given(self, where: Computation, number: int, element: int | None) -> list[Value]:
-        """What callers hand in as that parameter; a loop hands its state to the next round."""
+        """What callers pass as that parameter; a loop passes its state to the next round."""
         values = []
         for caller, call in self._callers[where.name]:
             if call.opcode == "while":
@@ -154,7 +156,7 @@ class Dataflow:
         return values
 
     def _operands(self, value: Value) -> list[Value]:
-        """What an instruction computes with. Each result of a collective is of one operand."""
+        """The operands of an instruction. Each result of a collective has one operand."""
         instruction = self.instruction(value)
         operands = instruction.operands
         if value.element is not None and len(operands) == len(instruction.arrays):
@@ -194,11 +196,11 @@ def _body(loop: Instruction) -> str:
 
 
 def _walk(start: list[Value], further: Callable[[Value], list[Value]]) -> Iterator[Value]:
-    """Every value that steps lead to, the nearest first, each once."""
+    """Every value that is reached, the nearest first, each once."""
     seen, todo = set(start), deque(start)
     while todo:
         value = todo.popleft()
         yield value
-        new = [found for found in further(value) if found not in seen]
+        new = [one for one in further(value) if one not in seen]
         seen |= set(new)
         todo += dict.fromkeys(new)

@@ -1,8 +1,8 @@
-"""Prove room: what a compiled program sends to other pods, and where the trainer asks for it.
+"""Find what a compiled program sends to other pods, and the trainer's lines that ask for it.
 
-The data-center network appears as `send` and `recv` alone, of megascale's host transfers. A send
-says what is done (an all-reduce, say), but not which line of the trainer asked: that is read from
-what it depends on.
+The data-center network appears only as `send` and `recv` of megascale's host transfers. A send says
+what it is part of (an all-reduce, say), but not which line of the trainer it comes from: that is
+read from what it depends on.
 """
 
 import re
@@ -32,7 +32,7 @@ MOST_PLACES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DcnPayload:
-    """One send. `in_backward`: what it sends depends on a backward pass, as gradients do."""
+    """One send. `in_backward`: it depends on a backward pass, as gradients do."""
 
     name: str
     kind: str
@@ -45,7 +45,7 @@ class DcnPayload:
 
 
 def dcn_payloads(flow: Dataflow, visit: Visit) -> Iterator[DcnPayload]:
-    """What a `send` to other pods carries; nothing for any other instruction."""
+    """The payload of a `send` to other pods; nothing for other instructions."""
     where, send, times = visit
     if send.opcode != "send" or send.quoted("_xla_host_transfer_handler_name") != MEGASCALE:
         return
@@ -73,22 +73,22 @@ def _logical(flow: Dataflow, sent: Value) -> Array:
     while at is not None:
         sent = at
         cropped = is_crop(flow.instruction(at))
-        at = next(iter(flow.before(at)), None)
+        at = next(iter(flow.sources(at)), None)
         if cropped and at is not None:
             return flow.array(at)
     return flow.array(sent)
 
 
 def _places(flow: Dataflow, sent: Value) -> list[str]:
-    """The lines of the trainer nearest to a value, back through everything it depends on."""
-    found: list[str] = []
+    """The trainer's lines nearest to a value, back through everything that it depends on."""
+    lines: list[str] = []
     for instruction in flow.ancestors(sent, lambda at: bool(_line(flow, at))):
         line = _line(flow, instruction)
-        if line and line not in found:
-            found.append(line)
-        if len(found) == MOST_PLACES:
+        if line and line not in lines:
+            lines.append(line)
+        if len(lines) == MOST_PLACES:
             break
-    return found
+    return lines
 
 
 def _line(flow: Dataflow, instruction: Instruction) -> str:

@@ -1,23 +1,23 @@
-"""Prove room: how often each computation of a compiled program runs in one step."""
+"""Count how often each computation of a compiled program runs in one step."""
 
 from collections import defaultdict
 from collections.abc import Iterator
 
 from orchestrator.prove.hlo.program import Computation, HloProgram, Instruction
-from orchestrator.prove.hlo.trip_counts import trips
+from orchestrator.prove.hlo.trip_counts import trip_count
 
-# Computations that say how to combine two numbers, element by element: nothing to count in them.
+# Their computations combine two numbers, element by element: there is nothing to count in them.
 COMBINES = {"all-reduce", "all-reduce-start", "reduce", "reduce-scatter", "reduce-window"}
 COMBINES |= {"scatter", "select-and-scatter", "sort", "map"}
 
-# They may name what their start has named.
+# They may name the computation that their start names.
 CONTINUES = {"async-update", "async-done"}
 
 Visit = tuple[Computation, Instruction, int]
 
 
-def times(program: HloProgram) -> dict[str, int]:
-    """Computation → how often it runs. Each branch of a conditional counts as if it were taken."""
+def execution_counts(program: HloProgram) -> dict[str, int]:
+    """Computation → how often it runs. Each branch of a conditional counts as taken."""
     count: dict[str, int] = defaultdict(int)
 
     def visit(computation: Computation, repeats: int) -> None:
@@ -38,7 +38,7 @@ def _calls(
     if instruction.opcode == "while":
         yield (
             program.computations[instruction.attribute("body")[1:]],
-            trips(program, where, instruction),
+            trip_count(program, where, instruction),
         )
         return
     for called in program.called(instruction):
@@ -47,7 +47,7 @@ def _calls(
 
 def visits(program: HloProgram) -> Iterator[Visit]:
     """Every instruction that runs, with its computation and how often."""
-    for name, count in times(program).items():
+    for name, count in execution_counts(program).items():
         computation = program.computations[name]
         for instruction in computation.instructions.values():
             yield computation, instruction, count

@@ -1,11 +1,11 @@
-"""Prove room: the collectives of a compiled program, as it runs them and as they were meant.
+"""The collectives of a compiled program, as the trainer means them and as the compiler runs them.
 
-The compiler writes some collectives as others: a reduce-scatter as an all-reduce of which each
-device keeps its slice, an all-gather as an all-reduce of what each device sets into zeros. Both
-take twice the bytes. A ring of permutes around a matrix product is one or the other too, with the
-same bytes. What it reduce-scatters it may fill up first, so that every device's part has a size it
-likes; other permutes then move each device's own part into place, and were not meant at all. What
-was meant is read from who makes the operand and who reads the result.
+The compiler writes some collectives as others. A reduce-scatter becomes an all-reduce of which each
+device keeps its slice, an all-gather an all-reduce of what each device sets into zeros: both take
+twice the bytes. A ring of permutes around a matrix product is a gather or a scatter too, with the
+same bytes. The compiler may pad what it reduce-scatters, so that every device's part has a size
+that suits it; further permutes then move each part into place, and stand for no collective of the
+trainer. The meaning is read from who makes the operand and who reads the result.
 """
 
 import re
@@ -28,7 +28,7 @@ SCATTERS = "all-reduce-scatter"  # begins the name of a fusion that is a reduce-
 
 @dataclass(frozen=True, kw_only=True)
 class CollectivePayload:
-    """One operand of a collective: what was meant by it, and what runs. Bytes of one execution."""
+    """One operand of a collective: what it stands for, and what runs. Bytes of one execution."""
 
     name: str
     kind: str
@@ -43,14 +43,14 @@ class CollectivePayload:
 
 
 def sent_bytes(kind: str, volume: float, ways: int) -> float:
-    """Bytes that one device sends for a collective of that volume over so many devices."""
+    """Bytes that one device sends for a collective of that volume over `ways` devices."""
     if kind == PERMUTE:
         return volume
     return volume * (ways - 1) / ways * (2 if kind == REDUCE else 1)
 
 
 def logical_payloads(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator[CollectivePayload]:
-    """What a collective exchanges inside a slice; nothing for any other instruction."""
+    """The payload of a collective inside a slice; nothing for other instructions."""
     where, instruction, times = visit
     kind = instruction.opcode.removesuffix("-start")
     if kind not in KINDS or _is_further_part(instruction):
@@ -65,14 +65,14 @@ def logical_payloads(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator
         meant = _meant(flow, runs, given, result)
         array = flow.array(given)
         volume = array.bytes * (len(group) if kind == GATHER else 1)
-        asked = _unfilled_bytes(flow, where, given, meant, volume)
+        unpadded = _unpadded_bytes(flow, where, given, meant, volume)
         yield CollectivePayload(
             name=instruction.name,
             kind=meant,
             axes=mesh.axes_of(group),
             link="ici",
             dtype=array.dtype,
-            payload_bytes=sent_bytes(PERMUTE if runs == PERMUTE else meant, asked, len(group)),
+            payload_bytes=sent_bytes(PERMUTE if runs == PERMUTE else meant, unpadded, len(group)),
             executed_kind=runs,
             executed_bytes=sent_bytes(runs, volume, len(group)),
             times=times,
@@ -81,9 +81,9 @@ def logical_payloads(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator
 
 
 def _is_further_part(instruction: Instruction) -> bool:
-    """Whether it only goes on with a collective: its start, its middle and its end all name it."""
-    found = PART.search(instruction.rest)
-    return found is not None and found[1] != FIRST_PART
+    """Whether it continues a collective: its start, its middle and its end all name it."""
+    part = PART.search(instruction.rest)
+    return part is not None and part[1] != FIRST_PART
 
 
 def _group(flow: Dataflow, instruction: Instruction, kind: str) -> tuple[int, ...]:
@@ -107,33 +107,33 @@ def _meant(flow: Dataflow, runs: str, given: Value, result: Value) -> str:
     return SCATTER if _is_sliced(flow, result) else REDUCE
 
 
-def _unfilled_bytes(
+def _unpadded_bytes(
     flow: Dataflow, where: Computation, given: Value, meant: str, volume: float
 ) -> float:
-    """The volume without what the compiler filled it up with, or put in place afterwards."""
+    """The volume without padding; nothing for a permute that puts padded parts in place."""
     if where.name.startswith(SCATTERS) and where.parameters:
         arrays = [one.arrays[0] for one in where.parameters.values()]
-        asked = sum(array.bytes for array in arrays if array.dtype == flow.array(given).dtype)
-        return min(volume, asked) or volume
+        size = sum(array.bytes for array in arrays if array.dtype == flow.array(given).dtype)
+        return min(volume, size) or volume
     return 0.0 if meant == SCATTER and _is_put_in_place(flow, given) else volume
 
 
 def _is_put_in_place(flow: Dataflow, given: Value) -> bool:
-    """Whether it is part of what a reduce-scatter has left here."""
-    return any(end.computation.startswith(SCATTERS) for end in flow.ends(given, SLICES))
+    """Whether it is a part that a padded reduce-scatter leaves here."""
+    return any(end.computation.startswith(SCATTERS) for end in flow.origins(given, SLICES))
 
 
 def _is_added_to(flow: Dataflow, result: Value) -> bool:
-    """Whether what comes round a ring is added to, and not only passed on and multiplied."""
+    """Whether a ring adds to what it passes on."""
     return any(
         reader.opcode == "add" for at in flow.copies(result) for reader, _ in flow.readers(at)
     )
 
 
 def _is_set_into_zeros(flow: Dataflow, given: Value) -> bool:
-    made = [flow.instruction(end) for end in flow.ends(given)]
+    made = [flow.instruction(end) for end in flow.origins(given)]
     return all(instruction.opcode == "dynamic-update-slice" for instruction in made) and all(
-        _fills(flow, end) for end in flow.ends(given)
+        _fills(flow, end) for end in flow.origins(given)
     )
 
 
@@ -141,26 +141,26 @@ def _fills(flow: Dataflow, update: Value) -> bool:
     """Whether the update goes into a constant."""
     target = Value(update.computation, flow.instruction(update).operands[0])
     return all(
-        flow.instruction(end).opcode in {"broadcast", "constant"} for end in flow.ends(target)
+        flow.instruction(end).opcode in {"broadcast", "constant"} for end in flow.origins(target)
     )
 
 
 def _is_sliced(flow: Dataflow, result: Value) -> bool:
-    """Whether whoever reads the result reads a slice of it, wherever it is moved to first."""
+    """Whether every reader of the result reads a slice of it, wherever it is moved to first."""
     seen, todo, slices = {result}, [result], 0
     while todo:
         value = todo.pop()
-        found = flow.outward(value)
+        moved = flow.to_callers(value)
         for reader, place in flow.readers(value):
             if reader.opcode == "dynamic-slice" and place == 0:
                 slices += 1
             elif not _is_of_another(reader, value):
-                onward = flow.onward(value, reader, place)
-                if not onward:
+                passed_on = flow.through(value, reader, place)
+                if not passed_on:
                     return False
-                found += onward
-        todo += [new for new in found if new not in seen]
-        seen |= set(found)
+                moved += passed_on
+        todo += [new for new in moved if new not in seen]
+        seen |= set(moved)
     return slices > 0
 
 

@@ -1,4 +1,4 @@
-"""Prove room: HLO text as computations of instructions, nothing interpreted yet."""
+"""Parse HLO text into computations of instructions, without interpreting them."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from orchestrator.prove.hlo.shapes import Array, arrays, end_of_shape
-from orchestrator.prove.hlo.source_lines import Sources, sources_of
+from orchestrator.prove.hlo.source_lines import SourceTables, source_tables
 
 NAMED = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
 HEADING = re.compile(r"(ENTRY )?%([\w.\-]+) \(")
@@ -22,7 +22,7 @@ QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction. `shape` and `rest`, what follows the operands, are as they are written."""
+    """One instruction. `shape`, and `rest` behind the operands, are as written."""
 
     name: str
     shape: str
@@ -34,41 +34,41 @@ class Instruction:
 
     @cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays that it yields; more than one for a tuple."""
+        """The arrays of its result; more than one for a tuple."""
         return arrays(self.shape)
 
     @cached_property
     def op_name(self) -> str:
-        """Where in the traced program it stands, by jax's scopes; empty where nothing is said."""
+        """Its place in the traced program, by jax's scopes; empty where none is given."""
         return self.quoted("op_name")
 
     @cached_property
     def frame(self) -> int | None:
-        found = re.search(r"stack_frame_id=(\d+)", self.rest)
-        return int(found[1]) if found else None
+        match = re.search(r"stack_frame_id=(\d+)", self.rest)
+        return int(match[1]) if match else None
 
     @cached_property
     def called(self) -> tuple[str, ...]:
-        """The computations that it names."""
+        """The names of the computations that it calls."""
         if "=%" not in self.rest and "={%" not in self.rest:
             return ()
         plain = QUOTED.sub('""', self.rest)
-        branches = [name for found in BRANCHES.findall(plain) for name in OPERAND.findall(found)]
+        branches = [name for match in BRANCHES.findall(plain) for name in OPERAND.findall(match)]
         return (*CALLED.findall(plain), *branches)
 
     def attribute(self, key: str) -> str:
         """The value of `key=value` up to the next comma or space; empty where there is none."""
-        found = re.search(rf"\b{key}=([^\s,]*)", self.rest)
-        return found[1] if found else ""
+        match = re.search(rf"\b{key}=([^\s,]*)", self.rest)
+        return match[1] if match else ""
 
     def braced(self, key: str) -> str:
-        """The text between the braces of `key={...}`, braces inside kept."""
+        """The text between the braces of `key={...}`, with inner braces."""
         start = self.rest.find(f"{key}={{")
         return _enclosed(self.rest, start + len(key) + 1) if start >= 0 else ""
 
     def quoted(self, key: str) -> str:
-        found = re.search(rf'\b{key}="([^"]*)"', self.rest)
-        return found[1] if found else ""
+        match = re.search(rf'\b{key}="([^"]*)"', self.rest)
+        return match[1] if match else ""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class HloProgram:
     computations: dict[str, Computation]
     entry: Computation
     partitions: int
-    sources: Sources = field(default_factory=Sources)
+    sources: SourceTables = field(default_factory=SourceTables)
 
     def called(self, instruction: Instruction) -> list[Computation]:
         return [self.computations[name] for name in instruction.called]
@@ -115,7 +115,7 @@ def program_of(text: str) -> HloProgram:
         computations=computations,
         entry=computations[entry],
         partitions=int(partitions[1]) if partitions else 1,
-        sources=sources_of(lines),
+        sources=source_tables(lines),
     )
 
 
@@ -125,8 +125,8 @@ def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
     body: list[str] = []
     for line in lines:
         if heading is None:
-            if line.endswith("{") and (found := HEADING.match(line)):
-                heading, body = found, []
+            if line.endswith("{") and (match := HEADING.match(line)):
+                heading, body = match, []
         elif CLOSING.fullmatch(line):
             yield bool(heading[1]), _computation(heading[2], body)
             heading = None
@@ -166,12 +166,12 @@ def _instruction(line: str) -> Instruction:
 
 
 def _enclosed(text: str, start: int) -> str:
-    """What stands between the bracket at `start` and the one that closes it."""
+    """The text between the bracket at `start` and the one that closes it."""
     opening = text[start]
     closing = {"(": ")", "{": "}"}[opening]
     depth = 0
-    for found in re.finditer(rf"[{re.escape(opening + closing)}]", text[start:]):
-        depth += 1 if found[0] == opening else -1
+    for match in re.finditer(rf"[{re.escape(opening + closing)}]", text[start:]):
+        depth += 1 if match[0] == opening else -1
         if depth == 0:
-            return text[start + 1 : start + found.start()]
+            return text[start + 1 : start + match.start()]
     raise ValueError(f"a bracket is never closed: {text[start : start + 80]}")

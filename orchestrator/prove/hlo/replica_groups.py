@@ -1,4 +1,4 @@
-"""Prove room: which mesh axes the devices of a collective differ in."""
+"""The mesh axes in which the devices of a collective differ."""
 
 import re
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ PAIRS = re.compile(r"\{(\d+),(\d+)\}")
 
 @dataclass(frozen=True)
 class DeviceMesh:
-    """Sizes of the mesh axes of one slice, and where in that mesh each partition stands."""
+    """Sizes of the mesh axes of one slice, and the place of each partition in that mesh."""
 
     axes: dict[str, int]
     places: tuple[int, ...] | None = None
 
     def axes_of(self, partitions: tuple[int, ...]) -> tuple[str, ...]:
-        """The axes along which they differ: all of these when they are the whole slice."""
+        """The axes in which the partitions differ; no partitions stand for the whole slice."""
         at = np.array(partitions or range(prod(self.axes.values())))
         places = np.array(self.places)[at] if self.places else at
         indices = np.unravel_index(places, tuple(self.axes.values()))
@@ -42,14 +42,14 @@ def first_group(collective: Instruction, partitions: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Chain:
-    """The partitions that pass their data on to one another, from the first; a ring closes."""
+    """Partitions that pass their data on to one another, from the first; a ring is closed."""
 
     members: tuple[int, ...]
     is_ring: bool
 
 
 def chain(permute: Instruction) -> Chain:
-    """Who passes to whom in a permute. Its pairs fill most of a large program's text."""
+    """The chain of a permute. The pairs of permutes fill most of a large program's text."""
     start = permute.rest.index(PASSES)
     return _chain(permute.rest[start : permute.rest.index("}}", start) + 1])
 

@@ -1,4 +1,4 @@
-"""Prove room: the shapes of HLO text."""
+"""Parse the shapes of HLO text."""
 
 import re
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ class Array:
 
     @property
     def is_in_hbm(self) -> bool:
-        found = SPACE.search(self.layout)
-        return (int(found[1]) if found else HBM) == HBM
+        match = SPACE.search(self.layout)
+        return (int(match[1]) if match else HBM) == HBM
 
     @cached_property
     def padded_bytes(self) -> float:
-        """Bytes in memory: the minor dimensions are filled up to whole tiles."""
+        """Bytes in memory, where the minor dimensions are padded to whole tiles."""
         order = [int(d) for d in self.layout.split(":")[0].split(",") if d.isdigit()]
         sizes = [self.dimensions[d] for d in reversed(order)] or list(self.dimensions)
         tiles = TILE.search(self.layout)
@@ -53,12 +53,12 @@ def bits(dtype: str) -> int:
     """Bits of an element: bf16 16, f8e4m3fn 8, pred 8; tokens and opaque values hold none."""
     if dtype in {"token", "opaque"}:
         return 0
-    found = BITS.match(dtype)
-    return int(found[1]) if found else 8
+    match = BITS.match(dtype)
+    return int(match[1]) if match else 8
 
 
 def arrays(shape: str) -> tuple[Array, ...]:
-    """All arrays of a shape as it is written: one, or those of a tuple."""
+    """All arrays of a shape as written: one, or those of a tuple."""
     return tuple(
         Array(dtype, _numbers(sizes), layout) for dtype, sizes, layout in ARRAY.findall(shape)
     )
@@ -69,7 +69,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def end_of_shape(line: str, start: int) -> int:
-    """Where the shape that begins at `start` ends: a tuple's closing bracket, or the next space."""
+    """The end of the shape at `start`: a tuple's closing bracket, or the next space."""
     if line[start] != "(":
         return line.index(" ", start)
     depth = 0

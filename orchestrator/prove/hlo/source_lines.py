@@ -1,4 +1,4 @@
-"""Prove room: where in the trainer's files an instruction comes from."""
+"""Find the trainer's line that an instruction comes from."""
 
 import re
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class SourceLine:
 
 
 @dataclass(frozen=True)
-class Sources:
+class SourceTables:
     """The tables at the head of a module."""
 
     files: dict[int, str] = field(default_factory=dict)
@@ -43,12 +43,12 @@ class Sources:
 
 def trainer_line(place: SourceLine) -> str:
     """`trainers/llama/collectives.py:62 (reduced)`; empty for a line of another package."""
-    _, found, inside = place.file.rpartition("trainers/")
+    _, folder, inside = place.file.rpartition("trainers/")
     function = place.function.replace("<locals>.", "")
-    return f"trainers/{inside}:{place.line} ({function})" if found else ""
+    return f"trainers/{inside}:{place.line} ({function})" if folder else ""
 
 
-def sources_of(lines: list[str]) -> Sources:
+def source_tables(lines: list[str]) -> SourceTables:
     """The tables, which stand before the first computation."""
     rows: dict[str, list[str]] = {table: [] for table in TABLES}
     table = None
@@ -59,7 +59,7 @@ def sources_of(lines: list[str]) -> Sources:
             break
         elif table and line:
             rows[table].append(line)
-    return Sources(
+    return SourceTables(
         files=_names(rows["FileNames"]),
         functions=_names(rows["FunctionNames"]),
         locations={int(i): (int(a), int(b), int(c)) for i, a, b, c in _found(LOCATION, rows, 2)},
@@ -68,11 +68,11 @@ def sources_of(lines: list[str]) -> Sources:
 
 
 def _names(lines: list[str]) -> dict[int, str]:
-    return {int(found[1]): found[2] for line in lines if (found := NAME.fullmatch(line))}
+    return {int(match[1]): match[2] for line in lines if (match := NAME.fullmatch(line))}
 
 
 def _found(
     pattern: re.Pattern[str], rows: dict[str, list[str]], table: int
 ) -> list[tuple[str, ...]]:
     lines = rows[TABLES[table]]
-    return [found.groups() for line in lines if (found := pattern.match(line))]
+    return [match.groups() for line in lines if (match := pattern.match(line))]

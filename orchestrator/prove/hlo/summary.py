@@ -1,4 +1,4 @@
-"""Prove room: everything that is read from one compiled program, as plain numbers."""
+"""Everything that is read from one compiled program, as plain numbers."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ from orchestrator.prove.compiled import (
     DcnSend,
     ProgramSummary,
 )
-from orchestrator.prove.hlo import dots, kernels
 from orchestrator.prove.hlo.buffer_classes import BufferClasses
 from orchestrator.prove.hlo.buffer_liveness import peak
 from orchestrator.prove.hlo.dataflow import Dataflow
-from orchestrator.prove.hlo.dcn import dcn_payloads
+from orchestrator.prove.hlo.dcn import DcnPayload, dcn_payloads
 from orchestrator.prove.hlo.execution_counts import Visit, visits
 from orchestrator.prove.hlo.logical_collectives import CollectivePayload, logical_payloads
+from orchestrator.prove.hlo.op_flops import is_kernel, kernel_flops, kernel_name, product_flops
 from orchestrator.prove.hlo.program import HloProgram
 from orchestrator.prove.hlo.replica_groups import DeviceMesh
 
@@ -25,41 +25,39 @@ DTYPES = {"f32": "fp32"}  # as the Plan calls them
 
 
 def summarize(program: HloProgram, mesh: DeviceMesh, layers: int) -> ProgramSummary:
-    """All of it, of a program with so many layers on that mesh."""
-    flow, every = Dataflow(program), list(visits(program))
-    ledger = BufferClasses(flow, peak(program), layers)
+    """The numbers of a program with that many layers on that mesh."""
+    flow, visited = Dataflow(program), list(visits(program))
+    classes = BufferClasses(flow, peak(program), layers)
+    kernels = [visit for visit in visited if is_kernel(visit[1])]
+    uncounted = {kernel_name(op) for where, op, _ in kernels if kernel_flops(where, op) is None}
     return ProgramSummary(
-        live_bytes=ledger.classes(),
-        peak_at=ledger.peak_at(),
-        buffers=ledger.largest(),
-        collectives=_collectives(
-            one for visit in every for one in logical_payloads(flow, mesh, visit)
-        ),
-        sends=tuple(
-            DcnSend(
-                name=one.name,
-                kind=one.kind,
-                dtype=DTYPES.get(one.dtype, one.dtype),
-                payload_bytes=one.payload_bytes * one.times,
-                padding_bytes=(one.executed_bytes - one.payload_bytes) * one.times,
-                calls=one.times,
-                places=one.places,
-                in_backward=one.in_backward,
-            )
-            for visit in every
-            for one in dcn_payloads(flow, visit)
-        ),
-        flops=_flops(program, every),
-        uncounted=tuple(
-            sorted({kernels.name(visit[1]) for visit in every if _is_uncounted(visit)})
-        ),
+        live_bytes=classes.sizes(),
+        peak_at=classes.peak_at(),
+        buffers=classes.largest(),
+        collectives=_collectives(one for v in visited for one in logical_payloads(flow, mesh, v)),
+        sends=tuple(_send(one) for visit in visited for one in dcn_payloads(flow, visit)),
+        flops=_flops(program, visited),
+        uncounted=tuple(sorted(uncounted)),
     )
 
 
-def _collectives(found: Iterable[CollectivePayload]) -> tuple[CompiledCollective, ...]:
-    """Those alike added up."""
+def _send(one: DcnPayload) -> DcnSend:
+    return DcnSend(
+        name=one.name,
+        kind=one.kind,
+        dtype=DTYPES.get(one.dtype, one.dtype),
+        payload_bytes=one.payload_bytes * one.times,
+        padding_bytes=(one.executed_bytes - one.payload_bytes) * one.times,
+        calls=one.times,
+        places=one.places,
+        in_backward=one.in_backward,
+    )
+
+
+def _collectives(payloads: Iterable[CollectivePayload]) -> tuple[CompiledCollective, ...]:
+    """Alike payloads added up."""
     alike: dict[tuple[tuple[str, ...], str, str, str], list[CollectivePayload]] = defaultdict(list)
-    for one in found:
+    for one in payloads:
         alike[one.axes, one.kind, DTYPES.get(one.dtype, one.dtype), one.executed_kind].append(one)
     return tuple(
         CompiledCollective(
@@ -75,7 +73,7 @@ def _collectives(found: Iterable[CollectivePayload]) -> tuple[CompiledCollective
     )
 
 
-def _flops(program: HloProgram, every: list[Visit]) -> dict[str, float]:
+def _flops(program: HloProgram, visited: list[Visit]) -> dict[str, float]:
     """FLOPs of one device and step: matrix products, those the compiler repeats, each kernel."""
     repeated = {
         called
@@ -85,16 +83,12 @@ def _flops(program: HloProgram, every: list[Visit]) -> dict[str, float]:
         for called in instruction.called
     }
     total: dict[str, float] = defaultdict(float)
-    for where, instruction, times in every:
+    for where, instruction, times in visited:
         if instruction.opcode in {"dot", "convolution"}:
-            again = where.name in repeated or AGAIN in instruction.name
-            name = REPEATED if again else PRODUCTS
-            total[name] += times * dots.flops(where, instruction)
-        elif kernels.is_kernel(instruction):
-            total[kernels.name(instruction)] += times * (kernels.flops(where, instruction) or 0)
+            is_repeated = where.name in repeated or AGAIN in instruction.name
+            total[REPEATED if is_repeated else PRODUCTS] += times * product_flops(
+                where, instruction
+            )
+        elif is_kernel(instruction):
+            total[kernel_name(instruction)] += times * (kernel_flops(where, instruction) or 0)
     return dict(total)
-
-
-def _is_uncounted(visit: Visit) -> bool:
-    where, instruction, _ = visit
-    return kernels.is_kernel(instruction) and kernels.flops(where, instruction) is None

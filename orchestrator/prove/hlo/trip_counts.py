@@ -1,6 +1,6 @@
-"""Prove room: how often a loop of a compiled program runs.
+"""Count how often a loop of a compiled program runs.
 
-TPU programs carry no trip counts. A loop counts in one slot of its state: from what the slot is
+TPU programs carry no trip counts. A loop counts in one slot of its state: from the slot's value
 before the loop, by what the body adds to it, up to what the condition compares it with.
 """
 
@@ -10,42 +10,41 @@ from math import ceil
 from orchestrator.prove.hlo.program import Computation, HloProgram, Instruction
 
 SAME = {"bitcast", "bitcast-convert", "convert", "copy", "reshape", "optimization-barrier"}
-# What the condition says while it holds, with the counter on the left.
+# What each comparison adds to the limit, with the counter on the left.
 HOLDS = {"LT": 0, "LE": 1, "GT": 0, "GE": -1, "NE": 0}
 MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 
 class UnknownTrips(ValueError):
-    """A loop that counts in no way that is known here."""
+    """The loop counts in a way that is not understood here."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """A whole number, or what a slot of the loop's state holds plus a whole number."""
+    """A whole number, or the value in a slot of the loop's state plus a whole number."""
 
     offset: int
     slot: int | None = None
 
 
-def trips(program: HloProgram, where: Computation, loop: Instruction) -> int:
+def trip_count(program: HloProgram, where: Computation, loop: Instruction) -> int:
     """How often the body of a `while` in that computation runs."""
-    condition, body = (program.computations[loop.attribute(key)[1:]] for key in CALLS)
+    condition, body = (
+        program.computations[loop.attribute(key)[1:]] for key in ("condition", "body")
+    )
     before = where.operand(loop, 0)
     left, right, direction = _comparison(program, condition)
     if _step(program, body, left) == 0:
         left, right, direction = right, left, MIRRORED[direction]
     step = _step(program, body, left)
     if step == 0 or _step(program, body, right) != 0:
-        raise UnknownTrips(f"{loop.name} compares nothing that counts with a limit that stands")
+        raise UnknownTrips(f"{loop.name} compares no counter with a constant limit")
     start, limit = (_at_start(program, where, before, side) for side in (left, right))
     return max(0, ceil((limit + HOLDS[direction] - start) / step))
 
 
-CALLS = ("condition", "body")
-
-
 def _comparison(program: HloProgram, condition: Computation) -> tuple[Count, Count, str]:
-    """Its two sides, and how they are compared."""
+    """The two sides of the condition, and how they are compared."""
     where, test = _inside(program, condition, condition.root)
     if test.opcode != "compare":
         raise UnknownTrips(f"{condition.name} ends in {test.opcode}")
@@ -58,14 +57,14 @@ def _step(program: HloProgram, body: Computation, side: Count) -> int:
     """What a round of the loop adds to one side of the comparison."""
     if side.slot is None:
         return 0
-    after = _value(program, body, _left_in(body, side.slot))
+    after = _value(program, body, _next_state(body, side.slot))
     if after.slot != side.slot:
         raise UnknownTrips(f"{body.name} leaves {after} in slot {side.slot}")
     return after.offset
 
 
 def _at_start(program: HloProgram, where: Computation, before: Instruction, side: Count) -> int:
-    """What one side of the comparison is before the first round."""
+    """One side of the comparison before the first round."""
     if side.slot is None:
         return side.offset
     given = where.operand(before, side.slot) if before.opcode == "tuple" else before
@@ -78,7 +77,7 @@ def _at_start(program: HloProgram, where: Computation, before: Instruction, side
 def _inside(
     program: HloProgram, where: Computation, root: Instruction
 ) -> tuple[Computation, Instruction]:
-    """The comparison itself, where it stands in a fusion."""
+    """The comparison itself, also inside a fusion."""
     if root.opcode == "fusion":
         [fused] = program.called(root)
         return fused, fused.root
@@ -88,20 +87,20 @@ def _inside(
 def _outside(
     program: HloProgram, condition: Computation, where: Computation, value: Count
 ) -> Count:
-    """What a fusion's parameter is in the condition that holds the fusion."""
+    """The value of a fusion's parameter in the condition that contains the fusion."""
     if where is condition or value.slot is None:
         return value
     given = _value(program, condition, condition.operand(condition.root, value.slot))
     return Count(given.offset + value.offset, given.slot)
 
 
-def _left_in(body: Computation, slot: int) -> Instruction:
-    """What the body leaves in a slot of the loop's state."""
+def _next_state(body: Computation, slot: int) -> Instruction:
+    """The instruction that yields a slot of the loop's next state."""
     return body.root if body.root.opcode != "tuple" else body.operand(body.root, slot)
 
 
 def _value(program: HloProgram, where: Computation, instruction: Instruction) -> Count:
-    """An integer as far as it is known: a constant, or a slot and a constant."""
+    """An integer as a constant, or as a slot and a constant."""
     if instruction.opcode in SAME:
         return _value(program, where, where.operand(instruction, 0))
     if instruction.opcode == "constant":
@@ -129,7 +128,7 @@ def _sum(program: HloProgram, where: Computation, instruction: Instruction) -> C
 
 
 def _fused(program: HloProgram, where: Computation, instruction: Instruction) -> Count:
-    """What a fusion yields, its parameters replaced by what it is given."""
+    """The result of a fusion, with its operands in place of its parameters."""
     [fused] = program.called(instruction)
     inner = _value(program, fused, fused.root)
     if inner.slot is None:

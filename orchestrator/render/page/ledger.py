@@ -43,7 +43,7 @@ def held(report: Report, plan: Plan) -> Html:
     )
     rows = [*predicted(plan), *expected(plan), measured(found)]
     drawn = bars(rows, seconds, [*marks_of(plan), mark])
-    return join(drawn, tag("p", words.gap(gap)))
+    return join(drawn, tag("p", words.gap_text(gap)))
 
 
 def marks_of(plan: Plan) -> list[Mark]:

@@ -175,7 +175,7 @@ def goodput(report: Report) -> Html:
     ]
     return join(
         bars([row], elapsed_or_ms, told=3),
-        tag("p", words.goodput(spent)),
+        tag("p", words.goodput_text(spent)),
         table(("where", "time", "share"), rows),
     )
 

@@ -10,7 +10,7 @@ from orchestrator.render.page.bars import Bar, Segment, bars
 from orchestrator.render.page.html import Html, filled, join, table, tag
 from orchestrator.render.page.ledger import expected, predicted
 from orchestrator.render.page.plots import Band, Curve, Frame, plot
-from orchestrator.render.study_screen import SCALINGS, title
+from orchestrator.render.study_screen import SCALINGS, key_title
 from orchestrator.types.plan import Plan
 from orchestrator.types.study import PlannedTrial, StudyReport, TrialReport
 
@@ -34,7 +34,7 @@ def study_page(report: StudyReport, plans: Mapping[int, Plan]) -> str:
         "study.html",
         title=report.study,
         kind=rehearsal(report),
-        verdict=study_report_screen.study_verdict(report).removeprefix("Study: "),
+        verdict=study_report_screen.study_verdict(report),
         headline=f"{report.name}: {len(report.trials)} trials, {SCALINGS[report.scaling]}",
         curves=curves(report),
         trials=trials(report),
@@ -61,7 +61,9 @@ def series_of(report: StudyReport) -> list[Series]:
     found: dict[str, list[TrialReport]] = {}
     for trial in report.trials:
         if trial.measured:
-            name = " ".join(f"{title(k, report.vary).lower()} {v}" for k, v in trial.series.items())
+            name = " ".join(
+                f"{key_title(k, report.vary).lower()} {v}" for k, v in trial.series.items()
+            )
             found.setdefault(name, []).append(trial)
     return [
         Series(name, KINDS[i % len(KINDS)], tuple(sorted(trials, key=lambda one: one.chips)))
@@ -168,12 +170,14 @@ def efficiency(found: Sequence[Series]) -> Html:
 
 
 def trials(report: StudyReport) -> Html:
-    names = tuple(title(key, report.vary).lower() for key in report.vary)
+    names = tuple(key_title(key, report.vary).lower() for key in report.vary)
     head = ("trial", *names, "runs", "step", "spread", "tokens/s/chip", "MFU", "efficiency",
             "predicted", "over")  # fmt: skip
-    notes = (note.removeprefix("note: ") for note in study_report_screen.notes(report))
+    notes = study_report_screen.notes(report)
     said = join(*(tag("p", f"{note[0].upper()}{note[1:]}.") for note in notes))
-    return join(table(head, [study_report_screen.row(report, one) for one in report.trials]), said)
+    return join(
+        table(head, [study_report_screen.trial_row(report, one) for one in report.trials]), said
+    )
 
 
 def parted(report: StudyReport, plans: Mapping[int, Plan]) -> Html:
@@ -186,7 +190,7 @@ def parted(report: StudyReport, plans: Mapping[int, Plan]) -> Html:
         if trial.measured is None or trial.not_compared or trial.number not in plans:
             continue
         name = ", ".join(
-            f"{title(k, report.vary).lower()} {trial.settings[k]}" for k in report.vary
+            f"{key_title(k, report.vary).lower()} {trial.settings[k]}" for k in report.vary
         )
         rows.append(whole(name, plans[trial.number]))
         step = Segment(name="median step", value=trial.measured.step_s.median)
@@ -194,7 +198,7 @@ def parted(report: StudyReport, plans: Mapping[int, Plan]) -> Html:
     if not rows:
         return tag("p", "No trial may be held against a prediction.")
     drawn = bars(rows[: 2 * MOST_BARS], seconds)
-    return join(drawn, tag("p", study_report_screen.explained(report.explanations)))
+    return join(drawn, tag("p", study_report_screen.gap_explanation(report.explanations)))
 
 
 def whole(name: str, plan: Plan) -> Bar:
@@ -217,7 +221,7 @@ def chips(report: StudyReport) -> Html:
     known = [(one, one.predicted) for one in report.trials if one.predicted and one.not_compared]
     if not known:
         return Html("")
-    names = tuple(title(key, report.vary).lower() for key in report.vary)
+    names = tuple(key_title(key, report.vary).lower() for key in report.vary)
     head = (*names, "chips", "step, lower", "nothing overlapped", "MFU", "efficiency", "binds")
     rows = [
         (

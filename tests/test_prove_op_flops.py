@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from orchestrator.prove.hlo import kernels
+from orchestrator.prove.hlo import op_flops
 from orchestrator.prove.hlo.program import Computation, program_of
 from trainers.llama import zigzag
 
@@ -24,14 +24,14 @@ def brute_force(length: int, ways: int, query_block: int, key_block: int) -> flo
 @pytest.mark.parametrize(("queries", "keys"), [(16, 16), (16, 64), (32, 16), (8, 128)])
 def test_visited_blocks_are_those_that_the_mask_leaves(ways: int, queries: int, keys: int) -> None:
     """For a sequence in one piece and in shards in zigzag order, blocks large and small."""
-    found = kernels.visited(256, ways, queries, keys)
+    found = op_flops.visited_pairs(256, ways, queries, keys)
     assert found == brute_force(256, ways, queries, keys)
 
 
 def test_small_blocks_come_to_half_of_all_pairs() -> None:
     """What is computed tends to the causal half from above."""
     half = 1024 * 1024 / 2
-    shares = [kernels.visited(1024, 1, block, block) / half for block in (512, 128, 8)]
+    shares = [op_flops.visited_pairs(1024, 1, block, block) / half for block in (512, 128, 8)]
     assert shares == [1.5, 1.125, 1 + 8 / 1024]
 
 
@@ -79,20 +79,20 @@ def test_each_part_of_splash_attention_has_its_formula(
 ) -> None:
     """Query heads and sequences x head dimension x visited pairs x FLOPs of a pair."""
     where = kernel(name, results, settings)
-    assert kernels.is_kernel(where.root)
+    assert op_flops.is_kernel(where.root)
     pairs = brute_force(1024, 2, 256, 512)
-    assert kernels.flops(where, where.root) == 3 * 4 * 128 * pairs * per_pair
+    assert op_flops.kernel_flops(where, where.root) == 3 * 4 * 128 * pairs * per_pair
 
 
 def test_a_kernel_without_a_formula_is_no_number() -> None:
     """It is named instead."""
     where = kernel("megablox_gmm", FORWARD, {})
-    assert kernels.flops(where, where.root) is None
-    assert kernels.name(where.root) == "splash"
+    assert op_flops.kernel_flops(where, where.root) is None
+    assert op_flops.kernel_name(where.root) == "splash"
 
 
 def test_a_kernel_that_hides_its_blocks_is_an_error() -> None:
     """No block size is made up."""
     where = kernel("splash_mha_fwd", FORWARD, {"block_q": 256})
     with pytest.raises(ValueError, match="block_kv"):
-        kernels.flops(where, where.root)
+        op_flops.kernel_flops(where, where.root)

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.launch import package, provenance
+from orchestrator.launch import provenance
 from orchestrator.launch.preflight import (
     PreflightHost,
     PreflightReport,
     PreflightRequest,
+    describe_slices,
     faults,
-    slices_said,
 )
-from orchestrator.launch.ray.job_client import ClusterUnusable, place_of
+from orchestrator.launch.ray.job_client import ClusterUnusable, host_and_port
 from orchestrator.render import launch_screen as render
 from orchestrator.types.plan import Estimate
 from tests.journals import tiny_plan
@@ -36,17 +36,17 @@ def with_hosts(*hosts: PreflightHost) -> PreflightReport:
 def test_a_cluster_that_can_serve_has_no_fault() -> None:
     """Now, or once others have ended: then it says how many are waited for."""
     assert faults(WANTED, SURVEY) == []
-    assert slices_said(WANTED, SURVEY) == "4 of v5p 2x2x2 asked, 5 present, 4 free"
+    assert describe_slices(WANTED, SURVEY) == "4 of v5p 2x2x2 requested, 5 present, 4 free"
     busy = replace(SURVEY, free=1)
     assert faults(WANTED, busy) == []
-    assert slices_said(WANTED, busy).endswith("1 free: the run waits for 3 more")
+    assert describe_slices(WANTED, busy).endswith("1 free: the run waits for 3 more")
 
 
 def test_missing_slices_are_counted() -> None:
     """Asked, present, free, missing, and what the cluster has instead."""
     few = replace(SURVEY, present=3, free=1)
     assert faults(WANTED, few) == [
-        "slices: 4 of v5p 2x2x2 asked, 3 present, 1 free: 1 missing; it has 2 of v5p-32"
+        "slices: 4 of v5p 2x2x2 requested, 3 present, 1 free: 1 missing; it has 2 of v5p-32"
     ]
     assert faults(WANTED, replace(few, others={}))[0].endswith("; it has no other slices")
 
@@ -62,7 +62,7 @@ def test_a_difference_in_versions_is_said_once_for_all_its_hosts() -> None:
 def test_a_host_that_cannot_write_the_journal_is_named() -> None:
     """With the path, and what to do."""
     [fault] = faults(WANTED, with_hosts(replace(GOOD[0], reaches=False)))
-    assert "/mnt/runs of this machine cannot be written from 1 of 8 hosts (10.0.0.0)" in fault
+    assert "1 of 8 hosts (10.0.0.0) cannot write to /mnt/runs of this machine" in fault
     assert "name it with run.storage" in fault
 
 
@@ -77,8 +77,8 @@ def test_all_faults_are_told_at_once() -> None:
 
 def test_the_same_code_is_the_same_archive() -> None:
     """It holds what the digest is of, and the lock, and no bytecode."""
-    first = package.archive()
-    assert first == package.archive()
+    first = provenance.archive()
+    assert first == provenance.archive()
     names = zipfile.ZipFile(io.BytesIO(first)).namelist()
     assert {path.as_posix() for path in provenance.code_files()} <= set(names)
     assert {"trainers/loop.py", "requirements.lock"} <= set(names)
@@ -97,14 +97,14 @@ def test_the_same_code_is_the_same_archive() -> None:
 )
 def test_addresses_are_read_as_people_write_them(address: str, place: tuple[str, int]) -> None:
     """Of a dashboard, of a head, with a scheme or without."""
-    assert place_of(address) == place
+    assert host_and_port(address) == place
 
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.2", "http://", "a:b", "http://h:99999"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     """With one that would be."""
     with pytest.raises(ClusterUnusable, match="for example http://10"):
-        place_of(address)
+        host_and_port(address)
 
 
 def test_what_a_run_asks_for_is_said_in_chips_time_and_money() -> None:
@@ -120,6 +120,6 @@ def test_what_a_run_asks_for_is_said_in_chips_time_and_money() -> None:
     )
     learned = replace(days, expected=5.0, low=4.0, high=6.0)
     expected = replace(costly, forecast=replace(costly.forecast, days=learned))
-    assert "4 d to 6 d" in render.cost_of_run(expected, steps)
+    assert "4 to 6 d" in render.cost_of_run(expected, steps)
     unknown = replace(costly, forecast=replace(costly.forecast, dollars=None))
     assert render.cost_of_run(unknown, steps).endswith("2 d to 3 d 12 h; no price is known")

@@ -1,4 +1,4 @@
-"""The prove room: what crosses pods, where it comes from, and whether it may."""
+"""what crosses pods, where it comes from, and whether it may."""
 
 from dataclasses import replace
 

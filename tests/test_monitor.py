@@ -1,10 +1,10 @@
-"""An attempt as its driver watches it, with a crew that says what the test wants it to say."""
+"""An attempt as its driver watches it, with events that the test gives."""
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Self
 
 import pytest
 
@@ -14,47 +14,54 @@ from orchestrator.drive.driver import Driver
 from orchestrator.drive.monitor import AttemptEnd, Monitor
 from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
-from orchestrator.launch.ray.attempt_process import AttemptProcess
-from orchestrator.launch.ray.protocol import AttemptCommand, AttemptEvent, Slice, WorkerArgs
-from tests.journals import claimed_run, reason, tiny_plan, write_steps
+from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
+from orchestrator.types.run import StateReason
+from tests.journals import claimed_run, tiny_plan, write_steps
+from tests.process_backend import ProcessBackend
 
 BEAT_S = 0.02
 SLICES = ("pod-0", "pod-1")
-WHOLE = tuple(Slice(name=name, hosts=1, of=1, free=False) for name in SLICES)
+WHOLE = tuple(Slice(name=name, hosts=1, size=1, free=False) for name in SLICES)
 
 
-class Scripted:
-    """A crew without processes: says what it was given, and shows the slices when it is told."""
+class ScriptedAttempt:
+    """An attempt without processes: its events are given, and so are its slices."""
 
-    def __init__(self, *said: AttemptEvent, slices: tuple[Slice, ...] | None = WHOLE) -> None:
-        self._said: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
+    def __init__(self, *events: AttemptEvent, slices: tuple[Slice, ...] | None = WHOLE) -> None:
+        self.events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._slices = slices
-        for one in said:
-            self._said.put(one)
+        for one in events:
+            self.events.put(one)
 
-    def heard(self, wait_s: float) -> AttemptEvent | None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing runs."""
+
+    def next_event(self, timeout_s: float) -> AttemptEvent | None:
         try:
-            return self._said.get(timeout=wait_s)
+            return self.events.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
-    def tell(self, order: AttemptCommand) -> None:
-        raise AssertionError(order)
+    def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
+        raise AssertionError(args, slices)
 
-    def look(self) -> tuple[Slice, ...] | None:
+    def slices(self) -> tuple[Slice, ...] | None:
         return self._slices
 
 
 @contextmanager
 def watched(
-    tmp_path: Path, crew: Scripted, hang_limit_s: float = 60.0
+    tmp_path: Path, attempt: ScriptedAttempt, hang_limit_s: float = 60.0
 ) -> Iterator[tuple[journal.Writer, Monitor]]:
     """The first attempt of a run, about to be watched."""
     writer = claimed_run(tmp_path)
     number = writer.start_attempt(tiny_plan(), SLICES)
     path = str(writer.journal.path)
-    share = WorkerArgs(run=path, attempt=number, plan_digest=tiny_plan().digest, beat_s=BEAT_S)
-    yield writer, Monitor(writer, cast(AttemptProcess, crew), share, SLICES, hang_limit_s)
+    args = WorkerArgs(run=path, attempt=number, plan_digest=tiny_plan().digest, heartbeat_s=BEAT_S)
+    yield writer, Monitor(writer, attempt, args, SLICES, hang_limit_s)
 
 
 def beating(writer: journal.Writer, rank: int, every_s: float = BEAT_S) -> HeartbeatWriter:
@@ -78,18 +85,18 @@ def raises(writer: journal.Writer, rank: int, error: Exception) -> None:
 
 
 def test_an_attempt_that_does_all_its_steps_is_finished(tmp_path: Path) -> None:
-    """Its ranks have ended well, and the crew says that it is over."""
-    with watched(tmp_path, Scripted(AttemptEvent(over=True))) as (writer, watch):
+    """Its ranks have ended well, and the backend says that it has ended."""
+    with watched(tmp_path, ScriptedAttempt(AttemptEvent(ended=True))) as (writer, watch):
         with beating(writer, 0):
             pass
-        assert watch.to_the_end() == AttemptEnd(reason="finished")
+        assert watch.wait_for_end() == AttemptEnd(reason="finished")
 
 
 def test_an_error_is_found_before_the_launcher_tells(tmp_path: Path) -> None:
     """The rank that raised is named, and its error shown; those that live still are not blamed."""
-    with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0):
+    with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0):
         raises(writer, 1, ValueError("out of luck"))
-        assert watch.to_the_end() == AttemptEnd(
+        assert watch.wait_for_end() == AttemptEnd(
             reason="failure", error="ValueError: out of luck", first_dead_rank=1
         )
 
@@ -97,25 +104,25 @@ def test_an_error_is_found_before_the_launcher_tells(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("elsewhere")
 def test_of_two_dead_ranks_the_first_is_named(tmp_path: Path) -> None:
     """One falls silent; the other dies of that, and says so."""
-    with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0, every_s=600.0):
+    with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0, every_s=600.0):
         raises(writer, 1, RuntimeError("connection closed by peer"))
-        assert watch.to_the_end() == AttemptEnd(reason="failure", first_dead_rank=0)
+        assert watch.wait_for_end() == AttemptEnd(reason="failure", first_dead_rank=0)
 
 
 def test_a_slow_rank_is_not_taken_for_dead(tmp_path: Path) -> None:
     """Its process is seen to live, however late its next sign is."""
-    with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0, every_s=600.0):
+    with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0, every_s=600.0):
         raises(writer, 1, ValueError("out of luck"))
-        assert watch.to_the_end().first_dead_rank == 1
+        assert watch.wait_for_end().first_dead_rank == 1
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_lost_host_is_no_failure(tmp_path: Path) -> None:
     """The slice is named, and the rank that died with it."""
-    crew = Scripted(AttemptEvent(over=True, error="Ray's words"), slices=WHOLE[:1])
-    with watched(tmp_path, crew) as (writer, watch), beating(writer, 0):
+    attempt = ScriptedAttempt(AttemptEvent(ended=True, error="Ray's words"), slices=WHOLE[:1])
+    with watched(tmp_path, attempt) as (writer, watch), beating(writer, 0):
         with beating(writer, 1, every_s=600.0):
-            ending = watch.to_the_end()
+            ending = watch.wait_for_end()
         assert ending == AttemptEnd(
             reason="preemption", error="slice pod-1 is gone", first_dead_rank=1
         )
@@ -123,15 +130,21 @@ def test_a_lost_host_is_no_failure(tmp_path: Path) -> None:
 
 def test_what_ray_says_is_told_where_no_rank_says_more(tmp_path: Path) -> None:
     """No process had come up."""
-    with watched(tmp_path, Scripted(AttemptEvent(over=True, error="no controller"))) as (_, watch):
-        assert watch.to_the_end() == AttemptEnd(reason="failure", error="no controller")
+    with watched(tmp_path, ScriptedAttempt(AttemptEvent(ended=True, error="no controller"))) as (
+        _,
+        watch,
+    ):
+        assert watch.wait_for_end() == AttemptEnd(reason="failure", error="no controller")
 
 
 def test_a_silent_rank_ends_the_attempt(tmp_path: Path) -> None:
     """After the limit, and not before."""
-    with watched(tmp_path, Scripted(), hang_limit_s=0.5) as (writer, watch), beating(writer, 0):
+    with (
+        watched(tmp_path, ScriptedAttempt(), hang_limit_s=0.5) as (writer, watch),
+        beating(writer, 0),
+    ):
         with beating(writer, 1, every_s=600.0):
-            ending = watch.to_the_end()
+            ending = watch.wait_for_end()
         assert (ending.reason, ending.first_dead_rank) == ("hang", 1)
         assert ending.error is not None
         assert "slice pod-1" in ending.error
@@ -139,29 +152,29 @@ def test_a_silent_rank_ends_the_attempt(tmp_path: Path) -> None:
 
 def test_a_stop_during_start_up_waits_for_nothing(tmp_path: Path) -> None:
     """No step is done, so nothing would be saved."""
-    with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0):
+    with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0):
         journal.request_cancel(writer.journal)
-        assert watch.to_the_end() == AttemptEnd(reason="cancelled")
+        assert watch.wait_for_end() == AttemptEnd(reason="cancelled")
 
 
 def test_a_stop_later_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
-    """The ranks see the wish too; the run says that it is stopping, until the crew is done."""
-    crew = Scripted()
-    with watched(tmp_path, crew) as (writer, watch), beating(writer, 0):
+    """The ranks see the wish too; the run says that it is stopping, until the attempt has ended."""
+    attempt = ScriptedAttempt()
+    with watched(tmp_path, attempt) as (writer, watch), beating(writer, 0):
         write_steps(writer.journal.path, 1, range(3))
         journal.request_cancel(writer.journal)
         assert not watch._must_stop()
         assert writer.run().state == "stopping"
-        crew._said.put(AttemptEvent(over=True))
-        assert watch.to_the_end() == AttemptEnd(reason="cancelled")
+        attempt.events.put(AttemptEvent(ended=True))
+        assert watch.wait_for_end() == AttemptEnd(reason="cancelled")
 
 
 def test_a_stop_at_once_waits_for_nothing(tmp_path: Path) -> None:
     """Whatever is lost by it."""
-    with watched(tmp_path, Scripted()) as (writer, watch), beating(writer, 0):
+    with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0):
         write_steps(writer.journal.path, 1, range(3))
         journal.request_cancel(writer.journal, at_once=True)
-        assert watch.to_the_end() == AttemptEnd(reason="cancelled")
+        assert watch.wait_for_end() == AttemptEnd(reason="cancelled")
 
 
 @pytest.mark.parametrize(
@@ -176,10 +189,13 @@ def test_a_stopped_run_says_how_it_was_asked_and_what_is_kept(
     tmp_path: Path, steps: int, at_once: bool, why: str
 ) -> None:
     """A checkpoint of the last step is kept where its ranks were let end by themselves."""
-    with watched(tmp_path, Scripted()) as (writer, _):
+    with watched(tmp_path, ScriptedAttempt()) as (writer, _):
         write_steps(writer.journal.path, 1, range(steps))
         journal.request_cancel(writer.journal, at_once=at_once, source="interrupted (Ctrl-C)")
         writer.end_attempt("cancelled")
-        assert Driver(writer, None)._concluded(reason("unused")) == 0
+        assert (
+            Driver(writer, ProcessBackend())._end_run(StateReason(code="error", detail="unused"))
+            == 0
+        )
     run = writer.run()
     assert (run.state, run.detail) == ("cancelled", why)

@@ -8,7 +8,7 @@ from orchestrator.launch.ray.slice_queue import RETURN_S, QueueAnswer, SliceQueu
 from tests.journals import Clock
 
 KIND, OTHER = "v5p 2x2x2", "v5e 4x4"
-MINE = QueueAnswer(before=(), held=())
+MINE = QueueAnswer(ahead=(), taken=())
 
 
 @dataclass
@@ -22,7 +22,7 @@ class World:
         self.queue = SliceQueue(lambda: self.living, self.clock)
 
     def ask(self, run: str, kind: str = KIND, *, job: str = "") -> QueueAnswer:
-        return self.queue.ask(run, kind, job or run.lower())
+        return self.queue.request(run, kind, job or run.lower())
 
 
 @pytest.fixture
@@ -33,12 +33,12 @@ def world() -> World:
 def test_one_after_another(world: World) -> None:
     """Only the first has the turn, until it is served; nobody overtakes."""
     assert world.ask("A") == MINE
-    assert world.ask("B").before == ("A",)
-    assert world.ask("C").before == ("A", "B")
-    world.queue.serve("A", "a", ("s0", "s1"))
-    assert world.ask("C").before == ("B",)
-    assert world.ask("B") == QueueAnswer(before=(), held=("s0", "s1"))
-    assert world.ask("C").before == ("B",)
+    assert world.ask("B").ahead == ("A",)
+    assert world.ask("C").ahead == ("A", "B")
+    world.queue.confirm("A", "a", ("s0", "s1"))
+    assert world.ask("C").ahead == ("B",)
+    assert world.ask("B") == QueueAnswer(ahead=(), taken=("s0", "s1"))
+    assert world.ask("C").ahead == ("B",)
 
 
 def test_the_turn_stays_while_its_holder_waits_for_slices(world: World) -> None:
@@ -46,7 +46,7 @@ def test_the_turn_stays_while_its_holder_waits_for_slices(world: World) -> None:
     assert world.ask("A") == MINE
     world.ask("B")
     assert world.ask("A") == MINE
-    assert world.ask("B").before == ("A",)
+    assert world.ask("B").ahead == ("A",)
 
 
 def test_who_wants_other_slices_does_not_wait(world: World) -> None:
@@ -67,30 +67,30 @@ def test_a_dead_holder_frees_its_place(world: World) -> None:
 def test_a_run_that_fails_comes_back_to_its_slices(world: World) -> None:
     """Its retry, a new job, is before all who wait, even one that had the turn already."""
     world.ask("A")
-    world.queue.serve("A", "a", ("s0", "s1"))
-    assert world.ask("B") == QueueAnswer(before=(), held=("s0", "s1"))
+    world.queue.confirm("A", "a", ("s0", "s1"))
+    assert world.ask("B") == QueueAnswer(ahead=(), taken=("s0", "s1"))
     world.living -= {"a"}
-    assert world.ask("B") == QueueAnswer(before=("A",), held=("s0", "s1"))
+    assert world.ask("B") == QueueAnswer(ahead=("A",), taken=("s0", "s1"))
     assert world.ask("A", job="a2") == MINE
-    assert world.ask("B").before == ("A",)
+    assert world.ask("B").ahead == ("A",)
 
 
 def test_one_that_is_taking_is_not_disturbed(world: World) -> None:
     """Whoever comes back in the midst of it waits until it is done; no two ever take at once."""
     world.ask("A")
-    world.queue.serve("A", "a", ("s0",))
-    assert world.ask("B").before == ()
-    assert world.ask("A", job="a2").before == ("B",)
-    world.queue.serve("B", "b", ("s1",))
-    assert world.ask("A", job="a2") == QueueAnswer(before=(), held=("s1",))
+    world.queue.confirm("A", "a", ("s0",))
+    assert world.ask("B").ahead == ()
+    assert world.ask("A", job="a2").ahead == ("B",)
+    world.queue.confirm("B", "b", ("s1",))
+    assert world.ask("A", job="a2") == QueueAnswer(ahead=(), taken=("s1",))
 
 
 def test_a_run_that_does_not_come_back_is_forgotten(world: World) -> None:
     """After a while its slices are anybody's."""
     world.ask("A")
-    world.queue.serve("A", "a", ("s0",))
+    world.queue.confirm("A", "a", ("s0",))
     world.living -= {"a"}
-    assert world.ask("B").before == ("A",)
+    assert world.ask("B").ahead == ("A",)
     world.clock.now_s += RETURN_S + 1
     assert world.ask("B") == MINE
 
@@ -98,15 +98,15 @@ def test_a_run_that_does_not_come_back_is_forgotten(world: World) -> None:
 def test_a_run_that_leaves_is_forgotten_at_once(world: World) -> None:
     """It has done all its steps."""
     world.ask("A")
-    world.queue.serve("A", "a", ("s0",))
+    world.queue.confirm("A", "a", ("s0",))
     world.queue.leave("A", "a")
     assert world.ask("B") == MINE
 
 
 def test_what_an_earlier_job_says_late_does_not_count(world: World) -> None:
-    """A crew that was taken for dead cannot serve, or give up, the place of the next one."""
+    """An attempt that was taken for dead cannot confirm or give up the position of the next one."""
     world.ask("A")
     world.ask("A", job="a2")
-    world.queue.serve("A", "a", ("s0",))
+    world.queue.confirm("A", "a", ("s0",))
     world.queue.leave("A", "a")
-    assert world.ask("B").before == ("A",)
+    assert world.ask("B").ahead == ("A",)

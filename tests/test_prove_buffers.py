@@ -31,7 +31,7 @@ def test_a_buffer_lives_from_its_first_write_to_its_last_read() -> None:
     )
     worst = peak(read)
     assert worst.bytes == (1 + 2 + 8) * KIB
-    assert {held.instruction for held in worst.held} == {"p", "b", "c"}
+    assert {held.instruction for held in worst.buffers} == {"p", "b", "c"}
     assert worst.at == ("main", "c")
 
 
@@ -65,7 +65,7 @@ def test_buffers_have_classes_and_names() -> None:
     """Arguments by their paths, a cast parameter as a copy, a stack by the line that fills it."""
     read = program("layers")
     ledger = BufferClasses(Dataflow(read), peak(read), layers=4)
-    classes = ledger.classes()
+    classes = ledger.sizes()
     assert sum(classes.values()) == peak(read).bytes
     assert classes["parameters"] == classes["optimizer"] == 4 * KIB
     assert classes["batch"] == 32

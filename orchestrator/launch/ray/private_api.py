@@ -1,0 +1,71 @@
+"""The parts of Ray that are private or meant for tests. No other file uses any.
+
+Ray's version is pinned because of these. They read what nodes have left and which jobs run, start
+a cluster of several nodes on one machine, and let slow machines take their time.
+"""
+
+import inspect
+import time
+from collections.abc import Mapping
+from typing import Any
+
+NODE_LIMIT_S = 300.0  # for each node, on a machine that does other work too
+POLL_S = 0.2
+
+
+def free_resources() -> Mapping[str, Mapping[str, float]]:
+    """The resources that nobody uses, by node id."""
+    from ray._private.state import available_resources_per_node  # noqa: PLC0415
+
+    free: Mapping[str, Mapping[str, float]] = available_resources_per_node()
+    return free
+
+
+def live_jobs() -> set[str]:
+    """The jobs of the cluster that have not ended."""
+    from ray._private.state import jobs  # noqa: PLC0415
+
+    return {job["JobID"] for job in jobs() if not job["IsDead"]}
+
+
+def head_cluster(**head: Any) -> Any:
+    """A cluster on this machine with a head node; it has `add_node` and `head_node`."""
+    from ray.cluster_utils import Cluster  # noqa: PLC0415  it takes seconds
+
+    return Cluster(initialize_head=True, head_node_args=head)
+
+
+def allow_slow_start() -> None:
+    """Let nodes take their time to start. Ray gives a node 30 s and its agents 15 s.
+
+    A node is also told every port of its agents, so that it need not wait for them to write theirs
+    into a file.
+    """
+    from ray import _raylet  # noqa: PLC0415
+    from ray._private import services  # noqa: PLC0415
+
+    raylet: Any = _raylet
+    get_node: Any = services.get_node
+    start_raylet: Any = services.start_raylet
+    signature = inspect.signature(start_raylet)
+
+    def get_node_patiently(address: str, node: str) -> Any:
+        deadline = time.monotonic() + NODE_LIMIT_S
+        while True:
+            try:
+                return get_node(address, node)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_S)
+
+    def start_raylet_with_ports(*values: Any, **named: Any) -> Any:
+        # Ray passes on every port but this one, which it looks for in a file.
+        given = signature.bind(*values, **named).arguments
+        folder, node = given["session_dir"], given["node_id"]
+        port = given["dashboard_agent_listen_port"]
+        raylet.persist_port(folder, node, raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
+        return start_raylet(*values, **named)
+
+    services.get_node = get_node_patiently
+    services.start_raylet = start_raylet_with_ports

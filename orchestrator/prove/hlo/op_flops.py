@@ -1,0 +1,131 @@
+"""FLOPs of one matrix product or Pallas kernel of a compiled program.
+
+The TPU compiler writes every matrix product as a convolution. Its window slides over padding where
+two dimensions are multiplied, so only places inside the input count.
+
+No compiler counts Pallas kernels, so each has a formula here. Splash attention visits blocks of
+queries x keys and skips those that none of their queries may see. It computes a visited block
+whole, with its masked half. With H the head dimension, for each visited pair of a query and a key,
+and each head:
+
+    forward   4 H    scores, and values weighted by them
+    dq        6 H    scores again, their gradient, the queries' gradient
+    dkv       8 H    scores again, their gradient, the keys' and the values' gradients
+    dkv      10 H    where it makes the queries' gradient too
+
+The mask is causal. Queries are one of S / T shards in zigzag order: of 2 S / T chunks, shard i
+holds chunks i and 2 S / T - 1 - i. The count is the mean over shards.
+"""
+
+import re
+from math import prod
+
+from orchestrator.prove.hlo.program import Computation, Instruction
+
+WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
+MULTIPLY_AND_ADD = 2
+KERNEL = re.compile(r"/splash_(?:mha|mqa)_(fwd|dq|dkv)\w*/pallas_call")
+PER_PAIR = {"fwd": 4, "dq": 6, "dkv": 8}
+FUSED_PER_PAIR = 10
+BLOCKS = {"fwd": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq")}
+BLOCKS |= {"dkv": ("block_q_dkv", "block_kv_dkv")}
+QUERIES, KEYS = 0, 1  # among the operands of floats; those of whole numbers are the mask's tables
+
+
+def product_flops(where: Computation, product: Instruction) -> int:
+    """FLOPs of one `dot` or `convolution`."""
+    return _dot_flops(where, product) if product.opcode == "dot" else _window_flops(where, product)
+
+
+def _dot_flops(where: Computation, product: Instruction) -> int:
+    """2 x output x contracted."""
+    [out], [left] = product.arrays, where.operand(product, 0).arrays
+    contracted = re.findall(r"\d+", product.braced("lhs_contracting_dims"))
+    return MULTIPLY_AND_ADD * out.elements * prod(left.dimensions[int(i)] for i in contracted)
+
+
+def _window_flops(where: Computation, product: Instruction) -> int:
+    """2 x output features x batch x input features x pairs of output and window that meet."""
+    left, kernel, out = product.attribute("dim_labels").replace("->", "_").split("_")
+    sizes = {
+        "left": dict(zip(left, where.operand(product, 0).arrays[0].dimensions, strict=True)),
+        "kernel": dict(zip(kernel, where.operand(product, 1).arrays[0].dimensions, strict=True)),
+        "out": dict(zip(out, product.arrays[0].dimensions, strict=True)),
+    }
+    window = _window(product)
+    spatial = [label for label in out if label.isdigit()]
+    pairs = prod(
+        _pairs(sizes, label, {key: values[int(label)] for key, values in window.items()})
+        for label in spatial
+    )
+    batch, features = sizes["out"]["b"], sizes["out"]["f"]
+    return MULTIPLY_AND_ADD * batch * features * sizes["kernel"]["i"] * pairs
+
+
+def _window(product: Instruction) -> dict[str, list[str]]:
+    """`{size=4x1 pad=3_3x0_0}` as the values of each spatial dimension."""
+    return {key: value.split("x") for key, value in WINDOW.findall(product.braced("window"))}
+
+
+def _pairs(sizes: dict[str, dict[str, int]], label: str, window: dict[str, str]) -> int:
+    """Pairs of a place in the output and a place in the window that meet a real input."""
+    low = int(window.get("pad", "0_0").split("_")[0])
+    stride, spread, holes = (
+        int(window.get(key, "1")) for key in ("stride", "rhs_dilate", "lhs_dilate")
+    )
+    reach = (sizes["left"][label] - 1) * holes
+    return sum(
+        1
+        for place in range(sizes["out"][label])
+        for tap in range(sizes["kernel"][label])
+        if 0 <= (at := place * stride + tap * spread - low) <= reach and at % holes == 0
+    )
+
+
+def is_kernel(instruction: Instruction) -> bool:
+    is_call = instruction.opcode == "custom-call"
+    return is_call and instruction.quoted("custom_call_target") == "tpu_custom_call"
+
+
+def kernel_name(kernel: Instruction) -> str:
+    """`splash fwd`; for a kernel without a formula, its own name."""
+    splash = KERNEL.search(kernel.op_name)
+    return f"splash {splash[1]}" if splash else kernel.name.rsplit(".", 1)[0]
+
+
+def kernel_flops(where: Computation, kernel: Instruction) -> float | None:
+    """FLOPs of one call; None where there is no formula for it."""
+    splash = KERNEL.search(kernel.op_name)
+    if not splash:
+        return None
+    part = splash[1]
+    operands = [where.instructions[operand].arrays[0] for operand in kernel.operands]
+    tensors = [array.dimensions for array in operands if array.dtype.startswith(("bf", "f"))]
+    *heads, queries, head = tensors[QUERIES]
+    keys = tensors[KEYS][-2]
+    query_block, key_block = (int(_setting(kernel, key)) for key in BLOCKS[part])
+    pairs = visited_pairs(keys, keys // queries, query_block, key_block)
+    # The queries' gradients by blocks of keys, to be added up later, have one dimension more.
+    fused = any(len(array.dimensions) > len(tensors[QUERIES]) for array in kernel.arrays)
+    return prod(heads) * pairs * head * (FUSED_PER_PAIR if fused else PER_PAIR[part])
+
+
+def visited_pairs(length: int, ways: int, query_block: int, key_block: int) -> float:
+    """Pairs of a query and a key in the blocks that a shard visits, mean over the shards."""
+    chunk = length // (2 * ways) if ways > 1 else length
+    total = 0
+    for shard in range(ways):
+        chunks = (shard, 2 * ways - 1 - shard) if ways > 1 else (0,)
+        positions = [at for index in chunks for at in range(index * chunk, (index + 1) * chunk)]
+        for start in range(0, len(positions), query_block):
+            last = max(positions[start : start + query_block])
+            total += (last // key_block + 1) * key_block * query_block
+    return total / ways
+
+
+def _setting(kernel: Instruction, key: str) -> str:
+    """A setting of the kernel, as it notes them for profilers."""
+    match = re.search(rf'\\?"{key}\\?": (\w+)', kernel.rest)
+    if not match:
+        raise ValueError(f"{kernel.name} does not give its {key}")
+    return match[1]

@@ -1,0 +1,63 @@
+"""A worker without JAX: it counts steps and fails where a test says so."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from orchestrator import journal
+from orchestrator.journal.heartbeat import HeartbeatWriter
+from orchestrator.launch.backend import WorkerArgs
+from orchestrator.types.run import Startup, Step
+
+WORKER = f"{__name__}:work"
+FAILURES = "failures.json"  # how to fail, by ATTEMPT.RANK.STEP
+STEP_S = 0.05
+
+
+def work(args: WorkerArgs, rank: int) -> None:
+    """Do the steps that are left, one after another."""
+    run = journal.Journal(Path(args.run))
+    failures = json.loads((run.path / FAILURES).read_text())
+    saved = max((one.steps_done for one in run.run().attempts), default=0)
+    first = max(saved - 1, 0)  # the last step is not saved, as checkpoints are rare
+    slice_name = os.environ["TPU_NAME"]
+    with HeartbeatWriter(
+        run.path, args.attempt, rank, slice_name, args.heartbeat_s, give_up=lambda: os._exit(1)
+    ) as beats:
+        log = journal.StepLog(run.path, args.attempt) if rank == 0 else None
+        for index in range(first, run.run().steps):
+            beats.count_step()
+            if run.cancel_request(0):
+                return
+            fail(failures.get(f"{args.attempt}.{rank}.{index}"))
+            if log:
+                log.append(step(index, opens=index == first))
+            time.sleep(STEP_S)
+
+
+def step(index: int, *, opens: bool) -> Step:
+    """A step of made-up numbers."""
+    startup = Startup(steps_done=index, skipped=(), state_s=0.0, compile_s=0.0)
+    return Step(
+        index=index,
+        step_s=STEP_S,
+        data_s=0.0,
+        checkpoint_s=0.0,
+        tokens=64,
+        loss=1.0,
+        grad_norm=1.0,
+        learning_rate=1e-3,
+        startup=startup if opens else None,
+    )
+
+
+def fail(how: str | None) -> None:
+    """Stop this process, do nothing for long, or raise an error with that text."""
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "wait":
+        time.sleep(60)
+    elif how:
+        raise ValueError(how)

@@ -1,0 +1,120 @@
+"""A backend that starts plain processes on this machine: a second one beside Ray, for tests.
+
+    python -m tests.process_backend SPEC ARGS RANK    # one worker
+
+Its slices are names, and each of their hosts is a process. Tests take slices away with `lose`.
+"""
+
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from orchestrator.journal import Journal
+from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
+from orchestrator.plan import rehearsal
+from orchestrator.types import codec
+
+ROOT = Path(__file__).parent.parent
+POLL_S = 0.02
+
+
+@dataclass
+class ProcessBackend:
+    """Runs attempts as processes of this machine. `lost` slices are gone for good."""
+
+    lost: set[str] = field(default_factory=set)
+
+    def attempt(self, spec: AttemptSpec) -> "ProcessAttempt":
+        """Prepare an attempt."""
+        return ProcessAttempt(spec, self.lost)
+
+
+class ProcessAttempt:
+    """The processes of one attempt, rank by rank."""
+
+    def __init__(self, spec: AttemptSpec, lost: set[str]) -> None:
+        self._spec, self._lost, self._shown = spec, lost, False
+        self._workers: list[tuple[str, subprocess.Popen[bytes]]] = []
+        journal = Journal(Path(spec.run))
+        self._plan = journal.plan(journal.state().submitted.submission.plan_digest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for _, process in self._workers:
+            process.kill()
+            process.wait()
+
+    def next_event(self, timeout_s: float) -> AttemptEvent | None:
+        """The slices once, later the end of the workers."""
+        if not self._shown:
+            self._shown = True
+            return AttemptEvent(slices=self.slices())
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            self._kill_lost()
+            codes = [process.poll() for _, process in self._workers]
+            for rank, code in enumerate(codes):
+                if code:
+                    return AttemptEvent(ended=True, error=f"rank {rank} ended with {code}")
+            if codes and all(code == 0 for code in codes):
+                return AttemptEvent(ended=True)
+            time.sleep(POLL_S)
+        return None
+
+    def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
+        """Start one process for each host of the slices."""
+        hosts = self._plan.hosts // self._plan.pods
+        devices = rehearsal.environment(self._plan.devices // self._plan.hosts)
+        command = [
+            sys.executable,
+            "-m",
+            "tests.process_backend",
+            codec.to_json(self._spec).decode(),
+        ]
+        for rank, name in enumerate(name for name in slices for _ in range(hosts)):
+            process = subprocess.Popen(
+                [*command, codec.to_json(args).decode(), str(rank)],
+                cwd=ROOT,
+                env={**os.environ, **devices, "TPU_NAME": name},
+            )
+            self._workers.append((name, process))
+
+    def slices(self) -> tuple[Slice, ...]:
+        """The slices of the run's plan that are not lost."""
+        size = self._plan.hosts // self._plan.pods
+        names = [f"pod-{pod}" for pod in range(self._plan.pods)]
+        return tuple(
+            Slice(name=name, hosts=size, size=size, free=True)
+            for name in names
+            if name not in self._lost
+        )
+
+    def _kill_lost(self) -> None:
+        for name, process in self._workers:
+            if name in self._lost and process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def main(spec: str, args: str, rank: str) -> None:
+    """Be one worker."""
+    work = pkgutil.resolve_name(codec.from_json(spec.encode(), AttemptSpec).worker)
+    work(codec.from_json(args.encode(), WorkerArgs), int(rank))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,154 @@
+"""The driver's loop on plain processes: retries, preemptions, hangs, cancels. No Ray is there."""
+
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal, tracking
+from orchestrator.drive.driver import Driver, run_to_end
+from orchestrator.launch.backend import find_backend
+from orchestrator.plan.planner import make_plan
+from orchestrator.types.run import Run
+from orchestrator.types.spec import CheckpointOptions, Pods, RetryLimits, RunOptions, Spec
+from tests.asks import TINY, spec_of
+from tests.clusters import eventually
+from tests.conftest import ROOT
+from tests.fake_worker import FAILURES, WORKER
+from tests.file_tracker import NAME, FileTracker, read_lines
+from tests.process_backend import ProcessBackend
+
+STEPS = 6
+
+
+def spec(pods: int = 2, at_least: int = 1) -> Spec:
+    made = spec_of(TINY, chip="v5e", topology="2x2", pods=pods, sequences=16 * pods, length=64)
+    options = RunOptions(hang_limit_s=2.0, retries=RetryLimits(failures=1, preemptions=2))
+    resources = replace(made.resources, pods=Pods(min=at_least, max=pods))
+    return replace(made, resources=resources, run=options)
+
+
+def driver(storage: Path, steps: int = STEPS, **failures: str) -> Driver:
+    """The driver of a new run. `failures` are called ATTEMPT.RANK.STEP, with _ for the dot."""
+    wanted = spec()
+    request = journal.RunRequest(spec=wanted, plan=make_plan(wanted), steps=steps, rehearsal=True)
+    writer = journal.claim_run(journal.create_run(storage, request, "it").journal)
+    named = {name.strip("_").replace("_", "."): how for name, how in failures.items()}
+    (writer.journal.path / FAILURES).write_text(json.dumps(named))
+    return Driver(writer, ProcessBackend(), worker=WORKER)
+
+
+def ends(run: Run) -> list[tuple[str | None, int]]:
+    """How each attempt ended, and after how many steps of the run."""
+    return [(one.reason, one.steps_done) for one in run.attempts]
+
+
+def test_a_run_does_all_its_steps(tmp_path: Path) -> None:
+    """On two processes, in one attempt."""
+    first = driver(tmp_path)
+    assert run_to_end(first) == 0
+    run = first.writer.run()
+    assert (run.state, ends(run)) == ("succeeded", [("finished", STEPS)])
+    assert run.attempts[0].slices == ("pod-0", "pod-1")
+
+
+def test_a_failure_is_tried_again_from_the_last_step(tmp_path: Path) -> None:
+    """Rank 0 raises in the first attempt; the second does the other steps."""
+    first = driver(tmp_path, _1_0_3="out of luck")
+    assert run_to_end(first) == 0
+    run = first.writer.run()
+    assert (run.state, [one.reason for one in run.attempts]) == (
+        "succeeded",
+        ["failure", "finished"],
+    )
+    assert run.attempts[0].error == "ValueError: out of luck"
+    assert run.attempts[0].first_dead_rank == 0
+    assert run.attempts[1].restored_steps == 2
+
+
+def test_the_same_error_at_the_same_step_ends_the_run(tmp_path: Path) -> None:
+    """A third attempt would fail alike."""
+    first = driver(tmp_path, _1_0_2="no such file", _2_0_2="no such file")
+    assert run_to_end(first) == 1
+    run = first.writer.run()
+    assert run.state == "failed"
+    assert [one.error for one in run.attempts] == ["ValueError: no such file"] * 2
+
+
+def test_a_lost_slice_is_a_preemption_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
+    """One pod of two does the other steps, on a plan of its own."""
+    first = driver(tmp_path, steps=20)
+    backend = first.backend
+    assert isinstance(backend, ProcessBackend)
+
+    def lose() -> None:
+        eventually(lambda: first.recorded.run().steps_done >= 2, 60)
+        backend.lost.add("pod-1")
+
+    threading.Thread(target=lose).start()
+    assert run_to_end(first) == 0
+    run = first.writer.run()
+    lost, after = run.attempts
+    assert (lost.reason, lost.error) == ("preemption", "slice pod-1 is gone")
+    assert (after.reason, after.pods, after.slices) == ("finished", 1, ("pod-0",))
+
+
+@pytest.mark.parametrize("how", ["stop", "wait"])
+def test_a_hang_is_found_and_tried_again(tmp_path: Path, how: str) -> None:
+    """A stopped process gives no heartbeat; one that waits does no step."""
+    first = driver(tmp_path, _1_0_2=how, _1_1_2=how)
+    assert run_to_end(first) == 0
+    run = first.writer.run()
+    assert [one.reason for one in run.attempts] == ["hang", "finished"]
+    assert run.state == "succeeded"
+
+
+def test_a_cancelled_run_stops_after_its_step(tmp_path: Path) -> None:
+    """Its workers see the request, end well, and nothing more is tried."""
+    first = driver(tmp_path, steps=600)
+
+    def cancel() -> None:
+        eventually(lambda: first.recorded.run().steps_done >= 2, 60)
+        journal.request_cancel(first.recorded)
+
+    threading.Thread(target=cancel).start()
+    assert run_to_end(first) == 0
+    run = first.writer.run()
+    assert (run.state, run.attempts[0].reason) == ("cancelled", "cancelled")
+    assert 2 <= run.steps_done < 600
+
+
+def test_a_real_run_on_plain_processes_is_tracked_in_a_file(tmp_path: Path) -> None:
+    """The whole path without Ray or MLflow: the driver's command, the real trainer, recording in
+    the background, and a sync that finds nothing to add.
+    """
+    wanted = replace(spec(pods=1), run=RunOptions(checkpoint=CheckpointOptions(every=5, keep=1)))
+    request = journal.RunRequest(spec=wanted, plan=make_plan(wanted), steps=3, rehearsal=True)
+    recorded = journal.create_run(tmp_path, request, "it").journal
+    destination = FileTracker().destination(wanted.tracking, tmp_path, {})
+    tracking.begin(recorded, destination)
+    command = [sys.executable, "-m", "orchestrator.drive", str(recorded.path)]
+    done = subprocess.run(
+        [*command, "--backend", "tests.process_backend:ProcessBackend"], cwd=ROOT, check=False
+    )
+    run = recorded.run()
+    assert (done.returncode, run.state, run.steps_done) == (0, "succeeded", 3)
+    assert run.tracking
+    assert (run.tracking.tracker, run.tracking.uri) == (NAME, destination.uri)
+    before = read_lines(Path(destination.uri))
+    assert [one["step"] for one in before if "step" in one] == [0, 1, 2]
+    assert before[-1] == {"run": "it", "state": "succeeded"}
+    result = tracking.Recorder({}).record(recorded)
+    assert (result.problem, result.run_id) == (None, "it")
+    assert read_lines(Path(destination.uri)) == before
+
+
+def test_backends_and_trackers_are_found_by_name() -> None:
+    """Built in, or by a dotted name."""
+    assert type(find_backend("ray")).__name__ == "RayBackend"
+    assert isinstance(find_backend("tests.process_backend:ProcessBackend"), ProcessBackend)
+    assert isinstance(tracking.find_tracker(NAME), FileTracker)

@@ -1,0 +1,137 @@
+"""Specs that no plan serves: the reasons, the arithmetic, and what has a plan instead."""
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from orchestrator.plan.infeasible import Infeasible
+from orchestrator.plan.infeasible_text import factored
+from orchestrator.plan.planner import make_plan
+from orchestrator.types.spec import MeshRequest, Spec
+from tests.asks import TINY, spec_of
+
+ON_16 = partial(spec_of, TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)
+
+
+def infeasible(spec: Spec) -> Infeasible:
+    with pytest.raises(Infeasible) as caught:
+        make_plan(spec)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+def codes(error: Infeasible) -> list[str]:
+    return [reason.code for reason in error.reasons]
+
+
+def test_a_batch_that_divides_no_mesh_is_refused_with_its_arithmetic() -> None:
+    """1,024 sequences do not divide 4 x 8,960 chips; 980, 1,120 and a smaller slice do."""
+    error = infeasible(spec_of(tolerance=0.0))
+    assert codes(error) == ["slice_factors", "batch_not_divisible"]
+    assert error.reasons[0].figures["devices"] == 8960
+    assert error.reasons[1].figures["divisor"] == 140
+    below, above, smaller = error.suggestions
+    assert below.overrides == ("experiment.batch.sequences=980",)
+    assert below.batch_change == pytest.approx(-0.043, abs=1e-3)
+    assert above.overrides == ("experiment.batch.sequences=1120",)
+    assert (smaller.overrides, smaller.chips) == (("resources.topology=16x16x16",), 16384)
+    assert smaller.idle_chips == 19456
+
+
+def test_the_text_has_the_arithmetic_and_the_options() -> None:
+    """Sizes as products of primes, and overrides as they are typed."""
+    text = str(infeasible(spec_of(tolerance=0.0)))
+    assert "8,960 devices a pod = 2^8 x 5 x 7" in text
+    assert re.search(r"heads +64 = 2\^6", text)
+    assert "--set experiment.batch.sequences=980  (-4.3%; MFU" in text
+
+
+@pytest.mark.parametrize("sequences", [980, 1120])
+def test_a_suggested_batch_has_a_plan(sequences: int) -> None:
+    """The batches that it names are realizable as they stand."""
+    plan = make_plan(spec_of(sequences=sequences, tolerance=0.0))
+    assert plan.batch.sequences == sequences
+
+
+def test_a_suggested_slice_has_a_plan() -> None:
+    """So is the topology."""
+    plan = make_plan(spec_of(tolerance=0.0, topology="16x16x16"))
+    assert plan.batch.sequences == 1024
+
+
+def test_a_mesh_that_breaks_a_rule_is_named_with_it() -> None:
+    """tensor 16 on 8 heads: which dimension it does not divide, and a mesh that works."""
+    error = infeasible(ON_16(mesh=MeshRequest(tensor=16, sequence=1)))
+    broken = [one.figures for one in error.reasons if one.code == "dimension_not_divisible"]
+    assert {"name": "heads", "total": 8, "ways": "tensor"} in broken
+    assert any("resources.mesh=auto" in one.overrides for one in error.suggestions)
+
+
+def test_the_sizes_next_to_the_requested_ones_come_first() -> None:
+    """Tensor 4 and 2 are nearest to 3 by ratio, each with what its plan expects; then auto."""
+    spec = partial(spec_of, topology="8x8x16", pods=1)
+    four, two, searched = infeasible(spec(mesh=MeshRequest(tensor=3))).suggestions
+    for ways, found in ((4, four), (2, two)):
+        assert found.overrides == (f"resources.mesh.tensor={ways}",)
+        assert found.mfu == make_plan(spec(mesh=MeshRequest(tensor=ways))).forecast.mfu
+    assert searched.overrides == ("resources.mesh=auto",)
+    assert (searched.mesh["data"], searched.mesh["fsdp"]) == (1, 1024)
+
+
+def test_a_faster_batch_nearby_is_suggested_too() -> None:
+    """1,017 and 1,026 are next to 1,024 on three slices; 1,008 is farther, and faster."""
+    spec = partial(spec_of, topology="16x16x24", pods=3, tolerance=0.0)
+    batches = [one for one in infeasible(spec()).suggestions if one.batch_change is not None]
+    sizes = [int(one.overrides[0].rpartition("=")[2]) for one in batches]
+    assert sizes == [1008, 1017, 1026]
+    assert max(batches, key=lambda one: one.mfu.expected or 0) is batches[0]
+    for size, one in zip(sizes, batches, strict=True):
+        assert one.mfu == make_plan(spec(sequences=size)).forecast.mfu
+
+
+def test_without_published_runs_a_suggestion_has_the_bound() -> None:
+    """Of h100 no run was learned from: what is suggested reaches so much at most."""
+    spec = spec_of(
+        "llama3-8b", sequences=64, chip="h100", topology="8", pods=1, mesh=MeshRequest(tensor=3)
+    )
+    error = infeasible(spec)
+    assert {one.mfu.expected for one in error.suggestions} == {None}
+    assert re.search(r"mesh.tensor=4  \(MFU [\d.]+% at most", str(error))
+
+
+def test_a_mesh_of_another_size_than_the_pod_is_counted_out() -> None:
+    """The product of the axes against the devices there are."""
+    error = infeasible(ON_16(mesh=MeshRequest(data=2, fsdp=2, sequence=1, tensor=2)))
+    (size,) = (one.figures for one in error.reasons if one.code == "mesh_size")
+    assert (size["ways"], size["devices"], size["topology"]) == (8, 16, "4x4")
+
+
+def test_a_model_that_does_not_fit_says_what_it_needs() -> None:
+    """405B on sixteen v5e chips: the least any plan needs, and what a device has."""
+    error = infeasible(
+        spec_of("llama3-405b", sequences=16, chip="v5e", topology="4x4", pods=1, length=4096)
+    )
+    assert codes(error) == ["memory", "more_chips_needed"]
+    assert error.reasons[0].figures["usable_bytes"] == 15.75 * 2**30
+    assert float(error.reasons[0].figures["needed_bytes"]) > 15.75 * 2**30
+
+
+def test_full_recompute_is_suggested_where_it_fits() -> None:
+    """When only the requested policy is in the way, the one that keeps least is planned."""
+    spec = spec_of(
+        "llama3-8b", sequences=16, length=16384, chip="v5e", topology="4x4", pods=1,
+        mesh=MeshRequest(fsdp=16),
+    )  # fmt: skip
+    request = replace(spec, experiment=replace(spec.experiment, remat="none"))
+    overrides = [one.overrides for one in infeasible(request).suggestions]
+    assert overrides == [("experiment.remat=full",)]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(8960, "2^8 x 5 x 7"), (1, "1"), (13, "13"), (128256, "2^8 x 3 x 167")]
+)
+def test_numbers_are_factored_as_people_write_it(number: int, text: str) -> None:
+    """Primes with their powers."""
+    assert factored(number) == text
