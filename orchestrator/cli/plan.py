@@ -6,7 +6,7 @@ from typing import Literal
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import Display
+from orchestrator.cli.display import TaskDisplay
 from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, say_json
 from orchestrator.lifecycle.events import interruptible
 
@@ -143,7 +143,7 @@ def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json:
 def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     from orchestrator.render.study_screen import study_screen
 
-    found = orch.study(spec, overrides, progress=Display())
+    found = orch.study(spec, overrides, progress=TaskDisplay())
     infeasible = any(one.infeasible for one in found.trials)
     if as_json:
         say_json(found)
@@ -221,7 +221,7 @@ def prove(
     """
     from orchestrator.render import proof_screen as render
 
-    display, loaded = Display(), orch.load(spec, overrides)
+    display, loaded = TaskDisplay(), orch.load(spec, overrides)
     found = orch.prove(loaded, hlo=hlo, progress=display)
     others = orch.prove_less_recompute(loaded, progress=display) if search_remat else []
     if as_json:
