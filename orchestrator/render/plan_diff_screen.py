@@ -77,7 +77,7 @@ def block(heading: str, lines: Sequence[str]) -> list[str]:
 
 def differing(found: PlanDiff) -> list[str]:
     """What was asked otherwise, then what was decided otherwise."""
-    asked = [(pair.key, shown(pair.first), shown(pair.second), "asked") for pair in found.asked]
+    asked = [(pair.key, shown(pair.first), shown(pair.second), "asked") for pair in found.requested]
     decided = [(pair.key, shown(pair.first), shown(pair.second), "plan") for pair in found.decided]
     rows = [*asked, *decided]
     return columns([("", "first", "second", ""), *rows], "<>><") if rows else []

@@ -16,10 +16,10 @@ from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import POLICIES, Policy, keeping, offloading
 from orchestrator.plan import torus as links
-from orchestrator.plan.feasibility import as_sizes, placements
+from orchestrator.plan.feasibility import placements, sizes_by_name
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.search import SearchRequest, layout_of
+from orchestrator.plan.search import SearchRequest, make_layout
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.score.flop_counts import attention_share, extra_parameters_per_layer
 from orchestrator.score.published_runs import PublishedRun, Unscorable
@@ -173,22 +173,22 @@ def mesh_text(wish: MeshRequest) -> str:
 def least_time(ask: SearchRequest, found: links.Ints, remat: Policy) -> Layout:
     """The fastest placement as plain numbers, by the rule of the search."""
     batch = ask.experiment.batch.sequences
-    sizes = as_sizes(links.sizes(found))
-    many = layout_of(ask, sizes, batch, 1, remat, links.links_of(ask.torus, found))
+    sizes = sizes_by_name(links.axis_sizes(found))
+    many = make_layout(ask, sizes, batch, 1, remat, links.find_links(ask.torus, found))
     time = step_time(many, time_lines(many))
     row = int(np.argmin(np.broadcast_to(time.lower_s + time.unoverlapped_s, len(found))))
     return plain(ask, found[row : row + 1], batch, remat)
 
 
 def plain(ask: SearchRequest, factors: links.Ints, batch: int, remat: Policy) -> Layout:
-    own = links.links_of(ask.torus, factors)
+    own = links.find_links(ask.torus, factors)
     row = links.Links(
         rates={name: float(rate[0]) for name, rate in own.rates.items()},
         hops={name: float(hops[0]) for name, hops in own.hops.items()},
         uses={name: uses[0] for name, uses in own.uses.items()},
     )
     sizes = {axis: prod(factors[0, :, i].tolist()) for i, axis in enumerate(ICI_AXES)}
-    return layout_of(ask, sizes, batch, 1, remat, row)
+    return make_layout(ask, sizes, batch, 1, remat, row)
 
 
 def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
