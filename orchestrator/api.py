@@ -12,17 +12,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from orchestrator.calibrate import StoredProfile
+    from orchestrator.journal.run_logs import LogLine
+    from orchestrator.lifecycle.cancel import CancelResult
     from orchestrator.lifecycle.events import Progress
+    from orchestrator.lifecycle.logs import RunLogs
+    from orchestrator.lifecycle.pages import Page
+    from orchestrator.lifecycle.requests import Confirm
+    from orchestrator.lifecycle.studies import StudyResult
     from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.explanation import Explanation
+    from orchestrator.types.health import HealthReport
     from orchestrator.types.plan import Plan
     from orchestrator.types.plan_diff import PlanDiff
+    from orchestrator.types.report import Report
+    from orchestrator.types.run import Run, Status
     from orchestrator.types.score import Score
     from orchestrator.types.spec import Spec
-    from orchestrator.types.study import StudyForecast
+    from orchestrator.types.study import StudyForecast, StudyReport, StudyStatus
+    from orchestrator.types.tracking import SyncResult
 
 SpecSource: TypeAlias = "str | Path | Spec"  # the path of a spec, or a spec that was loaded
+RUNS = Path("runs")  # where runs are stored when nothing else is said
+
+
+# --- plan, prove, score
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> "Spec":
@@ -141,6 +157,278 @@ def study(
     from orchestrator.spec import load_study
 
     return plan_study(load_study(Path(path), tuple(overrides)), progress)
+
+
+# --- runs: submit, resume, cancel, remove
+
+
+def submit(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    address: str | None = None,
+    prove: bool = True,
+    calibrate: bool = True,
+    steps: int | None = None,
+    devices_per_pod: int | None = None,
+    key: str | None = None,
+    profile: tuple[int, int] | None = None,
+    code: Literal["sent", "installed"] = "sent",
+    detach: bool = False,
+    confirm: "Confirm | None" = None,
+    progress: "Progress | None" = None,
+) -> "Run":
+    """Plan and prove a spec, and run it to its end; the run as it stands then.
+
+    It runs on the cluster at `address` (or RAY_ADDRESS, or cluster.address of the spec); where none
+    is named, this machine rehearses it. `confirm` is called with a `Proposal` before anything
+    starts, and says whether to go on: without it nothing is run that takes chips. `detach` returns
+    once the cluster has the run. The same `key` twice is one run.
+    """
+    from orchestrator.extras import require
+
+    require("run")
+    from orchestrator.lifecycle import submit as acts
+    from orchestrator.lifecycle.events import silent
+    from orchestrator.lifecycle.requests import SubmitOptions
+
+    options = SubmitOptions(
+        address=address, prove=prove, calibrate=calibrate, steps=steps,
+        devices_per_pod=devices_per_pod, key=key, profile=profile, code=code, detach=detach,
+        confirm=confirm, progress=progress or silent,
+    )  # fmt: skip
+    return acts.submit(Path(path), overrides, options)
+
+
+def submit_study(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    address: str | None = None,
+    prove: bool = True,
+    calibrate: bool = True,
+    steps: int | None = None,
+    devices_per_pod: int | None = None,
+    profile: tuple[int, int] | None = None,
+    code: Literal["sent", "installed"] = "sent",
+    confirm: "Confirm | None" = None,
+    progress: "Progress | None" = None,
+) -> "StudyResult":
+    """Carry out every trial of a study that is not done, one after another, as `submit` does."""
+    from orchestrator.extras import require
+
+    require("run")
+    from orchestrator.lifecycle import studies as acts
+    from orchestrator.lifecycle.events import silent
+    from orchestrator.lifecycle.requests import SubmitOptions
+
+    options = SubmitOptions(
+        address=address, prove=prove, calibrate=calibrate, steps=steps,
+        devices_per_pod=devices_per_pod, profile=profile, code=code, confirm=confirm,
+        progress=progress or silent,
+    )  # fmt: skip
+    return acts.submit_study(Path(path), overrides, options)
+
+
+def resume(
+    run: str,
+    storage: str | Path = RUNS,
+    *,
+    pods: int | None = None,
+    address: str | None = None,
+    detach: bool = False,
+    confirm: "Confirm | None" = None,
+    progress: "Progress | None" = None,
+) -> "Run":
+    """Resume a run that nothing drives any more, from its last checkpoint, on `pods` pods."""
+    from orchestrator.extras import require
+
+    require("run")
+    from orchestrator import journal
+    from orchestrator.lifecycle import resume as acts
+    from orchestrator.lifecycle.events import silent
+    from orchestrator.lifecycle.requests import SubmitOptions
+
+    options = SubmitOptions(
+        address=address, detach=detach, confirm=confirm, progress=progress or silent
+    )
+    return acts.resume(journal.find_run(Path(storage), run), Path(storage), pods, options)
+
+
+def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> "list[CancelResult]":
+    """Ask a run, or the run of a study that goes on, to stop after a last checkpoint.
+
+    There is one result for each run that was meant, and none for a study that has no live run.
+    """
+    from orchestrator import journal
+    from orchestrator.lifecycle import cancel as acts
+
+    found = journal.find_run_or_study(Path(storage), run)
+    if isinstance(found, journal.StudyJournal):
+        return acts.cancel_study(found, at_once=at_once)
+    return [acts.cancel_run(found, at_once=at_once)]
+
+
+def remove(
+    run: str,
+    storage: str | Path = RUNS,
+    *,
+    confirm: "Callable[[Run | StudyStatus], bool] | None" = None,
+) -> "Run | StudyStatus":
+    """Remove a run, or a study with all its runs: journals, logs and checkpoints.
+
+    `confirm` is called with it first, and says whether to go on.
+    """
+    from orchestrator import journal
+    from orchestrator.lifecycle import cancel as acts
+    from orchestrator.lifecycle.requests import NotConfirmed
+
+    found = journal.find_run_or_study(Path(storage), run)
+    doomed: Run | StudyStatus
+    if isinstance(found, journal.StudyJournal):
+        doomed = acts.removable_study(found, Path(storage))
+    else:
+        doomed = acts.removable_run(found, Path(storage))
+    if confirm and not confirm(doomed):
+        raise NotConfirmed(f"{found.key}: not confirmed, nothing was removed")
+    if isinstance(found, journal.StudyJournal):
+        journal.remove_study(found)
+    else:
+        journal.remove_run(found)
+    return doomed
+
+
+# --- runs: look
+
+
+def runs(storage: str | Path = RUNS, *, progress: "Progress | None" = None) -> "list[Run]":
+    """All runs in a storage directory, newest first."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.events import Problem, silent
+    from orchestrator.lifecycle.recording import catch_up
+
+    found, problems = journal.list_runs(Path(storage))
+    for problem in problems:
+        (progress or silent)(Problem(message=problem))
+    catch_up(Path(storage), found)
+    return found
+
+
+def studies(storage: str | Path = RUNS) -> "list[StudyStatus]":
+    """All studies in a storage directory, by name, each with its runs."""
+    from orchestrator import journal
+
+    return [one.status() for one in journal.list_studies(Path(storage))]
+
+
+def status(run: str, storage: str | Path = RUNS) -> "Status | StudyStatus":
+    """How a run stands, beside its forecast; or how a study stands, with all its runs."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.recording import catch_up
+
+    found = journal.find_run_or_study(Path(storage), run)
+    if isinstance(found, journal.StudyJournal):
+        return found.status()
+    status = found.status()
+    catch_up(found.path.parent, [status])
+    return status
+
+
+def logs(
+    run: str,
+    storage: str | Path = RUNS,
+    *,
+    rank: int | None = None,
+    attempt: int | None = None,
+) -> "RunLogs":
+    """The logs of a run's newest attempt: the last lines of the first ranks, or all of one rank."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.logs import LogSelection, read_logs
+
+    return read_logs(journal.find_run(Path(storage), run), LogSelection(rank=rank, attempt=attempt))
+
+
+def follow_logs(
+    run: str,
+    storage: str | Path = RUNS,
+    *,
+    rank: int | None = None,
+    attempt: int | None = None,
+    progress: "Progress | None" = None,
+) -> "Iterator[LogLine]":
+    """The lines of a run's logs as they are written, until the run has ended."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.events import silent
+    from orchestrator.lifecycle.logs import LogSelection
+    from orchestrator.lifecycle.logs import follow_logs as follow
+
+    selection = LogSelection(rank=rank, attempt=attempt)
+    return follow(journal.find_run(Path(storage), run), selection, progress or silent)
+
+
+def report(run: str, storage: str | Path = RUNS) -> "Report | StudyReport":
+    """A run, or a study, measured against predicted."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.pages import report_of_study
+    from orchestrator.report import make_report
+
+    found = journal.find_run_or_study(Path(storage), run)
+    if isinstance(found, journal.StudyJournal):
+        return report_of_study(found)
+    return make_report(found)
+
+
+def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None = None) -> "Page":
+    """Write the report of a run or a study as one HTML page, `report.html` in its directory."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.pages import write_run_page, write_study_page
+
+    found, path = journal.find_run_or_study(Path(storage), run), Path(out) if out else None
+    if isinstance(found, journal.StudyJournal):
+        return write_study_page(found, path)
+    return write_run_page(found, path)
+
+
+def compare(runs: Sequence[str], storage: str | Path = RUNS) -> "list[Report]":
+    """The reports of several runs."""
+    from orchestrator import journal
+    from orchestrator.report import make_report
+
+    return [make_report(journal.find_run(Path(storage), run)) for run in runs]
+
+
+def sync(
+    runs: Sequence[str] = (),
+    storage: str | Path = RUNS,
+    *,
+    progress: "Progress | None" = None,
+) -> "list[SyncResult]":
+    """Bring MLflow up to the journals of runs, or of all runs where none is named."""
+    from orchestrator import journal
+    from orchestrator.lifecycle import recording as acts
+    from orchestrator.lifecycle.events import silent
+
+    found = [journal.find_run(Path(storage), run) for run in runs] or journal.list_journals(
+        Path(storage)
+    )
+    return acts.sync(found, progress or silent)
+
+
+def ui(
+    storage: str | Path = RUNS, *, port: int | None = None, progress: "Progress | None" = None
+) -> None:
+    """Serve the MLflow UI of recorded runs until Ctrl-C; a `UiReady` event says where."""
+    from orchestrator.lifecycle.events import silent
+    from orchestrator.lifecycle.mlflow_ui import show_ui
+
+    show_ui(Path(storage), port, progress or silent)
+
+
+def doctor(storage: str | Path = RUNS, *, address: str | None = None) -> "HealthReport":
+    """What this machine can do, and what to do about what it cannot."""
+    from orchestrator.lifecycle.health import health
+
+    return health(Path(storage), address)
 
 
 def _loaded(spec: SpecSource, overrides: Sequence[str] = ()) -> "Spec":

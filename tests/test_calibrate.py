@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from orchestrator.calibrate import for_plan, measure, of_machine, processes, profile_store
 from orchestrator.calibrate.measure import this_machine
-from orchestrator.cli.calibrating import calibrate as command
+from orchestrator.cli.machine import calibrate as command
 from orchestrator.cli.plan import plan as planning
 from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.plan import calibrated

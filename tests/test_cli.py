@@ -33,7 +33,7 @@ def test_the_next_command_keeps_the_overrides(orch: RunOrch) -> None:
     assert done.stdout.splitlines()[-1].endswith(
         f"{FOUR_PODS} --set 'resources.mesh={{tensor: 8}}'"
     )
-    assert "set       resources.mesh={tensor: 8}" in done.stdout
+    assert "set     resources.mesh={tensor: 8}" in done.stdout
 
 
 def test_json_is_the_plan_and_nothing_else(orch: RunOrch) -> None:
@@ -94,7 +94,7 @@ def test_a_named_cluster_is_an_error_and_never_a_rehearsal(
         (by_shell, "127.0.0.1:3", "RAY_ADDRESS"),
     ):
         assert done.returncode == 1
-        assert f"a run on the cluster {address}, which {place} names" in done.stdout
+        assert f"a run on the cluster {address}, from {place}." in done.stdout
         assert f"{address}: nothing answers on port" in done.stderr
     assert list(tmp_path.iterdir()) == []
 

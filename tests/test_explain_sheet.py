@@ -149,7 +149,7 @@ def test_every_constant_names_the_runs_behind_it() -> None:
     screen = explain_screen.explain_screen(sheet_of("70b-four-pods"), "orch plan x.yaml")
     assert "marin_v5p32_130m" in screen
     assert (
-        f"exposed learned from {len(rows['exposed collectives', 'exposed'])} runs, unsure by"
+        f"exposed fitted to {len(rows['exposed collectives', 'exposed'])} runs, standard error"
         in screen
     )
 

@@ -1,23 +1,24 @@
 """Following a run on a named cluster: the journal tells it, whatever the cluster answers."""
 
 import signal
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from orchestrator import journal, tracking
-from orchestrator.cli import following, launching, recording, rehearsing, resuming, terminal
-from orchestrator.cli.following import Following
-from orchestrator.cli.origin import Origin
-from orchestrator.cli.showing import Showing
-from orchestrator.cli.terminal import Progress
+from orchestrator.cli import display
+from orchestrator.cli.progress import RunDisplay
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog
 from orchestrator.launch import LocalCluster
 from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
+from orchestrator.lifecycle import cluster, follow, recording, rehearse, resume
+from orchestrator.lifecycle.events import FollowStarted, Progress, Stopping, TaskEnded, Tracked
+from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
+from orchestrator.lifecycle.rehearse import RehearsalFollower
+from orchestrator.lifecycle.requests import Provenance, SubmitOptions
 from orchestrator.render import rehearsal_screen as render
 from orchestrator.types.plan import Plan
 from tests.journals import reason, run_request, step, tiny_plan, tiny_spec, write_steps
@@ -54,24 +55,29 @@ def recorded(tmp_path: Path) -> journal.Journal:
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask at once, and record nothing: that is another room's work, in processes of its own."""
-    monkeypatch.setattr(following, "ASK_EVERY_S", -1.0)
+    monkeypatch.setattr(follow, "ASK_EVERY_S", -1.0)
     for name in ("begin", "in_background"):
         monkeypatch.setattr(tracking, name, lambda *_: None)
 
 
-def followed(
-    recorded: journal.Journal, jobs: FakeJobs, before: int = 0, waits: Progress | None = None
-) -> Following:
-    showing = Showing(recorded, waits or Progress("run"))
-    return Following(showing, recorded, cast(RayJobs, jobs), "job", before)
+MADE_OF = Provenance(environment={}, documents={}, folder="", profile=None)
 
 
-def launch_of(jobs_folder: Path, **changes: Any) -> launching.Launch:
+def follower(
+    recorded: journal.Journal, jobs: FakeJobs, before: int = 0, progress: Progress | None = None
+) -> ClusterFollower:
+    progress = progress or RunDisplay()
+    watch = RunWatch(recorded, progress)
+    progress(FollowStarted(task="run", attempts=watch.attempt))
+    return ClusterFollower(watch, cast(RayJobs, jobs), "job", before)
+
+
+def launch_of(jobs_folder: Path, **changes: Any) -> cluster.ClusterLaunch:
     fields: dict[str, Any] = {
         "spec": tiny_spec(), "plan": tiny_plan(), "steps": 3, "versions": {"jax": "1"},
         "archive": b"code", "address": "http://head:8265", "storage": jobs_folder,
     }  # fmt: skip
-    return launching.Launch(**fields | changes)
+    return cluster.ClusterLaunch(**fields | changes)
 
 
 def test_a_run_is_followed_to_its_end(
@@ -79,16 +85,16 @@ def test_a_run_is_followed_to_its_end(
 ) -> None:
     """What it waits for, its steps, and then the run itself."""
     jobs = FakeJobs()
-    follow = followed(recorded, jobs)
-    assert follow.look() is None
+    following = follower(recorded, jobs)
+    assert following.look() is None
     writer = journal.claim_run(recorded)
     writer.record_pending(reason("4 slices asked, 1 free", "waiting_for_slices"))
-    assert follow.look() is None
+    assert following.look() is None
     number = writer.start_attempt(tiny_plan())
     write_steps(recorded.path, number, range(3))
     writer.end_attempt("finished")
     writer.end_run("succeeded")
-    run = follow.look()
+    run = following.look()
     assert run
     assert run.state == "succeeded"
     said = capsys.readouterr().out
@@ -103,9 +109,9 @@ def test_a_run_that_is_followed_again_is_shown_from_there_on(
     number = journal.claim_run(recorded).start_attempt(tiny_plan())
     with StepLog(recorded.path, number) as log:
         log.append(step(0, restored=0))
-        follow = followed(recorded, FakeJobs())
+        following = follower(recorded, FakeJobs())
         log.append(step(1))
-        follow.look()
+        following.look()
     [line] = capsys.readouterr().out.splitlines()
     assert line.partition(" s  ")[2].startswith("step 2 of 3")
 
@@ -118,23 +124,38 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Below the lines that stay, which are the same wherever they go."""
-    monkeypatch.setattr(terminal, "is_live", lambda _: live)
-    with terminal.progress("run") as waits:
-        follow = followed(recorded, FakeJobs(), waits=waits)
-        follow.look()
-        time.sleep(2)
-        writer = journal.claim_run(recorded)
-        write_steps(recorded.path, writer.start_attempt(tiny_plan()), range(2))
-        follow.look()
-        time.sleep(2)
-    told = capsys.readouterr()
-    assert [line.partition(" s  ")[2].partition("  ")[0] for line in told.out.splitlines()] == [
+    monkeypatch.setattr(display, "is_live", lambda _: live)
+    monkeypatch.setattr(display, "start_line", DrawnLine)
+    monkeypatch.setattr(DrawnLine, "texts", [])
+    shown = RunDisplay()
+    following = follower(recorded, FakeJobs(), progress=shown)
+    following.look()
+    writer = journal.claim_run(recorded)
+    write_steps(recorded.path, writer.start_attempt(tiny_plan()), range(2))
+    following.look()
+    shown(TaskEnded(task="run"))
+    printed = capsys.readouterr()
+    assert [one.partition(" s  ")[2].partition("  ")[0] for one in printed.out.splitlines()] == [
         "compiled in 2 s, state ready in 1 s",
         "step 1 of 3",
     ]
     expected = ["run: Ray starts its driver", "run: step 3 of 3"]
-    counted = [line.partition(" (")[0] for line in told.err.split("\r") if line]
-    assert list(dict.fromkeys(counted)) == (expected if live else [])
+    assert list(dict.fromkeys(DrawnLine.texts)) == (expected if live else [])
+    assert printed.err == ""
+
+
+class DrawnLine:
+    """Stands for the line that rich draws."""
+
+    texts: ClassVar[list[str]] = []
+    task_ids = (0,)
+
+    def update(self, _: int, description: str) -> None:
+        self.texts.append(description)
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -153,12 +174,12 @@ def test_a_dropped_connection_is_said_once_and_survived(
 ) -> None:
     """The run goes on, so does the following; when the cluster answers again, that is said."""
     jobs = FakeJobs(state_now=None)
-    follow = followed(recorded, jobs)
+    following = follower(recorded, jobs)
     journal.claim_run(recorded)
-    assert follow.look() is None
-    assert follow.look() is None
+    assert following.look() is None
+    assert following.look() is None
     jobs.state_now = "RUNNING"
-    assert follow.look() is None
+    assert following.look() is None
     said = capsys.readouterr().out
     assert said.count("the cluster does not answer; the run goes on") == 1
     assert said.count("the connection is back") == 1
@@ -166,7 +187,7 @@ def test_a_dropped_connection_is_said_once_and_survived(
 
 def test_a_job_that_dies_before_its_driver_comes_ends_the_run(recorded: journal.Journal) -> None:
     """The journal says why; a driver that comes later finds the run ended."""
-    run = followed(recorded, FakeJobs(state_now="FAILED")).look()
+    run = follower(recorded, FakeJobs(state_now="FAILED")).look()
     assert run
     assert run.state == "failed"
     assert "No module named 'msgspec'" in (run.detail or "")
@@ -177,10 +198,10 @@ def test_a_resumed_run_is_not_taken_for_its_former_self(recorded: journal.Journa
     writer = journal.claim_run(recorded)
     writer.end_run("failed", reason("out of luck"))
     jobs = FakeJobs()
-    follow = followed(recorded, jobs, writer.number)
-    assert follow.look() is None
+    following = follower(recorded, jobs, writer.number)
+    assert following.look() is None
     jobs.state_now = "FAILED"
-    run = follow.look()
+    run = following.look()
     assert run
     assert (run.state, run.detail) == ("failed", "out of luck")
     assert journal.claim_run(recorded, resumes=True).run().state == "starting"
@@ -189,9 +210,10 @@ def test_a_resumed_run_is_not_taken_for_its_former_self(recorded: journal.Journa
 def test_a_run_whose_job_is_not_taken_has_failed(tmp_path: Path) -> None:
     """It is in the journal, with the reason: nothing is left that looks as if it would come."""
     jobs = FakeJobs(state_now=None, refuses=True)
-    origin = Origin(environment={}, documents={}, folder="", profile=None)
     with pytest.raises(ClusterUnusable, match="does not take the job"):
-        launching.submitted(launch_of(tmp_path), cast(RayJobs, jobs), origin, None, None)
+        cluster.start_run(
+            launch_of(tmp_path), cast(RayJobs, jobs), MADE_OF, None, None, RunDisplay()
+        )
     [run], _ = journal.list_runs(tmp_path)
     assert run.state == "failed"
     assert "does not take the job" in (run.detail or "")
@@ -200,14 +222,13 @@ def test_a_run_whose_job_is_not_taken_has_failed(tmp_path: Path) -> None:
 def test_a_job_whose_answer_was_lost_is_not_submitted_twice(tmp_path: Path) -> None:
     """The cluster has it in spite of the error: then the run is under way."""
     jobs = FakeJobs(refuses=True)
-    origin = Origin(environment={}, documents={}, folder="", profile=None)
-    recorded, job = launching.submitted(
-        launch_of(tmp_path), cast(RayJobs, jobs), origin, None, None
+    recorded, job = cluster.start_run(
+        launch_of(tmp_path), cast(RayJobs, jobs), MADE_OF, None, None, RunDisplay()
     )
     [(command, name)] = jobs.submits
     assert name == job
     assert command == f"python -m orchestrator.drive {recorded.path}"
-    assert launching.archive_of(recorded) == b"code"
+    assert cluster.archive_of(recorded) == b"code"
     assert recorded.run().state == "submitted"
 
 
@@ -217,19 +238,21 @@ def test_the_first_ctrl_c_waits_for_no_checkpoint_where_nothing_is_to_be_saved(
 ) -> None:
     """Before the first step of an attempt one is enough; after it the second ends at once."""
     writer = journal.create_run(tmp_path, run_request(rehearsal=True))
-    asked = [2]
-    rehearsed = rehearsing.Following(writer.journal, cast(LocalCluster, None), asked, nodes=1)
+    signals = [signal.SIGINT.value]
+    events: list[object] = []
+    rehearsed = RehearsalFollower(
+        writer.journal, cast(LocalCluster, None), signals, nodes=1, progress=events.append
+    )
     driver = journal.claim_run(writer.journal)
     attempt = driver.start_attempt(tiny_plan(), ("slice-0",))
     write_steps(driver.journal.path, attempt, range(steps))
-    said: list[str] = []
-    assert rehearsed.wants_out(said.append, taken=True) == (steps == 0)
-    asked.append(2)
-    assert steps == 0 or rehearsed.wants_out(said.append, taken=True)
-    assert said == (
-        ["stopping: there is nothing to save"]
+    assert rehearsed.gives_up(driven=True) == (steps == 0)
+    signals.append(signal.SIGINT.value)
+    assert steps == 0 or rehearsed.gives_up(driven=True)
+    assert events == (
+        [Stopping(how="nothing to save")]
         if steps == 0
-        else ["stopping after a last checkpoint; Ctrl-C again stops at once", "stopping at once"]
+        else [Stopping(how="with a checkpoint"), Stopping(how="at once")]
     )
 
 
@@ -241,12 +264,12 @@ def test_a_resumed_rehearsal_that_never_began_says_whether_it_was_stopped(
     writer = journal.claim_run(journal.create_run(tmp_path, run_request(rehearsal=True)).journal)
     writer.end_run("failed", reason("out of luck"))
 
-    def drive(_: journal.Journal, __: Plan, asked: list[int]) -> str:
-        asked += [signal.SIGINT] * pressed
+    def drive(_: journal.Journal, __: Plan, signals: list[int], *___: object) -> str:
+        signals += [signal.SIGINT] * pressed
         return "why it never began"
 
-    monkeypatch.setattr(rehearsing, "drive", drive)
-    monkeypatch.setattr(recording, "ending", lambda _: "mlflow.db")
+    monkeypatch.setattr(rehearse, "drive", drive)
+    monkeypatch.setattr(recording, "tracked_at_end", lambda _: Tracked(place="mlflow.db"))
     with pytest.raises(OrchError, match="why it never began") as end:
-        resuming.rehearsed(writer.journal, tiny_plan(), (), tmp_path)
+        resume.resume(writer.journal, tmp_path, None, SubmitOptions())
     assert end.value.exit_code == exit_code

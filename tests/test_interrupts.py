@@ -101,7 +101,7 @@ def test_a_rehearsal_that_is_only_prepared_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Between its table and its first node."""
-    monkeypatch.setattr("orchestrator.cli.rehearsing.carry_out", interrupt)
+    monkeypatch.setattr("orchestrator.lifecycle.rehearse.run_rehearsal", interrupt)
     more = ("--no-prove", "--no-calibrate", "--set", f"run.storage={tmp_path}")
     said = "interrupted while preparing the rehearsal; nothing is left running"
     command = ("submit", TINY, *more)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.cli.origin import UNCOMMITTED, origin_of
 from orchestrator.errors import SpecError
 from orchestrator.launch import provenance
+from orchestrator.lifecycle.requests import UNCOMMITTED, provenance_of
 from tests.conftest import ROOT
 from tests.journals import run_request, tiny_spec
 
@@ -59,7 +59,7 @@ def test_the_code_is_known_by_its_content(checkout: Path) -> None:
 
 def test_a_clean_checkout_is_its_commit_alone(checkout: Path) -> None:
     """Nothing is kept beside the commit when nothing differs from it."""
-    origin = origin_of(SPEC, tiny_spec(), 20, None)
+    origin = provenance_of(SPEC, tiny_spec(), 20, None)
     assert len(origin.environment["git_commit"]) == 40
     assert "git_uncommitted" not in origin.environment
     assert origin.documents.keys() == {"spec.yaml"}
@@ -78,7 +78,7 @@ def test_what_is_not_committed_is_kept_without_secrets(
     assert '+TOKEN = "<HF_TOKEN>"' in text
     assert "?? trainers/mine.py" in text
     assert CANARY not in text
-    assert UNCOMMITTED in origin_of(SPEC, tiny_spec(), 20, None).documents
+    assert UNCOMMITTED in provenance_of(SPEC, tiny_spec(), 20, None).documents
 
 
 def test_an_installation_in_somebody_elses_checkout_has_no_commit(
@@ -94,12 +94,12 @@ def test_an_installation_in_somebody_elses_checkout_has_no_commit(
 def test_a_range_after_the_last_step_is_refused() -> None:
     """Nothing would ever be traced, so it is said at once."""
     with pytest.raises(SpecError, match=r"--profile 20:22: the run has 20 steps"):
-        origin_of(SPEC, tiny_spec(), 20, (20, 22))
+        provenance_of(SPEC, tiny_spec(), 20, (20, 22))
 
 
 def test_the_journal_keeps_what_a_run_is_made_of(tmp_path: Path) -> None:
     """Versions, the steps to trace and the spec as it was written, in the run's own directory."""
-    origin = origin_of(SPEC, tiny_spec(), 20, (3, 5))
+    origin = provenance_of(SPEC, tiny_spec(), 20, (3, 5))
     recorded = journal.create_run(tmp_path, run_request(steps=20, **origin.fields)).journal
     run = recorded.run()
     assert run.environment == origin.environment

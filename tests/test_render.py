@@ -1,5 +1,6 @@
-"""What people read: numbers with units, aligned columns, a plan on one screen."""
+"""Text for terminals: numbers with their units, widths, tables, and screens that stay plain."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,17 +9,26 @@ import pytest
 from orchestrator.errors import SpecError
 from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render import (
-    formatting,
-    layout,
-    plan_screen,
-    rehearsal_screen,
-    score_screen,
-    study_screen,
+from orchestrator.render import formatting, rehearsal_screen, study_screen
+from orchestrator.render.layout import (
+    WIDTH,
+    Screen,
+    Table,
+    Text,
+    Title,
+    fit,
+    heading,
+    indent,
+    next_step,
+    screen,
+    warning,
 )
+from orchestrator.render.plan_screen import plan_screen
+from orchestrator.render.score_screen import score_screen
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load, load_study
 from orchestrator.study import forecast_study
+from orchestrator.types.plan import Plan
 from tests.asks import spec_of
 from tests.conftest import GOLDEN, ROOT, HoldGolden
 
@@ -26,197 +36,207 @@ SHIPPED = sorted((ROOT / "specs").glob("*.yaml"))
 STUDIES = sorted((ROOT / "specs/studies").glob("*.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("value", "said"), [(4_587_520, "4.59M"), (15e12, "15T"), (999, "999"), (70.5537e9, "70.6B")]
-)
-def test_counts_are_short_and_decimal(value: float, said: str) -> None:
-    """K M B T are powers of a thousand."""
-    assert formatting.scaled(value) == said
+@pytest.fixture(scope="module")
+def four_pods() -> list[Plan]:
+    """Return the plan of the four-pod spec and three runners-up."""
+    return make_plans(spec_of(), 4)
+
+
+# --- numbers
 
 
 @pytest.mark.parametrize(
-    ("value_s", "said"),
-    [(12.1234, "12.1 s"), (0.4192, "419 ms"), (0.00386, "3.86 ms"), (2.5e-5, "25 us"), (0, "0 us")],
-)
-def test_seconds_take_the_unit_that_shows_digits(value_s: float, said: str) -> None:
-    """Three digits, never an exponent."""
-    assert formatting.seconds(value_s) == said
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "said"),
-    [(459e12, "FLOP/s", "459 TFLOP/s"), (6.25e9, "B/s", "6.25 GB/s"), (0, "B", "0 B")],
-)
-def test_quantities_take_si_prefixes(value: float, unit: str, said: str) -> None:
-    """G for giga: a billion bytes are not BB."""
-    assert formatting.with_unit(value, unit) == said
-
-
-@pytest.mark.parametrize(
-    ("value_bytes", "said"),
+    ("shown", "text"),
     [
-        (0, "0.00 GiB"),
-        (393_216, "0.38 MiB"),
-        (formatting.GIB // 100, "10.24 MiB"),
-        (formatting.GIB // 100 + 1, "0.01 GiB"),
-        (102.8 * formatting.GIB, "102.80 GiB"),
+        (formatting.scaled(4_587_520), "4.59M"),
+        (formatting.scaled(15e12), "15T"),
+        (formatting.scaled(999), "999"),
+        (formatting.seconds(12.1234), "12.1 s"),
+        (formatting.seconds(0.00386), "3.86 ms"),
+        (formatting.seconds(0), "0 us"),
+        (formatting.with_unit(459e12, "FLOP/s"), "459 TFLOP/s"),
+        (formatting.with_unit(0, "B"), "0 B"),
+        (formatting.in_memory(393_216), "0.38 MiB"),
+        (formatting.in_memory(102.8 * formatting.GIB), "102.80 GiB"),
+        (formatting.lasting(15145.7), "15,145.7 days"),
+        (formatting.lasting(0.8), "19.2 hours"),
+        (formatting.lasting(5.1e-7), "44.1 ms"),
+        (formatting.elapsed(185), "3 min 5 s"),
+        (formatting.elapsed(0.2), "0 s"),
+        (formatting.counted(1, "run"), "1 run"),
+        (formatting.counted(4_000, "run"), "4,000 runs"),
+        (formatting.signed_percent(0.0001), "0.0 %"),
+        (formatting.signed_percent(-0.25), "-25.0 %"),
+        (formatting.span("127 ms", "422 ms"), "127 to 422 ms"),
+        (formatting.span("900 ms", "1.2 s"), "900 ms to 1.2 s"),
+        (formatting.span("2 d 4 h", "3 d 4 h"), "2 d 4 h to 3 d 4 h"),
+        (formatting.span("$1", "$1"), "$1"),
     ],
 )
-def test_memory_is_in_gib_unless_that_shows_nothing(value_bytes: float, said: str) -> None:
-    """With two places in both, so that a column of them lines up."""
-    assert formatting.in_memory(value_bytes) == said
+def test_numbers_have_three_digits_and_a_unit(shown: str, text: str) -> None:
+    """Each in the unit that shows digits, without an exponent."""
+    assert shown == text
 
 
-def test_columns_align_and_do_not_trail() -> None:
-    """Numbers to the right, words to the left, no blanks at the end."""
-    lines = layout.columns([("a", "1", ""), ("bbb", "22", "")], "<><")
-    assert lines == ["a     1", "bbb  22"]
+# --- layout
 
 
-def test_a_plan_is_one_screen(golden: HoldGolden) -> None:
-    """The four-pod plan, to the letter; within 80 columns and 65 lines."""
-    screen = plan_screen.plan_screen(make_plan(spec_of()), "orch explain spec.yaml")
-    golden("plan_70b_4pod.txt", screen)
-    lines = screen.splitlines()
-    assert max(map(len, lines)) <= 80
+def test_a_table_aligns_and_has_no_trailing_blanks() -> None:
+    """Numbers stand to the right, words to the left."""
+    table = Table(rows=[("a", "1", ""), ("bbb", "22", "")], columns="<><")
+    assert table.lines(WIDTH) == ["a     1", "bbb  22"]
+
+
+def test_columns_move_closer_only_where_they_must() -> None:
+    """A table that fits keeps its gaps."""
+    assert Table(rows=[["word"] * 5], columns="<" * 5).lines(28) == ["word  word  word  word  word"]
+    assert Table(rows=[["word"] * 5], columns="<" * 5).lines(27) == ["word word word word word"]
+
+
+def test_a_last_column_wraps_below_itself() -> None:
+    """And a cell without text leaves no blanks."""
+    [inner] = indent([Table(rows=[("mesh", "tensor 16, data 4"), ("", "")], columns="<w")])
+    assert not isinstance(inner, str)
+    assert inner.lines(19) == ["  mesh  tensor 16,", "        data 4", ""]
+
+
+def test_a_number_stays_with_its_unit_and_a_word_stays_whole() -> None:
+    """Lines break between words, and not between 12 and GiB."""
+    text = Text(text="it takes 12 GiB more", start="note: ")
+    assert text.lines(18) == ["note: it", "      takes 12 GiB", "      more"]
+    path = "/folder" * 20
+    assert Text(text=f"in {path}", start="  ").lines(WIDTH) == [f"  in {path}"]
+
+
+def test_a_message_keeps_its_lines_and_its_commands() -> None:
+    """Long lines are wrapped; a command is not, and indentation stays."""
+    command = f"Next: orch plan {'--set a=b ' * 12}x"
+    text = fit(f"title\n  {'words ' * 20}\n{command}")
+    first, *middle, last = text.splitlines()
+    assert (first, last) == ("title", command)
+    assert all(line.startswith(("  words", "    words")) for line in middle)
+    assert fit("a\n\n  b\n") == "a\n\n  b\n"
+
+
+def test_a_screen_is_plain_text_and_has_styles_on_a_terminal_only() -> None:
+    """The same words either way; text from elsewhere brings no control characters."""
+    shown = screen([heading("a\x1b[31m title")], [], [warning("b")], next_step("orch plan x"))
+    assert shown == "a?[31m title\n\nwarning: b\n\nNext: orch plan x\n"
+    styled = shown.on_terminal(WIDTH)
+    assert styled.startswith("\033[1ma?[31m title\033[0m\n")
+    assert "\033[33mwarning: b\033[0m" in styled
+    assert re.sub(r"\033\[\d+m", "", styled) == shown
+
+
+def test_a_screen_uses_the_width_of_a_terminal() -> None:
+    """Titles reach its edge, and paragraphs fill it."""
+    shown = screen([Title(left="left", right="right")], ["word " * 30])
+    assert isinstance(shown, Screen)
+    assert max(map(len, shown.splitlines())) == 80
+    wide = re.sub(r"\033\[\d+m", "", shown.on_terminal(120)).splitlines()
+    assert len(wide[0]) == 120
+    assert len(wide[2]) > 100
+
+
+# --- screens
+
+
+def too_wide(text: str) -> list[str]:
+    """Return lines that 80 columns would break, but for commands and paths."""
+    return [
+        line
+        for line in text.splitlines()
+        if len(line) > WIDTH and not line.startswith("Next: ") and " /" not in line
+    ]
+
+
+def test_a_plan_is_one_screen(golden: HoldGolden, four_pods: list[Plan]) -> None:
+    """Within 80 columns and 65 lines; the last two are the verdict and the next command."""
+    shown = plan_screen(four_pods[0], "orch explain spec.yaml")
+    golden("plan_70b_4pod.txt", shown)
+    lines = shown.splitlines()
+    assert too_wide(shown) == []
     assert len(lines) <= 65
-
-
-def test_the_last_lines_are_the_verdict_and_the_next_command() -> None:
-    """A person who reads only the end knows what to think and what to do."""
-    lines = plan_screen.plan_screen(make_plan(spec_of()), "orch explain spec.yaml").splitlines()
     assert lines[-2].startswith("Plan: fits, bound by ")
     assert lines[-1] == "Next: orch explain spec.yaml"
 
 
-def test_a_moved_batch_is_said_out_loud() -> None:
-    """1,024 asked, 1,120 planned."""
-    screen = " ".join(plan_screen.plan_screen(make_plan(spec_of()), "x").split())
-    assert "(1,024 asked; 9.4 % more divide" in screen
+def test_a_moved_batch_is_shown(four_pods: list[Plan]) -> None:
+    """The spec requests 1,024 sequences; the plan has 1,120."""
+    text = " ".join(plan_screen(four_pods[0], "x").split())
+    assert "1,120 sequences" in text
+    assert "(raised 9.4 % from 1,024 to divide evenly)" in text
 
 
-def test_runners_up_say_what_they_lose(golden: HoldGolden) -> None:
-    """One row a mesh; the first loses nothing."""
-    table = plan_screen.runners_up_table(make_plans(spec_of(), 4))
-    golden("alternatives_70b_4pod.txt", "\n".join(table) + "\n")
+def test_runners_up_stand_above_the_verdict(golden: HoldGolden, four_pods: list[Plan]) -> None:
+    """A row for each mesh, with its expected step and MFU; the first loses nothing."""
+    first, *others = four_pods
+    shown = plan_screen(first, "x", runners_up=others)
+    table = shown[shown.index("the plan and 3 runners-up") : shown.index("\n\nwarning:")]
+    golden("alternatives_70b_4pod.txt", table + "\n")
+    assert shown.replace(f"\n\n{table}", "") == plan_screen(first, "x")
+    for plan in others:
+        mesh = ".".join(str(plan.mesh[axis]) for axis in ("data", "fsdp", "sequence", "tensor"))
+        mfu = formatting.percent(plan.forecast.mfu.expected or 0)
+        assert any(mesh in line and mfu in line for line in table.splitlines())
 
 
-def test_runners_up_stand_before_the_verdict() -> None:
-    """The last lines are the same, and each mesh has the step and the MFU to expect of it."""
-    plans = make_plans(spec_of(), 3)
-    screen = plan_screen.plan_screen(plans[0], "x", runners_up=plan_screen.runners_up_table(plans))
-    assert screen.endswith(plan_screen.plan_screen(plans[0], "x").partition("\n\nwarning:")[2])
-    for one in plans[1:]:
-        mfu = one.forecast.mfu.expected
-        assert mfu is not None
-        mesh = ".".join(str(one.mesh[axis]) for axis in ("data", "fsdp", "sequence", "tensor"))
-        assert any(mesh in line and formatting.percent(mfu) in line for line in screen.splitlines())
-
-
-def test_runners_up_of_a_chip_without_runs_have_both_bounds() -> None:
-    """Where nothing is expected, the step at peak rates stands there."""
+def test_runners_up_without_an_expectation_have_both_bounds() -> None:
+    """No run was published for this chip, so the steps at peak rates take its place."""
     plans = make_plans(spec_of("llama3-8b", chip="h100", topology="8", pods=1, sequences=64), 3)
-    head, *rows = plan_screen.runners_up_table(plans)[1:-1]
+    shown = plan_screen(plans[0], "x", runners_up=plans[1:])
+    _, head, *rows = shown[shown.index("the plan and 2 runners-up") :].splitlines()
     assert head.split()[5:7] == ["lower", "unoverlapped"]
-    for one, row in zip(plans, rows, strict=True):
-        assert formatting.seconds(one.forecast.step_s.unoverlapped) in row
-
-
-@pytest.mark.parametrize(
-    ("days", "said"),
-    [
-        (15145.7, "15,145.7 days"),
-        (1.04, "1.0 days"),
-        (0.8, "19.2 hours"),
-        (0.02, "28.8 minutes"),
-        (2.573e-4, "22.2 s"),
-        (5.1e-7, "44.1 ms"),
-    ],
-)
-def test_a_training_shorter_than_a_day_is_not_shown_in_days(days: float, said: str) -> None:
-    """Nothing takes 0.0 days."""
-    assert formatting.lasting(days) == said
-
-
-def too_wide(screen: str) -> list[str]:
-    """Lines that 80 columns would break; a command or a path may be as long as it is."""
-    return [
-        line
-        for line in screen.splitlines()
-        if len(line) > layout.WIDTH and not line.startswith("Next: ") and " /" not in line
-    ]
+    for plan, row in zip(plans, rows, strict=False):
+        assert formatting.seconds(plan.forecast.step_s.unoverlapped) in row
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_screens_of_shipped_specs_fit_a_terminal(path: Path) -> None:
-    """The plan, and what its rehearsal says first."""
+    """The plan with runners-up, and the start of its rehearsal."""
     spec = load(path)
-    made = make_plan(spec)
-    small = rehearse(spec, made)
-    screens = [
-        plan_screen.plan_screen(
-            made,
-            "orch explain spec.yaml",
-            runners_up=plan_screen.runners_up_table(make_plans(spec, 4)),
-        ),
-        rehearsal_screen.rehearsal_intro(made.name),
-        rehearsal_screen.rehearsal_screen(made, small.plan, small.steps, small.changes),
+    plan, *others = make_plans(spec, 4)
+    small = rehearse(spec, plan)
+    shown = [
+        plan_screen(plan, "orch explain spec.yaml", runners_up=others),
+        rehearsal_screen.rehearsal_intro(plan.name),
+        rehearsal_screen.rehearsal_screen(plan, small.plan, small.steps, small.changes),
     ]
-    assert [line for screen in screens for line in too_wide(screen)] == []
+    assert [line for text in shown for line in too_wide(text)] == []
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
-    """What is predicted, and what each rehearsed run begins with."""
-    asked = load_study(path)
-    made = {trial.number: make_plan(trial.spec) for trial in asked.trials}
-    screens = [
-        study_screen.study_screen(forecast_study(asked, made), "orch submit study.yaml"),
-        study_screen.study_intro(asked),
-        *(study_screen.trial_line(asked, trial, 1) for trial in asked.trials),
+    """The prediction, and the line above each run."""
+    study = load_study(path)
+    plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
+    shown = [
+        study_screen.study_screen(forecast_study(study, plans), "orch submit study.yaml"),
+        study_screen.study_intro(study),
+        *(study_screen.trial_line(study, trial, 1) for trial in study.trials),
     ]
-    assert [line for screen in screens for line in too_wide(screen)] == []
+    assert [line for text in shown for line in too_wide(text)] == []
 
 
-def test_the_score_fits_a_terminal_and_names_its_strays() -> None:
-    """Below the table, runs outside their interval, and any faster than the roofline."""
-    found = with_catalog_constants(PUBLISHED)
-    impossible = replace(found.rows[0], id="too_fast", below_lower_bound=True, lower_step_s=2.0)
-    screen = score_screen.score_screen(replace(found, rows=(*found.rows, impossible)), "orch score")
-    assert too_wide(screen) == []
-    outside = next(run.id for run in found.rows if not run.inside_interval)
-    assert f"outside the 80 % interval: {outside}" in screen
-    assert "faster than the lower bound: too_fast (at least 2 s)" in screen
-
-
-def test_a_wide_table_moves_together() -> None:
-    """As far as it has to, and no table that fits does."""
-    narrow, wide = ["word"] * 5, ["long words"] * 7
-    assert layout.tabulated([narrow], "<" * 5) == ["  word  word  word  word  word"]
-    assert layout.tabulated([wide], "<" * 7) == ["  " + " ".join(wide)]
+def test_the_score_fits_a_terminal_and_names_outliers() -> None:
+    """Runs outside their interval, and any that is faster than the lower bound."""
+    score = with_catalog_constants(PUBLISHED)
+    impossible = replace(score.rows[0], id="too_fast", below_lower_bound=True, lower_step_s=2.0)
+    shown = score_screen(replace(score, rows=(*score.rows, impossible)), "orch score")
+    assert too_wide(shown) == []
+    outside = next(run.id for run in score.rows if not run.inside_interval)
+    assert f"outside the 80 % interval: {outside}" in shown
+    assert "faster than the lower bound: too_fast (at least 2 s)" in shown
 
 
 @pytest.mark.parametrize("name", ["plan_70b_4pod", "proof_8b_2pod", "proof_refused"])
-def test_screens_that_tests_hold_fit_a_terminal(name: str) -> None:
-    """As they are kept, word for word."""
+def test_golden_screens_fit_a_terminal(name: str) -> None:
     assert too_wide((GOLDEN / f"{name}.txt").read_text(encoding="utf-8")) == []
 
 
 def test_a_refusal_fits_a_terminal() -> None:
-    """Its reasons, and the meshes that it offers."""
+    """With its reasons and its suggestions."""
     with pytest.raises(SpecError) as caught:
         make_plan(spec_of(tolerance=0.0))
     assert caught.value.is_prose
-    assert too_wide(layout.fit(str(caught.value))) == []
-
-
-def test_wide_lines_hang_under_their_last_cell() -> None:
-    """Under a label, or a little further in; a number stays with its unit; paths stay whole."""
-    said = layout.fit(f"warning: {'words ' * 12}12 GiB more\n  mesh  {'tensor 16, ' * 9}\n")
-    words, last, mesh, more = said.splitlines()
-    assert words.startswith("warning: words")
-    assert last == "         words 12 GiB more"
-    assert mesh.endswith("tensor 16,")
-    assert more.startswith("        tensor 16,")
-    path = f"  recorded in /{'folder/' * 12}runs"
-    assert layout.fit(path) == path
+    assert too_wide(fit(str(caught.value))) == []

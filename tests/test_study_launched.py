@@ -1,6 +1,6 @@
-"""A study on a named cluster: what is asked and said before, and how its trials follow each other.
+"""A study on a named cluster: what it asks for first, and how its trials follow each other.
 
-The cluster is a stand-in; `tests/test_named_cluster.py` has a real one.
+The cluster is a fake; `tests/test_named_cluster.py` has a real one.
 """
 
 from dataclasses import replace
@@ -10,12 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator import journal
-from orchestrator.cli import following, launching, recording
 from orchestrator.cli import orch as command
-from orchestrator.cli.launching import Launch
-from orchestrator.cli.origin import Origin
 from orchestrator.errors import OrchError, SpecError
 from orchestrator.journal import Journal, Writer
+from orchestrator.lifecycle import cluster as clusters
+from orchestrator.lifecycle import follow, recording
+from orchestrator.lifecycle.cluster import ClusterLaunch
+from orchestrator.lifecycle.events import ClusterReady, Progress, Tracked
+from orchestrator.lifecycle.requests import Provenance
+from orchestrator.types.plan import Plan
 from orchestrator.types.run import Run
 from tests.journals import reason, run_request
 from tests.reports import finished_run, timed
@@ -38,23 +41,34 @@ class Cluster:
         self.taken: list[str] = []
         (folder / "base.yaml").write_text(BASE.replace("STORAGE", str(folder / "runs")))
         (folder / "two.yaml").write_text(STUDY)
-        monkeypatch.setattr(launching, "looked", self.looked)
-        monkeypatch.setattr(launching, "submitted", self.submitted)
-        monkeypatch.setattr(following, "follow", self.follow)
-        monkeypatch.setattr(recording, "ending", lambda _: "nowhere")
+        monkeypatch.setattr(clusters, "check_cluster", self.check)
+        monkeypatch.setattr(clusters, "start_run", self.start)
+        monkeypatch.setattr(follow, "follow", self.follow)
+        monkeypatch.setattr(recording, "tracked_at_end", lambda _: Tracked(place="nowhere"))
 
-    def looked(self, launch: Launch, asks: str) -> tuple[str, str]:
+    def check(
+        self, launch: ClusterLaunch, _: Progress, runs: list[tuple[Plan, int]]
+    ) -> tuple[str, ClusterReady]:
         self.seen.append(launch.plan.pods)
-        return "jobs", f"asks for {asks}"
+        return "jobs", ClusterReady(
+            address=launch.address, slices="2 free", hosts=2, versions={}, storage="there",
+            runs=tuple(runs),
+        )  # fmt: skip
 
-    def submitted(
-        self, launch: Launch, jobs: str, origin: Origin, proof: None, key: str
+    def start(
+        self,
+        launch: ClusterLaunch,
+        jobs: str,
+        made_of: Provenance,
+        proof: None,
+        key: str,
+        *_: object,
     ) -> tuple[Journal, str]:
         assert (jobs, proof) == ("jobs", None)
-        assert origin.environment["cluster"] == "there:1"
+        assert made_of.environment["cluster"] == "there:1"
         self.taken.append(key.rpartition("-trial-")[2])
         steps = [one.step for one in timed(0.0, range(launch.steps), 0.5)]
-        fields = {"spec": launch.spec, "study": origin.study, "rehearsal": False}
+        fields = {"spec": launch.spec, "study": made_of.study, "rehearsal": False}
         writer = finished_run(launch.storage, key, plan=launch.plan, steps=steps, **fields)
         return writer.journal, key
 
@@ -70,21 +84,22 @@ class Cluster:
         return done.exit_code, done.output
 
 
-def test_all_is_said_and_asked_once_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cluster is asked for the most pods; chips, time and dollars are of all runs together."""
+def test_a_study_on_a_cluster_asks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster must have the most pods; chips, time and dollars are totals."""
     cluster = Cluster(tmp_path, monkeypatch)
     code, said = cluster.submit("--steps", "4", "--dry-run")
     assert (code, cluster.seen, cluster.taken) == (0, [2], [])
     assert "two: 2 runs, one after another, on the cluster there:1" in said
-    assert "asks for 8 v5e chips at most, 2 runs, 8 steps, less than 1 s, " in said
+    assert "at most 8 v5e chips, 2 runs, 8 steps, less than 1 s, " in said
     assert "Nothing was submitted: --dry-run." in said
     assert not (tmp_path / "runs").exists()
     with pytest.raises(SpecError, match="needs --yes where nobody can be asked"):
         cluster.submit("--steps", "4")
 
 
-def test_trials_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As real runs of the study; what is done is not done again. Its rehearsal is another study."""
+def test_trials_run_one_after_another_on_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = Cluster(tmp_path, monkeypatch)
     code, said = cluster.submit("--steps", "4", "--yes")
     assert (code, cluster.taken) == (0, ["1.1", "2.1"])
@@ -99,34 +114,33 @@ def test_trials_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert replace(rehearsed, rehearsal=False).journal_in(study.storage) == study
 
 
-def test_who_looks_away_begins_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run goes on without the command, which says so and how to go on."""
+def test_an_interrupt_starts_no_other_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = Cluster(tmp_path, monkeypatch, left_at=1)
     code, said = cluster.submit("--steps", "4", "--yes")
     assert (code, cluster.taken) == (130, ["1.1"])
     assert "-trial-1.1 goes on without this command; orch cancel " in said
 
 
-def test_a_trial_that_goes_on_is_followed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its own job, before anything else is begun; no second run is made of it."""
+def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[Writer] = []
     followed: list[object] = []
 
     class Slow(Cluster):
         """Its first run goes on, until somebody follows it for the second time."""
 
-        def submitted(
-            self, launch: Launch, jobs: str, origin: Origin, proof: None, key: str
-        ) -> tuple[Journal, str]:
+        def start(
+            self, launch: ClusterLaunch, jobs: str, made_of: Provenance, proof: None, key: str,
+            *_: object,
+        ) -> tuple[Journal, str]:  # fmt: skip
             if left:
-                return super().submitted(launch, jobs, origin, proof, key)
+                return super().start(launch, jobs, made_of, proof, key)
             self.taken.append(key.rpartition("-trial-")[2])
-            fields = {"spec": launch.spec, "plan": launch.plan, "study": origin.study}
+            fields = {"spec": launch.spec, "plan": launch.plan, "study": made_of.study}
             writer = journal.create_run(launch.storage, run_request(**fields, rehearsal=False), key)
             left.append(journal.claim_run(writer.journal))
-            return writer.journal, launching.job_name(writer.run(), 1)
+            return writer.journal, clusters.job_name(writer.run(), 1)
 
         def follow(self, recorded: Journal, *how: object) -> Run | None:
             followed.append(how[:2])
@@ -150,10 +164,9 @@ def test_a_trial_that_goes_on_is_followed_again(
         (("--yes", "--steps", "4", "--devices-per-pod", "4"), "--devices-per-pod is of rehearsals"),
     ],
 )
-def test_what_a_study_there_cannot_be_is_refused(
+def test_options_that_a_study_cannot_have_are_refused(
     more: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is taken."""
     cluster = Cluster(tmp_path, monkeypatch)
     with pytest.raises(OrchError, match=said):
         cluster.submit(*more)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli.recording import sync
+from orchestrator.cli.look import sync
 from orchestrator.render.sync_screen import sync_screen
 from orchestrator.tracking import read_sync_state, recorder
 from orchestrator.tracking.recorder import Recorder, only_one

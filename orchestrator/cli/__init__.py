@@ -1,4 +1,4 @@
-"""Command line room: the only one that reads arguments, prints and exits."""
+"""The command line: commands parse arguments, call the API and print what it returns."""
 
 import errno
 import os
@@ -6,17 +6,7 @@ import sys
 
 import click
 
-from orchestrator.cli import (
-    calibrating,
-    logs,
-    machine,
-    plan,
-    recording,
-    reporting,
-    resuming,
-    running,
-    submitting,
-)
+from orchestrator.cli import look, machine, plan, run
 from orchestrator.cli.terminal import as_typed, clear_line
 from orchestrator.errors import Interrupted, OrchError
 from orchestrator.lifecycle.events import ActInterrupted
@@ -41,12 +31,15 @@ class Grouped(click.Group):
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Columns of one width in all groups."""
-        widest = max(map(len, self.commands))
-        room = formatter.width - widest - 6
-        for about, names in GROUPS.items():
-            said = {name: self.commands[name].get_short_help_str(room) for name in names}
-            with formatter.section(about):
-                formatter.write_dl([(f"{name:{widest}}", text) for name, text in said.items()])
+        name_width = max(map(len, self.commands))
+        text_width = formatter.width - name_width - 6
+        for title, names in GROUPS.items():
+            rows = [
+                (f"{name:{name_width}}", self.commands[name].get_short_help_str(text_width))
+                for name in names
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 @click.group(cls=Grouped, context_settings={"help_option_names": ["-h", "--help"]})
@@ -61,18 +54,15 @@ def orch() -> None:
     """
 
 
-for room in (
-    plan, calibrating, submitting, running, resuming, logs, reporting, recording,
-    machine,
-):  # fmt: skip
-    for command in room.COMMANDS:
+for module in (plan, run, look, machine):
+    for command in module.COMMANDS:
         orch.add_command(command)
 
 
 def main() -> None:
     """Run a command. Errors made on purpose end in their text and their exit code."""
     if sys.stdout is None:
-        say_unwritten("it is closed")
+        report_unwritable("it is closed")
         raise SystemExit(1)
     try:
         orch.main(standalone_mode=False)
@@ -99,9 +89,9 @@ def main() -> None:
         if error.errno not in UNWRITABLE or error.filename:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        say_unwritten(error.strerror)
+        report_unwritable(error.strerror)
         raise SystemExit(1) from None
 
 
-def say_unwritten(why: str | None) -> None:
+def report_unwritable(why: str | None) -> None:
     click.echo(f"standard output: nothing more can be written there: {why}", err=True)

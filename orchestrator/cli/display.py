@@ -1,24 +1,22 @@
-"""Shows events on the terminal: lines that stay on stdout, a status line on stderr.
-
-On a terminal rich redraws the status line. On a pipe every stage is one plain line, and of a count
-the first and the last.
-"""
+"""Shows the events of tasks: a status line on a terminal, calm lines on a pipe."""
 
 import sys
-from functools import singledispatchmethod
+import time
 from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli.terminal import is_live
-from orchestrator.lifecycle.events import Count, Stage, TaskEnded
+from orchestrator.lifecycle.events import Count, Problem, Stage, TaskEnded
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+COUNT_EVERY_S = 2.0
+
 
 class StatusLine:
-    """One line below all others that says what is going on, with its time; terminals only."""
+    """One line on stderr that says what is going on, with its time. Only a terminal shows it."""
 
     def __init__(self) -> None:
         self.live = is_live(sys.stderr)
@@ -26,7 +24,7 @@ class StatusLine:
 
     def update(self, text: str) -> None:
         if self.live and text:
-            self.drawn = self.drawn or started_line()
+            self.drawn = self.drawn or start_line()
             self.drawn.update(self.drawn.task_ids[0], description=text)
 
     def clear(self) -> None:
@@ -43,7 +41,7 @@ class StatusLine:
             self.drawn.start()
 
 
-def started_line() -> "Progress":
+def start_line() -> "Progress":
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -57,33 +55,48 @@ def started_line() -> "Progress":
     return drawn
 
 
-class Display:
-    """Called with each event of an act."""
+class TaskDisplay:
+    """Called with each event of a task. On a pipe every stage is a line. A count that begins at 0
+    has a line for its first and its last, or one now and then where no last is known.
+    """
 
     def __init__(self) -> None:
         self.status = StatusLine()
+        self.stage = ""
+        self.counted_at_s: float | None = None
 
     def __call__(self, event: object) -> None:
-        self.show(event)
+        match event:
+            case Stage():
+                self.show_stage(event)
+            case Count():
+                self.show_count(event)
+            case TaskEnded():
+                self.status.clear()
+                self.stage, self.counted_at_s = "", None
+            case Problem(message=message):
+                click.echo(f"warning: {message}", err=True)
+            case _:
+                raise TypeError(f"no way to show {type(event).__name__}")
 
-    @singledispatchmethod
-    def show(self, event: object) -> None:
-        raise TypeError(f"no way to show {type(event).__name__}")
+    def show_stage(self, event: Stage) -> None:
+        text = f"{event.task}: {event.stage}"
+        self.status.update(f"{text}: {event.state}" if event.state else text)
+        if not self.status.live and text != self.stage:
+            click.echo(text, err=True)
+        self.stage = text
 
-    @show.register
-    def _(self, event: Stage) -> None:
-        self.status.update(f"{event.task}: {event.stage}")
-        if not self.status.live:
-            click.echo(f"{event.task}: {event.stage}", err=True)
-
-    @show.register
-    def _(self, event: Count) -> None:
+    def show_count(self, event: Count) -> None:
         of = "" if event.total is None else f" of {event.total:,}"
         text = f"{event.task}: {event.done:,}{of} {event.unit}"
         self.status.update(text)
-        if not self.status.live and event.done in (0, event.total):
-            click.echo(text, err=True)
+        if self.status.live or not self.is_due(event):
+            return
+        click.echo(text, err=True)
+        self.counted_at_s = time.monotonic()
 
-    @show.register
-    def _(self, _: TaskEnded) -> None:
-        self.status.clear()
+    def is_due(self, event: Count) -> bool:
+        if event.total is None:
+            self.counted_at_s = self.counted_at_s or time.monotonic()
+            return time.monotonic() - self.counted_at_s >= COUNT_EVERY_S
+        return event.done == (0 if self.counted_at_s is None else event.total)

@@ -1,17 +1,13 @@
-"""Command line room: the commands about this machine and this shell."""
+"""The commands about this machine and this shell: doctor, calibrate, completion."""
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.running import STORAGE
-from orchestrator.cli.terminal import JSON, say, say_json
+import orchestrator as orch
+from orchestrator.cli.display import TaskDisplay
+from orchestrator.cli.terminal import JSON, STORAGE, say, say_json
 from orchestrator.lifecycle.events import interruptible
-
-if TYPE_CHECKING:
-    from orchestrator.types.health import Finding
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -22,7 +18,7 @@ SHELLS = ("bash", "zsh", "fish")
 @JSON
 @interruptible("looking at this machine")
 def doctor(storage: Path, address: str | None, as_json: bool) -> None:
-    """Tell what this machine can do. What it cannot comes with what to do.
+    """Say what this machine can do. What it cannot comes with what to do.
 
     It looks and changes nothing. The exit status is 1 when something that most commands need is
     broken, or a cluster or MLflow server that is named does not answer.
@@ -32,45 +28,50 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
       orch doctor
       orch doctor --address http://10.0.0.2:8265
     """
-    from orchestrator.doctor import checks
-    from orchestrator.render import doctor_screen as render
-    from orchestrator.types.health import HealthReport
+    from orchestrator.render.doctor_screen import doctor_screen
 
-    named = address or os.environ.get("RAY_ADDRESS")
-    clusters = (cluster(named),) if named else ()
-    found = HealthReport(findings=(*checks.of_machine(storage), recorded(storage), *clusters))
+    found = orch.doctor(storage, address=address)
     if as_json:
         say_json(found)
     else:
-        say(render.doctor_screen(found))
+        say(doctor_screen(found))
     raise SystemExit(1 if found.broken else 0)
 
 
-def recorded(storage: Path) -> "Finding":
-    """Where runs are recorded, and whether a server answers there."""
-    from orchestrator.doctor import checks
-    from orchestrator.tracking import destination
-    from orchestrator.types.spec import TrackingOptions
+@click.command()
+@JSON
+@interruptible("measuring this machine")
+def calibrate(as_json: bool) -> None:
+    """Measure what this machine's devices reach. It takes a minute or two.
 
-    return checks.store(destination(TrackingOptions(), storage, os.environ))
+    It times matmuls, the trainer's attention, elementwise operations, copies, and collectives in
+    one process and between two. The result is a chip profile; its digest is its name. A rehearsal
+    is forecast with the newest profile of this machine, and measures what that profile lacks.
 
+    \b
+    Exit status:
+      0  the profile is stored
+      1  the devices cannot be measured, or the profile cannot be stored
 
-def cluster(address: str) -> "Finding":
-    """Whether a named cluster lets us in."""
-    from orchestrator.doctor import checks
-    from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
+    \b
+    Example:
+      orch calibrate
+      orch calibrate --json
+    """
+    from orchestrator.render.calibration_screen import calibration_screen
 
-    try:
-        RayJobs(address)
-    except ClusterUnusable as error:
-        return checks.broken("cluster", str(error), "docs/launch.md tells how to reach one")
-    return checks.good("cluster", f"{address} answers; orch submit SPEC --dry-run asks for slices")
+    stored = orch.calibrate(progress=TaskDisplay())
+    if as_json:
+        say_json(stored.profile)
+    else:
+        following = "orch submit specs/tiny_2pod.yaml"
+        say(calibration_screen(stored.profile, str(stored.path), following))
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete words of orch.
+    """Print the shell completion script.
 
     \b
     Example:
@@ -79,11 +80,11 @@ def completion(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from orchestrator.cli import orch
+    from orchestrator.cli import orch as commands
 
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(orch, {}, "orch", "_ORCH_COMPLETE").source())
+    click.echo(kind(commands, {}, "orch", "_ORCH_COMPLETE").source())
 
 
-COMMANDS = (doctor, completion)
+COMMANDS = (doctor, calibrate, completion)

@@ -6,7 +6,7 @@ from typing import Literal
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import Display
+from orchestrator.cli.display import TaskDisplay
 from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, say_json
 from orchestrator.lifecycle.events import interruptible
 
@@ -31,9 +31,9 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
     from orchestrator import spec
 
     if as_list:
-        from orchestrator.render.layout import columns, fit
+        from orchestrator.render.layout import Table, screen
 
-        say(fit("\n".join(columns(list(spec.examples().items()), "<<"))) + "\n")
+        say(screen([Table(rows=list(spec.examples().items()), columns="<w")]))
         return
     if path is None and example is None:
         raise click.UsageError("name the file to write, for example my-run.yaml")
@@ -126,10 +126,8 @@ def show_plan(
 
     known = orch.known_proof(plans[0])
     compiled = proof_summary(known.proof, known.age_s or 0.0) if known else ""
-    runners_up = render.runners_up_table(plans) if alternatives else ()
-    say(
-        render.plan_screen(plans[0], next_command("explain", spec, overrides), compiled, runners_up)
-    )
+    next_step = next_command("explain", spec, overrides)
+    say(render.plan_screen(plans[0], next_step, compiled, plans[1:]))
 
 
 def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
@@ -145,7 +143,7 @@ def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json:
 def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     from orchestrator.render.study_screen import study_screen
 
-    found = orch.study(spec, overrides, progress=Display())
+    found = orch.study(spec, overrides, progress=TaskDisplay())
     infeasible = any(one.infeasible for one in found.trials)
     if as_json:
         say_json(found)
@@ -223,7 +221,7 @@ def prove(
     """
     from orchestrator.render import proof_screen as render
 
-    display, loaded = Display(), orch.load(spec, overrides)
+    display, loaded = TaskDisplay(), orch.load(spec, overrides)
     found = orch.prove(loaded, hlo=hlo, progress=display)
     others = orch.prove_less_recompute(loaded, progress=display) if search_remat else []
     if as_json:
@@ -232,7 +230,7 @@ def prove(
         following = next_command("submit", spec, overrides)
         say(render.proof_screen(found.plan, found.proof, found.age_s, following))
         if others:
-            say("\n" + render.remat_screen([(one.plan, one.proof) for one in others]))
+            say("\n", render.remat_screen([(one.plan, one.proof) for one in others]))
         elif search_remat:
             remat = found.plan.remat
             say(f"\nno plan on this mesh that recomputes less than remat {remat} may fit\n")

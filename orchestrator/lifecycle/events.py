@@ -1,19 +1,37 @@
-"""Events: how far an act is, as plain values for whoever shows them."""
+"""Events: what an act reports while it goes on, as plain values for whoever shows them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from orchestrator.errors import Interrupted
+
+if TYPE_CHECKING:
+    from orchestrator.plan.rehearsal import Rehearsal
+    from orchestrator.prove.verdict import ProofResult
+    from orchestrator.types.plan import Plan
+    from orchestrator.types.run import Run, Step
+    from orchestrator.types.study import Study, StudyForecast, Trial
+    from orchestrator.types.tracking import ViewLink
+
+Progress: TypeAlias = Callable[[object], None]  # called with each event
+
+
+def silent(_: object) -> None:
+    """The progress that nobody watches."""
+
+
+# --- tasks that take a while
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A task that takes a while has begun, or has come to another stage."""
+    """A task has begun, or has come to another stage; `state` is a detail that changes often."""
 
     task: str
     stage: str
+    state: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +51,215 @@ class TaskEnded:
     task: str
 
 
-Progress: TypeAlias = Callable[[object], None]  # called with each event
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Something is amiss that ends nothing."""
+
+    message: str
 
 
-def silent(_: object) -> None:
-    """The progress that nobody watches."""
+# --- a run that is submitted or resumed
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlreadySubmitted:
+    """A run of the same plan has the key: nothing was submitted."""
+
+    run: "Run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitStarted:
+    """A spec, or a study of so many runs, is about to be carried out.
+
+    It runs on the cluster at `address`, which `named_by` names; it is rehearsed where that is None.
+    """
+
+    name: str
+    address: str | None
+    named_by: str | None
+    study: "Study | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """The plan of a spec."""
+
+    plan: "Plan"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proved:
+    """The compiler's verdict on a plan."""
+
+    result: "ProofResult"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsalReady:
+    """The small copy of a plan that this machine is about to run."""
+
+    plan: "Plan"
+    rehearsal: "Rehearsal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterReady:
+    """What a named cluster has for runs, each a plan and its steps."""
+
+    address: str
+    slices: str
+    hosts: int
+    versions: Mapping[str, str]
+    storage: str
+    runs: "tuple[tuple[Plan, int], ...]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStarted:
+    """The cluster has taken the job that drives a run."""
+
+    run: "Run"
+    job: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """A rehearsal is about to go on with a plan."""
+
+    run: "Run"
+    plan: "Plan"
+
+
+# --- a run that is followed
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowStarted:
+    """A run is followed from here on: it had so many attempts before."""
+
+    task: str
+    attempts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesUp:
+    """Nodes of the local cluster have started."""
+
+    up: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunUpdate:
+    """The run as it stands, and the steps since the last update. Sent on every look."""
+
+    run: "Run"
+    steps: "tuple[Step, ...]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """Following a run meets trouble; the run may well go on. None of it is left in `cleared`."""
+
+    kind: Literal["cluster silent", "journal unreadable", "no driver", "cluster failed", "cleared"]
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """An interrupt was passed on to the run that is followed."""
+
+    how: Literal["before it began", "with a checkpoint", "at once", "nothing to save"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftRunning:
+    """The run goes on, and is no longer followed."""
+
+    run: "Run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded:
+    """A followed run has ended: the plan it ran, and where it is tracked."""
+
+    run: "Run"
+    plan: "Plan"
+    tracked: "Tracked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracked:
+    """Where a run is recorded for people; `problem` says why it is not yet."""
+
+    place: str
+    problem: str | None = None
+
+
+# --- a study
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyPlanned:
+    """The predicted scaling of a study that is about to be carried out."""
+
+    forecast: "StudyForecast"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialStarted:
+    """A repeat of a trial comes next."""
+
+    study: "Study"
+    trial: "Trial"
+    repeat: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialDoneBefore:
+    """The trial has a run that succeeded: it is not run again."""
+
+    run: "Run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialContinues:
+    """The trial has a run that goes on: it is followed again."""
+
+    run: "Run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnded:
+    """The run of a trial has ended."""
+
+    run: "Run"
+    tracked: Tracked
+
+
+# --- the MLflow UI
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentViews:
+    """The comparisons that are set up for an experiment."""
+
+    experiment: str
+    views: "tuple[ViewLink, ...]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UiReady:
+    """An MLflow UI shows what is recorded in a place; `served` by this process."""
+
+    address: str
+    place: str
+    experiments: tuple[ExperimentViews, ...]
+    served: bool
+
+
+# --- interrupts
 
 
 class ActInterrupted(Interrupted):

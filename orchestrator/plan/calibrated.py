@@ -47,13 +47,14 @@ PRICED_BY: dict[LineKind, tuple[Operation, int]] = {
 def on_profile(plan: Plan, profile: ChipProfile) -> Plan:
     """The plan with a forecast from a profile, which it names. Its digest changes with it."""
     replaced = forecast_warnings(plan)  # of the forecast by datasheets
-    made = replace(
+    calibrated = replace(
         plan,
         chip_profile=codec.digest(profile),
         forecast=forecast(plan, profile),
         warnings=tuple(warning for warning in plan.warnings if warning not in replaced),
     )
-    return replace(made, digest=plan_digest(made), warnings=(*made.warnings, *too_long(made)))
+    warnings = (*calibrated.warnings, *too_long(calibrated))
+    return replace(calibrated, digest=plan_digest(calibrated), warnings=warnings)
 
 
 def on_its_chips(plan: Plan, profile: ChipProfile) -> Plan:
@@ -76,8 +77,8 @@ def missing(plan: Plan, profile: ChipProfile) -> tuple[Benchmark, ...]:
             for message in messages(layout, processes=plan.hosts)
         ),
     ]
-    known = {timing.benchmark for timing in profile.timings}
-    return tuple(dict.fromkeys(one for one in needed if one not in known))
+    measured = {timing.benchmark for timing in profile.timings}
+    return tuple(dict.fromkeys(one for one in needed if one not in measured))
 
 
 def forecast(plan: Plan, profile: ChipProfile) -> Forecast:

@@ -127,14 +127,14 @@ def factors_of(choice: Choice) -> links.Ints:
 
 def layout_of_choice(request: SearchRequest, choice: Choice) -> Layout:
     """The layout of one choice, as plain numbers."""
-    rows = links.find_links(request.torus, factors_of(choice))
-    row = links.Links(
-        rates={name: float(rate[0]) for name, rate in rows.rates.items()},
-        hops={name: float(hops[0]) for name, hops in rows.hops.items()},
-        uses={name: uses[0] for name, uses in rows.uses.items()},
+    return make_layout(
+        request,
+        choice.mesh,
+        choice.sequences,
+        choice.microbatches,
+        policy(choice.remat),
+        links.plain_links(request.torus, factors_of(choice)),
     )
-    remat = policy(choice.remat)
-    return make_layout(request, choice.mesh, choice.sequences, choice.microbatches, remat, row)
 
 
 def search(request: SearchRequest) -> SearchResult:

@@ -160,6 +160,16 @@ def find_links(slice_torus: Torus, factors: Ints) -> Links:
     )
 
 
+def plain_links(slice_torus: Torus, factors: Ints) -> Links:
+    """The links of one placement, as plain numbers."""
+    rows = find_links(slice_torus, factors)
+    return Links(
+        rates={name: float(rate[0]) for name, rate in rows.rates.items()},
+        hops={name: float(hops[0]) for name, hops in rows.hops.items()},
+        uses={name: uses[0] for name, uses in rows.uses.items()},
+    )
+
+
 def spans_of(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> tuple[TorusSpan, ...]:
     """The spans of one placement's group, as the Plan states them."""
     size, stride = group_spans(factors[None], group)

@@ -1,9 +1,18 @@
-"""A chip profile as one screen."""
+"""Show a chip profile: the rate of each operation and the time of each collective."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from orchestrator.render.formatting import percent, seconds, with_unit
-from orchestrator.render.layout import columns, indent, title
+from orchestrator.render.layout import (
+    Command,
+    Part,
+    Screen,
+    Table,
+    Title,
+    indent,
+    next_step,
+    screen,
+)
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile, Operation, Timing
 
@@ -13,34 +22,33 @@ RATES: dict[Operation, str] = {
     "elementwise": "B/s",
     "copy": "B/s",
 }
+HEAD = ("", "type", "processes", "devices", "small", "large", "spread")
+COLLECTIVES_HEAD = ("", "type", "processes", "devices", "groups of", "small", "large", "spread")
 
 
-def calibration_screen(profile: ChipProfile, path: str, next_command: str) -> str:
-    """The rate of each operation, the seconds of each collective, and where the profile is."""
+def calibration_screen(profile: ChipProfile, path: str, next_command: str) -> Screen:
+    """Return the rate of each operation, the seconds of each collective, and the profile's path."""
     machine = profile.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     what = f"{machine.device_kind}: {machine.cores} cores of {machine.processor}"
     alone = [timing for timing in profile.timings if timing.benchmark.operation in RATES]
     collectives = [timing for timing in profile.timings if timing not in alone]
-    blocks = [
-        [title(what, f"profile {codec.short(codec.digest(profile))}")],
+    return screen(
+        [Title(left=what, right=f"profile {codec.short(codec.digest(profile))}")],
         [f"  measured on {profile.measured_on} with {versions}"],
-        indent(table(("", "type", "processes", "devices", "small", "large", "spread"),
-                     map(rates, alone))),
-        indent(table(("", "type", "processes", "devices", "groups of", "small", "large", "spread"),
-                     map(times, collectives))),
-        [f"stored in {path}", f"Next: {next_command}"],
-    ]  # fmt: skip
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+        indent(table(HEAD, map(rate_row, alone))),
+        indent(table(COLLECTIVES_HEAD, map(collective_row, collectives))),
+        [Command(text=f"stored in {path}"), *next_step(next_command)],
+    )
 
 
-def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[Part]:
     body = list(rows)
-    return columns([head, *body], "<<" + ">" * (len(head) - 2)) if body else []
+    return [Table(rows=[head, *body], columns="<<" + ">" * (len(head) - 2))] if body else []
 
 
-def rates(timing: Timing) -> tuple[str, ...]:
-    """All devices' rate for the smallest and for the largest amount."""
+def rate_row(timing: Timing) -> tuple[str, ...]:
+    """Return the rate of all devices together for the smallest and the largest amount."""
     benchmark = timing.benchmark
     unit = RATES[benchmark.operation]
     name = f"{benchmark.operation}, head_dim {benchmark.head_dim}"
@@ -55,8 +63,8 @@ def rates(timing: Timing) -> tuple[str, ...]:
     )
 
 
-def times(timing: Timing) -> tuple[str, ...]:
-    """Seconds of the smallest and of the largest, in all groups at once."""
+def collective_row(timing: Timing) -> tuple[str, ...]:
+    """Return the seconds of the smallest and the largest amount, in all groups at once."""
     benchmark = timing.benchmark
     apart = f", {benchmark.stride} apart" if benchmark.stride > 1 else ""
     ends = timing.points[0], timing.points[-1]

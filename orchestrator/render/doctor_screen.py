@@ -1,27 +1,37 @@
-"""The report of orch doctor as a table, what is wrong in capitals."""
+"""Show the health of this machine as a table."""
 
-from orchestrator.render.layout import columns, fit
+from orchestrator.render.formatting import counted
+from orchestrator.render.layout import Part, Screen, Table, heading, indent, next_step, screen
 from orchestrator.types.health import HealthReport
 
 SIGNS = {"good": "ok", "limited": "LIMITED", "broken": "BROKEN"}
 
 
-def doctor_screen(report: HealthReport) -> str:
-    """Each finding, with advice under it where it is not good."""
-    rows = [(SIGNS[one.health], one.name, one.detail) for one in report.findings]
-    lines = ["what this machine can do", ""]
-    for one, line in zip(report.findings, columns(rows, "<<<"), strict=True):
-        lines.append(f"  {line}")
+def doctor_screen(report: HealthReport) -> Screen:
+    """Return each finding, with advice below those that are not good."""
+    signs = max(len(SIGNS[one.health]) for one in report.findings)
+    names = max(len(one.name) for one in report.findings)
+    lines: list[Part] = []
+    for one in report.findings:
+        cells = (f"{SIGNS[one.health]:{signs}}", f"{one.name:{names}}", one.detail)
+        lines.append(Table(rows=[cells], columns="<<w"))
         if one.advice:
-            lines.append(f"      {one.advice}")
-    return fit("\n".join([*lines, "", _verdict(report), ""]))
+            lines.append(f"    {one.advice}")
+    return screen([heading("this machine")], indent(lines), verdict(report))
 
 
-def _verdict(report: HealthReport) -> str:
+def verdict(report: HealthReport) -> list[Part]:
     if report.broken:
-        return f"Doctor: {report.broken} of {len(report.findings)} broken; mend these first."
+        return [
+            f"Doctor: {report.broken} of {len(report.findings)} checks failed; fix these first."
+        ]
     limits = sum(finding.health == "limited" for finding in report.findings)
-    but = f", with {limits} limits" if limits > 1 else ", with one limit" if limits else ""
-    if any(one.name == "extras" and one.health == "limited" for one in report.findings):
-        return f"Doctor: this machine can plan{but}.\nNext: orch init my-run.yaml"
-    return f"Doctor: this machine can plan and run{but}.\nNext: orch submit specs/tiny_2pod.yaml"
+    has_extras = all(one.health != "limited" for one in report.findings if one.name == "extras")
+    abilities, command = ("plan and run", "orch submit specs/tiny_2pod.yaml")
+    if not has_extras:
+        abilities, command = "plan", "orch init my-run.yaml"
+    with_limits = f", with {counted(limits, 'limit')}" if limits else ""
+    return [
+        f"Doctor: this machine can {abilities}{with_limits}.",
+        *next_step(command),
+    ]

@@ -1,11 +1,21 @@
-"""An explanation as a text that reads from question to answer."""
+"""Show an explanation: formulas with their numbers, published figures, the plan's differences."""
 
 import re
 from decimal import Decimal
 from math import exp
 
-from orchestrator.render.formatting import count, percent, seconds, span, with_unit
-from orchestrator.render.layout import KEPT, broken, columns, indent, wrapped
+from orchestrator.render.formatting import count, counted, percent, seconds, span, with_unit
+from orchestrator.render.layout import (
+    NO_BREAK,
+    Command,
+    Part,
+    Screen,
+    Table,
+    Text,
+    indent,
+    next_step,
+    screen,
+)
 from orchestrator.types.explanation import (
     Citation,
     ComputedValue,
@@ -24,183 +34,187 @@ from orchestrator.types.explanation import (
 SYMBOL = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w(])")
 PREFIXES = {9: "G", 12: "T"}
 SHORT = {3: "K", 6: "M"}
-NAMES = 32  # columns for what a line is about
+NAMES = 32  # columns for the name of a line
 LABELS = 10
-NAMED = 10  # runs that are named on the screen; more are counted
+MOST_RUNS = 10  # that are listed by name; more are counted
 
 
-def explain_screen(sheet: Explanation, next_command: str) -> str:
-    """What is given, what follows, what was published, what the plan does, and where it is from."""
-    blocks = [
-        broken("", headline(sheet)),
-        [*inputs(sheet.inputs), *broken("  MFU counts ", sheet.mfu_definition)],
+def explain_screen(sheet: Explanation, next_command: str) -> Screen:
+    """Return inputs, derivations, published figures, the plan's differences, and sources."""
+    return screen(
+        [text("", headline(sheet), style="bold")],
+        [*inputs(sheet.inputs), text("  MFU counts ", sheet.mfu_definition)],
         *(section(entry) for entry in sheet.sections),
         *(quotes(entry) for entry in sheet.quotes),
         realized(sheet),
-        *([expected(sheet.expectation)] if sheet.expectation else []),
+        expected(sheet.expectation) if sheet.expectation else [],
         sources(sheet.sources),
-        [*wrapped(sheet.summary), f"Next: {next_command}"],
-    ]
-    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
-
-
-def headline(sheet: Explanation) -> str:
-    slices = f"{sheet.pods} {'pod' if sheet.pods == 1 else 'pods'} of {sheet.topology}"
-    changed = f", with {' '.join(sheet.overrides)}" if sheet.overrides else ""
-    return (
-        f"{sheet.name}: {sheet.model} on {count(sheet.chips)} {sheet.chip} chips, {slices},"
-        f" worked by hand{changed}"
+        [text("", sheet.summary), *next_step(next_command)],
     )
 
 
-def inputs(entries: tuple[Input, ...]) -> list[str]:
-    rows = [(e.symbol, number(e.value), e.meaning, cite(e.source or "asked")) for e in entries]
-    return ["Inputs", *indent(columns(rows, "<><<"))]
+def text(start: str, words: str, hang: int | None = None, style: str = "") -> Text:
+    """Return a paragraph that may break at any space, as formulas have a number in every word."""
+    return Text(text=words, start=start, hang=hang, style=style, keep_numbers=False)
+
+
+def labelled(label: str, words: str) -> Text:
+    return text(f"    {label:{LABELS}}", words)
+
+
+def headline(sheet: Explanation) -> str:
+    slices = f"{counted(sheet.pods, 'pod')} of {sheet.topology}"
+    changed = f", with {' '.join(sheet.overrides)}" if sheet.overrides else ""
+    chips = f"{count(sheet.chips)} {sheet.chip} chips"
+    return f"{sheet.name}: {sheet.model} on {chips}, {slices}, worked out by hand{changed}"
+
+
+def inputs(entries: tuple[Input, ...]) -> list[Part]:
+    rows = [(e.symbol, number(e.value), e.meaning, cite(e.source or "spec")) for e in entries]
+    return ["Inputs", *indent([Table(rows=rows, columns="<><<")])]
 
 
 def cite(source: str) -> str:
     return f"[{source}]"
 
 
-def section(entry: DerivationSection) -> list[str]:
-    lines = [entry.title]
+def section(entry: DerivationSection) -> list[Part]:
+    parts: list[Part] = [entry.title]
     for line in entry.lines:
-        lines += derivation(line)
+        parts += derivation(line)
     for verdict in entry.verdicts:
-        lines += broken("  -> ", f"{verdict.question} {sentence(verdict.answer)}")
-    return lines
+        answer = verdict.answer
+        parts.append(text("  -> ", f"{verdict.question} {answer[0].upper()}{answer[1:]}."))
+    return parts
 
 
-def derivation(line: Derivation) -> list[str]:
-    """The formula; below it the same with numbers, the value, and where numbers are from."""
+def derivation(line: Derivation) -> list[Part]:
+    """Return the formula; below it the same with numbers, the value, and the sources."""
     formula = f"{line.symbol} = {written(line.computed.formula)}"
     value = f"{put_in(line.computed)} {result(with_its_unit(line.computed.value, line.unit))}"
     cited = "".join(f" {cite(source)}" for source in line.sources)
     return [
-        *broken(f"  {line.name:{NAMES - 2}}", formula),
-        *broken(" " * NAMES + "= ", value + cited),
+        text(f"  {line.name:{NAMES - 2}}", formula),
+        text(" " * NAMES + "= ", value + cited),
     ]
 
 
 def result(value: str) -> str:
-    """What a formula comes to, which no end of a line parts."""
-    return f"= {value}".replace(" ", KEPT)
+    """Return the value of a formula in one piece."""
+    return f"= {value}".replace(" ", NO_BREAK)
 
 
-def sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}."
-
-
-def quotes(entry: QuotedFigures) -> list[str]:
-    lines = broken("Published: ", entry.title)
+def quotes(entry: QuotedFigures) -> list[Part]:
+    parts: list[Part] = [text("Published: ", entry.title)]
     for figure in entry.figures:
-        lines += quote(figure)
-    return lines
+        parts += quote(figure)
+    return parts
 
 
-def quote(figure: QuotedFigure) -> list[str]:
-    """The figure, what gives it, what is exact, and what makes the difference."""
+def quote(figure: QuotedFigure) -> list[Part]:
+    """Return a published figure, what reproduces it, the exact value, and why they differ."""
     printed = f"{figure.about}: {as_printed(figure.printed, figure.unit)}"
-    agrees = "" if figure.agreement == "rounded" else f", {figure.agreement}"
-    lines = broken("  ", f"{printed}  {cite(figure.source)}", 4)
-    lines += labelled("from", f"{equation(figure.reproduced, figure.unit)}{agrees}")
-    if figure.exact == figure.reproduced:
-        lines += labelled("exact", "the same")
-    else:
-        lines += labelled("exact", equation(figure.exact, figure.unit))
-    for aside in figure.asides:
-        lines += labelled("beside", f"{aside.says}: {equation(aside.computed, aside.unit)}")
-    return lines + (labelled("why", figure.why) if figure.why else [])
+    agreement = "" if figure.agreement == "rounded" else f", {figure.agreement}"
+    exact = "the same"
+    if figure.exact != figure.reproduced:
+        exact = equation(figure.exact, figure.unit)
+    parts: list[Part] = [
+        text("  ", f"{printed}  {cite(figure.source)}", 4),
+        labelled("from", f"{equation(figure.reproduced, figure.unit)}{agreement}"),
+        labelled("exact", exact),
+    ]
+    parts += [
+        labelled("also", f"{remark.says}: {equation(remark.computed, remark.unit)}")
+        for remark in figure.asides
+    ]
+    return [*parts, *([labelled("why", figure.why)] if figure.why else [])]
 
 
 def equation(computed: ComputedValue, unit: str) -> str:
-    """Symbols, numbers, value; a lone symbol and a formula without any need no second step."""
+    """Return symbols, numbers and value; a lone symbol or a plain number needs no middle step."""
     value = with_its_unit(computed.value, unit)
     if computed.formula.isidentifier() or not computed.inputs:
         return f"{written(computed.formula)} {result(value)}"
     return f"{written(computed.formula)} = {put_in(computed)} {result(value)}"
 
 
-def labelled(label: str, text: str) -> list[str]:
-    return broken(f"    {label:{LABELS}}", text)
-
-
-def realized(sheet: Explanation) -> list[str]:
+def realized(sheet: Explanation) -> list[Part]:
+    """Return the differences between the derivation and the plan, or why there is no plan."""
     if sheet.no_plan is not None:
-        return [text for line in sheet.no_plan.splitlines() for text in kept_indent(line)]
-    lines = ["Where the realizable plan differs"]
+        return [*sheet.no_plan.splitlines()]
+    parts: list[Part] = ["Where the realizable plan differs"]
     for difference in sheet.differences:
-        lines += compared(difference)
-    return lines
+        parts += compared(difference)
+    return parts
 
 
-def kept_indent(line: str) -> list[str]:
-    """A line of a message, wrapped under itself."""
-    return broken(" " * (len(line) - len(line.lstrip())), line.strip()) if line else [""]
-
-
-def compared(difference: Difference) -> list[str]:
+def compared(difference: Difference) -> list[Part]:
     return [
-        f"  {difference.about}",
-        *labelled("by hand", difference.derived),
-        *labelled("plan", difference.planned),
-        *labelled("why", difference.why),
+        Command(text=f"  {difference.about}"),
+        labelled("by hand", difference.derived),
+        labelled("plan", difference.planned),
+        labelled("why", difference.why),
     ]
 
 
-def expected(found: ExpectedStep) -> list[str]:
-    """Each part of the expected step, and the interval about it."""
-    lines = ["What published runs lead to expect of a step"]
-    for entry in found.parts:
-        lines += expected_part(entry, found.source)
-    total = " + ".join(seconds(entry.computed.value) for entry in found.parts)
-    lines += labelled("step", f"{total} = {seconds(found.expected_s)}")
-    ends = span(seconds(found.low_s), seconds(found.high_s))
-    strays = f"runs that nothing was learned from stray by a factor of {exp(found.spread):.3f}"
-    why = f"80 % of runs should take {ends}: {strays}; the rest is how unsure the constants are"
-    return lines + labelled("interval", f"{why} {cite(found.source)}")
+def expected(step: ExpectedStep) -> list[Part]:
+    """Return each part of the expected step, and its interval."""
+    parts: list[Part] = ["The expected step, from published runs"]
+    for entry in step.parts:
+        parts += expected_part(entry, step.source)
+    total = " + ".join(seconds(entry.computed.value) for entry in step.parts)
+    ends = span(seconds(step.low_s), seconds(step.high_s))
+    interval = (
+        f"80 % prediction interval {ends}: runs outside the fit differ by a factor of"
+        f" {exp(step.spread):.3f}; the rest is the uncertainty of the constants"
+    )
+    return [
+        *parts,
+        labelled("step", f"{total} = {seconds(step.expected_s)}"),
+        labelled("interval", f"{interval} {cite(step.source)}"),
+    ]
 
 
-def expected_part(entry: ExpectedPart, source: str) -> list[str]:
-    """The formula, the same with numbers, and the runs behind its constants."""
+def expected_part(entry: ExpectedPart, source: str) -> list[Part]:
+    """Return the formula, the same with numbers, and the runs behind its constants."""
     value = f"{put_in(entry.computed)} {result(seconds(entry.computed.value))}"
-    lines = broken(f"  {entry.name:{NAMES - 2}}= ", written(entry.computed.formula))
-    lines += broken(" " * NAMES + "= ", value)
+    parts: list[Part] = [
+        text(f"  {entry.name:{NAMES - 2}}= ", written(entry.computed.formula)),
+        text(" " * NAMES + "= ", value),
+    ]
     for one in entry.constants:
-        sure = f", unsure by {percent(one.unsure)}" if one.unsure else ""
-        learned = f"{one.symbol} learned from {runs(one.rows)}{sure} {cite(source)}"
-        lines += broken(" " * NAMES + "  ", learned)
-    return lines
+        error = f", standard error {percent(one.unsure)}" if one.unsure else ""
+        learned = f"{one.symbol} fitted to {runs(one.rows)}{error} {cite(source)}"
+        parts.append(text(" " * NAMES + "  ", learned))
+    return parts
 
 
 def runs(rows: tuple[str, ...]) -> str:
-    """By name while that is a line or two; JSON has all of them."""
-    if len(rows) > NAMED:
-        return f"{len(rows)} runs"
-    return f"{len(rows)} {'run' if len(rows) == 1 else 'runs'}: {', '.join(rows)}"
+    """Return a few runs by name, and the number of many; JSON has all names."""
+    names = f": {', '.join(rows)}" if len(rows) <= MOST_RUNS else ""
+    return counted(len(rows), "run") + names
 
 
-def sources(cited: tuple[Citation, ...]) -> list[str]:
-    lines = ["Sources"]
-    for source in cited:
-        said = f"{source.title}; {source.where}; {source.date}"
-        lines += broken(f"  {cite(source.key)} ", said, 6)
-    return lines
+def sources(cited: tuple[Citation, ...]) -> list[Part]:
+    return [
+        "Sources",
+        *(text(f"  {cite(one.key)} ", f"{one.title}; {one.where}; {one.date}", 6) for one in cited),
+    ]
 
 
 def written(formula: str) -> str:
-    """`2 * alpha**2` is written 2 x alpha^2."""
+    """Return `2 * alpha**2` as 2 x alpha^2."""
     return formula.replace("**", "^").replace(" * ", " x ")
 
 
 def put_in(computed: ComputedValue) -> str:
-    """The formula with a number in the place of each symbol."""
-    inputs = computed.inputs
-    return written(SYMBOL.sub(lambda symbol: number(inputs[symbol[0]]), computed.formula))
+    """Return the formula with a number for each symbol."""
+    values = computed.inputs
+    return written(SYMBOL.sub(lambda symbol: number(values[symbol[0]]), computed.formula))
 
 
 def number(value: float) -> str:
-    """All digits of what was counted; four of what was measured or computed: 8,192, 4.59e14."""
+    """Return all digits of a count, and four of a measured or computed value: 8,192, 4.59e14."""
     rounded = float(f"{value:.3e}")
     if value == int(value) and (abs(value) < 1e7 or (rounded != value and abs(value) < 1e13)):
         return f"{int(value):,}"
@@ -211,7 +225,7 @@ def number(value: float) -> str:
 
 
 def with_its_unit(value: float, unit: str) -> str:
-    """A computed value as it is shown."""
+    """Return a computed value with its unit."""
     if unit in ("bytes", "B/s"):
         return with_unit(value, unit.replace("bytes", "B"), 4)
     if unit == "s":
@@ -222,7 +236,7 @@ def with_its_unit(value: float, unit: str) -> str:
 
 
 def as_printed(digits: str, unit: str) -> str:
-    """A published figure with the digits it was published with: 20.9 TB, 435 years, 43 %."""
+    """Return a published figure with its published digits: 20.9 TB, 435 years, 43 %."""
     mantissa, _, power = digits.partition("e")
     exponent = int(power or 0)
     if unit == "bytes":

@@ -20,9 +20,9 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural where there are several: 1 run, 4 runs."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """Return a number with its noun, in the plural unless there is one: 1 run, 4 runs."""
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def scaled(value: float, digits: int = 3) -> str:

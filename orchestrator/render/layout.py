@@ -1,80 +1,225 @@
-"""numbers with their units, aligned columns, and lines that fit a terminal."""
+"""Lay out text for terminals: titles, paragraphs and tables in blocks, within a width.
+
+A screen is plain text wherever it goes to a pipe or a file; styles appear on a terminal alone.
+This is a light stand-in for rich, whose import and first table would add a tenth to the time of
+`orch plan`, and whose tables cut paths that are wider than their column.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from textwrap import wrap
 
-WIDTH = 80  # of a screen
-# What the first words of a line stand behind: the cells before the last one, or a label.
-LEAD = re.compile(r" *(?:\S.* {2,}(?=\S)|[A-Za-z ]{1,16}: )?")
-# Where no line ends: a number stays with what it counts and what it is of.
-BESIDE_A_NUMBER = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)")
-KEPT = "\N{NO-BREAK SPACE}"
+WIDTH = 80
+STYLES = {"bold": "\033[1m", "yellow": "\033[33m"}
+RESET = "\033[0m"
+# A line never ends between a number and its unit or its label, nor before a path.
+UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-def columns(rows: Iterable[Sequence[str]], alignment: str, gap: str = "  ") -> list[str]:
-    """Rows of cells as lines; `alignment` has `<` or `>` for each column."""
-    table = [list(row) for row in rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(alignment))] if table else []
-    form = gap.join(f"{{:{side}{width}}}" for side, width in zip(alignment, widths, strict=True))
-    return [form.format(*row).rstrip() for row in table]
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A paragraph. Its first line starts with `start`; later lines are indented by `hang` columns,
+    or below the first word.
+    """
+
+    text: str
+    start: str = ""
+    hang: int | None = None
+    style: str = ""
+    keep_numbers: bool = True
+
+    def lines(self, width: int) -> list[str]:
+        """Return the paragraph, wrapped between words; a word is never cut."""
+        first, *others = self.text.split("\n")
+        hang = len(self.start) if self.hang is None else self.hang
+        lines = self._wrapped(first, width, hang)
+        return [*lines, *(line for other in others for line in paragraph(other).lines(width))]
+
+    def _wrapped(self, text: str, width: int, hang: int) -> list[str]:
+        lines = wrap(
+            UNBROKEN.sub(NO_BREAK, text) if self.keep_numbers else text,
+            width,
+            initial_indent=self.start,
+            subsequent_indent=" " * hang,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        return [line.replace(NO_BREAK, " ") for line in lines] or [self.start.rstrip()]
+
+    def indented(self, by: int) -> "Text":
+        hang = None if self.hang is None else self.hang + by
+        return replace(self, start=" " * by + self.start, hang=hang)
 
 
-def tabulated(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
-    """Rows as indented lines of a screen, which move closer together where they have to."""
-    lines = indent(columns(rows, alignment))
-    too_wide = any(len(line) > WIDTH for line in lines)
-    return indent(columns(rows, alignment, " ")) if too_wide else lines
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A line that stays whole, so that a person can copy it."""
+
+    text: str
+    style: str = ""
+
+    def lines(self, _: int) -> list[str]:
+        return [self.text]
+
+    def indented(self, by: int) -> "Command":
+        return replace(self, text=" " * by + self.text)
 
 
-def indent(lines: Iterable[str], by: str = "  ") -> list[str]:
-    return [by + line if line else line for line in lines]
+@dataclass(frozen=True, kw_only=True)
+class Title:
+    """Two ends of the first line of a screen."""
+
+    left: str
+    right: str
+    style: str = "bold"
+
+    def lines(self, width: int) -> list[str]:
+        return [f"{self.left}{self.right:>{max(width - len(self.left), len(self.right) + 2)}}"]
 
 
-def following(next_command: str | None) -> list[str]:
-    """What to type next, where there is a next."""
-    return [f"Next: {next_command}"] if next_command else []
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of cells. `columns` has a letter for each column: `<` left, `>` right, and `w` for a
+    last column whose text wraps.
+    """
+
+    rows: Sequence[Sequence[str]]
+    columns: str
+    gap: int = 2
+    start: str = ""
+    style: str = ""
+
+    def lines(self, width: int) -> list[str]:
+        """Return the rows. Columns move closer together where they would be too wide."""
+        if not self.rows:
+            return []
+        if self.columns.endswith("w"):
+            return self._wrapped(width)
+        lines = self._aligned(self.gap)
+        return lines if max(map(len, lines)) <= width else self._aligned(1)
+
+    def indented(self, by: int) -> "Table":
+        return replace(self, start=" " * by + self.start)
+
+    def _aligned(self, gap: int) -> list[str]:
+        return [(self.start + (" " * gap).join(row)).rstrip() for row in self._padded(self.columns)]
+
+    def _wrapped(self, width: int) -> list[str]:
+        gap = " " * self.gap
+        rows = [
+            ([*cells, ""], row[-1])
+            for cells, row in zip(self._padded(self.columns[:-1]), self.rows, strict=True)
+        ]
+        return [
+            line.rstrip()
+            for cells, text in rows
+            for line in Text(text=text, start=self.start + gap.join(cells)).lines(width)
+        ]
+
+    def _padded(self, columns: str) -> list[list[str]]:
+        widths = [max(len(row[i]) for row in self.rows) for i in range(len(columns))]
+        return [
+            [
+                f"{cell:{side}{width}}"
+                for cell, side, width in zip(row, columns, widths, strict=False)
+            ]
+            for row in self.rows
+        ]
 
 
-def title(left: str, right: str) -> str:
-    """Two ends of one line."""
-    return f"{left}{right:>{max(WIDTH - len(left), len(right) + 2)}}"
+Part = str | Text | Command | Title | Table
 
 
-def page(blocks: Iterable[Sequence[str]]) -> str:
-    """Blocks of lines with an empty line between them, within the width of a screen."""
-    return fit("\n\n".join("\n".join(block) for block in blocks if block) + "\n")
+class Screen(str):
+    """Blocks of text with an empty line between them. As a string it is plain, 80 columns wide."""
+
+    blocks: tuple[Sequence[Part], ...]
+
+    def __new__(cls, *blocks: Sequence[Part]) -> "Screen":
+        self = super().__new__(cls, drawn(blocks, WIDTH))
+        self.blocks = blocks
+        return self
+
+    def on_terminal(self, width: int) -> str:
+        """Return the text within a terminal's width, with escape codes for its styles."""
+        return drawn(self.blocks, width, styled=True)
 
 
-def fit(text: str) -> str:
-    """The text with wide lines wrapped between words; a command or a path keeps its line."""
-    lines = [part for line in text.split("\n") for part in wrapped(line)]
+def drawn(blocks: Iterable[Sequence[Part]], width: int, *, styled: bool = False) -> str:
+    texts = (
+        "\n".join(line for part in block for line in part_lines(part, width, styled=styled))
+        for block in blocks
+    )
+    return "\n\n".join(texts) + "\n"
+
+
+def part_lines(part: Part, width: int, *, styled: bool) -> list[str]:
+    """Return the lines of a part. Text from elsewhere may hold control characters: none is left."""
+    if isinstance(part, str):
+        part = paragraph(part)
+    lines = [CONTROL.sub("?", line) for line in part.lines(width)]
+    if not styled or not part.style:
+        return lines
+    return [f"{STYLES[part.style]}{line}{RESET}" for line in lines]
+
+
+def screen(*blocks: Sequence[Part]) -> Screen:
+    """Return a screen of those blocks that are not empty."""
+    return Screen(*(block for block in blocks if block))
+
+
+def paragraph(text: str, style: str = "") -> Text:
+    """Return a paragraph that is indented as the text is."""
+    inner = text.lstrip(" ")
+    return Text(text=inner, start=" " * (len(text) - len(inner)), style=style)
+
+
+def heading(text: str) -> Text:
+    """Return the first words of a screen."""
+    return paragraph(text, "bold")
+
+
+def labelled(label: str, text: str, style: str = "") -> Text:
+    """Return a paragraph below its first word, which follows a label: `note: …`."""
+    return Text(text=text, start=f"{label} ", style=style)
+
+
+def warning(text: str) -> Text:
+    return labelled("warning:", text, "yellow")
+
+
+def next_step(command: str | None) -> list[Part]:
+    """Return the command to type next, if there is one."""
+    return [Command(text=f"Next: {command}")] if command else []
+
+
+def indent(parts: Iterable[Part], by: int = 2) -> list[Part]:
+    """Return parts of a block, moved to the right."""
+    return [
+        (paragraph(part) if isinstance(part, str) else part).indented(by)
+        for part in parts
+        if not isinstance(part, Title)
+    ]
+
+
+def section(name: str, parts: Sequence[Part], by: int = 2) -> list[Part]:
+    """Return indented parts below their name; nothing where there are none."""
+    return indent([name, *indent(parts)], by) if parts else []
+
+
+def fit(text: str, width: int = WIDTH) -> str:
+    """Return a message with its long lines wrapped. Commands stay whole."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        long = len(line) > width and not line.startswith("Next: ")
+        lines += hanging(line).lines(width) if long else [line]
     return "\n".join(lines)
 
 
-def wrapped(line: str) -> list[str]:
-    """One line as so many as it needs, the later ones under the first word of its last cell."""
-    if len(line) <= WIDTH or line.startswith("Next: ") or " /" in line:
-        return [line]
-    lead = LEAD.match(line)
-    assert lead
-    start = lead[0] if lead[0].strip() else lead[0] + "  "
-    return hanging(lead[0], line[lead.end() :], len(start))
-
-
-def hanging(start: str, text: str, by: int | None = None) -> list[str]:
-    """Wrapped, with later lines under the first word or moved in by so many columns."""
-    return broken(start, BESIDE_A_NUMBER.sub(KEPT, text), by)
-
-
-def broken(start: str, text: str, by: int | None = None) -> list[str]:
-    """The same, at any space that is not kept."""
-    lines = wrap(
-        text,
-        WIDTH,
-        initial_indent=start,
-        subsequent_indent=" " * (len(start) if by is None else by),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace(KEPT, " ") for line in lines]
+def hanging(line: str) -> Text:
+    """Return a line of a message whose later lines stand two columns further in."""
+    part = paragraph(line)
+    return replace(part, hang=len(part.start) + 2)

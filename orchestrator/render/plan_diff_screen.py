@@ -1,6 +1,6 @@
-"""two plans side by side on one screen."""
+"""Show the difference of two plans on one screen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from orchestrator.plan.plan_diff import SUM
 from orchestrator.render.formatting import (
@@ -12,79 +12,70 @@ from orchestrator.render.formatting import (
     resource,
     scaled,
     seconds,
-    span,
+    signed_percent,
     to_digits,
 )
-from orchestrator.render.layout import columns, indent, page
+from orchestrator.render.layout import Part, Screen, Table, heading, next_step, screen, section
 from orchestrator.types.codec import short
 from orchestrator.types.plan_diff import KeyDiff, LineDiff, PlanDiff, PlanReference
 
-ENDS = ("first", "second")
-# Lines that move by less than this share of the larger total are told together.
-SMALL = 0.002
-
-
+SMALL = 0.002  # of the larger total: smaller lines are shown as one
+SAME = 0.001  # a ratio this close to one is no difference
+FEW_TIMES = 1.5  # smaller ratios are shown as percent
+HEAD = ("", "", "first", "second", "change")
+TOTALS = {"lower": "lower bound"}
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("MFU, lower bound", "mfu.lower", percent),
-    ("MFU, expected", "mfu.expected", percent),
-    ("MFU, unoverlapped", "mfu.unoverlapped", percent),
-    ("tokens/s, lower bound", "tokens_per_s.lower", scaled),
-    ("tokens/s, expected", "tokens_per_s.expected", scaled),
-    ("tokens/s, unoverlapped", "tokens_per_s.unoverlapped", scaled),
-    ("all tokens, lower bound", "days.lower", lasting),
-    ("all tokens, expected", "days.expected", lasting),
-    ("all tokens, unoverlapped", "days.unoverlapped", lasting),
-    ("cost, lower bound", "dollars.lower", dollars),
-    ("cost, expected", "dollars.expected", dollars),
-    ("cost, unoverlapped", "dollars.unoverlapped", dollars),
+    ("MFU", "mfu", percent),
+    ("tokens/s", "tokens_per_s", scaled),
+    ("all tokens", "days", lasting),
+    ("cost", "dollars", dollars),
 )
+ENDS = ("lower", "unoverlapped")
+ESTIMATES = ("lower", "expected", "unoverlapped")
+
+Row = tuple[str, ...]
 
 
-def plan_diff_screen(found: PlanDiff, next_command: str) -> str:
-    """Which two, what differs, what it does to each ledger and figure, and what to do next."""
-    first, second = found.plans
+def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
+    """Return the differences of two plans, in their decisions, ledgers and figures."""
+    first, second = diff.plans
+    figures_section = section("figures", figures(diff))
     compared = [
-        block("memory per device", memory(found)),
-        block("time per step", time(found)),
-        block("what it comes to", figures(found)),
+        section("memory per device", memory(diff)),
+        section("time per step", time(diff)),
+        figures_section,
     ]
-    blocks = [
-        [title(found)],
-        block("what differs", differing(found)),
-        *(compared if first.digest != second.digest else compared[-1:] * moved(found)),
-        [verdict(found), f"Next: {next_command}"],
+    if first.digest == second.digest:
+        compared = [figures_section] if figures_differ(diff) else []
+    return screen(
+        [heading(f"{reference(first)} and {reference(second)}")],
+        section("differences", differences(diff)),
+        *compared,
+        [verdict(diff), *next_step(next_command)],
+    )
+
+
+def reference(plan: PlanReference) -> str:
+    changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
+    return f"{plan.name} ({short(plan.digest)}){changes}"
+
+
+def figures_differ(diff: PlanDiff) -> bool:
+    return any(pair.first != pair.second for pair in diff.figures)
+
+
+def differences(diff: PlanDiff) -> list[Part]:
+    """Return the keys that differ in the specs, then those that differ in the plans."""
+    rows = [
+        (pair.key, as_written(pair.first), as_written(pair.second), origin)
+        for origin, pairs in (("spec", diff.requested), ("plan", diff.decided))
+        for pair in pairs
     ]
-    return page(blocks)
+    return [Table(rows=[("", "first", "second", ""), *rows], columns="<>><")] if rows else []
 
 
-def title(found: PlanDiff) -> str:
-    return " beside ".join(called(plan) for plan in found.plans)
-
-
-def moved(found: PlanDiff) -> bool:
-    """Whether any figure of the two forecasts differs."""
-    return any(pair.first != pair.second for pair in found.figures)
-
-
-def called(plan: PlanReference) -> str:
-    changed = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
-    return f"{plan.name} ({short(plan.digest)}){changed}"
-
-
-def block(heading: str, lines: Sequence[str]) -> list[str]:
-    return [f"  {heading}", *indent(lines, "    ")] if lines else []
-
-
-def differing(found: PlanDiff) -> list[str]:
-    """What was asked otherwise, then what was decided otherwise."""
-    asked = [(pair.key, shown(pair.first), shown(pair.second), "asked") for pair in found.requested]
-    decided = [(pair.key, shown(pair.first), shown(pair.second), "plan") for pair in found.decided]
-    rows = [*asked, *decided]
-    return columns([("", "first", "second", ""), *rows], "<>><") if rows else []
-
-
-def shown(value: bool | float | str | None) -> str:
-    """A value of a spec or a plan as its file has it."""
+def as_written(value: bool | float | str | None) -> str:
+    """Return a value as a spec or a plan has it."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -92,126 +83,129 @@ def shown(value: bool | float | str | None) -> str:
     return value if isinstance(value, str) else f"{value:,}"
 
 
-def memory(found: PlanDiff) -> list[str]:
-    """The phases that are the largest in either plan, line by line."""
-    sums = [line for line in found.memory if line.name == SUM]
-    largest = {max(sums, key=lambda line: line.first or 0.0).part}
-    largest.add(max(sums, key=lambda line: line.second or 0.0).part)
-    rows = []
+def memory(diff: PlanDiff) -> list[Part]:
+    """Return the lines of the phases that are largest in either plan."""
+    sums = [line for line in diff.memory if line.name == SUM]
+    largest = {
+        max(sums, key=lambda line: line.first or 0.0).part,
+        max(sums, key=lambda line: line.second or 0.0).part,
+    }
+    rows: list[Row] = []
     for part in dict.fromkeys(line.part for line in sums if line.part in largest):
-        lines = [line for line in found.memory if line.part == part]
-        rows += ledger([line for line in lines if line.name != SUM], in_memory, "")
-        rows += [row(f"phase: {part}", "", line, in_memory) for line in lines if line.name == SUM]
-    peaks = figure(found, "memory_bytes_per_device")
-    usable = figure(found, "hbm_bytes_per_device")
-    rows.append(("peak", "", *(in_memory(value) for value in peaks), change(*peaks)))
-    rows.append(("of", "", *(in_memory(value) for value in usable), change(*usable)))
-    return columns([HEAD, *rows], "<<>>>")
+        lines = [line for line in diff.memory if line.part == part]
+        rows += ledger([line for line in lines if line.name != SUM], in_memory, lambda _: "")
+        rows += [line_row(f"phase: {part}", "", one, in_memory) for one in lines if one.name == SUM]
+    for name, key in (("peak", "memory_bytes_per_device"), ("limit", "hbm_bytes_per_device")):
+        values = figure(diff, key)
+        rows.append((name, "", *map(in_memory, values), change(*values)))
+    return [Table(rows=[HEAD, *rows], columns="<<>>>")]
 
 
-HEAD = ("", "", "first", "second", "change")
-TOTALS = {"lower": "lower bound"}
-
-
-def time(found: PlanDiff) -> list[str]:
-    rows = ledger(list(found.time), seconds, None)
+def time(diff: PlanDiff) -> list[Part]:
+    rows = ledger(list(diff.time), seconds, lambda line: resource(line.part))
     for name in ("unoverlapped", "lower", "expected"):
-        values = figure(found, f"step_s.{name}")
+        values = figure(diff, f"step_s.{name}")
         if any(values):
-            texts = [seconds(value) if value else "-" for value in values]
-            rows.append((TOTALS.get(name, name), "", *texts, change(*values)))
-    return columns([HEAD, *rows], "<<>>>")
+            rows.append((TOTALS.get(name, name), "", *shown(values, seconds), change(*values)))
+    return [Table(rows=[HEAD, *rows], columns="<<>>>")]
 
 
 def ledger(
-    lines: list[LineDiff], show: Callable[[float], str], part: str | None
-) -> list[tuple[str, ...]]:
-    """A row for each line that matters in either plan, and one for all the small ones."""
-    least = SMALL * max(sum(line.first or 0 for line in lines), 1e-30)
-    least = max(least, SMALL * sum(line.second or 0 for line in lines))
+    lines: Sequence[LineDiff], show: Callable[[float], str], part: Callable[[LineDiff], str]
+) -> list[Row]:
+    """Return a row for each line that matters in either plan, and one for all small lines."""
+    totals = [sum(line.first or 0 for line in lines), sum(line.second or 0 for line in lines)]
+    least = SMALL * max(*totals, 1e-30)
     large = [line for line in lines if max(line.first or 0, line.second or 0) >= least]
     small = [line for line in lines if line not in large]
-    rows = [row(one.name, resource(one.part) if part is None else part, one, show) for one in large]
+    rows = [line_row(line.name, part(line), line, show) for line in large]
     if small:
-        first, second = (sum(getattr(line, at) or 0.0 for line in small) for at in ENDS)
-        texts = show(first), show(second), change(first, second)
-        rows.append((counted(len(small), "smaller line"), "", *texts))
+        first, second = sum(x.first or 0.0 for x in small), sum(x.second or 0.0 for x in small)
+        name = counted(len(small), "smaller line")
+        rows.append((name, "", show(first), show(second), change(first, second)))
     return rows
 
 
-def row(name: str, part: str, line: LineDiff, show: Callable[[float], str]) -> tuple[str, ...]:
+def line_row(name: str, part: str, line: LineDiff, show: Callable[[float], str]) -> Row:
     values = ["-" if value is None else show(value) for value in (line.first, line.second)]
     return name, part, *values, change(line.first or 0.0, line.second or 0.0)
 
 
 def change(first: float, second: float) -> str:
-    """How much more or less the second has: in percent, or as a multiple where it is large."""
+    """Return the change in percent, or as a multiple where it is large."""
     if first == second:
         return "same"
     if not first or not second:
         return "new" if second else "gone"
     ratio = second / first
-    if 0.5 <= ratio <= 2:
-        return f"{signed((ratio - 1) * 100)} %"
-    return f"x {to_digits(ratio, 3)}"
+    return signed_percent(ratio - 1) if 0.5 <= ratio <= 2 else f"x {to_digits(ratio, 3)}"
 
 
-def in_points(first: float, second: float) -> str:
-    """By how many percentage points a share has moved."""
-    return f"{signed((second - first) * 100)} points"
+def points(first: float, second: float) -> str:
+    """Return the change of a share in percentage points."""
+    return signed_percent(second - first).replace("%", "points")
 
 
-def signed(value: float) -> str:
-    """With its sign, unless what is shown of it is nothing: +0.3, 0.0."""
-    shown = f"{value:+.1f}"
-    return shown if float(shown) else "0.0"
-
-
-def figures(found: PlanDiff) -> list[str]:
-    rows = []
+def figures(diff: PlanDiff) -> list[Part]:
+    rows: list[Row] = []
     for name, key, show in FIGURES:
-        values = figure(found, key)
-        if any(values):
-            texts = [show(value) if value else "-" for value in values]
-            points = key.startswith("mfu")
-            rows.append((name, *texts, in_points(*values) if points else change(*values)))
-    return columns([("", "first", "second", "change"), *rows], "<>>>")
+        for estimate in ESTIMATES:
+            values = figure(diff, f"{key}.{estimate}")
+            if any(values):
+                moved = points(*values) if key == "mfu" else change(*values)
+                label = f"{name}, {TOTALS.get(estimate, estimate)}"
+                rows.append((label, *shown(values, show), moved))
+    return [Table(rows=[("", "first", "second", "change"), *rows], columns="<>>>")]
 
 
-def figure(found: PlanDiff, key: str) -> tuple[float, float]:
-    """A figure of both forecasts; 0 where one has none."""
-    pairs: dict[str, KeyDiff] = {pair.key: pair for pair in found.figures}
+def shown(values: tuple[float, float], show: Callable[[float], str]) -> list[str]:
+    return [show(value) if value else "-" for value in values]
+
+
+def figure(diff: PlanDiff, key: str) -> tuple[float, float]:
+    """Return a figure of both forecasts; 0 where one has none."""
+    pairs: dict[str, KeyDiff] = {pair.key: pair for pair in diff.figures}
     pair = pairs.get(key)
-    return (_number(pair.first), _number(pair.second)) if pair else (0.0, 0.0)
+    return (float(pair.first or 0), float(pair.second or 0)) if pair else (0.0, 0.0)
 
 
-def _number(value: bool | float | str | None) -> float:
-    return float(value or 0)
-
-
-def verdict(found: PlanDiff) -> str:
-    """What the second comes to beside the first, in one line."""
-    first, second = found.plans
+def verdict(diff: PlanDiff) -> str:
+    """Return how much faster and dearer the second plan is."""
+    first, second = diff.plans
     if first.digest == second.digest:
-        differ = "what it comes to differs" if moved(found) else "its figures are the same"
-        return f"Beside: one plan twice; {differ}."
-    makes, costs = ("should make", "should cost") if known(found) else ("makes", "costs")
-    parts = [f"the second {makes} {times(found, 'tokens_per_s')} the tokens per second"]
-    if all(figure(found, "dollars.lower")):
-        parts.append(f"{costs} {times(found, 'dollars')} as much")
-    before, after = found.bounds
-    parts.append(f"is bound by {after}" + (f", not {before}" if before != after else ""))
-    return f"Beside: {', '.join(parts)}."
+        differ = "its figures differ" if figures_differ(diff) else "its figures are the same"
+        return f"Both are one plan; {differ}."
+    text = f"The second is {between(map(faster, ratios(diff, 'tokens_per_s')))}"
+    if all(figure(diff, "dollars.lower")):
+        text += f" and costs {between(map(costs, ratios(diff, 'dollars')))}"
+    before, after = diff.bounds
+    return f"{text}. It is bound by {after}{f', not {before}' if before != after else ''}."
 
 
-def times(found: PlanDiff, key: str) -> str:
-    """The second over the first as expected, or else from the bound to nothing overlapped."""
-    at = ("expected",) if known(found) else ("lower", "unoverlapped")
-    pairs = [figure(found, f"{key}.{name}") for name in at]
-    ratios = sorted(second / first for first, second in pairs)
-    return f"{span(*(to_digits(ratio, 4) for ratio in (ratios[0], ratios[-1])))} times"
+def ratios(diff: PlanDiff, key: str) -> list[float]:
+    """Return the second over the first as expected, or else at both bounds, in order."""
+    expected = all(figure(diff, "step_s.expected"))
+    pairs = [figure(diff, f"{key}.{at}") for at in (("expected",) if expected else ENDS)]
+    return sorted(second / first for first, second in pairs)
 
 
-def known(found: PlanDiff) -> bool:
-    """Whether runs lead to expect anything of both plans."""
-    return all(figure(found, "step_s.expected"))
+def between(ends: Iterable[str]) -> str:
+    return " to ".join(dict.fromkeys(ends))
+
+
+def faster(ratio: float) -> str:
+    """Return a ratio of speeds: `2.4 times faster`, `9.4 % slower`."""
+    if abs(ratio - 1) < SAME:
+        return "as fast"
+    word, times = ("faster", ratio) if ratio > 1 else ("slower", 1 / ratio)
+    by = f"{to_digits(times, 2)} times" if times >= FEW_TIMES else percent(abs(ratio - 1))
+    return f"{by} {word}"
+
+
+def costs(ratio: float) -> str:
+    """Return a ratio of costs: `1.6 times as much`, `9.4 % less`."""
+    if abs(ratio - 1) < SAME:
+        return "the same"
+    if not 1 / FEW_TIMES < ratio < FEW_TIMES:
+        return f"{to_digits(ratio, 2)} times as much"
+    return f"{percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"

@@ -1,7 +1,18 @@
-"""a Proof on one screen, beside the Forecast that it was held against."""
+"""Show a proof on one screen, next to the forecast that it checks."""
 
 from orchestrator.render.formatting import GIB, count, in_memory, percent, with_unit
-from orchestrator.render.layout import columns, following, indent, page, title
+from orchestrator.render.layout import (
+    Part,
+    Screen,
+    Table,
+    Title,
+    indent,
+    labelled,
+    next_step,
+    screen,
+    section,
+    warning,
+)
 from orchestrator.render.plan_screen import headline
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Plan
@@ -16,92 +27,93 @@ from orchestrator.types.proof import (
     Proof,
 )
 
-LARGEST = 5  # buffers shown
-SMALL = 1e-3  # exchanges below this share of the largest on their link are left to --json
-UNITS = ((2 * 86_400, 86_400, "days"), (3_600, 3_600, "h"), (60, 60, "min"), (0, 1, "s"))
+LARGEST = 5  # buffers that are shown
+SMALL = 1e-3  # of the largest collective on a link: smaller ones are left to --json
+AGES = ((2 * 86_400, 86_400, "days"), (3_600, 3_600, "h"), (60, 60, "min"), (0, 1, "s"))
+HEAD = ("", "compiled", "forecast", "forecast/compiled")
 
 
-def proof_screen(plan: Plan, proof: Proof, age_s: float | None, next_command: str | None) -> str:
-    """The verdict with everything that it stands on, and what to do next."""
-    blocks = [
-        [title(headline(plan), f"proof of plan {short(plan.digest)}")],
+def proof_screen(plan: Plan, proof: Proof, age_s: float | None, next_command: str | None) -> Screen:
+    """Return the verdict with everything that it rests on, and what to do next."""
+    return screen(
+        [Title(left=headline(plan), right=f"proof of plan {short(plan.digest)}")],
         indent(compilation(proof, age_s)),
-        indent(memory(proof)),
-        indent(exchanges(proof)),
-        indent(crossings(proof)),
-        indent(flops(proof)),
+        memory(proof),
+        collectives(proof),
+        indent(dcn_check(proof)),
+        flops(proof),
         advice(proof),
-        [verdict(proof), *following(next_command)],
+        [verdict(proof), *next_step(next_command)],
+    )
+
+
+def compilation(proof: Proof, age_s: float | None) -> list[Part]:
+    """Return what compiled the plan, when, and at what cost."""
+    when = "now" if age_s is None else f"{ago(age_s)}, read from the cache"
+    versions = ", ".join(f"{name} {version}" for name, version in proof.versions.items())
+    cost = f"{proof.compile_s:.0f} s, {with_unit(proof.compiler_memory_bytes, 'B')} of host memory"
+    return [Table(rows=[("compiled", when), ("by", versions), ("took", cost)], columns="<w")]
+
+
+def ago(age_s: float) -> str:
+    """Return an age in its largest unit: 2 h ago, 30 h ago, 3 days ago."""
+    _, size, unit = next(row for row in AGES if age_s >= row[0])
+    return f"{age_s // size:.0f} {unit} ago"
+
+
+def memory(proof: Proof) -> list[Part]:
+    """Return the memory at its peak, line by line, then the largest buffers."""
+    rows = [
+        (
+            line.name,
+            in_memory(line.compiled),
+            "-" if line.forecast is None else in_memory(line.forecast),
+            "",
+        )
+        for line in proof.ledger
     ]
-    return page(blocks)
-
-
-def compilation(proof: Proof, age_s: float | None) -> list[str]:
-    """What compiled it, when, and at what cost."""
-    when = "now" if age_s is None else f"{ago(age_s)}: from the cache, nothing was compiled"
-    names = ", ".join(f"{name} {version}" for name, version in proof.versions.items())
-    cost = f"{proof.compile_s:.0f} s, {with_unit(proof.compiler_memory_bytes, 'B')} of this machine"
-    rows = [("compiled", when), ("by", names), ("took", cost)]
-    return columns(rows, "<<")
-
-
-def ago(seconds: float) -> str:
-    """In the largest unit that says enough: 2 h ago, 30 h ago, 3 days ago."""
-    _, size, unit = next(row for row in UNITS if seconds >= row[0])
-    return f"{seconds // size:.0f} {unit} ago"
-
-
-def memory(proof: Proof) -> list[str]:
-    """What is held when the most is held, line by line, then the largest buffers."""
-    rows = [("", "compiled", "forecast", "forecast/compiled"), *map(memory_row, proof.ledger)]
     peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
     rows.append(("peak", in_memory(peak), in_memory(forecast), ratio(forecast, peak)))
     rows.append(("limit", in_memory(proof.hbm_bytes_per_device), "", ""))
-    lines = columns(rows, "<>><")
-    return [
-        "memory per device",
-        *indent(lines),
-        f"  the peak is at {proof.peak_at}",
-        *indent(largest(proof.buffers)),
-    ]
+    where = f"the peak is at {proof.peak_at}"
+    table = Table(rows=[HEAD, *rows], columns="<>><")
+    return section("memory per device", [table, where, *largest(proof.buffers)])
 
 
-def memory_row(line: Comparison) -> tuple[str, ...]:
-    forecast = "-" if line.forecast is None else in_memory(line.forecast)
-    return line.name, in_memory(line.compiled), forecast, ""
-
-
-def largest(buffers: tuple[Buffer, ...]) -> list[str]:
+def largest(buffers: tuple[Buffer, ...]) -> list[Part]:
     rows = [
-        (in_memory(b.bytes), b.name, b.shape) for b in buffers[:LARGEST] if b.bytes >= GIB / 100
+        (in_memory(buffer.bytes), buffer.name, buffer.shape)
+        for buffer in buffers[:LARGEST]
+        if buffer.bytes >= GIB / 100
     ]
-    return ["the largest buffers", *indent(columns(rows, "><<"))] if rows else []
+    return section("largest buffers", [Table(rows=rows, columns="><<")], 0) if rows else []
 
 
-def exchanges(proof: Proof) -> list[str]:
-    """Logical payload by group of axes, then what the compiler adds to it."""
-    most = {link: max(size(e) for e in proof.collectives if e.link == link)
-            for link in {e.link for e in proof.collectives}}  # fmt: skip
-    shown = [e for e in proof.collectives if size(e) >= SMALL * most[e.link]]
-    if not shown:
+def collectives(proof: Proof) -> list[Part]:
+    """Return the logical payload by group of axes, then what the compiler adds to it."""
+    most: dict[str, float] = {}
+    for one in proof.collectives:
+        most[one.link] = max(size(one), most.get(one.link, 0.0))
+    rows = [collective_row(one) for one in proof.collectives if size(one) >= SMALL * most[one.link]]
+    if not rows:
         return []
-    rows = [("", "", "compiled", "forecast", "ratio"), *map(exchange_row, shown)]
-    lines = ["payload per device and step", *indent(columns(rows, "<<>><"))]
     added = [
-        (c.what, f"{c.link} {' x '.join(c.axes)}", f"+{with_unit(c.bytes_per_step, 'B')}")
-        for c in proof.changes
-        if c.bytes_per_step >= SMALL * most.get(c.link, 0)
+        (one.what, f"{one.link} {' x '.join(one.axes)}", f"+{with_unit(one.bytes_per_step, 'B')}")
+        for one in proof.changes
+        if one.bytes_per_step >= SMALL * most.get(one.link, 0)
     ]
-    if added:
-        lines += ["added by the compiler", *indent(columns(added, "<<>"))]
-    return lines
+    head = ("", "", "compiled", "forecast", "ratio")
+    return [
+        *section("payload per device and step", [Table(rows=[head, *rows], columns="<<>><")]),
+        *(section("added by the compiler", [Table(rows=added, columns="<<>")]) if added else []),
+    ]
 
 
-def size(exchanged: ComparedCollective) -> float:
-    return max(exchanged.bytes_per_step, exchanged.forecast_bytes_per_step)
+def size(one: ComparedCollective) -> float:
+    return max(one.bytes_per_step, one.forecast_bytes_per_step)
 
 
-def exchange_row(one: ComparedCollective) -> tuple[str, ...]:
+def collective_row(one: ComparedCollective) -> tuple[str, ...]:
     compiled, forecast = one.bytes_per_step, one.forecast_bytes_per_step
     return (
         f"{one.link} {' x '.join(one.axes)}",
@@ -113,29 +125,28 @@ def exchange_row(one: ComparedCollective) -> tuple[str, ...]:
 
 
 def ratio(forecast: float, compiled: float) -> str:
-    """The forecast as a multiple of what was compiled."""
     return f"{forecast / compiled:.3f}" if compiled else ""
 
 
-def crossings(proof: Proof) -> list[str]:
-    """Whether pods exchange gradients and nothing else."""
+def dcn_check(proof: Proof) -> list[Part]:
+    """Return whether pods exchange gradients and nothing else."""
     if not proof.crossings:
         return []
+    if not proof.only_gradients_cross_pods:
+        return ["pods exchange more than gradients", *indent(map(fault, proof.crossing_faults))]
     gradients = [one for one in proof.crossings if one.is_gradient]
     others = sum(one.bytes_per_step for one in proof.crossings if not one.is_gradient)
     total = with_unit(sum(one.bytes_per_step for one in gradients), "B", 4)
     calls = count(sum(one.calls_per_step for one in gradients))
-    if proof.only_gradients_cross_pods:
-        said = f"gradients alone cross pods: {total} in {calls} sums"
-        return [said + (f", and {count(others)} B of scalars" if others else "")]
-    return ["more than gradients crosses pods", *indent(tuple(map(fault, proof.crossing_faults)))]
+    scalars = f" and {count(others)} B of scalars" if others else ""
+    return [f"pods exchange only gradients: {total} in {calls} reductions{scalars}"]
 
 
-def flops(proof: Proof) -> list[str]:
-    rows = [("", "compiled", "forecast", "forecast/compiled"), *map(flops_row, proof.flops)]
+def flops(proof: Proof) -> list[Part]:
+    rows = [flops_row(line) for line in proof.flops]
     total, forecast = proof.flops_per_device, proof.forecast_flops_per_device
     rows.append(("all", amount(total), amount(forecast), ratio(forecast, total)))
-    return ["FLOPs per device and step", *indent(columns(rows, "<>><"))]
+    return section("FLOPs per device and step", [Table(rows=[HEAD, *rows], columns="<>><")])
 
 
 def flops_row(line: Comparison) -> tuple[str, ...]:
@@ -143,28 +154,29 @@ def flops_row(line: Comparison) -> tuple[str, ...]:
     return line.name, amount(line.compiled), forecast, ratio(line.forecast or 0, line.compiled)
 
 
-def amount(flops: float) -> str:
-    return with_unit(flops, "FLOP", 4)
+def amount(value: float) -> str:
+    return with_unit(value, "FLOP", 4)
 
 
-def advice(proof: Proof) -> list[str]:
-    """What is wrong, and what could be set instead."""
-    lines = [f"warning: the forecast is off: {disagreement(one)}" for one in proof.disagreements]
+def advice(proof: Proof) -> list[Part]:
+    """Return what is wrong, and what could be set instead."""
+    parts: list[Part] = [
+        warning(f"the forecast is off: {disagreement(one)}") for one in proof.disagreements
+    ]
     if proof.refusal:
-        lines.append(f"the compiler: {proof.refusal.message}")
-        lines.append("nearest that fits, by the forecast corrected for this:")
-        lines += indent(tuple(map(settings, proof.refusal.nearest)) or ("none on these chips",))
-    lines += [f"room for less recompute: {settings(one)}" for one in proof.hints]
-    return lines
+        parts.append(labelled("the compiler:", proof.refusal.message))
+        parts.append("closest settings that fit, by the forecast corrected for this:")
+        parts += indent([settings(one) for one in proof.refusal.nearest] or ["none on these chips"])
+    return [*parts, *(f"memory is left for less recompute: {settings(one)}" for one in proof.hints)]
 
 
 def settings(change: PlanChange) -> str:
-    """The overrides as they are typed."""
+    """Return the overrides as they are typed."""
     return " ".join(f"--set {override}" for override in change.overrides)
 
 
 def disagreement(one: Disagreement) -> str:
-    """Where the forecast is off, and by how much."""
+    """Return where the forecast is off, and by how much."""
     if one.code == "uncounted_kernel":
         return f"no formula counts the FLOPs of kernel {one.kernel}"
     if one.code == "other_trainer":
@@ -180,12 +192,12 @@ def disagreement(one: Disagreement) -> str:
 
 
 def fault(one: CrossingFault) -> str:
-    """What crosses pods and may not."""
+    """Return what crosses pods and may not."""
     if one.code == "not_a_gradient":
-        return f"{crossing(one.crossing)} crosses pods: no gradient"
+        return f"{crossing(one.crossing)} crosses pods and is no gradient"
     return (
-        f"{one.bytes_per_step:,.0f} B made by the backward pass cross pods each step, the gradients"
-        f" alone are {one.allowed_bytes_per_step:,.0f} B; the most: {crossing(one.crossing)}"
+        f"{one.bytes_per_step:,.0f} B from the backward pass cross pods each step, but gradients"
+        f" are {one.allowed_bytes_per_step:,.0f} B; the largest: {crossing(one.crossing)}"
     )
 
 
@@ -196,7 +208,7 @@ def crossing(one: DcnCrossing) -> str:
 
 
 def verdict(proof: Proof) -> str:
-    """The proof in one line."""
+    """Return the proof in one line."""
     margin = in_memory(abs(proof.margin_bytes))
     share = percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
     if not proof.fits:
@@ -207,27 +219,27 @@ def verdict(proof: Proof) -> str:
         parts = [f"fits with {margin} ({share}) to spare"]
     parts.append("the forecast agrees" if proof.agrees else "the forecast does not agree")
     if not proof.only_gradients_cross_pods:
-        parts.append("more than gradients crosses pods")
+        parts.append("pods exchange more than gradients")
     return f"Proof: {', '.join(parts)}."
 
 
 def proof_summary(proof: Proof, age_s: float) -> str:
-    """The proof as a line under a plan."""
+    """Return the proof as a line of a plan's screen."""
     fits = "fits" if proof.fits else "does not fit"
     agrees = "agrees" if proof.agrees else "does not agree"
     peak = in_memory(proof.peak_hbm_bytes_per_device)
     return f"compiled {ago(age_s)}: peak {peak} per device, {fits}; the forecast {agrees}"
 
 
-def remat_screen(plans: list[tuple[Plan, Proof]]) -> str:
-    """Each policy that was compiled, the least recompute first."""
+def remat_screen(proofs: list[tuple[Plan, Proof]]) -> Screen:
+    """Return the rematerialization policies that were compiled, the least recompute first."""
     rows = [
         (
             f"remat {plan.remat}",
             in_memory(proof.peak_hbm_bytes_per_device),
             "fits" if proof.passes else "does not fit",
         )
-        for plan, proof in plans
+        for plan, proof in proofs
     ]
-    heading = "policies compiled, the least recompute first"
-    return "\n".join([heading, *indent(columns(rows, "<><"))]) + "\n"
+    name = "compiled policies, the least recompute first"
+    return screen(section(name, [Table(rows=rows, columns="<><")], 0))

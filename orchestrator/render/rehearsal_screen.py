@@ -1,101 +1,128 @@
-"""a rehearsal from its first line to its last."""
+"""Show a run while it goes on: how a rehearsal starts, its steps, and how it ended."""
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.journal import run_status
-from orchestrator.render.formatting import count, off, percent, scaled, seconds, with_unit
-from orchestrator.render.layout import columns, fit, hanging, indent, title
+from orchestrator.journal.run_status import first_line
+from orchestrator.render.formatting import (
+    count,
+    counted,
+    off,
+    percent,
+    scaled,
+    seconds,
+    span,
+    with_unit,
+)
+from orchestrator.render.layout import (
+    Command,
+    Part,
+    Screen,
+    Table,
+    Title,
+    fit,
+    indent,
+    labelled,
+    next_step,
+    screen,
+)
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Attempt, RecentSteps, Run, State, Step
 
 LARGEST = 4  # lines of a forecast that are named
-CLOSE = 0.25  # how far off a forecast on a machine at rest may be
-WAITING_FOR_DRIVER = "Ray starts its driver"
-AWAITED: dict[State, str] = {
+CLOSE = 0.25  # how far the forecast of an idle machine may be off
+WAITING_FOR_DRIVER = "Ray starts the driver"
+WAITING: dict[State, str] = {
     "submitted": WAITING_FOR_DRIVER,
-    "pending": "it waits for slices",
-    "starting": "its processes start and compile the step",
-    "running": "all steps are done, and it ends",
-    "stopping": "it writes a last checkpoint",
+    "pending": "waiting for slices",
+    "starting": "processes start and compile the step",
+    "running": "all steps are done; the run ends",
+    "stopping": "writing a last checkpoint",
 }
-BUSY = "Other work on this machine slows either; orch calibrate measures it again"
+BUSY = "Other work on this machine changes either; orch calibrate measures it again"
 
 
 def rehearsal_intro(plan_name: str) -> str:
-    """What comes before everything else."""
     return fit(
-        f"{plan_name}: a rehearsal. No cluster is named, so this machine runs a small copy;"
-        " no chip is asked for.\n"
+        f"{plan_name}: a rehearsal. No cluster is configured, so this machine runs a small copy;"
+        " no chip is reserved.\n"
     )
 
 
 def resume_intro(run: Run, plan: Plan) -> str:
-    """What comes before a rehearsal that goes on."""
-    told = f", {run_status.first_line(run.detail)}" if run.detail else ""
+    why = f", {first_line(run.detail)}" if run.detail else ""
     return fit(
-        f"{run.run}: a rehearsal, resumed with {plan.pods} pods of {plan.topology} on this machine."
-        f"\nIt was {run.state} after {count(run.steps_done)} of {count(run.steps)} steps{told}.\n"
+        f"{run.run}: a rehearsal, resumed with {counted(plan.pods, 'pod')} of {plan.topology} on"
+        f" this machine.\nIt was {run.state} after {count(run.steps_done)} of {count(run.steps)}"
+        f" steps{why}.\n"
     )
 
 
-def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> str:
-    """The rehearsal's own plan beside the plan that it is a copy of."""
+def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> Screen:
+    """Return the plan, its small copy, and what is expected of the copy on this machine."""
+    plans = (full, small)
     rows = [
         ("", "plan", "rehearsal"),
-        ("pods", *(f"{plan.pods} of {plan.topology}" for plan in (full, small))),
-        ("devices", *(devices(plan) for plan in (full, small))),
-        ("mesh", *(mesh(plan) for plan in (full, small))),
-        ("model", *(model(plan) for plan in (full, small))),
-        ("batch", *(batch(plan) for plan in (full, small))),
+        ("pods", *(f"{plan.pods} of {plan.topology}" for plan in plans)),
+        ("devices", *(f"{count(plan.devices)} on {count(plan.hosts)} hosts" for plan in plans)),
+        ("mesh", *(mesh(plan) for plan in plans)),
+        ("model", *(model(plan) for plan in plans)),
+        ("batch", *(batch(plan) for plan in plans)),
         ("remat", full.remat, small.remat),
     ]
-    lines = [
-        title("rehearsal", f"plan {short(small.digest)}"),
-        "",
-        *indent(columns(rows, "<<<")),
-        "",
-        *(f"not rehearsed: {change}" for change in changes),
-        *(line for name, text in expectation(small) for line in labelled(name, text)),
-        f"{steps} steps in {small.hosts} processes, joined by Ray Train on emulated slices",
-    ]
-    return fit("\n".join(lines) + "\n")
-
-
-def expectation(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What a step should take here, of what that is made, and over which peak its MFU is."""
-    forecast = plan.forecast
-    if plan.chip_profile is None:
-        return
-    step_s, reached = forecast.step_s.unoverlapped, forecast.mfu.unoverlapped
-    between = ""
-    if forecast.step_s.low and forecast.step_s.high:
-        between = f" ({seconds(forecast.step_s.low)} to {seconds(forecast.step_s.high)})"
-    yield "expected", f"{seconds(step_s)}{between} a step, MFU {percent(reached)}"
-    largest = (f"{line.name} {percent(line.value / step_s)}" for line in forecast.time[:LARGEST])
-    yield "", ", ".join(largest)
-    yield "ceilings", ceilings(plan)
-
-
-def ceilings(plan: Plan) -> str:
-    """The peak that stands for a chip's, and whose it is."""
-    assert plan.chip_profile is not None
-    machine = plan.forecast.peak_flops_per_s * plan.devices
-    return (
-        f"measured on this machine, profile {short(plan.chip_profile)}, reaches"
-        f" {with_unit(machine, 'FLOP/s')} in {plan.precision.compute}, all devices together"
+    processes = (
+        f"{steps} steps in {small.hosts} processes, which Ray Train joins on emulated slices"
+    )
+    return screen(
+        [Title(left="rehearsal", right=f"plan {short(small.digest)}")],
+        indent([Table(rows=rows, columns="<<<")]),
+        [
+            *(labelled("not rehearsed:", change) for change in changes),
+            *facts(expectation(small)),
+            processes,
+        ],
     )
 
 
-def devices(plan: Plan) -> str:
-    return f"{count(plan.devices)} on {count(plan.hosts)} hosts"
+def facts(rows: Sequence[tuple[str, str]]) -> list[Part]:
+    """Return labelled lines, all labels as wide as the widest of any run's."""
+    return [Table(rows=[(f"{name:8}", text) for name, text in rows], columns="<w", gap=1)]
+
+
+def expectation(plan: Plan) -> list[tuple[str, str]]:
+    """Return the expected step on this machine, its parts, and the peak that its MFU is over."""
+    if plan.chip_profile is None:
+        return []
+    forecast = plan.forecast
+    step_s = forecast.step_s
+    interval = ""
+    if step_s.low and step_s.high:
+        interval = f" ({span(seconds(step_s.low), seconds(step_s.high))})"
+    reached = percent(forecast.mfu.unoverlapped)
+    parts = (
+        f"{line.name} {percent(line.value / step_s.unoverlapped)}"
+        for line in forecast.time[:LARGEST]
+    )
+    return [
+        ("expected", f"{seconds(step_s.unoverlapped)}{interval} a step, MFU {reached}"),
+        ("", ", ".join(parts)),
+        ("peak", measured_peak(plan, plan.chip_profile)),
+    ]
+
+
+def measured_peak(plan: Plan, profile: str) -> str:
+    """Return the peak of this machine that takes the place of a chip's."""
+    peak = with_unit(plan.forecast.peak_flops_per_s * plan.devices, "FLOP/s")
+    return (
+        f"{peak} in {plan.precision.compute} on all devices together, measured on this machine"
+        f" (profile {short(profile)})"
+    )
 
 
 def mesh(plan: Plan) -> str:
-    """The axes of a pod that have more than one device."""
-    sizes = [
-        f"{axis.name} {axis.size}" for axis in plan.axes if axis.link == "ici" and axis.size > 1
-    ]
+    """Return the axes of a pod with more than one device."""
+    inside = (axis for axis in plan.axes if axis.link == "ici" and axis.size > 1)
+    sizes = [f"{axis.name} {axis.size}" for axis in inside]
     return ", ".join(sizes) or "one device"
 
 
@@ -109,13 +136,12 @@ def batch(plan: Plan) -> str:
 
 
 def step_line(one: Step, steps: int) -> str:
-    """One step, as it comes."""
     width = len(str(steps))
     return f"step {one.index + 1:{width}} of {steps}  loss {one.loss:.4f}  {seconds(one.step_s)}"
 
 
 def startup_line(one: Step) -> str | None:
-    """What came before the first step of an attempt."""
+    """Return what came before the first step of an attempt."""
     if one.startup is None:
         return None
     compiled, state = seconds(one.startup.compile_s), seconds(one.startup.state_s)
@@ -125,16 +151,38 @@ def startup_line(one: Step) -> str | None:
 
 
 def waiting_for(run: Run) -> str:
-    """What is waited for while a run that goes on has nothing new."""
+    """Return what a run waits for while it shows nothing new."""
     if run.state == "running" and run.steps_done < run.steps:
         return f"step {count(run.steps_done + 1)} of {count(run.steps)}"
-    return AWAITED.get(run.state, "")
+    return WAITING.get(run.state, "")
 
 
-def why_ended(attempt: Attempt) -> str:
-    """Why an attempt ended, in one short line."""
-    error = run_status.first_line(attempt.error)
-    return f"attempt {attempt.number} ended: {attempt.reason}" + (f": {error}" if error else "")
+def new_attempt_line(ended: Attempt, started: Attempt) -> str:
+    """Return why another attempt starts, and on how many pods if that changed."""
+    other = f" on {counted(started.pods, 'pod')}" if started.pods != ended.pods else ""
+    error = first_line(ended.error)
+    why = f"attempt {ended.number} ended: {ended.reason}" + (f": {error}" if error else "")
+    return f"new attempt{other}; {why}"
+
+
+def rehearsal_result(run: Run, plan: Plan, recorded: str, next_command: str) -> Screen:
+    """Return the measurement, how far the forecast was off, and where to look."""
+    rows = list(why(run))
+    if run.recent:
+        rows += [("measured", measured(run.recent)), ("expected", forecast(run, run.recent, plan))]
+        rows += [("", BUSY)] if is_off(run.recent, plan) else []
+    return result(run, rows, recorded, next_command)
+
+
+def result(run: Run, rows: Sequence[tuple[str, str]], recorded: str, next_command: str) -> Screen:
+    """Return the last lines about a run that has ended."""
+    places = [Command(text=f"journal  {run.journal}")]
+    if run.profile:
+        trace = f"{run.journal}/profile, an XProf trace of {steps_traced(run.profile)}"
+        places.append(Command(text=f"profile  {trace}"))
+    places.append(Command(text=f"mlflow   {recorded}"))
+    state = f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"
+    return screen([state, *facts(rows), *places, *next_step(next_command)])
 
 
 def steps_traced(profile: tuple[int, int]) -> str:
@@ -142,46 +190,16 @@ def steps_traced(profile: tuple[int, int]) -> str:
     return f"step {first}" if end == first + 1 else f"steps {first} to {end - 1}"
 
 
-def new_attempt_line(ended: Attempt, begun: Attempt) -> str:
-    """Why another attempt begins, and what of it is not as before."""
-    other = f" on {begun.pods} pods" if begun.pods != ended.pods else ""
-    return f"again{other}, after {why_ended(ended)}"
-
-
-def rehearsal_result(run: Run, plan: Plan, recorded: str, next_command: str) -> str:
-    """What was measured, what that says about the forecast, and where to look."""
-    lines = [f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"]
-    lines += why(run)
-    if run.recent:
-        lines += labelled("measured", measured(run.recent))
-        lines += labelled("expected", beside(run, run.recent, plan))
-        lines += labelled("", BUSY) if is_off(run.recent, plan) else []
-    return fit("\n".join([*lines, *where_to_look(run, recorded, next_command)]) + "\n")
-
-
-def why(run: Run) -> list[str]:
-    """Why a run ended so, where there is something to say."""
-    lines = enumerate(run.detail.splitlines())
-    return [one for at, text in lines for one in labelled("" if at else "why", text)]
-
-
-def labelled(name: str, text: str) -> list[str]:
-    return hanging(f"{name:8} ", text)
+def why(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the reason for which a run ended, a line each."""
+    for number, line in enumerate(run.detail.splitlines()):
+        yield "" if number else "why", line
 
 
 def is_off(recent: RecentSteps, plan: Plan) -> bool:
-    """Whether the forecast on this machine is further off than a machine at rest explains."""
+    """Return whether the forecast for this machine is further off than an idle machine explains."""
     ratio = recent.step_s / plan.forecast.step_s.unoverlapped
     return plan.chip_profile is not None and abs(ratio - 1) > CLOSE
-
-
-def where_to_look(run: Run, recorded: str, next_command: str) -> Iterator[str]:
-    """The last lines about a run that has ended, a rehearsal or not."""
-    yield f"journal  {run.journal}"
-    if run.profile:
-        yield f"profile  {run.journal}/profile, an XProf trace of {steps_traced(run.profile)}"
-    yield f"mlflow   {recorded}"
-    yield f"Next: {next_command}"
 
 
 def measured(recent: RecentSteps) -> str:
@@ -189,17 +207,16 @@ def measured(recent: RecentSteps) -> str:
     return text if recent.mfu is None else f"{text}; MFU {percent(recent.mfu)}"
 
 
-def beside(run: Run, recent: RecentSteps, plan: Plan) -> str:
-    """What was expected on the measured ceilings, and how far off that was."""
+def forecast(run: Run, recent: RecentSteps, plan: Plan) -> str:
+    """Return the forecast for this machine, and how far the measurement is from it."""
     if plan.chip_profile is None:
-        fewer = "nothing was measured for a plan on other pods than were asked"
-        cause = (
-            fewer
-            if run.pods != run.requested_pods
-            else "--no-calibrate left this machine unmeasured"
-        )
-        return f"unknown: {cause}, so MFU is not known either"
-    step_s, name = plan.forecast.step_s.unoverlapped, short(plan.chip_profile)
-    text = f"{seconds(step_s)}; measured is {off(recent.step_s, step_s, 'that')}"
-    reached = f"MFU {percent(plan.forecast.mfu.unoverlapped)} on this machine's profile {name}"
-    return f"{text}; {reached}"
+        cause = "--no-calibrate skipped the calibration of this machine"
+        if run.pods != run.requested_pods:
+            cause = "this number of pods is not calibrated"
+        return f"unknown: {cause}, so MFU is unknown too"
+    step_s = plan.forecast.step_s.unoverlapped
+    reached = percent(plan.forecast.mfu.unoverlapped)
+    return (
+        f"{seconds(step_s)}; measured is {off(recent.step_s, step_s, 'that')}; MFU {reached},"
+        f" from this machine's profile {short(plan.chip_profile)}"
+    )

@@ -1,46 +1,48 @@
-"""runs as a table, one run on a screen, the lines of its logs."""
+"""Show runs and studies as a table."""
 
 from collections.abc import Sequence
 
 from orchestrator.render.formatting import count, elapsed, percent
-from orchestrator.render.layout import columns, page, tabulated, title
+from orchestrator.render.layout import Command, Screen, Table, Title, indent, next_step, screen
 from orchestrator.types.run import Run
 from orchestrator.types.study import StudyStatus
 
 HEAD = ("RUN", "STATE", "STEPS", "MFU", "PODS", "SUBMITTED", "")
-SIDES = "<<>>>><"
+COLUMNS = "<<>>>><"
+
+Row = tuple[str, ...]
 
 
-def runs_screen(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = ()) -> str:
-    """All runs, newest first; those of a study below it, where the newest of them would be."""
+def runs_screen(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = ()) -> Screen:
+    """Return all runs, newest first; a study stands above its runs."""
     if not runs and not studies:
-        return f"No runs in {storage}\nNext: orch submit SPEC\n"
-    known = {one.study: study_row(one) for one in studies}
-    groups: dict[str, list[tuple[str, ...]]] = {}
+        return screen([Command(text=f"No runs in {storage}"), *next_step("orch submit SPEC")])
+    heads = {one.study: study_row(one) for one in studies}
+    groups: dict[str, list[Row]] = {}
     for run in runs:
-        group = run.study if run.study in known else run.run
-        groups.setdefault(group, [known[group]] if group in known else []).append(row(run))
-    for key, head in known.items():
+        group = run.study if run.study in heads else run.run
+        groups.setdefault(group, [heads[group]] if group in heads else []).append(run_row(run))
+    for key, head in heads.items():
         groups.setdefault(key, [head])
-    rows = [HEAD, *(one for group in groups.values() for one in group)]
-    return "\n".join(columns(rows, SIDES)) + "\n"
+    rows = [HEAD, *(row for group in groups.values() for row in group)]
+    return screen([Table(rows=rows, columns=COLUMNS)])
 
 
-def study_row(status: StudyStatus) -> tuple[str, ...]:
+def study_row(status: StudyStatus) -> Row:
     done = f"{status.done} / {status.total} runs"
-    began = f"{elapsed(status.read_at_s - status.submitted_at_s)} ago"
-    return status.study, status.state, done, "", "", began, f"{status.scaling} scaling"
+    started = f"{elapsed(status.read_at_s - status.submitted_at_s)} ago"
+    return status.study, status.state, done, "", "", started, f"{status.scaling} scaling"
 
 
-def study_runs_screen(status: StudyStatus) -> str:
-    """A study and every run that was begun for it, in their order."""
+def study_runs_screen(status: StudyStatus) -> Screen:
+    """Return a study and its runs, in their order."""
     done = f"{status.done} of {status.total} runs done"
-    head = title(f"{status.study}: {status.state}, {done}", f"{status.scaling} scaling")
-    rows = [one[:-1] for one in (HEAD, *map(row, status.runs))] if status.runs else []
-    return page([[head], tabulated(rows, SIDES[:-1])])
+    title = Title(left=f"{status.study}: {status.state}, {done}", right=f"{status.scaling} scaling")
+    rows = [row[:-1] for row in (HEAD, *map(run_row, status.runs))] if status.runs else []
+    return screen([title], indent([Table(rows=rows, columns=COLUMNS[:-1])]) if rows else [])
 
 
-def row(run: Run) -> tuple[str, ...]:
+def run_row(run: Run) -> Row:
     return (
         run.run,
         run.state,

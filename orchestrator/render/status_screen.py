@@ -1,9 +1,20 @@
-"""Show one run: its state, its attempts, its log lines, a request to cancel it."""
+"""Show one run: its state and attempts, its log lines, and requests to cancel it."""
 
 from orchestrator.journal.run_logs import Log, LogLine
 from orchestrator.journal.run_status import first_line, last_attempt_text
-from orchestrator.render.formatting import count, elapsed, percent, seconds
-from orchestrator.render.layout import columns, hanging, indent, page, title
+from orchestrator.render.formatting import count, counted, elapsed, percent, seconds
+from orchestrator.render.layout import (
+    Part,
+    Screen,
+    Table,
+    Title,
+    indent,
+    labelled,
+    next_step,
+    screen,
+    section,
+    warning,
+)
 from orchestrator.render.runs_screen import mfu
 from orchestrator.types.codec import short
 from orchestrator.types.run import LIVE, Attempt, ProcessIdentity, Run, Status
@@ -11,37 +22,38 @@ from orchestrator.types.run import LIVE, Attempt, ProcessIdentity, Run, Status
 ERROR_WIDTH = 100
 
 
-def status_screen(status: Status, next_command: str) -> str:
-    """One run: how it stands, every attempt and why it ended, and what to do next."""
-    what = f"{status.run}: {status.state}" + (", a rehearsal" if status.rehearsal else "")
-    blocks = [
-        [title(what, f"plan {short(status.plan_digest)}")],
-        facts(status),
-        ["  attempts", *indent(attempts(status), "    ")] if status.attempts else [],
-        [f"warning: {problem}" for problem in status.problems],
-        [*hanging("Run: ", verdict(status)), f"Next: {next_command}"],
-    ]
-    return page(blocks)
+def status_screen(status: Status, next_command: str) -> Screen:
+    """Return the state of a run, every attempt and why it ended, and what to do next."""
+    kind = ", a rehearsal" if status.rehearsal else ""
+    title = Title(
+        left=f"{status.run}: {status.state}{kind}", right=f"plan {short(status.plan_digest)}"
+    )
+    return screen(
+        [title],
+        indent(facts(status)),
+        section("attempts", attempts(status)) if status.attempts else [],
+        [warning(problem) for problem in status.problems],
+        [labelled("Run:", verdict(status)), *next_step(next_command)],
+    )
 
 
-def facts(status: Status) -> list[str]:
-    """What is known of the run, a line each."""
+def facts(status: Status) -> list[Part]:
     rows = [
         ("why", first_line(status.detail)),
         ("steps", steps(status)),
         ("pods", pods(status)),
         ("step time", step_time(status)),
-        ("MFU", mfu_beside_forecast(status)),
+        ("MFU", mfu_and_forecast(status)),
         ("forecast", forecast_source(status)),
         ("driver", driver(status)),
-        ("asked", cancel_asked(status)),
+        ("cancel", cancel_request(status)),
         ("cluster", status.environment.get("cluster")),
         ("code", code(status)),
         ("journal", status.journal),
         ("mlflow", tracking(status)),
     ]
     width = max(len(name) for name, _ in rows)
-    return [line for name, text in rows if text for line in hanging(f"  {name:{width}}  ", text)]
+    return [Table(rows=[(f"{name:{width}}", text) for name, text in rows if text], columns="<w")]
 
 
 def steps(status: Status) -> str:
@@ -52,60 +64,66 @@ def steps(status: Status) -> str:
 
 
 def pods(status: Status) -> str:
-    fewer = f" of {status.requested_pods} asked" if status.pods != status.requested_pods else ""
+    fewer = f" of {status.requested_pods} requested" if status.pods != status.requested_pods else ""
     slices = status.attempts[-1].slices if status.attempts else ()
     return f"{status.pods}{fewer}" + (f": {', '.join(slices)}" if slices else "")
 
 
 def step_time(status: Status) -> str | None:
-    """The measured median beside the forecast's two figures."""
+    """Return the measured median and the forecast."""
     parts: list[str] = []
     if status.recent:
         parts.append(f"{seconds(status.recent.step_s)} over the last {status.recent.steps}")
-    if status.forecast and not is_of_chips(status):
-        low, high = status.forecast.step_s.lower, status.forecast.step_s.unoverlapped
-        forecast = f"forecast {seconds(low)} (bound), {seconds(high)} (nothing overlapped)"
-        if status.forecast.step_s.expected is not None:
-            forecast = f"expected {seconds(status.forecast.step_s.expected)}, bound {seconds(low)}"
-        parts.append(forecast)
+    if status.forecast and not is_for_chips(status):
+        step_s = status.forecast.step_s
+        text = f"lower bound {seconds(step_s.lower)}"
+        if step_s.expected is not None:
+            text = f"expected {seconds(step_s.expected)}, {text}"
+        else:
+            text += f", unoverlapped {seconds(step_s.unoverlapped)}"
+        parts.append(text)
     return "; ".join(parts) or None
 
 
-def is_of_chips(status: Status) -> bool:
-    """Whether the forecast is of chips, and the run a rehearsal that has none."""
+def is_for_chips(status: Status) -> bool:
+    """Return whether the run is a rehearsal whose forecast is for real chips."""
     return status.rehearsal and status.forecast is not None and status.forecast.chip_profile is None
 
 
 def forecast_source(status: Status) -> str | None:
-    """On whose word a rehearsal is forecast."""
+    """Return what the forecast of a rehearsal is based on."""
     if not status.rehearsal or not status.forecast:
         return None
     if status.forecast.chip_profile is None:
-        return "none: this machine was not measured, and its plan's forecast is of chips"
-    return f"of this rehearsal, on its machine's profile {short(status.forecast.chip_profile)}"
+        return "none: this machine is not calibrated, and the plan's forecast is for chips"
+    return f"for this machine, from its chip profile {short(status.forecast.chip_profile)}"
 
 
-def mfu_beside_forecast(status: Status) -> str | None:
-    """The measured median beside the forecast's two figures, and their definition."""
-    if not status.forecast or is_of_chips(status):
-        return mfu(status) if status.recent and status.recent.mfu is not None else None
-    roof, low = status.forecast.mfu.lower, status.forecast.mfu.unoverlapped
-    source = status.forecast.chip_profile
-    known = status.recent is not None and status.recent.mfu is not None
-    measured = f"{mfu(status)}; " if known else "not measured; "
-    share = ""
-    if status.recent and status.recent.mfu is not None and roof and not source:
-        share = f"; {percent(status.recent.mfu / roof)} of the roofline"
-    forecast = f"forecast {percent(roof)} (roofline), {percent(low)} (nothing overlapped)"
-    if status.forecast.mfu.expected is not None:
-        forecast = f"expected {percent(status.forecast.mfu.expected)}, roofline {percent(roof)}"
-    if source:
-        forecast = f"expected {percent(low)}, bound {percent(roof)}, of the measured peak"
-    return f"{measured}{forecast}{share}"
+def mfu_and_forecast(status: Status) -> str | None:
+    """Return the measured median MFU and the forecast."""
+    measured = status.recent.mfu if status.recent else None
+    if not status.forecast or is_for_chips(status):
+        return percent(measured) if measured is not None else None
+    forecast = status.forecast.mfu
+    parts = [percent(measured) if measured is not None else "not measured"]
+    if status.forecast.chip_profile:
+        peak = "of the measured peak"
+        parts.append(
+            f"expected {percent(forecast.unoverlapped)}, bound {percent(forecast.lower)}, {peak}"
+        )
+        return "; ".join(parts)
+    if forecast.expected is not None:
+        parts.append(f"expected {percent(forecast.expected)}, roofline {percent(forecast.lower)}")
+    else:
+        low = percent(forecast.unoverlapped)
+        parts.append(f"roofline {percent(forecast.lower)}, unoverlapped {low}")
+    if measured is not None and forecast.lower:
+        parts.append(f"{percent(measured / forecast.lower)} of the roofline")
+    return "; ".join(parts)
 
 
 def code(status: Status) -> str | None:
-    """The commit that ran, and whether all of it was committed."""
+    """Return the commit of the run, and whether it had uncommitted changes."""
     commit = status.environment.get("git_commit")
     if commit is None:
         return None
@@ -118,14 +136,14 @@ def driver(status: Status) -> str | None:
         return None
     text = f"process {status.driver.pid} on {status.driver.host}"
     if status.ended_at_s is None:
-        text += f", last sign {elapsed(status.since_last_heartbeat_s)} ago"
+        text += f", last heartbeat {elapsed(status.since_last_heartbeat_s)} ago"
     return text
 
 
-def cancel_asked(status: Status) -> str | None:
+def cancel_request(status: Status) -> str | None:
     if status.cancel_requested_at_s is None:
         return None
-    return f"to cancel, {elapsed(status.read_at_s - status.cancel_requested_at_s)} ago"
+    return f"requested {elapsed(status.read_at_s - status.cancel_requested_at_s)} ago"
 
 
 def tracking(status: Status) -> str | None:
@@ -134,25 +152,30 @@ def tracking(status: Status) -> str | None:
     return f"run {status.tracking.run_id} in {status.tracking.uri}"
 
 
-def attempts(status: Status) -> list[str]:
-    """Every attempt: how far it came, how long it took, and why it ended."""
+def attempts(status: Status) -> list[Part]:
+    """Return every attempt: its steps, its time, and why it ended."""
     rows = [
         (
             str(attempt.number),
             attempt.reason or status.state,
             f"{count(attempt.steps_done)} steps" if attempt.steps_done else "no step",
-            elapsed((attempt.ended_at_s or status.read_at_s) - attempt.started_at_s)
-            if attempt.reason != "lost"
-            else "",
+            attempt_time(attempt, status.read_at_s),
             cause(attempt),
         )
         for attempt in status.attempts
     ]
-    return columns(rows, "><>><")
+    return [Table(rows=rows, columns="><>>w")]
+
+
+def attempt_time(attempt: Attempt, now_s: float) -> str:
+    """Return how long an attempt took, unless nobody saw its end."""
+    if attempt.reason == "lost":
+        return ""
+    return elapsed((attempt.ended_at_s or now_s) - attempt.started_at_s)
 
 
 def cause(attempt: Attempt) -> str:
-    """The first line of the error, and the rank that died first."""
+    """Return the rank that died first and the first line of its error."""
     rank = attempt.first_dead_rank
     dead = f"rank {rank} died first" if rank is not None else ""
     text = ": ".join(part for part in (dead, first_line(attempt.error)) if part)
@@ -160,39 +183,38 @@ def cause(attempt: Attempt) -> str:
 
 
 def verdict(status: Status) -> str:
-    """The run in one line."""
+    """Return the run in one line."""
     parts: list[str] = [status.state]
     if status.state in LIVE and status.steps_done:
         parts.append(f"step {count(status.steps_done)} of {count(status.steps)}")
     if status.recent and status.recent.mfu is not None:
         parts.append(f"MFU {mfu(status)}")
-    tried = len(status.attempts)
-    parts.append(f"{tried} {'attempt' if tried == 1 else 'attempts'}")
-    if status.state not in LIVE and (said := status.detail or last_attempt_text(status.attempts)):
-        parts.append(first_line(said).rstrip("."))
+    parts.append(counted(len(status.attempts), "attempt"))
+    if status.state not in LIVE and (why := status.detail or last_attempt_text(status.attempts)):
+        parts.append(first_line(why).rstrip("."))
     return f"{', '.join(parts)}."
 
 
 def cancel_text(before: Run, after: Run, *, at_once: bool) -> str:
-    """What a request to cancel comes to."""
+    """Return what a request to cancel a run does."""
     if before.ended_at_s is not None:
-        return f"{before.run}: has ended already: {before.state}. Nothing was asked."
-    asked = f"{before.run}: asked to stop" + (" at once." if at_once else ".")
+        return f"{before.run}: already {before.state}. Nothing was requested."
+    text = f"{before.run}: stop requested" + (", at once." if at_once else ".")
     if before.cancel_requested_at_s is not None:
         ago = elapsed(before.read_at_s - before.cancel_requested_at_s)
-        asked += f" It was asked to {ago} ago too."
-    return f"{asked}\n{what_follows(after, at_once=at_once)}"
+        text += f" A stop was requested {ago} ago too."
+    return f"{text}\n{cancel_effect(after, at_once=at_once)}"
 
 
-def what_follows(run: Run, *, at_once: bool) -> str:
-    """What becomes of a request to cancel."""
+def cancel_effect(run: Run, *, at_once: bool) -> str:
+    """Return what happens after a request to cancel."""
     if run.state not in LIVE:
-        return f"Nothing drives it any more: {run.detail}. It counts as cancelled."
+        return f"No driver runs it any more: {run.detail}. It counts as cancelled."
     if run.driver is None:
-        return "Its driver has not come yet; when it comes, it stops before it takes a chip."
+        return "Its driver has not started yet; it will stop before it takes a chip."
     if at_once:
         return f"{driver_name(run.driver)} stops it; steps since the last checkpoint are lost."
-    return f"{driver_name(run.driver)} saves a last checkpoint after the step it is in, and stops."
+    return f"{driver_name(run.driver)} finishes the current step, saves a checkpoint and stops."
 
 
 def driver_name(process: ProcessIdentity) -> str:
@@ -200,7 +222,7 @@ def driver_name(process: ProcessIdentity) -> str:
 
 
 def log_title(log: Log) -> str:
-    """The line above a log."""
+    """Return the line above a log."""
     if log.rank is None:
         return "== driver =="
     first = ", died first" if log.first_dead else ""
@@ -208,7 +230,7 @@ def log_title(log: Log) -> str:
 
 
 def log_line(line: LogLine, *, alone: bool) -> str:
-    """A line of a log; with its rank in front when several are read together."""
+    """Return a line of a log, with its rank in front when several logs are mixed."""
     if alone:
         return line.line
     return f"{'driver' if line.rank is None else f'rank {line.rank}'} | {line.line}"

@@ -1,173 +1,166 @@
-"""a study as tables: its predicted scaling."""
+"""Show a study's forecast: the predicted scaling, trial by trial."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.render.formatting import count, dollars, percent, seconds, span
-from orchestrator.render.layout import fit, indent, page, tabulated
+from orchestrator.render.formatting import count, counted, dollars, percent, seconds, span
+from orchestrator.render.layout import (
+    Part,
+    Screen,
+    Table,
+    fit,
+    heading,
+    indent,
+    next_step,
+    screen,
+    warning,
+)
 from orchestrator.types.plan import Estimate
 from orchestrator.types.study import PlannedTrial, Study, StudyForecast, Trial, TrialForecast
 
 SCALINGS = {
-    "strong": "strong scaling: every trial has the same batch",
-    "weak": "weak scaling: the batch grows with the pods",
+    "strong": "strong scaling, with the same batch in every trial",
+    "weak": "weak scaling, with a batch that grows with the pods",
 }
 
 
-def study_screen(found: StudyForecast, next_command: str = "") -> str:
-    """Every trial in a row: what it takes, what that is worth beside the smallest, what binds."""
-    count_ = len(found.trials)
-    trials = f"{count_} trial{'s' * (count_ != 1)}"
-    rows = [head(found), *(row(found, one) for one in found.trials)]
-    blocks = [
-        [f"{found.name}: {trials}, {SCALINGS[found.scaling]}"],
-        tabulated(rows, alignment(found)),
-        indent(legend(found)),
-        [*refusals(found), *warnings(found)],
-        [verdict(found), *([f"Next: {next_command}"] if next_command else [])],
-    ]
-    return page(blocks)
+def study_screen(forecast: StudyForecast, next_command: str = "") -> Screen:
+    """Return a row for each trial: its step, its efficiency, its bottleneck and its cost."""
+    rows = [head(forecast), *(row(forecast, one) for one in forecast.trials)]
+    trials = counted(len(forecast.trials), "trial")
+    columns = ">" + ">" * len(forecast.vary) + ">>>>><>"
+    return screen(
+        [heading(f"{forecast.name}: {trials}, {SCALINGS[forecast.scaling]}")],
+        indent([Table(rows=rows, columns=columns)]),
+        indent([legend(forecast)]),
+        [*refusals(forecast), *warnings(forecast)],
+        [verdict(forecast), *next_step(next_command)],
+    )
 
 
 def study_intro(study: Study) -> str:
-    """What comes before everything else, where the trials are rehearsed."""
-    runs = len(study.trials) * study.repeats
+    runs = counted(len(study.trials) * study.repeats, "run")
     return fit(
-        f"{study.name}: a rehearsal of {runs} run{'s' * (runs != 1)}. No cluster is named, so this"
-        " machine runs small copies, one after another; no chip is asked for.\n"
+        f"{study.name}: a rehearsal of {runs}. No cluster is configured, so this machine runs small"
+        " copies, one after another; no chip is reserved.\n"
     )
 
 
 def trial_line(study: Study, trial: Trial, repeat: int) -> str:
-    """Which run comes now."""
-    of = f" (repeat {repeat} of {study.repeats})" if study.repeats > 1 else ""
+    repeats = f" (repeat {repeat} of {study.repeats})" if study.repeats > 1 else ""
     settings = " ".join(f"{key}={text}" for key, text in trial.settings.items())
-    return fit(f"trial {trial.number} of {len(study.trials)}{of}: {settings}\n")
+    return fit(f"trial {trial.number} of {len(study.trials)}{repeats}: {settings}\n")
 
 
-def head(found: StudyForecast) -> tuple[str, ...]:
-    names = tuple(title(key, found.vary) for key in found.vary)
-    return ("", *names, "CHIPS", "BATCH", "STEP", "MFU", "EFFICIENCY", "BINDS", "DOLLARS")
+def head(forecast: StudyForecast) -> tuple[str, ...]:
+    names = tuple(key_title(key, forecast.vary) for key in forecast.vary)
+    return ("", *names, "CHIPS", "BATCH", "STEP", "MFU", "EFFICIENCY", "BOTTLENECK", "COST")
 
 
-def title(key: str, keys: Iterable[str]) -> str:
-    """The last part of a key, and more of it where two end alike."""
+def key_title(key: str, keys: Iterable[str]) -> str:
+    """Return the last part of a key, or the whole key where two end alike."""
     last = key.rpartition(".")[2]
     alike = sum(one.rpartition(".")[2] == last for one in keys) > 1
     return (key if alike else last).upper()
 
 
-def alignment(found: StudyForecast) -> str:
-    return ">" + ">" * len(found.vary) + ">>>>><>"
-
-
-def row(found: StudyForecast, trial: TrialForecast) -> tuple[str, ...]:
-    start = (str(trial.number), *(trial.settings[key] for key in found.vary))
-    if trial.planned is None:
+def row(forecast: StudyForecast, trial: TrialForecast) -> tuple[str, ...]:
+    start = (str(trial.number), *(trial.settings[key] for key in forecast.vary))
+    plan = trial.planned
+    if plan is None:
         return (*start, "-", "-", "-", "-", "-", "no plan", "-")
-    return (*start, *cells(trial.planned))
-
-
-def cells(plan: PlannedTrial) -> tuple[str, ...]:
-    money = both(plan.dollars, dollars) if plan.dollars else "-"
-    mfu = Estimate(
-        lower=plan.mfu.lower, unoverlapped=plan.mfu.unoverlapped, expected=plan.mfu.expected
-    )
     return (
+        *start,
         count(plan.chips),
         count(plan.sequences),
-        both(plan.step_s, seconds),
-        both(mfu, percent),
-        both(plan.efficiency, percent),
+        expected(plan.step_s, seconds),
+        expected(plan.mfu, percent),
+        expected(plan.efficiency, percent),
         plan.bound,
-        money,
+        expected(plan.dollars, dollars) if plan.dollars else "-",
     )
 
 
-def both(bounds: Estimate, show: Callable[[float], str]) -> str:
-    """What is expected; where no run was learned from, from the bound to nothing overlapped."""
-    if bounds.expected is not None:
-        return show(bounds.expected)
-    return span(show(bounds.lower), show(bounds.unoverlapped))
+def expected(estimate: Estimate, show: Callable[[float], str]) -> str:
+    """Return the expected value; if unknown, the range from lower bound to unoverlapped."""
+    if estimate.expected is not None:
+        return show(estimate.expected)
+    return span(show(estimate.lower), show(estimate.unoverlapped))
 
 
-def legend(found: StudyForecast) -> list[str]:
-    """What the columns are."""
-    known = [one.planned.step_s.expected is not None for one in found.trials if one.planned]
-    what = "What is expected" if all(known) else "From the lower bound to nothing overlapped"
+def legend(forecast: StudyForecast) -> str:
+    planned: Sequence[PlannedTrial] = [one.planned for one in forecast.trials if one.planned]
+    known = all(plan.step_s.expected is not None for plan in planned)
+    what = "Expected values" if known else "Ranges go from the lower bound to no overlap"
+    return f"{what}. Efficiency is tokens per second and chip, over those of the smallest trial."
+
+
+def refusals(forecast: StudyForecast) -> list[Part]:
+    """Return why trials have no plan; trials with the same reason share a warning."""
+    reasons = ((one.number, one.infeasible) for one in forecast.trials if one.infeasible)
     return [
-        f"{what}. Efficiency is tokens per second and chip",
-        "over those of the smallest trial.",
+        warning(f"no plan for trial {', '.join(numbers)}: {why}")
+        for why, numbers in grouped(reasons).items()
     ]
 
 
-def refusals(found: StudyForecast) -> list[str]:
-    """Why trials have no plan; trials that are refused alike are told together."""
-    reasons = ((one.number, one.infeasible) for one in found.trials if one.infeasible)
-    return [f"warning: no plan for trial {numbers}: {why}" for why, numbers in alike(reasons)]
-
-
-def warnings(found: StudyForecast) -> list[str]:
-    """What the plans warn of; trials that warn alike are told together, or not at all where all
-    do.
-    """
-    planned = [(one.number, one.planned) for one in found.trials if one.planned]
-    said = ((number, text) for number, plan in planned for text in plan.warnings)
-    every = ", ".join(str(number) for number, _ in planned)
+def warnings(forecast: StudyForecast) -> list[Part]:
+    """Return the warnings of the plans; those of all plans name no trial."""
+    planned = [(one.number, one.planned) for one in forecast.trials if one.planned]
+    texts = ((number, text) for number, plan in planned for text in plan.warnings)
     return [
-        f"warning: {text}" if numbers == every else f"warning: trial {numbers}: {text}"
-        for text, numbers in alike(said)
+        warning(text if len(numbers) == len(planned) else f"trial {', '.join(numbers)}: {text}")
+        for text, numbers in grouped(texts).items()
     ]
 
 
-def alike(said: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
-    """Each sentence with the numbers of its trials."""
+def grouped(texts: Iterable[tuple[int, str]]) -> dict[str, list[str]]:
+    """Return each text with the numbers of its trials."""
     numbers: dict[str, list[str]] = {}
-    for number, text in said:
+    for number, text in texts:
         numbers.setdefault(text, []).append(str(number))
-    return [(text, ", ".join(of)) for text, of in numbers.items()]
+    return numbers
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The efficiency of a trial: where it stands among others, and as it is shown."""
+class TrialEfficiency:
+    """The scaling efficiency of a trial, as a number and as text."""
 
     chips: int
     fraction: float
-    shown: str
+    text: str
     series: Mapping[str, str]
 
 
-def verdict(found: StudyForecast) -> str:
-    """The largest trial that has a plan, beside the smallest."""
-    planned = [(one, one.planned) for one in found.trials if one.planned]
-    missing = len(found.trials) - len(planned)
-    parts = [f"{missing} of {len(found.trials)} trials cannot be served"] if missing else []
+def verdict(forecast: StudyForecast) -> str:
+    """Return the efficiency of the largest trial with a plan."""
+    planned = [(one, one.planned) for one in forecast.trials if one.planned]
+    missing = len(forecast.trials) - len(planned)
+    parts = [f"{missing} of {len(forecast.trials)} trials have no plan"] if missing else []
     if planned:
-        kept = [
-            Kept(plan.chips, kept_at(plan.efficiency), both(plan.efficiency, percent), one.series)
+        efficiencies = [
+            TrialEfficiency(
+                plan.chips,
+                plan.efficiency.expected or plan.efficiency.lower,
+                expected(plan.efficiency, percent),
+                one.series,
+            )
             for one, plan in planned
         ]
-        parts.append(scaling_efficiency(kept, found.vary, "chips"))
+        parts.append(scaling_efficiency(efficiencies, forecast.vary, "chips"))
     return f"Study: {', '.join(parts)}."
 
 
-def kept_at(efficiency: Estimate) -> float:
-    return efficiency.lower if efficiency.expected is None else efficiency.expected
-
-
-def scaling_efficiency(found: Sequence[Kept], vary: Sequence[str], what: str) -> str:
-    """That of the largest trial; of several series, that which keeps least and that which keeps
-    most.
-    """
-    largest: dict[str, Kept] = {}
-    for one in found:
-        name = ", ".join(f"{title(key, vary).lower()} {one.series[key]}" for key in one.series)
+def scaling_efficiency(trials: Sequence[TrialEfficiency], vary: Sequence[str], chips: str) -> str:
+    """Return the efficiency of the largest trial; of several series, the lowest and highest."""
+    largest: dict[str, TrialEfficiency] = {}
+    for one in trials:
+        name = ", ".join(f"{key_title(key, vary).lower()} {one.series[key]}" for key in one.series)
         if name not in largest or one.chips > largest[name].chips:
             largest[name] = one
-    said = {name: f"{one.shown} on {count(one.chips)} {what}" for name, one in largest.items()}
-    if len(said) == 1:
-        return f"scaling efficiency is {next(iter(said.values()))}"
-    least, *_, most = sorted(largest, key=lambda name: largest[name].fraction)
-    ends = (f"{said[name]} ({name})" for name in (least, most))
+    texts = {name: f"{one.text} on {count(one.chips)} {chips}" for name, one in largest.items()}
+    if len(texts) == 1:
+        return f"scaling efficiency is {next(iter(texts.values()))}"
+    lowest, *_, highest = sorted(largest, key=lambda name: largest[name].fraction)
+    ends = (f"{texts[name]} ({name})" for name in (lowest, highest))
     return f"scaling efficiency is between {' and '.join(ends)}"

@@ -1,52 +1,71 @@
-"""what of runs is recorded in MLflow."""
+"""Show which runs MLflow has, and where to look at them."""
 
 from collections.abc import Sequence
 
-from orchestrator.render.formatting import count
-from orchestrator.render.layout import columns, indent
+from orchestrator.render.formatting import count, counted
+from orchestrator.render.layout import (
+    Command,
+    Part,
+    Screen,
+    Table,
+    next_step,
+    screen,
+    section,
+    warning,
+)
 from orchestrator.types.tracking import SyncResult, ViewLink
 
 
-def sync_screen(tried: Sequence[SyncResult], storage: str, next_command: str) -> str:
-    """Each run and what MLflow has of it; at the end, whether anything is missing."""
-    if not tried:
-        return f"No runs in {storage}\nNext: orch submit SPEC\n"
-    head = ("RUN", "STATE", "STEPS", "MLFLOW RUN")
-    rows = [head, *(row(one) for one in tried if one.recorded)]
-    lines = [*columns(rows, "<<><"), ""] if len(rows) > 1 else []
-    lines += [f"warning: {one.run}: {one.problem}" for one in tried if one.problem]
-    lines += [f"{one.run}: recorded by its own driver" for one in tried if one.by_driver]
-    missing = sum(one.problem is not None for one in tried)
-    where = ", ".join(places([one for one in tried if one.recorded or one.by_driver]))
+def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) -> Screen:
+    """Return each run with its steps in MLflow, and whether any is missing."""
+    if not results:
+        return screen([Command(text=f"No runs in {storage}"), *next_step("orch submit SPEC")])
+    rows = [
+        (one.run, one.recorded.state, count(one.recorded.steps), one.run_id or "")
+        for one in results
+        if one.recorded
+    ]
+    table = Table(rows=[("RUN", "STATE", "STEPS", "MLFLOW RUN"), *rows], columns="<<><")
+    return screen([table] if rows else [], [*problems(results), *verdict(results, next_command)])
+
+
+def problems(results: Sequence[SyncResult]) -> list[Part]:
+    return [
+        *(warning(f"{one.run}: {one.problem}") for one in results if one.problem),
+        *(f"{one.run}: recorded by its own driver" for one in results if one.by_driver),
+    ]
+
+
+def verdict(results: Sequence[SyncResult], next_command: str) -> list[Part]:
+    missing = sum(one.problem is not None for one in results)
     if missing:
-        kept = "Nothing is lost: the journals have it all, and orch sync sends it."
-        lines.append(f"Sync: {missing} of {len(tried)} runs not recorded. {kept}")
-    else:
-        every = "1 run" if len(tried) == 1 else f"{len(tried)} runs"
-        lines += [f"Sync: {every} recorded in {where}.", f"Next: {next_command}"]
-    return "\n".join(lines) + "\n"
+        lost = "Nothing is lost: the journals have it all, and orch sync sends it."
+        return [f"Sync: {missing} of {len(results)} runs not recorded. {lost}"]
+    where = ", ".join(destinations([one for one in results if one.recorded or one.by_driver]))
+    recorded = f"Sync: {counted(len(results), 'run')} recorded in {where}."
+    return [Command(text=recorded), *next_step(next_command)]
 
 
-def places(tried: Sequence[SyncResult]) -> list[str]:
-    """Each database or server once, with its experiments."""
+def destinations(results: Sequence[SyncResult]) -> list[str]:
+    """Return each database or server once, with its experiments."""
     experiments: dict[str, dict[str, None]] = {}
-    for one in tried:
+    for one in results:
         experiments.setdefault(one.destination.label, {})[one.destination.experiment] = None
     return [f"{label} ({', '.join(names)})" for label, names in experiments.items()]
 
 
-def row(tried: SyncResult) -> tuple[str, ...]:
-    assert tried.recorded
-    state = tried.recorded.state
-    return tried.run, state, count(tried.recorded.steps), tried.run_id or ""
-
-
 def mlflow_links(
-    address: str, what: str, experiments: Sequence[tuple[str, Sequence[ViewLink]]]
-) -> str:
-    """Where the MLflow UI shows what is recorded, and its comparisons."""
-    lines = [f"MLflow at {address}, showing {what}"]
-    for name, views in experiments:
-        rows = [(view.name, view.url) for view in views]
-        lines += ["", f"  experiment {name}", *indent(columns(rows, "<<"), "    ")]
-    return "\n".join([*lines, ""]) + "\n"
+    address: str, shown: str, experiments: Sequence[tuple[str, Sequence[ViewLink]]]
+) -> Screen:
+    """Return where the MLflow UI shows the runs and their comparisons."""
+    return screen(
+        [Command(text=f"MLflow at {address}, showing {shown}", style="bold")],
+        *(
+            section(f"experiment {name}", [Table(rows=links(views), columns="<<")])
+            for name, views in experiments
+        ),
+    )
+
+
+def links(views: Sequence[ViewLink]) -> list[tuple[str, str]]:
+    return [(view.name, view.url) for view in views]

@@ -46,13 +46,13 @@ class Sample:
         per_token = counted_flops_per_token(run, OURS)
         return per_token * run.sequences * run.length
 
-    def expected_s(self, known: catalog.Efficiency) -> float:
+    def expected_s(self, efficiency: catalog.Efficiency) -> float:
         layout, lines = self.laid_out.layout, self.laid_out.lines
-        return float(expected_s(layout, lines, step_time(layout, lines), known))
+        return float(expected_s(layout, lines, step_time(layout, lines), efficiency))
 
-    def interval(self, known: catalog.Efficiency) -> tuple[float, float]:
+    def interval(self, efficiency: catalog.Efficiency) -> tuple[float, float]:
         layout, lines = self.laid_out.layout, self.laid_out.lines
-        return interval(layout, lines, step_time(layout, lines), known)
+        return interval(layout, lines, step_time(layout, lines), efficiency)
 
 
 def sample_of(row: dict[str, str]) -> Sample:

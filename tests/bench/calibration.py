@@ -25,7 +25,7 @@ from orchestrator.plan import calibrated, rehearsal
 from orchestrator.plan.planner import make_plan
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.render.formatting import percent, seconds
-from orchestrator.render.layout import columns
+from orchestrator.render.layout import Table, screen
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
@@ -222,7 +222,9 @@ def table(held: list[Held]) -> str:
         f"{within} of {len(held)} shapes within {percent(LIMIT)}; median error"
         f" {percent(statistics.median(errors))}, worst {percent(max(errors))}"
     )
-    return "\n".join([*columns([HEAD, *(one.row() for one in held)], ">>><><<>>>>"), verdict])
+    return screen(
+        [Table(rows=[HEAD, *(one.row() for one in held)], columns=">>><><<>>>>"), verdict]
+    )
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.prove import proof_cache
 from orchestrator.prove.verdict import ProofResult, prove
 from orchestrator.render.formatting import GIB
-from orchestrator.render.layout import columns
+from orchestrator.render.layout import Table, screen
 from orchestrator.types.proof import Proof
 from orchestrator.types.spec import MeshRequest, Spec
 from tests.asks import spec_of
@@ -227,7 +227,7 @@ def main() -> None:
         for missed in results[-1].proof.disagreements:
             print(f"      {missed}", flush=True)
     said = summary(results)
-    print("\n".join([*columns([HEAD, *rows], "><>>>><>"), "", *said]))
+    print(screen([Table(rows=[HEAD, *rows], columns="><>>>><>")], said))
     if options.write:
         TABLE.write_text(markdown(rows, said), encoding="utf-8")
 

@@ -25,7 +25,7 @@ from orchestrator import journal
 from orchestrator.journal import RunRequest
 from orchestrator.launch.ray import process_tree
 from orchestrator.plan.planner import make_plan
-from orchestrator.render.layout import columns
+from orchestrator.render.layout import Table, screen
 from orchestrator.types.spec import Pods
 from tests.chaos.faults import Emulated, driven_on, losses, small_spec
 
@@ -213,7 +213,7 @@ def table(struck: list[Struck]) -> str:
                 f"{statistics.median(seconds):.0f} median, {max(seconds):.0f} most",
             )
         )
-    return "\n".join(columns(rows, "<>>>>"))
+    return screen([Table(rows=rows, columns="<>>>>")])
 
 
 def held(disturbed: journal.Journal, undisturbed: journal.Journal) -> str:

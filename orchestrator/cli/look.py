@@ -1,0 +1,245 @@
+"""The commands that look at runs: runs, status, logs, report, compare, sync, ui."""
+
+from pathlib import Path
+
+import click
+
+import orchestrator as orch
+from orchestrator.cli.display import TaskDisplay
+from orchestrator.cli.terminal import JSON, RUN, STORAGE, say, say_json
+from orchestrator.lifecycle.commands import next_step, run_command, storage_command
+from orchestrator.lifecycle.events import RunUpdate, UiReady, interruptible
+from orchestrator.types.study import StudyReport, StudyStatus
+
+
+@click.command()
+@STORAGE
+@JSON
+def runs(storage: Path, as_json: bool) -> None:
+    """List all runs, newest first. Those of a study stand below it.
+
+    --json is a list of the runs; `orch status STUDY --json` describes a study.
+
+    \b
+    Example:
+      orch runs
+      orch runs --storage /mnt/shared/runs --json
+    """
+    from orchestrator.render.runs_screen import runs_screen
+
+    found = orch.runs(storage, progress=TaskDisplay())
+    if as_json:
+        say_json(found)
+    else:
+        say(runs_screen(found, str(storage), orch.studies(storage)))
+
+
+@click.command()
+@RUN
+@STORAGE
+@JSON
+def status(run: str, storage: Path, as_json: bool) -> None:
+    """Show how RUN stands. State, steps, speed against the forecast, every attempt.
+
+    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
+    With a study it shows every run, and the scaling as far as it is measured.
+
+    \b
+    Example:
+      orch status llama3-70b-4pod-3f9a1c07-1
+      orch status tiny-weak-study-d7c7d06e
+    """
+    found = orch.status(run, storage)
+    if as_json:
+        say_json(found)
+    elif isinstance(found, StudyStatus):
+        from orchestrator.render.runs_screen import study_runs_screen
+        from orchestrator.render.study_report_screen import study_report_screen
+
+        report = orch.report(found.study, storage)
+        assert isinstance(report, StudyReport)
+        say(study_runs_screen(found), "\n")
+        say(study_report_screen(report, run_command("report", found.study, storage)))
+    else:
+        from orchestrator.render.status_screen import status_screen
+
+        say(status_screen(found, next_step(found, run, storage)))
+
+
+@click.command()
+@RUN
+@STORAGE
+@click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the run has ended.")
+@click.option("--rank", type=click.IntRange(0), metavar="N", help="Of this rank alone, all lines.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of an earlier attempt.")
+@click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
+def logs(
+    run: str, storage: Path, follows: bool, rank: int | None, attempt: int | None, as_json: bool
+) -> None:
+    """Show the logs of RUN's newest attempt. That of the rank that died first is on top.
+
+    Without --rank, the last 100 lines of each of 8 ranks, and of the driver. RUN is a key as
+    `orch runs` shows it, the beginning of one, or the path of a run's directory.
+
+    \b
+    Example:
+      orch logs llama3-70b-4pod-3f9a1c07-1
+      orch logs llama3-70b-4pod-3f9a1c07-1 --rank 3 -f
+    """
+    from orchestrator.render.status_screen import log_line, log_title
+    from orchestrator.types import codec
+
+    if follows:
+        for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=show_end):
+            click.echo(codec.to_json(line) if as_json else log_line(line, alone=rank is not None))
+        return
+    found = orch.logs(run, storage, rank=rank, attempt=attempt)
+    if found.empty:
+        click.echo(f"{found.run.run} has left no log", err=True)
+    if found.more:
+        click.echo(f"{found.more} more ranks are shown by --rank N", err=True)
+    for tail in found.tails:
+        if rank is None and not as_json:
+            click.echo(log_title(tail.log))
+        for line in tail.lines:
+            click.echo(codec.to_json(line) if as_json else log_line(line, alone=True))
+
+
+def show_end(event: object) -> None:
+    if isinstance(event, RunUpdate):
+        click.echo(f"{event.run.run}: {event.run.state}", err=True)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@STORAGE
+@JSON
+@interruptible("comparing")
+def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
+    """Compare RUNs with their forecasts, and with each other.
+
+    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
+
+    \b
+    Example:
+      orch compare llama3-70b-4pod-3f9a1c07-1 llama3-70b-4pod-3f9a1c07-2
+    """
+    from orchestrator.render.compare_screen import compare_screen
+
+    reports = orch.compare(runs, storage)
+    if as_json:
+        say_json(reports)
+    else:
+        say(compare_screen(reports, run_command("report", runs[-1], storage)))
+
+
+@click.command()
+@click.argument("run")
+@STORAGE
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where the page goes, instead of report.html in RUN's directory.",
+)
+@JSON
+@interruptible("writing the report")
+def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
+    """Write RUN as one HTML page that needs nothing else. Measured stands beside predicted.
+
+    The roofline, time per step line by line, memory, MFU over steps, and where the time went; for a
+    study the scaling curves with the ideal line, its trials, and where measured and predicted part.
+    RUN is the key of a run or a study, the beginning of one, or the path of its directory.
+
+    \b
+    Example:
+      orch report llama3-70b-4pod-3f9a1c07-1
+      orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
+      orch report tiny-weak-study-d7c7d06e
+    """
+    from orchestrator.render.layout import fit
+    from orchestrator.render.report_text import run_verdict
+    from orchestrator.render.study_report_screen import study_verdict
+
+    found = orch.report(run, storage)
+    if as_json:
+        say_json(found)
+        return
+    page = orch.write_report(run, storage, out=out)
+    if page.problem:
+        click.echo(f"warning: {page.problem}", err=True)
+    if isinstance(found, StudyReport):
+        said = f"{found.study}: {study_verdict(found)}"
+    else:
+        said = f"{found.run}: {run_verdict(found)}"
+    say(fit(f"{said}\n") + f"wrote {page.path}\nNext: open {page.path.absolute().as_uri()}\n")
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@STORAGE
+@JSON
+@interruptible("recording", "what is recorded stays")
+def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
+    """Bring MLflow up to the journals of RUNs. Without any it does so for all runs.
+
+    Runs are recorded while they go on, and later commands record what was missed, so this is needed
+    only to be sure, or after a server was gone. It may be done any number of times: what MLflow has
+    is not sent again.
+
+    \b
+    Exit status:
+      0  everything is recorded, or its own driver is at it
+      1  a run could not be recorded; the message says why
+      2  an unknown run, or an address that cannot be used
+
+    \b
+    Example:
+      orch sync
+      orch sync llama3-70b-4pod-3f9a1c07-1 --json
+    """
+    from orchestrator.render.sync_screen import sync_screen
+
+    results = orch.sync(runs, storage, progress=TaskDisplay())
+    if as_json:
+        say_json(results)
+    else:
+        say(sync_screen(results, str(storage), storage_command("ui", storage)))
+    if any(one.problem for one in results):
+        raise SystemExit(1)
+
+
+class UiDisplay(TaskDisplay):
+    """Shows where an MLflow UI is, and its comparisons."""
+
+    def __call__(self, event: object) -> None:
+        from orchestrator.render.sync_screen import mlflow_links
+
+        if not isinstance(event, UiReady):
+            super().__call__(event)
+            return
+        experiments = [(one.experiment, one.views) for one in event.experiments]
+        say(mlflow_links(event.address, event.place, experiments))
+        if event.served:
+            say("Ctrl-C ends it.\n")
+
+
+@click.command()
+@STORAGE
+@click.option("--port", type=click.IntRange(1, 65_535), metavar="N", help="Listen on this port.")
+def ui(storage: Path, port: int | None) -> None:
+    """Show recorded runs in the MLflow UI. Comparisons are set up in it; Ctrl-C ends it.
+
+    It listens on 127.0.0.1 alone. Where runs are recorded on a server, that server shows them: the
+    comparisons are set up there, and their links printed.
+
+    \b
+    Example:
+      orch ui
+      orch ui --storage /mnt/shared/runs --port 5000
+    """
+    orch.ui(storage, port=port, progress=UiDisplay())
+
+
+COMMANDS = (runs, status, logs, report, compare, sync, ui)

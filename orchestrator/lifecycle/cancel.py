@@ -1,0 +1,50 @@
+"""Cancel and remove runs and studies."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import journal
+from orchestrator.errors import RunIsLive
+from orchestrator.lifecycle.commands import run_command
+from orchestrator.types.run import LIVE, Run
+from orchestrator.types.study import StudyStatus
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelResult:
+    """A run before and after it was asked to stop."""
+
+    before: Run
+    after: Run
+
+
+def cancel_run(recorded: journal.Journal, *, at_once: bool) -> CancelResult:
+    """Ask a run to stop. Its driver does so; one that has ended is left alone."""
+    before = recorded.run()
+    if before.ended_at_s is None:
+        journal.request_cancel(recorded, at_once=at_once)
+    return CancelResult(before=before, after=recorded.run())
+
+
+def cancel_study(study: journal.StudyJournal, *, at_once: bool) -> list[CancelResult]:
+    """Ask the run of a study that goes on to stop; no other begins then."""
+    live = [one.run for one in study.status().runs if one.state in LIVE]
+    return [cancel_run(journal.find_run(study.storage, key), at_once=at_once) for key in live]
+
+
+def removable_run(recorded: journal.Journal, storage: Path) -> Run:
+    """The run, which nothing drives; an error where something does."""
+    run = recorded.run()
+    if run.state in LIVE:
+        cancelling = run_command("cancel", run.run, storage)
+        raise RunIsLive(f"run {run.run} is {run.state}\nNext: {cancelling}")
+    return run
+
+
+def removable_study(study: journal.StudyJournal, storage: Path) -> StudyStatus:
+    """The study, none of whose runs goes on; an error where one does."""
+    status = study.status()
+    if status.state == "running":
+        cancelling = run_command("cancel", study.key, storage)
+        raise RunIsLive(f"study {study.key}: a run of it goes on\nNext: {cancelling}")
+    return status

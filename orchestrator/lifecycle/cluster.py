@@ -1,0 +1,203 @@
+"""A run on a named cluster, from the first look at the cluster to the run's job."""
+
+import os
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from orchestrator import journal, tracking
+from orchestrator.errors import OrchError
+from orchestrator.launch import preflight
+from orchestrator.launch.provenance import ARCHIVE
+from orchestrator.launch.ray import preflight_job, slices
+from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
+from orchestrator.lifecycle.commands import run_command
+from orchestrator.lifecycle.events import (
+    ClusterReady,
+    JobStarted,
+    Progress,
+    Stage,
+    TaskEnded,
+    interruptible,
+)
+from orchestrator.lifecycle.requests import Provenance
+from orchestrator.render.launch_screen import cluster_problems
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import Run, StateReason
+from orchestrator.types.spec import Spec
+
+SUBMITTED = 1  # the event that every run begins with
+PYTHON = "python"  # the cluster's own, as its PATH has it
+TASK = "cluster"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterLaunch:
+    """What is to run, where, and of what it is made. `archive` is the code that travels; None where
+    the cluster has it.
+    """
+
+    spec: Spec
+    plan: Plan
+    steps: int
+    versions: Mapping[str, str]
+    archive: bytes | None
+    address: str
+    storage: Path
+
+
+def archive_of(recorded: journal.Journal) -> bytes | None:
+    """The code that a run was submitted with; None where none travelled."""
+    path = recorded.paths.documents / ARCHIVE
+    return path.read_bytes() if path.is_file() else None
+
+
+def steps_of(spec: Spec, plan: Plan, requested: int | None) -> int:
+    """The steps of the whole run: as requested, or as the spec says, or as its tokens need."""
+    return requested or spec.run.steps or ceil(plan.tokens / plan.batch.tokens)
+
+
+def check_cluster(
+    launch: ClusterLaunch, progress: Progress, runs: Sequence[tuple[Plan, int]] = ()
+) -> tuple[RayJobs, ClusterReady]:
+    """Connect to the cluster and see what it has; an error when it cannot serve the run.
+
+    `runs` are all that is asked of it, where that is more than this run.
+    """
+    with _task(progress, "connecting"):
+        jobs = RayJobs(launch.address)
+    with journal.shared_marker(launch.storage) as mark:
+        request = preflight_request(launch, str(mark))
+        job = start_job(launch, jobs, "-m", preflight_job.__name__, codec.to_json(request).decode())
+        with _task(progress, "asking it for slices, versions, storage and secrets") as tick:
+            report = preflight_job.parse_report(_answer(jobs, job, tick))
+    if faults := preflight.faults(request, report):
+        raise OrchError(cluster_problems(launch.address, faults))
+    return jobs, ClusterReady(
+        address=launch.address,
+        slices=preflight.describe_slices(request, report),
+        hosts=len(report.hosts),
+        versions=launch.versions,
+        storage=str(launch.storage),
+        runs=tuple(runs) or ((launch.plan, launch.steps),),
+    )
+
+
+@contextmanager
+def _task(progress: Progress, stage: str) -> Iterator[Callable[[str], None]]:
+    """Report a stage of the look at the cluster, with the state of its job."""
+
+    def tick(state: str) -> None:
+        progress(Stage(task=TASK, stage=stage, state=state.lower()))
+
+    tick("")
+    try:
+        with interruptible("the cluster was looked at", "nothing was submitted"):
+            yield tick
+    finally:
+        progress(TaskEnded(task=TASK))
+
+
+def _answer(jobs: RayJobs, job: str, tick: Callable[[str], None]) -> str:
+    """What a job has written; it does not outlive the wait for it."""
+    try:
+        return jobs.finished(job, tick)
+    except KeyboardInterrupt:
+        with suppress(ClusterUnusable):
+            jobs.stop(job)
+        raise
+
+
+def preflight_request(launch: ClusterLaunch, landmark: str) -> preflight.PreflightRequest:
+    """What the run needs of the cluster."""
+    plan = launch.plan
+    return preflight.PreflightRequest(
+        pods=plan.pods,
+        chip=plan.chip,
+        topology=plan.topology,
+        pod_type=slices.pod_type(plan),
+        accelerator=slices.accelerator_type(plan),
+        versions=launch.versions,
+        secrets=launch.spec.run.secrets,
+        file=landmark,
+    )
+
+
+def start_job(launch: ClusterLaunch, jobs: RayJobs, *words: str, name: str | None = None) -> str:
+    """Start a Python of the cluster in the run's code; the id of the job."""
+    command = shlex.join([PYTHON, *words])
+    if launch.archive is None:
+        return jobs.submit(command, None, name)
+    with tempfile.TemporaryDirectory(prefix="orch-") as folder:
+        path = Path(folder) / ARCHIVE
+        path.write_bytes(launch.archive)
+        return jobs.submit(command, path, name)
+
+
+def start_run(
+    launch: ClusterLaunch,
+    jobs: RayJobs,
+    provenance: Provenance,
+    proof: Proof | None,
+    key: str | None,
+    progress: Progress,
+) -> tuple[journal.Journal, str]:
+    """Make the run's journal and start its job; the journal records when that fails.
+
+    The run's key is the one given, or made from the plan.
+    """
+    if launch.archive is not None:
+        provenance = provenance.with_document(ARCHIVE, launch.archive)
+    request = journal.RunRequest(
+        spec=launch.spec, plan=launch.plan, steps=launch.steps, **provenance.fields
+    )
+    where = tracking.destination(launch.spec.tracking, launch.storage, os.environ)
+    writer = journal.create_run(launch.storage, request, key)
+    tracking.begin(writer.journal, where)
+    tracking.in_background([writer.journal])
+    if proof:
+        writer.save_proof(proof)
+    status = run_command("status", writer.journal.key, Path(launch.spec.run.storage))
+    try:
+        with interruptible("the run's job was submitted", "it may have begun", status):
+            job = start_driver(launch, jobs, writer.journal, progress)
+    except ClusterUnusable as error:
+        writer.end_run("failed", StateReason(code="error", detail=str(error)))
+        raise
+    return writer.journal, job
+
+
+def start_driver(
+    launch: ClusterLaunch, jobs: RayJobs, recorded: journal.Journal, progress: Progress, *how: str
+) -> str:
+    """Start the driver of a run as a job, whose id names the run and how often it was driven."""
+    run, state = recorded.run(), recorded.state()
+    job = job_name(run, state.last)
+    words = ("-m", "orchestrator.drive", str(recorded.path.absolute()), *how)
+    try:
+        start_job(launch, jobs, *words, name=job)
+    except ClusterUnusable:
+        if not _has_job(jobs, job):
+            raise
+    progress(JobStarted(run=run, job=job))
+    return job
+
+
+def job_name(run: Run, event: int) -> str:
+    """What the job is called that drives a run from an event of its journal on."""
+    return f"{run.run}-{run.id[:8]}-{event}"
+
+
+def _has_job(jobs: RayJobs, job: str) -> bool:
+    """Whether a job is there in spite of an error: its answer may have been lost."""
+    try:
+        jobs.state(job)
+    except ClusterUnusable:
+        return False
+    return True

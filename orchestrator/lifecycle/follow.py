@@ -1,0 +1,176 @@
+"""Follow a run by its journal.
+
+On a named cluster the run goes on without whoever follows it. The cluster is asked only whether the
+job is still there, and it need not answer.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+
+from orchestrator import journal
+from orchestrator.errors import JournalUnreadable, Superseded
+from orchestrator.launch.ray.job_client import ENDED, ClusterUnusable, RayJobs
+from orchestrator.lifecycle import recording
+from orchestrator.lifecycle.events import (
+    FollowStarted,
+    LeftRunning,
+    Progress,
+    RunEnded,
+    RunUpdate,
+    TaskEnded,
+    Trouble,
+)
+from orchestrator.types.run import LIVE, Run, StateReason
+
+POLL_S = 0.5
+ASK_EVERY_S = 5.0
+TASK = "run"
+
+
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM while this lasts, rather than end the process.
+
+    Python hands signals to its main thread alone: in another one none are collected.
+    """
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def note(number: int, _: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, was in before.items():
+            signal.signal(number, was)
+
+
+def interrupt_name(number: int) -> str:
+    """How this process was asked to end, as people say it."""
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    return f"interrupted ({name})"
+
+
+class RunWatch:
+    """Reports a run and its new steps; what happened before it began to watch is not reported."""
+
+    def __init__(self, recorded: journal.Journal, progress: Progress) -> None:
+        self.recorded, self.progress = recorded, progress
+        self.steps: journal.StepReader | None = None
+        state = recorded.state()
+        self.attempt = len(state.attempts)
+        if state.open_attempt:
+            self.steps = journal.StepReader(recorded.path, self.attempt)
+            self.steps.read()
+
+    def update(self, run: Run) -> None:
+        if run.attempts and run.attempts[-1].number != self.attempt:
+            self.attempt = run.attempts[-1].number
+            self.steps = journal.StepReader(self.recorded.path, self.attempt)
+        steps = tuple(one.step for one in self.steps.read()) if self.steps else ()
+        self.progress(RunUpdate(run=run, steps=steps))
+
+
+def follow_to_end(
+    recorded: journal.Journal, jobs: RayJobs, job: str, driver_before: int, progress: Progress
+) -> Run:
+    """Follow a run on a named cluster; the run as it stands when it ended or was left."""
+    run = follow(recorded, jobs, job, driver_before, progress)
+    if run is None:
+        progress(LeftRunning(run=recorded.run()))
+        return recorded.run()
+    plan = recorded.plan(run.plan_digest)
+    progress(RunEnded(run=run, plan=plan, tracked=recording.tracked_at_end(recorded)))
+    return run
+
+
+def follow(
+    recorded: journal.Journal, jobs: RayJobs, job: str, driver_before: int, progress: Progress
+) -> Run | None:
+    """Report a run until it has ended; None when an interrupt ends the following."""
+    watch = RunWatch(recorded, progress)
+    progress(FollowStarted(task=TASK, attempts=watch.attempt))
+    try:
+        with interrupts() as signals:
+            follower = ClusterFollower(watch, jobs, job, driver_before)
+            while not signals:
+                if run := follower.look():
+                    return run
+                time.sleep(POLL_S)
+        return None
+    finally:
+        progress(TaskEnded(task=TASK))
+
+
+@dataclass
+class ClusterFollower:
+    """Follows a run on a named cluster. `driver_before` is the number of the driver that the run
+    had before the job was started.
+    """
+
+    watch: RunWatch
+    jobs: RayJobs
+    job: str
+    driver_before: int
+    asked_at_s: float = 0.0
+    trouble: Trouble = field(default=Trouble(kind="cleared"))
+
+    @property
+    def recorded(self) -> journal.Journal:
+        return self.watch.recorded
+
+    def look(self) -> Run | None:
+        """Report what is new; the run once nothing more will come."""
+        try:
+            run, driven = self.recorded.run(), self._is_driven()
+        except JournalUnreadable as error:  # a mount that comes back is read on
+            self._note(Trouble(kind="journal unreadable", why=str(error)))
+            return None
+        if driven:
+            self.watch.update(run)
+            if run.state not in LIVE:
+                return run
+        if time.monotonic() - self.asked_at_s > ASK_EVERY_S:
+            self.asked_at_s = time.monotonic()
+            return self._ask(driven=driven)
+        return None
+
+    def _is_driven(self) -> bool:
+        return self.recorded.state().writer != self.driver_before
+
+    def _ask(self, *, driven: bool) -> Run | None:
+        """Ask the cluster how the job is; the run when the job ended before its driver came."""
+        try:
+            state = self.jobs.state(self.job)
+            why = self.jobs.why(self.job) if state in ENDED and not driven else None
+        except ClusterUnusable as error:
+            self._note(Trouble(kind="cluster silent", why=str(error)))
+            return None
+        self._note(Trouble(kind="cleared"))
+        if why is None or self._is_driven():
+            return None
+        self.watch.progress(Trouble(kind="no driver", why=why))
+        return self._conclude(why)
+
+    def _conclude(self, why: str) -> Run:
+        """Write down why no driver came. A run that was to be resumed keeps the end it had."""
+        if self.driver_before == 0:
+            with suppress(Superseded):  # a driver came at the last moment
+                writer = journal.Writer(self.recorded, self.recorded.state())
+                writer.end_run("failed", StateReason(code="error", detail=why))
+        return self.recorded.run()
+
+    def _note(self, trouble: Trouble) -> None:
+        """Report a trouble once, and once that it is over."""
+        if trouble.kind != self.trouble.kind:
+            self.watch.progress(trouble)
+        self.trouble = trouble

@@ -1,0 +1,27 @@
+"""The health of this machine, of the place where runs are tracked, and of a named cluster."""
+
+import os
+from pathlib import Path
+
+from orchestrator.doctor import checks
+from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
+from orchestrator.tracking import destination
+from orchestrator.types.health import Finding, HealthReport
+from orchestrator.types.spec import TrackingOptions
+
+
+def health(storage: Path, address: str | None) -> HealthReport:
+    """What this machine can do; each thing that it cannot has advice."""
+    named = address or os.environ.get("RAY_ADDRESS")
+    clusters = (cluster_health(named),) if named else ()
+    tracking = checks.store(destination(TrackingOptions(), storage, os.environ))
+    return HealthReport(findings=(*checks.of_machine(storage), tracking, *clusters))
+
+
+def cluster_health(address: str) -> Finding:
+    """Whether a named cluster lets us in."""
+    try:
+        RayJobs(address)
+    except ClusterUnusable as error:
+        return checks.broken("cluster", str(error), "docs/launch.md says how to reach one")
+    return checks.good("cluster", f"{address} answers; orch submit SPEC --dry-run asks for slices")

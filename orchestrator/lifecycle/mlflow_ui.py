@@ -1,0 +1,105 @@
+"""Show recorded runs in the MLflow UI, with its comparisons set up."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from orchestrator import journal, tracking
+from orchestrator.errors import OrchError
+from orchestrator.lifecycle.events import (
+    ExperimentViews,
+    Problem,
+    Progress,
+    Stage,
+    TaskEnded,
+    UiReady,
+)
+from orchestrator.lifecycle.recording import catch_up
+from orchestrator.tracking import NotRecorded
+from orchestrator.tracking.mlflow import server
+from orchestrator.tracking.mlflow.store import Store
+from orchestrator.tracking.mlflow.tracking_uri import TRACKER, is_server
+from orchestrator.tracking.mlflow.views import links, set_views, views
+from orchestrator.types.tracking import Destination
+
+TASK = "MLflow UI"
+
+
+def show_ui(storage: Path, port: int | None, progress: Progress) -> None:
+    """Report where servers show the runs, and serve databases until an interrupt ends it."""
+    catch_up(storage, journal.list_runs(storage)[0])
+    for uri, places in places_by_uri(storage).items():
+        if is_server(places[0]):
+            progress(ready(uri, places, progress, served=False))
+        else:
+            serve(uri, places, storage / "mlflow-ui.log", port, progress)
+
+
+def places_by_uri(storage: Path) -> dict[str, list[Destination]]:
+    """Where the runs of a storage directory are recorded; databases last, since one is served until
+    it is stopped.
+    """
+    marks = [tracking.read_sync_state(one) for one in journal.list_journals(storage)]
+    found = dict.fromkeys(
+        mark.destination
+        for mark in marks
+        if mark and mark.recorded and mark.destination.tracker == TRACKER
+    )
+    if not found:
+        raise OrchError(f"nothing is recorded of the runs in {storage}\nNext: orch sync")
+    by_uri: dict[str, list[Destination]] = {}
+    for one in sorted(found, key=lambda place: not is_server(place)):
+        by_uri.setdefault(one.uri, []).append(one)
+    return by_uri
+
+
+def serve(
+    uri: str, places: list[Destination], log: Path, port: int | None, progress: Progress
+) -> None:
+    """Serve a database until an interrupt ends it."""
+    with interruptible_by_signals():
+        progress(Stage(task=TASK, stage="starting, which takes up to half a minute"))
+        try:
+            with server.serving(uri, port, log, lambda: None) as address:
+                progress(TaskEnded(task=TASK))
+                progress(ready(address, places, progress, served=True))
+                with suppress(KeyboardInterrupt):
+                    while True:
+                        time.sleep(3600)
+        finally:
+            progress(TaskEnded(task=TASK))
+
+
+def ready(address: str, places: list[Destination], progress: Progress, *, served: bool) -> UiReady:
+    """Where the comparisons of each experiment open. Without them the UI is as useful as ever."""
+    shipped, found = views(), []
+    for place in places:
+        try:
+            store = Store(place)
+            set_views(store, shipped)
+            of_experiment = tuple(links(address, store.experiment, shipped))
+        except NotRecorded as error:
+            progress(Problem(message=f"the comparisons are not set up: {error}"))
+            of_experiment = ()
+        found.append(ExperimentViews(experiment=place.experiment, views=of_experiment))
+    return UiReady(address=address, place=places[0].label, experiments=tuple(found), served=served)
+
+
+@contextmanager
+def interruptible_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM both interrupt, also where a shell has them ignored."""
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, was in before.items():
+            signal.signal(number, was)

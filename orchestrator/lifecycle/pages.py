@@ -1,0 +1,87 @@
+"""Write the report of a run or a study as one HTML page."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import journal
+from orchestrator.errors import JournalUnreadable, OrchError
+from orchestrator.lifecycle.recording import record_files
+from orchestrator.render.page import RunPage, run_page, study_page
+from orchestrator.report import make_report
+from orchestrator.study import make_study_report, read_trial_runs
+from orchestrator.types.proof import Proof
+from orchestrator.types.report import Report
+from orchestrator.types.study import StudyReport
+
+PAGE = "report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """Where a page was written, and what it lacks because that cannot be read."""
+
+    path: Path
+    problem: str | None = None
+
+
+def report_of_study(study: journal.StudyJournal) -> StudyReport:
+    """The measured scaling of a study, beside the predicted one."""
+    return make_study_report(study.key, study.submission().study, read_trial_runs(study))
+
+
+def write_run_page(recorded: journal.Journal, out: Path | None = None) -> Page:
+    """Write the page of a run, into its directory unless told otherwise."""
+    path = out or recorded.path / PAGE
+    proof, problem = _proof(recorded)
+    _write(path, page_of(recorded, make_report(recorded), proof))
+    record_files(recorded)
+    return Page(path=path, problem=problem)
+
+
+def write_study_page(study: journal.StudyJournal, out: Path | None = None) -> Page:
+    """Write the page of a study, into its directory unless told otherwise."""
+    path, runs = out or study.path / PAGE, read_trial_runs(study)
+    found = make_study_report(study.key, study.submission().study, runs)
+    _write(path, study_page(found, {one.trial: one.predicted for one in runs}))
+    for start in study.trial_starts()[-1:]:
+        record_files(study.trial_journal(start))
+    return Page(path=path)
+
+
+def page_of(recorded: journal.Journal, found: Report, proof: Proof | None) -> str:
+    """The page of a run, as its journal stands."""
+    run = recorded.run()
+    return run_page(
+        RunPage(
+            run=run,
+            report=found,
+            plan=recorded.plan(run.plan_digest),
+            rehearsed=recorded.plan(run.rehearses) if run.rehearses else None,
+            proof=proof,
+            steps=recorded.steps(run),
+        )
+    )
+
+
+def _proof(recorded: journal.Journal) -> tuple[Proof | None, str | None]:
+    """The proof of a run's plan, if there is one, or why it cannot be read."""
+    run = recorded.run()
+    try:
+        return recorded.proof(run.rehearses or run.plan_digest), None
+    except JournalUnreadable as error:
+        return None, str(error)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a page, whole or not at all; one that was there before is replaced."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise OrchError(f"{path}: cannot be written: {error.strerror}; see -o FILE") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,144 @@
+"""Run a rehearsal on a local cluster, from its journal to its end."""
+
+import os
+import shlex
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import journal, launch, tracking
+from orchestrator.errors import Superseded
+from orchestrator.launch.ray.slices import devices_per_host
+from orchestrator.lifecycle.events import (
+    FollowStarted,
+    NodesUp,
+    Progress,
+    Stopping,
+    TaskEnded,
+    Trouble,
+)
+from orchestrator.lifecycle.follow import RunWatch, interrupt_name, interrupts
+from orchestrator.lifecycle.requests import Provenance
+from orchestrator.plan.rehearsal import Rehearsal
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import ReasonCode, Run, StateReason
+
+POLL_S = 0.2
+TASK = "rehearsal"
+
+
+def run_rehearsal(
+    rehearsal: Rehearsal,
+    full: Plan,
+    proof: Proof | None,
+    provenance: Provenance,
+    key: str | None,
+    progress: Progress,
+) -> Run:
+    """Run a rehearsal on a local cluster, which is gone when this returns; how it ended.
+
+    Its key is the one given, or made from the plan.
+    """
+    request = journal.RunRequest(
+        spec=rehearsal.spec,
+        plan=rehearsal.plan,
+        steps=rehearsal.steps,
+        rehearsal=True,
+        rehearses=full,
+        **provenance.fields,
+    )
+    storage = Path(rehearsal.spec.run.storage)
+    where = tracking.destination(rehearsal.spec.tracking, storage, os.environ)
+    with interrupts() as signals:
+        writer = journal.create_run(storage, request, key)
+        tracking.begin(writer.journal, where)
+        if proof:
+            writer.save_proof(proof)
+        error = drive(writer.journal, rehearsal.plan, signals, progress)
+    run = writer.run()
+    if run.ended_at_s is None and run.driver is None:
+        with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
+            code: ReasonCode = "cancel_requested" if signals else "error"
+            reason = StateReason(code=code, detail=error or "")
+            writer.end_run("cancelled" if signals else "failed", reason)
+    return writer.run()
+
+
+def drive(
+    recorded: journal.Journal, plan: Plan, signals: list[int], progress: Progress, *how: str
+) -> str | None:
+    """Drive a run on a local cluster with the slices of a plan, and follow it to its end.
+
+    The result says why the run was given up before its end; None where it was not. `signals` are
+    the interrupts that came.
+    """
+    path, hosts = str(recorded.path.absolute()), launch.emulated_hosts(plan)
+    command = shlex.join([sys.executable, "-m", "orchestrator.drive", path, *how])
+    with launch.private_cluster(hosts, devices_per_host(plan), command) as cluster:
+        return RehearsalFollower(recorded, cluster, signals, len(hosts), progress).to_the_end()
+
+
+@dataclass
+class RehearsalFollower:
+    """Follows a rehearsal, and passes interrupts on to it."""
+
+    recorded: journal.Journal
+    cluster: launch.LocalCluster
+    signals: list[int]
+    nodes: int
+    progress: Progress
+    passed_on: int = 0
+
+    def __post_init__(self) -> None:
+        self.driver_before = self.recorded.state().writer
+
+    def to_the_end(self) -> str | None:
+        """Report what happens until the run has ended, or nothing can end it; then why."""
+        watch = RunWatch(self.recorded, self.progress)
+        self.progress(FollowStarted(task=TASK, attempts=watch.attempt))
+        try:
+            return self._watched(watch)
+        finally:
+            self.progress(TaskEnded(task=TASK))
+
+    def _watched(self, watch: RunWatch) -> str | None:
+        while True:
+            state = self.cluster.next_event(POLL_S)
+            if state and state.nodes and not state.job:
+                self.progress(NodesUp(up=state.nodes, total=self.nodes))
+            run, driven = self.recorded.run(), self._is_driven()
+            if driven:
+                watch.update(run)
+            if driven and run.ended_at_s is not None:
+                return None
+            if state and state.error:
+                self.progress(Trouble(kind="cluster failed", why=state.error))
+                return state.error.splitlines()[0]
+            if self.gives_up(driven=driven):
+                return f"{interrupt_name(self.signals[0])}, before it began"
+
+    def _is_driven(self) -> bool:
+        """Whether the driver that was started for this has come."""
+        return self.recorded.state().writer != self.driver_before
+
+    def gives_up(self, *, driven: bool) -> bool:
+        """Pass interrupts on: the first asks for a last checkpoint, the second for an end.
+
+        While there is no driver, or no step of the attempt is done, there is nothing to save.
+        """
+        if self.signals and not driven:
+            self.progress(Stopping(how="before it began"))
+            return True
+        while self.passed_on < len(self.signals):
+            unsaved = self.recorded.run().state in ("running", "stopping")
+            at_once = self.passed_on > 0 or not unsaved
+            why = interrupt_name(self.signals[self.passed_on])
+            journal.request_cancel(self.recorded, at_once=at_once, source=why)
+            self.passed_on += 1
+            if at_once:
+                self.progress(Stopping(how="at once" if unsaved else "nothing to save"))
+                return True
+            self.progress(Stopping(how="with a checkpoint"))
+        return False

@@ -1,0 +1,153 @@
+"""What somebody asks for when a spec is submitted, and what a run of it is made of."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from orchestrator import journal, tracking
+from orchestrator.errors import Interrupted, JournalUnwritable, SpecError
+from orchestrator.launch import provenance
+from orchestrator.lifecycle.events import Progress, silent
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Spec
+
+UNCOMMITTED = "uncommitted.diff"
+NOBODY_ASKED = "a run on a named cluster needs --yes where nobody can be asked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What is about to run. It takes chips on the cluster at `address`, or none on this machine."""
+
+    name: str
+    runs: int
+    address: str | None
+
+
+Confirm: TypeAlias = Callable[[Proposal], bool]
+
+
+class NotConfirmed(Interrupted):
+    """The answer was no."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions:
+    """How a spec or a study is carried out.
+
+    `confirm` is asked before anything starts; without it nothing that takes chips starts at all.
+    """
+
+    address: str | None = None
+    prove: bool = True
+    calibrate: bool = True
+    detach: bool = False
+    code: Literal["sent", "installed"] = "sent"
+    steps: int | None = None
+    devices_per_pod: int | None = None
+    key: str | None = None
+    profile: tuple[int, int] | None = None
+    confirm: Confirm | None = None
+    progress: Progress = silent
+
+    def check_confirmable(self) -> None:
+        """Refuse before a cluster is contacted, rather than after."""
+        if self.confirm is None:
+            raise SpecError(NOBODY_ASKED)
+
+    def check_confirmed(self, proposal: Proposal) -> None:
+        """Ask whether to go on."""
+        if self.confirm and not self.confirm(proposal):
+            raise NotConfirmed(f"{proposal.name}: not confirmed, nothing was submitted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitRequest:
+    """A spec, the file it is from, its plan, and how to carry it out."""
+
+    path: Path
+    spec: Spec
+    plan: Plan
+    options: SubmitOptions
+
+    @property
+    def storage(self) -> Path:
+        return Path(self.spec.run.storage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedCluster:
+    """A cluster's address, and what named it."""
+
+    address: str
+    named_by: str
+
+
+def named_cluster(spec: Spec, address: str | None) -> NamedCluster | None:
+    """The cluster that is named by an option, by the environment or by the spec."""
+    written = spec.cluster.address
+    names = {
+        "--address": address,
+        "RAY_ADDRESS": os.environ.get("RAY_ADDRESS"),
+        "cluster.address": None if written == "auto" else written,
+    }
+    found = ((where, name) for name, where in names.items() if where)
+    return next((NamedCluster(address=where, named_by=name) for where, name in found), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What a run is made of: versions and commit, texts to keep, the folder of its spec, the steps
+    to trace, and the study that it is a trial of.
+    """
+
+    environment: Mapping[str, str]
+    documents: Mapping[str, bytes]
+    folder: str
+    profile: tuple[int, int] | None
+    study: str | None = None
+
+    def with_document(self, name: str, text: bytes) -> "Provenance":
+        return replace(self, documents={**self.documents, name: text})
+
+    def on_cluster(self, address: str) -> "Provenance":
+        return replace(self, environment={**self.environment, "cluster": address})
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As a journal takes them."""
+        return vars(self)
+
+
+def provenance_of(
+    path: Path, spec: Spec, steps: int, profile: tuple[int, int] | None
+) -> Provenance:
+    """The provenance of a run of so many steps. Its texts leave out the values of secrets."""
+    if profile and profile[0] >= steps:
+        first, end = profile
+        raise SpecError(f"--profile {first}:{end}: the run has {steps} steps, counted from 0")
+    commit = provenance.commit()
+    texts = {"spec.yaml": path.read_bytes()}
+    if commit and (changes := provenance.uncommitted()):
+        texts[UNCOMMITTED] = changes
+        commit["git_uncommitted"] = f"documents/{UNCOMMITTED}"
+    return Provenance(
+        environment=provenance.versions() | commit,
+        documents={
+            name: provenance.without_secrets(text, spec.run.secrets) for name, text in texts.items()
+        },
+        folder=str(path.absolute().parent),
+        profile=profile,
+    )
+
+
+def check_storage(spec: Spec) -> None:
+    """Refuse a storage or a tracking address that cannot be used, before anything takes long."""
+    storage = Path(spec.run.storage)
+    tracking.destination(spec.tracking, storage, os.environ)
+    try:
+        journal.check_writable(storage)
+    except JournalUnwritable as error:
+        raise JournalUnwritable(f"run.storage: {error}") from error

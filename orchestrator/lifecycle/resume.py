@@ -1,0 +1,114 @@
+"""Resume a run that nothing drives any more, from its last checkpoint."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import journal
+from orchestrator.errors import (
+    Interrupted,
+    OrchError,
+    RunHasEnded,
+    RunIsLive,
+    SpecError,
+)
+from orchestrator.lifecycle import cluster, follow, recording, rehearse
+from orchestrator.lifecycle.commands import run_command
+from orchestrator.lifecycle.events import Resumed, RunEnded
+from orchestrator.lifecycle.requests import Proposal, SubmitOptions, named_cluster
+from orchestrator.plan.elastic import plan_on
+from orchestrator.types.plan import Plan
+from orchestrator.types.run import LIVE, Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeRequest:
+    """A run that is to go on with a plan; `arguments` tell its driver so."""
+
+    recorded: journal.Journal
+    before: Run
+    plan: Plan
+    arguments: tuple[str, ...]
+    options: SubmitOptions
+
+
+def resume(
+    recorded: journal.Journal, storage: Path, pods: int | None, options: SubmitOptions
+) -> Run:
+    """Resume a run, on so many pods, and follow it; the run as it stands then."""
+    before = recorded.run()
+    check_resumable(before, storage)
+    request = ResumeRequest(
+        recorded=recorded,
+        before=before,
+        plan=plan_of(recorded, pods),
+        arguments=("--resume", *(("--pods", str(pods)) if pods else ())),
+        options=options,
+    )
+    if not before.rehearsal:
+        return resume_on_cluster(request)
+    if options.address or options.detach:
+        raise SpecError(f"{before.run} is a rehearsal: no cluster but its own can resume it")
+    return resume_rehearsal(request)
+
+
+def check_resumable(run: Run, storage: Path) -> None:
+    """Say why a run cannot go on, and what can be done about it."""
+    if run.state in LIVE:
+        cancelling = run_command("cancel", run.run, storage)
+        raise RunIsLive(f"run {run.run} is {run.state}: something drives it\nNext: {cancelling}")
+    if run.state == "succeeded":
+        raise RunHasEnded(f"run {run.run} has succeeded: all its {run.steps:,} steps are done")
+
+
+def plan_of(recorded: journal.Journal, pods: int | None) -> Plan:
+    """The plan that the run was submitted with, on as many pods as it is to have now."""
+    spec, submission = recorded.spec(), recorded.state().submitted.submission
+    plan = recorded.plan(submission.plan_digest)
+    return plan_on(spec, plan, pods or spec.resources.pods.max)
+
+
+def resume_rehearsal(request: ResumeRequest) -> Run:
+    """Resume a rehearsal on a local cluster."""
+    recorded, before, progress = request.recorded, request.before, request.options.progress
+    progress(Resumed(run=before, plan=request.plan))
+    with follow.interrupts() as signals:
+        error = rehearse.drive(recorded, request.plan, signals, progress, *request.arguments)
+    after = recorded.run()
+    plan, tracked = recorded.plan(after.plan_digest), recording.tracked_at_end(recorded)
+    progress(RunEnded(run=after, plan=plan, tracked=tracked))
+    if error and after.attempts == before.attempts:
+        raise (Interrupted if signals else OrchError)(error)
+    return after
+
+
+def resume_on_cluster(request: ResumeRequest) -> Run:
+    """Resume a run on the cluster that is named now, or that it was submitted to."""
+    recorded, options, progress = request.recorded, request.options, request.options.progress
+    address = address_of(recorded, options.address)
+    options.check_confirmable()
+    run, driver_before = request.before, recorded.state().writer
+    launch = cluster.ClusterLaunch(
+        spec=recorded.spec(),
+        plan=request.plan,
+        steps=run.steps - run.steps_done,
+        versions=run.environment,
+        archive=cluster.archive_of(recorded),
+        address=address,
+        storage=recorded.path.absolute().parent,
+    )
+    jobs, ready = cluster.check_cluster(launch, progress)
+    progress(ready)
+    options.check_confirmed(Proposal(name=request.plan.name, runs=1, address=address))
+    job = cluster.start_driver(launch, jobs, recorded, progress, *request.arguments)
+    if options.detach:
+        return recorded.run()
+    return follow.follow_to_end(recorded, jobs, job, driver_before, progress)
+
+
+def address_of(recorded: journal.Journal, address: str | None) -> str:
+    """The cluster that a run is to go on on."""
+    named = named_cluster(recorded.spec(), address)
+    where = named.address if named else recorded.run().environment.get("cluster")
+    if where is None:
+        raise SpecError(f"{recorded.key}: its journal names no cluster: name one with --address")
+    return where

@@ -1,0 +1,148 @@
+"""Submit a spec: plan it, prove it, then rehearse it here or run it on a named cluster."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator import journal
+from orchestrator import spec as specs
+from orchestrator.errors import OrchError, SpecError
+from orchestrator.launch.provenance import archive
+from orchestrator.lifecycle import cluster, follow, recording, rehearse
+from orchestrator.lifecycle.calibrating import calibrated_rehearsal
+from orchestrator.lifecycle.events import (
+    AlreadySubmitted,
+    Planned,
+    Progress,
+    Proved,
+    RehearsalReady,
+    RunEnded,
+    SubmitStarted,
+    interruptible,
+)
+from orchestrator.lifecycle.proving import prove_plan
+from orchestrator.lifecycle.requests import (
+    NamedCluster,
+    Proposal,
+    SubmitOptions,
+    SubmitRequest,
+    check_storage,
+    named_cluster,
+    provenance_of,
+)
+from orchestrator.plan.planner import make_plan
+from orchestrator.plan.rehearsal import rehearse as rehearsal_of
+from orchestrator.types.codec import to_pretty_json
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import Run
+from orchestrator.types.spec import Spec
+
+REHEARSED_STEPS = 20
+PROFILE_DOCUMENT = "chip_profile.json"
+
+
+class ProofFailed(OrchError):
+    """The compiler's verdict on a plan is no: nothing is submitted."""
+
+    exit_code = 3
+
+
+def submit(path: Path, overrides: Sequence[str], options: SubmitOptions) -> Run:
+    """Submit a spec and follow its run to the end; the run as it stands then."""
+    with interruptible("planning"):
+        spec = specs.load(path, tuple(overrides))
+        plan = make_plan(spec)
+    request = SubmitRequest(path=path, spec=spec, plan=plan, options=options)
+    check_storage(spec)
+    where = named_cluster(spec, options.address)
+    if run := run_with_key(request):
+        options.progress(AlreadySubmitted(run=run))
+        return run
+    if where:
+        return submit_to_cluster(request, where)
+    with interruptible("preparing the rehearsal"):
+        return submit_rehearsal(request)
+
+
+def run_with_key(request: SubmitRequest) -> Run | None:
+    """The run of the same plan that has the key already."""
+    key = request.options.key
+    known = {one.key: one for one in journal.list_journals(request.storage)} if key else {}
+    if key not in known:
+        return None
+    run, submission = known[key].run(), known[key].state().submitted.submission
+    if request.plan.digest not in (submission.plan_digest, submission.rehearses):
+        raise SpecError(f"run {key} is there already, of another plan: take another --key")
+    return run
+
+
+def prove_before(
+    spec: Spec, plan: Plan, progress: Progress, *, report_passed: bool = True
+) -> Proof:
+    """The proof of a plan; one that does not pass ends the act."""
+    result = prove_plan(spec, plan, progress)
+    if report_passed or not result.proof.passes:
+        progress(Proved(result=result))
+    if not result.proof.passes:
+        raise ProofFailed(f"{plan.name}: the plan does not pass its proof; nothing was submitted")
+    return result.proof
+
+
+def submit_rehearsal(request: SubmitRequest) -> Run:
+    """Rehearse the plan on this machine, to the end."""
+    options, spec, plan, progress = (
+        request.options, request.spec, request.plan, request.options.progress,
+    )  # fmt: skip
+    if options.detach:
+        raise SpecError("--detach: no cluster is named, and a rehearsal ends with this command")
+    steps = options.steps or REHEARSED_STEPS
+    small = rehearsal_of(spec, plan, steps=steps, devices=options.devices_per_pod)
+    provenance = provenance_of(request.path, spec, steps, options.profile)
+    progress(SubmitStarted(name=plan.name, address=None, named_by=None))
+    progress(Planned(plan=plan))
+    proof = prove_before(spec, plan, progress) if options.prove else None
+    if options.calibrate:
+        small, profile = calibrated_rehearsal(small, progress)
+        provenance = provenance.with_document(PROFILE_DOCUMENT, to_pretty_json(profile).encode())
+    progress(RehearsalReady(plan=plan, rehearsal=small))
+    options.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
+    run = rehearse.run_rehearsal(small, plan, proof, provenance, options.key, progress)
+    tracked = recording.tracked_at_end(journal.Journal(Path(run.journal)))
+    progress(RunEnded(run=run, plan=small.plan, tracked=tracked))
+    return run
+
+
+def submit_to_cluster(request: SubmitRequest, where: NamedCluster) -> Run:
+    """Run the plan on a named cluster, and follow it unless it is detached."""
+    options, spec, plan, progress = (
+        request.options, request.spec, request.plan, request.options.progress,
+    )  # fmt: skip
+    check_no_rehearsal_options(options, where)
+    steps = cluster.steps_of(spec, plan, options.steps)
+    provenance = provenance_of(request.path, spec, steps, options.profile)
+    provenance = provenance.on_cluster(where.address)
+    launch = cluster.ClusterLaunch(
+        spec=spec,
+        plan=plan,
+        steps=steps,
+        versions=provenance.environment,
+        archive=archive() if options.code == "sent" else None,
+        address=where.address,
+        storage=request.storage.absolute(),
+    )
+    options.check_confirmable()
+    progress(SubmitStarted(name=plan.name, address=where.address, named_by=where.named_by))
+    jobs, ready = cluster.check_cluster(launch, progress)
+    progress(Planned(plan=plan))
+    proof = prove_before(spec, plan, progress) if options.prove else None
+    progress(ready)
+    options.check_confirmed(Proposal(name=plan.name, runs=1, address=where.address))
+    recorded, job = cluster.start_run(launch, jobs, provenance, proof, options.key, progress)
+    if options.detach:
+        return recorded.run()
+    return follow.follow_to_end(recorded, jobs, job, 0, progress)
+
+
+def check_no_rehearsal_options(options: SubmitOptions, where: NamedCluster) -> None:
+    if options.devices_per_pod:
+        raise SpecError(f"--devices-per-pod is of rehearsals, and {where.named_by} names a cluster")
