@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.launch import LocalCluster, emulated_hosts, private_cluster
 from orchestrator.launch.ray import process_tree
+from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
+from orchestrator.launch.ray.slices import emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile
@@ -186,7 +187,7 @@ def folder_of(process: subprocess.Popen[bytes]) -> Path:
     return Path(variable(supervisor, "RAY_TMPDIR") or "")
 
 
-def is_running(cluster: LocalCluster) -> bool:
+def is_running(cluster: PrivateCluster) -> bool:
     told = cluster.next_event(0.1)
     assert told is None or told.error is None, told
     return told is not None and told.job == "RUNNING"
