@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 LOOPBACK = "127.0.0.1"
-# Ray's workers use ports below these, and outgoing connections use those from 32768 on. Either could
+# Ray's workers use ports below these, and outgoing connections those from 32768 on. Either could
 # take a port before the process that was told of it listens there.
 SINGLE, BLOCKS, BLOCK = range(30_000, 32_000), range(20_000, 30_000), 125
 
@@ -23,7 +23,7 @@ def free_port(preferred: int | None = None) -> int:
 def claimed() -> Iterator[Iterator[int]]:
     """Free ports that no other caller of this gets for as long as a `with` lasts.
 
-    The first port of each block is the lock on the block: it stays bound, and ends with the process.
+    The first port of a block is the lock on it: it stays bound, and ends with the process.
     """
     starts = list(range(BLOCKS.start, BLOCKS.stop, BLOCK))
     random.shuffle(starts)
