@@ -30,7 +30,7 @@ from tests.records import points, rows
 ORCH = Path(sys.executable).with_name("orch")
 TINY_TWO_PODS = "specs/tiny_2pod.yaml"
 LIMIT_S = 300  # on a machine that does other work too
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
 def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(orch: RunOrch, tmp_path: Path) -> None:
