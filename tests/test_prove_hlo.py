@@ -1,4 +1,4 @@
-"""The prove room's reader: what stands in a program's text, and how often it runs."""
+"""Parsed HLO text: instructions, shapes, source lines, execution counts."""
 
 import pytest
 
