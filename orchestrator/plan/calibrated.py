@@ -27,7 +27,7 @@ from orchestrator.types.plan import Estimate, Forecast, LedgerLine, LineKind, Pl
 from orchestrator.types.spec import Batch, Experiment, Resources
 
 CORES, EXCHANGES = "cores", "exchanges"
-BLOCK_PRODUCTS = 4  # query, key and value are one product in the trainer; gate and up are one
+BLOCK_PRODUCTS = 4  # two in each sublayer: matmuls side by side are one product in the trainer
 # Four of five measured steps took between these shares of the forecast (docs/calibrate.md).
 FASTEST, SLOWEST = 0.8, 1.4
 # The operation that prices a line, and the calls of it in one block.
