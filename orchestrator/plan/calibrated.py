@@ -17,6 +17,7 @@ from orchestrator.plan import flops
 from orchestrator.plan.collectives import Message, messages
 from orchestrator.plan.expected import beyond, pass_bytes
 from orchestrator.plan.forecast import cost, plain, plain_line, utilization
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.planner import plan_digest, too_long
 from orchestrator.plan.time import hbm_lines, math_lines, peak
@@ -137,13 +138,16 @@ def amount_of(line: LedgerLine) -> tuple[str, float]:
 def benchmark_of(line: LedgerLine, plan: Plan, profile: ChipProfile) -> Benchmark:
     """The benchmark that prices a line. Emulated devices compete, so all of them run it."""
     operation, _ = PRICED_BY[line.kind]
-    return Benchmark(
+    alone = Benchmark(
         operation=operation,
         dtype=plan.precision.compute,
         devices=plan.devices if profile.emulated else 1,
         processes=plan.hosts if profile.emulated else 1,
-        head_dim=plan.model.head_dim if operation == "attention" else 0,
     )
+    if operation != "attention":
+        return alone
+    length = min(plan.batch.length, ATTENTION_BLOCK)
+    return replace(alone, length=length, head_dim=plan.model.head_dim)
 
 
 def computation_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Iterator[LedgerLine]:
