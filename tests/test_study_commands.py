@@ -76,7 +76,7 @@ def test_orch_cancel_stops_the_live_run_of_a_study(orch: RunOrch, tmp_path: Path
     claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run).end_run("succeeded")
     writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
     asked = orch("cancel", study.key, *at(study))
-    assert asked.stdout.startswith(f"{writer.journal.key}: asked to stop.\n")
+    assert asked.stdout.startswith(f"{writer.journal.key}: stop requested.\n")
     request = writer.heartbeat()
     assert request is not None
     assert not request.at_once

@@ -10,6 +10,7 @@ from orchestrator.render.formatting import (
     resource,
     scaled,
     seconds,
+    span,
     to_digits,
 )
 from orchestrator.render.page import run_charts
@@ -84,10 +85,10 @@ def figures(report: Report) -> Iterator[tuple[str, str, str]]:
     measured = report.measured
     if measured:
         step_s = measured.step_s
-        spread = f"{seconds(step_s.low)} to {seconds(step_s.high)}, {count(measured.steps)} steps"
+        spread = f"{span(seconds(step_s.low), seconds(step_s.high))}, {count(measured.steps)} steps"
         yield "step", seconds(step_s.median), spread
         if mfu := measured.mfu:
-            yield "MFU", percent(mfu.median), f"{percent(mfu.low)} to {percent(mfu.high)}"
+            yield "MFU", percent(mfu.median), span(percent(mfu.low), percent(mfu.high))
         chip = "emulated chip" if report.rehearsal else "chip"
         total = f"{scaled(measured.tokens_per_s)} in total"
         yield f"tokens/s per {chip}", scaled(measured.tokens_per_s_per_chip), total
