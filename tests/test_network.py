@@ -35,8 +35,8 @@ def test_parameters_are_the_sum_of_the_weights(changes: dict[str, Any]) -> None:
 def test_every_logical_axis_of_the_network_is_in_the_table() -> None:
     """So is every key of a model that a mesh has to divide."""
     block = decoder(model_of()).block
-    arrays = [*block.weights, *block.tensors]
-    axes = {dimension.axis for array in arrays for dimension in array.dimensions}
+    axes = {dimension.axis for weight in block.weights for dimension in weight.dimensions}
+    axes |= {dimension.axis for tensor in block.tensors for dimension in tensor.dimensions}
     assert axes <= LOGICAL_AXES.keys()
     assert {tensor.positions for tensor in block.tensors} <= LOGICAL_AXES.keys()
     split = {axis for axis in axes if LOGICAL_AXES[axis]}

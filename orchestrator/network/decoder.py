@@ -51,7 +51,9 @@ def published_names(network: Network) -> dict[tuple[str, ...], str]:
 
     Names of the blocks' weights have a place for the `layer`.
     """
-    names = {(weight.name,): weight.published for weight in (*network.tables, network.norm)}
+    names: dict[tuple[str, ...], str] = {}
+    for weight in (*network.tables, network.norm):
+        names[weight.name,] = weight.published
     for weight in network.block.weights:
         names["layers", weight.name] = PUBLISHED_LAYER + weight.published
     return {path: f"{name}.weight" for path, name in names.items()}
