@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from orchestrator.render.formatting import off
-from orchestrator.render.page.ledger import measured
+from orchestrator.render.page.run_charts import measured_bar
 from orchestrator.report import compare_run, make_report
 from orchestrator.report.measurement import spread
 from orchestrator.types.report import Goodput
@@ -128,7 +128,7 @@ def test_a_mean_below_the_median_gives_no_negative_part() -> None:
     parts = {part.name: part.s for part in found.gap.parts}
     assert parts["slow steps"] == 0
     assert isclose(sum(parts.values()), found.gap.s)
-    told = measured(found.measured)
+    told = measured_bar(found.measured)
     assert [segment.name for segment in told.segments] == ["devices"]
     assert isclose(told.value, found.measured.mean_step_s)
 

@@ -65,8 +65,8 @@ def test_orch_status_shows_a_study(orch: RunOrch, done: StudyJournal) -> None:
     assert [line.split()[0] for line in lines[3:5]] == [f"{done.key}-trial-{n}.1" for n in (1, 2)]
     assert any("EFFICIENCY" in line for line in lines)
     assert lines[-1] == f"Next: orch report {done.key} {' '.join(at(done))}"
-    station = json.loads(orch("status", done.key, *at(done), "--json").stdout)
-    assert (station["study"], station["state"], station["done"]) == (done.key, "succeeded", 2)
+    status = json.loads(orch("status", done.key, *at(done), "--json").stdout)
+    assert (status["study"], status["state"], status["done"]) == (done.key, "succeeded", 2)
 
 
 def test_orch_cancel_stops_the_live_run_of_a_study(orch: RunOrch, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_orch_cancel_stops_the_live_run_of_a_study(orch: RunOrch, tmp_path: Path
     claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run).end_run("succeeded")
     writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
     asked = orch("cancel", study.key, *at(study))
-    assert asked.stdout.startswith(f"{writer.journal.key}: asked to stop.\n")
+    assert asked.stdout.startswith(f"{writer.journal.key}: stop requested.\n")
     request = writer.heartbeat()
     assert request is not None
     assert not request.at_once

@@ -170,7 +170,7 @@ def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
     assert found.asked == []
     assert 'class="curve ideal"' in text
     assert text.count('class="dot measured"') == 2 * 3
-    assert "scaling efficiency is 25.0 % on 16 chips" in "".join(found.text)
+    assert "Scaling efficiency is 25.0 % on 16 chips" in "".join(found.text)
     asked = json.loads(orch("report", recorded.key, "--storage", str(tmp_path), "--json").stdout)
     assert [one["chips"] for one in asked["trials"]] == [4, 8, 16]
 

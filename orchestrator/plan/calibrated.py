@@ -15,11 +15,12 @@ from orchestrator.errors import SpecError
 from orchestrator.network.rematerialization import policy
 from orchestrator.plan import flops
 from orchestrator.plan.collectives import Message, messages
-from orchestrator.plan.expected import beyond, pass_bytes
+from orchestrator.plan.expected import pass_bytes
 from orchestrator.plan.forecast import cost, plain, plain_line, utilization
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.planner import plan_digest, too_long
+from orchestrator.plan.plan_warnings import forecast_warnings, too_long
+from orchestrator.plan.planner import plan_digest
 from orchestrator.plan.time import hbm_lines, math_lines, peak
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec
@@ -46,7 +47,7 @@ PRICED_BY: dict[LineKind, tuple[Operation, int]] = {
 
 def on_profile(plan: Plan, profile: ChipProfile) -> Plan:
     """The plan with a forecast from a profile, which it names. Its digest changes with it."""
-    replaced = (*beyond(plan), *too_long(plan))  # warnings about the datasheet's forecast
+    replaced = forecast_warnings(plan)  # of the forecast by datasheets
     calibrated = replace(
         plan,
         chip_profile=codec.digest(profile),

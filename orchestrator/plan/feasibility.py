@@ -87,7 +87,7 @@ def requested(mesh: MeshRequest, sizes: Sizes) -> Bools:
     return holds
 
 
-def as_sizes(rows: Ints) -> Sizes:
+def sizes_by_name(rows: Ints) -> Sizes:
     """Columns by the names of ICI_AXES."""
     return {axis: rows[:, column] for column, axis in enumerate(ICI_AXES)}
 
@@ -104,7 +104,7 @@ def placements(
 
     Built one torus axis at a time. A size that divides nothing now divides nothing later either, so
     each step drops what the rules (and `most_replicas`, which no batch exceeds) already forbid. Of
-    placements that are mirror images, because torus axes are alike, one is kept.
+    placements that are mirror images, because torus axes are alike, one stays.
     """
     rules = model_rules(model, length)
     factors = np.ones((1, 0, len(ICI_AXES)), np.int64)
@@ -113,12 +113,12 @@ def placements(
         old = np.repeat(factors, len(parts), axis=0)
         new = np.tile(parts, (len(factors), 1))[:, None, :]
         factors = np.concatenate([old, new], axis=1)
-        sizes = as_sizes(factors.prod(axis=1))
+        sizes = sizes_by_name(factors.prod(axis=1))
         keep = partly_realizable(rules, mesh, sizes, most_replicas)
         if twin := last_twin(slice_torus, i):
             keep &= rank(factors[:, i]) <= rank(factors[:, i - twin])
         factors = factors[keep]
-    sizes = as_sizes(factors.prod(axis=1))
+    sizes = sizes_by_name(factors.prod(axis=1))
     return factors[realizable(rules, sizes) & requested(mesh, sizes)]
 
 

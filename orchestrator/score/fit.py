@@ -14,8 +14,8 @@ import numpy as np
 
 from orchestrator import catalog
 from orchestrator.catalog import Efficiency, LearnedConstant
-from orchestrator.errors import OrchError
-from orchestrator.plan.expected import doubt
+from orchestrator.extras import require
+from orchestrator.plan.expected import uncertainty
 from orchestrator.plan.torus import Floats
 from orchestrator.score.samples import Sample
 
@@ -126,10 +126,8 @@ def robust_least_squares(
     rows: Floats, target: Floats, prior: Floats, prior_target: Floats, unknowns: list[Unknown]
 ) -> Floats:
     """The solution within bounds. Samples have a soft L1 loss, priors the square."""
-    try:
-        from scipy.optimize import least_squares  # noqa: PLC0415  only learning needs it
-    except ImportError as error:
-        raise OrchError("learning constants needs scipy: pip install 'orch[score]'") from error
+    require("score")
+    from scipy.optimize import least_squares  # noqa: PLC0415  only learning needs it
 
     matrix = np.concatenate([rows / FIT_ERROR, prior])
     constant = np.concatenate([target / FIT_ERROR, prior_target])
@@ -198,7 +196,7 @@ def unexplained(sample: Sample, without: Constants, constants: Constants) -> flo
     """How far a row strays beyond the constants' own uncertainty, as the log of a factor."""
     chip = sample.run.chip
     strayed = log(sample.measured_s / sample.expected_s(without.efficiency(chip)))
-    explained = doubt(sample.todo, constants.efficiency(chip))
+    explained = uncertainty(sample.todo, constants.efficiency(chip))
     return sqrt(max(strayed**2 - explained**2, 0.0))
 
 

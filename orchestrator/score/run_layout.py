@@ -16,10 +16,10 @@ from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import POLICIES, Policy, keeping, offloading
 from orchestrator.plan import torus as links
-from orchestrator.plan.feasibility import as_sizes, placements
+from orchestrator.plan.feasibility import placements, sizes_by_name
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.search import SearchRequest, layout_of
+from orchestrator.plan.search import SearchRequest, make_layout
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.score.flop_counts import attention_share, extra_parameters_per_layer
 from orchestrator.score.published_runs import PublishedRun, Unscorable
@@ -173,22 +173,19 @@ def mesh_text(mesh: MeshRequest) -> str:
 def least_time(request: SearchRequest, factors: links.Ints, remat: Policy) -> Layout:
     """The fastest placement as plain numbers, by the rule of the search."""
     batch = request.experiment.batch.sequences
-    sizes = as_sizes(links.sizes(factors))
-    many = layout_of(request, sizes, batch, 1, remat, links.links_of(request.torus, factors))
+    sizes = sizes_by_name(links.axis_sizes(factors))
+    many = make_layout(request, sizes, batch, 1, remat, links.find_links(request.torus, factors))
     time = step_time(many, time_lines(many))
     row = int(np.argmin(np.broadcast_to(time.lower_s + time.unoverlapped_s, len(factors))))
     return plain(request, factors[row : row + 1], batch, remat)
 
 
 def plain(request: SearchRequest, factors: links.Ints, batch: int, remat: Policy) -> Layout:
-    own = links.links_of(request.torus, factors)
-    row = links.Links(
-        rates={name: float(rate[0]) for name, rate in own.rates.items()},
-        hops={name: float(hops[0]) for name, hops in own.hops.items()},
-        uses={name: uses[0] for name, uses in own.uses.items()},
-    )
-    sizes = {axis: prod(factors[0, :, i].tolist()) for i, axis in enumerate(ICI_AXES)}
-    return layout_of(request, sizes, batch, 1, remat, row)
+    """The layout of one placement, as plain numbers."""
+    columns = enumerate(ICI_AXES)
+    sizes = {axis: prod(factors[0, :, column].tolist()) for column, axis in columns}
+    own_links = links.plain_links(request.torus, factors)
+    return make_layout(request, sizes, batch, 1, remat, own_links)
 
 
 def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:

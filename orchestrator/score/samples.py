@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from orchestrator import catalog
 from orchestrator.errors import OrchError
 from orchestrator.plan import flops
-from orchestrator.plan.expected import StepWork, expected_s, interval, work
+from orchestrator.plan.expected import StepWork, expected_s, interval, step_work
 from orchestrator.plan.time import peak, step_time
 from orchestrator.score.flop_counts import (
     OURS,
@@ -69,7 +69,7 @@ def sample_of(row: dict[str, str]) -> Sample:
         run=run,
         measured_s=measured_step_s(run, at_peak),
         laid_out=laid_out,
-        todo=work(laid_out.layout, laid_out.lines),
+        todo=step_work(laid_out.layout, laid_out.lines),
     )
 
 

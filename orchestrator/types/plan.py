@@ -1,4 +1,4 @@
-"""Station Plan: what will be done, and its Forecast. Plain values, no jax objects."""
+"""The Plan: what will be done, and its Forecast. Plain values, no JAX objects."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -101,8 +101,9 @@ class Collective:
 class LedgerLine:
     """One line of a ledger: what it counts, how it was computed and from which numbers.
 
-    `resource` is what the seconds keep busy: mxu, hbm, host, dcn, or `ici`; latency occupies
-    nothing. It is None on a line of bytes. `sources` name entries of the catalog.
+    `resource` is what the seconds keep busy: mxu, hbm, host, or the links of a device group by its
+    name; latency occupies nothing. It is None on a line of bytes. `sources` name entries of the
+    catalog.
     """
 
     kind: LineKind
@@ -118,7 +119,7 @@ class LedgerLine:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPhase:
-    """What is alive at once in one part of the step."""
+    """What is in memory at once in one part of the step."""
 
     name: str
     lines: tuple[LedgerLine, ...]
@@ -129,9 +130,10 @@ class MemoryPhase:
 class Estimate:
     """`lower`: peak rates, perfect overlap, a bound. `unoverlapped`: peak rates, nothing hidden.
 
-    `expected` is what real runs on such chips lead to expect, and four of five should end between
-    `low` and `high`; None for chips that no run was learned from. Of seconds, days and money
-    lower <= low <= expected <= high; of rates low and high are the slow and the fast end.
+    `expected` is the estimate from real runs on such chips, `low` to `high` its 80 % prediction
+    interval; None for chips without published runs. For seconds, days and money
+    lower <= low <= expected <= high. For rates, MFU among them, each is the rate at that time:
+    `low` is the slow end and `high` the fast end.
     """
 
     lower: float
@@ -192,7 +194,7 @@ class PlannedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSummary:
-    """How the plan was found."""
+    """What the search went through."""
 
     enumerated: int
     realizable: int
