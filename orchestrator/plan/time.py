@@ -63,7 +63,7 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
 
 
 def hbm_lines(layout: Layout) -> list[LedgerLine]:
-    """Traffic that no fusion avoids: weights, what is kept, and the optimizer's state."""
+    """Traffic that no fusion avoids: weights, kept activations, and the optimizer's state."""
     precision, rate = layout.precision, layout.chip.hbm_bytes_per_s
     block, tables = layout.model.layers * layout.block_elements, ENDS * layout.table_elements
     # Two gathers write the weights and matmuls read them; their gradient is written and read.
