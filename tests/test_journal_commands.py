@@ -14,7 +14,6 @@ from orchestrator import journal
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.run_journal import prediction_of
 from orchestrator.journal.run_status import Observation, StepSummary, build_run
-from orchestrator.lifecycle.commands import next_step
 from orchestrator.render import (
     formatting,
     launch_screen,
@@ -22,6 +21,7 @@ from orchestrator.render import (
     runs_screen,
     status_screen,
 )
+from orchestrator.render.status_screen import next_run_command
 from orchestrator.types.run import EndState, RecentSteps, Status, TimedStep, TrackedRun
 from tests.conftest import HoldGolden, RunOrch
 from tests.journals import (
@@ -219,7 +219,7 @@ def test_what_comes_next_is_what_there_is(
     writer.end_attempt("cancelled")
     writer.end_run(state)
     asked = f"{following} --storage {tmp_path}"
-    assert next_step(writer.run(), "it", tmp_path) == asked
+    assert next_run_command(writer.run(), "it", tmp_path) == asked
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "rm"])

@@ -16,8 +16,9 @@ from orchestrator.journal import Journal, Writer
 from orchestrator.lifecycle import cluster as clusters
 from orchestrator.lifecycle import follow, recording
 from orchestrator.lifecycle.cluster import ClusterLaunch
-from orchestrator.lifecycle.events import ClusterReady, Progress, Tracked
+from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
+from orchestrator.types.events import ClusterReady, Tracked
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Run
 from tests.journals import reason, run_request

@@ -9,7 +9,7 @@ import click
 from orchestrator.cli import look, machine, plan, run
 from orchestrator.cli.terminal import as_typed, clear_line
 from orchestrator.errors import Interrupted, OrchError
-from orchestrator.lifecycle.events import ActInterrupted
+from orchestrator.lifecycle.progress import ActInterrupted
 from orchestrator.render.layout import fit
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)

@@ -5,10 +5,11 @@ from pathlib import Path
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import TaskDisplay
-from orchestrator.cli.terminal import JSON, RUN, STORAGE, say, say_json
-from orchestrator.lifecycle.commands import next_step, run_command, storage_command
-from orchestrator.lifecycle.events import RunUpdate, UiReady, interruptible
+from orchestrator.cli.display import Display
+from orchestrator.cli.terminal import JSON, RUN, RUN_HELP, STORAGE, say, show
+from orchestrator.lifecycle.progress import interruptible
+from orchestrator.render.next_commands import run_command, storage_command
+from orchestrator.types.events import RunUpdate
 from orchestrator.types.study import StudyReport, StudyStatus
 
 
@@ -27,21 +28,17 @@ def runs(storage: Path, as_json: bool) -> None:
     """
     from orchestrator.render.runs_screen import runs_screen
 
-    found = orch.runs(storage, progress=TaskDisplay())
-    if as_json:
-        say_json(found)
-    else:
-        say(runs_screen(found, str(storage), orch.studies(storage)))
+    found = orch.runs(storage, progress=Display())
+    show(found, lambda: runs_screen(found, str(storage), orch.studies(storage)), as_json=as_json)
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @RUN
 @STORAGE
 @JSON
 def status(run: str, storage: Path, as_json: bool) -> None:
     """Show how RUN stands. State, steps, speed against the forecast, every attempt.
 
-    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
     With a study it shows every run, and the scaling as far as it is measured.
 
     \b
@@ -51,7 +48,7 @@ def status(run: str, storage: Path, as_json: bool) -> None:
     """
     found = orch.status(run, storage)
     if as_json:
-        say_json(found)
+        show(found, as_json=True)
     elif isinstance(found, StudyStatus):
         from orchestrator.render.runs_screen import study_runs_screen
         from orchestrator.render.study_report_screen import study_report_screen
@@ -61,12 +58,12 @@ def status(run: str, storage: Path, as_json: bool) -> None:
         say(study_runs_screen(found), "\n")
         say(study_report_screen(report, run_command("report", found.study, storage)))
     else:
-        from orchestrator.render.status_screen import status_screen
+        from orchestrator.render.status_screen import next_run_command, status_screen
 
-        say(status_screen(found, next_step(found, run, storage)))
+        say(status_screen(found, next_run_command(found, run, storage)))
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @RUN
 @STORAGE
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the run has ended.")
@@ -78,8 +75,7 @@ def logs(
 ) -> None:
     """Show the logs of RUN's newest attempt. That of the rank that died first is on top.
 
-    Without --rank, the last 100 lines of each of 8 ranks, and of the driver. RUN is a key as
-    `orch runs` shows it, the beginning of one, or the path of a run's directory.
+    Without --rank, the last 100 lines of each of 8 ranks, and of the driver.
 
     \b
     Example:
@@ -110,7 +106,7 @@ def show_end(event: object) -> None:
         click.echo(f"{event.run.run}: {event.run.state}", err=True)
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @STORAGE
 @JSON
@@ -118,31 +114,23 @@ def show_end(event: object) -> None:
 def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """Compare RUNs with their forecasts, and with each other.
 
-    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
-
     \b
     Example:
       orch compare llama3-70b-4pod-3f9a1c07-1 llama3-70b-4pod-3f9a1c07-2
     """
     from orchestrator.render.compare_screen import compare_screen
 
-    reports = orch.compare(runs, storage)
-    if as_json:
-        say_json(reports)
-    else:
-        say(compare_screen(reports, run_command("report", runs[-1], storage)))
+    reports, following = orch.compare(runs, storage), run_command("report", runs[-1], storage)
+    show(reports, lambda: compare_screen(reports, following), as_json=as_json)
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @click.argument("run")
 @STORAGE
 @click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
+    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Where the page goes, instead of report.html in RUN's directory.",
-)
+)  # fmt: skip
 @JSON
 @interruptible("writing the report")
 def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
@@ -150,7 +138,6 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
 
     The roofline, time per step line by line, memory, MFU over steps, and where the time went; for a
     study the scaling curves with the ideal line, its trials, and where measured and predicted part.
-    RUN is the key of a run or a study, the beginning of one, or the path of its directory.
 
     \b
     Example:
@@ -164,7 +151,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
 
     found = orch.report(run, storage)
     if as_json:
-        say_json(found)
+        show(found, as_json=True)
         return
     page = orch.write_report(run, storage, out=out)
     if page.problem:
@@ -176,7 +163,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     say(fit(f"{said}\n") + f"wrote {page.path}\nNext: open {page.path.absolute().as_uri()}\n")
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @STORAGE
 @JSON
@@ -201,28 +188,11 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """
     from orchestrator.render.sync_screen import sync_screen
 
-    results = orch.sync(runs, storage, progress=TaskDisplay())
-    if as_json:
-        say_json(results)
-    else:
-        say(sync_screen(results, str(storage), storage_command("ui", storage)))
+    results = orch.sync(runs, storage, progress=Display())
+    following = storage_command("ui", storage)
+    show(results, lambda: sync_screen(results, str(storage), following), as_json=as_json)
     if any(one.problem for one in results):
         raise SystemExit(1)
-
-
-class UiDisplay(TaskDisplay):
-    """Shows where an MLflow UI is, and its comparisons."""
-
-    def __call__(self, event: object) -> None:
-        from orchestrator.render.sync_screen import mlflow_links
-
-        if not isinstance(event, UiReady):
-            super().__call__(event)
-            return
-        experiments = [(one.experiment, one.views) for one in event.experiments]
-        say(mlflow_links(event.address, event.place, experiments))
-        if event.served:
-            say("Ctrl-C ends it.\n")
 
 
 @click.command()
@@ -239,7 +209,7 @@ def ui(storage: Path, port: int | None) -> None:
       orch ui
       orch ui --storage /mnt/shared/runs --port 5000
     """
-    orch.ui(storage, port=port, progress=UiDisplay())
+    orch.ui(storage, port=port, progress=Display())
 
 
 COMMANDS = (runs, status, logs, report, compare, sync, ui)

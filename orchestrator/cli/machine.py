@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import TaskDisplay
-from orchestrator.cli.terminal import JSON, STORAGE, say, say_json
-from orchestrator.lifecycle.events import interruptible
+from orchestrator.cli.display import Display
+from orchestrator.cli.terminal import JSON, STORAGE, show
+from orchestrator.lifecycle.progress import interruptible
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -31,10 +31,7 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
     from orchestrator.render.doctor_screen import doctor_screen
 
     found = orch.doctor(storage, address=address)
-    if as_json:
-        say_json(found)
-    else:
-        say(doctor_screen(found))
+    show(found, lambda: doctor_screen(found), as_json=as_json)
     raise SystemExit(1 if found.broken else 0)
 
 
@@ -60,12 +57,13 @@ def calibrate(as_json: bool) -> None:
     """
     from orchestrator.render.calibration_screen import calibration_screen
 
-    stored = orch.calibrate(progress=TaskDisplay())
-    if as_json:
-        say_json(stored.profile)
-    else:
-        following = "orch submit specs/tiny_2pod.yaml"
-        say(calibration_screen(stored.profile, str(stored.path), following))
+    stored = orch.calibrate(progress=Display())
+    following = "orch submit specs/tiny_2pod.yaml"
+    show(
+        stored.profile,
+        lambda: calibration_screen(stored.profile, str(stored.path), following),
+        as_json=as_json,
+    )
 
 
 @click.command()

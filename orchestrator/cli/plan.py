@@ -1,14 +1,17 @@
 """The commands that need no chip and no cluster: init, schema, plan, explain, prove, score."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import TaskDisplay
-from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, say_json
-from orchestrator.lifecycle.events import interruptible
+from orchestrator.cli.display import Display
+from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, show
+from orchestrator.lifecycle.progress import interruptible
+
+if TYPE_CHECKING:
+    from orchestrator.types.plan import Plan
 
 INFEASIBLE, NO_FIT = 2, 3
 
@@ -63,26 +66,18 @@ def schema(of_study: bool) -> None:
 @SET
 @JSON
 @click.option(
-    "--alternatives",
-    type=click.IntRange(0, 50),
-    default=0,
-    metavar="N",
+    "--alternatives", type=click.IntRange(0, 50), default=0, metavar="N",
     help="Also show N runners-up and what each loses.",
-)
+)  # fmt: skip
 @click.option(
-    "--profile",
-    metavar="DIGEST",
+    "--profile", metavar="DIGEST",
     help="Forecast on what `orch calibrate` measured on a machine of these chips.",
-)
+)  # fmt: skip
 @interruptible("planning")
 def plan(
-    spec: Path,
-    other: Path | None,
-    overrides: tuple[str, ...],
-    as_json: bool,
-    alternatives: int,
-    profile: str | None,
-) -> None:
+    spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool,
+    alternatives: int, profile: str | None,
+) -> None:  # fmt: skip
     """Find the fastest realizable plan of SPEC. Memory, time and cost are forecast.
 
     With OTHER, compare the plans of both: what differs, and what that does to each line of their
@@ -99,56 +94,45 @@ def plan(
       orch plan specs/studies/llama3_70b_pods.yaml
       orch plan my-h200.yaml --profile 3f9a1c07
     """
-    from orchestrator.spec import is_study
-
-    of_study = is_study(spec)
+    is_study = orch.is_study(spec)
     for option, given in (("--alternatives", alternatives), ("--profile", profile)):
-        if given and (other or of_study):
+        if given and (other or is_study):
             raise click.UsageError(f"{option} goes with the plan of one spec")
     if other:
         show_diff(spec, other, overrides, as_json=as_json)
-    elif of_study:
+    elif is_study:
         show_study(spec, overrides, as_json=as_json)
     else:
-        show_plan(spec, overrides, alternatives, profile, as_json=as_json)
+        plans = orch.plans(spec, 1 + alternatives, overrides, profile=profile)
+        following = next_command("explain", spec, overrides)
+        found = plans if alternatives else plans[0]
+        show(found, lambda: plans_screen(plans, following), as_json=as_json)
 
 
-def show_plan(
-    spec: Path, overrides: tuple[str, ...], alternatives: int, profile: str | None, *, as_json: bool
-) -> None:
-    loaded = orch.load(spec, overrides)
-    plans = orch.plans(loaded, 1 + alternatives, profile=profile)
-    if as_json:
-        say_json(plans if alternatives else plans[0])
-        return
-    from orchestrator.render import plan_screen as render
+def plans_screen(plans: "list[Plan]", following: str) -> str:
+    from orchestrator.render.plan_screen import plan_screen
     from orchestrator.render.proof_screen import proof_summary
 
     known = orch.known_proof(plans[0])
     compiled = proof_summary(known.proof, known.age_s or 0.0) if known else ""
-    next_step = next_command("explain", spec, overrides)
-    say(render.plan_screen(plans[0], next_step, compiled, plans[1:]))
+    return plan_screen(plans[0], following, compiled, plans[1:])
 
 
 def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     from orchestrator.render.plan_diff_screen import plan_diff_screen
 
     found = orch.diff(first, orch.load(second, overrides))
-    if as_json:
-        say_json(found)
-    else:
-        say(plan_diff_screen(found, next_command("plan", second, overrides)))
+    following = next_command("plan", second, overrides)
+    show(found, lambda: plan_diff_screen(found, following), as_json=as_json)
 
 
 def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     from orchestrator.render.study_screen import study_screen
 
-    found = orch.study(spec, overrides, progress=TaskDisplay())
+    found = orch.study(spec, overrides, progress=Display())
     infeasible = any(one.infeasible for one in found.trials)
-    if as_json:
-        say_json(found)
-    else:
-        say(study_screen(found, "" if infeasible else next_command("submit", spec, overrides)))
+    following = "" if infeasible else next_command("submit", spec, overrides)
+    show(found, lambda: study_screen(found, following), as_json=as_json)
     if infeasible:
         raise SystemExit(INFEASIBLE)
 
@@ -158,13 +142,9 @@ def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
 @SET
 @JSON
 @click.option(
-    "--mfu",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=0.4,
-    show_default=True,
-    metavar="FRACTION",
-    help="Model FLOPs utilization to assume for days.",
-)
+    "--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.4, show_default=True,
+    metavar="FRACTION", help="Model FLOPs utilization to assume for days.",
+)  # fmt: skip
 @interruptible("working it out")
 def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -> None:
     """Derive the figures of SPEC, formula by formula. Published figures stand beside them.
@@ -177,10 +157,8 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
     from orchestrator.render.explain_screen import explain_screen
 
     found = orch.explain(spec, overrides, mfu=mfu)
-    if as_json:
-        say_json(found)
-    else:
-        say(explain_screen(found, next_command("plan", spec, overrides)))
+    following = next_command("plan", spec, overrides)
+    show(found, lambda: explain_screen(found, following), as_json=as_json)
 
 
 @click.command()
@@ -188,11 +166,9 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 @SET
 @JSON
 @click.option(
-    "--hlo",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
+    "--hlo", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Keep the compiled program's text in DIR; compiles even what is in the cache.",
-)
+)  # fmt: skip
 @click.option(
     "--search-remat",
     is_flag=True,
@@ -221,11 +197,12 @@ def prove(
     """
     from orchestrator.render import proof_screen as render
 
-    display, loaded = TaskDisplay(), orch.load(spec, overrides)
+    display, loaded = Display(), orch.load(spec, overrides)
     found = orch.prove(loaded, hlo=hlo, progress=display)
     others = orch.prove_less_recompute(loaded, progress=display) if search_remat else []
     if as_json:
-        say_json([found.proof, *(one.proof for one in others)] if others else found.proof)
+        proofs = [found.proof, *(one.proof for one in others)]
+        show(proofs if others else found.proof, as_json=True)
     else:
         following = next_command("submit", spec, overrides)
         say(render.proof_screen(found.plan, found.proof, found.age_s, following))
@@ -243,10 +220,9 @@ def prove(
     "runs", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUNS.csv]"
 )
 @click.option(
-    "--without",
-    type=click.Choice(["document", "group"]),
+    "--without", type=click.Choice(["document", "group"]),
     help="Learn anew without each document, or each source and chip, and score what was left out.",
-)
+)  # fmt: skip
 @JSON
 @interruptible("scoring")
 def score(runs: Path | None, without: Literal["document", "group"] | None, as_json: bool) -> None:
@@ -264,10 +240,8 @@ def score(runs: Path | None, without: Literal["document", "group"] | None, as_js
     from orchestrator.render.score_screen import score_screen
 
     found = orch.score(runs, without=without)
-    if as_json:
-        say_json(found)
-    else:
-        say(score_screen(found, "orch score" if without else "orch score --without document"))
+    following = "orch score" if without else "orch score --without document"
+    show(found, lambda: score_screen(found, following), as_json=as_json)
 
 
 COMMANDS = (init, schema, plan, explain, prove, score)

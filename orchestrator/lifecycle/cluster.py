@@ -15,18 +15,12 @@ from orchestrator.launch import preflight
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.launch.ray import preflight_job, slices
 from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
-from orchestrator.lifecycle.commands import run_command
-from orchestrator.lifecycle.events import (
-    ClusterReady,
-    JobStarted,
-    Progress,
-    Stage,
-    TaskEnded,
-    interruptible,
-)
+from orchestrator.lifecycle.progress import Progress, interruptible
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.render.launch_screen import cluster_problems
+from orchestrator.render.next_commands import run_command
 from orchestrator.types import codec
+from orchestrator.types.events import ClusterReady, JobStarted, Stage, TaskEnded
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run, StateReason

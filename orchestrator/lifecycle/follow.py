@@ -16,10 +16,10 @@ from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, Superseded
 from orchestrator.launch.ray.job_client import ENDED, ClusterUnusable, RayJobs
 from orchestrator.lifecycle import recording
-from orchestrator.lifecycle.events import (
+from orchestrator.lifecycle.progress import Progress
+from orchestrator.types.events import (
     FollowStarted,
     LeftRunning,
-    Progress,
     RunEnded,
     RunUpdate,
     TaskEnded,

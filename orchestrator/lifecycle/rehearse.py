@@ -10,17 +10,11 @@ from pathlib import Path
 from orchestrator import journal, launch, tracking
 from orchestrator.errors import Superseded
 from orchestrator.launch.ray.slices import devices_per_host
-from orchestrator.lifecycle.events import (
-    FollowStarted,
-    NodesUp,
-    Progress,
-    Stopping,
-    TaskEnded,
-    Trouble,
-)
 from orchestrator.lifecycle.follow import RunWatch, interrupt_name, interrupts
+from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.plan.rehearsal import Rehearsal
+from orchestrator.types.events import FollowStarted, NodesUp, Stopping, TaskEnded, Trouble
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import ReasonCode, Run, StateReason
