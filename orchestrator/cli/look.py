@@ -21,10 +21,7 @@ def runs(storage: Path, as_json: bool) -> None:
 
     --json is a list of the runs; `orch status STUDY --json` describes a study.
 
-    \b
-    Example:
-      orch runs
-      orch runs --storage /mnt/shared/runs --json
+    Example: orch runs --storage /mnt/shared/runs --json
     """
     from orchestrator.render.runs_screen import runs_screen
 
@@ -41,10 +38,7 @@ def status(run: str, storage: Path, as_json: bool) -> None:
 
     With a study it shows every run, and the scaling as far as it is measured.
 
-    \b
-    Example:
-      orch status llama3-70b-4pod-3f9a1c07-1
-      orch status tiny-weak-study-d7c7d06e
+    Example: orch status llama3-70b-4pod-3f9a1c07-1
     """
     found = orch.status(run, storage)
     if as_json:
@@ -77,17 +71,15 @@ def logs(
 
     Without --rank, the last 100 lines of each of 8 ranks, and of the driver.
 
-    \b
-    Example:
-      orch logs llama3-70b-4pod-3f9a1c07-1
-      orch logs llama3-70b-4pod-3f9a1c07-1 --rank 3 -f
+    Example: orch logs llama3-70b-4pod-3f9a1c07-1 --rank 3 -f
     """
     from orchestrator.render.status_screen import log_line, log_title
     from orchestrator.types import codec
 
     if follows:
+        alone = rank is not None
         for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=show_end):
-            click.echo(codec.to_json(line) if as_json else log_line(line, alone=rank is not None))
+            click.echo(codec.to_json(line) if as_json else log_line(line, alone=alone))
         return
     found = orch.logs(run, storage, rank=rank, attempt=attempt)
     if found.empty:
@@ -114,9 +106,7 @@ def show_end(event: object) -> None:
 def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """Compare RUNs with their forecasts, and with each other.
 
-    \b
-    Example:
-      orch compare llama3-70b-4pod-3f9a1c07-1 llama3-70b-4pod-3f9a1c07-2
+    Example: orch compare llama3-70b-4pod-3f9a1c07-1 llama3-70b-4pod-3f9a1c07-2
     """
     from orchestrator.render.compare_screen import compare_screen
 
@@ -136,14 +126,10 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     """Write RUN as one HTML page that needs nothing else. Measured stands beside predicted.
 
-    The roofline, time per step line by line, memory, MFU over steps, and where the time went; for a
-    study the scaling curves with the ideal line, its trials, and where measured and predicted part.
+    It has the roofline, time per step line by line, memory, MFU over steps, and where the time
+    went; for a study the scaling curves, its trials, and where measured and predicted differ.
 
-    \b
-    Example:
-      orch report llama3-70b-4pod-3f9a1c07-1
-      orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
-      orch report tiny-weak-study-d7c7d06e
+    Example: orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
     """
     from orchestrator.render.layout import fit
     from orchestrator.render.report_text import run_verdict
@@ -171,20 +157,16 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
 def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """Bring MLflow up to the journals of RUNs. Without any it does so for all runs.
 
-    Runs are recorded while they go on, and later commands record what was missed, so this is needed
-    only to be sure, or after a server was gone. It may be done any number of times: what MLflow has
-    is not sent again.
+    Runs are recorded while they go on, and later commands record what was missed: this is for
+    being sure, or for after a server was gone. What MLflow has is not sent again.
 
     \b
     Exit status:
       0  everything is recorded, or its own driver is at it
-      1  a run could not be recorded; the message says why
+      1  a run could not be recorded
       2  an unknown run, or an address that cannot be used
 
-    \b
-    Example:
-      orch sync
-      orch sync llama3-70b-4pod-3f9a1c07-1 --json
+    Example: orch sync llama3-70b-4pod-3f9a1c07-1 --json
     """
     from orchestrator.render.sync_screen import sync_screen
 
@@ -204,10 +186,7 @@ def ui(storage: Path, port: int | None) -> None:
     It listens on 127.0.0.1 alone. Where runs are recorded on a server, that server shows them: the
     comparisons are set up there, and their links printed.
 
-    \b
-    Example:
-      orch ui
-      orch ui --storage /mnt/shared/runs --port 5000
+    Example: orch ui --storage /mnt/shared/runs --port 5000
     """
     orch.ui(storage, port=port, progress=Display())
 

@@ -23,10 +23,7 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
     It looks and changes nothing. The exit status is 1 when something that most commands need is
     broken, or a cluster or MLflow server that is named does not answer.
 
-    \b
-    Example:
-      orch doctor
-      orch doctor --address http://10.0.0.2:8265
+    Example: orch doctor --address http://10.0.0.2:8265
     """
     from orchestrator.render.doctor_screen import doctor_screen
 
@@ -50,10 +47,7 @@ def calibrate(as_json: bool) -> None:
       0  the profile is stored
       1  the devices cannot be measured, or the profile cannot be stored
 
-    \b
-    Example:
-      orch calibrate
-      orch calibrate --json
+    Example: orch calibrate --json
     """
     from orchestrator.render.calibration_screen import calibration_screen
 
@@ -71,10 +65,7 @@ def calibrate(as_json: bool) -> None:
 def completion(shell: str) -> None:
     """Print the shell completion script.
 
-    \b
-    Example:
-      eval "$(orch completion bash)"
-      orch completion fish > ~/.config/fish/completions/orch.fish
+    Example: eval "$(orch completion bash)"
     """
     from click.shell_completion import get_completion_class
 

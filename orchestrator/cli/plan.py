@@ -7,8 +7,9 @@ import click
 
 import orchestrator as orch
 from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, show
+from orchestrator.cli.terminal import JSON, SET, SPEC, say, show
 from orchestrator.lifecycle.progress import interruptible
+from orchestrator.render.next_commands import spec_command
 
 if TYPE_CHECKING:
     from orchestrator.types.plan import Plan
@@ -42,7 +43,7 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
         raise click.UsageError("name the file to write, for example my-run.yaml")
     path = path or Path(f"{example}.yaml")
     spec.create(path, example)
-    click.echo(f"wrote {path}\nNext: {next_command('plan', path, ())}")
+    click.echo(f"wrote {path}\nNext: {spec_command('plan', path, ())}")
 
 
 @click.command()
@@ -50,10 +51,7 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
 def schema(of_study: bool) -> None:
     """Print the JSON Schema of a spec. Editors complete and check specs with it.
 
-    \b
-    Example:
-      orch schema > spec.schema.json
-      orch schema --study > study.schema.json
+    Example: orch schema --study > study.schema.json
     """
     from orchestrator import spec
 
@@ -80,14 +78,11 @@ def plan(
 ) -> None:  # fmt: skip
     """Find the fastest realizable plan of SPEC. Memory, time and cost are forecast.
 
-    With OTHER, compare the plans of both: what differs, and what that does to each line of their
-    ledgers. --set then changes OTHER alone, so a spec can be compared with a variant of itself.
-
-    With a study, plan every trial and show the predicted scaling; exit 2 if a trial has no plan.
+    With OTHER, compare both plans, line by line; --set then changes OTHER alone. With a study, plan
+    every trial and show the predicted scaling; exit 2 if a trial has no plan.
 
     \b
     Example:
-      orch plan specs/llama3_70b_4pod.yaml
       orch plan specs/llama3_70b_4pod.yaml --set resources.pods=2 --alternatives 5
       orch plan specs/llama3_70b_1pod.yaml specs/llama3_70b_4pod.yaml
       orch plan specs/tiny_2pod.yaml specs/tiny_2pod.yaml --set resources.pods=4
@@ -104,7 +99,7 @@ def plan(
         show_study(spec, overrides, as_json=as_json)
     else:
         plans = orch.plans(spec, 1 + alternatives, overrides, profile=profile)
-        following = next_command("explain", spec, overrides)
+        following = spec_command("explain", spec, overrides)
         found = plans if alternatives else plans[0]
         show(found, lambda: plans_screen(plans, following), as_json=as_json)
 
@@ -122,7 +117,7 @@ def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json:
     from orchestrator.render.plan_diff_screen import plan_diff_screen
 
     found = orch.diff(first, orch.load(second, overrides))
-    following = next_command("plan", second, overrides)
+    following = spec_command("plan", second, overrides)
     show(found, lambda: plan_diff_screen(found, following), as_json=as_json)
 
 
@@ -131,7 +126,7 @@ def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
 
     found = orch.study(spec, overrides, progress=Display())
     infeasible = any(one.infeasible for one in found.trials)
-    following = "" if infeasible else next_command("submit", spec, overrides)
+    following = "" if infeasible else spec_command("submit", spec, overrides)
     show(found, lambda: study_screen(found, following), as_json=as_json)
     if infeasible:
         raise SystemExit(INFEASIBLE)
@@ -149,15 +144,12 @@ def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
 def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -> None:
     """Derive the figures of SPEC, formula by formula. Published figures stand beside them.
 
-    \b
-    Example:
-      orch explain specs/llama3_70b_4pod.yaml
-      orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
+    Example: orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
     """
     from orchestrator.render.explain_screen import explain_screen
 
     found = orch.explain(spec, overrides, mfu=mfu)
-    following = next_command("plan", spec, overrides)
+    following = spec_command("plan", spec, overrides)
     show(found, lambda: explain_screen(found, following), as_json=as_json)
 
 
@@ -190,10 +182,7 @@ def prove(
       2  the spec has no plan
       3  the plan does not fit, or more than gradients crosses pods
 
-    \b
-    Example:
-      orch prove specs/llama3_70b_4pod.yaml
-      orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full --json
+    Example: orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full
     """
     from orchestrator.render import proof_screen as render
 
@@ -204,7 +193,7 @@ def prove(
         proofs = [found.proof, *(one.proof for one in others)]
         show(proofs if others else found.proof, as_json=True)
     else:
-        following = next_command("submit", spec, overrides)
+        following = spec_command("submit", spec, overrides)
         say(render.proof_screen(found.plan, found.proof, found.age_s, following))
         if others:
             say("\n", render.remat_screen([(one.plan, one.proof) for one in others]))
@@ -231,11 +220,7 @@ def score(runs: Path | None, without: Literal["document", "group"] | None, as_js
     RUNS.csv has the columns of the project's own file, which is the default. A row that cannot be
     planned or converted is listed with its reason and counts in no figure.
 
-    \b
-    Example:
-      orch score
-      orch score --without document
-      orch score my-runs.csv --json
+    Example: orch score my-runs.csv --without document
     """
     from orchestrator.render.score_screen import score_screen
 

@@ -20,12 +20,11 @@ from orchestrator.cli.terminal import (
     YES,
     as_typed,
     aside,
-    next_command,
     say,
     show,
 )  # fmt: skip
 from orchestrator.errors import SpecError
-from orchestrator.render.next_commands import run_command
+from orchestrator.render.next_commands import run_command, spec_command
 from orchestrator.types.run import LIVE, Run
 from orchestrator.types.study import StudyReport, StudyStatus
 
@@ -46,7 +45,6 @@ class Steps(click.ParamType[tuple[int, int]]):
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int]:
-        """The first step, and the one after the last."""
         first, _, end = value.partition(":")
         if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
             self.fail(f"{value!r}: must be A:B with A below B, for example 10:13", param, ctx)
@@ -74,7 +72,7 @@ class Steps(click.ParamType[tuple[int, int]]):
     help="Steps to do; 20 in a rehearsal and run.steps on a cluster by default.",
 )  # fmt: skip
 @click.option(
-    "--devices-per-pod", type=click.Choice(["4", "8"]),
+    "--devices-per-pod", type=click.Choice([4, 8]),
     help="Emulated devices of each pod of a rehearsal; as few as the chip's slices allow.",
 )  # fmt: skip
 @click.option(
@@ -87,29 +85,27 @@ class Steps(click.ParamType[tuple[int, int]]):
 )  # fmt: skip
 @JSON
 def submit(
-    spec: Path, overrides: tuple[str, ...], as_json: bool, detach: bool, key: str | None, **how: Any
-) -> None:
+    spec: Path, overrides: tuple[str, ...], as_json: bool, yes: bool, dry_run: bool, detach: bool,
+    key: str | None, no_prove: bool, no_calibrate: bool, **how: Any,
+) -> None:  # fmt: skip
     """Plan and prove SPEC, and run it. It runs on a named cluster, or is rehearsed here.
 
     With no cluster named (--address, RAY_ADDRESS, cluster.address of SPEC), it is a rehearsal: a
-    small copy on emulated slices of this machine, with as many pods as SPEC has, up to eight: real
-    processes, real collectives between pods, the real trainer, checkpoints and journal. When it has
-    ended, or this command has, nothing of it is left running. Ctrl-C checkpoints and stops; press
-    it twice to stop immediately.
+    small copy on emulated slices of this machine, with up to eight pods, real processes, real
+    collectives, the real trainer, checkpoints and journal. Ctrl-C checkpoints and stops; press it
+    twice to stop immediately. Nothing is left running.
 
-    Every trial of a study is carried out so, one after another. What is done is not done again: the
-    same command continues where it was stopped.
+    On a named cluster it is the run itself, and outlives this command. The cluster is checked
+    first: slices, versions, storage, secrets. Then chips, time and dollars are shown and a person
+    is asked. Ctrl-C ends the following and not the run: `orch cancel` does that.
 
-    On a named cluster it is the run itself, and outlives this command. First the cluster is asked
-    whether it can serve: slices, versions, storage, secrets. Then chips, time and dollars are shown
-    and a person is asked. Ctrl-C ends the following and not the run: `orch cancel` does that.
+    The trials of a study run one after another. The same command continues where it was stopped.
 
     \b
     Exit status:
       0    all steps are done; or submitted, with --detach; or shown, with --dry-run
-      1    it failed, run.storage takes no run, or the cluster cannot serve it
-           or be reached
-      2    the spec cannot be served, or --yes is needed where nobody can be asked
+      1    it failed, run.storage takes no run, or the cluster cannot be used
+      2    the spec has no plan, or --yes is needed where nobody can be asked
       3    the plan does not fit, or more than gradients crosses pods
       130  interrupted, cancelled or no longer followed, or the answer was no
 
@@ -120,40 +116,24 @@ def submit(
       orch submit specs/studies/tiny_weak.yaml --no-prove
       orch submit specs/llama3_70b_4pod.yaml --address http://10.0.0.2:8265 --detach --key nightly
     """
-    other_plans = next_command("plan", spec, overrides, "--alternatives", "5")
+    other_plans = spec_command("plan", spec, overrides, "--alternatives", "5")
     display = Display(other_plans, detach=detach)
-    options: dict[str, Any] = {
-        "address": how["address"],
-        "prove": not how["no_prove"],
-        "calibrate": not (how["no_calibrate"] or how["dry_run"]),
-        "steps": how["steps"],
-        "devices_per_pod": int(how["devices_per_pod"] or 0) or None,
-        "profile": how["profile"],
-        "code": how["code"],
-        "confirm": confirmation(yes=how["yes"], dry_run=how["dry_run"]),
-        "progress": display,
-    }
+    how |= {"prove": not no_prove, "calibrate": not (no_calibrate or dry_run)}
+    how |= {"confirm": confirmation(yes=yes, dry_run=dry_run), "progress": display}
     if orch.is_study(spec):
-        refuse_for_studies(**{"--key": key, "--json": as_json, "--detach": detach})
-        finish_study(orch.submit_study(spec, overrides, **options))
-    if as_json and how["dry_run"]:
+        for option, given, why in (
+            ("--key", key, "a study's key is made of all that it asks"),
+            ("--json", as_json, "see orch status STUDY --json"),
+            ("--detach", detach, "somebody must start trial after trial, and this command does"),
+        ):
+            if given:
+                raise SpecError(f"{option} is for one run: {why}")
+        finish_study(orch.submit_study(spec, overrides, **how))
+    if as_json and dry_run:
         raise SpecError("--json describes a run, and --dry-run makes none: see orch plan --json")
     with aside(as_json):
-        run = orch.submit(spec, overrides, key=key, detach=detach, **options)
+        run = orch.submit(spec, overrides, key=key, detach=detach, **how)
     finish(run, left=display.left, as_json=as_json)
-
-
-OPTIONS_OF_RUNS = {
-    "--key": "a study's key is made of all that it asks",
-    "--json": "see orch status STUDY --json",
-    "--detach": "somebody must start trial after trial, and this command does",
-}
-
-
-def refuse_for_studies(**given: object) -> None:
-    for option, value in given.items():
-        if value:
-            raise SpecError(f"{option} is for one run: {OPTIONS_OF_RUNS[option]}")
 
 
 def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
@@ -206,15 +186,11 @@ def finish_study(result: "StudyResult") -> NoReturn:
 def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **how: Any) -> None:
     """Resume RUN from its last checkpoint. It failed, was cancelled or lost its driver.
 
-    A new attempt begins in the same journal, with fresh budgets of retries; what was asked of the
-    run before no longer counts. With --pods the plan is another one: of the same batch, by more
-    accumulation, or of the nearest batch that those pods can have; the data continues where it was.
-    A rehearsal is rehearsed again, on a local cluster of this machine, and followed. Any other run
-    continues where it was, or on the cluster that is named now, in the code that it was submitted
-    with, after the same questions as at `orch submit`.
-
-    \b
-    Exit status: as that of `orch submit`.
+    A new attempt begins in the same journal, with fresh retry budgets. With --pods it has another
+    plan: the same batch by more accumulation, or the nearest batch that those pods can have; the
+    data continues where it was. A rehearsal continues on this machine. Any other run continues on
+    its cluster, or on the one named now, in the code that it was submitted with. Questions and exit
+    status are those of `orch submit`.
 
     \b
     Example:
@@ -237,9 +213,7 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
 
     With a study the run that goes on is asked; no other begins then.
 
-    \b
-    Example:
-      orch cancel llama3-70b-4pod-3f9a1c07-1
+    Example: orch cancel llama3-70b-4pod-3f9a1c07-1
     """
     from orchestrator.render.status_screen import cancel_text
 
@@ -263,9 +237,7 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
 
     A run that is still driven is not removed. A study goes with all its runs.
 
-    \b
-    Example:
-      orch rm llama3-70b-4pod-3f9a1c07-1
+    Example: orch rm llama3-70b-4pod-3f9a1c07-1
     """
     from orchestrator.render.status_screen import removal_question, removed_text
 

@@ -77,20 +77,6 @@ def aside(as_json: bool) -> Iterator[None]:
         yield
 
 
-def next_command(name: str, spec: Path, overrides: tuple[str, ...], *more: str) -> str:
-    """The exact command to type next, with the same overrides."""
-    words = ["orch", name, str(spec)]
-    for override in overrides:
-        words += ["--set", override]
-    return shlex.join([*words, *more])
-
-
 def as_typed(*without: str) -> str:
     """The command that was typed, without some of its words."""
     return shlex.join(["orch", *(word for word in sys.argv[1:] if word not in without)])
-
-
-def clear_line() -> None:
-    """Remove the ^C that a terminal shows where it was pressed."""
-    if is_live(sys.stderr):
-        click.echo("\r\033[K", err=True, nl=False)

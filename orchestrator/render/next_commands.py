@@ -1,11 +1,18 @@
 """The commands that a message proposes to type next."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.types.run import Run
 
 RUNS = Path("runs")  # where runs are stored when nothing else is said
+
+
+def spec_command(name: str, spec: Path, overrides: Sequence[str], *more: str) -> str:
+    """A command about a spec, with the same overrides."""
+    settings = [word for override in overrides for word in ("--set", override)]
+    return shlex.join(["orch", name, str(spec), *settings, *more])
 
 
 def run_command(name: str, run: str, storage: Path, *more: str) -> str:
