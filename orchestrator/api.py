@@ -85,10 +85,10 @@ def plans(
 
 def diff(first: SpecSource, second: SpecSource) -> "PlanDiff":
     """The difference between the plans of two specs, decision by decision and line by line."""
-    from orchestrator.plan.plan_diff import beside
+    from orchestrator.plan.plan_diff import diff_plans
 
     specs = _loaded(first), _loaded(second)
-    return beside(specs, (plan(specs[0]), plan(specs[1])))
+    return diff_plans(specs, (plan(specs[0]), plan(specs[1])))
 
 
 def explain(spec: SpecSource, overrides: Sequence[str] = (), *, mfu: float = 0.4) -> "Explanation":

@@ -1,30 +1,30 @@
-"""Every error that orch raises on purpose, in one tree. Imports nothing.
+"""All errors that orch raises on purpose. Imports nothing.
 
-`cli` prints the text and exits with `exit_code`; anything else that escapes is a bug.
+The command line prints the text and exits with `exit_code`. Any other exception is a bug.
 """
 
 
 class OrchError(Exception):
-    """A failure with one clear message for the person at the terminal."""
+    """A failure with one message for the user."""
 
     exit_code = 1
-    is_prose = False  # whether its lines may be wrapped: one that quotes a file may not
+    is_prose = False  # whether long lines may be wrapped; a message that quotes a file keeps them
 
 
 class SpecError(OrchError):
-    """The spec cannot be served as it stands: it is wrong, or no plan can meet it."""
+    """The spec is wrong, or no plan satisfies it."""
 
     exit_code = 2
 
 
 class Interrupted(OrchError):
-    """Ctrl-C, while something took long; the text says what, and what is left of it."""
+    """Ctrl-C during a long operation. The text says which one, and what it leaves behind."""
 
     exit_code = 130
 
 
 class UnknownName(SpecError):
-    """A chip, model, topology or key that nobody knows; the text lists what is known."""
+    """A chip, model, topology or key is unknown. The text lists the known ones."""
 
     def __init__(self, kind: str, name: object, known: list[str]) -> None:
         self.kind, self.name, self.known = kind, name, known
@@ -32,7 +32,7 @@ class UnknownName(SpecError):
 
 
 class NoSuchSlice(SpecError):
-    """A topology that a chip does not have: why, and what it has (`legal`) instead."""
+    """A chip does not have this topology. `legal` lists those that it has."""
 
     def __init__(self, reason: str, legal: list[str], legal_are: str) -> None:
         self.reason, self.legal = reason, legal
@@ -41,53 +41,54 @@ class NoSuchSlice(SpecError):
 
 
 class UnknownRun(UnknownName):
-    """No run of a folder begins so; the text says which folder, and what is in it."""
+    """No run in a folder has a key that begins like this. The text lists the runs there."""
 
     def __init__(self, kind: str, name: object, known: list[str], folder: object) -> None:
         super().__init__(kind, name, known)
-        held = f"known: {', '.join(known)}" if known else "it holds none\nNext: orch submit SPEC"
-        self.args = (f"no {kind} in {folder} begins with {name!r}; {held}",)
+        runs = f"known: {', '.join(known)}" if known else "the folder is empty"
+        next_step = "" if known else "\nNext: orch submit SPEC"
+        self.args = (f"no {kind} in {folder} begins with {name!r}; {runs}{next_step}",)
 
 
 class MissingExtra(OrchError):
-    """An optional dependency is not installed; `extra` brings it."""
+    """Optional packages are not installed. `extra` installs them."""
 
     def __init__(self, extra: str, packages: list[str]) -> None:
         self.extra, self.packages = extra, packages
-        lacking = f"not installed here: {', '.join(packages)}"
-        super().__init__(f"{lacking}\nNext: pip install 'orch[{extra}]'")
+        missing = f"not installed here: {', '.join(packages)}"
+        super().__init__(f"{missing}\nNext: pip install 'orch[{extra}]'")
 
 
 class ProofUnavailable(OrchError):
-    """There is no verdict on a plan: no compiler is here for it, or the compiler failed."""
+    """A plan cannot be proved: this machine has no compiler for it, or the compiler failed."""
 
 
 class MeasurementFailed(OrchError):
-    """The devices at hand cannot be measured, or what was measured cannot be kept."""
+    """The devices cannot be measured, or the measurement cannot be stored."""
 
 
 class DataUnusable(SpecError):
-    """A token set is missing, damaged, too small, or made for another vocabulary."""
+    """A token set is missing, damaged, too small, or has another vocabulary."""
 
 
 class CheckpointFailed(OrchError):
-    """A checkpoint could not be written, or none that is there can be read."""
+    """A checkpoint cannot be written, or no existing one can be read."""
 
 
 class LossNotFinite(OrchError):
-    """The loss or its gradient became infinite or no number at all."""
+    """The loss or its gradient is infinite or NaN."""
 
 
 class JournalUnwritable(OrchError):
-    """The journal of a run cannot be written: a full disk, no permission, no hard links."""
+    """A run's journal cannot be written: a full disk, no permission, no hard links."""
 
 
 class JournalUnreadable(OrchError):
-    """A directory holds no journal that can be read, or that of a newer orch."""
+    """A folder has no readable journal, or that of a newer orch."""
 
 
 class RunExists(OrchError):
-    """The run key is taken; one key is one run."""
+    """Another run has this key already."""
 
     def __init__(self, key: str, path: object) -> None:
         self.key, self.path = key, path
@@ -95,12 +96,12 @@ class RunExists(OrchError):
 
 
 class RunIsLive(OrchError):
-    """What was asked needs a run that nothing drives any more."""
+    """The operation needs a run without a driver, but this run has one."""
 
 
 class RunHasEnded(OrchError):
-    """What was asked needs a run that has not ended."""
+    """The operation needs a live run, but this run has ended."""
 
 
 class Superseded(OrchError):
-    """Another driver has taken over the run; this one must stop and write nothing more."""
+    """Another driver has taken over the run. This one stops and writes nothing more."""

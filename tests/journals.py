@@ -1,4 +1,4 @@
-"""Journals for tests: small plans, made-up steps, a clock that is set by hand."""
+"""Journals for tests: small plans, invented steps, a clock that is set by hand."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def reason(detail: str, code: ReasonCode = "error") -> StateReason:
 
 @cache
 def tiny_spec(pods: int = 2) -> Spec:
-    """A spec of a model that is planned at once."""
+    """A spec that is planned quickly."""
     return spec_of(TINY, sequences=64, length=64, chip="v5e", topology="2x2", pods=pods)
 
 
@@ -52,14 +52,14 @@ def tiny_plan(pods: int = 2) -> Plan:
 
 
 def run_request(**changes: Any) -> RunRequest:
-    """What a run of the tiny plan starts from."""
+    """A request for a run of the tiny plan."""
     fields: dict[str, Any] = {"spec": tiny_spec(), "plan": tiny_plan(), "steps": 100}
     return RunRequest(**fields | changes)
 
 
 @dataclass
 class Clock:
-    """The time, which passes only when a test says so."""
+    """A clock that only tests advance."""
 
     now_s: float = 1_800_000_000.0
 
@@ -68,7 +68,7 @@ class Clock:
 
 
 def step(index: int, *, restored: int | None = None, **changes: Any) -> Step:
-    """A step; with `restored` it opens an attempt that had restored so many."""
+    """A step; with `restored` the first of an attempt that restored that many."""
     fields: dict[str, Any] = {
         "index": index, "step_s": 0.25, "data_s": 0.0, "checkpoint_s": 0.0, "tokens": 4096,
         "loss": 2.0, "grad_norm": 1.0, "learning_rate": 1e-3,
@@ -81,19 +81,19 @@ def step(index: int, *, restored: int | None = None, **changes: Any) -> Step:
 
 
 def write_steps(path: Path, attempt: int, indices: range, **options: Any) -> None:
-    """What an attempt that restored the state before `indices` writes down."""
+    """Write the steps of an attempt that restored the state before `indices`."""
     with StepLog(path, attempt, **options) as log:
         for index in indices:
             log.append(step(index, restored=index if index == indices.start else None))
 
 
 def claimed_run(storage: Path, *, key: str = "it", **changes: Any) -> Writer:
-    """The writer of a new run, its driver."""
+    """The driver of a new run."""
     return journal.claim_run(journal.create_run(storage, run_request(**changes), key).journal)
 
 
 def failed_once(storage: Path, key: str = "it") -> Journal:
-    """A run whose first attempt failed after ten steps and whose second goes on."""
+    """A run whose first attempt failed after ten steps and whose second is running."""
     writer = claimed_run(storage, key=key)
     first = writer.start_attempt(tiny_plan(), ("slice-0", "slice-1"))
     write_steps(writer.journal.path, first, range(10))
@@ -104,12 +104,12 @@ def failed_once(storage: Path, key: str = "it") -> Journal:
 
 
 def state_after(*events: AnyEvent) -> RunState:
-    """The story of a run with these events after its submission."""
+    """The state of a run with these events after its submission."""
     return list(states_after(list(events)))[-1]
 
 
 def states_after(events: list[AnyEvent]) -> list[RunState]:
-    """The story after each event."""
+    """The state after each event."""
     so_far = [initial(SUBMITTED)]
     for number, event in enumerate(events, start=2):
         so_far.append(apply(so_far[-1], number, event))

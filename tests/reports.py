@@ -1,4 +1,4 @@
-"""Reports for tests: runs with steps that were made up, told by their journals' own fold."""
+"""Reports for tests: runs with invented steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ OPENING_S, STATE_S, COMPILE_S, FIRST_S = 10.0, 3.0, 20.0, 4.0
 
 
 def timed(start_s: float, indices: range, step_s: float, **changes: Any) -> list[TimedStep]:
-    """Steps one after another, the first with its opening, ending when each should."""
+    """Steps one after another, the first with its startup."""
     opening = Startup(steps_done=indices.start, skipped=(), state_s=STATE_S, compile_s=COMPILE_S)
     now_s = start_s + OPENING_S + STATE_S + COMPILE_S
     found = []
@@ -34,14 +34,14 @@ def timed(start_s: float, indices: range, step_s: float, **changes: Any) -> list
 
 
 def run_of(*events: AnyEvent, now_s: float = 10_000.0) -> Run:
-    """The run of these events, in a real run's journal."""
+    """The run with these events."""
     sight = Observation(now_s=now_s, heartbeat_at_s=now_s)
     found = build_run("it-1", "/runs/it-1", state_after(CLAIM, *events), sight)
     return replace(found, plan_digest=tiny_plan().digest)
 
 
 def preempted_run(step_s: float = 0.5) -> tuple[Run, Steps]:
-    """A run whose first attempt is preempted after ten steps; the second redoes the last five."""
+    """A run whose first attempt is preempted after ten steps; the second repeats the last five."""
     plan = tiny_plan().digest
     first = timed(10.0, range(10), step_s)
     second = timed(100.0, range(5, 20), step_s, data_s=0.1)
@@ -58,7 +58,7 @@ def preempted_run(step_s: float = 0.5) -> tuple[Run, Steps]:
 def finished_run(
     storage: Path, key: str, *, plan: Plan, steps: Sequence[Step], **changes: Any
 ) -> Writer:
-    """The journal of a run that did these steps and succeeded."""
+    """The journal of a successful run with these steps."""
     clock = Clock()
     fields = {"plan": plan, "steps": len(steps)} | changes
     created = journal.create_run(storage, run_request(**fields), key, clock)
@@ -83,7 +83,7 @@ def finished_study(
     steps: int = 6,
     **changes: Any,
 ) -> StudyJournal:
-    """A study of which every repeat of every trial has run, each step for so long."""
+    """A study in which every repeat of every trial has run."""
     recorded = journal.open_study(storage, StudyRequest(study=study, steps=steps), {})
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
     for repeat in range(1, study.repeats + 1):

@@ -151,7 +151,13 @@ def test_a_changed_batch_takes_the_next_sequences(own: int, now: int, done: int,
     """Every sequence once and in its order, whatever the batch was; rows still stand alone."""
     source = Synthetic(vocab=64, length=4, seed=3)
     whole = np.concatenate([source.batch(step, range(own)) for step in range(80)])
-    later = ResumedData(source=source, own=own, sequences=now, begin=done, first=done * own)
+    later = ResumedData(
+        source=source,
+        source_sequences=own,
+        sequences=now,
+        first_step=done,
+        first_sequence=done * own,
+    )
     steps = [later.batch(step, range(now)) for step in range(done, done + 4)]
     assert np.array_equal(np.concatenate(steps), whole[done * own :][: 4 * now])
     part = range(min(row, now - 1), now)
@@ -162,5 +168,7 @@ def test_a_changed_batch_takes_the_next_sequences(own: int, now: int, done: int,
 def test_an_unchanged_batch_is_what_it_was() -> None:
     """A run whose batch stays sees what it would have seen."""
     source = Synthetic(vocab=64, length=4, seed=3)
-    same = ResumedData(source=source, own=6, sequences=6, begin=7, first=42)
+    same = ResumedData(
+        source=source, source_sequences=6, sequences=6, first_step=7, first_sequence=42
+    )
     assert np.array_equal(same.batch(9, range(2, 5)), source.batch(9, range(2, 5)))

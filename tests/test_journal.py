@@ -1,4 +1,4 @@
-"""The journal on disk: how a run begins, what its driver writes, and what others read."""
+"""The journal on disk: how a run is created, what its driver writes, and what others read."""
 
 import threading
 from pathlib import Path
@@ -13,8 +13,7 @@ from orchestrator.types.run import Run, Status, TrackedRun
 from tests.journals import claimed_run, failed_once, reason, run_request, step, tiny_plan, tiny_spec
 
 
-def test_a_new_run_holds_what_it_starts_from(tmp_path: Path) -> None:
-    """Spec, plan and documents are there as they were given; the run is submitted."""
+def test_a_new_run_stores_its_spec_plan_and_documents(tmp_path: Path) -> None:
     asked = run_request(
         rehearsal=True,
         rehearses=tiny_plan(4),
@@ -33,29 +32,14 @@ def test_a_new_run_holds_what_it_starts_from(tmp_path: Path) -> None:
     assert (found.paths.documents / "spec.yaml").read_bytes() == b"name: asked # as written\n"
 
 
-def test_steps_of_an_earlier_orch_are_read(tmp_path: Path) -> None:
-    """They had no memory, and have none now."""
-    writer = claimed_run(tmp_path)
-    number = writer.start_attempt(tiny_plan())
-    line = (
-        b'{"at_s":7.5,"step":{"index":0,"step_s":0.25,"data_s":0.0,"checkpoint_s":0.0,"tokens":4096,'
-        b'"loss":2.0,"grad_norm":1.0,"learning_rate":0.001,"tokens_per_s_per_chip":null,'
-        b'"model_flops_per_s_per_chip":null,"mfu":null,"trainer_metrics":{},"startup":null}}\n'
-    )
-    writer.journal.paths.steps(number).write_bytes(line)
-    [timed] = writer.journal.steps(writer.run())
-    assert (timed.at_s, timed.step.loss, timed.step.peak_hbm_bytes) == (7.5, 2.0, None)
-
-
-def test_a_run_is_called_after_its_spec_and_plan_and_counted(tmp_path: Path) -> None:
-    """Without a key, every submission is a run of its own."""
+def test_a_default_key_names_spec_plan_and_number(tmp_path: Path) -> None:
     keys = [journal.create_run(tmp_path, run_request()).journal.key for _ in range(3)]
     plan = codec.short(tiny_plan().digest)
     assert keys == [f"asked-{plan}-1", f"asked-{plan}-2", f"asked-{plan}-3"]
 
 
-def test_one_key_is_one_run(tmp_path: Path) -> None:
-    """The second submission of a key changes nothing and says where the first is."""
+def test_an_existing_key_is_refused(tmp_path: Path) -> None:
+    """The first run is unchanged, and the error says where it is."""
     first = journal.create_run(tmp_path, run_request(), "mine").journal.run()
     with pytest.raises(RunExists, match="mine exists already") as refused:
         journal.create_run(tmp_path, run_request(steps=7), "mine")
@@ -66,8 +50,7 @@ def test_one_key_is_one_run(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_of_many_who_submit_one_key_one_makes_the_run(tmp_path: Path) -> None:
-    """At the same moment too; with no key, each makes one."""
+def test_of_many_submissions_with_one_key_one_succeeds(tmp_path: Path) -> None:
     outcomes: list[str] = []
 
     def submit(key: str | None) -> None:
@@ -86,23 +69,22 @@ def test_of_many_who_submit_one_key_one_makes_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["", ".hidden", "a/b", "..", "a b", "x" * 101, "ключ", "-f", "a\n"])
-def test_a_key_is_a_plain_name(tmp_path: Path, key: str) -> None:
-    """What could leave the storage or read as an option is refused, with a legal one."""
+def test_an_illegal_key_is_refused(tmp_path: Path, key: str) -> None:
+    """A key must not leave the storage or look like an option."""
     with pytest.raises(SpecError, match="for example asked-1"):
         journal.create_run(tmp_path, run_request(), key)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_that_name_is_no_run_and_stays(tmp_path: Path) -> None:
-    """A key that a foreign file bears is taken."""
+def test_a_foreign_file_with_the_name_of_a_key_is_kept(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("a note")
     with pytest.raises(RunExists):
         journal.create_run(tmp_path, run_request(), "mine")
     assert (tmp_path / "mine").read_text() == "a note"
 
 
-def test_a_driver_writes_what_others_read(tmp_path: Path) -> None:
-    """Attempts with why each ended, the last step, and how the run stands."""
+def test_readers_see_what_the_driver_wrote(tmp_path: Path) -> None:
+    """Attempts with their ends, the last step, and the state."""
     found = failed_once(tmp_path)
     run = found.run()
     first, second = run.attempts
@@ -120,8 +102,7 @@ def test_a_driver_writes_what_others_read(tmp_path: Path) -> None:
     assert run.problems == ()
 
 
-def test_a_run_is_json_both_ways(tmp_path: Path) -> None:
-    """A reader in any language gets all of it, under the promised names."""
+def test_a_run_survives_json(tmp_path: Path) -> None:
     found = failed_once(tmp_path)
     run, status = found.run(), found.status()
     assert codec.from_json(codec.to_json(run), Run) == run
@@ -133,8 +114,8 @@ def test_a_run_is_json_both_ways(tmp_path: Path) -> None:
     assert status.forecast.step_s == tiny_plan().forecast.step_s
 
 
-def test_an_event_that_cannot_come_next_is_a_fault_of_the_driver(tmp_path: Path) -> None:
-    """Nothing is written; the driver is told what is wrong."""
+def test_an_event_out_of_order_is_an_error(tmp_path: Path) -> None:
+    """Nothing is written."""
     writer = claimed_run(tmp_path)
     with pytest.raises(ValueError, match="attempt 0 is not running"):
         writer.end_attempt("finished")
@@ -144,16 +125,15 @@ def test_an_event_that_cannot_come_next_is_a_fault_of_the_driver(tmp_path: Path)
     assert writer.run().problems == ()
 
 
-def test_one_attempt_has_one_process_that_writes_steps(tmp_path: Path) -> None:
-    """A second one would interleave its lines with the first one's."""
+def test_a_second_process_cannot_write_steps(tmp_path: Path) -> None:
+    """Its lines would mix with those of the first."""
     writer = claimed_run(tmp_path)
     number = writer.start_attempt(tiny_plan())
     with StepLog(writer.journal.path, number), pytest.raises(Superseded, match="another process"):
         StepLog(writer.journal.path, number)
 
 
-def test_waiting_for_the_same_thing_is_said_once(tmp_path: Path) -> None:
-    """A driver may say it in every round of its wait."""
+def test_the_same_pending_reason_is_recorded_once(tmp_path: Path) -> None:
     writer = claimed_run(tmp_path)
     for _ in range(3):
         writer.record_pending(reason("4 slices of 2x2 asked, 3 free", "waiting_for_slices"))
@@ -162,8 +142,8 @@ def test_waiting_for_the_same_thing_is_said_once(tmp_path: Path) -> None:
     assert len(list(writer.journal.paths.events.iterdir())) == 3
 
 
-def test_a_smaller_plan_is_kept_beside_the_first(tmp_path: Path) -> None:
-    """A run that goes on with fewer pods names the plan that it goes on with."""
+def test_each_attempt_names_its_own_plan(tmp_path: Path) -> None:
+    """A run that continues with fewer pods has another plan."""
     writer = claimed_run(tmp_path, plan=tiny_plan(4), spec=tiny_spec(4))
     writer.start_attempt(tiny_plan(4))
     writer.end_attempt("preemption")
@@ -174,8 +154,8 @@ def test_a_smaller_plan_is_kept_beside_the_first(tmp_path: Path) -> None:
     assert writer.journal.plan(run.plan_digest) == tiny_plan(2)
 
 
-def test_the_first_tracking_run_stays(tmp_path: Path) -> None:
-    """Two recorders agree on one MLflow run: the one that was noted first."""
+def test_the_first_tracked_run_stays(tmp_path: Path) -> None:
+    """Two recorders agree on one record."""
     found = journal.create_run(tmp_path, run_request()).journal
     first = TrackedRun(tracker="mlflow", uri="sqlite:////a.db", run_id="1")
     second = TrackedRun(tracker="mlflow", uri="sqlite:////a.db", run_id="2")
@@ -185,7 +165,7 @@ def test_the_first_tracking_run_stays(tmp_path: Path) -> None:
 
 
 def test_reading_changes_nothing(tmp_path: Path) -> None:
-    """Whoever looks needs no right to write, and leaves no trace."""
+    """It needs no permission to write."""
     found = failed_once(tmp_path)
     before = sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
     found.status()
@@ -194,8 +174,8 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
     assert sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
 
 
-def test_steps_are_read_as_they_come(tmp_path: Path) -> None:
-    """Each reading gives what is new; a line that is being written waits until it is whole."""
+def test_a_step_reader_returns_new_steps(tmp_path: Path) -> None:
+    """An incomplete line waits for the next call."""
     writer = claimed_run(tmp_path)
     number = writer.start_attempt(tiny_plan())
     reader = journal.StepReader(writer.journal.path, number)
@@ -215,8 +195,8 @@ def test_steps_are_read_as_they_come(tmp_path: Path) -> None:
     assert writer.run().problems == ()
 
 
-def test_the_history_of_a_run_has_each_step_once(tmp_path: Path) -> None:
-    """Of a step that was redone, the newest."""
+def test_the_steps_of_a_run_are_merged(tmp_path: Path) -> None:
+    """The last attempt at a step counts."""
     found = failed_once(tmp_path)
     history = found.steps(found.run())
     assert [timed.step.index for timed in history] == list(range(20))

@@ -1,4 +1,4 @@
-"""The commands about runs, as a person meets them: no driver, cluster or MLflow is there."""
+"""The commands about runs, without a driver, a cluster or MLflow."""
 
 import json
 import os
@@ -53,8 +53,8 @@ def status_of(*events: object, now_s: float = 7_600.0, **changes: object) -> Sta
     return replace(Status(**vars(run), forecast=forecast), **changes)  # type: ignore[arg-type]
 
 
-def test_a_rehearsal_is_not_held_against_chips() -> None:
-    """Where its machine was not measured, the forecast is of chips: it is left out, in words."""
+def test_an_uncalibrated_rehearsal_shows_no_expected_step() -> None:
+    """Its forecast is for chips."""
     status = status_of(rehearsal=True)
     assert status.forecast is not None
     unmeasured = replace(status, forecast=replace(status.forecast, chip_profile=None))
@@ -79,8 +79,7 @@ AGAIN = AttemptStarted(at_s=3_700.0, attempt=2, plan_digest=SMALLER, pods=3, sli
 # --- what is shown
 
 
-def test_a_status_is_one_screen(golden: HoldGolden) -> None:
-    """State, pods, steps, speed beside the forecast, every attempt and why it ended."""
+def test_a_status_fits_a_screen(golden: HoldGolden) -> None:
     status = replace(
         status_of(START, PREEMPTED, AGAIN, rehearsal=True, cancel_requested_at_s=7_580.0),
         tracking=TrackedRun(tracker="mlflow", uri="sqlite:////runs/mlflow.db", run_id="0a1b"),
@@ -90,8 +89,8 @@ def test_a_status_is_one_screen(golden: HoldGolden) -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_a_long_reason_is_wrapped_and_ends_once() -> None:
-    """What Ray says in one line, with a path in it and a full stop of its own."""
+def test_a_long_reason_is_wrapped() -> None:
+    """It may have a full stop of its own."""
     said = "The actor died because its node has died, see /tmp/ray/session_latest/logs for more. "
     ended = Ended(at_s=4e3, state="failed", reason=reason(said * 2))
     run = status_of(START, PREEMPTED, ended)
@@ -109,8 +108,7 @@ def test_a_long_reason_is_wrapped_and_ends_once() -> None:
         (3, "this number of pods is not calibrated"),
     ],
 )
-def test_an_ending_says_why_nothing_was_expected(pods: int, said: str) -> None:
-    """Nobody wanted the machine measured, or the run went on with other pods than it asked for."""
+def test_a_rehearsal_result_says_why_nothing_was_expected(pods: int, said: str) -> None:
     run = status_of(START, rehearsal=True, pods=pods, requested_pods=4)
     shown = rehearsal_screen.rehearsal_result(run, tiny_plan(), "mlflow.db", "orch report it-1")
     assert f"expected unknown: {said}" in shown
@@ -130,8 +128,7 @@ def test_an_ending_says_why_nothing_was_expected(pods: int, said: str) -> None:
         (status_of(Ended(at_s=4e3, state="succeeded")), "Run: succeeded, MFU 8.1 %, 0 attempts."),
     ],
 )  # fmt: skip
-def test_a_status_says_what_there_is_to_say(status: Status, said: str) -> None:
-    """Why it waits, why it ended, what is not known, and what should not be there."""
+def test_a_status_shows_what_is_known(status: Status, said: str) -> None:
     assert said in status_screen.status_screen(status, "orch logs it-1")
 
 
@@ -140,13 +137,11 @@ def test_a_status_says_what_there_is_to_say(status: Status, said: str) -> None:
     [(0.0, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (185.0, "3 min 5 s"), (3_600.0, "1 h"),
      (7_205.0, "2 h"), (93_600.0, "1 d 2 h"), (86_400.0 * 400, "400 d")],
 )  # fmt: skip
-def test_time_is_said_in_its_two_largest_units(value_s: float, said: str) -> None:
-    """As people say it."""
+def test_elapsed_time_has_two_units(value_s: float, said: str) -> None:
     assert formatting.elapsed(value_s) == said
 
 
-def test_the_runs_are_a_table(golden: HoldGolden) -> None:
-    """One row a run, numbers to the right."""
+def test_runs_are_shown_as_a_table(golden: HoldGolden) -> None:
     runs = [
         status_of(START, PREEMPTED, AGAIN, run="llama3-70b-4pod-3f9a1c07-2", steps=1_000_000),
         status_of(START, rehearsal=True, recent=None),
@@ -158,8 +153,8 @@ def test_the_runs_are_a_table(golden: HoldGolden) -> None:
 # --- commands
 
 
-def test_runs_lists_them_newest_first(orch: RunOrch, tmp_path: Path) -> None:
-    """On the screen and as JSON; nothing there is no error."""
+def test_orch_runs_lists_the_newest_first(orch: RunOrch, tmp_path: Path) -> None:
+    """On the screen and as JSON; an empty storage is no error."""
     empty = orch("runs", "--storage", str(tmp_path / "none"))
     assert (empty.returncode, empty.stderr) == (0, "")
     assert empty.stdout.startswith("No runs in ")
@@ -175,16 +170,15 @@ def test_runs_lists_them_newest_first(orch: RunOrch, tmp_path: Path) -> None:
     assert all(run.keys() >= PROMISED for run in listed)
 
 
-def test_the_default_storage_is_the_one_of_specs(orch: RunOrch, tmp_path: Path) -> None:
-    """`runs/` below where one stands."""
+def test_the_default_storage_is_runs(orch: RunOrch, tmp_path: Path) -> None:
     claimed_run(tmp_path / "runs")
     assert "starting" in orch("runs", cwd=tmp_path).stdout
     shown = orch("status", "it", cwd=tmp_path).stdout
     assert shown.splitlines()[-1] == "Next: orch logs it -f"
 
 
-def test_status_tells_one_run(orch: RunOrch, tmp_path: Path) -> None:
-    """By key, by its beginning, or by path; the next command can be typed as it stands."""
+def test_orch_status_finds_a_run_by_key_prefix_or_path(orch: RunOrch, tmp_path: Path) -> None:
+    """The next command can be typed as shown."""
     found = failed_once(tmp_path, "llama-1")
     journal.track(found, TrackedRun(tracker="mlflow", uri="sqlite:////m.db", run_id="7"))
     for wanted in ("llama-1", "ll", str(found.path)):
@@ -209,10 +203,10 @@ def test_status_tells_one_run(orch: RunOrch, tmp_path: Path) -> None:
         ("failed", 0, "", "orch resume it"),
     ],
 )
-def test_what_comes_next_is_what_there_is(
+def test_the_next_command_depends_on_the_state(
     tmp_path: Path, state: EndState, steps: int, log: str, following: str
 ) -> None:
-    """A run that can go on is let go on; logs are for who failed at once, where there are some."""
+    """A failed run without logs is resumed; one with logs is looked at."""
     writer = claimed_run(tmp_path)
     write_steps(writer.journal.path, writer.start_attempt(tiny_plan()), range(steps))
     writer.journal.paths.driver_log(2).write_text(log)
@@ -223,10 +217,8 @@ def test_what_comes_next_is_what_there_is(
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "rm"])
-def test_an_unknown_run_is_an_error_that_lists_those_known(
-    orch: RunOrch, tmp_path: Path, command: str
-) -> None:
-    """Exit 2, one line, nothing on stdout; what may be a study too is said to be."""
+def test_an_unknown_run_is_an_error(orch: RunOrch, tmp_path: Path, command: str) -> None:
+    """It exits with 2 and lists the known runs."""
     journal.create_run(tmp_path, run_request(), "only-1")
     done = orch(command, "other", "--storage", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
@@ -235,15 +227,14 @@ def test_an_unknown_run_is_an_error_that_lists_those_known(
 
 
 @pytest.mark.parametrize("command", ["runs", "status", "logs", "cancel", "rm"])
-def test_each_command_shows_an_example(orch: RunOrch, command: str) -> None:
-    """Help that can be copied."""
+def test_each_command_has_an_example(orch: RunOrch, command: str) -> None:
     done = orch(command, "--help")
     assert done.returncode == 0
     assert f"orch {command}" in done.stdout.split("Example:")[1]
 
 
-def test_cancel_leaves_a_request_and_says_what_follows(orch: RunOrch, tmp_path: Path) -> None:
-    """The driver reads it; a second one is said to be a second one."""
+def test_orch_cancel_leaves_a_request(orch: RunOrch, tmp_path: Path) -> None:
+    """The driver reads it; a second request is reported as such."""
     writer = claimed_run(tmp_path)
     done = orch("cancel", "it", "--storage", str(tmp_path))
     assert done.returncode == 0
@@ -263,7 +254,7 @@ def test_cancel_leaves_a_request_and_says_what_follows(orch: RunOrch, tmp_path: 
     assert request.at_once
 
 
-def test_cancel_of_what_nobody_drives(orch: RunOrch, tmp_path: Path) -> None:
+def test_orch_cancel_without_a_driver(orch: RunOrch, tmp_path: Path) -> None:
     """Before the driver comes, when it is gone, and when the run has ended."""
     storage = ("--storage", str(tmp_path))
     journal.create_run(tmp_path, run_request(), "waiting")
@@ -281,8 +272,8 @@ def test_cancel_of_what_nobody_drives(orch: RunOrch, tmp_path: Path) -> None:
     assert list(ended.journal.paths.requests.iterdir()) == []
 
 
-def test_rm_asks_and_removes(orch: RunOrch, tmp_path: Path) -> None:
-    """A live run never; a dead one when a person says so, or `--yes` where nobody can."""
+def test_orch_rm_asks_and_removes(orch: RunOrch, tmp_path: Path) -> None:
+    """It refuses a live run, and needs `--yes` where nobody can answer."""
     storage = ("--storage", str(tmp_path))
     writer = claimed_run(tmp_path)
     refused = orch("rm", "it", *storage, "--yes")
@@ -299,8 +290,8 @@ def test_rm_asks_and_removes(orch: RunOrch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("answer", "left"), [(b"n\n", 1), (b"y\n", 0)])
-def test_rm_listens_to_the_answer(tmp_path: Path, answer: bytes, left: int) -> None:
-    """No keeps the run, and ends as an interrupted command does."""
+def test_orch_rm_obeys_the_answer(tmp_path: Path, answer: bytes, left: int) -> None:
+    """No keeps the run and exits with 130."""
     claimed_run(tmp_path).end_run("failed")
     leader, follower = pty.openpty()
     orch_path = str(Path(sys.executable).with_name("orch"))

@@ -1,4 +1,4 @@
-"""One writer at a time: who may drive a run, who has lost it, and what others ask of the driver."""
+"""One writer at a time: claiming a run, losing it, and requests to its driver."""
 
 import os
 import subprocess
@@ -24,27 +24,25 @@ from tests.journals import Clock, claimed_run, reason, run_request, tiny_plan, w
 
 
 def lose_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on every driver's process is known to be gone."""
+    """Let every process count as gone."""
     monkeypatch.setattr(liveness, "is_gone", lambda _: True)
 
 
-def test_a_live_driver_keeps_its_run(tmp_path: Path) -> None:
-    """A second driver is refused and told who has the run, whether or not it would resume."""
+def test_a_run_with_a_live_driver_cannot_be_claimed(tmp_path: Path) -> None:
+    """The error names the driver."""
     writer = claimed_run(tmp_path)
     for resumes in (False, True):
         with pytest.raises(RunIsLive, match=f"process {os.getpid()} on .* drives it"):
             journal.claim_run(writer.journal, resumes=resumes)
 
 
-def test_a_run_whose_driver_has_not_come_is_not_resumed(tmp_path: Path) -> None:
-    """Only the driver it was submitted for may take it."""
+def test_a_run_whose_driver_is_starting_cannot_be_resumed(tmp_path: Path) -> None:
     found = journal.create_run(tmp_path, run_request()).journal
     with pytest.raises(RunIsLive, match="its driver is starting"):
         journal.claim_run(found, resumes=True)
 
 
-def test_of_many_drivers_one_takes_the_run(tmp_path: Path) -> None:
-    """At the same moment too."""
+def test_of_many_drivers_one_claims_the_run(tmp_path: Path) -> None:
     found = journal.create_run(tmp_path, run_request()).journal
     drivers: list[Writer] = []
     refused: list[Exception] = []
@@ -65,10 +63,8 @@ def test_of_many_drivers_one_takes_the_run(tmp_path: Path) -> None:
     assert found.run().problems == ()
 
 
-def test_a_driver_that_was_taken_for_dead_writes_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It learns of its successor at its next event and at its next sign; so does who submitted."""
+def test_a_superseded_driver_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next event and its next heartbeat fail; so do the submitter's."""
     submitter = journal.create_run(tmp_path, run_request(), "it")
     old = journal.claim_run(submitter.journal)
     old.start_attempt(tiny_plan())
@@ -90,10 +86,10 @@ def test_a_driver_that_was_taken_for_dead_writes_nothing_more(
     assert new.start_attempt(tiny_plan()) == 2
 
 
-def test_a_claim_that_loses_the_race_looks_again(
+def test_a_claim_that_loses_a_race_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever wrote in between may live: the claim is made anew from what stands then."""
+    """The state may be another by then."""
     submitter = journal.create_run(tmp_path, run_request())
     real = event_log.append
 
@@ -106,8 +102,7 @@ def test_a_claim_that_loses_the_race_looks_again(
     assert journal.claim_run(submitter.journal).number == 3
 
 
-def test_threads_of_a_driver_share_its_right(tmp_path: Path) -> None:
-    """Signs and events from several threads lose nothing and collide with nothing."""
+def test_threads_share_a_writer(tmp_path: Path) -> None:
     writer = claimed_run(tmp_path)
 
     def wait(slot: int) -> None:
@@ -124,8 +119,8 @@ def test_threads_of_a_driver_share_its_right(tmp_path: Path) -> None:
     assert writer.run().problems == ()
 
 
-def test_a_silent_driver_is_lost_and_may_come_back(tmp_path: Path) -> None:
-    """Never RUNNING while dead: five missed signs and the run is lost, until the next sign."""
+def test_a_silent_driver_is_lost_until_its_next_heartbeat(tmp_path: Path) -> None:
+    """A run counts as lost after five missing heartbeats."""
     clock = Clock(now_s=journal.create_run(tmp_path, run_request(), "it").journal.run().read_at_s)
     writer = journal.claim_run(journal.find_run(tmp_path, "it"), clock=clock)
     number = writer.start_attempt(tiny_plan())
@@ -146,8 +141,8 @@ def test_a_silent_driver_is_lost_and_may_come_back(tmp_path: Path) -> None:
     assert state_after(0.0) == "running"
 
 
-def test_a_driver_that_was_killed_is_lost_at_once(tmp_path: Path) -> None:
-    """On its own machine nobody waits for the silence: its process is gone, or a zombie."""
+def test_a_killed_driver_is_lost_at_once(tmp_path: Path) -> None:
+    """Its own machine sees that the process is gone, or a zombie."""
     found = journal.create_run(tmp_path, run_request(), "it").journal
     drive = f"""
 import sys, time
@@ -174,8 +169,7 @@ time.sleep(600)
     driver.stdout.close()
 
 
-def test_only_the_same_machine_can_tell_that_a_process_is_gone() -> None:
-    """A pid of another machine, or of an earlier boot, says nothing here."""
+def test_only_its_own_machine_knows_that_a_process_is_gone() -> None:
     mine = liveness.this_process()
     elsewhere = ProcessIdentity(host="far", pid=2**22 - 7, machine="another", started_s=1.0)
     nowhere = ProcessIdentity(host="old", pid=2**22 - 7, machine=None, started_s=1.0)
@@ -187,10 +181,9 @@ def test_only_the_same_machine_can_tell_that_a_process_is_gone() -> None:
         assert liveness.is_gone(absent)
 
 
-def test_a_run_that_no_driver_takes_is_lost_in_the_end(
+def test_an_unclaimed_run_is_lost_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster may be slow, but not for ever; whoever submitted it and lives is at it."""
     real = journal.create_run(tmp_path, run_request(), "real").journal
     clock = Clock(now_s=real.run().submitted_at_s)
     clock.now_s += 40
@@ -204,10 +197,10 @@ def test_a_run_that_no_driver_takes_is_lost_in_the_end(
     assert real.run(clock).state == "lost"
 
 
-def test_a_rehearsal_ends_with_whoever_submitted_it(
+def test_a_rehearsal_is_lost_with_its_submitter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its cluster went with that process; a real run still waits for its driver."""
+    """Its cluster belongs to that process; a real run waits for its driver."""
     rehearsal = journal.create_run(tmp_path, run_request(rehearsal=True), "rehearsal").journal
     real = journal.create_run(tmp_path, run_request(), "real").journal
     lose_driver(monkeypatch)
@@ -215,8 +208,10 @@ def test_a_rehearsal_ends_with_whoever_submitted_it(
     assert real.run().state == "submitted"
 
 
-def test_signs_are_given_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For as long as it is wanted, and whatever happens to the file."""
+def test_heartbeats_are_sent_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after the file was removed."""
     monkeypatch.setattr("orchestrator.journal.ownership.HEARTBEAT_S", 0.01)
     writer = claimed_run(tmp_path)
     sign = writer.journal.paths.driver_heartbeat(writer.number)
@@ -242,8 +237,7 @@ def test_signs_are_given_in_the_background(tmp_path: Path, monkeypatch: pytest.M
     }
 
 
-def test_a_removed_journal_stops_its_driver(tmp_path: Path) -> None:
-    """A driver whose run was removed is told at its next sign, by an error that names the file."""
+def test_the_driver_of_a_removed_run_gets_an_error(tmp_path: Path) -> None:
     writer = claimed_run(tmp_path)
     writer.journal.path.rename(tmp_path / "elsewhere")
     with pytest.raises(JournalUnwritable, match="heartbeats/000002: the journal cannot be written"):
@@ -252,8 +246,8 @@ def test_a_removed_journal_stops_its_driver(tmp_path: Path) -> None:
         writer.record_pending(reason("a slice", "waiting_for_slices"))
 
 
-def test_a_request_reaches_the_driver_with_its_next_sign(tmp_path: Path) -> None:
-    """It counts until the run has ended; one to stop at once outdoes a patient one."""
+def test_a_heartbeat_returns_the_cancel_request(tmp_path: Path) -> None:
+    """A request to stop at once counts before a patient one."""
     writer = claimed_run(tmp_path)
     assert writer.heartbeat() is None
     journal.request_cancel(writer.journal)
@@ -271,10 +265,9 @@ def test_a_request_reaches_the_driver_with_its_next_sign(tmp_path: Path) -> None
     assert writer.run().state == "cancelled"
 
 
-def test_a_lost_run_that_was_asked_to_stop_counts_as_cancelled(
+def test_a_lost_run_with_a_cancel_request_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing drives it, and nobody wants it to go on."""
     writer = claimed_run(tmp_path)
     journal.request_cancel(writer.journal)
     lose_driver(monkeypatch)
@@ -282,8 +275,8 @@ def test_a_lost_run_that_was_asked_to_stop_counts_as_cancelled(
     assert (run.state, run.ended_at_s) == ("cancelled", None)
 
 
-def test_who_resumes_a_run_no_longer_wants_it_cancelled(tmp_path: Path) -> None:
-    """A resumed run is not stopped by what was asked before; a new request counts."""
+def test_resuming_settles_earlier_cancel_requests(tmp_path: Path) -> None:
+    """Later requests count."""
     writer = claimed_run(tmp_path)
     writer.start_attempt(tiny_plan())
     journal.request_cancel(writer.journal)
@@ -297,16 +290,15 @@ def test_who_resumes_a_run_no_longer_wants_it_cancelled(tmp_path: Path) -> None:
     assert resumed.heartbeat() is not None
 
 
-def test_a_driver_that_comes_late_still_learns_of_the_request(tmp_path: Path) -> None:
-    """A run that is cancelled before its driver came is not forgotten."""
+def test_a_request_waits_for_the_driver(tmp_path: Path) -> None:
     found = journal.create_run(tmp_path, run_request()).journal
     journal.request_cancel(found)
     assert journal.claim_run(found).heartbeat() is not None
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
-def test_a_run_that_has_ended_is_not_driven(tmp_path: Path, state: str) -> None:
-    """A job that its cluster starts twice does not run twice; a success is not resumed either."""
+def test_an_ended_run_cannot_be_claimed(tmp_path: Path, state: str) -> None:
+    """A cluster may start a job twice; a successful run cannot be resumed either."""
     writer = claimed_run(tmp_path)
     writer.end_run(state)  # type: ignore[arg-type]
     with pytest.raises(RunHasEnded, match=state):

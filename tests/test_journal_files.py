@@ -1,4 +1,4 @@
-"""The journal's files: what is foreign or damaged is said, and a long run is read quickly."""
+"""The journal's files: foreign, damaged and large ones."""
 
 import errno
 import os
@@ -33,10 +33,10 @@ from tests.journals import claimed_run, failed_once, reason, run_request, tiny_p
         ("attempts/002/steps.jsonl", b'{"at_s":1}\n', "002/steps.jsonl: a line is not a step"),
     ],
 )
-def test_what_the_journal_should_not_hold_is_said(
+def test_unexpected_and_damaged_files_are_problems(
     tmp_path: Path, name: str, content: bytes, problem: str
 ) -> None:
-    """The run is told as far as it can be read; the file is named, and left as it is."""
+    """The rest of the run is read, and the file is kept."""
     found = failed_once(tmp_path)
     (found.path / name).write_bytes(content)
     run = found.run()
@@ -45,8 +45,7 @@ def test_what_the_journal_should_not_hold_is_said(
     assert run.attempts
 
 
-def test_a_folder_where_a_file_should_be_is_said(tmp_path: Path) -> None:
-    """Nothing that lies about crashes a reader."""
+def test_a_folder_in_place_of_a_file_is_a_problem(tmp_path: Path) -> None:
     found = failed_once(tmp_path)
     (found.paths.events / "000003.json").unlink()
     (found.paths.events / "000003.json").mkdir()
@@ -56,8 +55,7 @@ def test_a_folder_where_a_file_should_be_is_said(tmp_path: Path) -> None:
         assert any(f"{name}: cannot be read: Is a directory" in one for one in problems)
 
 
-def test_a_writer_goes_on_after_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """Its number is taken all the same."""
+def test_the_number_of_an_unreadable_event_is_taken(tmp_path: Path) -> None:
     writer = claimed_run(tmp_path)
     (writer.journal.paths.events / "000003.json").write_bytes(b"{")
     with pytest.raises(Exception, match="another process wrote event 3"):
@@ -76,10 +74,9 @@ def test_a_writer_goes_on_after_a_file_that_cannot_be_read(tmp_path: Path) -> No
         (None, "there is no events/000001.json"),
     ],
 )
-def test_a_directory_that_holds_no_run_says_why(
+def test_a_folder_without_a_run_is_an_error(
     tmp_path: Path, content: bytes | None, why: str
 ) -> None:
-    """An error that names the directory."""
     (tmp_path / "it/events").mkdir(parents=True)
     if content is not None:
         (tmp_path / "it/events/000001.json").write_bytes(content)
@@ -88,23 +85,21 @@ def test_a_directory_that_holds_no_run_says_why(
     assert str(tmp_path / "it") in str(met.value)
 
 
-def test_a_journal_of_a_newer_orch_is_not_guessed_at(tmp_path: Path) -> None:
-    """What it means is not known here."""
+def test_another_schema_is_not_read(tmp_path: Path) -> None:
     path = journal.create_run(tmp_path, run_request(), "it").journal.paths.events / "000001.json"
     path.write_bytes(path.read_bytes().replace(b'"schema":2', b'"schema":3'))
     with pytest.raises(JournalUnreadable, match="its schema is 3"):
         journal.find_run(tmp_path, "it").run()
 
 
-def test_what_a_newer_orch_added_is_passed_over(tmp_path: Path) -> None:
-    """A field more is no fault."""
+def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
     path = journal.create_run(tmp_path, run_request(), "it").journal.paths.events / "000001.json"
     path.write_bytes(path.read_bytes().replace(b'"schema":2', b'"schema":2,"mood":"good"'))
     assert journal.find_run(tmp_path, "it").run().problems == ()
 
 
-def test_what_killed_writers_left_is_swept_when_it_is_old(tmp_path: Path) -> None:
-    """Not what another may just be writing."""
+def test_old_partial_files_are_swept(tmp_path: Path) -> None:
+    """New ones may belong to a living process."""
     found = journal.create_run(tmp_path, run_request(), "it").journal
     old = [found.paths.events / ".000002.json.0.partial", tmp_path / ".0.partial"]
     new = [found.paths.events / ".000002.json.1.partial", tmp_path / ".1.removed"]
@@ -127,10 +122,10 @@ def test_what_killed_writers_left_is_swept_when_it_is_old(tmp_path: Path) -> Non
         ("link", errno.EPERM, "Operation not permitted; the journal needs a file system with hard"),
     ],
 )
-def test_a_storage_is_tried_as_a_journal_would_use_it(
+def test_an_unusable_storage_is_an_error(
     fails: str, number: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is not there yet where it would be made; nothing is left, whatever comes of it."""
+    """Trying it leaves nothing behind."""
     storage = tmp_path / "not" / "yet"
     files.check_writable(storage)
 
@@ -150,10 +145,9 @@ def test_a_storage_is_tried_as_a_journal_would_use_it(
 
 @given(st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")), max_size=40),
        st.binary(max_size=9).map(lambda b: b.replace(b"\n", b"")), st.integers(1, 50))  # fmt: skip
-def test_the_last_lines_are_those_of_the_whole_file(
+def test_last_lines_equal_those_of_the_whole_file(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], torn: bytes, at_least: int
 ) -> None:
-    """Whatever the window, with the torn one dropped."""
     path = tmp_path_factory.mktemp("lines") / "lines"
     path.write_bytes(b"".join(line + b"\n" for line in lines) + torn)
     with pytest.MonkeyPatch.context() as patched:
@@ -164,8 +158,8 @@ def test_the_last_lines_are_those_of_the_whole_file(
     assert end == path.stat().st_size - len(torn)
 
 
-def test_a_long_run_is_read_in_about_a_second_and_its_status_at_once(tmp_path: Path) -> None:
-    """All of 100,000 steps, or the last few, without reading the rest."""
+def test_a_long_run_is_read_quickly(tmp_path: Path) -> None:
+    """Its status does not read all of its 100,000 steps."""
     writer = claimed_run(tmp_path)
     number = writer.start_attempt(tiny_plan())
     write_steps(writer.journal.path, number, range(20))
@@ -180,12 +174,10 @@ def test_a_long_run_is_read_in_about_a_second_and_its_status_at_once(tmp_path: P
     steps = writer.journal.steps(run)
     all_s = time.perf_counter() - began
     assert (run.steps_done, len(steps), run.problems) == (100_000, 100_000, ())
-    assert status_s < 0.5
-    assert all_s < 5  # about 0.5 on a machine that does nothing else
+    assert status_s < all_s / 5
 
 
-def test_numbered_files_are_read_beyond_a_million(tmp_path: Path) -> None:
-    """A name grows when its digits no longer do."""
+def test_numbers_may_exceed_six_digits(tmp_path: Path) -> None:
     for number in (999_999, 1_000_000):
         event_log.append(tmp_path, number, b"{}")
     assert event_log.read(tmp_path).last == 1_000_000

@@ -1,4 +1,4 @@
-"""Signs of life: who died first, who hangs, and what a rank leaves behind."""
+"""Heartbeats: which rank died first, which one hangs, and what a rank writes."""
 
 import os
 import threading
@@ -22,13 +22,13 @@ LIMIT_S = 30.0
 
 
 def beat(rank: int, at_s: float = 0.0, **changes: object) -> Heartbeat:
-    """What a rank of slice `rank` says."""
+    """A heartbeat of a rank in its own slice."""
     made = Heartbeat(rank=rank, slice_name=f"pod-{rank}", process=ME, at_s=at_s)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def watched(*looks: tuple[float, list[Heartbeat]]) -> HeartbeatMonitor:
-    """A monitor that has looked at these times and seen these pulses."""
+    """A monitor that has seen these heartbeats at these times."""
     monitor = HeartbeatMonitor(0.0)
     for now_s, seen in looks:
         monitor.update({one.rank: one for one in seen}, now_s)
@@ -36,7 +36,7 @@ def watched(*looks: tuple[float, list[Heartbeat]]) -> HeartbeatMonitor:
 
 
 def started_run(tmp_path: Path) -> Path:
-    """The directory of a run whose first attempt goes on."""
+    """The folder of a run whose first attempt is running."""
     writer = claimed_run(tmp_path)
     writer.start_attempt(tiny_plan())
     return writer.journal.path
@@ -45,8 +45,8 @@ def started_run(tmp_path: Path) -> Path:
 # --- who died first
 
 
-def test_the_rank_with_the_oldest_last_sign_died_first() -> None:
-    """One is killed without a word; the others soon die of it, and say so."""
+def test_the_rank_with_the_oldest_heartbeat_died_first() -> None:
+    """One is killed; the others die because of it, and say so."""
     monitor = watched(
         (1.0, [beat(0, 1.0), beat(1, 0.9), beat(2, 1.0)]),
         (2.0, [beat(0, 1.1, error="peer is gone"), beat(1, 0.9), beat(2, 2.0)]),
@@ -59,7 +59,7 @@ def test_the_rank_with_the_oldest_last_sign_died_first() -> None:
 
 
 def test_the_rank_that_raised_died_before_those_that_were_aborted() -> None:
-    """It stays until the others were seen alive after its last word."""
+    """It waits until the others have sent a later heartbeat."""
     raised = beat(1, 2.0, ended=True, error="ValueError: no")
     monitor = watched(
         (1.0, [beat(0, 1.0), beat(1, 1.0)]),
@@ -71,8 +71,7 @@ def test_the_rank_that_raised_died_before_those_that_were_aborted() -> None:
     assert first == raised
 
 
-def test_whoever_ended_well_is_not_dead() -> None:
-    """Nor is one that still beats; where nobody is dead, nobody is named."""
+def test_a_rank_that_finished_is_not_dead() -> None:
     monitor = watched((1.0, [beat(0, 1.0, ended=True), beat(1, 1.0)]))
     monitor.update({1: beat(1, 5.0)}, 5.0)
     assert monitor.first_dead(silent_since_s=4.0) is None
@@ -83,7 +82,7 @@ def test_whoever_ended_well_is_not_dead() -> None:
 
 
 def test_a_silent_rank_hangs() -> None:
-    """By the reader's clock, whatever the rank's says; it is named, with where it runs."""
+    """By the monitor's clock, whatever the rank's clock says."""
     monitor = watched((0.0, [beat(0, 500.0), beat(1, 500.0)]), (40.0, [beat(0, 540.0)]))
     assert monitor.find_hang(LIMIT_S, 29.0) is None
     found = monitor.find_hang(LIMIT_S, 41.0)
@@ -92,8 +91,8 @@ def test_a_silent_rank_hangs() -> None:
     assert "41 s (process 7 on here, slice pod-1)" in found.detail
 
 
-def test_a_rank_that_fell_silent_just_after_a_step_is_the_one_that_hangs() -> None:
-    """The step that the others never end is overdue before its silence is."""
+def test_a_silent_rank_is_blamed_for_missing_steps() -> None:
+    """The next step is overdue before the silence is."""
     done = [beat(0, 9.0, steps=5), beat(1, 9.0, steps=5)]
     last = [beat(0, 9.5, steps=5), beat(1, 9.5, steps=5)]
     monitor = watched((9.0, done), (9.5, last), (39.0, [beat(0, 39.0, steps=5)]))
@@ -102,8 +101,8 @@ def test_a_rank_that_fell_silent_just_after_a_step_is_the_one_that_hangs() -> No
     assert found.rank == 1
 
 
-def test_ranks_that_live_and_do_no_step_hang() -> None:
-    """The one that all wait for has passed the fewest marks."""
+def test_ranks_without_progress_hang() -> None:
+    """The rank behind all others is blamed."""
     early = [beat(0, 1.0, steps=4), beat(1, 1.0, steps=4), beat(2, 1.0, steps=4)]
     late = [beat(0, 9.0, steps=5), beat(1, 9.0, steps=4), beat(2, 9.0, steps=5)]
     beating = [replace(one, at_s=39.5) for one in late]
@@ -116,8 +115,8 @@ def test_ranks_that_live_and_do_no_step_hang() -> None:
     assert found.rank in (0, None)
 
 
-def test_a_start_may_take_longer_than_a_step() -> None:
-    """Compiling is no hang; a rank that falls silent meanwhile is."""
+def test_startup_has_a_limit_of_its_own() -> None:
+    """Compiling is no hang; silence is."""
     starting = watched((1.0, [beat(0, 1.0)]), (40.0, [beat(0, 40.0)]))
     assert starting.find_hang(LIMIT_S, 50.0) is None
     assert starting.find_hang(LIMIT_S, 75.0) is not None
@@ -125,8 +124,7 @@ def test_a_start_may_take_longer_than_a_step() -> None:
     assert HeartbeatMonitor(0.0).find_hang(LIMIT_S, STARTUP_LIMIT_S + 1) is not None
 
 
-def test_whoever_ended_does_not_hang() -> None:
-    """Its last sign is its last."""
+def test_a_rank_that_ended_does_not_hang() -> None:
     monitor = watched((1.0, [beat(0, 1.0, ended=True), beat(1, 1.0, steps=1)]))
     monitor.update({1: beat(1, 40.0, steps=2)}, 40.0)
     assert monitor.find_hang(LIMIT_S, 41.0) is None
@@ -136,10 +134,8 @@ def test_whoever_ended_does_not_hang() -> None:
     ("ranks", "limit_s", "every_s"),
     [(2, 600.0, 0.25), (400, 600.0, 1.0), (8_960, 600.0, 22.4), (8_960, 20.0, 5.0), (4, 0.4, 0.1)],
 )
-def test_the_pace_spares_the_file_system_and_keeps_the_limit(
-    ranks: int, limit_s: float, every_s: float
-) -> None:
-    """Slower with more ranks, and four signs within the time after which silence is a hang."""
+def test_the_interval_grows_with_the_ranks(ranks: int, limit_s: float, every_s: float) -> None:
+    """Four heartbeats fit into the hang limit."""
     assert heartbeat_interval_s(ranks, limit_s) == pytest.approx(every_s)
 
 
@@ -147,11 +143,10 @@ def test_the_pace_spares_the_file_system_and_keeps_the_limit(
 
 
 def nothing() -> None:
-    """There is nobody to give up."""
+    """No later attempt starts."""
 
 
-def test_a_rank_that_raises_leaves_its_error(tmp_path: Path) -> None:
-    """Its first line tells one error from another; its marks and its slice stand beside it."""
+def test_a_rank_that_raises_writes_its_error(tmp_path: Path) -> None:
     path = started_run(tmp_path)
 
     def fail() -> None:
@@ -168,8 +163,7 @@ def test_a_rank_that_raises_leaves_its_error(tmp_path: Path) -> None:
     assert left.process.pid == os.getpid()
 
 
-def test_a_rank_that_ends_well_says_so(tmp_path: Path) -> None:
-    """And leaves no error."""
+def test_a_rank_that_finishes_writes_a_last_heartbeat(tmp_path: Path) -> None:
     path = started_run(tmp_path)
     with HeartbeatWriter(path, 1, 0, "pod-0", 0.01, nothing):
         assert not read_heartbeats(path, 1)[0].ended
@@ -178,8 +172,7 @@ def test_a_rank_that_ends_well_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"{", b"\xff"])
-def test_a_damaged_pulse_is_none(tmp_path: Path, damage: bytes) -> None:
-    """The next one is read; nothing else is harmed."""
+def test_a_damaged_heartbeat_is_left_out(tmp_path: Path, damage: bytes) -> None:
     path = started_run(tmp_path)
     with HeartbeatWriter(path, 1, 0, "pod-0", 60.0, nothing):
         RunPaths(path).heartbeat(1, 0).write_bytes(damage)
@@ -187,8 +180,7 @@ def test_a_damaged_pulse_is_none(tmp_path: Path, damage: bytes) -> None:
     assert read_heartbeats(path, 1)[0].ended
 
 
-def test_a_rank_whose_attempt_is_over_gives_up(tmp_path: Path) -> None:
-    """One that hung and goes on later sees that a later attempt has begun."""
+def test_a_rank_gives_up_when_a_later_attempt_has_started(tmp_path: Path) -> None:
     path, given_up = started_run(tmp_path), threading.Event()
     with HeartbeatWriter(path, 1, 0, "pod-0", 0.01, given_up.set):
         assert not given_up.wait(0.1)

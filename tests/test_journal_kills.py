@@ -1,4 +1,4 @@
-"""The journal under kills and full disks: nothing is lost, and what went wrong is named."""
+"""The journal under kills and full disks."""
 
 import errno
 import json
@@ -23,7 +23,7 @@ from tests.journals import claimed_run, reason, run_request, step, tiny_plan
 
 @pytest.fixture
 def in_memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, where the system has one: thousands of files are made here."""
+    """A folder in memory where the system has one: these tests create thousands of files."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -33,7 +33,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 
 
 def campaign(folder: Path, *options: str) -> dict[str, Any]:
-    """What the writer that is killed at every change leaves."""
+    """The result of killing a writer at every change."""
     command = [sys.executable, "-m", "tests.chaos.journal_kills", str(folder), *options]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
@@ -44,15 +44,14 @@ def campaign(folder: Path, *options: str) -> dict[str, Any]:
 
 
 def test_a_kill_at_any_change_loses_nothing(in_memory: Path) -> None:
-    """What was acknowledged stays, and a second writer goes on, from submission to removal."""
+    """What was acknowledged stays, and a second writer can continue."""
     found = campaign(in_memory)
     assert found["faults"] == []
     assert found["deaths"] > 150
 
 
-def test_a_journal_that_writes_in_place_is_caught(in_memory: Path) -> None:
-    """The campaign sees what a careless journal loses."""
-    assert len(campaign(in_memory, "--in-place")["faults"]) > 20
+def test_the_campaign_catches_a_journal_that_writes_in_place(in_memory: Path) -> None:
+    assert len(campaign(in_memory, "--in-place")["faults"]) > 10
 
 
 # --- a full disk
@@ -61,7 +60,7 @@ NEED_ROOM = ("open", "write", "link", "mkdir")
 
 
 class Full:
-    """A disk that has no room at the `at`-th change that needs some, and room again afterwards."""
+    """A disk that is full at the `at`-th change that needs space, and only then."""
 
     def __init__(self, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at, self.count = at, 0
@@ -69,7 +68,7 @@ class Full:
             monkeypatch.setattr(os, name, self.wrapped(name, getattr(os, name)))
 
     def wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which fails once; a write then has written half."""
+        """The function, which fails once; a write then has written half of its content."""
 
         def limited(*args: Any, **named: Any) -> Any:
             needs_room = name != "open" or args[1] & os.O_CREAT
@@ -84,7 +83,7 @@ class Full:
 
 
 def persist(write: Callable[[], Any]) -> Any:
-    """Do it again when the disk was full; any other error is a fault."""
+    """Write again when the disk was full; any other error is a failure."""
     try:
         return write()
     except JournalUnwritable as error:
@@ -94,7 +93,7 @@ def persist(write: Callable[[], Any]) -> Any:
 
 
 def persistent_life(storage: Path) -> Run:
-    """A run whose writer waits for room; a reader sees no fault all the while."""
+    """A run whose writer retries; a reader never sees a problem."""
     writer = persist(lambda: journal.create_run(storage, run_request(), "it"))
     found = writer.journal
     writer = persist(lambda: journal.claim_run(found))
@@ -112,10 +111,8 @@ def persistent_life(storage: Path) -> Run:
     return run
 
 
-def test_a_disk_without_room_is_named_and_loses_nothing(
-    in_memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wherever it happens: whoever wrote is told, may try again, and nothing is half there."""
+def test_a_full_disk_loses_nothing(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any change: the writer gets an error and may try again."""
     at, met = 0, True
     while met:
         at += 1
@@ -164,8 +161,8 @@ assert (run.state, run.steps_done, run.problems) == ("succeeded", appended + 1, 
 """
 
 
-def test_a_file_system_that_really_is_full(tmp_path: Path) -> None:
-    """Steps and events that do not fit are refused whole; with room again the run goes on."""
+def test_a_real_full_file_system(tmp_path: Path) -> None:
+    """Steps and events that do not fit are refused whole; with space again the run continues."""
     mount = 'mount -t tmpfs -o size=640k tmpfs "$1" && exec "$2" -c "$3" "$1"'
     inside = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh", str(tmp_path)]
     probe = [*inside[:5], "mount -t tmpfs -o size=8k tmpfs /mnt"]
@@ -190,10 +187,9 @@ def test_a_file_system_that_really_is_full(tmp_path: Path) -> None:
         (errno.EROFS, "Read-only file system"),
     ],
 )
-def test_what_the_file_system_refuses_is_named(
+def test_a_refused_write_names_file_and_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
 ) -> None:
-    """The file, the reason, and what would help."""
     writer = claimed_run(tmp_path)
 
     def refused(*_: object, **__: object) -> None:
@@ -207,10 +203,10 @@ def test_what_the_file_system_refuses_is_named(
     assert writer.run().problems == ()
 
 
-def test_a_server_that_lost_its_answer_is_believed(
+def test_a_repeated_link_request_counts_as_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shared file system may do what it is asked, and refuse the same request sent again."""
+    """A shared file system may carry a request out, and refuse it when it is sent again."""
     real = os.link
 
     def answered_late(source: Any, target: Any, **named: Any) -> None:
@@ -223,10 +219,9 @@ def test_a_server_that_lost_its_answer_is_believed(
     assert writer.run().state == "pending"
 
 
-def test_a_step_that_does_not_fit_leaves_no_half_line(
+def test_a_step_that_does_not_fit_leaves_no_partial_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one begins on a line of its own."""
     writer = claimed_run(tmp_path)
     number = writer.start_attempt(tiny_plan())
     with StepLog(writer.journal.path, number) as log:
@@ -239,8 +234,8 @@ def test_a_step_that_does_not_fit_leaves_no_half_line(
     assert [timed.step.loss for timed in writer.journal.steps(writer.run())] == [2.0, 9.0]
 
 
-def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
-    """A metric of the trainer's own may be anything; JSON has no infinity."""
+def test_metrics_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    """JSON has no infinity."""
     writer = claimed_run(tmp_path)
     number = writer.start_attempt(tiny_plan())
     metrics = {"z": float("inf"), "n": float("nan"), "ok": 1.5}

@@ -1,4 +1,4 @@
-"""Runs in their storage: found by what a person types, listed, removed."""
+"""Finding, listing and removing the runs in a storage."""
 
 from pathlib import Path
 
@@ -10,8 +10,7 @@ from orchestrator.journal import files
 from tests.journals import Clock, claimed_run, run_request
 
 
-def test_a_run_is_found_by_key_beginning_or_path(tmp_path: Path) -> None:
-    """As a person types it."""
+def test_a_run_is_found_by_key_prefix_or_path(tmp_path: Path) -> None:
     for key in ("alpha-1", "alpha-10", "beta-1"):
         journal.create_run(tmp_path, run_request(), key)
     assert journal.find_run(tmp_path, "alpha-1").key == "alpha-1"
@@ -26,12 +25,12 @@ def test_a_run_is_found_by_key_beginning_or_path(tmp_path: Path) -> None:
     with pytest.raises(UnknownName) as caught:
         journal.find_run(elsewhere, "beta-1")
     assert str(caught.value) == (
-        f"no run in {elsewhere} begins with 'beta-1'; it holds none\nNext: orch submit SPEC"
+        f"no run in {elsewhere} begins with 'beta-1'; the folder is empty\nNext: orch submit SPEC"
     )
 
 
-def test_runs_are_listed_newest_first_and_what_is_broken_is_said(tmp_path: Path) -> None:
-    """One damaged directory hides no other."""
+def test_runs_are_listed_newest_first_with_problems(tmp_path: Path) -> None:
+    """A damaged folder hides no other."""
     for number in range(3):
         clock = Clock(now_s=1_000.0 + number)
         journal.create_run(tmp_path, run_request(), f"run-{number}", clock=clock)
@@ -45,7 +44,6 @@ def test_runs_are_listed_newest_first_and_what_is_broken_is_said(tmp_path: Path)
 
 
 def test_a_removed_run_leaves_nothing(tmp_path: Path) -> None:
-    """Checkpoints and whatever else lies in its directory go with it."""
     writer = claimed_run(tmp_path)
     (writer.journal.path / "checkpoints" / "10").mkdir(parents=True)
     writer.end_run("failed")
@@ -62,10 +60,9 @@ def test_a_live_run_is_not_removed(tmp_path: Path) -> None:
         assert found.run().problems == ()
 
 
-def test_a_run_that_is_taken_up_while_it_is_removed_stays(
+def test_a_run_claimed_during_its_removal_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look and the rename a driver may come: then it keeps its journal."""
     writer = claimed_run(tmp_path)
     writer.end_run("failed")
     real = files.hide

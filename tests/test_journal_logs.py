@@ -1,4 +1,4 @@
-"""The logs of a run: what its processes wrote, the first-dead rank on top, as it is written."""
+"""The logs of a run, shown and followed."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ from tests.journals import abandoned_run, claimed_run, failed_once, tiny_plan, w
 
 
 def abandoned(storage: Path) -> Journal:
-    """A run that failed, whose driver told its logs and is gone."""
+    """A failed run with logs."""
     found = failed_once(storage)
     for attempt in (1, 2):
         for rank in range(11):
@@ -23,7 +23,7 @@ def abandoned(storage: Path) -> Journal:
 
 
 def test_the_first_dead_rank_is_on_top(orch: RunOrch, tmp_path: Path) -> None:
-    """Its log first, then a few others, then the driver's; those left out are counted."""
+    """Then some other ranks, then the driver; those left out are counted."""
     abandoned(tmp_path)
     done = orch("logs", "it", "--attempt", "1", "--storage", str(tmp_path))
     assert done.returncode == 0
@@ -36,8 +36,7 @@ def test_the_first_dead_rank_is_on_top(orch: RunOrch, tmp_path: Path) -> None:
     assert done.stderr == "3 more ranks are shown by --rank N\n"
 
 
-def test_logs_are_of_the_newest_attempt_and_of_one_rank(orch: RunOrch, tmp_path: Path) -> None:
-    """All of that rank's, as it was written; as JSON a line each."""
+def test_orch_logs_shows_one_rank_of_the_newest_attempt(orch: RunOrch, tmp_path: Path) -> None:
     found = abandoned(tmp_path)
     found.paths.rank_log(2, 4).write_bytes(b"".join(b"%d\n" % i for i in range(500)) + b"\xff")
     storage = ("--storage", str(tmp_path))
@@ -50,8 +49,8 @@ def test_logs_are_of_the_newest_attempt_and_of_one_rank(orch: RunOrch, tmp_path:
     assert read[-1] == {"attempt": None, "rank": None, "line": "the driver begins"}
 
 
-def test_an_unknown_rank_or_attempt_is_said(orch: RunOrch, tmp_path: Path) -> None:
-    """With those there are; a run without logs is no error."""
+def test_an_unknown_rank_or_attempt_is_an_error(orch: RunOrch, tmp_path: Path) -> None:
+    """A run without logs is no error."""
     abandoned(tmp_path)
     storage = ("--storage", str(tmp_path))
     done = orch("logs", "it", "--rank", "99", *storage)
@@ -80,13 +79,13 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 
 def two_attempts(writer: Writer) -> tuple[Path, Path]:
-    """The log of the attempt that goes on, and the one that the next attempt will write."""
+    """The logs of the running attempt and of the next one."""
     writer.start_attempt(tiny_plan())
     return (writer.journal.paths.rank_log(1, 0), writer.journal.paths.rank_log(2, 0))
 
 
-def test_following_goes_on_through_attempts_until_the_end(tmp_path: Path) -> None:
-    """Lines appear as they are written, once, and the torn last one at the end."""
+def test_following_continues_through_attempts(tmp_path: Path) -> None:
+    """Each line appears once, and an incomplete last one at the end."""
     writer = claimed_run(tmp_path)
     first, second = two_attempts(writer)
     first.write_text("".join(f"old {i}\n" for i in range(150)))
@@ -111,8 +110,8 @@ def test_following_goes_on_through_attempts_until_the_end(tmp_path: Path) -> Non
     assert (reading.returncode, rest, errors) == (0, "rank 0 | last words\n", "it: succeeded\n")
 
 
-def test_following_one_rank_begins_at_its_beginning_and_can_be_left(tmp_path: Path) -> None:
-    """All its lines, without its name; Ctrl-C ends it in a word, and the run goes on."""
+def test_following_one_rank_can_be_interrupted(tmp_path: Path) -> None:
+    """The run goes on."""
     writer = claimed_run(tmp_path)
     first, _ = two_attempts(writer)
     first.write_text("".join(f"{i}\n" for i in range(150)))
@@ -124,8 +123,7 @@ def test_following_one_rank_begins_at_its_beginning_and_can_be_left(tmp_path: Pa
     assert writer.run().state == "starting"
 
 
-def test_following_a_run_that_is_lost_ends_too(tmp_path: Path, orch: RunOrch) -> None:
-    """Nobody waits for what nobody writes."""
+def test_following_ends_when_the_run_is_lost(tmp_path: Path, orch: RunOrch) -> None:
     abandoned_run(tmp_path, "it")
     done = orch("logs", "it", "-f", "--storage", str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "it: lost\n")

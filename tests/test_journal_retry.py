@@ -1,4 +1,4 @@
-"""Retries: two budgets, reset by progress, and an end to what fails the same way again."""
+"""Retry decisions: two budgets, reset by progress, and repeated errors."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ TWO = RetryLimits(failures=2, preemptions=3)
 
 @dataclass(frozen=True)
 class Tried:
-    """An attempt in short: why it ended, how many steps were done then, and with which error."""
+    """An attempt: why it ended, after how many steps, with which error."""
 
     reason: AttemptReason | str | None
     steps_done: int = 0
@@ -78,8 +78,8 @@ LOST, HANG = Tried("lost", 5), Tried("hang", 5, "rank 3 hung")
         ([*failures(5, 5), LOST, Tried("failure", 5, "another")], False),
     ],
 )
-def test_two_budgets_are_reset_by_progress(tried: list[Tried], retry: bool) -> None:
-    """Failures with hangs, and preemptions; an attempt that came farther than all starts anew."""
+def test_progress_resets_both_budgets(tried: list[Tried], retry: bool) -> None:
+    """One is for failures and hangs, one for preemptions."""
     assert decide_retry(run_after(*tried), TWO).retry is retry
 
 
@@ -94,7 +94,7 @@ def test_two_budgets_are_reset_by_progress(tried: list[Tried], retry: bool) -> N
     ],
 )  # fmt: skip
 def test_the_same_error_at_the_same_step_ends_the_run(first: Tried, second: Tried) -> None:
-    """Whatever is left of the budgets; numbers and addresses do not make it another error."""
+    """Whatever the budgets are; numbers and addresses may differ."""
     generous = RetryLimits(failures=100, preemptions=100)
     decision = decide_retry(run_after(first, second), generous)
     assert not decision.retry
@@ -115,21 +115,20 @@ def test_the_same_error_at_the_same_step_ends_the_run(first: Tried, second: Trie
         (Tried("preemption", 7, "gone"), Tried("preemption", 7, "gone")),
     ],
 )
-def test_another_error_or_step_is_tried_again(first: Tried, second: Tried) -> None:
-    """Nor are two deaths alike that nobody explains, or two preemptions."""
+def test_another_error_or_step_is_retried(first: Tried, second: Tried) -> None:
+    """Also two unexplained deaths, and two preemptions."""
     assert decide_retry(run_after(first, second), TWO).retry
 
 
-def test_what_was_asked_to_stop_is_not_tried_again() -> None:
-    """Whatever its attempt died of in the meantime."""
+def test_a_cancelled_run_is_not_retried() -> None:
     asked = run_after(Tried("preemption", 5, "slice 0 is gone"), asked_at_s=1.0)
     decision = decide_retry(asked, TWO)
     assert not decision.retry
     assert decision.reason.code == "cancel_requested"
 
 
-def test_whoever_resumes_a_run_grants_it_fresh_budgets() -> None:
-    """Attempts before that are not charged, but what they reached is no progress."""
+def test_resuming_restarts_the_budgets() -> None:
+    """Earlier attempts do not count, but what they reached is no progress."""
     spent = failures(5, 5, 5)
     later = [Tried("failure", 5, "x"), Tried("failure", 4, "y")]
     assert decide_retry(run_after(*spent, *later, resumed_at=4), TWO).retry
@@ -137,8 +136,7 @@ def test_whoever_resumes_a_run_grants_it_fresh_budgets() -> None:
     assert not decide_retry(run_after(*spent, *third, resumed_at=4), TWO).retry
 
 
-def test_the_reason_says_what_is_left() -> None:
-    """A person reads what was decided on."""
+def test_the_reason_names_the_budget() -> None:
     decision = decide_retry(run_after(*failures(5, 5)), TWO)
     assert decision.reason.code == "retried"
     assert decision.reason.detail == (
@@ -148,8 +146,7 @@ def test_the_reason_says_what_is_left() -> None:
 
 
 @pytest.mark.parametrize("tried", [[], [Tried("failure"), Tried(None)]])
-def test_only_an_attempt_that_ended_is_decided_on(tried: list[Tried]) -> None:
-    """Anything else is a fault of the driver."""
+def test_a_running_attempt_cannot_be_retried(tried: list[Tried]) -> None:
     with pytest.raises(ValueError, match="no attempt has ended"):
         decide_retry(run_after(*tried), TWO)
 
@@ -163,10 +160,7 @@ ENDED = st.builds(
 
 
 @given(st.lists(ENDED, min_size=1, max_size=40), st.integers(0, 3), st.integers(0, 3))
-def test_retries_end_when_nothing_gets_farther(
-    tried: list[Tried], failures: int, preemptions: int
-) -> None:
-    """Between two attempts that came farther than all before lie no more than the two budgets."""
+def test_retries_without_progress_end(tried: list[Tried], failures: int, preemptions: int) -> None:
     retries = RetryLimits(failures=failures, preemptions=preemptions)
     farthest = stuck = 0
     for count in range(1, len(tried) + 1):
@@ -178,8 +172,7 @@ def test_retries_end_when_nothing_gets_farther(
         assert stuck <= failures + preemptions
 
 
-def test_a_journal_is_decided_on_as_it_stands(tmp_path: Path) -> None:
-    """The driver hands over the run that it reads."""
+def test_retries_are_decided_from_the_journal(tmp_path: Path) -> None:
     writer = claimed_run(tmp_path)
     for attempt in range(1, 4):
         assert writer.start_attempt(tiny_plan()) == attempt

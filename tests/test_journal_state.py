@@ -1,4 +1,4 @@
-"""The state of a run: it follows from its events and from signs of life alone."""
+"""The state and the status of a run, from its events and heartbeats."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,7 @@ CANCEL = CancelRequest(at_s=3.0, by=ME)
 
 
 def at(now_s: float = 4.0, **seen: object) -> Observation:
-    """What is seen at that time."""
+    """An observation at that time."""
     return replace(Observation(now_s=now_s), **seen)  # type: ignore[arg-type]
 
 
@@ -66,10 +66,9 @@ def run_of(story: RunState, sight: Observation) -> Run:
         ([Ended(at_s=1.0, state="failed")], at(writer_is_gone=True, cancel=CANCEL), "failed"),
     ],
 )  # fmt: skip
-def test_the_state_follows_from_events_and_signs(
+def test_the_state_follows_from_events_and_heartbeats(
     events: list[AnyEvent], sight: Observation, state: State
 ) -> None:
-    """What was written, and how long ago the last sign was: nothing else decides."""
     run = run_of(state_after(*events), sight)
     assert run.state == state
     assert run.problems == ()
@@ -97,7 +96,7 @@ def test_the_reason_explains_the_state() -> None:
     ("seen", "detail"),
     [({}, "Ctrl-C, before its first step"), ({"steps": STEPPED}, "Ctrl-C, at once, after step 1")],
 )
-def test_a_cancelled_run_says_how_far_it_came(seen: dict[str, Any], detail: str) -> None:
+def test_a_cancelled_run_says_how_far_it_got(seen: dict[str, Any], detail: str) -> None:
     """When its driver vanished after it was asked to stop at once."""
     at_once = CancelRequest(at_s=3.0, by=ME, at_once=True, source="Ctrl-C")
     observed = at(writer_is_gone=True, cancel=at_once, **seen)
@@ -105,22 +104,20 @@ def test_a_cancelled_run_says_how_far_it_came(seen: dict[str, Any], detail: str)
     assert stopped == ("cancelled", reason(detail, "cancel_requested"))
 
 
-def test_a_run_whose_steps_are_done_does_not_start_again() -> None:
-    """Between the end of its last attempt and its own."""
+def test_a_run_between_its_last_attempt_and_its_end_is_running() -> None:
     finished = AttemptEnded(at_s=3.0, attempt=1, reason="finished")
     assert current_state(state_after(CLAIM, START, finished), at()) == ("running", None)
 
 
-def test_steps_are_no_sign_of_the_driver() -> None:
-    """Processes may step on for a while when nobody drives them any more."""
+def test_steps_are_no_heartbeat_of_the_driver() -> None:
+    """Processes may go on for a while without a driver."""
     stepping = {1: StepSummary(last_steps=(TimedStep(at_s=99.0, step=step(9)),))}
     run = run_of(state_after(CLAIM, START), at(100.0, steps=stepping))
     assert run.state == "lost"
     assert run.since_last_step_s == 1.0
 
 
-def test_a_clock_that_lags_makes_no_negative_time() -> None:
-    """Signs from the future are as fresh as can be."""
+def test_a_clock_that_lags_gives_no_negative_time() -> None:
     run = run_of(state_after(CLAIM, START), at(0.0, heartbeat_at_s=5.0, steps=STEPPED))
     assert (run.since_last_heartbeat_s, run.since_last_step_s) == (0.0, 0.0)
     assert run.state == "running"
@@ -142,10 +139,10 @@ def test_a_clock_that_lags_makes_no_negative_time() -> None:
         ([CLAIM, Ended(at_s=3, state="failed")], STOPPING, "has ended: failed"),
     ],
 )  # fmt: skip
-def test_what_cannot_come_next_is_refused_and_noted(
+def test_an_event_out_of_order_is_refused_or_noted(
     before: list[AnyEvent], event: AnyEvent, why: str
 ) -> None:
-    """A writer may not write it; a reader of a damaged journal says what is wrong."""
+    """A writer may not write it; a reader notes it as a problem."""
     story = state_after(*before)
     assert why in (violation(story, event) or "")
     [problem] = apply(story, story.last + 1, event).problems
@@ -163,18 +160,16 @@ def test_what_cannot_come_next_is_refused_and_noted(
         ([CLAIM, START, FAILED, FAILED], ["failure"], "starting"),
     ],
 )
-def test_what_is_left_of_a_damaged_journal_is_told(
+def test_a_damaged_journal_is_read_as_far_as_possible(
     left: list[AnyEvent], reasons: list[str | None], state: State
 ) -> None:
-    """One file that cannot be read does not hide what came after it."""
     run = run_of(state_after(*left), at(2.0))
     assert [one.reason for one in run.attempts] == reasons
     assert run.state == state
     assert run.problems
 
 
-def test_a_new_driver_closes_what_the_old_one_left() -> None:
-    """The attempt is lost, and nothing that was being waited for or stopped is."""
+def test_a_new_claim_closes_the_open_attempt() -> None:
     again = Claimed(at_s=50.0, driver=ME, heartbeat_s=2.0)
     story = state_after(
         CLAIM,
@@ -206,8 +201,8 @@ EVENTS: st.SearchStrategy[AnyEvent] = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=30))
-def test_any_events_tell_a_legal_story(events: list[AnyEvent]) -> None:
-    """Attempts come in order, only the newest may go on, and none after the end."""
+def test_any_events_give_a_legal_state(events: list[AnyEvent]) -> None:
+    """Attempts are in order, only the newest may be open, and none after the end."""
     for story in states_after(events):
         numbers = [one.number for one in story.attempts]
         assert numbers == sorted(set(numbers))
@@ -217,8 +212,8 @@ def test_any_events_tell_a_legal_story(events: list[AnyEvent]) -> None:
 
 
 @given(st.lists(EVENTS, max_size=30), st.booleans(), st.floats(0, 1e6))
-def test_any_run_is_in_a_legal_state(events: list[AnyEvent], gone: bool, now_s: float) -> None:
-    """A run that is live has a live driver, or waits for its first; one that ended stays so."""
+def test_any_run_has_a_legal_status(events: list[AnyEvent], gone: bool, now_s: float) -> None:
+    """A live run has a live driver, or waits for its first."""
     story = state_after(*events)
     run = run_of(story, at(now_s, writer_is_gone=gone))
     if story.ended:
@@ -231,8 +226,7 @@ def test_any_run_is_in_a_legal_state(events: list[AnyEvent], gone: bool, now_s: 
 
 
 @given(st.lists(EVENTS, max_size=30))
-def test_what_a_writer_may_write_leaves_no_problem(events: list[AnyEvent]) -> None:
-    """The rules for writers are those that readers expect."""
+def test_events_that_a_writer_may_write_are_no_problem(events: list[AnyEvent]) -> None:
     story = initial(SUBMITTED)
     for event in events:
         if violation(story, event) is None:
@@ -242,8 +236,7 @@ def test_what_a_writer_may_write_leaves_no_problem(events: list[AnyEvent]) -> No
 
 
 @given(st.lists(EVENTS, max_size=30))
-def test_what_has_happened_is_never_told_otherwise_later(events: list[AnyEvent]) -> None:
-    """Why an attempt ended stays, whatever comes after."""
+def test_an_ended_attempt_never_changes(events: list[AnyEvent]) -> None:
     told_so_far: dict[int, object] = {}
     for story in states_after(events):
         for one in story.attempts:
@@ -252,8 +245,7 @@ def test_what_has_happened_is_never_told_otherwise_later(events: list[AnyEvent])
 
 
 @given(EVENTS)
-def test_an_event_is_one_line_of_json_both_ways(event: AnyEvent) -> None:
-    """What is written down is what is read."""
+def test_an_event_is_one_line_of_json(event: AnyEvent) -> None:
     text = encode(event)
     assert text.endswith(b"}\n")
     assert text.count(b"\n") == 1

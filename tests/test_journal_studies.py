@@ -1,4 +1,4 @@
-"""A study's journal: one for each study, naming its trials before they begin."""
+"""The journal of a study: one per request, and its trials are named before they start."""
 
 import subprocess
 import sys
@@ -35,8 +35,7 @@ def begun(storage: Path, study: Study = STUDY, steps: int = 20) -> StudyJournal:
     return journal.open_study(storage, StudyRequest(study=study, steps=steps), documents)
 
 
-def test_the_same_study_is_one_journal(tmp_path: Path) -> None:
-    """Opened again it is the one that was begun; asked otherwise it is another."""
+def test_the_same_request_opens_the_same_journal(tmp_path: Path) -> None:
     first, again = begun(tmp_path), begun(tmp_path)
     assert first == again
     assert first.submission().study == STUDY
@@ -46,16 +45,15 @@ def test_the_same_study_is_one_journal(tmp_path: Path) -> None:
     assert len(journal.list_studies(tmp_path)) == 3
 
 
-def test_a_study_is_no_run(tmp_path: Path) -> None:
-    """It lies among the runs and is listed with none of them."""
+def test_a_study_is_not_listed_as_a_run(tmp_path: Path) -> None:
     begun(tmp_path)
     claimed_run(tmp_path, key="a-run")
     assert [run.run for run in journal.list_runs(tmp_path)[0]] == ["a-run"]
     assert [one.key for one in journal.list_studies(tmp_path)] == [begun(tmp_path).key]
 
 
-def test_trials_are_named_before_they_begin(tmp_path: Path) -> None:
-    """Each repeat has a name of its own; one that is begun again has another."""
+def test_trials_are_named_before_they_start(tmp_path: Path) -> None:
+    """Each repeat has its own name, and another when it starts again."""
     study = begun(tmp_path)
     names = [
         journal.start_trial(study, trial, repeat).run
@@ -68,8 +66,7 @@ def test_trials_are_named_before_they_begin(tmp_path: Path) -> None:
     assert study.trial_run(study.trial_starts()[0]) is None
 
 
-def test_nothing_begins_while_a_run_of_the_study_goes_on(tmp_path: Path) -> None:
-    """Two processes that carry out one study never run two trials at once."""
+def test_no_trial_starts_while_a_run_of_the_study_is_live(tmp_path: Path) -> None:
     study = begun(tmp_path)
     entry = journal.start_trial(study, 1, 1)
     writer = claimed_run(tmp_path, key=entry.run)
@@ -80,10 +77,9 @@ def test_nothing_begins_while_a_run_of_the_study_goes_on(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("age_s", "refused"), [(1.0, True), (10_000.0, False)])
-def test_a_trial_that_another_begins_is_waited_for(
+def test_a_trial_that_another_process_starts_blocks_for_a_while(
     tmp_path: Path, age_s: float, refused: bool
 ) -> None:
-    """Between its name and its run a process may still live; not for ever."""
     study = begun(tmp_path)
     entry = TrialStart(at_s=1_000.0, trial=1, repeat=1, run="elsewhere", by=ME)
     (study.trials / "000001.json").write_bytes(codec.to_json(entry))
@@ -98,8 +94,7 @@ def test_a_trial_that_another_begins_is_waited_for(
         assert journal.start_trial(study, 2, 1, clock).trial == 2
 
 
-def test_a_process_that_died_before_its_run_is_no_hindrance(tmp_path: Path) -> None:
-    """It is seen to be gone on its own machine, and the trial begins again under a new name."""
+def test_a_process_that_died_before_its_run_does_not_block(tmp_path: Path) -> None:
     begin = f"from tests.test_journal_studies import begun; from pathlib import Path; \
 from orchestrator import journal; journal.start_trial(begun(Path({str(tmp_path)!r})), 1, 1)"
     subprocess.run([sys.executable, "-c", begin], cwd=ROOT, check=True)
@@ -108,8 +103,9 @@ from orchestrator import journal; journal.start_trial(begun(Path({str(tmp_path)!
     assert journal.start_trial(study, 1, 1).run.endswith("trial-1.1.2")
 
 
-def test_two_that_begin_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who finds its number taken looks again, and sees the other's trial."""
+def test_a_trial_start_that_loses_a_race_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from orchestrator.journal import event_log  # noqa: PLC0415
 
     study, append = begun(tmp_path), event_log.append
@@ -125,8 +121,7 @@ def test_two_that_begin_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.M
     assert next(one.run for one in study.trial_starts()) == "other"
 
 
-def test_the_first_mlflow_run_of_a_study_stays(tmp_path: Path) -> None:
-    """As it does for a run."""
+def test_the_first_tracked_run_of_a_study_stays(tmp_path: Path) -> None:
     study = begun(tmp_path)
     assert study.tracking() is None
     first = TrackedRun(tracker="mlflow", uri="sqlite:////x", run_id="1")
@@ -135,15 +130,14 @@ def test_the_first_mlflow_run_of_a_study_stays(tmp_path: Path) -> None:
     assert study.tracking() == first
 
 
-def test_a_run_knows_its_study(tmp_path: Path) -> None:
-    """From its first event on."""
+def test_a_run_names_its_study(tmp_path: Path) -> None:
     writer = journal.create_run(tmp_path, run_request(study="pods-study-1"), "it")
     assert writer.run().study == "pods-study-1"
     assert claimed_run(tmp_path, key="alone").run().study is None
 
 
-def test_either_a_run_or_a_study_is_found(tmp_path: Path) -> None:
-    """By key, by the beginning of one, by path; unknown lists both."""
+def test_a_run_or_a_study_is_found(tmp_path: Path) -> None:
+    """By key, by its beginning, or by path; an unknown key lists both."""
     study = begun(tmp_path)
     trial = journal.start_trial(study, 1, 1).run
     claimed_run(tmp_path, key=trial)
@@ -157,8 +151,7 @@ def test_either_a_run_or_a_study_is_found(tmp_path: Path) -> None:
         journal.find_run_or_study(tmp_path, "x")
 
 
-def test_a_damaged_study_says_what_is_wrong(tmp_path: Path) -> None:
-    """A file that is no study, one of a newer orch, a place that holds another study."""
+def test_a_damaged_study_is_an_error(tmp_path: Path) -> None:
     study = begun(tmp_path)
     text = study.submission_path.read_text(encoding="utf-8")
     study.submission_path.write_text(

@@ -79,6 +79,7 @@ def test_ctrl_c_saves_and_leaves_nothing(tmp_path: Path) -> None:
     assert (recorded.path / "checkpoints" / str(run.steps_done)).is_dir()
 
 
+@pytest.mark.chaos
 def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
     """The second one waits for no checkpoint, and leaves as little."""
     with submitted(tmp_path, steps=100_000) as process:
@@ -116,7 +117,7 @@ def test_a_cancelled_rehearsal_goes_on_with_fewer_pods(orch: RunOrch, tmp_path: 
     assert len(losses) == 14
 
 
-@pytest.mark.parametrize("and_its_supervisor", [False, True])
+@pytest.mark.parametrize("and_its_supervisor", [pytest.param(False, marks=pytest.mark.chaos), True])
 def test_a_killed_orch_takes_its_cluster_with_it(tmp_path: Path, and_its_supervisor: bool) -> None:
     """SIGKILL while nodes start, of the cluster's supervisor too: soon no process is left, and the
     journal says lost.

@@ -68,7 +68,7 @@ class Bench:
         }
         self.now_s = ends_s
         self.diary.append(f"dispatched {index}")
-        self.meter.dispatched(index, metrics)
+        self.meter.add_step(index, metrics)
 
 
 def test_a_step_is_read_when_the_next_is_on_the_device() -> None:
@@ -126,7 +126,7 @@ def test_a_trainer_is_metered_by_its_own_count() -> None:
     times = iter((0.0, 1.0, 1.5))
     metered = Meter(program, steps.append, OPENING, 1e9, clock=lambda: next(times))
     for index in range(2):
-        metered.dispatched(index, {name: jnp.float32(1) for name in METRICS})
+        metered.add_step(index, {name: jnp.float32(1) for name in METRICS})
     metered.flush()
     assert steps[1].model_flops_per_s_per_chip == 1e6 / 0.5
     assert steps[1].mfu == pytest.approx(1e6 / 0.5 / 1e9)
@@ -135,10 +135,10 @@ def test_a_trainer_is_metered_by_its_own_count() -> None:
 def test_waiting_counts_to_the_step_in_which_it_happened() -> None:
     """A wait lies between the ends of two steps: it is part of the later one's seconds."""
     bench = Bench(plan_of())
-    bench.meter.waited(data_s=0.5)
+    bench.meter.add_wait(data_s=0.5)
     bench.step(0, 101.0)
-    bench.meter.waited(checkpoint_s=0.25)
-    bench.meter.waited(data_s=0.125)
+    bench.meter.add_wait(checkpoint_s=0.25)
+    bench.meter.add_wait(data_s=0.125)
     bench.step(1, 102.0)
     bench.step(2, 103.0)
     assert [(step.data_s, step.checkpoint_s) for step in bench.steps] == [(0.625, 0.25), (0.0, 0.0)]
@@ -209,7 +209,7 @@ def test_real_arrays_are_read_as_they_are() -> None:
     steps: list[Step] = []
     metered = Meter(program_of(plan_of()), steps.append, OPENING, None)
     metrics = {name: jnp.float32(0.1) for name in ("loss", "grad_norm", "learning_rate")}
-    metered.dispatched(0, metrics)
+    metered.add_step(0, metrics)
     metered.flush()
     assert steps[0].loss == float(jnp.float32(0.1))
 

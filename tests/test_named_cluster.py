@@ -79,31 +79,39 @@ def four() -> Iterator[Standing]:
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def two() -> Iterator[Standing]:
+    """Two slices of two hosts."""
+    with standing("2x2x2", 2) as cluster:
+        yield cluster
+
+
 def only_run(storage: Path) -> Run:
     [recorded] = journal.list_journals(storage)
     return recorded.run()
 
 
 V5P = ("--set", "resources.chip=v5p", "--set", "resources.topology=2x2x1")
+TWO_HOSTS = ("--set", "resources.chip=v5p", "--set", "resources.topology=2x2x2")
 
 
 def test_what_a_cluster_cannot_serve_is_refused_with_all_that_is_missing(
-    four: Standing, tmp_path: Path
+    two: Standing, tmp_path: Path
 ) -> None:
-    """Slices asked, present and free, and secrets by name; no run is made, nothing is taken."""
+    """Slices requested, present and free, and secrets by name; no run is made, nothing is taken."""
     more = ("--set", "resources.pods=6", "--set", "experiment.batch.sequences=48")
     secrets = ("--set", "run.secrets=[HF_TOKEN, NO_SUCH_TOKEN]")
-    done = four.orch(*four.submit(tmp_path, *V5P, *more, *secrets, "--yes"))
+    done = two.orch(*two.submit(tmp_path, *TWO_HOSTS, *more, *secrets, "--yes"))
     assert done.returncode == 1, done.stderr
-    assert "6 of v5p 2x2x1 requested, 4 present, 4 free: 2 missing" in done.stderr
+    assert "6 of v5p 2x2x2 requested, 2 present, 2 free: 4 missing" in done.stderr
     assert "NO_SUCH_TOKEN is not in the environment of 5 of 5 hosts" in done.stderr
     assert "HF_TOKEN is not" not in done.stderr.replace("NO_SUCH_TOKEN is not", "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_its_token_a_cluster_refuses(four: Standing, tmp_path: Path) -> None:
+def test_without_its_token_a_cluster_refuses(two: Standing, tmp_path: Path) -> None:
     """The message names the variables to set, and no run is made."""
-    done = four.orch(*four.submit(tmp_path, *V5P, "--yes"), RAY_AUTH_MODE="disabled")
+    done = two.orch(*two.submit(tmp_path, *TWO_HOSTS, "--yes"), RAY_AUTH_MODE="disabled")
     assert done.returncode == 1
     assert "it asks for a token: set RAY_AUTH_MODE=token" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -219,13 +227,10 @@ def test_trials_of_a_study_follow_each_other(four: Standing, tmp_path: Path) -> 
     assert (again.returncode, again.stdout.count("done before: ")) == (0, 2)
 
 
-def test_slices_of_two_hosts_are_followed_to_the_end(tmp_path: Path) -> None:
+def test_slices_of_two_hosts_are_followed_to_the_end(two: Standing, tmp_path: Path) -> None:
     """Four processes on two slices: every step, a trace of two of them, exit code 0."""
-    with standing("2x2x2", 2) as two:
-        more = ("--set", "resources.chip=v5p", "--set", "resources.topology=2x2x2")
-        done = two.orch(
-            *two.submit(tmp_path, *more, "--yes", "--steps", "4", "--profile", "1:3"),
-        )
+    steps = ("--yes", "--steps", "4", "--profile", "1:3")
+    done = two.orch(*two.submit(tmp_path, *TWO_HOSTS, *steps))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 of v5p 2x2x2 requested, 2 present, 2 free" in done.stdout
     run = only_run(tmp_path)

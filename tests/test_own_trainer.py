@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import util
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,13 @@ def test_a_module_without_a_program_is_no_trainer(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert "run.trainer: mine.holder has no function program(plan, mesh)" in done.stderr
+
+
+@pytest.mark.skipif(util.find_spec("libtpu") is None, reason="libtpu exists for Linux on x86-64")
+def test_it_is_proved(orch: RunOrch) -> None:
+    """Compiled as any trainer is; no figure of a forecast is compared with its own."""
+    proved = orch("prove", SPEC, "--set", "run.trainer=mine.bigram", "--json", timeout_s=300)
+    proof = json.loads(proved.stdout)
+    assert (proof["trainer"], proof["fits"], proof["agrees"]) == ("mine.bigram", True, None)
+    assert proof["peak_hbm_bytes_per_device"] > 0
+    assert proof["forecast_peak_hbm_bytes_per_device"] is None

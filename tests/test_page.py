@@ -4,17 +4,18 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from string import Template
 
 import pytest
+from jinja2 import UndefinedError
 
 from orchestrator.render.page import RunPage, run_page
-from orchestrator.render.page.axes import Axis, round_step
-from orchestrator.render.page.html import TEMPLATES, Html, join, tag
-from orchestrator.render.page.steps import thinned
+from orchestrator.render.page.drawings import Axis, Bar, BarChart, Segment, round_step
+from orchestrator.render.page.run_charts import thinned
+from orchestrator.render.page.templates import environment, filled
 from orchestrator.report import compare_run
+from orchestrator.resources import resource
 from orchestrator.types.run import Run, TimedStep
-from tests.conftest import ROOT, RunOrch
+from tests.conftest import RunOrch
 from tests.journals import reason, tiny_plan
 from tests.reports import Steps, finished_run, preempted_run, timed
 
@@ -93,27 +94,20 @@ def test_ten_thousand_steps_stay_a_small_page() -> None:
     assert len(run_page(shown(run, long)).encode()) < 200_000
 
 
-def template(name: str) -> Template:
-    return Template((TEMPLATES / name).read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.html")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(resource("dashboards").glob("*.html")), ids=lambda path: path.name
+)
 def test_no_template_fetches_anything(path: Path) -> None:
-    """What a page needs is inside it."""
-    assert not re.search(r"https?:|<script|<link|@import", template(path.name).template)
+    """A page needs no network, and no template switches escaping off."""
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"https?:|<script|<link|@import", text)
+    assert not re.search(r"\| *safe|autoescape", text)
 
 
-@pytest.mark.parametrize("name", ["run", "study"])
-def test_a_template_lacks_and_wants_no_part(name: str) -> None:
-    """Each place of a page, in its frame too, is filled with something, and nothing made is left
-    out.
-    """
-    source = (ROOT / f"orchestrator/render/page/{name}_page.py").read_text(encoding="utf-8")
-    given = re.search(rf'"{name}.html",\n(.*?)\n    \)', source, re.DOTALL)
-    assert given
-    made = set(re.findall(r"^        (\w+)=", given[1], re.MULTILINE))
-    places = {*template("page.html").get_identifiers(), *template(f"{name}.html").get_identifiers()}
-    assert made | {"style", "inside"} == places
+def test_a_template_without_a_value_is_an_error() -> None:
+    """A page never shows a hole."""
+    with pytest.raises(UndefinedError, match="verdict"):
+        filled("page.html", title="it")
 
 
 # --- what it says
@@ -138,10 +132,16 @@ def test_text_of_a_run_is_never_markup() -> None:
     assert "".join(found.text).count(hostile) >= 5
 
 
-def test_markup_is_made_in_one_place_alone() -> None:
-    """What is no markup is escaped, inside an element and inside its attributes."""
-    assert tag("p", "a<b", title='"&') == '<p title="&quot;&amp;">a&lt;b</p>'
-    assert join("<", Html("<br>")) == "&lt;<br>"
+def test_values_in_charts_and_attributes_are_escaped() -> None:
+    """A name with markup is text in every place of a chart."""
+    hostile = '<b onload="x">&'
+    parts = (Segment(name=hostile, value=1.0), Segment(name="b", value=2.0))
+    chart = BarChart(bars=[Bar(name=hostile, kind="hbm", segments=parts)], show=str)
+    macros = environment().get_template("charts.html").module
+    drawn = macros.bar_chart(chart)  # type: ignore[attr-defined]
+    assert hostile not in drawn
+    assert 'aria-label="&lt;b onload=&#34;x&#34;&gt;&amp;: 3.0"' in drawn
+    assert "".join(read(drawn).text).count(hostile) == 3
 
 
 def test_a_real_run_stands_beside_its_forecast() -> None:
@@ -160,10 +160,10 @@ def test_memory_is_forecast_compiled_and_measured() -> None:
     """What the devices said is a bar of its own; where they did not say, the page does."""
     run, steps = preempted_run()
     silent = report_words(run_page(shown(run, steps)))
-    assert "The devices did not say what they held" in silent
+    assert "The devices did not report their memory" in silent
     first = replace(steps[2][0], step=replace(steps[2][0].step, peak_hbm_bytes=5 << 30))
     told = run_page(shown(run, {**steps, 2: [first, *steps[2][1:]]}))
-    assert "did not say what they held" not in told
+    assert "did not report their memory" not in told
     block = told[told.index("Memory per device") : told.index("Where the time went")]
     assert 'aria-label="measured: 5.00 GiB"' in block
 
@@ -174,7 +174,7 @@ def test_a_rehearsal_is_never_drawn_beside_chips() -> None:
     small = replace(run, rehearsal=True, rehearses=PLAN.digest)
     text = run_page(shown(small, steps, rehearsed=PLAN))
     assert "A rehearsal: a small copy" in text
-    assert "held against none" in text
+    assert "compared with no forecast" in text
     scales = text[text.index("Time per step") : text.index("Over steps")]
     assert 'class="mark measured"' not in scales
     assert "this run" not in scales
@@ -203,9 +203,9 @@ def test_what_the_compiler_allows_stands_beside_the_plan_for_chips_alone() -> No
     text = run_page(small)
     block = text[text.index("Memory per device") : text.index("Where the time went")]
     here, chips = block.split("The plan, on v5e chips")
-    assert "Nothing limits an emulated device" in here
-    assert "the compiler allows" not in here
-    assert "the compiler allows" in chips
+    assert "Emulated devices have no limit" in here
+    assert "compiler limit" not in here
+    assert "compiler limit" in chips
     assert shown(run, steps).report.memory.hbm_bytes == PLAN.forecast.hbm_bytes_per_device
 
 

@@ -13,7 +13,8 @@ from orchestrator.calibrate.measure import accelerator_benchmarks
 from orchestrator.errors import SpecError
 from orchestrator.plan import calibrated, flops
 from orchestrator.plan.collectives import Message, messages
-from orchestrator.plan.planner import make_plan, too_long
+from orchestrator.plan.plan_warnings import too_long
+from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.render import plan_screen as render
 from orchestrator.types import codec
@@ -241,4 +242,4 @@ def test_a_forecast_of_a_profile_warns_of_no_published_runs() -> None:
     plan = make_plan(spec_of(TINY, topology="2x2x1", pods=2, sequences=64, length=128))
     assert any("expected" in warning for warning in plan.warnings)
     made, _ = on_flat_rates(plan)
-    assert made.warnings == too_long(made)
+    assert made.warnings == tuple(too_long(made))

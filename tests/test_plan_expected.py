@@ -11,28 +11,28 @@ from orchestrator import catalog
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.plan.expected import (
     APART_S,
-    beyond,
-    doubt,
     expected_lines,
     expected_s,
     interval,
-    parts,
-    told,
-    work,
+    skew_share,
+    step_parts,
+    step_work,
+    uncertainty,
 )
-from orchestrator.plan.feasibility import as_sizes
+from orchestrator.plan.feasibility import sizes_by_name
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.planner import ask_of, make_plan, plan_digest
-from orchestrator.plan.search import SearchRequest, layout_of, plain_layout, search
+from orchestrator.plan.plan_warnings import extrapolations
+from orchestrator.plan.planner import make_plan, plan_digest, search_request
+from orchestrator.plan.search import SearchRequest, layout_of_choice, make_layout, search
 from orchestrator.plan.time import step_time, time_lines
-from orchestrator.plan.torus import links_of, sizes
+from orchestrator.plan.torus import axis_sizes, find_links
 from orchestrator.score.evaluate import published
 from orchestrator.types.spec import Spec
 from tests.asks import TINY, spec_of
 
 SLICES = [("v4", "4x4x4"), ("v5e", "16x16"), ("v5p", "4x4x8"), ("v6e", "8x16"), ("tpu7x", "4x4x4")]
 ASKS = {
-    (chip, pods): ask_of(spec_of("llama3-8b", chip=chip, topology=shape, pods=pods))
+    (chip, pods): search_request(spec_of("llama3-8b", chip=chip, topology=shape, pods=pods))
     for chip, shape in SLICES
     for pods in (1, 4)
 }
@@ -47,7 +47,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     choice = candidates.choice(draw(st.integers(0, len(candidates) - 1)))
     remat = draw(st.sampled_from(sorted(POLICIES)))
     length = draw(st.sampled_from([1024, 4096, 131_072]))
-    return replace(plain_layout(ASKS[key], replace(choice, remat=remat)), length=length)
+    return replace(layout_of_choice(ASKS[key], replace(choice, remat=remat)), length=length)
 
 
 @settings(max_examples=60)
@@ -78,15 +78,17 @@ def test_many_layouts_at_once_cost_what_each_costs() -> None:
     together = expected_s(many, lines, step_time(many, lines), known)
     for i in range(50):
         choice = replace(candidates.choice(i), microbatches=1, remat="full")
-        one = plain_layout(ask, choice)
+        one = layout_of_choice(ask, choice)
         own = time_lines(one)
         alone = expected_s(one, own, step_time(one, own), known)
         assert together[i] == pytest.approx(float(alone), rel=1e-12)
 
 
 def of_rows(ask: SearchRequest, factors: np.ndarray, sequences: np.ndarray) -> Layout:
-    links = links_of(ask.torus, factors)
-    return layout_of(ask, as_sizes(sizes(factors)), sequences, 1, POLICIES["full"], links)
+    links = find_links(ask.torus, factors)
+    return make_layout(
+        ask, sizes_by_name(axis_sizes(factors)), sequences, 1, POLICIES["full"], links
+    )
 
 
 def on_pods(layout: Layout, pods: int) -> Layout:
@@ -97,14 +99,20 @@ def test_slower_machines_and_more_slices_take_longer() -> None:
     """A lower share of the peak, and waiting for more slices, show in the step."""
     ask, known = ASKS["v5p", 4], catalog.efficiency("v5p")
     assert known is not None
-    layout = plain_layout(ask, FOUND["v5p", 4].choice(0))
-    todo = work(layout, time_lines(layout))
+    layout = layout_of_choice(ask, FOUND["v5p", 4].choice(0))
+    todo = step_work(layout, time_lines(layout))
     slower = replace(known, matmul=catalog.LearnedConstant(value=known.matmul.value / 2))
-    assert parts(todo, slower)["matmuls"] == pytest.approx(2 * parts(todo, known)["matmuls"])
-    alone = work(on_pods(layout, 1), time_lines(layout))
-    assert (alone.reductions, alone.hops, parts(alone, known)["waiting for slices"]) == (0, 0, 0)
+    assert step_parts(todo, slower)["matmul"] == pytest.approx(
+        2 * step_parts(todo, known)["matmul"]
+    )
+    alone = step_work(on_pods(layout, 1), time_lines(layout))
+    assert (alone.reductions, alone.hops, step_parts(alone, known)["slice_wait"]) == (
+        0,
+        0,
+        0,
+    )
     more = replace(on_pods(layout, 16), sequences=4 * layout.sequences)
-    sixteen = work(more, time_lines(more))
+    sixteen = step_work(more, time_lines(more))
     assert (sixteen.reductions, sixteen.hops) == (todo.reductions, 5 * todo.hops)
 
 
@@ -125,11 +133,11 @@ def test_short_layers_are_less_sure() -> None:
     """Where no row tells, the interval is wider."""
     known = catalog.efficiency("v5p")
     assert known is not None
-    layout = plain_layout(ASKS["v5p", 4], FOUND["v5p", 4].choice(0))
-    short = replace(work(layout, time_lines(layout)), links_s=0.0)
+    layout = layout_of_choice(ASKS["v5p", 4], FOUND["v5p", 4].choice(0))
+    short = replace(step_work(layout, time_lines(layout)), links_s=0.0)
     longer = replace(short, matmul_s=100 * short.matmul_s)
-    assert told(short, known) < told(longer, known) == 1
-    assert bool(doubt(short, known) > doubt(longer, known))
+    assert skew_share(short, known) < skew_share(longer, known) == 1
+    assert bool(uncertainty(short, known) > uncertainty(longer, known))
 
 
 @pytest.mark.parametrize("sequences", [1120, 4480])
@@ -194,7 +202,7 @@ def test_a_plan_warns_where_no_run_tells(spec: Spec, said: list[str]) -> None:
     found = [one for one in plan.warnings if one.startswith("expected")]
     assert len(found) == len(said)
     assert all(map(str.startswith, found, said))
-    assert tuple(found) == beyond(plan)
+    assert tuple(found) == tuple(extrapolations(plan))
     assert plan_digest(replace(plan, warnings=())) == plan.digest
 
 

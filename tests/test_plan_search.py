@@ -13,14 +13,14 @@ from orchestrator.network.rematerialization import POLICIES
 from orchestrator.plan import torus as links
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import peak_bytes
-from orchestrator.plan.planner import ask_of, make_plan
+from orchestrator.plan.planner import make_plan, search_request
 from orchestrator.plan.search import (
     MEMORY_MARGIN,
     TIE,
     Choice,
     SearchRequest,
-    plain_layout,
-    ranked,
+    best_choices,
+    layout_of_choice,
     search,
 )
 from orchestrator.plan.time import step_time, time_lines
@@ -117,7 +117,7 @@ def brute(ask: SearchRequest, spec: Spec, margin: float) -> Iterator[Tried]:
                 if (sequences // replicas) % parts:
                     continue
                 choice = Choice(factors, sequences, parts, remat)
-                layout = plain_layout(ask, choice)
+                layout = layout_of_choice(ask, choice)
                 if float(peak_bytes(layout)) <= usable:
                     yield tried(layout, choice, sequences * spec.experiment.batch.length)
 
@@ -135,7 +135,7 @@ def tried(layout: Layout, choice: Choice, tokens: int) -> Tried:
 @pytest.mark.parametrize("spec", SMALL.values(), ids=SMALL)
 def test_the_search_equals_brute_force(spec: Spec) -> None:
     """The same costs as the best of everything tried one by one, by the stated rule."""
-    ask = ask_of(spec)
+    ask = search_request(spec)
     found = search(ask)
     margin = MEMORY_MARGIN if spec.experiment.remat == "auto" else 0.0
     assert found.margin == margin
@@ -146,21 +146,23 @@ def test_the_search_equals_brute_force(spec: Spec) -> None:
     left = [t for t in left if abs(t.choice.sequences - asked) == moved]
     expected = min(left, key=lambda t: t.cost)
 
-    chosen = ranked(ask, found.candidates, 1)[0]
-    got = tried(plain_layout(ask, chosen), chosen, chosen.sequences * spec.experiment.batch.length)
+    chosen = best_choices(ask, found.candidates, 1)[0]
+    got = tried(
+        layout_of_choice(ask, chosen), chosen, chosen.sequences * spec.experiment.batch.length
+    )
     assert got.cost == pytest.approx(expected.cost, rel=1e-12)
     assert chosen.sequences == expected.choice.sequences
 
 
 def test_arrays_price_as_plain_numbers_do() -> None:
     """Each row of a search costs what the ledger of that one choice adds up to."""
-    ask = ask_of(SMALL["two pods of unequal axes"])
+    ask = search_request(SMALL["two pods of unequal axes"])
     candidates = search(ask).candidates
     rows = np.random.default_rng(0).choice(len(candidates), 25, replace=False)
     for row in map(int, rows):
         choice = candidates.choice(row)
         tokens = choice.sequences * ask.experiment.batch.length
-        one = tried(plain_layout(ask, choice), choice, tokens)
+        one = tried(layout_of_choice(ask, choice), choice, tokens)
         assert one.lower == pytest.approx(candidates.lower_s_per_token[row], rel=1e-12)
         assert one.unoverlapped == pytest.approx(
             candidates.unoverlapped_s_per_token[row], rel=1e-12
@@ -169,7 +171,7 @@ def test_arrays_price_as_plain_numbers_do() -> None:
 
 def test_mirror_images_are_priced_once() -> None:
     """On 4x4 the two torus axes are alike: about half of all placements remain."""
-    ask = ask_of(SMALL["one pod"])
+    ask = search_request(SMALL["one pod"])
     assert links.count_placements(ask.torus) == 100
     assert search(ask).realizable < 60
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from functools import partial
 
-from orchestrator.plan.planner import ask_of
+from orchestrator.plan.planner import search_request
 from tests.bench.plan_speed import CASES, choose, imports_ratio, price_one_by_one, seconds
 from tests.conftest import ROOT
 
@@ -28,7 +28,7 @@ def test_a_plan_costs_at_most_three_bare_imports() -> None:
 
 def test_the_search_prices_arrays_not_rows() -> None:
     """All candidates of 71,680 chips take less time than 400 ledgers one by one."""
-    ask = ask_of(CASES["405B, 8 pods of 16x20x28"])
+    ask = search_request(CASES["405B, 8 pods of 16x20x28"])
     together = min(seconds(partial(choose, ask)) for _ in range(5))
     alone = min(seconds(partial(price_one_by_one, ask, 400)) for _ in range(3))
     assert together < alone

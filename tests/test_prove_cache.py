@@ -178,7 +178,7 @@ def test_the_commands_use_what_was_kept(
     proof_cache.save(plan, CacheEntry(compiled=as_forecast(plan)))
     proof = orch("prove", str(spec))
     assert proof.returncode == 0, proof.stderr
-    assert "from the cache, nothing was compiled" in proof.stdout
+    assert "read from the cache" in proof.stdout
     assert proof.stderr == ""
     as_json = json.loads(orch("prove", str(spec), "--json").stdout)
     assert as_json["plan_digest"] == plan.digest

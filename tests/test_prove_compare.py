@@ -172,5 +172,9 @@ def test_another_trainers_program_is_not_compared() -> None:
         replace(send, payload_bytes=9 * send.payload_bytes) for send in program.summary.sends
     )
     found = proof_of(other, replace(program, summary=replace(program.summary, sends=sends)))
-    assert found.disagreements == (Disagreement(code="other_trainer"),)
+    assert found.agrees is None
+    assert found.disagreements == ()
+    assert found.forecast_peak_hbm_bytes_per_device is None
+    assert {line.forecast for line in (*found.ledger, *found.flops)} == {None}
+    assert {one.forecast_bytes_per_step for one in found.collectives} == {None}
     assert found.only_gradients_cross_pods

@@ -1,4 +1,4 @@
-"""A run held against its plan: what was measured, where the gap is, where the time went."""
+"""The report of a run: measurement, gap and goodput."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from orchestrator.render.formatting import off
-from orchestrator.render.page.ledger import measured
+from orchestrator.render.page.run_charts import measured_bar
 from orchestrator.report import compare_run, make_report
 from orchestrator.report.measurement import spread
 from orchestrator.types.report import Goodput
@@ -38,8 +38,8 @@ def lost(found: Goodput | None) -> dict[str, float]:
 # --- what was measured
 
 
-def test_warm_steps_alone_are_measured() -> None:
-    """The first step of each attempt warms up; of a step that was redone the newest counts."""
+def test_only_steps_after_warm_up_are_measured() -> None:
+    """The last attempt at a step counts."""
     run, steps = preempted_run()
     found = compare_run(run, PLAN, steps).measured
     assert found
@@ -49,16 +49,14 @@ def test_warm_steps_alone_are_measured() -> None:
     assert isclose(found.mean_data_s, 14 * 0.1 / 18)
 
 
-def test_the_spread_is_of_the_middle_four_fifths() -> None:
-    """Tenth and ninetieth percentile about the median."""
+def test_the_spread_has_the_tenth_and_ninetieth_percentile() -> None:
     found = spread([float(value) for value in range(101)])
     assert (found.low, found.median, found.high) == (10.0, 50.0, 90.0)
     alone = spread([3.0])
     assert (alone.low, alone.median, alone.high) == (3.0, 3.0, 3.0)
 
 
-def test_steps_on_another_plan_are_left_out() -> None:
-    """After the run shrank, its forecast is of fewer pods, and so are the steps held against it."""
+def test_steps_with_another_plan_are_left_out() -> None:
     run, steps = preempted_run()
     first, second = run.attempts
     shrunk = replace(run, attempts=(replace(first, plan_digest="0" * 64), second))
@@ -67,8 +65,7 @@ def test_steps_on_another_plan_are_left_out() -> None:
     assert found.steps == 14
 
 
-def test_a_run_without_a_step_is_reported_as_such() -> None:
-    """Nothing is measured, nothing is divided by it."""
+def test_a_run_without_steps_has_no_measurement() -> None:
     found = compare_run(run_of(), PLAN, {})
     assert (found.measured, found.gap, found.ratios, found.goodput) == (None, None, (), None)
 
@@ -76,8 +73,7 @@ def test_a_run_without_a_step_is_reported_as_such() -> None:
 # --- against the forecast
 
 
-def test_measured_is_held_against_every_figure() -> None:
-    """The median over the lower bound, over what is expected, over nothing overlapped."""
+def test_the_measured_step_is_compared_with_every_prediction() -> None:
     run, steps = preempted_run()
     found = compare_run(run, PLAN, steps)
     over = {one.against: one.measured_over_predicted for one in found.ratios}
@@ -87,14 +83,12 @@ def test_measured_is_held_against_every_figure() -> None:
 
 
 @pytest.mark.parametrize(("at", "inside"), [("low", True), ("high", True), ("lower", False)])
-def test_a_step_is_inside_the_interval_or_not(at: str, inside: bool) -> None:
-    """Four of five should be; the ends belong to it, and the bound does not."""
+def test_the_ends_of_the_interval_are_inside(at: str, inside: bool) -> None:
     run, steps = preempted_run(getattr(PLAN.forecast.step_s, at))
     assert compare_run(run, PLAN, steps).inside_interval is inside
 
 
-def test_without_an_expectation_the_bound_is_what_counts() -> None:
-    """For chips that no run was learned from."""
+def test_without_an_expected_step_the_lower_bound_is_the_reference() -> None:
     step_s = replace(PLAN.forecast.step_s, expected=None, low=None, high=None)
     unknown = replace(PLAN, forecast=replace(PLAN.forecast, step_s=step_s))
     run, steps = preempted_run()
@@ -105,7 +99,6 @@ def test_without_an_expectation_the_bound_is_what_counts() -> None:
 
 
 def test_the_parts_of_the_gap_add_up() -> None:
-    """Waiting, saving, slow steps and the devices make all of it, and none twice."""
     run, steps = preempted_run()
     saving = steps[2][4]
     steps[2][4] = replace(saving, step=replace(saving.step, step_s=2.0, checkpoint_s=0.9))
@@ -121,8 +114,7 @@ def test_the_parts_of_the_gap_add_up() -> None:
     assert parts["slow steps"] > 0
 
 
-def test_quick_steps_are_no_slow_ones() -> None:
-    """Where a few of them put the mean below the median, no part is less than nothing for it."""
+def test_a_mean_below_the_median_gives_no_negative_part() -> None:
     run, steps = preempted_run()
     quick = {1: 0.1, 2: 0.2}
     steps[2] = [
@@ -136,13 +128,12 @@ def test_quick_steps_are_no_slow_ones() -> None:
     parts = {part.name: part.s for part in found.gap.parts}
     assert parts["slow steps"] == 0
     assert isclose(sum(parts.values()), found.gap.s)
-    told = measured(found.measured)
+    told = measured_bar(found.measured)
     assert [segment.name for segment in told.segments] == ["devices"]
     assert isclose(told.value, found.measured.mean_step_s)
 
 
-def test_a_suspect_is_slowed_to_the_measured_time() -> None:
-    """A resource at its rate-if-alone takes just what the devices took."""
+def test_a_suspect_at_its_rate_takes_the_measured_time() -> None:
     run, steps = preempted_run()
     found = compare_run(run, PLAN, steps)
     assert found.gap
@@ -153,8 +144,7 @@ def test_a_suspect_is_slowed_to_the_measured_time() -> None:
     assert rates == sorted(rates, reverse=True)
 
 
-def test_a_rehearsal_is_never_held_against_chips() -> None:
-    """CPU seconds and chip seconds are not alike: it says so, and divides nothing."""
+def test_a_rehearsal_is_not_compared_with_chips() -> None:
     run, steps = preempted_run()
     found = compare_run(replace(run, rehearsal=True, rehearses="0" * 64), PLAN, steps)
     assert found.measured
@@ -162,8 +152,7 @@ def test_a_rehearsal_is_never_held_against_chips() -> None:
     assert (found.ratios, found.gap, found.inside_interval) == ((), None, None)
 
 
-def test_the_peak_of_memory_is_the_most_that_was_seen() -> None:
-    """Of the steps that count, on whichever it was looked up; None where devices did not say."""
+def test_the_peak_memory_is_the_largest_measured() -> None:
     run, steps = preempted_run()
     assert compare_run(run, PLAN, steps).memory.measured_bytes is None
     steps[2] = [replace(one, step=replace(one.step, peak_hbm_bytes=held))
@@ -174,8 +163,8 @@ def test_the_peak_of_memory_is_the_most_that_was_seen() -> None:
 # --- where the time went
 
 
-def test_every_second_has_one_cause() -> None:
-    """Two attempts: opened twice, five steps redone, and the time between them."""
+def test_goodput_and_badput_add_up() -> None:
+    """Two attempts: two startups, five repeated steps, and the time between them."""
     run, steps = preempted_run()
     found = compare_run(run, PLAN, steps).goodput
     assert found
@@ -194,8 +183,7 @@ def test_every_second_has_one_cause() -> None:
 
 
 @pytest.mark.parametrize("skew_s", [-30.0, 30.0])
-def test_clocks_that_differ_lose_no_second_twice(skew_s: float) -> None:
-    """Rank 0 writes steps by another clock than the driver's; the parts still make the whole."""
+def test_clocks_that_differ_count_no_second_twice(skew_s: float) -> None:
     run, steps = preempted_run()
     skewed = {n: [replace(t, at_s=t.at_s + skew_s) for t in taken] for n, taken in steps.items()}
     found = compare_run(run, PLAN, skewed).goodput
@@ -205,8 +193,7 @@ def test_clocks_that_differ_lose_no_second_twice(skew_s: float) -> None:
     assert 0 <= found.goodput <= 1
 
 
-def test_a_run_that_goes_on_is_counted_to_its_last_step() -> None:
-    """No end is made up for it."""
+def test_a_running_run_is_counted_to_its_last_step() -> None:
     run, steps = preempted_run()
     going = replace(run, ended_at_s=None, attempts=(*run.attempts[:1], replace(
         run.attempts[1], ended_at_s=None, reason=None)))  # fmt: skip
@@ -218,8 +205,7 @@ def test_a_run_that_goes_on_is_counted_to_its_last_step() -> None:
 # --- from a journal, and as a command
 
 
-def test_a_journal_tells_the_same(tmp_path: Path) -> None:
-    """What was appended is what is reported."""
+def test_a_report_from_a_journal_is_the_same(tmp_path: Path) -> None:
     steps = [timed_step.step for timed_step in timed(0.0, range(30), 0.25)]
     writer = finished_run(tmp_path, "it", plan=PLAN, steps=steps)
     found = make_report(writer.journal)
@@ -232,8 +218,7 @@ def test_a_journal_tells_the_same(tmp_path: Path) -> None:
     assert found.goodput.waited_s == 5.0
 
 
-def test_measured_is_said_against_expected() -> None:
-    """As a share, and beyond a factor of two as how many times."""
+def test_a_difference_is_a_share_or_a_factor() -> None:
     said = [off(measured_s, 0.835, "that") for measured_s in (0.74, 0.9, 11.8, 0.25)]
     assert said == [
         "11.4 % less than that",
@@ -243,8 +228,7 @@ def test_measured_is_said_against_expected() -> None:
     ]
 
 
-def test_compare_is_a_table_and_json(orch: RunOrch, tmp_path: Path) -> None:
-    """Each run in a row; the fastest is named; --json holds the reports whole."""
+def test_orch_compare_prints_a_table_or_json(orch: RunOrch, tmp_path: Path) -> None:
     for key, step_s in (("slow", 0.5), ("quick", 0.25)):
         steps = [one.step for one in timed(0.0, range(8), step_s)]
         if key == "quick":
@@ -268,8 +252,7 @@ def test_compare_is_a_table_and_json(orch: RunOrch, tmp_path: Path) -> None:
     assert [one["run"] for one in json.loads(asked.stdout)] == ["slow", "quick"]
 
 
-def test_compare_says_what_cannot_be_compared(orch: RunOrch, tmp_path: Path) -> None:
-    """A run without a step, a rehearsal beside a real run, a run that nobody knows."""
+def test_orch_compare_says_what_cannot_be_compared(orch: RunOrch, tmp_path: Path) -> None:
     steps = [one.step for one in timed(0.0, range(8), 0.5)]
     finished_run(tmp_path, "real", plan=PLAN, steps=steps)
     finished_run(tmp_path, "small", plan=PLAN, steps=steps, rehearsal=True, rehearses=PLAN)

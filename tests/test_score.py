@@ -17,7 +17,7 @@ from orchestrator import catalog
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.network.decoder import BLOCK_INPUT
-from orchestrator.plan.expected import told
+from orchestrator.plan.expected import skew_share
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.score.evaluate import published
 from orchestrator.score.fit import Constants, fit, learn, unit_of, weighted_quantile
@@ -316,7 +316,7 @@ def test_the_rows_tell_of_waiting_as_it_is_counted(samples: list[Sample]) -> Non
     for sample in samples:
         known = catalog.efficiency(sample.run.chip)
         assert known is not None
-        assert sample.run.slices == 1 or told(sample.todo, known) == 1
+        assert sample.run.slices == 1 or skew_share(sample.todo, known) == 1
 
 
 def test_the_pages_show_what_is_computed(scores: dict[str, Score]) -> None:

@@ -1,5 +1,6 @@
 """The spec room: what a bad file is told, as golden texts, and that the hints are right."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 from orchestrator import spec
 from orchestrator.spec import Problem, SpecProblems
 from orchestrator.spec.problem import SHOWN_PROBLEMS
-from tests.conftest import HoldGolden
+from orchestrator.spec.problem_messages import MESSAGES
+from tests.conftest import ROOT, HoldGolden
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
 
 FOLDER = Path(__file__).parent / "specs_bad"
@@ -28,6 +30,51 @@ def test_a_bad_file_is_told_all_at_once(path: Path, golden: HoldGolden) -> None:
     with pytest.raises(SpecProblems) as caught:
         spec.load(Path(path.name))
     golden(f"spec_{path.stem}.txt", f"{caught.value}\n")
+
+
+CODES = {
+    "anchors": {"alias", "anchor"},
+    "chip": {"illegal-value"},
+    "clock": {"illegal-value"},
+    "counts": {"illegal-value", "too-great"},
+    "data_without_path": {"data-path-missing"},
+    "duplicate_keys": {"duplicate-key"},
+    "empty_values": {"empty-value"},
+    "learning_rate": {"end-above-peak", "illegal-value"},
+    "missing_keys": {"missing-key"},
+    "options": {"ambiguous", "illegal-key"},
+    "pods_range": {"illegal-value", "missing-key"},
+    "syntax_tab": {"syntax"},
+    "topology": {"no-such-slice"},
+    "trainer": {"illegal-value"},
+    "unknown_keys": {"unknown-key"},
+    "utf16": {"encoding"},
+}
+
+
+@pytest.mark.parametrize("stem", CODES)
+def test_a_problem_has_a_code_and_fields(stem: str) -> None:
+    """Programs tell problems apart by these, and not by their sentences."""
+    problems = problems_of(Path(f"{stem}.yaml"))
+    assert {problem.code for problem in problems} >= CODES[stem]
+    assert json.dumps([problem.fields for problem in problems])
+    if stem == "topology":
+        [problem] = problems
+        assert problem.fields["topology"] == "16x20x30"
+
+
+def test_an_unknown_trainer_and_pods_in_the_wrong_order_have_their_codes(tmp_path: Path) -> None:
+    """What fields must hold together is a code of its own."""
+    text = MINIMAL.replace("4x4x4}", "4x4x4, pods: {min: 4, max: 2}}") + "run: {trainer: lama}\n"
+    problems = problems_of(write(tmp_path, text))
+    assert [problem.code for problem in problems] == ["pods-order", "unknown-trainer"]
+    assert "llama" in problems[1].fields["known"]
+
+
+def test_every_code_is_used() -> None:
+    """No message without a problem."""
+    sources = "".join(path.read_text() for path in (ROOT / "orchestrator/spec").glob("*.py"))
+    assert [code for code in MESSAGES if sources.count(f'"{code}"') < 2] == []
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
@@ -55,7 +102,7 @@ def test_a_hint_is_legal(path: Path) -> None:
 def value_of_hint(problem: Problem) -> str | None:
     """The legal value that a hint names for the key of its problem."""
     hint = HINT.fullmatch(problem.hint)
-    about_a_key = "unknown" in problem.message or "legal key" in problem.message
+    about_a_key = problem.code in ("unknown-key", "illegal-key")
     if not hint or about_a_key or not problem.key or problem.key[-1].isdigit():
         return None
     return hint["meant"] or hint["example"]

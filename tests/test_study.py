@@ -1,4 +1,4 @@
-"""A study: its file, judged as strictly as a spec; its trials; their predicted scaling."""
+"""A study: its file, its trials, and their predicted scaling."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def refused(folder: Path, text: str) -> str:
 
 
 def test_every_combination_is_a_trial(tmp_path: Path) -> None:
-    """In the order of the file, the last key the fastest; each says what it set."""
+    """In the order of the file, the last key varying fastest."""
     text = (
         "name: grid\n"
         "study:\n  base: base.yaml\n"
@@ -62,23 +62,20 @@ def test_every_combination_is_a_trial(tmp_path: Path) -> None:
     assert found.trials[3].spec == spec.load(tmp_path / "base.yaml", overrides)
 
 
-def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
-    """Strong, once, stopping at a failure, named after the base; as the contract says."""
+def test_keys_have_defaults(tmp_path: Path) -> None:
     found = loaded(tmp_path, "study: {base: base.yaml, vary: {resources.pods: [1]}}\n")
     assert (found.scaling, found.repeats, found.after_failure) == ("strong", 1, "stop")
     assert found.name == "small-strong"
 
 
-def test_a_mapping_may_vary_too(tmp_path: Path) -> None:
-    """Whole sections are values like others."""
+def test_a_mapping_may_vary(tmp_path: Path) -> None:
     text = "study: {base: base.yaml, vary: {resources.mesh: [auto, {tensor: 4}]}}\n"
     found = loaded(tmp_path, text)
     assert [trial.spec.resources.mesh.tensor for trial in found.trials] == [None, 4]
     assert found.trials[1].settings == {"resources.mesh": "{tensor: 4}"}
 
 
-def test_in_weak_scaling_the_batch_follows_the_pods(tmp_path: Path) -> None:
-    """Each pod has as many sequences as a pod of the base has."""
+def test_in_weak_scaling_the_batch_grows_with_the_pods(tmp_path: Path) -> None:
     base = MINIMAL.replace("topology: 4x4x4", "topology: 4x4x4, pods: 4")
     text = "study: {base: base.yaml, scaling: weak, vary: {resources.pods: [1, 2, 8]}}\n"
     found = loaded(tmp_path, text, base=base)
@@ -114,15 +111,13 @@ def test_in_weak_scaling_the_batch_follows_the_pods(tmp_path: Path) -> None:
                      + "], resources.pods: [" + ", ".join(map(str, range(1, 41))) + "]}}\n"),
     ],
 )  # fmt: skip
-def test_a_bad_study_is_told_at_its_place(
+def test_a_bad_study_is_reported_at_its_place(
     name: str, text: str, tmp_path: Path, golden: HoldGolden
 ) -> None:
-    """File, line and column of the study, what is against what must be, and a legal value."""
     golden(f"study_{name}.txt", refused(tmp_path, text) + "\n")
 
 
-def test_a_batch_that_no_pod_divides_is_told(tmp_path: Path) -> None:
-    """With the arithmetic, at the value."""
+def test_a_batch_that_no_pod_divides_is_an_error(tmp_path: Path) -> None:
     base = MINIMAL.replace("topology: 4x4x4", "topology: 4x4x4, pods: 3")
     text = "study: {base: base.yaml, scaling: weak, vary: {resources.pods: [3, 4]}}\n"
     with pytest.raises(SpecProblems, match=r"study.yaml:1:68: .*512 sequences on 3 pods are"):
@@ -130,8 +125,7 @@ def test_a_batch_that_no_pod_divides_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["resources.pods", "resources.pods.max"])
-def test_what_is_varied_cannot_be_set(key: str, tmp_path: Path) -> None:
-    """Every trial would set it otherwise; what is around it may be set."""
+def test_a_key_that_varies_cannot_be_set(key: str, tmp_path: Path) -> None:
     text = "study: {base: base.yaml, vary: {resources.pods: [1, 2]}}\n"
     base = MINIMAL.replace("topology: 4x4x4", "topology: 4x4x4, pods: {min: 1, max: 4}")
     with pytest.raises(SpecProblems) as caught:
@@ -142,8 +136,7 @@ def test_what_is_varied_cannot_be_set(key: str, tmp_path: Path) -> None:
     assert loaded(tmp_path, text, "resources.mesh.tensor=2").trials
 
 
-def test_a_fault_of_what_is_varied_is_told_once(tmp_path: Path) -> None:
-    """In its own file, however many trials have it."""
+def test_a_fault_of_a_varied_value_is_reported_once(tmp_path: Path) -> None:
     base = MINIMAL.replace("15T", "soon")
     with pytest.raises(SpecProblems) as caught:
         loaded(tmp_path, "study: {base: base.yaml, vary: {resources.pods: [1, 2]}}\n", base=base)
@@ -153,7 +146,6 @@ def test_a_fault_of_what_is_varied_is_told_once(tmp_path: Path) -> None:
 
 
 def test_a_study_given_for_a_spec_is_one_problem(orch: RunOrch) -> None:
-    """It says what it is, and which commands take it."""
     done = orch("explain", "specs/studies/tiny_weak.yaml")
     assert done.returncode == 2
     assert "specs/studies/tiny_weak.yaml:11:1: study: makes it a study" in done.stderr
@@ -161,8 +153,7 @@ def test_a_study_given_for_a_spec_is_one_problem(orch: RunOrch) -> None:
     assert "is missing" not in done.stderr
 
 
-def test_the_contract_of_studies_is_a_json_schema(orch: RunOrch) -> None:
-    """Valid, printed as it stands, and every shipped study's keys are in it."""
+def test_the_json_schema_of_studies_is_valid(orch: RunOrch) -> None:
     Draft202012Validator.check_schema(study_contract())
     assert json.loads(orch("schema", "--study").stdout) == study_contract()
     assert all(spec.is_study(path) for path in STUDIES)
@@ -171,8 +162,7 @@ def test_the_contract_of_studies_is_a_json_schema(orch: RunOrch) -> None:
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_every_study_opens_with_what_a_reader_needs(path: Path) -> None:
-    """The schema for editors, what it is, its command, and what to expect."""
+def test_every_shipped_study_begins_with_a_comment(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     opening = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
     assert (path.parent / opening[0].removeprefix(MODELINE)).is_file()
@@ -196,8 +186,7 @@ def study_of(*pods: int, **changes: object) -> Study:
     return Study(**fields | changes)  # type: ignore[arg-type]
 
 
-def test_efficiency_is_against_the_smallest_trial() -> None:
-    """Whatever the order of the trials; tokens per second and chip, at both figures."""
+def test_efficiency_is_relative_to_the_smallest_trial() -> None:
     study = study_of(4, 1, 2)
     made = {trial.number: make_plan(trial.spec) for trial in study.trials}
     found = [one.planned for one in forecast_study(study, made).trials]
@@ -211,8 +200,7 @@ def test_efficiency_is_against_the_smallest_trial() -> None:
             assert getattr(one.efficiency, at) == rate / least
 
 
-def test_what_else_varies_is_another_series() -> None:
-    """Two models are not each other's scaling: each has a smallest trial of its own."""
+def test_other_keys_make_another_series() -> None:
     seeds = [replace(tiny_spec(p), name=f"s{p}") for p in (1, 2, 1, 2)]
     trials = tuple(
         Trial(
@@ -239,8 +227,7 @@ def test_what_else_varies_is_another_series() -> None:
     assert "on 8 chips (remat none)" in last
 
 
-def test_of_several_series_the_ends_are_told() -> None:
-    """That of the largest trial of each, and of these the least and the most, by name."""
+def test_the_summary_names_the_best_and_the_worst_series() -> None:
     found = [
         render.TrialEfficiency(chips, fraction, f"{fraction:.0%}", {"experiment.remat": remat})
         for chips, fraction, remat in [
@@ -255,8 +242,7 @@ def test_of_several_series_the_ends_are_told() -> None:
     assert alone == "scaling efficiency is 90% on 64 chips"
 
 
-def test_a_trial_without_a_plan_says_why() -> None:
-    """It stays in the table; the smallest of the others is what they are compared with."""
+def test_a_trial_without_a_plan_has_its_error() -> None:
     study = study_of(1, 2, 4)
     made = {n: make_plan(study.trials[n - 1].spec) for n in (2, 3)} | {1: "no room\n  for it"}
     found = forecast_study(study, made)
@@ -269,8 +255,7 @@ def test_a_trial_without_a_plan_says_why() -> None:
     assert text.splitlines()[-1].startswith("Study: 1 of 3 trials have no plan, scaling")
 
 
-def test_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
-    """Pods, step time, MFU, efficiency, what binds, dollars; within 80 columns."""
+def test_the_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
     study = spec.load_study(ROOT / "specs/studies/llama3_70b_pods.yaml")
     made = {trial.number: make_plan(trial.spec) for trial in study.trials}
     text = render.study_screen(forecast_study(study, made), "orch submit study.yaml")
@@ -278,8 +263,8 @@ def test_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_command_plans_a_study(orch: RunOrch) -> None:
-    """As a table and as JSON; what cannot be served is shown, and the exit is 2."""
+def test_orch_plan_plans_a_study(orch: RunOrch) -> None:
+    """An infeasible trial is shown, and the exit code is 2."""
     path = "specs/studies/tiny_weak.yaml"
     done = orch("plan", path)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The commands about runs, as they meet a study: its journal alone is needed."""
+"""The commands about runs, given a study."""
 
 import json
 from pathlib import Path
@@ -24,8 +24,7 @@ def at(found: StudyJournal) -> tuple[str, str]:
     return "--storage", str(found.storage)
 
 
-def test_runs_of_a_study_stand_below_it(orch: RunOrch, tmp_path: Path) -> None:
-    """Where the newest of them would; a study without a run is listed too."""
+def test_orch_runs_lists_the_runs_of_a_study_below_it(orch: RunOrch, tmp_path: Path) -> None:
     study = begun(tmp_path)
     assert orch("runs", *at(study)).stdout.splitlines()[1].split()[:3] == [
         study.key,
@@ -44,8 +43,8 @@ def test_runs_of_a_study_stand_below_it(orch: RunOrch, tmp_path: Path) -> None:
     assert [one["run"] for one in listed if one["study"] == study.key] == trials
 
 
-def test_a_study_runs_is_stopped_or_has_succeeded(tmp_path: Path) -> None:
-    """As its runs do; a trial that failed and then succeeded counts once, as done."""
+def test_the_state_of_a_study_follows_from_its_runs(tmp_path: Path) -> None:
+    """A trial that failed and then succeeded counts once."""
     study = begun(tmp_path)
     states = []
     for number, end in ((1, "failed"), (1, "succeeded"), (2, "succeeded")):
@@ -58,8 +57,7 @@ def test_a_study_runs_is_stopped_or_has_succeeded(tmp_path: Path) -> None:
     assert (found.done, found.total, len(found.runs)) == (2, 2, 3)
 
 
-def test_status_tells_a_study(orch: RunOrch, done: StudyJournal) -> None:
-    """Every run of it, the scaling as far as it is measured, and what to type next."""
+def test_orch_status_shows_a_study(orch: RunOrch, done: StudyJournal) -> None:
     told = orch("status", done.key[:-2], *at(done))
     assert told.returncode == 0, told.stderr
     first, *_ = lines = told.stdout.splitlines()
@@ -71,22 +69,20 @@ def test_status_tells_a_study(orch: RunOrch, done: StudyJournal) -> None:
     assert (station["study"], station["state"], station["done"]) == (done.key, "succeeded", 2)
 
 
-def test_cancel_asks_the_run_that_goes_on(orch: RunOrch, tmp_path: Path) -> None:
-    """Nothing is asked of those that have ended, nor where none goes on."""
+def test_orch_cancel_stops_the_live_run_of_a_study(orch: RunOrch, tmp_path: Path) -> None:
     study = begun(tmp_path)
     idle = orch("cancel", study.key, *at(study))
     assert idle.stdout.startswith(f"{study.key}: no run of it goes on. Nothing was asked.\nNext: ")
     claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run).end_run("succeeded")
     writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
     asked = orch("cancel", study.key, *at(study))
-    assert asked.stdout.startswith(f"{writer.journal.key}: asked to stop.\n")
+    assert asked.stdout.startswith(f"{writer.journal.key}: stop requested.\n")
     request = writer.heartbeat()
     assert request is not None
     assert not request.at_once
 
 
-def test_rm_takes_a_study_with_its_runs(orch: RunOrch, tmp_path: Path) -> None:
-    """Not while one of them goes on; when a person says so, or `--yes` where nobody can."""
+def test_orch_rm_removes_a_study_with_its_runs(orch: RunOrch, tmp_path: Path) -> None:
     study = begun(tmp_path)
     claimed_run(tmp_path, key="other").end_run("failed")
     claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run).end_run("succeeded")
@@ -103,8 +99,7 @@ def test_rm_takes_a_study_with_its_runs(orch: RunOrch, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_a_run_of_a_study_may_go_alone(orch: RunOrch, tmp_path: Path) -> None:
-    """The study stays, and the trial is to be done again."""
+def test_a_single_run_of_a_study_can_be_removed(orch: RunOrch, tmp_path: Path) -> None:
     study = begun(tmp_path)
     run = journal.start_trial(study, 1, 1).run
     claimed_run(tmp_path, key=run).end_run("succeeded")

@@ -1,6 +1,6 @@
-"""A study on a named cluster: what is asked and said before, and how its trials follow each other.
+"""A study on a named cluster: what it asks for first, and how its trials follow each other.
 
-The cluster is a stand-in; `tests/test_named_cluster.py` has a real one.
+The cluster is a fake; `tests/test_named_cluster.py` has a real one.
 """
 
 from dataclasses import replace
@@ -85,8 +85,8 @@ class Cluster:
         return done.exit_code, done.output
 
 
-def test_all_is_said_and_asked_once_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cluster is asked for the most pods; chips, time and dollars are of all runs together."""
+def test_a_study_on_a_cluster_asks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster must have the most pods; chips, time and dollars are totals."""
     cluster = Cluster(tmp_path, monkeypatch)
     code, said = cluster.submit("--steps", "4", "--dry-run")
     assert (code, cluster.seen, cluster.taken) == (0, [2], [])
@@ -98,8 +98,9 @@ def test_all_is_said_and_asked_once_before(tmp_path: Path, monkeypatch: pytest.M
         cluster.submit("--steps", "4")
 
 
-def test_trials_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As real runs of the study; what is done is not done again. Its rehearsal is another study."""
+def test_trials_run_one_after_another_on_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = Cluster(tmp_path, monkeypatch)
     code, said = cluster.submit("--steps", "4", "--yes")
     assert (code, cluster.taken) == (0, ["1.1", "2.1"])
@@ -114,18 +115,16 @@ def test_trials_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert replace(rehearsed, rehearsal=False).journal_in(study.storage) == study
 
 
-def test_who_looks_away_begins_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run goes on without the command, which says so and how to go on."""
+def test_an_interrupt_starts_no_other_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = Cluster(tmp_path, monkeypatch, left_at=1)
     code, said = cluster.submit("--steps", "4", "--yes")
     assert (code, cluster.taken) == (130, ["1.1"])
     assert "-trial-1.1 goes on without this command; orch cancel " in said
 
 
-def test_a_trial_that_goes_on_is_followed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its own job, before anything else is begun; no second run is made of it."""
+def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[Writer] = []
     followed: list[object] = []
 
@@ -166,10 +165,9 @@ def test_a_trial_that_goes_on_is_followed_again(
         (("--yes", "--steps", "4", "--devices-per-pod", "4"), "--devices-per-pod is of rehearsals"),
     ],
 )
-def test_what_a_study_there_cannot_be_is_refused(
+def test_options_that_a_study_cannot_have_are_refused(
     more: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is taken."""
     cluster = Cluster(tmp_path, monkeypatch)
     with pytest.raises(OrchError, match=said):
         cluster.submit(*more)

@@ -1,4 +1,4 @@
-"""A study of one, two and four pods, rehearsed whole: real clusters, MLflow and browser."""
+"""A study of one, two and four pods, rehearsed on real clusters with MLflow and a browser."""
 
 import os
 import signal
@@ -92,8 +92,7 @@ def is_under_way(storage: Path, number: int, process: subprocess.Popen[str]) -> 
     return False
 
 
-def test_it_is_interrupted_goes_on_and_is_done(done: Submitted) -> None:
-    """Each trial is run once, the interrupted one anew; then nothing is left to do."""
+def test_a_study_is_interrupted_continued_and_finished(done: Submitted) -> None:
     first, second, third = done.said
     assert done.codes == [130, 0, 0], "\n".join(done.said)
     assert first.splitlines()[-1].startswith("Next: orch submit ")
@@ -106,8 +105,7 @@ def test_it_is_interrupted_goes_on_and_is_done(done: Submitted) -> None:
     assert " % on 16 emulated chips." in third
 
 
-def test_mlflow_has_all_of_it_when_the_command_has_ended(done: Submitted) -> None:
-    """One parent, finished, with every run below it: nothing is left to later commands."""
+def test_mlflow_has_the_whole_study_when_the_command_ends(done: Submitted) -> None:
     found = rows(done.storage, "SELECT name, status FROM runs ORDER BY name")
     wanted = {"succeeded": "FINISHED", "cancelled": "KILLED"}
     runs = [(one.run, wanted[one.state]) for one in done.runs]
@@ -120,8 +118,7 @@ def test_mlflow_has_all_of_it_when_the_command_has_ended(done: Submitted) -> Non
     assert rows(done.storage, pods) == [(1.0,), (2.0,), (2.0,), (4.0,)]
 
 
-def test_its_page_is_written(done: Submitted) -> None:
-    """Three trials on the curves, held against this machine's own forecast."""
+def test_the_page_of_a_study_is_written(done: Submitted) -> None:
     command = [str(Path(sys.executable).with_name("orch")), "report", done.study.key]
     subprocess.run([*command, "--storage", str(done.storage)], cwd=ROOT, check=True)
     text = (done.study.path / "report.html").read_text(encoding="utf-8")
@@ -134,8 +131,7 @@ def test_its_page_is_written(done: Submitted) -> None:
 
 
 @pytest.mark.skipif(chromium() is None, reason=MISSING)
-def test_its_comparisons_have_data(done: Submitted) -> None:
-    """Both promised views open on the study's runs, their charts drawn."""
+def test_the_views_of_a_study_have_data(done: Submitted) -> None:
     with shown(done.storage) as (process, links), browser() as chrome:
         for name, page in drawn(chrome, links):
             page.picture(Path(os.environ.get("PICTURES", done.storage)) / f"study {name}.png")

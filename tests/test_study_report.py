@@ -1,4 +1,4 @@
-"""A study that was run: measured scaling beside the predicted one, and how its trials are run."""
+"""The measured scaling of a study, and how its trials are rehearsed."""
 
 import json
 from collections.abc import Callable
@@ -46,8 +46,7 @@ def told(storage: Path, step_s: Callable[[Plan, int], float], **changes: Any) ->
 # --- measured scaling
 
 
-def test_measured_efficiency_is_against_the_smallest_trial(tmp_path: Path) -> None:
-    """The same batch in the same time on four times the chips: a quarter; with its spread."""
+def test_measured_efficiency_is_relative_to_the_smallest_trial(tmp_path: Path) -> None:
     found = told(tmp_path, lambda _, repeat: BASE_S * repeat)
     kept = [one.measured.efficiency for one in found.trials if one.measured]
     assert [isclose(one.median, of) for one, of in zip(kept, (1, 1 / 2, 1 / 4), strict=True)]
@@ -57,8 +56,7 @@ def test_measured_efficiency_is_against_the_smallest_trial(tmp_path: Path) -> No
     assert all(one.done == 2 for one in found.trials)
 
 
-def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
-    """Each trial has its own plan's forecast, against the smallest measured one."""
+def test_predicted_efficiency_is_relative_to_the_smallest_measured_trial(tmp_path: Path) -> None:
     found = told(tmp_path, lambda plan, _: reference(plan)[1] * 3)
     for pods, one in zip((1, 2, 4), found.trials, strict=True):
         assert one.predicted
@@ -72,10 +70,7 @@ def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
         assert study_report_screen.over_predicted(one, one.measured) == "3 x"
 
 
-def test_the_line_that_goes_with_the_gaps_is_named(tmp_path: Path) -> None:
-    """A gap to what was expected is explained by a line of that: made to be slow by four times what
-    pods wait for each other, it is found, and how much.
-    """
+def test_the_line_that_explains_the_gaps_is_named(tmp_path: Path) -> None:
 
     def slowed(plan: Plan, _: int) -> float:
         return reference(plan)[1] + 4 * waited_s(plan)
@@ -95,8 +90,7 @@ def waited_s(plan: Plan) -> float:
     return sum(line.value for line in lines if line.name == "waiting for slices")
 
 
-def test_without_an_expectation_the_roofline_explains() -> None:
-    """Where nothing is expected, the gap is to the bound, and a line of the roofline goes along."""
+def test_without_an_expected_step_a_line_of_the_roofline_explains() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
     bare = [replace(one, forecast=replace(one.forecast, expected_time=())) for one in plans]
     across = [sum(x.value for x in one.forecast.time if x.resource == "pods") for one in bare]
@@ -106,16 +100,14 @@ def test_without_an_expectation_the_roofline_explains() -> None:
     assert "4 times pods (dcn pods)" in study_report_screen.gap_explanation(found)
 
 
-def test_no_line_is_named_where_none_fits() -> None:
-    """Of one trial every line would do; where runs are faster than predicted none does."""
+def test_no_line_explains_where_none_fits() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
     assert explain_gaps([(plans[0], 1.0)]) == ()
     assert explain_gaps([(plan, -1.0) for plan in plans]) == ()
     assert "No ledger line" in study_report_screen.gap_explanation(())
 
 
-def test_rehearsed_trials_are_held_against_no_chip(tmp_path: Path) -> None:
-    """Their efficiency is measured; what is predicted for chips stands apart."""
+def test_rehearsed_trials_are_not_compared_with_chips(tmp_path: Path) -> None:
     full = make_plan(tiny_spec(4))
     found = told(tmp_path, lambda *_: 0.5, rehearsal=True, rehearses=full)
     assert found.rehearsal
@@ -128,7 +120,6 @@ def test_rehearsed_trials_are_held_against_no_chip(tmp_path: Path) -> None:
 
 
 def test_screens_of_a_measured_study_fit_a_terminal(orch: RunOrch, tmp_path: Path) -> None:
-    """How it stands, how it scales with the spread of its repeats, and what its page is said of."""
     told(tmp_path, lambda plan, repeat: BASE_S * repeat * plan.pods**0.3)
     [found] = journal.list_studies(tmp_path)
     for name in ("status", "report"):
@@ -137,8 +128,7 @@ def test_screens_of_a_measured_study_fit_a_terminal(orch: RunOrch, tmp_path: Pat
         assert too_wide(shown.stdout) == []
 
 
-def test_what_is_not_done_is_said(tmp_path: Path) -> None:
-    """A trial without a run, one that failed: no row is made up for either."""
+def test_unfinished_runs_are_listed(tmp_path: Path) -> None:
     study = study_of(1, 2, 4)
     recorded = journal.open_study(tmp_path, StudyRequest(study=study, steps=6), {})
     begun = journal.start_trial(recorded, 2, 1)
@@ -171,7 +161,6 @@ def replace_plan(spec: object) -> journal.RunRequest:
 
 
 def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
-    """Curves with the ideal line, every trial, the ledgers; whole, and safe to send on."""
     recorded = finished_study(tmp_path, study_of(1, 2, 4), lambda *_: 0.5, steps=4)
     done = orch("report", recorded.key, "--storage", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -181,7 +170,7 @@ def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
     assert found.asked == []
     assert 'class="curve ideal"' in text
     assert text.count('class="dot measured"') == 2 * 3
-    assert "scaling efficiency is 25.0 % on 16 chips" in "".join(found.text)
+    assert "Scaling efficiency is 25.0 % on 16 chips" in "".join(found.text)
     asked = json.loads(orch("report", recorded.key, "--storage", str(tmp_path), "--json").stdout)
     assert [one["chips"] for one in asked["trials"]] == [4, 8, 16]
 
@@ -256,7 +245,6 @@ def submitted(
 
 
 def test_trials_run_one_after_another(submitted: Callable[..., tuple[int, str, list[str]]]) -> None:
-    """It says that it rehearses, plans all, runs each, and ends with the scaling."""
     code, said, runs = submitted("succeeded", "succeeded")
     assert (code, runs) == (0, ["1.1", "2.1"])
     assert "two: a rehearsal of 2 runs" in said
@@ -265,10 +253,9 @@ def test_trials_run_one_after_another(submitted: Callable[..., tuple[int, str, l
     assert "Next: orch report two-study-" in said
 
 
-def test_what_is_done_is_not_done_again(
+def test_a_successful_trial_is_not_run_again(
     submitted: Callable[..., tuple[int, str, list[str]]],
 ) -> None:
-    """A failure stops the study; asked again, the failed trial gets a new run and no other."""
     code, said, runs = submitted("succeeded", "failed")
     assert "trial-2.1 is failed" in said
     assert (code, runs) == (1, ["1.1", "2.1"])
@@ -280,10 +267,9 @@ def test_what_is_done_is_not_done_again(
     assert submitted()[2] == []
 
 
-def test_a_study_may_go_on_after_a_failure(
+def test_a_study_may_continue_after_a_failure(
     submitted: Callable[..., tuple[int, str, list[str]]],
 ) -> None:
-    """Every trial is tried, and the exit says that one failed."""
     code, said, runs = submitted("failed", "succeeded", after="go on")
     assert (code, runs) == (1, ["1.1", "2.1"])
     assert "trial-1.1 is failed" in said
@@ -292,15 +278,13 @@ def test_a_study_may_go_on_after_a_failure(
 def test_an_interrupted_trial_ends_the_study(
     submitted: Callable[..., tuple[int, str, list[str]]],
 ) -> None:
-    """Whoever stops a trial wants no other, whatever the study says."""
     code, _, runs = submitted("cancelled", after="go on")
     assert (code, runs) == (130, ["1.1"])
 
 
-def test_a_study_may_be_looked_at_first(
+def test_dry_run_starts_nothing(
     submitted: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
 ) -> None:
-    """With --dry-run all is planned, nothing is begun, and what to type is said."""
     code, said, runs = submitted(more=("--dry-run",))
     assert (code, runs) == (0, [])
     assert "EFFICIENCY" in said
@@ -308,9 +292,8 @@ def test_a_study_may_be_looked_at_first(
     assert not (tmp_path / "runs").exists()
 
 
-def test_nobody_starts_the_trials_of_a_study_later(
+def test_detach_is_refused(
     submitted: Callable[..., tuple[int, str, list[str]]],
 ) -> None:
-    """One after another is begun by the command itself: it cannot leave."""
     with pytest.raises(SpecError, match="--detach: somebody must start trial after trial"):
         submitted(more=("--detach",))

@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.look import sync
+from orchestrator.lifecycle import recording
 from orchestrator.render.sync_screen import sync_screen
-from orchestrator.tracking import read_sync_state, recorder
+from orchestrator.tracking import read_sync_state
 from orchestrator.tracking.recorder import Recorder, only_one
 from orchestrator.types.tracking import Destination, SyncProgress, SyncResult
 from tests.clusters import eventually
@@ -54,19 +55,22 @@ def test_sync_says_what_it_could_not_do(orch: RunOrch, storage: Path) -> None:
     assert "No runs in" in orch("sync", "--storage", str(storage / "none")).stdout
 
 
-def test_sync_leaves_a_run_to_its_own_driver(orch: RunOrch, storage: Path) -> None:
+def test_sync_leaves_a_run_to_its_own_driver(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it records, nothing is wrong; when the driver is gone, something is. The exit status
     says so too.
     """
+    monkeypatch.setattr(recording, "LOCK_LIMIT_S", 0.1)
     writer = begun(storage)
     trained(writer, range(3))
     before = read_sync_state(writer.journal)
     with writer.background_heartbeat(), only_one(writer.journal):
         tried = Recorder(os.environ).record(writer.journal, limit_s=0.1)
-        beside = orch("sync", "--storage", str(storage))
+        beside = CliRunner().invoke(sync, ["--storage", str(storage)])
     assert (tried.by_driver, tried.problem) == (True, None)
     assert read_sync_state(writer.journal) == before
-    assert (beside.returncode, beside.stdout.splitlines()[0]) == (
+    assert (beside.exit_code, beside.stdout.splitlines()[0]) == (
         0,
         "it: recorded by its own driver",
     )
@@ -124,7 +128,7 @@ def test_sync_gives_up_on_a_run_that_is_held_for_ever(
     storage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After as long as a process in the background may take, and the exit status says so."""
-    monkeypatch.setattr(recorder, "ONCE_LIMIT_S", 0.1)
+    monkeypatch.setattr(recording, "ONCE_LIMIT_S", 0.1)
     writer = begun(storage)
     writer.end_run("failed", reason("out of luck"))
     with only_one(writer.journal):

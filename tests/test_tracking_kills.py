@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 from tests.records import empty_database
 
@@ -31,6 +33,7 @@ def test_a_kill_between_any_two_writes_misses_and_doubles_nothing(
     assert found["deaths"] > 10
 
 
+@pytest.mark.slow
 def test_the_bench_of_recording_runs_to_its_end() -> None:
     """It says what a step pays, and how long many of them take; how little is not asked here."""
     command = [sys.executable, "-m", "tests.bench.record_cost", "30", "2000"]

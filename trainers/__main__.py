@@ -1,10 +1,10 @@
-"""The command that trains on this machine's own devices, with no cluster and no tracking.
+"""Train on this machine's own devices, with no cluster and no tracking.
 
     python -m trainers SPEC RUN [--steps 200] [--emulate]
 
 SPEC is a spec, which `orch plan` plans first, or a plan as `orch plan --json` prints it. RUN is the
-directory of the run: checkpoints, traces, and the steps of each attempt as lines of a file of its
-own. The same command again continues it.
+directory of the run: checkpoints, traces, and one file of steps for each attempt. The same command
+again continues the run.
 """
 
 import argparse
@@ -29,24 +29,24 @@ from orchestrator.types.run import Outcome, Startup, Step
 from orchestrator.types.spec import CheckpointOptions
 from trainers.loop import Assignment, train
 
-LAST = 10  # steps whose mean loss is held against a limit
+LAST = 10  # steps whose mean loss is compared with a limit
 
 
 def main(argv: list[str]) -> int:
-    """Train, show the steps, and say how it ended."""
-    asked, losses = _arguments(argv), deque[float](maxlen=LAST)
+    """Train, show the steps and how it ended; returns the exit code."""
+    options, losses = _arguments(argv), deque[float](maxlen=LAST)
     try:
-        outcome = _train(_plan(asked.spec, asked.trainer), asked, losses)
+        outcome = _train(_plan(options.spec, options.trainer), options, losses)
     except OrchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     how = "stopped on request" if outcome.stopped else "finished"
-    print(f"{how} after {outcome.steps_done:,} steps, saved in {asked.run / 'checkpoints'}")
-    return 0 if asked.loss_below is None else _held(losses, asked.loss_below)
+    print(f"{how} after {outcome.steps_done:,} steps, saved in {options.run / 'checkpoints'}")
+    return 0 if options.loss_below is None else _loss_status(losses, options.loss_below)
 
 
-def _held(losses: Sequence[float], limit: float) -> int:
-    """Say whether the last losses are below a limit; the exit code."""
+def _loss_status(losses: Sequence[float], limit: float) -> int:
+    """Print the mean of the last losses; 1 unless it is below the limit."""
     if not losses:
         print("error: --loss-below: no step was left to do", file=sys.stderr)
         return 2
@@ -64,7 +64,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("spec", type=Path, metavar="SPEC", help="a spec (.yaml) or a plan (.json)")
     parser.add_argument("run", type=Path, metavar="RUN", help="directory of the run")
     parser.add_argument("--trainer", help="in place of the one that the plan names")
-    parser.add_argument("--steps", type=int, help="of the whole run; as the plan's tokens say")
+    parser.add_argument("--steps", type=int, help="of the whole run; default: the plan's tokens")
     parser.add_argument("--emulate", action="store_true", help="rehearse on emulated CPU devices")
     parser.add_argument("--every", type=int, default=200, help="steps between checkpoints")
     parser.add_argument("--keep", type=int, default=3, help="checkpoints to keep")
@@ -77,56 +77,57 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def _plan(path: Path, trainer: str | None) -> Plan:
-    """The plan in a file, or what `orch plan` makes of a spec; for that trainer if one is named."""
+    """The plan in a file, or that of a spec; for that trainer if one is named."""
     try:
-        text = path.read_text(encoding="utf-8") if path.suffix == ".json" else _planned(path)
+        text = path.read_text(encoding="utf-8") if path.suffix == ".json" else _plan_json(path)
         plan = codec.from_json(text, Plan)
         return replace(plan, trainer=trainer) if trainer else plan
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise SpecError(f"{path}: not a plan: {error}") from error
 
 
-def _planned(spec: Path) -> str:
+def _plan_json(spec: Path) -> str:
+    """What `orch plan` prints. Trainers import no planner, so it runs in a process of its own."""
     command = [sys.executable, "-m", "orchestrator", "plan", str(spec), "--json"]
-    planned = subprocess.run(command, capture_output=True, text=True, check=False)
-    if planned.returncode:
-        raise SpecError(f"{spec}: no plan:\n{planned.stderr.strip()}")
-    return planned.stdout
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SpecError(f"{spec}: no plan:\n{result.stderr.strip()}")
+    return result.stdout
 
 
-def _train(plan: Plan, asked: argparse.Namespace, losses: deque[float]) -> Outcome:
-    if asked.emulate:
+def _train(plan: Plan, options: argparse.Namespace, losses: deque[float]) -> Outcome:
+    if options.emulate:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", plan.devices)
-    kind = "emulated devices" if asked.emulate else jax.devices()[0].device_kind
-    rehearsed = f"rehearsal of {plan.devices} x {plan.chip} on " if asked.emulate else ""
+    kind = "emulated devices" if options.emulate else jax.devices()[0].device_kind
+    rehearsed = f"rehearsal of {plan.devices} x {plan.chip} on " if options.emulate else ""
     print(f"{plan.name}: {rehearsed}{len(jax.devices())} x {kind}, plan {codec.short(plan.digest)}")
-    steps = asked.steps or math.ceil(plan.tokens / plan.batch.tokens)
-    with _record(asked.run).open("x", encoding="utf-8") as record:
+    steps = options.steps or math.ceil(plan.tokens / plan.batch.tokens)
+    with _record_path(options.run).open("x", encoding="utf-8") as record:
         assignment = Assignment(
-            directory=asked.run,
+            directory=options.run,
             steps=steps,
-            emit=_shown(record, losses, asked.show, last=steps - 1),
-            checkpoint=CheckpointOptions(every=asked.every, keep=asked.keep),
-            stop=_terminated(),
-            profile_steps=_range(asked.profile),
-            peak_flops_per_s=asked.peak_flops_per_s,
-            folder=asked.spec.parent,
-            verify_data=asked.verify_data,
+            emit=_recorder(record, losses, options.show, last=steps - 1),
+            checkpoint=CheckpointOptions(every=options.every, keep=options.keep),
+            stop=_stop_on_signal(),
+            profile_steps=_range(options.profile),
+            peak_flops_per_s=options.peak_flops_per_s,
+            folder=options.spec.parent,
+            verify_data=options.verify_data,
         )
         return train(plan, assignment)
 
 
-def _record(run: Path) -> Path:
-    """The file for the steps of this attempt: the next number that is free."""
+def _record_path(run: Path) -> Path:
+    """The file for the steps of this attempt: the next free number."""
     run.mkdir(parents=True, exist_ok=True)
     return run / f"steps-{len(list(run.glob('steps-*.jsonl'))):03d}.jsonl"
 
 
-def _shown(
+def _recorder(
     record: TextIO, losses: deque[float], every: int, *, last: int
 ) -> Callable[[Step], None]:
-    """Keeps every step as a line of the record, the last losses, and shows some of them."""
+    """Writes every step as a line of the record, remembers losses, and prints some steps."""
 
     def emit(step: Step) -> None:
         losses.append(step.loss)
@@ -143,9 +144,9 @@ def _shown(
 def _show_opening(opening: Startup, first_step_s: float) -> None:
     for skip in opening.skipped:
         print(f"warning: checkpoint {skip.step} is not whole and was set aside: {skip.why}")
-    begun = f"continued after {opening.steps_done:,} steps" if opening.steps_done else "begun"
+    how = f"continued after {opening.steps_done:,} steps" if opening.steps_done else "started"
     print(
-        f"{begun}: compiled in {opening.compile_s:.1f} s, state ready in {opening.state_s:.1f} s,"
+        f"{how}: compiled in {opening.compile_s:.1f} s, state ready in {opening.state_s:.1f} s,"
         f" first step {first_step_s:.2f} s"
     )
 
@@ -164,8 +165,8 @@ def _line(step: Step) -> str:
     )
 
 
-def _terminated() -> Callable[[], bool]:
-    """Whether SIGTERM or SIGINT has come; the second of either kills as usual."""
+def _stop_on_signal() -> Callable[[], bool]:
+    """A function that is True once SIGTERM or SIGINT arrived; a second one kills as usual."""
     received: list[int] = []
 
     def note(number: int, _: object) -> None:

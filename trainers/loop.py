@@ -1,6 +1,6 @@
-"""The training loop, the same for every trainer. Knows JAX and the stations; no Ray, no MLflow.
+"""The training loop, the same for every trainer. It knows no Ray and no MLflow.
 
-Whatever kills it, the next attempt in the same directory goes on from the last whole checkpoint
+Whatever kills it, the next attempt in the same directory continues from the last whole checkpoint
 with the same data, and gives the same losses to the bit.
 """
 
@@ -20,7 +20,7 @@ from trainers.checkpoint.checkpoints import Checkpoints
 from trainers.contract import Program, build, load, place
 from trainers.data.batch_source import BatchSource, batch_source
 from trainers.data.prefetch import Prefetched
-from trainers.data.resume import ResumedData, SequenceProgress
+from trainers.data.resume import DataProgress, ResumedData
 from trainers.meter import Meter
 from trainers.multihost import StopVote, barrier
 from trainers.xprof_trace import XprofTrace
@@ -31,17 +31,17 @@ clock = time.perf_counter
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What is asked of one attempt at a run, on every process alike.
+    """The work of one attempt at a run, the same on every process.
 
-    directory         of the run; attempts in the same one continue it
-    steps             of the whole run, those of earlier attempts among them
-    emit              is handed each step, on every process, soon after it ended
-    stop              asked before each step; when any process's says yes, all save and return
+    directory         the run's; attempts in the same one continue it
+    steps             of the whole run, with those of earlier attempts
+    emit              receives each step, on every process, soon after it ends
+    stop              is called before each step; if any process returns True, all save and return
     profile_steps     are traced into `directory/profile`
     peak_flops_per_s  of one device in the compute type; None where unknown, and then no MFU
-    folder            of the spec, where a relative path of its data begins
-    verify_data       reads a token set through, and checks its sums, before the first step
-    course            where the run stands in its data, if its batch may have changed on the way
+    folder            the spec's, where a relative path of its data begins
+    verify_data       reads a token set through and checks its sums before the first step
+    data_progress     how far the run is in its data, if its batch may have changed since it began
     """
 
     directory: Path
@@ -53,34 +53,36 @@ class Assignment:
     peak_flops_per_s: float | None = None
     folder: Path = Path()
     verify_data: bool = False
-    course: SequenceProgress | None = None
+    data_progress: DataProgress | None = None
 
 
-def train(plan: Plan, asked: Assignment) -> Outcome:
+def train(plan: Plan, assignment: Assignment) -> Outcome:
     """Run a plan with its trainer on all devices; ends with a checkpoint."""
-    return run(build(load(plan.trainer), plan, jax.devices()), asked)
+    return run(build(load(plan.trainer), plan, jax.devices()), assignment)
 
 
-def run(program: Program, asked: Assignment) -> Outcome:
-    """Run a program that is built; ends with a checkpoint."""
-    began = _as_begun(program.plan, asked.course)
-    batches = batch_source(began, asked.folder, verify=asked.verify_data)
-    folder, keep = asked.directory / "checkpoints", asked.checkpoint.keep
+def run(program: Program, assignment: Assignment) -> Outcome:
+    """Run a program; ends with a checkpoint."""
+    directory, progress = assignment.directory, assignment.data_progress
+    original = _original_plan(program.plan, progress)
+    batches = batch_source(original, assignment.folder, verify=assignment.verify_data)
+    keep, every = assignment.checkpoint.keep, assignment.checkpoint.every
+    identity = _identity(original, batches)
     with (
-        Checkpoints(folder, keep=keep, identity=_identity(began, batches)) as saved,
-        XprofTrace(asked.directory / "profile", asked.profile_steps) as profile,
+        Checkpoints(directory / "checkpoints", keep=keep, identity=identity) as checkpoints,
+        XprofTrace(directory / "profile", assignment.profile_steps) as trace,
     ):
         compiled, compile_s = _compiled(program)
         barrier("every process has compiled")
-        state, opening = _opened(program, saved, compile_s)
+        state, startup = _first_state(program, checkpoints, compile_s)
         barrier("every process has its state")
-        batches = _onward(batches, program.plan, asked.course, opening.steps_done)
-        todo = range(opening.steps_done, max(opening.steps_done, asked.steps))
-        with Prefetched(lambda step: _placed(program, batches, step), todo) as feed:
-            meter = Meter(program, asked.emit, opening, asked.peak_flops_per_s)
-            loop = _Loop(compiled, feed, meter, saved, asked.checkpoint.every, profile)
-            done = loop.run(state, todo, StopVote(asked.stop))
-        return Outcome(steps_done=done, stopped=done < asked.steps, startup=opening)
+        batches = _remaining_batches(batches, program.plan, progress, startup.steps_done)
+        steps = range(startup.steps_done, max(startup.steps_done, assignment.steps))
+        with Prefetched(lambda step: _batch(program, batches, step), steps) as feed:
+            meter = Meter(program, assignment.emit, startup, assignment.peak_flops_per_s)
+            loop = _Loop(compiled, feed, meter, checkpoints, every, trace)
+            done = loop.run(state, steps, StopVote(assignment.stop))
+        return Outcome(steps_done=done, stopped=done < assignment.steps, startup=startup)
 
 
 @dataclass(frozen=True)
@@ -90,47 +92,47 @@ class _Loop:
     compiled: jax.stages.Compiled
     feed: Prefetched[Any]
     meter: Meter
-    saved: Checkpoints
+    checkpoints: Checkpoints
     every: int
-    profile: XprofTrace
+    trace: XprofTrace
 
-    def run(self, state: State, todo: range, vote: StopVote) -> int:
-        """Do the steps of `todo` until the vote carries; how many of the run are done then."""
-        done = todo.start
-        while done < todo.stop and not vote.carried():
-            with self.profile.step(done, self.meter.flush):
+    def run(self, state: State, steps: range, vote: StopVote) -> int:
+        """Do the steps until the vote says stop; returns how many steps of the run are done."""
+        done = steps.start
+        while done < steps.stop and not vote.says_stop():
+            with self.trace.step(done, self.meter.flush):
                 state = self._step(state, done)
             done += 1
-            self.saved.check()
+            self.checkpoints.check()
             if done % self.every == 0:
                 self._save(state, done)
         self._save(state, done)
-        self.saved.finish()
+        self.checkpoints.finish()
         return done
 
     def _step(self, state: State, index: int) -> State:
         began = clock()
         batch = self.feed.take()
-        self.meter.waited(data_s=clock() - began)
+        self.meter.add_wait(data_s=clock() - began)
         state, metrics = self.compiled(state, batch)
-        self.meter.dispatched(index, metrics)
+        self.meter.add_step(index, metrics)
         return state
 
     def _save(self, state: State, done: int) -> None:
         """Save the state, once its last step is known to be finite."""
         self.meter.flush()
-        if self.saved.latest != done:
+        if self.checkpoints.latest != done:
             began = clock()
-            self.saved.save(done, state)
-            self.meter.waited(checkpoint_s=clock() - began)
+            self.checkpoints.save(done, state)
+            self.meter.add_wait(checkpoint_s=clock() - began)
 
 
-def _placed(program: Program, batches: BatchSource, step: int) -> Any:
+def _batch(program: Program, batches: BatchSource, step: int) -> Any:
     return place(program, lambda start, stop: batches.batch(step, range(start, stop)))
 
 
 def _compiled(program: Program) -> tuple[jax.stages.Compiled, float]:
-    """The step, compiled ahead of time with the plan's options, and the seconds that took."""
+    """The step, compiled ahead of time with the plan's options, and the seconds that takes."""
     began = clock()
     lowered = program.step.lower(program.state, program.batch)
     options: dict[str, Any] = program.plan.compiler_options
@@ -144,35 +146,42 @@ def _compiled(program: Program) -> tuple[jax.stages.Compiled, float]:
     return compiled, clock() - began
 
 
-def _opened(program: Program, saved: Checkpoints, compile_s: float) -> tuple[State, Startup]:
-    """The newest whole state, or a new one where none was ever saved."""
+def _first_state(
+    program: Program, checkpoints: Checkpoints, compile_s: float
+) -> tuple[State, Startup]:
+    """The newest whole state, or a new one if none was ever saved."""
     began = clock()
-    restored = saved.restore(program.state)
+    restored = checkpoints.restore(program.state)
     state = restored.state if restored else program.init(program.plan.seed)
     jax.block_until_ready(state)
-    opening = Startup(
+    startup = Startup(
         steps_done=restored.step if restored else 0,
         skipped=restored.skipped if restored else (),
         state_s=clock() - began,
         compile_s=compile_s,
     )
-    return state, opening
+    return state, startup
 
 
-def _as_begun(plan: Plan, course: SequenceProgress | None) -> Plan:
+def _original_plan(plan: Plan, progress: DataProgress | None) -> Plan:
     """The plan with the batch that the run began with."""
-    sequences = course.sequences if course else plan.batch.sequences
+    sequences = progress.sequences if progress else plan.batch.sequences
     return replace(plan, batch=replace(plan.batch, sequences=sequences))
 
 
-def _onward(
-    batches: BatchSource, plan: Plan, course: SequenceProgress | None, done: int
+def _remaining_batches(
+    batches: BatchSource, plan: Plan, progress: DataProgress | None, done: int
 ) -> BatchSource:
-    """The batches of this attempt: they go on where the steps that are done have ended."""
-    if course is None:
+    """The batches of this attempt: they continue where the steps that are done end."""
+    if progress is None:
         return batches
-    first, now = course.taken(done), plan.batch.sequences
-    return ResumedData(source=batches, own=course.sequences, sequences=now, begin=done, first=first)
+    return ResumedData(
+        source=batches,
+        source_sequences=progress.sequences,
+        sequences=plan.batch.sequences,
+        first_step=done,
+        first_sequence=progress.sequences_after(done),
+    )
 
 
 def _identity(plan: Plan, batches: BatchSource) -> dict[str, str | int]:

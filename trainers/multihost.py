@@ -1,4 +1,4 @@
-"""What the processes of a run do in step with one another. Knows JAX and Orbax's barrier."""
+"""What the processes of a run do together: meet, tell one another a message, vote to stop."""
 
 from collections.abc import Callable
 
@@ -8,59 +8,59 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import multihost
 
-MEETING_S = 600
-TEXT_BYTES = 256
+BARRIER_S = 600
+MESSAGE_BYTES = 256
 
 
-def barrier(place: str, *, timeout_s: float = MEETING_S) -> None:
-    """Wait until every process has come here.
+def barrier(name: str, *, timeout_s: float = BARRIER_S) -> None:
+    """Wait until every process calls this.
 
     The devices take no part: collectives on CPU give up after 30 s, and a peer may still compile.
     """
-    multihost.get_barrier_sync_fn()(key=place, timeout_ms=int(timeout_s * 1000))
+    multihost.get_barrier_sync_fn()(key=name, timeout_ms=int(timeout_s * 1000))
 
 
-def first_message(text: str | None) -> str | None:
-    """The text of the first process that has one, told to all; long ones are cut."""
+def first_message(message: str | None) -> str | None:
+    """The message of the first process that has one, on every process; long ones are cut."""
     if jax.process_count() == 1:
-        return text
-    barrier("texts are ready")
-    mine = np.zeros(TEXT_BYTES, np.uint8)
-    encoded = np.frombuffer((text or "").encode()[:TEXT_BYTES], np.uint8)
+        return message
+    barrier("messages are ready")
+    mine = np.zeros(MESSAGE_BYTES, np.uint8)
+    encoded = np.frombuffer((message or "").encode()[:MESSAGE_BYTES], np.uint8)
     mine[: len(encoded)] = encoded
     rows = multihost_utils.process_allgather(mine)
-    texts = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows]
-    return next((text for text in texts if text), None)
+    messages = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows]
+    return next((one for one in messages if one), None)
 
 
 class StopVote:
-    """Whether any process wants to stop, so that all of them do after the same step.
+    """Whether any process wants to stop, so that all stop after the same step.
 
-    Each asks before each step. Among several processes the wish travels as one number, summed on
-    the devices between two steps, and is read a step later: nobody waits for it.
+    Each process votes before each step. Among several processes the votes are summed on the devices
+    between two steps, and the result is read one step later: nobody waits for it.
     """
 
-    def __init__(self, wanted: Callable[[], bool]) -> None:
-        self._wanted = wanted
+    def __init__(self, wants_stop: Callable[[], bool]) -> None:
+        self._wants_stop = wants_stop
         self._alone = jax.process_count() == 1
         if not self._alone:
-            everyone = Mesh(np.array(jax.devices()), ("everyone",))
-            self._each = NamedSharding(everyone, PartitionSpec("everyone"))
-            all_know = NamedSharding(everyone, PartitionSpec())
-            self._any = jax.jit(lambda wishes: wishes.any(), out_shardings=all_know)
-            self._ballot = self._cast(False)
+            devices = Mesh(np.array(jax.devices()), ("devices",))
+            self._each = NamedSharding(devices, PartitionSpec("devices"))
+            replicated = NamedSharding(devices, PartitionSpec())
+            self._any = jax.jit(lambda votes: votes.any(), out_shardings=replicated)
+            self._result = self._sum(False)
 
-    def carried(self) -> bool:
-        """Cast this process's wish; whether the vote that was cast before carried."""
+    def says_stop(self) -> bool:
+        """Vote, and return the result of the vote before."""
         if self._alone:
-            return self._wanted()
-        before, self._ballot = self._ballot, self._cast(self._wanted())
-        return bool(before)
+            return self._wants_stop()
+        previous, self._result = self._result, self._sum(self._wants_stop())
+        return bool(previous)
 
-    def _cast(self, wish: bool) -> jax.Array:
+    def _sum(self, vote: bool) -> jax.Array:
         count = len(jax.devices())
-        wishes = jax.make_array_from_callback(
-            (count,), self._each, lambda index: np.full(count, wish)[index]
+        votes = jax.make_array_from_callback(
+            (count,), self._each, lambda index: np.full(count, vote)[index]
         )
-        result: jax.Array = self._any(wishes)
+        result: jax.Array = self._any(votes)
         return result

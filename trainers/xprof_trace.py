@@ -1,4 +1,4 @@
-"""An XProf trace of chosen steps. Knows JAX's profiler."""
+"""An XProf trace of chosen steps."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -42,12 +42,12 @@ def for_plan(plan: Plan) -> StoredProfile:
 
 def of_machine() -> StoredProfile:
     """A new profile of the devices that JAX reports. On a CPU, devices are emulated."""
-    found = run((), processes=1, devices=None)
-    profile = empty_profile(this_machine(found.platform, found.device_kind))
+    reported = run((), processes=1, devices=None)
+    profile = empty_profile(this_machine(reported.platform, reported.device_kind))
     benchmarks = (
         [one for place in EMULATED for one in emulated_benchmarks(*place)]
         if profile.emulated
-        else accelerator_benchmarks(found.devices)
+        else accelerator_benchmarks(reported.devices)
     )
     return profile_store.store(measured(profile, benchmarks))
 

@@ -71,8 +71,8 @@ def process(
 
 
 def clean_environment(emulated: int | None) -> dict[str, str]:
-    kept = {key: text for key, text in os.environ.items() if not key.startswith(IGNORED_PREFIXES)}
-    return kept if emulated is None else kept | rehearsal.environment(emulated)
+    own = {key: text for key, text in os.environ.items() if not key.startswith(IGNORED_PREFIXES)}
+    return own if emulated is None else own | rehearsal.environment(emulated)
 
 
 def last_lines(folder: Path) -> str:

@@ -52,8 +52,8 @@ def find(prefix: str) -> StoredProfile:
     paths = sorted(folder().glob(f"{prefix}*.json")) if prefix.isalnum() else []
     if len(paths) == 1 and (stored := read(paths[0])):
         return stored
-    known = [codec.short(path.stem) for path in sorted(folder().glob("*.json"))]
-    raise UnknownName("chip profile", prefix, known or ["none: orch calibrate makes one"])
+    stored_names = [codec.short(path.stem) for path in sorted(folder().glob("*.json"))]
+    raise UnknownName("chip profile", prefix, stored_names or ["none: orch calibrate makes one"])
 
 
 def read(path: Path) -> StoredProfile | None:

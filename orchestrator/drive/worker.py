@@ -33,7 +33,7 @@ def work(args: WorkerArgs, rank: int) -> None:
 
 
 def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
-    from trainers.data.resume import SequenceProgress  # noqa: PLC0415  the driver itself needs no JAX
+    from trainers.data.resume import DataProgress  # noqa: PLC0415  the driver itself needs no JAX
     from trainers.loop import Assignment, train  # noqa: PLC0415
 
     recorded = journal.Journal(Path(args.run))
@@ -59,9 +59,9 @@ def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
             profile_steps=range(*submission.profile) if submission.profile else range(0),
             folder=Path(submission.folder),
             peak_flops_per_s=_peak_flops_per_s(plan),
-            course=SequenceProgress(
+            data_progress=DataProgress(
                 sequences=recorded.plan(submission.plan_digest).batch.sequences,
-                taken=lambda steps: sequences_taken(recorded, steps),
+                sequences_after=lambda steps: sequences_taken(recorded, steps),
             ),
         )
         train(plan, assignment)

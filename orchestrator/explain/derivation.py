@@ -36,7 +36,7 @@ class DerivationResult:
 
 def derive(spec: Spec, mfu: float) -> DerivationResult:
     """Everything by the book's rates, then the bounds again by the vendor's."""
-    chip = catalog.chip(spec.resources.chip)
+    chip = catalog.chip_of(spec.resources)
     topology = catalog.topology(chip, spec.resources.topology)
     dtype = spec.experiment.precision.compute
     rates, vendor = book_rates(chip, dtype), vendor_rates(chip, dtype)

@@ -100,8 +100,8 @@ def shape_of(model: Model) -> tuple[Input, ...]:
 
 def source_of(model: Model) -> str | None:
     """The source of a model's shape, if it is one of the catalog's."""
-    known = model.name in catalog.models() and catalog.model(model.name) == model
-    return catalog.model_source(model.name) if known else None
+    listed = model.name in catalog.models() and catalog.model(model.name) == model
+    return catalog.model_source(model.name) if listed else None
 
 
 def figures_of(chip: Chip, rates: Rates) -> tuple[Input, ...]:

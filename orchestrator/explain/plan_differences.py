@@ -72,20 +72,20 @@ def batch(spec: Spec, plan: Plan) -> Difference | None:
 
 
 def why_moved(spec: Spec, plan: Plan) -> str:
-    """What becomes of the batch as it was asked."""
-    asked = spec.experiment.batch
-    exact = Batch(sequences=asked.sequences, length=asked.length)
+    """What the requested batch would lead to."""
+    requested = spec.experiment.batch
+    exact = Batch(sequences=requested.sequences, length=requested.length)
     try:
-        kept = make_plan(replace(spec, experiment=replace(spec.experiment, batch=exact)))
-    except Infeasible as refused:
+        unmoved = make_plan(replace(spec, experiment=replace(spec.experiment, batch=exact)))
+    except Infeasible as error:
         nearest = "; ".join(
-            f"{' '.join(one.overrides)} ({effect_text(one)})" for one in refused.suggestions
+            f"{' '.join(one.overrides)} ({effect_text(one)})" for one in error.suggestions
         )
-        within = f"of those within {percent(asked.tolerance)} the plan takes the fastest"
-        return f"{reason_text(refused.reasons[-1])}; nearest: {nearest}; {within}"
-    per_token = [p.forecast.step_s.unoverlapped / p.batch.tokens for p in (kept, plan)]
+        within = f"of those within {percent(requested.tolerance)} the plan takes the fastest"
+        return f"{reason_text(error.reasons[-1])}; nearest: {nearest}; {within}"
+    per_token = [p.forecast.step_s.unoverlapped / p.batch.tokens for p in (unmoved, plan)]
     longer = per_token[0] / per_token[1] - 1
-    return f"as asked, a token takes {percent(longer)} longer with nothing hidden"
+    return f"with the requested batch, a token takes {percent(longer)} longer with nothing hidden"
 
 
 def tensor(plan: Plan, numbers: dict[str, float]) -> Difference | None:
@@ -204,9 +204,9 @@ def remat(plan: Plan) -> Difference:
 
 
 def days(plan: Plan, numbers: dict[str, float]) -> Difference:
-    found = plan.forecast.days
-    low, high = found.lower, found.unoverlapped
-    likely = f"{lasting(found.expected)} expected, " if found.expected is not None else ""
+    forecast = plan.forecast.days
+    low, high = forecast.lower, forecast.unoverlapped
+    likely = f"{lasting(forecast.expected)} expected, " if forecast.expected is not None else ""
     return Difference(
         about="days",
         derived=f"{lasting(numbers['days'])} at {assumed(numbers['mfu'])} by 6 P,"
@@ -228,14 +228,14 @@ def place_of(assumed: float, low: float, high: float) -> str:
 def availability(spec: Spec, plan: Plan) -> Difference | None:
     """Why these chips cannot be rented, if they cannot."""
     chip = catalog.chip_of(plan)
-    said = catalog.schedulable(chip, catalog.topology(chip, plan.topology), plan.pods)
-    if not said:
+    obstacles = catalog.schedulable(chip, catalog.topology(chip, plan.topology), plan.pods)
+    if not obstacles:
         return None
     return Difference(
         about="renting",
         derived=f"{spec.resources.pods.max} x {plan.topology}",
         planned="the compiler takes it, Google Cloud does not rent it",
-        why="; ".join(said),
+        why="; ".join(obstacles),
     )
 
 
@@ -243,5 +243,5 @@ def planned(spec: Spec) -> Plan | SpecError:
     """The realizable plan, or why there is none."""
     try:
         return make_plan(spec)
-    except SpecError as refused:
-        return refused
+    except SpecError as error:
+        return error

@@ -1,1 +1,4 @@
-"""The plan room: arithmetic only, Spec to Plan. No input or output, no jax, no ray."""
+"""Spec to Plan: search, feasibility, memory, time, forecast. Arithmetic alone.
+
+Imports `network`, `catalog` and `types`; reads no file and no clock, and knows neither JAX nor Ray.
+"""

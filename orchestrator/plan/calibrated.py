@@ -15,10 +15,11 @@ from orchestrator.errors import SpecError
 from orchestrator.network.rematerialization import policy
 from orchestrator.plan import flops
 from orchestrator.plan.collectives import Message, messages
-from orchestrator.plan.expected import beyond, pass_bytes
+from orchestrator.plan.expected import pass_bytes
 from orchestrator.plan.forecast import cost, plain, plain_line, utilization
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.planner import plan_digest, too_long
+from orchestrator.plan.plan_warnings import forecast_warnings, too_long
+from orchestrator.plan.planner import plan_digest
 from orchestrator.plan.time import hbm_lines, math_lines, peak
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec
@@ -45,14 +46,15 @@ PRICED_BY: dict[LineKind, tuple[Operation, int]] = {
 
 def on_profile(plan: Plan, profile: ChipProfile) -> Plan:
     """The plan with a forecast from a profile, which it names. Its digest changes with it."""
-    replaced = (*beyond(plan), *too_long(plan))  # warnings about the datasheet's forecast
-    made = replace(
+    replaced = forecast_warnings(plan)  # of the forecast by datasheets
+    calibrated = replace(
         plan,
         chip_profile=codec.digest(profile),
         forecast=forecast(plan, profile),
         warnings=tuple(warning for warning in plan.warnings if warning not in replaced),
     )
-    return replace(made, digest=plan_digest(made), warnings=(*made.warnings, *too_long(made)))
+    warnings = (*calibrated.warnings, *too_long(calibrated))
+    return replace(calibrated, digest=plan_digest(calibrated), warnings=warnings)
 
 
 def on_its_chips(plan: Plan, profile: ChipProfile) -> Plan:
@@ -75,8 +77,8 @@ def missing(plan: Plan, profile: ChipProfile) -> tuple[Benchmark, ...]:
             for message in messages(layout, processes=plan.hosts)
         ),
     ]
-    known = {timing.benchmark for timing in profile.timings}
-    return tuple(dict.fromkeys(one for one in needed if one not in known))
+    measured = {timing.benchmark for timing in profile.timings}
+    return tuple(dict.fromkeys(one for one in needed if one not in measured))
 
 
 def forecast(plan: Plan, profile: ChipProfile) -> Forecast:

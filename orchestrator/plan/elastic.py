@@ -1,4 +1,4 @@
-"""Plan room: the same experiment on another number of pods. Pure."""
+"""The same run on another number of pods."""
 
 from dataclasses import replace
 
@@ -7,34 +7,34 @@ from orchestrator.plan.planner import make_plan, plan_digest
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Pods, Spec
 
-# How far the batch may move, where no mesh of so many pods divides it.
+# How far the batch may move if no mesh of that many pods divides it.
 TOLERANCES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
 
 def plan_on(spec: Spec, plan: Plan, pods: int) -> Plan:
-    """The plan on so many pods: of the same batch where a mesh divides it, by more accumulation;
-    else of the nearest batch that can be.
+    """The plan on that many pods, with the same batch if a mesh divides it, by more accumulation;
+    otherwise with the nearest batch that has a plan.
     """
     if pods == plan.pods:
         return plan
     for tolerance in TOLERANCES:
         batch = replace(spec.experiment.batch, sequences=plan.batch.sequences, tolerance=tolerance)
-        asked = replace(
+        changed = replace(
             spec,
             experiment=replace(spec.experiment, batch=batch),
             resources=replace(spec.resources, pods=Pods(min=pods, max=pods)),
         )
         try:
-            made = make_plan(asked)
+            other = make_plan(changed)
         except SpecError as error:
-            refused = error
+            last_error = error
         else:
-            return _of_the_same(made, plan)
-    raise refused
+            return _with_identity_of(plan, other)
+    raise last_error
 
 
-def _of_the_same(made: Plan, plan: Plan) -> Plan:
-    """A plan that names the experiment of another, and the batch that was asked there."""
-    batch = replace(made.batch, requested_sequences=plan.batch.requested_sequences)
-    named = replace(made, spec_digest=plan.spec_digest, batch=batch)
-    return replace(named, digest=plan_digest(named))
+def _with_identity_of(plan: Plan, other: Plan) -> Plan:
+    """The other plan, naming the same experiment and the batch that was requested for it."""
+    batch = replace(other.batch, requested_sequences=plan.batch.requested_sequences)
+    renamed = replace(other, spec_digest=plan.spec_digest, batch=batch)
+    return replace(renamed, digest=plan_digest(renamed))

@@ -1,9 +1,9 @@
-"""Plan room: what a step is expected to take, line by line, by constants learned from real runs.
+"""The expected step, line by line, with constants learned from published runs.
 
-The roofline's ledger, each line at the rate that real runs reach on it, and three things that a
+It is the ledger of `time` with each line at the rate that real runs reach, and three things that a
 roofline leaves out: operations between the matmuls, waiting for other slices, and time between
-steps. docs/score.md has the model on one page; the constants and where each was learned stand in
-the catalog. `lower` is never undercut.
+steps. docs/score.md has the model on one page; the catalog has the constants and their sources.
+The expected step is never shorter than `lower`.
 """
 
 from dataclasses import dataclass
@@ -11,23 +11,31 @@ from math import exp, hypot
 
 import numpy as np
 
-from orchestrator import catalog
 from orchestrator.catalog import Efficiency
 from orchestrator.network.mesh_axes import DCN_AXES, GROUPS
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.time import StepTime
-from orchestrator.types.plan import LedgerLine, LineKind, Plan
+from orchestrator.types.plan import LedgerLine, LineKind
 
 SOURCE = "published-runs"
 ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
-BUSIEST = "waiting for the busiest resource"
+NAMES: dict[LineKind, str] = {
+    "matmul": "matmuls",
+    "attention": "attention",
+    "weight_traffic": "weights and optimizer",
+    "elementwise": "between matmuls",
+    "exposed_collectives": "exposed collectives",
+    "slice_wait": "waiting for slices",
+    "between_steps": "between steps",
+    "busiest_resource": "waiting for the busiest resource",
+}
 SHARE, EXPOSED = "peak / share", "peak * exposed"
-WAITS = "(calls * wait + hops * hop) * told"
+WAITS = "(calls * wait + hops * hop) * skew"
 EIGHTY = 1.28  # standard deviations that hold 80 % of a normal distribution
-# In every published run on several slices a reduction comes after this much work or more; closer
-# together, they are taken to wait in proportion to the work between them.
+# In every published run on several slices a reduction comes after this much work or more. Closer
+# reductions are assumed to wait in proportion to the work between them.
 APART_S = 0.11
-LANES = 128  # attention kernels fill up a head to whole lanes: 64 costs what 128 does
+LANES = 128  # attention kernels pad a head to whole lanes: 64 costs as much as 128
 FORWARD_AND_BACKWARD = 3  # passes over activations; one more where the policy repeats
 # Elements read and written in one pass: two norms and two residual additions over the stream, and
 # the rotation of queries and keys. The MLP's activation reads its inputs and writes one result.
@@ -39,7 +47,7 @@ LOGITS_TOUCHES, LOGITS_BYTES = 7, 4
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step has to do: seconds at peak rates by kind, how often slices meet, and hops
+    """The work of a step: seconds at peak rates by kind, how often slices meet, and the hops
     between slices on the way.
     """
 
@@ -52,8 +60,8 @@ class StepWork:
     hops: Number
 
 
-def work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
-    """A ledger's lines by kind, with the passes that the roofline leaves out."""
+def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
+    """The lines of a ledger by kind, with the passes that it leaves out."""
     seconds = {kind: total(lines, kind) for kind in ("mxu", "hbm")}
     attention_s = sum(line.value for line in lines if line.kind in ATTENTION)
     links = sum(line.value for line in lines if line.resource not in {"mxu", "hbm", "host"})
@@ -108,100 +116,82 @@ def reductions(layout: Layout) -> Number:
     )
 
 
-def parts(todo: StepWork, known: Efficiency) -> dict[str, Number]:
+def step_parts(work: StepWork, known: Efficiency) -> dict[LineKind, Number]:
     """Seconds of each kind of work, as real runs take them."""
-    each_s = todo.reductions * known.slice_wait_s.value + todo.hops * known.slice_hop_s.value
-    waiting_s = each_s * told(todo, known)
-    return own_parts(todo, known) | {
-        "exposed collectives": todo.links_s * known.exposed.value,
-        "waiting for slices": waiting_s,
-        "between steps": known.between_steps_s.value,
+    each_s = work.reductions * known.slice_wait_s.value + work.hops * known.slice_hop_s.value
+    return own_step_parts(work, known) | {
+        "exposed_collectives": work.links_s * known.exposed.value,
+        "slice_wait": each_s * skew_share(work, known),
+        "between_steps": known.between_steps_s.value,
     }
 
 
-def own_parts(todo: StepWork, known: Efficiency) -> dict[str, Number]:
+def own_step_parts(work: StepWork, known: Efficiency) -> dict[LineKind, Number]:
     """What a slice does alone."""
     return {
-        "matmuls": todo.matmul_s / known.matmul.value,
-        "attention": todo.attention_s / known.attention.value,
-        "weights and optimizer": todo.hbm_s,
-        "between matmuls": todo.passes_s,
+        "matmul": work.matmul_s / known.matmul.value,
+        "attention": work.attention_s / known.attention.value,
+        "weight_traffic": work.hbm_s,
+        "elementwise": work.passes_s,
     }
 
 
-def told(todo: StepWork, known: Efficiency) -> Number:
-    """How far rows tell of the waiting: the work between two reductions over the least of a row.
+def skew_share(work: StepWork, known: Efficiency) -> Number:
+    """The share of the learned wait that slices pay: the work between two reductions, over the
+    least such work in any published run.
 
     A reduction runs beside the layers that follow it. Slices that meet again after a millisecond
     have had no time to drift apart by what they do in a fifth of a second.
     """
-    own_s = sum(own_parts(todo, known).values())
-    return np.minimum(own_s / np.maximum(todo.reductions, 1) / APART_S, 1.0)
+    own_s = sum(own_step_parts(work, known).values())
+    return np.minimum(own_s / np.maximum(work.reductions, 1) / APART_S, 1.0)
 
 
 def expected_s(
     layout: Layout, lines: list[LedgerLine], time: StepTime, known: Efficiency
 ) -> Number:
     """Seconds of a step: all parts, or the lower bound where one resource alone takes longer."""
-    return np.maximum(sum(parts(work(layout, lines), known).values()), time.lower_s)
+    return np.maximum(sum(step_parts(step_work(layout, lines), known).values()), time.lower_s)
 
 
 def expected_lines(
     layout: Layout, lines: list[LedgerLine], time: StepTime, known: Efficiency
 ) -> tuple[LedgerLine, ...]:
     """The same as a ledger, for one layout: its lines add up to `expected`."""
-    todo = work(layout, lines)
-    rate = hbm_rate(layout)
-    between_s = known.between_steps_s.value
-    waiting = {
-        "calls": todo.reductions,
-        "wait": known.slice_wait_s.value,
-        "hops": todo.hops,
-        "hop": known.slice_hop_s.value,
-        "told": told(todo, known),
+    work = step_work(layout, lines)
+    formulas: dict[LineKind, tuple[str, dict[str, Number]]] = {
+        "matmul": (SHARE, {"peak": work.matmul_s, "share": known.matmul.value}),
+        "attention": (SHARE, {"peak": work.attention_s, "share": known.attention.value}),
+        "weight_traffic": ("peak", {"peak": work.hbm_s}),
+        "elementwise": (
+            "bytes / rate",
+            {"bytes": pass_bytes(layout), "rate": hbm_rate(layout)},
+        ),
+        "exposed_collectives": (EXPOSED, {"peak": work.links_s, "exposed": known.exposed.value}),
+        "slice_wait": (WAITS, wait_inputs(work, known)),
+        "between_steps": ("between", {"between": known.between_steps_s.value}),
     }
-    how: dict[str, tuple[LineKind, str, dict[str, Number]]] = {
-        "matmuls": ("matmul", SHARE, {"peak": todo.matmul_s, "share": known.matmul.value}),
-        "attention": ("attention", SHARE, {"peak": todo.attention_s,
-                                           "share": known.attention.value}),
-        "weights and optimizer": ("weight_traffic", "peak", {"peak": todo.hbm_s}),
-        "between matmuls": ("elementwise", "bytes / rate", {"bytes": pass_bytes(layout),
-                                                            "rate": rate}),
-        "exposed collectives": ("exposed_collectives", EXPOSED,
-                                {"peak": todo.links_s, "exposed": known.exposed.value}),
-        "waiting for slices": ("slice_wait", WAITS, waiting),
-        "between steps": ("between_steps", "between", {"between": between_s}),
-    }  # fmt: skip
-    made = [line(name, s, *how[name]) for name, s in parts(todo, known).items()]
-    all_s = sum(one.value for one in made)
-    inputs = {"lower": time.lower_s, "above": all_s}
-    busiest = line(BUSIEST, time.lower_s - all_s, "busiest_resource", "lower - above", inputs)
-    return tuple(one for one in [*made, busiest] if one.value > 0)
+    ledger = [line(kind, s, *formulas[kind]) for kind, s in step_parts(work, known).items()]
+    total_s = sum(one.value for one in ledger)
+    inputs = {"lower": time.lower_s, "above": total_s}
+    busiest = line("busiest_resource", time.lower_s - total_s, "lower - above", inputs)
+    return tuple(one for one in [*ledger, busiest] if one.value > 0)
 
 
-def beyond(plan: Plan) -> tuple[str, ...]:
-    """Where no published run tells what to expect of a plan: a sentence each."""
-    known, expected = catalog.reach(plan.chip), plan.forecast.step_s.expected
-    if known is None or expected is None:
-        return ()
-    said = []
-    if expected < known.step_s:
-        said.append(
-            f"expected is a guess: no run learned from has steps below {known.step_s:.2g} s"
-        )
-    if plan.chips > known.chips:
-        said.append(
-            f"expected is extrapolated from {plan.chip} runs of up to {known.chips:,} chips"
-        )
-    return tuple(said)
+def wait_inputs(work: StepWork, known: Efficiency) -> dict[str, Number]:
+    return {
+        "calls": work.reductions,
+        "wait": known.slice_wait_s.value,
+        "hops": work.hops,
+        "hop": known.slice_hop_s.value,
+        "skew": skew_share(work, known),
+    }
 
 
-def line(
-    name: str, seconds: Number, kind: LineKind, formula: str, inputs: dict[str, Number]
-) -> LedgerLine:
+def line(kind: LineKind, seconds: Number, formula: str, inputs: dict[str, Number]) -> LedgerLine:
     return LedgerLine(
         kind=kind,
-        name=name,
+        name=NAMES[kind],
         value=seconds,
         unit="s",
         formula=formula,
@@ -213,30 +203,30 @@ def line(
 def interval(
     layout: Layout, lines: list[LedgerLine], time: StepTime, known: Efficiency
 ) -> tuple[float, float]:
-    """Where four runs of five should end; never below the bound.
+    """The 80 % prediction interval; never below the bound.
 
-    As wide as published runs stray, and wider by what is not sure of a constant, in the measure in
-    which the step is made of it.
+    It is as wide as published runs scatter, and wider by the uncertainty of each constant, weighted
+    by its part of the step.
     """
     expected = float(expected_s(layout, lines, time, known))
-    factor = exp(hypot(known.spread.value, doubt(work(layout, lines), known)))
+    factor = exp(hypot(known.spread.value, uncertainty(step_work(layout, lines), known)))
     return max(expected / factor, float(time.lower_s)), expected * factor
 
 
-def doubt(todo: StepWork, known: Efficiency) -> float:
-    """Half width, as a share of all parts, of what the constants themselves are not sure of.
+def uncertainty(work: StepWork, known: Efficiency) -> float:
+    """Half the width, as a share of all parts, that the learned constants leave open.
 
-    Waiting of which rows tell only in part is in doubt for the rest of it.
+    The part of the wait that published runs do not show is uncertain as a whole.
     """
-    made, untold = parts(todo, known), 1 - float(told(todo, known))
-    wait_s = todo.reductions * known.slice_wait_s.value * known.slice_wait_s.unsure
-    hop_s = todo.hops * known.slice_hop_s.value * known.slice_hop_s.unsure
+    parts, unseen = step_parts(work, known), 1 - float(skew_share(work, known))
+    wait_s = work.reductions * known.slice_wait_s.value * known.slice_wait_s.unsure
+    hop_s = work.hops * known.slice_hop_s.value * known.slice_hop_s.unsure
     unsure_s = (
-        known.attention.unsure * made["attention"],
-        known.exposed.unsure * made["exposed collectives"],
-        (1 - untold) * wait_s,
-        (1 - untold) * hop_s,
-        untold * made["waiting for slices"],
-        known.between_steps_s.unsure * made["between steps"],
+        known.attention.unsure * parts["attention"],
+        known.exposed.unsure * parts["exposed_collectives"],
+        (1 - unseen) * wait_s,
+        (1 - unseen) * hop_s,
+        unseen * parts["slice_wait"],
+        known.between_steps_s.unsure * parts["between_steps"],
     )
-    return EIGHTY * hypot(*map(float, unsure_s)) / float(sum(made.values()))
+    return EIGHTY * hypot(*map(float, unsure_s)) / float(sum(parts.values()))

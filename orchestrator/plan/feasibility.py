@@ -87,7 +87,7 @@ def requested(mesh: MeshRequest, sizes: Sizes) -> Bools:
     return holds
 
 
-def as_sizes(rows: Ints) -> Sizes:
+def sizes_by_name(rows: Ints) -> Sizes:
     """Columns by the names of ICI_AXES."""
     return {axis: rows[:, column] for column, axis in enumerate(ICI_AXES)}
 
@@ -113,12 +113,12 @@ def placements(
         old = np.repeat(factors, len(parts), axis=0)
         new = np.tile(parts, (len(factors), 1))[:, None, :]
         factors = np.concatenate([old, new], axis=1)
-        sizes = as_sizes(factors.prod(axis=1))
+        sizes = sizes_by_name(factors.prod(axis=1))
         keep = partly_realizable(rules, mesh, sizes, most_replicas)
         if twin := last_twin(slice_torus, i):
             keep &= rank(factors[:, i]) <= rank(factors[:, i - twin])
         factors = factors[keep]
-    sizes = as_sizes(factors.prod(axis=1))
+    sizes = sizes_by_name(factors.prod(axis=1))
     return factors[realizable(rules, sizes) & requested(mesh, sizes)]
 
 

@@ -1,4 +1,4 @@
-"""Plan room: the Forecast of one layout, from its two ledgers."""
+"""The Forecast of one layout, from its two ledgers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
     lines = time_lines(layout)
     time = step_time(layout, lines)
     step_s = step_bounds(layout, lines, time)
-    bound, bound_by = binding(layout, time)
+    bound, bound_by = binding_resource(layout, time)
     usable = layout.chip.hbm_usable_bytes.value
     peak_bytes = max(phase.bytes for phase in memory)
     return Forecast(
@@ -75,7 +75,7 @@ def plain_phase(phase: MemoryPhase) -> MemoryPhase:
     return replace(phase, lines=lines, bytes=plain(phase.bytes))
 
 
-def binding(layout: Layout, time: StepTime) -> tuple[str, float]:
+def binding_resource(layout: Layout, time: StepTime) -> tuple[str, float]:
     """The resource that sets the lower bound, and by what fraction it exceeds the next."""
     names = {"mxu": "matmul", "hbm": "hbm", "host": "host", "pods": "dcn pods"}
     busy = {names[name]: float(s) for name, s in time.busy_s.items() if name in names}
@@ -89,18 +89,18 @@ def binding(layout: Layout, time: StepTime) -> tuple[str, float]:
     return ordered[0], first / second - 1 if second else 0.0
 
 
-def scaled(values: Estimate, scale: float) -> Estimate:
+def scale(values: Estimate, scale: float) -> Estimate:
     """The same in days, hours or money."""
-    return each(values, lambda value: value * scale)
+    return apply(values, lambda value: value * scale)
 
 
 def rates(values: Estimate, amount: float) -> Estimate:
     """So much in each of these times; the longest time is the lowest rate."""
-    of_times = each(values, lambda value: amount / value)
+    of_times = apply(values, lambda value: amount / value)
     return replace(of_times, low=of_times.high, high=of_times.low)
 
 
-def each(values: Estimate, change: Callable[[float], float]) -> Estimate:
+def apply(values: Estimate, change: Callable[[float], float]) -> Estimate:
     def known(value: float | None) -> float | None:
         return None if value is None else change(value)
 
@@ -138,15 +138,15 @@ def cost(
 ) -> dict[str, Any]:
     """Days, chip-hours and dollars for all tokens at the stated goodput."""
     steps = experiment.tokens / (float(layout.sequences) * layout.length)
-    total_s = scaled(step_s, steps / resources.goodput)
+    total_s = scale(step_s, steps / resources.goodput)
     chips = int(layout.devices) // layout.chip.devices
-    chip_hours = scaled(total_s, chips / HOUR_S)
+    chip_hours = scale(total_s, chips / HOUR_S)
     listed = layout.chip.dollars_per_hour
     price = resources.dollars_per_chip_hour or (listed.value if listed else None)
     return {
         "goodput": resources.goodput,
-        "days": scaled(total_s, 1 / DAY_S),
+        "days": scale(total_s, 1 / DAY_S),
         "chip_hours": chip_hours,
-        "dollars": scaled(chip_hours, price) if price is not None else None,
+        "dollars": scale(chip_hours, price) if price is not None else None,
         "dollars_per_chip_hour": price,
     }

@@ -11,12 +11,12 @@ from orchestrator.network.decoder import MODEL_KEYS
 from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.plan import torus as links
 from orchestrator.plan.feasibility import (
-    as_sizes,
     batch_range,
     model_rules,
     placements,
     realizable,
     replicas_in_pod,
+    sizes_by_name,
 )
 from orchestrator.plan.infeasible_text import infeasible_text
 from orchestrator.plan.nearest_specs import (
@@ -64,7 +64,7 @@ def all_meshes(request: SearchRequest) -> Ints:
     """Meshes that the model and the requested sizes allow, whatever the batch."""
     model, length = request.experiment.model, request.experiment.batch.length
     factors = placements(request.torus, model, length, request.mesh, ANY_REPLICAS)
-    return np.unique(links.sizes(factors), axis=0)
+    return np.unique(links.axis_sizes(factors), axis=0)
 
 
 def memory_too_small(request: SearchRequest, result: SearchResult) -> Infeasible:
@@ -82,7 +82,7 @@ def memory_too_small(request: SearchRequest, result: SearchResult) -> Infeasible
 def batch_not_divisible(request: SearchRequest, meshes: Ints) -> Infeasible:
     """Every mesh splits the batch in ways that no batch within the tolerance is a multiple of."""
     batch = request.experiment.batch
-    replicas = np.unique(request.pods * replicas_in_pod(as_sizes(meshes)))
+    replicas = np.unique(request.pods * replicas_in_pod(sizes_by_name(meshes)))
     low, high = batch_range(batch)
     why = reason(
         "batch_not_divisible",
@@ -125,7 +125,7 @@ def mesh_not_realizable(request: SearchRequest) -> Infeasible:
 def broken_rules(request: SearchRequest) -> Iterator[Reason]:
     """Dimensions that the requested sizes do not divide."""
     row = [[getattr(request.mesh, axis) or 1 for axis in ICI_AXES]]
-    sizes = as_sizes(np.array(row, np.int64))
+    sizes = sizes_by_name(np.array(row, np.int64))
     for rule in model_rules(request.experiment.model, request.experiment.batch.length):
         if not realizable([rule], sizes)[0]:
             yield reason(

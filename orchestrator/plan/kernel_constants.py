@@ -1,6 +1,6 @@
-"""Plan room: the pieces that a trainer cuts its work into, and the ledgers count with.
+"""Tile and chunk sizes that the trainer uses and the ledgers count with.
 
-Apart from the formulas, so that mending one of them leaves the trainer as it is.
+They have a file of their own, so that a proof stays valid when a formula changes.
 """
 
 LOSS_CHUNK_BYTES = 256 * 2**20  # fp32 logits that the loss makes at a time, at most

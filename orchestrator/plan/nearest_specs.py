@@ -15,7 +15,7 @@ from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.plan import torus as links
 from orchestrator.plan.feasibility import placements
 from orchestrator.plan.forecast import step_bounds, utilization
-from orchestrator.plan.search import Choice, SearchRequest, plain_layout, ranked, search
+from orchestrator.plan.search import Choice, SearchRequest, best_choices, layout_of_choice, search
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import Ints
 from orchestrator.types.infeasible import Suggestion
@@ -33,7 +33,7 @@ def suggestion(request: SearchRequest, *overrides: str, **changes: Any) -> Itera
     if choice:
         yield Suggestion(
             overrides=overrides,
-            mesh=dict(zip(ICI_AXES, choice.mesh, strict=True)),
+            mesh=choice.mesh,
             chips=request.topology.chips * request.pods,
             mfu=mfu(request, choice),
             **changes,
@@ -41,11 +41,11 @@ def suggestion(request: SearchRequest, *overrides: str, **changes: Any) -> Itera
 
 
 def best_choice(request: SearchRequest) -> Choice | None:
-    return next(iter(ranked(request, search(request).candidates, 1)), None)
+    return next(iter(best_choices(request, search(request).candidates, 1)), None)
 
 
 def mfu(request: SearchRequest, choice: Choice) -> Estimate:
-    layout = plain_layout(request, choice)
+    layout = layout_of_choice(request, choice)
     lines = time_lines(layout)
     step_s = step_bounds(layout, lines, step_time(layout, lines))
     found: Estimate = utilization(layout, request.experiment, step_s)["mfu"]
@@ -91,7 +91,7 @@ def other_meshes(request: SearchRequest) -> list[Suggestion]:
     columns = [ICI_AXES.index(axis) for axis in requested]
     model, length = request.experiment.model, request.experiment.batch.length
     factors = placements(request.torus, model, length, MeshRequest(), ANY_REPLICAS)
-    sizes = np.unique(links.sizes(factors)[:, columns], axis=0)
+    sizes = np.unique(links.axis_sizes(factors)[:, columns], axis=0)
     distance = np.abs(np.log(sizes / np.array(list(requested.values())))).sum(axis=1)
     nearest = sizes[np.argsort(distance, kind="stable")[: 2 * MESHES]]
     suggestions: list[Suggestion] = []

@@ -1,4 +1,4 @@
-"""Plan room: two plans held side by side. Pure."""
+"""The difference between two plans: what decides them, their ledgers and their figures."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from orchestrator.types.plan_diff import KeyDiff, LineDiff, PlanDiff, PlanRefere
 from orchestrator.types.spec import Spec
 
 SCHEMA = 2
-# What a plan decides. What it repeats from its spec is told once, there.
+# What a plan decides. What it repeats from its spec is listed there.
 DECIDED = ("batch", "chips", "devices", "gradient_reduction", "hosts", "mesh", "remat")
 # What a spec says of itself and not of the plan.
 UNPLANNED = ("name", "overrides", "run", "cluster", "tracking")
@@ -24,14 +24,14 @@ Pair = tuple[Plan, Plan]
 Lines = dict[tuple[str, str], float]
 
 
-def beside(specs: tuple[Spec, Spec], plans: Pair) -> PlanDiff:
+def diff_plans(specs: tuple[Spec, Spec], plans: Pair) -> PlanDiff:
     """What differs between two plans, and what that does to each line of their forecasts."""
     first, second = plans
     figures = [_flat({key: asdict(p.forecast)[key] for key in FIGURES}) for p in plans]
     return PlanDiff(
         schema=SCHEMA,
-        plans=(_named(first), _named(second)),
-        asked=differing(*(_asked(spec) for spec in specs)),
+        plans=(_reference(first), _reference(second)),
+        requested=differing(*(_requested(spec) for spec in specs)),
         decided=differing(*(_decided(plan) for plan in plans)),
         memory=_merged("bytes", *(_memory(plan) for plan in plans)),
         time=_merged("s", *(_time(plan) for plan in plans)),
@@ -50,7 +50,7 @@ def _pairs(first: dict[str, Any], second: dict[str, Any]) -> Iterator[KeyDiff]:
         yield KeyDiff(key=key, first=first.get(key), second=second.get(key))
 
 
-def _named(plan: Plan) -> PlanReference:
+def _reference(plan: Plan) -> PlanReference:
     return PlanReference(
         name=plan.name,
         digest=plan.digest,
@@ -59,8 +59,8 @@ def _named(plan: Plan) -> PlanReference:
     )
 
 
-def _asked(spec: Spec) -> dict[str, Any]:
-    """What a spec asks for; as many pods at least as at most are one number."""
+def _requested(spec: Spec) -> dict[str, Any]:
+    """What a spec requests; equal limits on pods are one number."""
     fields = asdict(spec)
     pods = spec.resources.pods
     if pods.min == pods.max:
@@ -72,8 +72,8 @@ def _decided(plan: Plan) -> dict[str, Any]:
     fields = asdict(plan)
     decided = _flat({key: fields[key] for key in DECIDED})
     torus = {f"{axis.name} lies on": lies_on(axis) for axis in plan.axes if axis.spans}
-    asked = ("batch.requested_sequences", "batch.length")
-    return {key: decided[key] for key in decided if key not in asked} | torus
+    requested = ("batch.requested_sequences", "batch.length")
+    return {key: decided[key] for key in decided if key not in requested} | torus
 
 
 def lies_on(axis: MeshAxis) -> str:

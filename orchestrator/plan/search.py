@@ -1,4 +1,4 @@
-"""Plan room: every realizable way to run an experiment, priced, and the fastest chosen."""
+"""The search: every realizable way to run is priced, and the fastest is chosen."""
 
 from dataclasses import dataclass, fields
 from math import prod
@@ -10,11 +10,11 @@ from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.network.rematerialization import POLICIES, Policy, policy
 from orchestrator.plan import torus as links
 from orchestrator.plan.feasibility import (
-    as_sizes,
     batch_range,
     batches_next_to,
     placements,
     replicas_in_pod,
+    sizes_by_name,
 )
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import peak_bytes
@@ -22,19 +22,19 @@ from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import Floats, Ints, Torus
 from orchestrator.types.spec import Experiment, MeshRequest
 
-# `remat: auto` leaves this share of HBM free, for what the forecast of memory can be off.
+# `remat: auto` leaves this share of HBM free, for the error of the memory forecast.
 MEMORY_MARGIN = 0.10
-# Plans this close are equal to the accuracy of a forecast: the batch decides.
+# Plans this close are equal within the accuracy of a forecast: the batch decides.
 TIE = 0.01
 RULE = (
     "least mean of lower and unoverlapped time per token (a run hides some of its exchanges, not"
-    f" all); within {TIE:.0%}, the batch nearest to the asked one"
+    f" all); within {TIE:.0%}, the batch nearest to the requested one"
 )
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What a search is given."""
+    """The input of a search."""
 
     chip: Chip
     topology: Topology
@@ -54,8 +54,10 @@ class Choice:
     remat: str
 
     @property
-    def mesh(self) -> tuple[int, ...]:
-        return tuple(prod(row[i] for row in self.factors) for i in range(len(ICI_AXES)))
+    def mesh(self) -> dict[str, int]:
+        """The size of each mesh axis inside a pod."""
+        columns = zip(*self.factors, strict=True)
+        return {axis: prod(column) for axis, column in zip(ICI_AXES, columns, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -97,25 +99,25 @@ class SearchResult:
     candidates: Candidates
 
 
-def layout_of(
-    ask: SearchRequest,
+def make_layout(
+    request: SearchRequest,
     sizes: dict[str, Number],
     batch: Number,
     microbatches: Number,
     remat: Policy,
-    found: links.Links,
+    group_links: links.Links,
 ) -> Layout:
     """Meshes and what they run; plain numbers make one layout, arrays many."""
     return Layout(
-        chip=ask.chip,
-        model=ask.experiment.model,
-        precision=ask.experiment.precision,
+        chip=request.chip,
+        model=request.experiment.model,
+        precision=request.experiment.precision,
         remat=remat,
-        length=ask.experiment.batch.length,
+        length=request.experiment.batch.length,
         sequences=batch,
         microbatches=microbatches,
-        mesh={"pods": ask.pods, **sizes},
-        links=found,
+        mesh={"pods": request.pods, **sizes},
+        links=group_links,
     )
 
 
@@ -123,134 +125,136 @@ def factors_of(choice: Choice) -> links.Ints:
     return np.array([choice.factors], np.int64)
 
 
-def plain_layout(ask: SearchRequest, choice: Choice) -> Layout:
+def layout_of_choice(request: SearchRequest, choice: Choice) -> Layout:
     """The layout of one choice, as plain numbers."""
-    found = links.links_of(ask.torus, factors_of(choice))
-    row = links.Links(
-        rates={name: float(rate[0]) for name, rate in found.rates.items()},
-        hops={name: float(hops[0]) for name, hops in found.hops.items()},
-        uses={name: uses[0] for name, uses in found.uses.items()},
+    return make_layout(
+        request,
+        choice.mesh,
+        choice.sequences,
+        choice.microbatches,
+        policy(choice.remat),
+        links.plain_links(request.torus, factors_of(choice)),
     )
-    sizes = dict(zip(ICI_AXES, choice.mesh, strict=True))
-    remat = policy(choice.remat)
-    return layout_of(ask, sizes, choice.sequences, choice.microbatches, remat, row)
 
 
-def search(ask: SearchRequest) -> SearchResult:
+def search(request: SearchRequest) -> SearchResult:
     """Price everything that is realizable and fits; first with the margin, then without."""
-    found = placements(
-        ask.torus, ask.experiment.model, ask.experiment.batch.length, ask.mesh, most_replicas(ask)
-    )
-    factors, batch = with_batches(ask, found)
-    auto = ask.experiment.remat == "auto"
+    experiment = request.experiment
+    realizable = placements(
+        request.torus, experiment.model, experiment.batch.length, request.mesh,
+        most_replicas(request),
+    )  # fmt: skip
+    factors, batch = with_batches(request, realizable)
+    auto = experiment.remat == "auto"
     margin = MEMORY_MARGIN if auto else 0.0
-    candidates, smallest = price(ask, factors, batch, margin)
+    candidates, smallest = price(request, factors, batch, margin)
     if auto and not len(candidates):
         margin = 0.0
-        candidates, smallest = price(ask, factors, batch, margin)
-    count = links.count_placements(ask.torus)
+        candidates, smallest = price(request, factors, batch, margin)
+    count = links.count_placements(request.torus)
     return SearchResult(count, len(np.unique(factors, axis=0)), smallest, margin, candidates)
 
 
-def most_replicas(ask: SearchRequest) -> int:
+def most_replicas(request: SearchRequest) -> int:
     """Replicas within a pod that the largest batch can feed."""
-    return max(batch_range(ask.experiment.batch)[1] // ask.pods, 1)
+    return max(batch_range(request.experiment.batch)[1] // request.pods, 1)
 
 
-def with_batches(ask: SearchRequest, found: Ints) -> tuple[Ints, Ints]:
+def with_batches(request: SearchRequest, factors: Ints) -> tuple[Ints, Ints]:
     """Each placement with each batch that it would take."""
-    sizes = as_sizes(links.sizes(found))
-    sides = batches_next_to(ask.experiment.batch, ask.pods * replicas_in_pod(sizes))
+    replicas = request.pods * replicas_in_pod(sizes_by_name(links.axis_sizes(factors)))
+    sides = batches_next_to(request.experiment.batch, replicas)
     batch = np.concatenate(sides)
     served = batch > 0
-    return np.concatenate([found] * len(sides))[served], batch[served]
+    return np.concatenate([factors] * len(sides))[served], batch[served]
 
 
-def policies(ask: SearchRequest) -> list[Policy]:
-    """Policies to price. Offloading is never chosen unasked: few host links have a known rate."""
-    if ask.experiment.remat != "auto":
-        return [policy(ask.experiment.remat)]
-    return [p for p in POLICIES.values() if not p.needs_host]
+def policies(request: SearchRequest) -> list[Policy]:
+    """Policies to price. The search offloads only on request: few host links have a known rate."""
+    if request.experiment.remat != "auto":
+        return [policy(request.experiment.remat)]
+    return [one for one in POLICIES.values() if not one.needs_host]
 
 
 def price(
-    ask: SearchRequest, factors: Ints, batch: Ints, margin: float
+    request: SearchRequest, factors: Ints, batch: Ints, margin: float
 ) -> tuple[Candidates, float]:
     """All rows under all policies, each with the fewest microbatches that fit."""
-    limit = ask.chip.hbm_usable_bytes.value * (1 - margin)
+    limit = request.chip.hbm_usable_bytes.value * (1 - margin)
     parts, smallest = [], np.inf
-    for remat in policies(ask):
-        microbatches, least = fewest_microbatches(ask, factors, batch, remat, limit)
+    for remat in policies(request):
+        microbatches, least = fewest_microbatches(request, factors, batch, remat, limit)
         smallest = min(smallest, least)
         fits = microbatches > 0
-        parts.append(priced(ask, factors[fits], batch[fits], microbatches[fits], remat))
-    return joined(parts), float(smallest)
+        parts.append(price_rows(request, factors[fits], batch[fits], microbatches[fits], remat))
+    return concatenate(parts), float(smallest)
 
 
-def joined(parts: list[Candidates]) -> Candidates:
+def concatenate(parts: list[Candidates]) -> Candidates:
     columns = [[getattr(part, field.name) for part in parts] for field in fields(Candidates)]
     return Candidates(*map(np.concatenate, columns))
 
 
 def fewest_microbatches(
-    ask: SearchRequest, factors: Ints, batch: Ints, remat: Policy, limit_bytes: float
+    request: SearchRequest, factors: Ints, batch: Ints, remat: Policy, limit_bytes: float
 ) -> tuple[Ints, float]:
     """For each row the fewest microbatches that fit (more only cost time), zero where none does.
 
-    Memory knows meshes, not links, so each mesh and batch is asked once.
+    Memory depends on meshes, not on links, so each mesh and batch is computed once.
     """
     if not len(batch):
         return np.zeros(0, np.int64), np.inf
     keys, back = np.unique(
-        np.column_stack([links.sizes(factors), batch]), axis=0, return_inverse=True
+        np.column_stack([links.axis_sizes(factors), batch]), axis=0, return_inverse=True
     )
-    per_replica = keys[:, -1] // (ask.pods * replicas_in_pod(as_sizes(keys)))
+    per_replica = keys[:, -1] // (request.pods * replicas_in_pod(sizes_by_name(keys)))
     counts = {int(k): links.divisors(int(k)) for k in np.unique(per_replica)}
     rows = np.repeat(np.arange(len(keys)), [len(counts[int(k)]) for k in per_replica])
     tries = np.concatenate([counts[int(k)] for k in per_replica])
-    sizes = as_sizes(keys[rows])
-    peaks = peak_bytes(layout_of(ask, sizes, keys[rows, -1], tries, remat, links.NO_LINKS))
-    fewest = np.full(len(keys), np.iinfo(np.int64).max)
+    sizes = sizes_by_name(keys[rows])
+    peaks = peak_bytes(make_layout(request, sizes, keys[rows, -1], tries, remat, links.NO_LINKS))
+    none = np.iinfo(np.int64).max
+    fewest = np.full(len(keys), none)
     np.minimum.at(fewest, rows[peaks <= limit_bytes], tries[peaks <= limit_bytes])
-    fewest[fewest == np.iinfo(np.int64).max] = 0
+    fewest[fewest == none] = 0
     return fewest[back.reshape(-1)], float(peaks.min())
 
 
-def priced(
-    ask: SearchRequest, factors: Ints, batch: Ints, microbatches: Ints, remat: Policy
+def price_rows(
+    request: SearchRequest, factors: Ints, batch: Ints, microbatches: Ints, remat: Policy
 ) -> Candidates:
     """The cost of each row per token of the batch."""
-    found = links.links_of(ask.torus, factors)
-    layout = layout_of(ask, as_sizes(links.sizes(factors)), batch, microbatches, remat, found)
+    group_links = links.find_links(request.torus, factors)
+    sizes = sizes_by_name(links.axis_sizes(factors))
+    layout = make_layout(request, sizes, batch, microbatches, remat, group_links)
     time = step_time(layout, time_lines(layout))
-    tokens = batch * ask.experiment.batch.length
-    index = list(POLICIES).index(remat.name)
+    tokens = batch * request.experiment.batch.length
     return Candidates(
         factors,
         batch,
         microbatches,
-        np.full(len(batch), index),
+        np.full(len(batch), list(POLICIES).index(remat.name)),
         time.lower_s / tokens,
         time.unoverlapped_s / tokens,
     )
 
 
-def ranked(ask: SearchRequest, candidates: Candidates, most: int) -> list[Choice]:
+def best_choices(request: SearchRequest, candidates: Candidates, most: int) -> list[Choice]:
     """The best choice, then the best of each other mesh, by RULE."""
-    meshes = links.sizes(candidates.factors)
+    meshes = links.axis_sizes(candidates.factors)
     left = np.ones(len(candidates), bool)
     choices: list[Choice] = []
     while left.any() and len(choices) < most:
-        row = best(ask, candidates, left)
+        row = best_row(request, candidates, left)
         choices.append(candidates.choice(row))
         left &= (meshes != meshes[row]).any(axis=1)
     return choices
 
 
-def best(ask: SearchRequest, candidates: Candidates, among: np.ndarray) -> int:
-    """The row that RULE picks; what is still equal falls to the first enumerated."""
+def best_row(request: SearchRequest, candidates: Candidates, among: np.ndarray) -> int:
+    """The row that RULE picks; of equal rows the first enumerated."""
     cost = candidates.cost_s_per_token
     among = among & (cost <= cost[among].min() * (1 + TIE))
-    moved = np.abs(candidates.sequences - ask.experiment.batch.sequences)
+    moved = np.abs(candidates.sequences - request.experiment.batch.sequences)
     among = among & (moved == moved[among].min())
     return int(np.argmin(np.where(among, cost, np.inf)))

@@ -82,7 +82,7 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def sizes(factors: Ints) -> Ints:
+def axis_sizes(factors: Ints) -> Ints:
     """Mesh axis sizes of each placement: rows x ICI_AXES."""
     return np.asarray(factors.prod(axis=1))
 
@@ -140,7 +140,7 @@ def group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Links:
-    """What each of GROUPS gets from the torus: bytes per second, hops, torus axes it uses."""
+    """What the torus gives each of GROUPS: bytes per second, hops, torus axes it uses."""
 
     rates: dict[str, Any]
     hops: dict[str, Any]
@@ -150,13 +150,23 @@ class Links:
 NO_LINKS = Links({}, {}, {})
 
 
-def links_of(slice_torus: Torus, factors: Ints) -> Links:
+def find_links(slice_torus: Torus, factors: Ints) -> Links:
     """The links of each placement, an array an entry."""
     groups = GROUPS.items()
     return Links(
         rates={name: group_rate(slice_torus, factors, axes) for name, axes in groups},
         hops={name: group_hops(slice_torus, factors, axes) for name, axes in groups},
         uses={name: group_uses(factors, axes) for name, axes in groups},
+    )
+
+
+def plain_links(slice_torus: Torus, factors: Ints) -> Links:
+    """The links of one placement, as plain numbers."""
+    rows = find_links(slice_torus, factors)
+    return Links(
+        rates={name: float(rate[0]) for name, rate in rows.rates.items()},
+        hops={name: float(hops[0]) for name, hops in rows.hops.items()},
+        uses={name: uses[0] for name, uses in rows.uses.items()},
     )
 
 

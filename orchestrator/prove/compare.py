@@ -1,7 +1,7 @@
 """Compare a compiled program with the Forecast, line by line."""
 
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from orchestrator.plan.layout import DTYPE_BYTES
 from orchestrator.prove.compiled import PRODUCTS, REPEATED, Compiled, CompiledCollective
@@ -50,9 +50,7 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
         *flops_disagreements(executed, expected),
         *(Disagreement(code="uncounted_kernel", kernel=k) for k in compiled.summary.uncounted),
     )
-    if not plan.ledger_describes_trainer:
-        disagreements = (Disagreement(code="other_trainer"),)
-    return Proof(
+    proof = Proof(
         schema=SCHEMA,
         plan_digest=plan.digest,
         trainer=plan.trainer,
@@ -80,6 +78,22 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
         compile_s=compiled.compile_s,
         compiler_memory_bytes=compiled.compiler_memory_bytes,
         versions=compiled.versions,
+    )
+    return proof if plan.ledger_describes_trainer else without_forecast(proof)
+
+
+def without_forecast(proof: Proof) -> Proof:
+    """The proof without the figures of a Forecast that describes another trainer's program."""
+    collectives = (replace(x, forecast_bytes_per_step=None) for x in proof.collectives)
+    return replace(
+        proof,
+        agrees=None,
+        disagreements=(),
+        forecast_peak_hbm_bytes_per_device=None,
+        forecast_flops_per_device=None,
+        ledger=tuple(replace(x, forecast=None) for x in proof.ledger if x.compiled),
+        collectives=tuple(x for x in collectives if x.bytes_per_step),
+        flops=tuple(replace(x, forecast=None) for x in proof.flops if x.compiled),
     )
 
 
@@ -166,7 +180,7 @@ def payload_disagreements(collectives: tuple[ComparedCollective, ...]) -> list[D
     forecast: dict[tuple[str, ...], float] = defaultdict(float)
     for one in collectives:
         compiled[one.axes] += one.bytes_per_step
-        forecast[one.axes] += one.forecast_bytes_per_step
+        forecast[one.axes] += one.forecast_bytes_per_step or 0
     return [
         Disagreement(code="payload", axes=axes, compiled=size, forecast=forecast[axes])
         for axes, size in compiled.items()

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from orchestrator.errors import SpecError
-from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.plan.planner import ask_of, make_plan
-from orchestrator.plan.search import ranked, search
+from orchestrator.plan.planner import make_plan, search_request
+from orchestrator.plan.search import best_choices, search
 from orchestrator.types.plan import LineKind, Plan
 from orchestrator.types.proof import PlanChange
 from orchestrator.types.spec import MeshRequest, Spec
@@ -40,13 +39,13 @@ def _variants(spec: Spec, plan: Plan) -> Iterator[Spec]:
 
 def _best_within(spec: Spec, limit_bytes: float) -> Plan | None:
     """The plan of the best choice if the chip had less memory."""
-    request = ask_of(spec)
+    request = search_request(spec)
     usable = replace(request.chip.hbm_usable_bytes, value=limit_bytes)
     request = replace(request, chip=replace(request.chip, hbm_usable_bytes=usable))
-    choices = ranked(request, search(request).candidates, 1)
+    choices = best_choices(request, search(request).candidates, 1)
     if not choices:
         return None
-    return _plan_with(spec, choices[0].remat, dict(zip(ICI_AXES, choices[0].mesh, strict=True)))
+    return _plan_with(spec, choices[0].remat, choices[0].mesh)
 
 
 def _plan_with(spec: Spec, remat: str, mesh: dict[str, int]) -> Plan | None:

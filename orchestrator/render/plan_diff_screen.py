@@ -68,7 +68,7 @@ def differences(diff: PlanDiff) -> list[Part]:
     """Return the keys that differ in the specs, then those that differ in the plans."""
     rows = [
         (pair.key, as_written(pair.first), as_written(pair.second), origin)
-        for origin, pairs in (("spec", diff.asked), ("plan", diff.decided))
+        for origin, pairs in (("spec", diff.requested), ("plan", diff.decided))
         for pair in pairs
     ]
     return [Table(rows=[("", "first", "second", ""), *rows], columns="<>><")] if rows else []

@@ -67,13 +67,13 @@ def memory(proof: Proof) -> list[Part]:
         (
             line.name,
             in_memory(line.compiled),
-            "-" if line.forecast is None else in_memory(line.forecast),
+            figure(line.forecast),
             "",
         )
         for line in proof.ledger
     ]
     peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
-    rows.append(("peak", in_memory(peak), in_memory(forecast), ratio(forecast, peak)))
+    rows.append(("peak", in_memory(peak), figure(forecast), ratio(forecast, peak)))
     rows.append(("limit", in_memory(proof.hbm_bytes_per_device), "", ""))
     where = f"the peak is at {proof.peak_at}"
     table = Table(rows=[HEAD, *rows], columns="<>><")
@@ -110,7 +110,7 @@ def collectives(proof: Proof) -> list[Part]:
 
 
 def size(one: ComparedCollective) -> float:
-    return max(one.bytes_per_step, one.forecast_bytes_per_step)
+    return max(one.bytes_per_step, one.forecast_bytes_per_step or 0)
 
 
 def collective_row(one: ComparedCollective) -> tuple[str, ...]:
@@ -119,13 +119,17 @@ def collective_row(one: ComparedCollective) -> tuple[str, ...]:
         f"{one.link} {' x '.join(one.axes)}",
         f"{one.kind} {one.dtype}",
         with_unit(compiled, "B", 4),
-        with_unit(forecast, "B", 4),
+        "-" if forecast is None else with_unit(forecast, "B", 4),
         ratio(forecast, compiled),
     )
 
 
-def ratio(forecast: float, compiled: float) -> str:
-    return f"{forecast / compiled:.3f}" if compiled else ""
+def ratio(forecast: float | None, compiled: float) -> str:
+    return f"{forecast / compiled:.3f}" if compiled and forecast is not None else ""
+
+
+def figure(size: float | None) -> str:
+    return "-" if size is None else in_memory(size)
 
 
 def dcn_check(proof: Proof) -> list[Part]:
@@ -150,12 +154,12 @@ def flops(proof: Proof) -> list[Part]:
 
 
 def flops_row(line: Comparison) -> tuple[str, ...]:
-    forecast = "-" if line.forecast is None else amount(line.forecast)
-    return line.name, amount(line.compiled), forecast, ratio(line.forecast or 0, line.compiled)
+    forecast = line.forecast
+    return line.name, amount(line.compiled), amount(forecast), ratio(forecast or 0, line.compiled)
 
 
-def amount(value: float) -> str:
-    return with_unit(value, "FLOP", 4)
+def amount(value: float | None) -> str:
+    return "-" if value is None else with_unit(value, "FLOP", 4)
 
 
 def advice(proof: Proof) -> list[Part]:
@@ -179,8 +183,6 @@ def disagreement(one: Disagreement) -> str:
     """Return where the forecast is off, and by how much."""
     if one.code == "uncounted_kernel":
         return f"no formula counts the FLOPs of kernel {one.kernel}"
-    if one.code == "other_trainer":
-        return "it describes another trainer's program, and is not compared"
     what = {
         "peak_memory": "peak memory is",
         "payload": f"payload over {' x '.join(one.axes)} is",
@@ -217,7 +219,7 @@ def verdict(proof: Proof) -> str:
         parts = [f"the compiler accepts it with {margin} ({share}) more than the limit"]
     else:
         parts = [f"fits with {margin} ({share}) to spare"]
-    parts.append("the forecast agrees" if proof.agrees else "the forecast does not agree")
+    parts.append(agreement(proof))
     if not proof.only_gradients_cross_pods:
         parts.append("pods exchange more than gradients")
     return f"Proof: {', '.join(parts)}."
@@ -226,9 +228,14 @@ def verdict(proof: Proof) -> str:
 def proof_summary(proof: Proof, age_s: float) -> str:
     """Return the proof as a line of a plan's screen."""
     fits = "fits" if proof.fits else "does not fit"
-    agrees = "agrees" if proof.agrees else "does not agree"
     peak = in_memory(proof.peak_hbm_bytes_per_device)
-    return f"compiled {ago(age_s)}: peak {peak} per device, {fits}; the forecast {agrees}"
+    return f"compiled {ago(age_s)}: peak {peak} per device, {fits}; {agreement(proof)}"
+
+
+def agreement(proof: Proof) -> str:
+    if proof.agrees is None:
+        return f"no forecast describes trainer {proof.trainer}"
+    return "the forecast agrees" if proof.agrees else "the forecast does not agree"
 
 
 def remat_screen(proofs: list[tuple[Plan, Proof]]) -> Screen:

@@ -33,7 +33,7 @@ def published() -> tuple[list[Sample], list[SkippedRow]]:
 def with_catalog_constants(path: Path = PUBLISHED) -> Score:
     """Every row of a file by the catalog's constants. The baseline knows the same rows."""
     usable, skipped = samples(read(path))
-    known = [sample for sample in usable if catalog.efficiency(sample.run.chip)]
+    scorable = [sample for sample in usable if catalog.efficiency(sample.run.chip)]
     skipped += [
         SkippedRow(
             id=sample.run.id,
@@ -43,17 +43,17 @@ def with_catalog_constants(path: Path = PUBLISHED) -> Score:
         if not catalog.efficiency(sample.run.chip)
     ]
     baseline_s = baseline(published()[0])
-    rows = [scored(s, catalog_efficiency(s.run.chip), baseline_s(s)) for s in known]
-    return score_of(known, rows, skipped, "learned on the project's own file")
+    rows = [scored(s, catalog_efficiency(s.run.chip), baseline_s(s)) for s in scorable]
+    return score_of(scorable, rows, skipped, "learned on the project's own file")
 
 
 def catalog_efficiency(chip: str) -> Efficiency:
-    known = catalog.efficiency(chip)
-    assert known is not None
-    return known
+    efficiency = catalog.efficiency(chip)
+    assert efficiency is not None
+    return efficiency
 
 
-def cross_validated(held: HeldOut, path: Path = PUBLISHED) -> Score:
+def cross_validated(hold_out: HeldOut, path: Path = PUBLISHED) -> Score:
     """Every row of a file by constants from the rows of its other documents, or groups."""
     usable, skipped = published() if path == PUBLISHED else samples(read(path))
     tpus = [sample for sample in usable if catalog.chip(sample.run.chip).matrix_unit]
@@ -62,23 +62,23 @@ def cross_validated(held: HeldOut, path: Path = PUBLISHED) -> Score:
         for s in usable
         if not catalog.chip(s.run.chip).matrix_unit
     ]
-    key = KEYS[held]
+    key = KEYS[hold_out]
     if len(set(map(key, tpus))) < 2:
-        raise SpecError(f"{path}: nothing to learn from: all its runs are of one {held}")
+        raise SpecError(f"{path}: nothing to learn from: all its runs are of one {hold_out}")
     rows: dict[str, ScoredRow] = {}
     for train, test in held_out(tpus, key):
         constants, baseline_s = learn(train, key), baseline(train)
         for sample in test:
-            known = constants.efficiency(sample.run.chip)
-            rows[sample.run.id] = scored(sample, known, baseline_s(sample))
+            efficiency = constants.efficiency(sample.run.chip)
+            rows[sample.run.id] = scored(sample, efficiency, baseline_s(sample))
     in_order = [rows[sample.run.id] for sample in tpus]
-    return score_of(tpus, in_order, [*skipped, *others], LEARNED_ON[held])
+    return score_of(tpus, in_order, [*skipped, *others], LEARNED_ON[hold_out])
 
 
-def scored(sample: Sample, known: Efficiency, baseline_s: float) -> ScoredRow:
+def scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> ScoredRow:
     """One row against its prediction."""
-    expected = sample.expected_s(known)
-    low, high = sample.interval(known)
+    expected = sample.expected_s(efficiency)
+    low, high = sample.interval(efficiency)
     return ScoredRow(
         id=sample.run.id,
         group=sample.run.group,

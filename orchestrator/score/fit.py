@@ -15,7 +15,7 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.catalog import Efficiency, LearnedConstant
 from orchestrator.errors import OrchError
-from orchestrator.plan.expected import doubt
+from orchestrator.plan.expected import uncertainty
 from orchestrator.plan.torus import Floats
 from orchestrator.score.samples import Sample
 
@@ -198,7 +198,7 @@ def unexplained(sample: Sample, without: Constants, constants: Constants) -> flo
     """How far a row strays beyond the constants' own uncertainty, as the log of a factor."""
     chip = sample.run.chip
     strayed = log(sample.measured_s / sample.expected_s(without.efficiency(chip)))
-    explained = doubt(sample.todo, constants.efficiency(chip))
+    explained = uncertainty(sample.todo, constants.efficiency(chip))
     return sqrt(max(strayed**2 - explained**2, 0.0))
 
 

@@ -36,9 +36,9 @@ OURS = FlopCount("", "matmul", "causal in windows")
 
 def flop_count(run: PublishedRun) -> FlopCount:
     """How the row's source counts FLOPs."""
-    known = known_flop_count(run)
-    if known:
-        return known
+    count = known_flop_count(run)
+    if count:
+        return count
     raise Unscorable(f"it is unknown what FLOPs {run.convention or 'its source'!r} counts")
 
 
@@ -55,12 +55,12 @@ def attention_share(run: PublishedRun, local: float) -> float:
     return window.whole * wider + (1 - window.whole) * local
 
 
-def seen_share(run: PublishedRun) -> float:
+def window_share(run: PublishedRun) -> float:
     """Pairs of positions inside the windows, over the causal half."""
     if run.window is None:
         return 1.0
-    seen = min(run.window.tokens, run.length)
-    return attention_share(run, (2 * seen - seen * seen / run.length) / run.length)
+    window = min(run.window.tokens, run.length)
+    return attention_share(run, (2 * window - window * window / run.length) / run.length)
 
 
 def extra_parameters_per_layer(run: PublishedRun) -> float:
@@ -91,7 +91,7 @@ def attention_flops_per_token(run: PublishedRun, counted: FlopCount) -> float:
         "none": 0.0,
         "full": 2.0,
         "causal": 1.0,
-        "causal in windows": seen_share(run),
+        "causal in windows": window_share(run),
     }
     return shares[counted.attention] * causal
 
@@ -112,12 +112,12 @@ def measured_step_s(run: PublishedRun, peak_flops_per_s: float) -> float:
 
 def check_count(run: PublishedRun) -> None:
     """A row that states both its seconds and its FLOP/s must count the FLOPs of its columns."""
-    known = known_flop_count(run)
-    if known is None or run.step_s is None or run.flops_per_chip_s is None:
+    count = known_flop_count(run)
+    if count is None or run.step_s is None or run.flops_per_chip_s is None:
         return
     tokens = run.sequences * run.length
     stated = run.step_s * run.flops_per_chip_s * run.chips / tokens
-    ours = counted_flops_per_token(run, known)
+    ours = counted_flops_per_token(run, count)
     if abs(ours / stated - 1) > TOLERANCE:
         raise Unscorable(
             f"its columns do not describe its model: {ours / 1e9:,.1f} GFLOP a token by its own"

@@ -95,8 +95,8 @@ def read(path: Path) -> list[dict[str, str]]:
 
 def named(row: dict[str, str], line: int) -> dict[str, str]:
     """The known columns, with a name for a row without one."""
-    kept = {column: (row.get(column) or "").strip() for column in COLUMNS}
-    return kept | {"id": kept["id"] or f"row {line}"}
+    cells = {column: (row.get(column) or "").strip() for column in COLUMNS}
+    return cells | {"id": cells["id"] or f"row {line}"}
 
 
 def run_of(row: dict[str, str]) -> PublishedRun:
@@ -157,8 +157,8 @@ def number(row: dict[str, str], column: str) -> float:
     try:
         return float(row[column])
     except ValueError:
-        said = f"says {row[column]!r}" if row[column] else "is empty"
-        raise Unscorable(f"{column} {said}: a number is needed") from None
+        content = f"says {row[column]!r}" if row[column] else "is empty"
+        raise Unscorable(f"{column} {content}: a number is needed") from None
 
 
 def positive(row: dict[str, str], column: str, scale: float = 1.0) -> float | None:

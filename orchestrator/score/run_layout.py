@@ -16,10 +16,10 @@ from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import POLICIES, Policy, keeping, offloading
 from orchestrator.plan import torus as links
-from orchestrator.plan.feasibility import as_sizes, placements
+from orchestrator.plan.feasibility import placements, sizes_by_name
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.search import SearchRequest, layout_of
+from orchestrator.plan.search import SearchRequest, make_layout
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.score.flop_counts import attention_share, extra_parameters_per_layer
 from orchestrator.score.published_runs import PublishedRun, Unscorable
@@ -114,13 +114,13 @@ def remat_of(run: PublishedRun) -> Policy:
     if not name and run.hfu and run.mfu and run.hfu > run.mfu:
         return NAMED["full"]  # unnamed, but its hardware did more FLOPs than its model has
     raise Unscorable(
-        f"nobody says what remat {name!r} keeps" if name else "its remat is not stated"
+        f"it is unknown what remat {name!r} keeps" if name else "its remat is not stated"
     )
 
 
 def custom(text: str) -> Policy:
     """MaxText's list of tensors: after `device` they stay in HBM, after `offload` on the host."""
-    where, kept, inputs = "device", {"device": set[str](), "offload": set[str]()}, ""
+    where, tensors, inputs = "device", {"device": set[str](), "offload": set[str]()}, ""
     for word in re.split(r"[\s;,=]+", text):
         if word in {"device", "offload", "remat"}:
             where = word
@@ -128,11 +128,11 @@ def custom(text: str) -> Policy:
             raise Unscorable(f"tensor {word!r} of remat {text!r} is unknown")
         elif word == "decoder_layer_input":
             inputs = where
-        elif where in kept:
-            kept[where].update(TENSOR_NAMES[word].split())
+        elif where in tensors:
+            tensors[where].update(TENSOR_NAMES[word].split())
     # A plan has one memory for all; if a run used both, HBM is the cheaper of the two.
-    on_host = kept["offload"] if not kept["device"] else set()
-    keep, offload = (kept["device"] | kept["offload"]) - on_host, set(on_host)
+    on_host = tensors["offload"] if not tensors["device"] else set()
+    keep, offload = (tensors["device"] | tensors["offload"]) - on_host, set(on_host)
     (offload if inputs == "offload" else keep).add(BLOCK_INPUT)
     return Policy("custom", keep=frozenset(keep), offload=frozenset(offload))
 
@@ -148,7 +148,7 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
             f"{slice_torus.devices} devices are not fsdp {fsdp} x sequence {sequence} x tensor"
             f" {tensor} and whole replicas"
         )
-    wish = MeshRequest(data=rest // fsdp, fsdp=fsdp, sequence=sequence, tensor=tensor)
+    mesh = MeshRequest(data=rest // fsdp, fsdp=fsdp, sequence=sequence, tensor=tensor)
     model = replace(run.model, vocab=ceil(run.model.vocab / tensor) * tensor)  # tables are padded
     experiment = Experiment(
         model=model,
@@ -156,39 +156,36 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
         batch=Batch(sequences=run.sequences, length=run.length),
         precision=Precision(parameters=run.parameters, compute=run.compute),
     )
-    ask = SearchRequest(chip, topology, slice_torus, experiment, wish, run.slices)
+    request = SearchRequest(chip, topology, slice_torus, experiment, mesh, run.slices)
     divisible = 2 * tensor * sequence  # other trainers need not split the stream by position
-    found = placements(slice_torus, model, divisible, wish, run.sequences // run.slices or 1)
-    if not len(found):
+    factors = placements(slice_torus, model, divisible, mesh, run.sequences // run.slices or 1)
+    if not len(factors):
         raise Unscorable(
-            f"its mesh {mesh_text(wish)} does not divide its model or lie on {topology}"
+            f"its mesh {mesh_text(mesh)} does not divide its model or lie on {topology}"
         )
-    return least_time(ask, found, remat_of(run))
+    return least_time(request, factors, remat_of(run))
 
 
-def mesh_text(wish: MeshRequest) -> str:
-    return " x ".join(f"{axis} {getattr(wish, axis)}" for axis in ICI_AXES)
+def mesh_text(mesh: MeshRequest) -> str:
+    return " x ".join(f"{axis} {getattr(mesh, axis)}" for axis in ICI_AXES)
 
 
-def least_time(ask: SearchRequest, found: links.Ints, remat: Policy) -> Layout:
+def least_time(request: SearchRequest, factors: links.Ints, remat: Policy) -> Layout:
     """The fastest placement as plain numbers, by the rule of the search."""
-    batch = ask.experiment.batch.sequences
-    sizes = as_sizes(links.sizes(found))
-    many = layout_of(ask, sizes, batch, 1, remat, links.links_of(ask.torus, found))
+    batch = request.experiment.batch.sequences
+    sizes = sizes_by_name(links.axis_sizes(factors))
+    many = make_layout(request, sizes, batch, 1, remat, links.find_links(request.torus, factors))
     time = step_time(many, time_lines(many))
-    row = int(np.argmin(np.broadcast_to(time.lower_s + time.unoverlapped_s, len(found))))
-    return plain(ask, found[row : row + 1], batch, remat)
+    row = int(np.argmin(np.broadcast_to(time.lower_s + time.unoverlapped_s, len(factors))))
+    return plain(request, factors[row : row + 1], batch, remat)
 
 
-def plain(ask: SearchRequest, factors: links.Ints, batch: int, remat: Policy) -> Layout:
-    own = links.links_of(ask.torus, factors)
-    row = links.Links(
-        rates={name: float(rate[0]) for name, rate in own.rates.items()},
-        hops={name: float(hops[0]) for name, hops in own.hops.items()},
-        uses={name: uses[0] for name, uses in own.uses.items()},
-    )
-    sizes = {axis: prod(factors[0, :, i].tolist()) for i, axis in enumerate(ICI_AXES)}
-    return layout_of(ask, sizes, batch, 1, remat, row)
+def plain(request: SearchRequest, factors: links.Ints, batch: int, remat: Policy) -> Layout:
+    """The layout of one placement, as plain numbers."""
+    columns = enumerate(ICI_AXES)
+    sizes = {axis: prod(factors[0, :, column].tolist()) for column, axis in columns}
+    own_links = links.plain_links(request.torus, factors)
+    return make_layout(request, sizes, batch, 1, remat, own_links)
 
 
 def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from orchestrator import catalog
 from orchestrator.errors import OrchError
 from orchestrator.plan import flops
-from orchestrator.plan.expected import StepWork, expected_s, interval, work
+from orchestrator.plan.expected import StepWork, expected_s, interval, step_work
 from orchestrator.plan.time import peak, step_time
 from orchestrator.score.flop_counts import (
     OURS,
@@ -46,13 +46,13 @@ class Sample:
         per_token = counted_flops_per_token(run, OURS)
         return per_token * run.sequences * run.length
 
-    def expected_s(self, known: catalog.Efficiency) -> float:
+    def expected_s(self, efficiency: catalog.Efficiency) -> float:
         layout, lines = self.laid_out.layout, self.laid_out.lines
-        return float(expected_s(layout, lines, step_time(layout, lines), known))
+        return float(expected_s(layout, lines, step_time(layout, lines), efficiency))
 
-    def interval(self, known: catalog.Efficiency) -> tuple[float, float]:
+    def interval(self, efficiency: catalog.Efficiency) -> tuple[float, float]:
         layout, lines = self.laid_out.layout, self.laid_out.lines
-        return interval(layout, lines, step_time(layout, lines), known)
+        return interval(layout, lines, step_time(layout, lines), efficiency)
 
 
 def sample_of(row: dict[str, str]) -> Sample:
@@ -69,7 +69,7 @@ def sample_of(row: dict[str, str]) -> Sample:
         run=run,
         measured_s=measured_step_s(run, at_peak),
         laid_out=laid_out,
-        todo=work(laid_out.layout, laid_out.lines),
+        todo=step_work(laid_out.layout, laid_out.lines),
     )
 
 

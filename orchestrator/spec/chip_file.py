@@ -28,7 +28,7 @@ def read_chip(path: pathlib.Path) -> tuple[Chip, dict[str, Any]]:
     try:
         content = tomllib.loads("\n".join(source.lines))
     except tomllib.TOMLDecodeError as error:
-        raise SpecProblems([whole(source.name, f"is not TOML: {error}")]) from None
+        raise SpecProblems([whole(source.name, "not-toml", reason=str(error))]) from None
     file = written(_mapping(content, (), _positions(source)), chip_contract())
     judge(file, chip_validator())
     if not file.problems:
@@ -41,14 +41,12 @@ def read_chip(path: pathlib.Path) -> tuple[Chip, dict[str, Any]]:
 def _check(file: SpecInstance, name: str) -> None:
     """Add what the schema cannot say."""
     if name in catalog.chips():
-        message = f"is called {name}, must not be called like a chip of the catalog"
-        file.spoil((), file.fields[()].node.place.problem("", message, "rename the file"))
+        file.spoil((), file.fields[()].node.place.problem("chip-name", name=name))
     for peak in NEEDED_PEAKS:
         if peak not in file.value["peak_flops_per_s"]:
             place = file.fields["peak_flops_per_s",].key_place
-            hint = f'for example {peak} = {{ value = 1e14, source = "datasheet" }}'
             key = f"peak_flops_per_s.{peak}"
-            file.spoil((key,), place.problem(key, "is missing, must be a rate", hint))
+            file.spoil((key,), place.problem("chip-peak", key, peak=peak))
     axes = file.value["torus_axes"]
     shapes: list[tuple[Path, list[int]]] = [(("largest_slice",), file.value["largest_slice"])]
     for index, shape in enumerate(file.value["slices"]["listed"]):
@@ -56,9 +54,9 @@ def _check(file: SpecInstance, name: str) -> None:
     for path, shape in shapes:
         if len(shape) != axes:
             key = ".".join(map(str, path))
-            message = f"has {len(shape)} dimensions, must have as many as torus_axes: {axes}"
-            hint = f"for example {[1] * axes}"
-            file.spoil(path, file.fields[path].node.place.problem(key, message, hint))
+            place = file.fields[path].node.place
+            fields = {"dimensions": len(shape), "axes": axes, "example": [1] * axes}
+            file.spoil(path, place.problem("chip-dimensions", key, **fields))
 
 
 Positions = dict[tuple[str, ...], SpecPosition]

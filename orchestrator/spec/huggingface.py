@@ -1,4 +1,4 @@
-"""Spec room: a Hugging Face config.json to a Model. Knows the keys of that format.
+"""Reads a Hugging Face config.json as a Model. Knows the keys of that format.
 
 Only what the trainer computes is let through. A key that nobody here knows may change the model,
 so it is refused by name unless it is null or false.
@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.spec.checks import SHAPE_KEYS, shape_faults
 from orchestrator.spec.messages import example, must
 from orchestrator.spec.nodes import Mapping, parse
-from orchestrator.spec.problem import SpecPosition, SpecProblems, SpecText, shortened
+from orchestrator.spec.problem import SpecPosition, SpecProblems, SpecText, Suggestion, shortened
 from orchestrator.spec.scalars import Value, as_written
 from orchestrator.spec.schema import Schema, definition, member, validator
 from orchestrator.spec.source import read
@@ -34,7 +34,7 @@ FAMILIES = (
     Family("MistralForCausalLM", "mistral", kv_heads=8, sliding_window=4096),
 )
 # What other architectures compute that the trainer does not.
-STRANGERS = {
+OTHER_FAMILIES = {
     "qwen2": "its q, k and v have biases",
     "qwen3": "it normalizes q and k",
     "gemma": "it scales embeddings and uses GELU",
@@ -88,7 +88,6 @@ HARMLESS = frozenset(
 )
 # The keys that may scale RoPE, and what each is where nothing is scaled.
 ROTARY = {"rope_scaling": "null", "rope_parameters": '{"rope_theta": ...}'}
-UNSCALED = "the plan stays the same, and models are pre-trained without scaling"
 PLAIN_ROTARY = frozenset({"type", "rope_type", "rope_theta"})
 
 
@@ -112,7 +111,7 @@ class _Config:
         self.values = _json(source)
         self._root = root if isinstance(root, Mapping) else Mapping(root.place)
         if not isinstance(self.values, dict):
-            self._tell("", "is no JSON object, must be a config.json", "begin with {")
+            self._report("", "config-not-an-object")
             raise SpecProblems(self.problems)
 
     def family(self) -> Family:
@@ -125,14 +124,14 @@ class _Config:
                 return family
         key = "architectures" if architecture else "model_type"
         known = " or ".join(f"{one.architecture} ({one.model_type})" for one in FAMILIES)
-        said = ", ".join(shortened(str(one)) for one in (architecture, kind) if one) or "missing"
-        why = STRANGERS.get(str(kind), "")
-        message = f"is {said}, must be {known}" + (f": {why}" if why else "")
-        self._tell(key, message, "write the model as a mapping to plan one of that shape")
+        name = ", ".join(shortened(str(one)) for one in (architecture, kind) if one) or "missing"
+        why = OTHER_FAMILIES.get(str(kind))
+        reason = f": {why}" if why else ""
+        self._report(key, "config-family", name=name, expected=known, reason=reason)
         raise SpecProblems(self.problems)
 
     def shape(self, family: Family) -> dict[str, Any]:
-        """The sizes in our words. Those that are wrong are told and left out."""
+        """The sizes by our names. Those that are wrong are reported and left out."""
         values = DEFAULTS | {k: v for k, v in self.values.items() if k in SIZES and v is not None}
         values |= self._rotary_theta()
         heads = values.get("num_attention_heads")
@@ -140,8 +139,8 @@ class _Config:
         if "head_dim" not in values:
             values["head_dim"] = self._quotient(values.get("hidden_size"), heads)
         legal = {SIZES[key]: values[key] for key in SIZES if self._is_legal(key, values.get(key))}
-        for key, message, hint in shape_faults(*(legal.get(key) for key in SHAPE_KEYS)):
-            self._tell(KEYS[key], message, hint.replace(key, KEYS[key]))
+        for key, code, fields in shape_faults(*(legal.get(key) for key in SHAPE_KEYS)):
+            self._report(KEYS[key], code, name=KEYS[key], **fields)
         return legal
 
     def _quotient(self, width: Any, heads: Any) -> int | None:
@@ -149,8 +148,7 @@ class _Config:
         if not (type(width) is type(heads) is int and heads > 0):
             return None
         if width % heads:
-            message = f"is {width:,}, must be a multiple of {heads} heads"
-            self._tell("hidden_size", message, "or give the head_dim")
+            self._report("hidden_size", "config-width", width=width, heads=heads)
         return width // heads
 
     def _is_legal(self, key: str, value: Any) -> bool:
@@ -159,9 +157,11 @@ class _Config:
         schema: Schema = member(definition("Model"), SIZES[key]) or {}
         if validator().evolve(schema=schema).is_valid(value):
             return True
-        what = "is missing" if value is None else f"is {_shown(value)}"
-        right = f"for example {_shown(key)}: {_shown(example(schema))}"
-        self._tell(key, f"{what}, must be {must(schema)}", right)
+        right = Suggestion("example", f"{_shown(key)}: {_shown(example(schema))}")
+        if value is None:
+            self._report(key, "missing-key", right, expected=must(schema))
+        else:
+            self._report(key, "illegal-value", right, value=_shown(value), expected=must(schema))
         return False
 
     def _rotary_theta(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class _Config:
         return {} if theta is None else {"rope_theta": theta}
 
     def refuse_what_differs(self, family: Family, length: int | None) -> None:
-        """Tell every key that asks for something that the trainer does not compute."""
+        """Report every key that asks for something that the trainer does not compute."""
         for key, value in self.values.items():
             if key in FIXED and value is not None:
                 self._hold_fixed(key, value)
@@ -179,8 +179,7 @@ class _Config:
             elif key == "layer_types":
                 self._hold_full_attention(value)
             elif not self._is_known(key) and value not in (None, False):
-                message = "is unknown, must be absent or null: it may change the model"
-                self._tell(key, message, "write the model as a mapping if it does not matter")
+                self._report(key, "config-unknown")
         self._hold_no_window(self.values.get("sliding_window", family.sliding_window), length)
 
     def _is_known(self, key: str) -> bool:
@@ -189,38 +188,43 @@ class _Config:
     def _hold_fixed(self, key: str, value: Any) -> None:
         only, why = FIXED[key]
         if value != only:
-            message = f"is {_shown(value)}, must be {_shown(only)}: {why}"
-            self._tell(key, message, f"for example {_shown(key)}: {_shown(only)}")
+            fields: dict[str, Any] = {
+                "value": _shown(value),
+                "expected": _shown(only),
+                "reason": why,
+            }
+            self._report(key, "config-fixed", name=_shown(key), **fields)
 
     def _hold_plain_rotary(self, key: str, value: Any) -> None:
         """RoPE whose frequencies are not scaled: absent, or said to be the default."""
         if value is None:
             return
-        said = value if isinstance(value, dict) else {"rope_type": value}
-        kind = said.get("rope_type", said.get("type", "default"))
-        if kind != "default" or not said.keys() <= PLAIN_ROTARY:
-            plain = ROTARY[key]
-            message = f"is {_shown(value)}, must be {plain}: the trainer does not scale RoPE"
-            self._tell(key, message, f'write "{key}": {plain} in a copy of the file: {UNSCALED}')
+        rotary = value if isinstance(value, dict) else {"rope_type": value}
+        kind = rotary.get("rope_type", rotary.get("type", "default"))
+        if kind != "default" or not rotary.keys() <= PLAIN_ROTARY:
+            fields: dict[str, Any] = {"value": _shown(value), "expected": ROTARY[key]}
+            self._report(key, "config-rope-scaled", name=key, **fields)
 
     def _hold_full_attention(self, value: Any) -> None:
         kinds = set(map(str, value)) if isinstance(value, list) else {str(value)}
         if kinds - {"full_attention"}:
-            message = f"is {shortened(', '.join(sorted(kinds)))}, must be full_attention alone"
-            self._tell("layer_types", message, "the trainer's layers are all alike")
+            value = shortened(", ".join(sorted(kinds)))
+            self._report("layer_types", "config-layer-types", value=value)
 
     def _hold_no_window(self, window: Any, length: int | None) -> None:
         """A window that no sequence exceeds is none."""
         if window is None or length is None or (type(window) is int and window >= length):
             return
-        message = f"is {_shown(window)}, must be null or at least the batch's length of {length:,}"
-        absent = " (the default of its family)" if "sliding_window" not in self.values else ""
-        self._tell("sliding_window", message + absent, 'for example "sliding_window": null')
+        absent = "" if "sliding_window" in self.values else " (the default of its family)"
+        fields: dict[str, Any] = {"value": _shown(window), "length": length, "absent": absent}
+        self._report("sliding_window", "config-window", **fields)
 
-    def _tell(self, key: str, message: str, hint: str) -> None:
+    def _report(
+        self, key: str, code: str, suggestion: Suggestion | None = None, **fields: Any
+    ) -> None:
         entry = self._root.entries.get(key)
         place: SpecPosition = entry.key_place if entry else self._root.place
-        self.problems.append(place.problem(key, message, hint))
+        self.problems.append(place.problem(code, key, suggestion, **fields))
 
 
 def _shown(value: Any) -> str:
@@ -234,7 +238,7 @@ def _json(source: SpecText) -> Any:
         return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=str)
     except json.JSONDecodeError as error:
         place = SpecPosition(source, error.lineno, error.colno)
-        raise SpecProblems([place.problem("", f"is not JSON: {error.msg}")]) from None
+        raise SpecProblems([place.problem("not-json", reason=error.msg)]) from None
 
 
 def _number(text: str) -> Value:

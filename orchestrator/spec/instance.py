@@ -1,12 +1,12 @@
-"""Spec room: nodes and contract to JSON values, as an editor with the same contract sees them."""
+"""Reads nodes as JSON values by their schema, as an editor with the same schema does."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.spec import schema as contracts
-from orchestrator.spec.messages import hint, likely, may_mean_either, must, shown
+from orchestrator.spec.messages import likely, may_mean_either, must, shown, suggestion
 from orchestrator.spec.nodes import Broken, Mapping, Node, Scalar, Sequence
-from orchestrator.spec.problem import Problem, SpecPosition
+from orchestrator.spec.problem import Problem, SpecPosition, Suggestion
 from orchestrator.spec.scalars import Value, ambiguous, as_written
 from orchestrator.spec.schema import Schema
 
@@ -35,7 +35,7 @@ class SpecInstance:
         return any(path[:length] in self.spoiled for length in range(len(path) + 1))
 
     def spoil(self, path: Path, problem: Problem) -> None:
-        """Tell what is wrong with a value; once it is told, the value counts as absent."""
+        """Report what is wrong with a value, which counts as absent from then on."""
         self.spoiled.add(path)
         here = self.fields.get(path)
         if here and isinstance(here.node, Scalar) and (here.schema or {}).get("writeOnly"):
@@ -87,18 +87,17 @@ def _scalar(found: SpecInstance, path: Path, here: Field, node: Scalar) -> Value
     schema = here.schema or {}
     types = contracts.scalar_types(schema)
     value = as_written(node.text, types) if node.plain else node.text
-    right = hint(path, schema, node)
-    if node.empty:
-        message = "is empty"
-    elif not node.text.isprintable():
-        message = "has line breaks or unprintable characters"
+    if node.empty or not node.text.isprintable():
+        code, fields = "empty-value" if node.empty else "unprintable", {}
+        meant: Suggestion | None = suggestion(path, schema, node)
     elif node.plain and may_mean_either(types) and ambiguous(node.text, value):
-        message = f"is {shown(node, schema)}, which may be read in two ways"
-        meant = likely(schema, node)
-        right = f'write {f"{meant}, or " if meant else ""}"{node.text}" if it is text'
+        code, meant, other = "ambiguous", None, likely(schema, node)
+        alternative = f"{other}, or " if other else ""
+        fields = {"value": shown(node, schema), "text": node.text, "alternative": alternative}
     else:
         return value
-    found.spoil(path, node.place.problem(dotted(path), f"{message}, must be {must(schema)}", right))
+    problem = node.place.problem(code, dotted(path), meant, expected=must(schema), **fields)
+    found.spoil(path, problem)
     return None
 
 

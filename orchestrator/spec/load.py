@@ -1,4 +1,4 @@
-"""Spec room: a file to a Spec, the arrow of this room."""
+"""Loads a file as a Spec."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,11 +33,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
 
 
 def _hold_no_study(root: Node) -> None:
-    """A study given for a spec is one mistake, and not a hundred."""
+    """Report a study in place of a spec as one mistake."""
     if isinstance(root, Mapping) and "study" in root.entries:
         place = root.entries["study"].key_place
-        hint = "orch plan, orch submit and orch report take studies"
-        raise SpecProblems([place.problem("study", "makes it a study, must be a spec", hint)])
+        raise SpecProblems([place.problem("is-a-study", "study")])
 
 
 def meant(
@@ -87,7 +86,7 @@ def _configured(asked: SpecRequest, folder: Path) -> tuple[Model | None, list[Pr
 
 
 def _spec(values: dict[str, Any], configured: Model | None, overrides: tuple[str, ...]) -> Spec:
-    """Legal values as a station: what the file abbreviates, written out."""
+    """Legal values as a Spec, with what the file abbreviates written out."""
     sections = {
         "experiment": _experiment(values["experiment"], configured),
         "resources": _resources(values["resources"]),

@@ -1,11 +1,11 @@
-"""Spec room: the contract in words: what a field must hold, and what would be right."""
+"""The schema in words: what a field must hold, and what to write instead of a wrong value."""
 
 from difflib import get_close_matches
 from typing import Any
 
 from orchestrator.spec.nodes import Mapping, Node, Scalar
 from orchestrator.spec.notation import meaning
-from orchestrator.spec.problem import SHOWN_VALUE, shortened
+from orchestrator.spec.problem import SHOWN_VALUE, Suggestion, shortened
 from orchestrator.spec.scalars import Misread, as_written, respellings
 from orchestrator.spec.schema import (
     Schema,
@@ -59,16 +59,18 @@ def shown(node: Node, schema: Schema) -> str:
     return shortened(node.text) if node.plain else f'"{shortened(node.text)}"'
 
 
-def hint(path: tuple[str | int, ...], schema: Schema, node: Node | None = None) -> str:
+def suggestion(
+    path: tuple[str | int, ...], schema: Schema, node: Node | None = None
+) -> Suggestion | None:
     """A legal value instead of an illegal or missing one: what was meant, or an example."""
     if isinstance(node, Scalar) and not schema.get("writeOnly"):
         meant = likely(schema, node)
         if meant is not None:
             quoted = meant == node.text and not node.plain
-            return f"write {meant} without quotes" if quoted else f"did you mean {meant}?"
+            return Suggestion("unquoted" if quoted else "meant", meant)
     value = example(schema)
     key = f"{path[-1]}: " if path and isinstance(path[-1], str) else ""
-    return "" if value is None else f"for example {key}{plain(value)}"
+    return None if value is None else Suggestion("example", f"{key}{plain(value)}")
 
 
 def likely(schema: Schema, node: Scalar) -> str | None:
@@ -113,16 +115,16 @@ def example(schema: Schema) -> Any:
     return candidates[0] if candidates else wanted or inside or None
 
 
-def key_hint(key: str, legal: list[str], *, in_spec: bool = True) -> str:
+def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Suggestion:
     """What to write instead of an unknown key; in a spec, it may belong elsewhere."""
     if key.isdigit():
-        return "write numbers without commas"
+        return Suggestion("commas")
     if key in SECTIONS and key not in legal:
-        return "it belongs at the top of a spec"
+        return Suggestion("top")
     meant = [meant_key(key, legal), *(homes(key) if in_spec else ())]
     if len(key) > SHOWN_VALUE:
         meant = []
-    return next((f"did you mean {one}?" for one in meant if one), "remove it")
+    return next((Suggestion("meant", one) for one in meant if one), Suggestion("remove"))
 
 
 def meant_key(key: str, legal: list[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Spec room: YAML text to nodes that know their place. The only file that knows PyYAML.
+"""Parses YAML text into nodes that know their place. The only file that knows PyYAML.
 
 Nodes are built from the stream of events: what could grow (depth, number, aliases) is refused
 before anything is built from it, and every value stays the text that was written.
@@ -44,7 +44,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Broken:
-    """Something whose problem has been told already."""
+    """Something whose problem has been reported."""
 
     place: SpecPosition
 
@@ -104,27 +104,25 @@ class _Builder:
         if isinstance(start, yaml.StreamEndEvent):
             return Scalar(self._origin, "", plain=True)
         if start.version or start.tags:
-            self._refuse(start, "has a directive (%), must be plain YAML", "remove it")
+            self._refuse(start, "directive")
         root = self._node(next(self._events), 0)
         next(self._events)
         after = next(self._events)
         if not isinstance(after, yaml.StreamEndEvent):
-            self._refuse(after, "has a second document, must be one", "one file for each spec")
+            self._refuse(after, "documents")
         return root
 
     def _node(self, event: Any, depth: int) -> Node:
         self._hold_bounds(event, depth)
         place = self._place(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
-            alias = shortened(str(event.anchor))
-            self._tell(place, f"is the alias *{alias}, must be a value", "write the value itself")
+            self._report(place, "alias", name=shortened(str(event.anchor)))
             return Broken(place)
         if event.anchor:
-            anchor = shortened(event.anchor)
-            self._tell(place, f"has the anchor &{anchor}, must be a value", f"remove &{anchor}")
+            self._report(place, "anchor", name=shortened(event.anchor))
         if event.tag:
             tag = shortened(event.tag.replace("tag:yaml.org,2002:", "!!"))
-            self._tell(place, f"has the tag {tag}, must be a value", f"remove {tag}")
+            self._report(place, "tag", name=tag)
         if isinstance(event, yaml.ScalarEvent):
             return Scalar(place, event.value, plain=not event.style)
         if isinstance(event, yaml.SequenceStartEvent):
@@ -148,22 +146,18 @@ class _Builder:
         return mapping
 
     def _name(self, key: Node, mapping: Mapping) -> str | None:
-        """The name that a key is; None, after the problem was told, when it is none."""
+        """The name that a key is; None, with its problem reported, when it is none."""
         if isinstance(key, Broken):
             return None
         if not isinstance(key, Scalar):
-            message = "has a mapping or list as a key, must have names as keys"
-            self._tell(key.place, message, "write `name: value`")
+            self._report(key.place, "key-not-a-name")
         elif not key.text or (key.plain and key.text in NO_NAMES):
-            message = f"has the key {key.text or repr('')}, must have names as keys"
-            self._tell(key.place, message, "write `name: value`")
+            self._report(key.place, "empty-key", name=key.text or repr(""))
         elif key.text == "<<":
-            message = "has a merge key (<<), must have names as keys"
-            self._tell(key.place, message, "write the keys that it stands for")
+            self._report(key.place, "merge-key")
         elif key.text in mapping.entries:
             first = mapping.entries[key.text].key_place.line
-            message = f"has {shortened(key.text)} twice, must have it once"
-            self._tell(key.place, message, f"keep this one or the one on line {first}")
+            self._report(key.place, "duplicate-key", name=shortened(key.text), first=first)
         else:
             return key.text
         return None
@@ -171,9 +165,9 @@ class _Builder:
     def _hold_bounds(self, event: Any, depth: int) -> None:
         self._count += 1
         if depth > MOST_DEPTH:
-            self._refuse(event, f"is nested too deep, must have at most {MOST_DEPTH} levels")
+            self._refuse(event, "too-deep", most=MOST_DEPTH)
         if self._count > MOST_NODES:
-            self._refuse(event, f"is too much, must be at most {MOST_NODES:,} keys and values")
+            self._refuse(event, "too-many", most=MOST_NODES)
 
     def _place(self, mark: Any) -> SpecPosition:
         """Marks count from zero, from the origin on; the end of a text is that of its last line."""
@@ -183,17 +177,18 @@ class _Builder:
         col = column + (self._origin.col if line == 0 else 1)
         return SpecPosition(self._origin.source, self._origin.line + line, col)
 
-    def _tell(self, place: SpecPosition, message: str, hint: str) -> None:
+    def _report(self, place: SpecPosition, code: str, **fields: Any) -> None:
         key = ".".join(map(shortened, self._keys))
-        self._problems.append(place.problem(key, message, hint))
+        self._problems.append(place.problem(code, key, **fields))
 
-    def _refuse(self, event: Any, message: str, hint: str = "") -> NoReturn:
-        raise SpecProblems([self._place(event.start_mark).problem("", message, hint)])
+    def _refuse(self, event: Any, code: str, **fields: Any) -> NoReturn:
+        raise SpecProblems([self._place(event.start_mark).problem(code, **fields)])
 
     def _refuse_syntax(self, error: yaml.MarkedYAMLError) -> NoReturn:
-        said = error.problem or "unreadable"
-        hint = next((hint for part, hint in SYNTAX_HINTS.items() if part in said), "")
+        reason = error.problem or "unreadable"
+        remedy = next((hint for part, hint in SYNTAX_HINTS.items() if part in reason), "")
         if error.context:
-            said += f", {error.context} that begins on line {self._place(error.context_mark).line}"
-        place = self._place(error.problem_mark)
-        raise SpecProblems([place.problem("", f"is not YAML: {said}", hint)]) from None
+            line = self._place(error.context_mark).line
+            reason += f", {error.context} that begins on line {line}"
+        problem = self._place(error.problem_mark).problem("syntax", reason=reason, remedy=remedy)
+        raise SpecProblems([problem]) from None

@@ -39,9 +39,9 @@ class Notation:
 def _count(text: str) -> int:
     exact = Fraction(text[:-1]) * DECIMAL[text[-1]]
     if exact.denominator != 1:
-        raise Misread(f"comes to {float(exact):,}, must be a whole number")
+        raise Misread("not-whole", number=float(exact))
     if exact > MOST:
-        raise Misread(f"comes to {int(exact):,}, must be at most {MOST:,}")
+        raise Misread("too-great", number=int(exact), most=MOST)
     return int(exact)
 
 

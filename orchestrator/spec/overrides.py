@@ -1,4 +1,4 @@
-"""Spec room: `--set key=value`, put into the nodes of the file before anything is checked."""
+"""Puts `--set key=value` into the nodes of a file before anything is checked."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,6 @@ from orchestrator.spec.nodes import Broken, Entry, Mapping, Node, Scalar, parse_
 from orchestrator.spec.problem import Problem, SpecPosition, SpecProblems, SpecText
 
 FLAG = "--set"
-EXAMPLE = "for example --set experiment.batch.sequences=2048"
 
 
 def apply(root: Node, overrides: Sequence[str]) -> list[Problem]:
@@ -27,9 +26,9 @@ def _set(root: Node, start: SpecPosition) -> list[Problem]:
     path, equals, value = text.partition("=")
     keys = path.split(".")
     if not equals or not all(keys):
-        return [start.problem("", "must be KEY=VALUE, with dots between the keys", EXAMPLE)]
+        return [start.problem("override-form")]
     if not text.isprintable():
-        return [start.problem("", "is not plain text, must be on one line and printable", EXAMPLE)]
+        return [start.problem("override-text")]
     node, problems = parse_value(_at(start, len(path) + 1), value, keys)
     return problems or put(root, keys, start, node)
 
@@ -59,8 +58,7 @@ def _enter(mapping: Mapping, key: str, place: SpecPosition, value: Node | None) 
 
 def _no_mapping(place: SpecPosition, keys: Sequence[str], node: Node) -> Problem:
     key = ".".join(keys)
-    message = f"is {shown(node, {})}, must be a mapping for a key of it to be set"
-    return place.problem(key, message, f"set the whole: {FLAG} '{key}={{...}}'")
+    return place.problem("override-inside-value", key, name=key, value=shown(node, {}))
 
 
 def _at(start: SpecPosition, offset: int) -> SpecPosition:

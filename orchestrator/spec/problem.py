@@ -1,9 +1,11 @@
-"""Spec room: what is wrong, where, and what would be right. Knows no YAML."""
+"""What is wrong with a file, where, and what to write instead. Knows no YAML."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from orchestrator.errors import SpecError
+from orchestrator.spec.problem_messages import MESSAGES, SUGGESTIONS
 
 SHOWN_PROBLEMS = 100
 SHOWN_COLUMNS = 100
@@ -41,18 +43,44 @@ class SpecPosition:
     line: int
     col: int
 
-    def problem(self, key: str, message: str, hint: str = "") -> "Problem":
-        return Problem(place=self, key=key, message=message, hint=hint)
+    def problem(
+        self, code: str, /, key: str = "", suggestion: "Suggestion | None" = None, **fields: Any
+    ) -> "Problem":
+        return Problem(place=self, code=code, key=key, suggestion=suggestion, fields=fields)
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A legal value or key to write instead; SUGGESTIONS has the kinds."""
+
+    kind: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        return SUGGESTIONS[self.kind].format(value=self.value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong: what is, against what must be, and a legal value."""
+    """One thing that is wrong with a file, by its code; MESSAGES has the sentences."""
 
     place: SpecPosition
+    code: str
     key: str
-    message: str
-    hint: str
+    suggestion: Suggestion | None
+    fields: dict[str, Any]
+
+    @property
+    def message(self) -> str:
+        """What is, against what must be."""
+        return MESSAGES[self.code][0].format_map(self.fields)
+
+    @property
+    def hint(self) -> str:
+        """What to write instead."""
+        if self.suggestion:
+            return str(self.suggestion)
+        return MESSAGES[self.code][1].format_map(self.fields)
 
     @property
     def file(self) -> str:
@@ -80,13 +108,13 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.col}" if self.line else self.file
-        said = ": ".join(filter(None, (place, self.key, self.message)))
-        return "\n".join(filter(None, (said, self.snippet, self.hint and f"hint: {self.hint}")))
+        head = ": ".join(filter(None, (place, self.key, self.message)))
+        return "\n".join(filter(None, (head, self.snippet, self.hint and f"hint: {self.hint}")))
 
 
-def whole(name: str, message: str, hint: str = "") -> Problem:
+def whole(name: str, code: str, **fields: Any) -> Problem:
     """A problem of a file as a whole."""
-    return SpecPosition(SpecText(name, ()), 0, 0).problem("", message, hint)
+    return SpecPosition(SpecText(name, ()), 0, 0).problem(code, **fields)
 
 
 def printable(text: str) -> str:

@@ -1,10 +1,10 @@
-"""Spec room: what a spec means, key by key: base units, defaults filled in, wrong values absent."""
+"""What a spec means, key by key: base units, defaults filled in, wrong values absent."""
 
 from typing import Any
 
 from orchestrator.spec import schema as contracts
 from orchestrator.spec.instance import Path, SpecInstance, dotted
-from orchestrator.spec.messages import hint
+from orchestrator.spec.messages import suggestion
 from orchestrator.spec.notation import meaning
 from orchestrator.spec.problem import SpecPosition
 from orchestrator.spec.scalars import Misread
@@ -14,7 +14,7 @@ ABSENT = object()
 
 
 class SpecRequest:
-    """A judged spec, in meanings. Checks read it, and place their problems in its text."""
+    """A validated spec, in meanings. Checks read it, and report problems at their place."""
 
     def __init__(self, spec: SpecInstance) -> None:
         self._spec = spec
@@ -30,10 +30,10 @@ class SpecRequest:
             value = value.get(part, ABSENT) if isinstance(value, dict) else ABSENT
         return default(contracts.field(path) or {}) if value is ABSENT else value
 
-    def tell(self, key: str, message: str, hint: str) -> None:
+    def report(self, key: str, code: str, **fields: Any) -> None:
         """Add a problem of a dotted key."""
         path = tuple(key.split("."))
-        self._spec.spoil(path, self.place(path).problem(key, message, hint))
+        self._spec.spoil(path, self.place(path).problem(code, key, **fields))
 
     def place(self, path: Path) -> SpecPosition:
         """Where a value stands, or would stand: at the nearest key above it."""
@@ -70,6 +70,7 @@ def _meaning(spec: SpecInstance, value: Any, path: Path) -> Any:
     try:
         return meaning(value, contracts.kind(schema))
     except Misread as error:
-        right = hint(path, schema)
-        spec.spoil(path, here.node.place.problem(dotted(path), str(error), right))
+        meant = suggestion(path, schema)
+        problem = here.node.place.problem(error.code, dotted(path), meant, **error.fields)
+        spec.spoil(path, problem)
         return None

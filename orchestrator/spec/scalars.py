@@ -1,4 +1,4 @@
-"""Spec room: single values, from what was written to what is meant.
+"""Reads single values, from what was written to what is meant.
 
 A value is read by the type of its field and as JSON spells it, never by its looks alone: `no` is
 text where text is asked for, and a mistake where a number is.
@@ -29,7 +29,11 @@ BINARY = {"K": 2**10, "M": 2**20, "B": 2**30, "T": 2**40}
 
 
 class Misread(ValueError):
-    """A value of legal form that means nothing legal."""
+    """A value of legal form that means nothing legal: the code of the problem and its fields."""
+
+    def __init__(self, code: str, **fields: Value) -> None:
+        self.code, self.fields = code, fields
+        super().__init__(code)
 
 
 def as_written(text: str, types: set[str]) -> Value:

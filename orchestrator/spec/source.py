@@ -1,4 +1,4 @@
-"""Spec room: files to text. Knows sizes and encodings, and nothing of what the text means."""
+"""Reads files as text. Knows sizes and encodings, and nothing of what the text means."""
 
 import re
 from difflib import get_close_matches
@@ -42,14 +42,16 @@ def _bytes(path: Path) -> bytes:
     name = str(path)
     try:
         if path.exists() and not path.is_file():
-            raise SpecProblems([whole(name, "is no regular file")])
+            raise SpecProblems([whole(name, "not-a-file")])
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise SpecProblems([whole(name, f"cannot be read: {reason}", _sibling(path))]) from None
+        raise SpecProblems(
+            [whole(name, "unreadable", reason=reason, sibling=_sibling(path))]
+        ) from None
     if len(raw) > MOST_BYTES:
-        raise SpecProblems([whole(name, f"is larger than {MOST_BYTES:,} bytes")])
+        raise SpecProblems([whole(name, "too-large", most=MOST_BYTES)])
     return raw
 
 
@@ -65,20 +67,19 @@ def _sibling(path: Path) -> str:
 
 def _encoded(name: str, encoding: str) -> Problem:
     start = SpecPosition(SpecText(name, ()), 1, 1)
-    message = f"is {encoding}, must be UTF-8 without a byte-order mark"
-    return start.problem("", message, "save it as plain UTF-8")
+    return start.problem("encoding", encoding=encoding)
 
 
 def _undecodable(name: str, raw: bytes, start: int) -> Problem:
-    hint = f"save it as UTF-8; as Latin-1 this would be {chr(raw[start])!r}"
     place = _place(name, raw.decode(errors="replace"), len(raw[:start].decode()))
-    return place.problem("", f"has the byte 0x{raw[start]:02x}, must be UTF-8", hint)
+    return place.problem("undecodable", byte=raw[start], latin=chr(raw[start]))
 
 
 def _unwritable(name: str, text: str, start: int) -> Problem:
-    hint = "it looks like UTF-16 or no text: save it as UTF-8" if text[start] == "\0" else ""
-    message = f"has the character U+{ord(text[start]):04X}, must be plain text"
-    return _place(name, text, start).problem("", message, hint or "remove it")
+    is_null = text[start] == "\0"
+    remedy = "it looks like UTF-16 or no text: save it as UTF-8" if is_null else "remove it"
+    place = _place(name, text, start)
+    return place.problem("control-character", character=ord(text[start]), remedy=remedy)
 
 
 def _place(name: str, text: str, start: int) -> SpecPosition:

@@ -1,6 +1,6 @@
-"""Spec room: a study's file to a Study. What is varied is put into the nodes of its base.
+"""Loads a study. Each varied value is put into the nodes of the base spec.
 
-Each value keeps its place in the study's text, so that what is wrong with it is told there.
+A value keeps its place in the study's text, where its problems are reported.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from orchestrator.spec import schema as contracts
 from orchestrator.spec.instance import SpecInstance, written
@@ -25,7 +26,6 @@ MOST_TRIALS = 1_000
 PODS, SEQUENCES = "resources.pods", "experiment.batch.sequences"
 SECTIONS = ("experiment", "resources", "run")
 FIXED = {"run.storage": "their runs lie beside the study"}
-EXAMPLE = f"for example vary: {{{PODS}: [1, 2, 4]}}"
 Told = tuple[str, int, int, str, str]
 # Stands where the keys were taken out: they are a spec's, and judged as such.
 TAKEN_OUT = {"any": [0]}
@@ -109,27 +109,24 @@ def _take_out(root: Node) -> Entry | None:
 def _varied(vary: Entry) -> tuple[list[_Varied], list[Problem]]:
     """The keys with their values, and what is wrong with their form."""
     if not isinstance(vary.node, Mapping) or not vary.node.entries:
-        message = "must be a mapping of dotted keys to lists of values"
-        return [], [vary.key_place.problem("study.vary", message, EXAMPLE)]
+        return [], [vary.key_place.problem("vary-form", "study.vary")]
     found, faults = [], []
     for key, entry in vary.node.entries.items():
         place, node = entry.key_place, entry.node
         if key in FIXED:
-            message = f"cannot be varied, must be the same for all trials: {FIXED[key]}"
-            faults.append(place.problem(f"study.vary.{key}", message, EXAMPLE))
+            faults.append(place.problem("vary-fixed", f"study.vary.{key}", reason=FIXED[key]))
         elif not all(key.split(".")) or key.split(".")[0] not in SECTIONS:
-            message = f"cannot be varied, must begin with one of {', '.join(SECTIONS)}"
-            faults.append(place.problem(f"study.vary.{key}", message, EXAMPLE))
+            sections = ", ".join(SECTIONS)
+            faults.append(place.problem("vary-key", f"study.vary.{key}", expected=sections))
         elif not isinstance(node, Items) or not node.items:
-            message = "must be a list of at least one value"
-            faults.append(node.place.problem(f"study.vary.{key}", message, EXAMPLE))
+            faults.append(node.place.problem("vary-values", f"study.vary.{key}"))
         else:
             faults += _repeated(key, node.items)
             found.append(_Varied(key, place, node.items))
     trials = prod(len(one.values) for one in found)
     if trials > MOST_TRIALS:
-        message = f"makes {trials:,} trials, must make at most {MOST_TRIALS:,}"
-        faults.append(vary.key_place.problem("study.vary", message, "give fewer values"))
+        fields: dict[str, Any] = {"trials": trials, "most": MOST_TRIALS}
+        faults.append(vary.key_place.problem("too-many-trials", "study.vary", **fields))
         return [], faults
     return found, faults
 
@@ -137,7 +134,7 @@ def _varied(vary: Entry) -> tuple[list[_Varied], list[Problem]]:
 def _repeated(key: str, values: tuple[Node, ...]) -> list[Problem]:
     texts = [text_of(value) for value in values]
     return [
-        value.place.problem(f"study.vary.{key}", f"is {text}, must be given once", "remove it")
+        value.place.problem("repeated-value", f"study.vary.{key}", value=text)
         for i, (value, text) in enumerate(zip(values, texts, strict=True))
         if text in texts[:i]
     ]
@@ -157,9 +154,8 @@ def _overridden(varied: list[_Varied], overrides: tuple[str, ...]) -> list[Probl
     """What `--set` would change and every trial then sets otherwise."""
     source = SpecText(FLAG, overrides)
     keys = [(line, text.partition("=")[0]) for line, text in enumerate(overrides, start=1)]
-    message, hint = "is varied, must be left to the study", "change its values in the study's vary"
     return [
-        SpecPosition(source, line, 1).problem(key, message, hint)
+        SpecPosition(source, line, 1).problem("override-of-varied", key)
         for line, key in keys
         if any(f"{key}.".startswith(f"{one.key}.") for one in varied)
     ]
@@ -167,22 +163,18 @@ def _overridden(varied: list[_Varied], overrides: tuple[str, ...]) -> list[Probl
 
 def _hold_exists(base: Path, place: SpecPosition) -> None:
     if not base.exists():
-        message = f"is no file: {base}, must be the spec that is varied"
-        raise SpecProblems([place.problem("study.base", message, "it is relative to this file")])
+        raise SpecProblems([place.problem("base-missing", "study.base", file=str(base))])
 
 
 def _weak_faults(varied: list[_Varied], base: Spec, place: SpecPosition) -> list[Problem]:
     """In weak scaling the batch follows the pods, and only them."""
     keys, pods = [one.key for one in varied], base.resources.pods
-    faults = []
-    if PODS not in keys:
-        faults.append((f"must go with {PODS} among the keys that are varied", EXAMPLE))
-    if SEQUENCES in keys:
-        faults.append((f"must leave {SEQUENCES} to follow the pods", "or write strong"))
-    if pods.min != pods.max:
-        message = "must have a base with one number of pods: its batch belongs to that"
-        faults.append((message, f"for example {PODS}: 4"))
-    return [place.problem("study.scaling", f"is weak, {text}", hint) for text, hint in faults]
+    faults = {
+        "weak-without-pods": PODS not in keys,
+        "weak-with-sequences": SEQUENCES in keys,
+        "weak-with-a-range": pods.min != pods.max,
+    }
+    return [place.problem(code, "study.scaling") for code, holds in faults.items() if holds]
 
 
 def _trials(
@@ -236,13 +228,9 @@ def _grown(pods: Node, base: Spec) -> Scalar:
     text = pods.text if isinstance(pods, Scalar) else ""
     asked, of = base.experiment.batch.sequences, base.resources.pods.max
     if not text.isdecimal() or int(text) < 1:
-        message = "must be a whole number of pods in weak scaling"
-        raise SpecProblems([pods.place.problem(f"study.vary.{PODS}", message, "for example 4")])
+        raise SpecProblems([pods.place.problem("weak-pods", f"study.vary.{PODS}")])
     if asked * int(text) % of:
-        message = (
-            f"is {text}, must give a whole batch: {asked:,} sequences on {of} pods are"
-            f" {asked * int(text) / of:,g} on {text}"
-        )
-        right = "change the batch of the base with --set"
-        raise SpecProblems([pods.place.problem(f"study.vary.{PODS}", message, right)])
+        fields: dict[str, Any] = {"pods": text, "sequences": asked, "base_pods": of}
+        fields["batch"] = asked * int(text) / of
+        raise SpecProblems([pods.place.problem("weak-batch", f"study.vary.{PODS}", **fields)])
     return Scalar(pods.place, str(asked * int(text) // of), plain=True)

@@ -1,7 +1,4 @@
-"""Spec room: what the contract says about a spec. The only file that validates.
-
-`jsonschema` finds what is wrong; here it is put into words, at its place in the text.
-"""
+"""Validates a file against its schema, and places every problem in the text."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +7,7 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from orchestrator.spec import schema as contracts
 from orchestrator.spec.instance import Field, Path, SpecInstance, dotted
-from orchestrator.spec.messages import hint, key_hint, meant_key, must, shown
+from orchestrator.spec.messages import key_suggestion, meant_key, must, shown, suggestion
 from orchestrator.spec.nodes import Scalar
 from orchestrator.spec.problem import Problem, shortened
 
@@ -62,24 +59,26 @@ def _told_of_chosen(spec: SpecInstance, path: Path, error: ValidationError) -> I
 
 def _illegal(path: Path, here: Field) -> Told:
     schema = here.schema or {}
-    message = f"is {shown(here.node, schema)}, must be {must(schema)}"
-    return path, here.node.place.problem(dotted(path), message, hint(path, schema, here.node))
+    fields = {"value": shown(here.node, schema), "expected": must(schema)}
+    meant = suggestion(path, schema, here.node)
+    return path, here.node.place.problem("illegal-value", dotted(path), meant, **fields)
 
 
 def _unknown(spec: SpecInstance, path: Path, key: str, known: list[str]) -> Told:
     inside = (*path, key)
-    message = f"is unknown, must be one of {', '.join(known)}"
     place = spec.fields[inside].key_place
     name = dotted((*path, shortened(key)))
     in_spec = spec.fields[()].schema is not contracts.chip_contract()
-    return inside, place.problem(name, message, key_hint(key, known, in_spec=in_spec))
+    meant = key_suggestion(key, known, in_spec=in_spec)
+    return inside, place.problem("unknown-key", name, meant, expected=", ".join(known))
 
 
 def _missing(path: Path, here: Field, key: str, schema: contracts.Schema) -> Told:
     inside = (*path, key)
     wanted = contracts.member(schema, key) or {}
-    message = f"is missing, must be {must(wanted)}"
-    return inside, here.key_place.problem(dotted(inside), message, hint(inside, wanted))
+    meant = suggestion(inside, wanted)
+    problem = here.key_place.problem("missing-key", dotted(inside), meant, expected=must(wanted))
+    return inside, problem
 
 
 def _forgotten(schema: contracts.Schema, instance: dict[str, Any]) -> list[str]:
@@ -92,10 +91,10 @@ def _forgotten(schema: contracts.Schema, instance: dict[str, Any]) -> list[str]:
 def _illegal_name(spec: SpecInstance, path: Path, name: str) -> Told:
     inside = (*path, name)
     wanted = contracts.resolved((spec.fields[path].schema or {})["propertyNames"])
-    message = f"is no legal key, must be {must(wanted)}"
     place = spec.fields[inside].key_place
-    right = hint((), wanted, Scalar(place, name, plain=True))
-    return inside, place.problem(dotted((*path, shortened(name))), message, right)
+    meant = suggestion((), wanted, Scalar(place, name, plain=True))
+    key = dotted((*path, shortened(name)))
+    return inside, place.problem("illegal-key", key, meant, expected=must(wanted))
 
 
 def _repeated(spec: SpecInstance, path: Path, items: list[object]) -> Iterator[Told]:
@@ -103,5 +102,5 @@ def _repeated(spec: SpecInstance, path: Path, items: list[object]) -> Iterator[T
         inside = (*path, index)
         if item in items[:index]:
             here = spec.fields[inside]
-            message = f"is {shown(here.node, here.schema or {})}, must be given once"
-            yield inside, here.node.place.problem(dotted(inside), message, "remove it")
+            value = shown(here.node, here.schema or {})
+            yield inside, here.node.place.problem("repeated-value", dotted(inside), value=value)

@@ -1,4 +1,4 @@
-"""Station Plan: what will be done, and its Forecast. Plain values, no jax objects."""
+"""The Plan: what will be done, and its Forecast. Plain values, no JAX objects."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -129,9 +129,10 @@ class MemoryPhase:
 class Estimate:
     """`lower`: peak rates, perfect overlap, a bound. `unoverlapped`: peak rates, nothing hidden.
 
-    `expected` is what real runs on such chips lead to expect, and four of five should end between
-    `low` and `high`; None for chips that no run was learned from. Of seconds, days and money
-    lower <= low <= expected <= high; of rates low and high are the slow and the fast end.
+    `expected` is the estimate from real runs on such chips, `low` to `high` its 80 % prediction
+    interval; None for chips without published runs. For seconds, days and money
+    lower <= low <= expected <= high. For rates, MFU among them, each is the rate at that time:
+    `low` is the slow end and `high` the fast end.
     """
 
     lower: float

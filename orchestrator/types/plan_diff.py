@@ -1,4 +1,4 @@
-"""Station Beside: two plans side by side. Plain values; which is better is for the reader."""
+"""The difference between two plans, as values."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReference:
-    """A plan as it is referred to."""
+    """Which plan it is."""
 
     name: str
     digest: str
@@ -16,7 +16,7 @@ class PlanReference:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDiff:
-    """A key that the two do not share; None where one of them lacks it."""
+    """A key whose values differ; None where one of them lacks it."""
 
     key: str
     first: bool | float | str | None
@@ -47,7 +47,7 @@ class PlanDiff:
 
     schema: int
     plans: tuple[PlanReference, PlanReference]
-    asked: tuple[KeyDiff, ...]
+    requested: tuple[KeyDiff, ...]
     decided: tuple[KeyDiff, ...]
     memory: tuple[LineDiff, ...]
     time: tuple[LineDiff, ...]

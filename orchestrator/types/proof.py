@@ -6,7 +6,7 @@ from typing import Literal
 from orchestrator.types.plan import Estimate, Link
 
 FaultCode = Literal["not_a_gradient", "too_many_bytes"]
-DisagreementCode = Literal["peak_memory", "payload", "flops", "uncounted_kernel", "other_trainer"]
+DisagreementCode = Literal["peak_memory", "payload", "flops", "uncounted_kernel"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class ComparedCollective:
     kind: str
     dtype: str
     bytes_per_step: float
-    forecast_bytes_per_step: float
+    forecast_bytes_per_step: float | None
     calls_per_step: float
 
 
@@ -87,8 +87,7 @@ class Disagreement:
     """Where the Forecast is off, beyond its tolerance.
 
     `peak_memory` and `payload` are bytes, `flops` are FLOPs; `axes` are those of the payload.
-    `uncounted_kernel`: no formula counts the FLOPs of `kernel`. `other_trainer`: the Forecast is
-    about another trainer's program, so nothing is compared.
+    `uncounted_kernel`: no formula counts the FLOPs of `kernel`.
     """
 
     code: DisagreementCode
@@ -129,7 +128,8 @@ class Proof:
 
     `fits`: the compiler accepts the program. `margin_bytes` is `hbm_bytes_per_device` less the
     peak; it is negative where the compiler accepts more than the catalog says a chip has.
-    `agrees`: the Forecast is right within tolerances; `disagreements` list where it is not.
+    `agrees`: the Forecast is right within tolerances; `disagreements` list where it is not. It is
+    None, and so are all figures of the Forecast, where the ledger does not describe the trainer.
     `memory` is the compiler's own account by class. `ledger` is what is alive at the peak, while
     `peak_at` runs. FLOPs are those of the compiled program: what is computed twice counts twice.
     `only_gradients_cross_pods` is also true where nothing crosses. `hints` lead to plans that
@@ -140,11 +140,11 @@ class Proof:
     plan_digest: str
     trainer: str
     fits: bool
-    agrees: bool
+    agrees: bool | None
     refusal: CompilerRefusal | None
     hbm_bytes_per_device: float
     peak_hbm_bytes_per_device: float
-    forecast_peak_hbm_bytes_per_device: float
+    forecast_peak_hbm_bytes_per_device: float | None
     margin_bytes: float
     memory: dict[str, float]
     ledger: tuple[Comparison, ...]
@@ -156,7 +156,7 @@ class Proof:
     crossing_faults: tuple[CrossingFault, ...]
     crossings: tuple[DcnCrossing, ...]
     flops_per_device: float
-    forecast_flops_per_device: float
+    forecast_flops_per_device: float | None
     flops: tuple[Comparison, ...]
     disagreements: tuple[Disagreement, ...]
     hints: tuple[PlanChange, ...]

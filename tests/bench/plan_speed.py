@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from orchestrator.plan.planner import ask_of
-from orchestrator.plan.search import Choice, SearchRequest, plain_layout, ranked, search
+from orchestrator.plan.planner import search_request
+from orchestrator.plan.search import Choice, SearchRequest, best_choices, layout_of_choice, search
 from orchestrator.plan.time import step_time, time_lines
 from tests.asks import spec_of
 
@@ -47,14 +47,14 @@ def imports_ratio(rounds: int = ROUNDS) -> tuple[float, float]:
 
 
 def choose(ask: SearchRequest) -> Choice:
-    return ranked(ask, search(ask).candidates, 1)[0]
+    return best_choices(ask, search(ask).candidates, 1)[0]
 
 
 def price_one_by_one(ask: SearchRequest, most: int) -> int:
     """The baseline: a ledger for each candidate, as an exhaustive planner would write it."""
     candidates = search(ask).candidates
     for row in range(min(most, len(candidates))):
-        layout = plain_layout(ask, candidates.choice(row))
+        layout = layout_of_choice(ask, candidates.choice(row))
         step_time(layout, time_lines(layout))
     return min(most, len(candidates))
 
@@ -62,12 +62,12 @@ def price_one_by_one(ask: SearchRequest, most: int) -> int:
 def main() -> None:
     print(f"{'search':28} {'enumerated':>11} {'priced':>8} {'seconds':>8} {'priced/s':>10}")
     for name, spec in CASES.items():
-        ask = ask_of(spec)
+        ask = search_request(spec)
         found = search(ask)
         best = min(seconds(partial(choose, ask)) for _ in range(ROUNDS))
         priced = len(found.candidates)
         print(f"{name:28} {found.enumerated:11,} {priced:8,} {best:8.3f} {priced / best:10,.0f}")
-    ask = ask_of(spec_of())
+    ask = search_request(spec_of())
     count = price_one_by_one(ask, 300)
     alone = count / seconds(partial(price_one_by_one, ask, 300))
     print(f"one candidate at a time: {alone:,.0f} priced/s")

@@ -117,11 +117,11 @@ class Result:
 
     @property
     def memory(self) -> float:
-        return self.proof.forecast_peak_hbm_bytes_per_device / self.proof.peak_hbm_bytes_per_device
+        return forecast_peak(self.proof) / self.proof.peak_hbm_bytes_per_device
 
     @property
     def flops(self) -> float:
-        return self.proof.forecast_flops_per_device / self.proof.flops_per_device
+        return (self.proof.forecast_flops_per_device or 0) / self.proof.flops_per_device
 
     def payloads(self) -> dict[str, tuple[float, float]]:
         """Group of axes → bytes by the Forecast and in the program."""
@@ -130,10 +130,14 @@ class Result:
             name = f"{one.link} {'x'.join(one.axes)}"
             forecast, compiled = groups.get(name, (0.0, 0.0))
             groups[name] = (
-                forecast + one.forecast_bytes_per_step,
+                forecast + (one.forecast_bytes_per_step or 0),
                 compiled + one.bytes_per_step,
             )
         return {name: pair for name, pair in groups.items() if max(pair) > 4096}
+
+
+def forecast_peak(proof: Proof) -> float:
+    return proof.forecast_peak_hbm_bytes_per_device or 0.0
 
 
 def run(row: Ask) -> Result:
@@ -158,7 +162,7 @@ HEAD = (
 def cells(number: int, result: Result) -> tuple[str, ...]:
     """A row of the table."""
     peak = result.proof.peak_hbm_bytes_per_device
-    forecast = result.proof.forecast_peak_hbm_bytes_per_device
+    forecast = forecast_peak(result.proof)
     groups = [f"{name} {ratio(*pair)}" for name, pair in result.payloads().items()]
     fits = "" if result.proof.fits else " (does not fit)"
     return (
@@ -179,7 +183,7 @@ def ratio(forecast: float, compiled: float) -> str:
 
 def summary(results: list[Result]) -> list[str]:
     """How many rows meet the goals."""
-    agree = sum(result.proof.agrees for result in results)
+    agree = sum(result.proof.agrees is True for result in results)
     off = median(abs(result.memory - 1) for result in results)
     pods = [result for result in results if result.ask.pods > 1]
     pure = sum(result.proof.only_gradients_cross_pods for result in pods)

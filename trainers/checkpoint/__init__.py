@@ -1,1 +1,1 @@
-"""Checkpoints: written by Orbax, summed and verified by us. The only room that knows Orbax."""
+"""Checkpoints: Orbax writes them; checksums verify them. No other package saves."""

@@ -1,4 +1,4 @@
-"""Checkpoint room: the checkpoints of one run, saved while it trains, restored if they are whole.
+"""The checkpoints of one run: saved while it trains, restored if they are whole.
 
 Every process of the run makes one `Checkpoints` and calls the same methods in the same order. The
 primary process alone creates, deletes and moves directories.
@@ -27,7 +27,7 @@ IDENTITY_FILE = "identity.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """A state, after how many steps it was saved, and the later ones that were not whole."""
+    """A state, the number of steps done then, and the later checkpoints that are not whole."""
 
     step: int
     state: Tree
@@ -38,17 +38,17 @@ class Checkpoints:
     """The last `keep` states of a run. `identity` is what must stay the same when it resumes."""
 
     def __init__(self, folder: Path, *, keep: int, identity: Identity) -> None:
-        self._shelf, self._keep = StepFolders(folder.absolute()), keep
-        self._mark = self._shelf.folder / IDENTITY_FILE
+        self._steps, self._keep = StepFolders(folder.absolute()), keep
+        self._identity_file = self._steps.folder / IDENTITY_FILE
         self._primary = jax.process_index() == 0
         self.latest: int | None = None  # the newest step restored or saved
         self._saving: int | None = None
         self._checkpointer = summed_orbax.checkpointer()
-        with self._named("cannot be opened"):
+        with self._errors_as("cannot be opened"):
             if self._primary:
                 self._open(identity)
             barrier("checkpoints are open")
-            self._compare(identity)
+            self._check_identity(identity)
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +59,7 @@ class Checkpoints:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let the save under way end, whatever else went wrong; the first error is the one told."""
+        """Let the running save end, whatever else fails; only the first error is raised."""
         try:
             self.finish()
             self._checkpointer.close()
@@ -73,103 +73,103 @@ class Checkpoints:
 
         A step that is not whole is skipped, and set aside once an earlier one is restored.
         """
-        with self._named("cannot be restored"):
+        with self._errors_as("cannot be restored"):
             step, skipped = self._newest_whole()
             if step is None:
                 return None
             state, self.latest = self._read(step, target), step
             if self._primary:
                 for skip in skipped:
-                    self._shelf.set_aside(skip.step)
+                    self._steps.set_aside(skip.step)
             return Restored(step=step, state=state, skipped=tuple(skipped))
 
     def save(self, step: int, state: Tree) -> None:
         """Copy the state off the devices, and write it in the background."""
         self.finish()
         with self._writing(step):
-            self._mark.stat()  # Orbax would make a lost folder anew, and start a second history
-            self._checkpointer.save(self._shelf.path(step), args=summed_orbax.Save(state))
+            self._identity_file.stat()  # Orbax would create a lost folder, as a second history
+            self._checkpointer.save(self._steps.path(step), args=summed_orbax.Save(state))
         self.latest = self._saving = step
 
     def check(self) -> None:
-        """Raise what the writing has met in the background; never waits for it."""
+        """Raise what failed in the background; never waits."""
         with self._writing(self._saving):
             self._checkpointer.check_for_errors()
 
     def finish(self) -> None:
-        """Wait until the last save is on disk, see that it is, and delete what is too old."""
+        """Wait until the last save is on disk, check that it is, and delete old steps."""
         if self._saving is None:
             return
         with self._writing(self._saving):
             self._checkpointer.wait_until_finished()
-            # An error told once is forgotten by Orbax, so its word is not enough.
-            self._shelf.path(self._saving).joinpath(checksums.FILE_NAME).stat()
+            # Orbax raises an error once and forgets it, so a silent return proves nothing.
+            self._steps.path(self._saving).joinpath(checksums.FILE_NAME).stat()
         self._saving = None
         if self._primary:
-            for step in self._shelf.steps()[: -self._keep]:
-                self._shelf.delete(step)
+            for step in self._steps.steps()[: -self._keep]:
+                self._steps.delete(step)
 
     def _open(self, identity: Identity) -> None:
-        self._shelf.folder.mkdir(parents=True, exist_ok=True)
-        self._shelf.sweep()
-        if not self._mark.exists():
-            partial = self._mark.with_suffix(".partial")
+        self._steps.folder.mkdir(parents=True, exist_ok=True)
+        self._steps.sweep()
+        if not self._identity_file.exists():
+            partial = self._identity_file.with_suffix(".partial")
             partial.write_bytes(msgspec.json.encode(identity, order="sorted"))
-            partial.rename(self._mark)
+            partial.rename(self._identity_file)
 
-    def _compare(self, identity: Identity) -> None:
-        found = msgspec.json.decode(self._mark.read_bytes(), type=dict[str, str | int])
-        for name in sorted({*found, *identity}):
-            was, now = found.get(name), identity.get(name)
+    def _check_identity(self, identity: Identity) -> None:
+        saved = msgspec.json.decode(self._identity_file.read_bytes(), type=dict[str, str | int])
+        for name in sorted({*saved, *identity}):
+            was, now = saved.get(name), identity.get(name)
             if was != now:
                 raise CheckpointFailed(
-                    f"{self._shelf.folder}: holds another run: {name} was {was}, against {now}"
+                    f"{self._steps.folder}: holds another run: {name} was {was}, against {now}"
                 )
 
     def _newest_whole(self) -> tuple[int | None, list[SkippedCheckpoint]]:
         skipped: list[SkippedCheckpoint] = []
-        for step in reversed(self._shelf.steps()):
+        for step in reversed(self._steps.steps()):
             why = self._fault(step)
             if why is None:
                 return step, skipped
             skipped.append(SkippedCheckpoint(step=step, why=why))
         if not skipped:
             return None, skipped
-        found = "; ".join(f"step {skip.step}: {skip.why}" for skip in skipped)
-        raise CheckpointFailed(f"{self._shelf.folder}: no checkpoint is whole: {found}")
+        reasons = "; ".join(f"step {skip.step}: {skip.why}" for skip in skipped)
+        raise CheckpointFailed(f"{self._steps.folder}: no checkpoint is whole: {reasons}")
 
     def _fault(self, step: int) -> str | None:
-        """What is wrong with a step: each process verifies its share, and all learn the result."""
+        """What is wrong with a step. Each process verifies its share; all get the result."""
         mine, readers = jax.process_index(), jax.process_count()
-        return first_message(checksums.fault(self._shelf.path(step), share=mine, of=readers))
+        return first_message(checksums.fault(self._steps.path(step), share=mine, of=readers))
 
     def _read(self, step: int, target: Tree) -> Tree:
-        path = self._shelf.path(step)
-        saved = state_shapes.shapes_saved(self._checkpointer.metadata(path))
+        path = self._steps.path(step)
+        saved = state_shapes.saved_shapes(self._checkpointer.metadata(path))
         if differs := state_shapes.difference(saved, state_shapes.shapes_of(target)):
             raise CheckpointFailed(f"{path}: is of another model or optimizer: {differs}")
         return self._checkpointer.restore(path, args=summed_orbax.Restore(target))
 
     @contextmanager
     def _writing(self, step: int | None) -> Iterator[None]:
-        """A save that fails gives back the disk it took, where no thread writes on."""
+        """Free the disk that a failed save took, unless a thread still writes there."""
         try:
-            with self._named(f"step {step} cannot be saved"):
+            with self._errors_as(f"step {step} cannot be saved"):
                 yield
         except CheckpointFailed:
             self._saving = None
             if self._primary:
-                with suppress(OSError):  # opening sweeps what is still written to
-                    self._shelf.sweep()
+                with suppress(OSError):  # the next attempt sweeps what is still written to
+                    self._steps.sweep()
             raise
 
     @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        """Orbax and what it stores on raise anything; the first line of it says why."""
+    def _errors_as(self, what: str) -> Iterator[None]:
+        """Turn whatever Orbax and its storage raise into CheckpointFailed, with its first line."""
         try:
             yield
         except CheckpointFailed:
             raise
         except Exception as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise CheckpointFailed(f"{self._shelf.folder}: {what}: {reason}") from error
+            raise CheckpointFailed(f"{self._steps.folder}: {what}: {reason}") from error

@@ -1,6 +1,6 @@
-"""Checkpoint room: the sha256 of every file of a step, beside them. Knows files alone.
+"""The sha256 of every file of a step, in a file of the step.
 
-Orbax restores flipped bits without a word; what these sums do not confirm is not restored.
+Orbax restores flipped bits silently; what these sums do not confirm is not restored.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import msgspec
 
 FILE_NAME = "sha256.json"
 THREADS = 8
-# Orbax's notes to itself, which it still writes after the sums are made; restoring needs neither.
+# Orbax's own notes, written after the sums are made. Restoring needs none of them.
 NOT_SUMMED = {FILE_NAME, "_CHECKPOINT_METADATA", "commit_success.txt"}
 
 
@@ -30,7 +30,7 @@ def write(step: Path) -> None:
 
 
 def fault(step: Path, *, share: int = 0, of: int = 1) -> str | None:
-    """What is wrong with a step, or None; of several readers each verifies its share of files."""
+    """What is wrong with a step, or None. Each of several readers verifies its share of files."""
     try:
         expected = msgspec.json.decode((step / FILE_NAME).read_bytes(), type=dict[str, str])
     except FileNotFoundError:
@@ -41,8 +41,8 @@ def fault(step: Path, *, share: int = 0, of: int = 1) -> str | None:
         return f"{min(unexpected)} is not in {FILE_NAME}"
     mine = sorted(expected.items())[share::of]
     with ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(lambda item: _file_fault(step / item[0], item[1]), mine)
-        faults = [f"{name} {what}" for (name, _), what in zip(mine, found, strict=True) if what]
+        checked = pool.map(lambda item: _file_fault(step / item[0], item[1]), mine)
+        faults = [f"{name} {what}" for (name, _), what in zip(mine, checked, strict=True) if what]
     return faults[0] if faults else None
 
 
@@ -53,10 +53,10 @@ def _files(step: Path) -> list[str]:
 
 def _file_fault(path: Path, expected: str) -> str | None:
     try:
-        found = _sum(path)
+        actual = _sum(path)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    return None if found == expected else f"has sha256 {found[:8]}, against {expected[:8]}"
+    return None if actual == expected else f"has sha256 {actual[:8]}, against {expected[:8]}"
 
 
 def _sum(path: Path) -> str:

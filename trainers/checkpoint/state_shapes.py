@@ -1,6 +1,6 @@
-"""Checkpoint room: whether a saved state is one of this program. Knows trees of arrays.
+"""Whether a saved state belongs to this program, by the types and shapes of its leaves.
 
-Orbax casts a saved type to the wanted one without a word, so this is asked first.
+Orbax casts a saved type to the requested one silently, so this is checked first.
 """
 
 from typing import Any
@@ -17,15 +17,15 @@ def shapes_of(tree: Tree) -> Shapes:
     return {_name(path): _shown(leaf) for path, leaf in leaves}
 
 
-def shapes_saved(metadata: Any) -> Shapes:
-    """The same of Orbax's description of a step, which turns tuples into lists."""
+def saved_shapes(metadata: Any) -> Shapes:
+    """The same from Orbax's description of a step, which turns tuples into lists."""
     return {leaf.name: _shown(leaf) for leaf in jax.tree.leaves(metadata.item_metadata.tree)}
 
 
-def difference(saved: Shapes, wanted: Shapes) -> str | None:
-    """The first leaf that is not the same in both, put into words."""
-    for name in sorted({*saved, *wanted}):
-        was, now = saved.get(name, "absent"), wanted.get(name, "absent")
+def difference(saved: Shapes, expected: Shapes) -> str | None:
+    """The first leaf that differs, as text; None if all are the same."""
+    for name in sorted({*saved, *expected}):
+        was, now = saved.get(name, "absent"), expected.get(name, "absent")
         if was != now:
             return f"{name} was {was} when saved, against {now} in the program"
     return None

@@ -1,4 +1,4 @@
-"""Checkpoint room: the steps in a folder, which come and go whole. Knows files alone."""
+"""The saved steps in a folder. Each appears and disappears as a whole."""
 
 import shutil
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class StepFolders:
     folder: Path
 
     def steps(self) -> list[int]:
-        """The steps there are, oldest first."""
+        """The saved steps, oldest first."""
         names = [path.name for path in self.folder.iterdir()]
         return sorted(int(name) for name in names if name.isdecimal())
 
@@ -23,15 +23,15 @@ class StepFolders:
         return self.folder / str(step)
 
     def delete(self, step: int) -> None:
-        """Take a step away: gone from the shelf in one rename, from the disk a little later."""
+        """Remove a step: one rename takes it out of the folder, then its files are deleted."""
         shutil.rmtree(self._move(step, DELETED))
 
     def set_aside(self, step: int) -> None:
-        """Keep a damaged step for whoever wants to look at it, out of the way of the next save."""
+        """Move a damaged step where it can be inspected, out of the way of the next save."""
         self._move(step, DAMAGED)
 
     def sweep(self) -> None:
-        """Remove what a killed process left behind: half-written and half-deleted steps."""
+        """Remove the half-written and half-deleted steps of a killed process."""
         for path in [*self.folder.glob(UNFINISHED), self.folder / DELETED]:
             if path.exists():
                 shutil.rmtree(path)

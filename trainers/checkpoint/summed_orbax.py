@@ -1,4 +1,4 @@
-"""Checkpoint room: Orbax, and the sums that it writes into a step before the step is visible."""
+"""Orbax, with checksums that are written into a step before the step becomes visible."""
 
 import logging
 from pathlib import Path
@@ -11,12 +11,12 @@ from orbax.checkpoint import options
 from trainers.checkpoint import checksums
 
 TIMEOUT_S = 600
-# Where Orbax tells of its own steps; who reads a run's log looks for the run's.
+# Orbax logs its own steps there; they would hide those of the run.
 logging.getLogger("absl").setLevel(logging.WARNING)
 
 
 class Summed(ocp.StandardCheckpointHandler):  # type: ignore[misc]
-    """Orbax's own way with a tree of arrays. The primary finalizes when all have written."""
+    """Orbax's handler of a tree of arrays. The primary finalizes once all have written."""
 
     def finalize(self, directory: Any) -> None:
         """Complete the hidden directory of a step; Orbax renames it afterwards."""

@@ -1,1 +1,1 @@
-"""Where batches come from: pure functions of (seed, step), in numpy. This room knows no JAX."""
+"""Batches of token ids, each a pure function of (seed, step). Knows numpy and files, no JAX."""

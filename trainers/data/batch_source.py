@@ -1,4 +1,4 @@
-"""Data room: what a source of batches promises, and how a plan's is found. Knows stations alone."""
+"""What a source of batches promises, and the source of a plan."""
 
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,7 @@ from trainers.data.tokens import ShuffledWindows, TokenSet
 
 
 class BatchSource(Protocol):
-    """A source of batches. The same step and row give the same tokens, on any host, for ever."""
+    """A source of batches. The same step and row always give the same tokens, on any host."""
 
     @property
     def digest(self) -> str:
@@ -25,9 +25,9 @@ class BatchSource(Protocol):
 
 
 def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> BatchSource:
-    """The batches that the plan names; `verify` reads a token set through first.
+    """The batches of a plan's data; `verify` first reads a token set through.
 
-    A relative path begins at `folder`, that of the spec: a plan is the same in every checkout.
+    A relative path begins at `folder`, the spec's, so a plan is the same in every checkout.
     """
     if plan.data.kind == "synthetic":
         return Synthetic(plan.model.vocab, plan.batch.length, plan.seed)

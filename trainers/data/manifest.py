@@ -1,4 +1,4 @@
-"""Data room: what a token set on disk holds, and whether it still does. Knows files alone."""
+"""The manifest of a token set on disk, and checks of its shards."""
 
 import hashlib
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Manifest:
 
     @property
     def wire_dtype(self) -> np.dtype[Any]:
-        """The type in the files, whatever this machine's byte order."""
+        """The type in the files, which is little-endian on every machine."""
         return np.dtype(self.dtype).newbyteorder("<")
 
     @property
@@ -44,7 +44,7 @@ class Manifest:
 
 
 def read(path: Path) -> Manifest:
-    """The manifest at that path, every shard of it present and of the right size."""
+    """The manifest at that path; every shard exists and has the right size."""
     try:
         manifest = codec.from_json(path.read_bytes(), Manifest)
     except OSError as error:
@@ -59,12 +59,12 @@ def read(path: Path) -> Manifest:
 
 
 def check_contents(path: Path, manifest: Manifest) -> None:
-    """Read every shard through and hold its sha256 against the manifest's."""
+    """Read every shard through and compare its sha256 with the manifest's."""
     for shard in manifest.shards:
-        found = sha256_of(path.parent / shard.file)
-        if found != shard.sha256:
+        actual = sha256_of(path.parent / shard.file)
+        if actual != shard.sha256:
             raise DataUnusable(
-                f"{path.parent / shard.file}: sha256 is {found}, against {shard.sha256} in the"
+                f"{path.parent / shard.file}: sha256 is {actual}, against {shard.sha256} in the"
                 " manifest: the shard has changed since it was packed"
             )
 
@@ -77,10 +77,10 @@ def sha256_of(path: Path) -> str:
 
 def _check_size(shard: Path, expected_bytes: int) -> None:
     try:
-        found_bytes = shard.stat().st_size
+        actual_bytes = shard.stat().st_size
     except OSError as error:
         raise DataUnusable(f"{shard}: shard cannot be read: {error.strerror}") from error
-    if found_bytes != expected_bytes:
+    if actual_bytes != expected_bytes:
         raise DataUnusable(
-            f"{shard}: {found_bytes} bytes, against {expected_bytes} in the manifest"
+            f"{shard}: {actual_bytes} bytes, against {expected_bytes} in the manifest"
         )

@@ -1,4 +1,4 @@
-"""Data room: the command that makes a token set. Knows files and argv; prints one line.
+"""The command that makes a token set.
 
     python -m trainers.data.pack OUT INPUTS... [--glob '*.py'] [--tokenizer bytes]
 
@@ -30,7 +30,7 @@ BYTES_VOCAB = 257
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """The name that the manifest keeps, and how many different tokens there are."""
+    """A tokenizer's name, for the manifest, and the number of its tokens."""
 
     name: str
     vocab: int
@@ -47,9 +47,9 @@ BYTES = Tokenizer(name="bytes", vocab=BYTES_VOCAB)
 def pack(
     out: Path, inputs: list[Path], tokenizer: Tokenizer = BYTES, *, shard_tokens: int = 1 << 27
 ) -> Manifest:
-    """Write a new token set at `out`: it appears there whole, or not at all."""
+    """Write a new token set at `out`, whole or not at all."""
     if out.exists():
-        raise DataUnusable(f"{out}: already exists; a token set is never written over")
+        raise DataUnusable(f"{out}: already exists; a token set is never overwritten")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
@@ -63,24 +63,23 @@ def pack(
 
 
 def files_of(inputs: list[Path], glob: str) -> list[Path]:
-    """The files that the inputs stand for, those below a directory in order of name."""
-    found: list[Path] = []
+    """The files of the inputs; those below a directory in order of name."""
+    files: list[Path] = []
     for path in inputs:
         below = _files_below(path, glob) if path.is_dir() else [path]
         if not below or not below[0].is_file():
             raise DataUnusable(f"{path}: no file that matches {glob!r}")
-        found += below
-    return found
+        files += below
+    return files
 
 
 def _files_below(folder: Path, glob: str) -> list[Path]:
     """Hidden files and caches are left out."""
-    matches = (path.relative_to(folder) for path in folder.rglob(glob) if path.is_file())
-    seen = (path for path in matches if not any(map(_hidden, path.parts)))
-    return [folder / path for path in sorted(seen)]
+    paths = (path.relative_to(folder) for path in folder.rglob(glob) if path.is_file())
+    return [folder / path for path in sorted(paths) if not any(map(_is_hidden, path.parts))]
 
 
-def _hidden(part: str) -> bool:
+def _is_hidden(part: str) -> bool:
     return part.startswith(".") or part == "__pycache__"
 
 
@@ -102,7 +101,7 @@ def _write(folder: Path, inputs: list[Path], tokenizer: Tokenizer, shard_tokens:
 
 
 def _pieces(path: Path, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """A file's tokens, a bounded number at a time."""
+    """The tokens of a file, a bounded number at a time."""
     if tokenizer == BYTES:
         yield from _text_pieces(path)
         return
@@ -159,17 +158,17 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Pack, and say in one line what came of it."""
-    asked = _arguments(argv)
-    tokenizer = Tokenizer(name=asked.tokenizer, vocab=asked.vocab) if asked.vocab else BYTES
+    """Pack, and print one line about the result."""
+    options = _arguments(argv)
+    tokenizer = Tokenizer(name=options.tokenizer, vocab=options.vocab) if options.vocab else BYTES
     try:
-        inputs = files_of(asked.inputs, asked.glob)
-        manifest = pack(asked.out, inputs, tokenizer, shard_tokens=asked.shard_tokens)
+        inputs = files_of(options.inputs, options.glob)
+        manifest = pack(options.out, inputs, tokenizer, shard_tokens=options.shard_tokens)
     except DataUnusable as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     print(
-        f"{asked.out / FILE_NAME}: {manifest.tokens:,} tokens of {len(inputs):,} files in"
+        f"{options.out / FILE_NAME}: {manifest.tokens:,} tokens of {len(inputs):,} files in"
         f" {len(manifest.shards)} shards, vocabulary {manifest.vocab:,}"
     )
     return 0

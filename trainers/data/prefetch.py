@@ -1,4 +1,4 @@
-"""Data room: the next few batches made while the device works. Knows threads, and no data."""
+"""Make the next few batches in a thread while the device works."""
 
 import threading
 from collections.abc import Callable
@@ -11,9 +11,9 @@ POLL_S = 0.1
 
 
 class Prefetched(Generic[T]):
-    """`make(step)` for each step in order, called in one thread, at most `ahead` of the reader.
+    """Calls `make(step)` for each step in order, in one thread, at most `ahead` of the reader.
 
-    What `make` raises is raised by `take` in its place.
+    What `make` raises, `take` raises.
     """
 
     def __init__(self, make: Callable[[int], T], steps: range, *, ahead: int = 2) -> None:
@@ -36,11 +36,11 @@ class Prefetched(Generic[T]):
         self._thread.join()
 
     def take(self) -> T:
-        """What was made for the next step; waits for it, and raises what making it raised."""
-        made = self._next()
-        if isinstance(made, BaseException):
-            raise made
-        return made
+        """The result for the next step; waits for it."""
+        result = self._next()
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def _next(self) -> T | BaseException:
         while True:
@@ -53,17 +53,17 @@ class Prefetched(Generic[T]):
     def _run(self) -> None:
         for step in self._steps:
             try:
-                made: T | BaseException = self._make(step)
+                result: T | BaseException = self._make(step)
             except BaseException as error:  # noqa: BLE001 - the reader raises it
-                made = error
-            if not self._put(made) or isinstance(made, BaseException):
+                result = error
+            if not self._put(result) or isinstance(result, BaseException):
                 return
 
-    def _put(self, made: T | BaseException) -> bool:
-        """Wait for room, unless the reader has gone: False then."""
+    def _put(self, result: T | BaseException) -> bool:
+        """Wait until the queue has space; False if the reader is gone."""
         while not self._closing.is_set():
             try:
-                self._ready.put(made, timeout=POLL_S)
+                self._ready.put(result, timeout=POLL_S)
             except Full:
                 continue
             return True

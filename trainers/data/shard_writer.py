@@ -1,4 +1,4 @@
-"""Data room: tokens to shard files of bounded size, each with its count and sha256."""
+"""Write tokens to shard files of bounded size, each with its count and sha256."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from trainers.data.manifest import Shard
 
 
 class ShardWriter:
-    """Writes tokens one after the other; `shards` lists what is finished."""
+    """Writes tokens in order; `shards` lists the finished files."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], shard_tokens: int) -> None:
         self.shards: list[Shard] = []
@@ -32,7 +32,7 @@ class ShardWriter:
             self._finish()
 
     def write(self, tokens: np.ndarray) -> None:
-        """Append tokens, opening a new shard wherever one is full."""
+        """Append tokens; a full shard is followed by a new one."""
         while len(tokens):
             if self._file is None:
                 self._begin()

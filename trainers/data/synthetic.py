@@ -1,9 +1,9 @@
-"""Data room: endless made-up text with something to learn in it. Knows numpy and stations.
+"""Endless synthetic text with something to learn in it.
 
-A row counts upwards, token after token, and every eighth token on average it jumps to a new start;
-small tokens are commoner starts than large ones. A model first learns which tokens are common,
-then to count. Bits come raw from a counter-based generator, so that no library's way of drawing
-from a distribution is part of the data.
+A row counts upwards, token after token. Every eighth token on average it jumps to a new start;
+small tokens are more frequent starts than large ones. A model first learns which tokens are
+frequent, then to count. The bits come raw from a counter-based generator, so that no library's
+sampling of a distribution is part of the data.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Synthetic:
 
 
 def _counting(bits: np.ndarray, vocab: int) -> np.ndarray:
-    """Counting text from 64 random bits per token: does it jump, below which power of 2, where."""
+    """Counting text from 64 random bits per token: whether it jumps, and where."""
     positions = np.arange(bits.shape[1])
     jumps = (bits & np.uint64((1 << JUMP_BITS) - 1)) == 0
     jumps[:, 0] = True

@@ -1,9 +1,9 @@
-"""Data room: batches from a token set on disk, shuffled by epoch. Knows numpy and files alone.
+"""Batches from a token set on disk, shuffled by epoch.
 
-The set is a ring of tokens. It is cut into windows of `length` tokens, one after the other without
-end; an epoch is the next `tokens // length` of them, in an order of its own. So an epoch uses no
-token twice, leaves out fewer than `length`, and the next epoch begins with those left out. A window
-is read with one token more: the target of its last position.
+The set is a ring of tokens, cut into windows of `length` tokens, one after the other without end.
+An epoch is the next `tokens // length` windows, in an order of its own. So an epoch uses no token
+twice and leaves out fewer than `length`; the next epoch begins with these. A window is read with
+one more token: the target of its last position.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from trainers.data.permutation import permuted
 
 @dataclass(frozen=True)
 class TokenSet:
-    """The tokens of a manifest as one sequence, mapped into memory, not read."""
+    """The tokens of a manifest as one sequence, memory-mapped."""
 
     path: Path
     manifest: Manifest

@@ -1,8 +1,7 @@
-"""Trainer mlp: the smallest trainer that fulfils the contract, and what a new one may start from.
+"""Trainer mlp: the smallest trainer, to start a new one from.
 
-A regression: from the words of a sequence, as numbers below one, to the number of the next word.
-One hidden layer over `tensor`, sequences over the replicas; the compiler writes the collectives.
-Knows JAX, the stations and the contract.
+A regression from the words of a sequence, as numbers below one, to the number of the next word. One
+hidden layer lies over `tensor`, sequences over the replicas; the compiler writes the collectives.
 """
 
 from functools import partial
@@ -25,31 +24,31 @@ SHARDINGS = {"into": P(None, "tensor"), "out": P("tensor")}  # [length, d_ff], [
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     """The plan on that mesh."""
-    start = partial(_start, plan)
-    state = jax.tree.map(partial(_placed, mesh), jax.eval_shape(start, 0), _specs(plan))
+    initial = partial(_initial_state, plan)
+    state = jax.tree.map(partial(_placed, mesh), jax.eval_shape(initial, 0), _specs(plan))
     rows, length = plan.batch.sequences, plan.batch.length
     batch = {
         "words": jax.ShapeDtypeStruct((rows, length), jnp.float32),
         "next": jax.ShapeDtypeStruct((rows,), jnp.float32),
     }
-    places = jax.tree.map(lambda leaf: leaf.sharding, state)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     return Program(
         plan=plan,
         mesh=mesh,
         state=state,
         batch={name: _placed(mesh, leaf, BATCH) for name, leaf in batch.items()},
         arrange=partial(_arrange, plan),
-        init=jax.jit(start, out_shardings=places),
+        init=jax.jit(initial, out_shardings=shardings),
         step=jax.jit(
             partial(_step, plan),
             donate_argnums=0,
-            out_shardings=(places, NamedSharding(mesh, P())),
+            out_shardings=(shardings, NamedSharding(mesh, P())),
         ),
-        model_flops_per_step=_flops(plan),
+        model_flops_per_step=_model_flops(plan),
     )
 
 
-def _flops(plan: Plan) -> float:
+def _model_flops(plan: Plan) -> float:
     """Forward and backward matmuls of all sequences. Words are data: nothing goes back to them."""
     sequences, length, width = plan.batch.sequences, plan.batch.length, plan.model.d_ff
     return float(sequences * (4 * length * width + 6 * width))
@@ -60,7 +59,7 @@ def _arrange(plan: Plan, tokens: np.ndarray) -> dict[str, np.ndarray]:
     return {"words": numbers[:, :-1], "next": numbers[:, -1]}
 
 
-def _start(plan: Plan, seed: jax.Array) -> State:
+def _initial_state(plan: Plan, seed: jax.Array) -> State:
     into, out = jax.random.split(jax.random.key(seed))
     length, width = plan.batch.length, plan.model.d_ff
     weights = {
@@ -71,7 +70,7 @@ def _start(plan: Plan, seed: jax.Array) -> State:
 
 
 def _specs(plan: Plan) -> State:
-    moments = jax.eval_shape(partial(_start, plan), 0)["moments"]
+    moments = jax.eval_shape(partial(_initial_state, plan), 0)["moments"]
     places = optax.tree.map_params(
         _adam(plan),
         lambda _, sharding: sharding,

@@ -1,7 +1,6 @@
-"""a report as one HTML file that needs nothing else, with drawings in SVG."""
+"""HTML pages of runs and studies. Each is one file with its style and its charts inside."""
 
-from orchestrator.render.page.run_page import run_page
-from orchestrator.render.page.shown import RunPage
+from orchestrator.render.page.run_page import RunPage, run_page
 from orchestrator.render.page.study_page import study_page
 
 __all__ = ["RunPage", "run_page", "study_page"]

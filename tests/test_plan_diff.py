@@ -6,7 +6,7 @@ from math import isclose
 
 import pytest
 
-from orchestrator.plan.plan_diff import beside
+from orchestrator.plan.plan_diff import diff_plans
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import plan_diff_screen as render
 from orchestrator.types.plan_diff import PlanDiff
@@ -25,7 +25,7 @@ def tiny(**asked: object) -> Spec:
 
 def held(first: Spec, second: Spec) -> PlanDiff:
     """The plans of two specs, side by side."""
-    return beside((first, second), (make_plan(first), make_plan(second)))
+    return diff_plans((first, second), (make_plan(first), make_plan(second)))
 
 
 @pytest.mark.parametrize("unit", ["memory", "time"])
@@ -49,7 +49,7 @@ def test_the_lines_of_each_side_add_up_to_its_forecast(unit: str) -> None:
 def test_what_is_asked_and_what_is_decided_stand_apart() -> None:
     """Pods are asked; chips, and how the batch is split, follow."""
     found = held(tiny(), tiny(pods=4))
-    asked = {pair.key: (pair.first, pair.second) for pair in found.asked}
+    asked = {pair.key: (pair.first, pair.second) for pair in found.requested}
     decided = {pair.key: (pair.first, pair.second) for pair in found.decided}
     assert asked == {"resources.pods": (2, 4)}
     assert decided["chips"] == (8, 16)
@@ -60,7 +60,7 @@ def test_what_is_asked_and_what_is_decided_stand_apart() -> None:
 def test_a_plan_beside_itself_differs_in_nothing() -> None:
     """No key, no line and no figure moves, and the screen does not pretend otherwise."""
     found = held(tiny(), tiny())
-    assert (found.asked, found.decided) == ((), ())
+    assert (found.requested, found.decided) == ((), ())
     assert all(line.first == line.second for line in (*found.memory, *found.time))
     assert all(pair.first == pair.second for pair in found.figures)
     assert "Both are one plan; its figures are the same" in render.plan_diff_screen(found, "x")

@@ -1,0 +1,247 @@
+"""The charts of a run's page. Each function is a chart; run.html places it with one line."""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from orchestrator.render.formatting import count, elapsed, in_memory, percent, resource, seconds
+from orchestrator.render.page.drawings import (
+    Axis,
+    Band,
+    Bar,
+    BarChart,
+    Curve,
+    Mark,
+    Plot,
+    Point,
+    Segment,
+    around,
+    from_zero,
+)
+from orchestrator.render.report_text import CAUSES
+from orchestrator.report.gap import device_times
+from orchestrator.types.plan import LedgerLine, Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.report import Goodput, Measurement, Report
+from orchestrator.types.run import Step
+
+SMALL = 0.012  # of the step: smaller resources share a bar
+MOST_POINTS = 240
+
+
+def color(resource_name: str) -> str:
+    """Return the color of a resource: that of its first word, as `ici` of `ici tensor`."""
+    return resource_name.partition(" ")[0]
+
+
+# --- time per step
+
+
+def step_time(plan: Plan, report: Report | None = None) -> BarChart:
+    """Return the forecast by resource, and the measured step where it can be compared."""
+    forecast = [*resource_bars(plan), *expected_bars(plan)]
+    measured = report.measured if report else None
+    if report is None or measured is None:
+        return BarChart(bars=forecast, show=seconds, marks=forecast_marks(plan))
+    if report.gap is None:
+        return BarChart(bars=[measured_bar(measured)], show=seconds)
+    step_s = measured.step_s
+    mark = Mark(
+        name="measured", kind="measured", value=step_s.median, low=step_s.low, high=step_s.high
+    )
+    return BarChart(
+        bars=[*forecast, measured_bar(measured)],
+        show=seconds,
+        marks=[*forecast_marks(plan), mark],
+    )
+
+
+def forecast_marks(plan: Plan) -> list[Mark]:
+    step_s = plan.forecast.step_s
+    marks = [Mark(name="lower bound", kind="lower", value=step_s.lower)]
+    if step_s.expected is not None:
+        low, high = step_s.low, step_s.high
+        expected = step_s.expected
+        marks.append(Mark(name="expected", kind="expected", value=expected, low=low, high=high))
+    if step_s.unoverlapped != step_s.expected:
+        marks.append(Mark(name="unoverlapped", kind="unoverlapped", value=step_s.unoverlapped))
+    return marks
+
+
+def resource_bars(plan: Plan) -> list[Bar]:
+    """Return a bar for each resource, the busiest first, and one for all small ones."""
+    lines: dict[str, list[LedgerLine]] = {}
+    for line in plan.forecast.time:
+        name = "ici latency" if line.resource == "latency" else resource(line.resource or "")
+        lines.setdefault(name, []).append(line)
+    bars = [Bar(name=name, kind=color(name), segments=segments(of)) for name, of in lines.items()]
+    ordered = sorted(bars, key=lambda bar: -bar.value)
+    least = SMALL * plan.forecast.step_s.unoverlapped
+    small = [bar for bar in ordered if bar.value < least]
+    if not small:
+        return ordered
+    rest = tuple(Segment(name=bar.name, value=bar.value) for bar in small)
+    large = [bar for bar in ordered if bar.value >= least]
+    return [*large, Bar(name="the rest", kind="latency", segments=rest)]
+
+
+def expected_bars(plan: Plan) -> list[Bar]:
+    """Return the parts of the expected step as one bar, if there is one."""
+    parts = segments(plan.forecast.expected_time)
+    return [Bar(name="expected", kind="expected", segments=parts)] if parts else []
+
+
+def segments(lines: Sequence[LedgerLine]) -> tuple[Segment, ...]:
+    """Return ledger lines as segments, the largest first."""
+    ordered = sorted(lines, key=lambda line: -line.value)
+    return tuple(Segment(name=line.name, value=line.value) for line in ordered)
+
+
+def measured_bar(measured: Measurement) -> Bar:
+    """Return the mean step, by what it waited for."""
+    usual_s, slow_s = device_times(measured)
+    parts = {
+        "devices": usual_s,
+        "slow steps": slow_s,
+        "waiting for data": measured.mean_data_s,
+        "saving": measured.mean_checkpoint_s,
+    }
+    shown = tuple(Segment(name=name, value=part_s) for name, part_s in parts.items() if part_s > 0)
+    return Bar(name="measured, mean", kind="measured", segments=shown)
+
+
+# --- memory and goodput
+
+
+def forecast_memory(plan: Plan) -> Bar:
+    """Return the largest phase of a step."""
+    largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
+    return Bar(name=f"forecast: {largest.name}", kind="hbm", segments=segments(largest.lines))
+
+
+def rehearsal_memory(plan: Plan) -> BarChart:
+    return BarChart(bars=[forecast_memory(plan)], show=in_memory)
+
+
+def memory(plan: Plan, proof: Proof | None, measured_bytes: float | None) -> BarChart:
+    """Return memory as forecast, compiled and measured, against the compiler limit."""
+    bars = [forecast_memory(plan)]
+    if proof:
+        bars.append(compiled_memory(proof))
+    if measured_bytes is not None:
+        peak = Segment(name="peak", value=measured_bytes)
+        bars.append(Bar(name="measured", kind="measured", segments=(peak,)))
+    limit = Mark(name="compiler limit", kind="limit", value=plan.forecast.hbm_bytes_per_device)
+    return BarChart(bars=bars, show=in_memory, marks=[limit])
+
+
+def compiled_memory(proof: Proof) -> Bar:
+    ledger = sorted(proof.ledger, key=lambda line: -line.compiled)
+    parts = [Segment(name=line.name, value=line.compiled) for line in ledger]
+    rest = proof.peak_hbm_bytes_per_device - sum(part.value for part in parts)
+    if rest > 0:
+        parts.append(Segment(name="the rest", value=rest))
+    return Bar(name="compiled", kind="dcn", segments=tuple(parts))
+
+
+def goodput(spent: Goodput) -> BarChart:
+    """Return all seconds of the run by where they went."""
+    lost = sorted(spent.badput_s.items(), key=lambda pair: -pair[1])
+    parts = (
+        Segment(name="steps that count", value=spent.goodput_s),
+        *(Segment(name=CAUSES[name], value=s, kind="lost") for name, s in lost if s > 0),
+    )
+    bar = Bar(name="from the first attempt to the end", kind="goodput", segments=parts)
+    return BarChart(bars=[bar], show=elapsed_or_ms, named=3)
+
+
+def elapsed_or_ms(value_s: float) -> str:
+    return elapsed(value_s) if value_s >= 10 else seconds(value_s)
+
+
+# --- over steps
+
+
+def speed_over_steps(plan: Plan, report: Report, steps: Sequence[Step]) -> Plot:
+    """Return MFU with its prediction, or seconds where MFU is not known."""
+    warm = [step for step in steps if step.startup is None]
+    if report.measured and report.measured.mfu and report.ratios:
+        points = [(step.index + 1.0, step.mfu) for step in warm if step.mfu is not None]
+        return over_steps(steps, points, "MFU", percent, predicted_mfu(plan, steps))
+    points = [(step.index + 1.0, step.step_s) for step in warm]
+    return over_steps(steps, points, "seconds a step", seconds)
+
+
+def loss_over_steps(steps: Sequence[Step]) -> Plot:
+    points = [(step.index + 1.0, step.loss) for step in steps]
+    return over_steps(steps, points, "loss", "{:.2f}".format, from_0=False)
+
+
+def predicted_mfu(plan: Plan, steps: Sequence[Step]) -> list[Curve]:
+    mfu, last = plan.forecast.mfu, last_step(steps)
+    lines = [("roofline", mfu.lower, "lower")]
+    if mfu.expected is not None:
+        lines.append(("expected", mfu.expected, "expected"))
+    return [
+        Curve(name=f"{name} {percent(value)}", kind=kind, points=((0, value), (last, value)))
+        for name, value, kind in lines
+    ]
+
+
+def last_step(steps: Sequence[Step]) -> float:
+    return float(max(step.index for step in steps) + 1)
+
+
+def over_steps(
+    steps: Sequence[Step],
+    points: Sequence[Point],
+    name: str,
+    show: Callable[[float], str],
+    predicted: Sequence[Curve] = (),
+    *,
+    from_0: bool = True,
+) -> Plot:
+    """Return a curve of medians in a band from least to most, with predictions and restarts."""
+    kept = thinned(points)
+    values = [y for _, y in points] + [y for curve in predicted for _, y in curve.points]
+    y_axis = from_zero(values) if from_0 else around(values)
+    measured = Curve(name="measured", kind="measured", points=tuple((x, y) for x, _, y, _ in kept))
+    lines = [*restarts(steps, y_axis), *predicted]
+    return Plot(
+        x=Axis(0.0, max(last_step(steps), 1.0)),
+        y=y_axis,
+        x_name="steps",
+        y_name=name,
+        show_x=count,
+        show_y=show,
+        curves=[*lines, measured],
+        bands=[Band(kind="measured", points=tuple((x, low, high) for x, low, _, high in kept))],
+        keyed=bool(lines),
+    )
+
+
+def restarts(steps: Sequence[Step], y_axis: Axis) -> list[Curve]:
+    """Return a line where each attempt after the first begins; the key names one."""
+    begins = [float(step.index) for step in steps if step.startup and step.index]
+    return [
+        Curve(
+            name="" if number else "restart",
+            kind="restart",
+            points=((x, y_axis.low), (x, y_axis.high)),
+        )
+        for number, x in enumerate(begins)
+    ]
+
+
+def thinned(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:
+    """Return few places, each with the least, the median and the most of the points there."""
+    size = -(-len(points) // MOST_POINTS)
+    groups = [points[i : i + size] for i in range(0, len(points), size)]
+    return [
+        (
+            median(x for x, _ in group),
+            min(y for _, y in group),
+            median(y for _, y in group),
+            max(y for _, y in group),
+        )
+        for group in groups
+    ]

@@ -1,0 +1,208 @@
+"""Every problem of a spec by its code: what is wrong, and what to write instead.
+
+The code and the fields are the problem; the sentences are made here and nowhere else.
+"""
+
+# What a problem suggests to write, by the kind of suggestion.
+SUGGESTIONS = {
+    "meant": "did you mean {value}?",
+    "unquoted": "write {value} without quotes",
+    "example": "for example {value}",
+    "commas": "write numbers without commas",
+    "top": "it belongs at the top of a spec",
+    "remove": "remove it",
+}
+# Code → the message, and the hint where the problem suggests no value of its own.
+MESSAGES: dict[str, tuple[str, str]] = {
+    # Files
+    "not-a-file": ("is no regular file", ""),
+    "unreadable": ("cannot be read: {reason}", "{sibling}"),
+    "too-large": ("is larger than {most:,} bytes", ""),
+    "encoding": (
+        "is {encoding}, must be UTF-8 without a byte-order mark",
+        "save it as plain UTF-8",
+    ),
+    "undecodable": (
+        "has the byte 0x{byte:02x}, must be UTF-8",
+        "save it as UTF-8; as Latin-1 this would be {latin!r}",
+    ),
+    "control-character": ("has the character U+{character:04X}, must be plain text", "{remedy}"),
+    "not-toml": ("is not TOML: {reason}", ""),
+    "not-json": ("is not JSON: {reason}", ""),
+    # Notation
+    "syntax": ("is not YAML: {reason}", "{remedy}"),
+    "directive": ("has a directive (%), must be plain YAML", "remove it"),
+    "documents": ("has a second document, must be one", "one file for each spec"),
+    "alias": ("is the alias *{name}, must be a value", "write the value itself"),
+    "anchor": ("has the anchor &{name}, must be a value", "remove &{name}"),
+    "tag": ("has the tag {name}, must be a value", "remove {name}"),
+    "key-not-a-name": (
+        "has a mapping or list as a key, must have names as keys",
+        "write `name: value`",
+    ),
+    "empty-key": ("has the key {name}, must have names as keys", "write `name: value`"),
+    "merge-key": (
+        "has a merge key (<<), must have names as keys",
+        "write the keys that it stands for",
+    ),
+    "duplicate-key": (
+        "has {name} twice, must have it once",
+        "keep this one or the one on line {first}",
+    ),
+    "too-deep": ("is nested too deep, must have at most {most} levels", ""),
+    "too-many": ("is too much, must be at most {most:,} keys and values", ""),
+    # Keys and values
+    "unknown-key": ("is unknown, must be one of {expected}", ""),
+    "missing-key": ("is missing, must be {expected}", ""),
+    "illegal-key": ("is no legal key, must be {expected}", ""),
+    "illegal-value": ("is {value}, must be {expected}", ""),
+    "empty-value": ("is empty, must be {expected}", ""),
+    "unprintable": ("has line breaks or unprintable characters, must be {expected}", ""),
+    "ambiguous": (
+        "is {value}, which may be read in two ways, must be {expected}",
+        'write {alternative}"{text}" if it is text',
+    ),
+    "repeated-value": ("is {value}, must be given once", "remove it"),
+    "not-whole": ("comes to {number:,}, must be a whole number", ""),
+    "too-great": ("comes to {number:,}, must be at most {most:,}", ""),
+    # Values that do not go together
+    "tokens-below-batch": (
+        "is {tokens:,}, must be at least one batch: {sequences:,} x {length:,} = {least:,}",
+        "for example tokens: {least}",
+    ),
+    "end-above-peak": (
+        "is {end:g}, must be at most the peak_lr of {peak:g}",
+        "for example end_lr: {lower:g}",
+    ),
+    "data-path-missing": (
+        "is missing, must be the manifest of the token set",
+        "for example path: tokens/manifest.json",
+    ),
+    "data-path-unused": (
+        "is given, must be left out for synthetic data",
+        "remove it, or set kind: tokens",
+    ),
+    "pods-order": ("is {least}, must be at most the max of {most}", "for example min: {most}"),
+    "no-such-slice": ("is {topology}, must be a slice that exists: {reason}", "{legal}"),
+    "unknown-trainer": (
+        "is {name!r}, must be a trainer that can be found",
+        "known: {known}; or the module of your own: my_package.my_module",
+    ),
+    "heads-not-divisible": (
+        "is {kv_heads}, must divide the {heads} heads",
+        "for example {name}: {near}",
+    ),
+    "head-dim-odd": ("is {head_dim}, must be even: RoPE turns pairs", "for example {name}: {even}"),
+    "is-a-study": (
+        "makes it a study, must be a spec",
+        "orch plan, orch submit and orch report take studies",
+    ),
+    # --set
+    "override-form": (
+        "must be KEY=VALUE, with dots between the keys",
+        "for example --set experiment.batch.sequences=2048",
+    ),
+    "override-text": (
+        "is not plain text, must be on one line and printable",
+        "for example --set experiment.batch.sequences=2048",
+    ),
+    "override-inside-value": (
+        "is {value}, must be a mapping for a key of it to be set",
+        "set the whole: --set '{name}={{...}}'",
+    ),
+    # Studies
+    "vary-form": (
+        "must be a mapping of dotted keys to lists of values",
+        "for example vary: {{resources.pods: [1, 2, 4]}}",
+    ),
+    "vary-fixed": (
+        "cannot be varied, must be the same for all trials: {reason}",
+        "for example vary: {{resources.pods: [1, 2, 4]}}",
+    ),
+    "vary-key": (
+        "cannot be varied, must begin with one of {expected}",
+        "for example vary: {{resources.pods: [1, 2, 4]}}",
+    ),
+    "vary-values": (
+        "must be a list of at least one value",
+        "for example vary: {{resources.pods: [1, 2, 4]}}",
+    ),
+    "too-many-trials": (
+        "makes {trials:,} trials, must make at most {most:,}",
+        "give fewer values",
+    ),
+    "override-of-varied": (
+        "is varied, must be left to the study",
+        "change its values in the study's vary",
+    ),
+    "base-missing": (
+        "is no file: {file}, must be the spec that is varied",
+        "it is relative to this file",
+    ),
+    "weak-without-pods": (
+        "is weak, must go with resources.pods among the keys that are varied",
+        "for example vary: {{resources.pods: [1, 2, 4]}}",
+    ),
+    "weak-with-sequences": (
+        "is weak, must leave experiment.batch.sequences to follow the pods",
+        "or write strong",
+    ),
+    "weak-with-a-range": (
+        "is weak, must have a base with one number of pods: its batch belongs to that",
+        "for example resources.pods: 4",
+    ),
+    "weak-pods": ("must be a whole number of pods in weak scaling", "for example 4"),
+    "weak-batch": (
+        (
+            "is {pods}, must give a whole batch: {sequences:,} sequences on {base_pods} pods are"
+            " {batch:,g} on {pods}"
+        ),
+        "change the batch of the base with --set",
+    ),
+    # Hugging Face configs
+    "config-not-an-object": ("is no JSON object, must be a config.json", "begin with {{"),
+    "config-family": (
+        "is {name}, must be {expected}{reason}",
+        "write the model as a mapping to plan one of that shape",
+    ),
+    "config-width": (
+        "is {width:,}, must be a multiple of {heads} heads",
+        "or give the head_dim",
+    ),
+    "config-unknown": (
+        "is unknown, must be absent or null: it may change the model",
+        "write the model as a mapping if it does not matter",
+    ),
+    "config-fixed": (
+        "is {value}, must be {expected}: {reason}",
+        "for example {name}: {expected}",
+    ),
+    "config-rope-scaled": (
+        "is {value}, must be {expected}: the trainer does not scale RoPE",
+        (
+            'write "{name}": {expected} in a copy of the file: the plan stays the same, and models'
+            " are pre-trained without scaling"
+        ),
+    ),
+    "config-layer-types": (
+        "is {value}, must be full_attention alone",
+        "the trainer's layers are all alike",
+    ),
+    "config-window": (
+        "is {value}, must be null or at least the batch's length of {length:,}{absent}",
+        'for example "sliding_window": null',
+    ),
+    # Chips
+    "chip-name": (
+        "is called {name}, must not be called like a chip of the catalog",
+        "rename the file",
+    ),
+    "chip-peak": (
+        "is missing, must be a rate",
+        'for example {peak} = {{ value = 1e14, source = "datasheet" }}',
+    ),
+    "chip-dimensions": (
+        "has {dimensions} dimensions, must have as many as torus_axes: {axes}",
+        "for example {example}",
+    ),
+}
