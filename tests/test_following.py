@@ -141,7 +141,7 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
         "compiled in 2 s, state ready in 1 s",
         "step 1 of 3",
     ]
-    expected = ["run: Ray starts its driver", "run: step 3 of 3"]
+    expected = ["run: Ray starts the driver", "run: step 3 of 3"]
     assert list(dict.fromkeys(DrawnLine.texts)) == (expected if live else [])
     assert printed.err == ""
 
@@ -161,7 +161,7 @@ class DrawnLine:
 
 
 @pytest.mark.parametrize(
-    ("done", "waits"), [(2, "step 3 of 3"), (3, "all steps are done, and it ends")]
+    ("done", "waits"), [(2, "step 3 of 3"), (3, "all steps are done; the run ends")]
 )
 def test_after_the_last_step_no_other_is_waited_for(
     recorded: journal.Journal, done: int, waits: str

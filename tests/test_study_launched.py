@@ -161,7 +161,7 @@ def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.Monk
     ("more", "said"),
     [
         (("--yes",), "needs --steps, or run.steps in its base"),
-        (("--yes", "--steps", "4", "--detach"), "--detach: somebody must start trial after trial"),
+        (("--yes", "--steps", "4", "--detach"), "--detach is for one run"),
         (("--yes", "--steps", "4", "--devices-per-pod", "4"), "--devices-per-pod is of rehearsals"),
     ],
 )

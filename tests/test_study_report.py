@@ -295,5 +295,5 @@ def test_dry_run_starts_nothing(
 def test_detach_is_refused(
     submitted: Callable[..., tuple[int, str, list[str]]],
 ) -> None:
-    with pytest.raises(SpecError, match="--detach: somebody must start trial after trial"):
+    with pytest.raises(SpecError, match="--detach is for one run"):
         submitted(more=("--detach",))

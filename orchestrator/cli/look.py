@@ -110,8 +110,8 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """
     from orchestrator.render.compare_screen import compare_screen
 
-    reports, following = orch.compare(runs, storage), run_command("report", runs[-1], storage)
-    show(reports, lambda: compare_screen(reports, following), as_json=as_json)
+    found, following = orch.compare(runs, storage), run_command("report", runs[-1], storage)
+    show(found, lambda: compare_screen(found, following), as_json=as_json)
 
 
 @click.command(epilog=RUN_HELP)
@@ -183,8 +183,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 def ui(storage: Path, port: int | None) -> None:
     """Show recorded runs in the MLflow UI. Comparisons are set up in it; Ctrl-C ends it.
 
-    It listens on 127.0.0.1 alone. Where runs are recorded on a server, that server shows them: the
-    comparisons are set up there, and their links printed.
+    It listens on 127.0.0.1 alone. Runs that are recorded on a server are shown by that server.
 
     Example: orch ui --storage /mnt/shared/runs --port 5000
     """

@@ -20,8 +20,8 @@ SHELLS = ("bash", "zsh", "fish")
 def doctor(storage: Path, address: str | None, as_json: bool) -> None:
     """Say what this machine can do. What it cannot comes with what to do.
 
-    It looks and changes nothing. The exit status is 1 when something that most commands need is
-    broken, or a cluster or MLflow server that is named does not answer.
+    It changes nothing. The exit status is 1 when something that most commands need is broken, or a
+    cluster or MLflow server that is named does not answer.
 
     Example: orch doctor --address http://10.0.0.2:8265
     """

@@ -194,7 +194,6 @@ def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **ho
 
     \b
     Example:
-      orch resume tiny-2pod-cb3244a4-1
       orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3 --address http://10.0.0.2:8265
     """
     display, confirm = Display(detach=detach), confirmation(yes=yes)
