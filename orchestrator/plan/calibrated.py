@@ -17,6 +17,7 @@ from orchestrator.plan import flops
 from orchestrator.plan.collectives import Message, messages
 from orchestrator.plan.expected import pass_bytes
 from orchestrator.plan.forecast import cost, plain, plain_line, utilization
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.plan_warnings import forecast_warnings, too_long
 from orchestrator.plan.planner import plan_digest
@@ -28,7 +29,7 @@ from orchestrator.types.plan import Estimate, Forecast, LedgerLine, LineKind, Pl
 from orchestrator.types.spec import Batch, Experiment, Resources
 
 CORES, EXCHANGES = "cores", "exchanges"
-BLOCK_PRODUCTS = 4  # query, key and value are one product in the trainer; gate and up are one
+BLOCK_PRODUCTS = 4  # two in each sublayer: matmuls side by side are one product in the trainer
 # Four of five measured steps took between these shares of the forecast (docs/calibrate.md).
 FASTEST, SLOWEST = 0.8, 1.4
 # The operation that prices a line, and the calls of it in one block.
@@ -140,13 +141,16 @@ def amount_of(line: LedgerLine) -> tuple[str, float]:
 def benchmark_of(line: LedgerLine, plan: Plan, profile: ChipProfile) -> Benchmark:
     """The benchmark that prices a line. Emulated devices compete, so all of them run it."""
     operation, _ = PRICED_BY[line.kind]
-    return Benchmark(
+    alone = Benchmark(
         operation=operation,
         dtype=plan.precision.compute,
         devices=plan.devices if profile.emulated else 1,
         processes=plan.hosts if profile.emulated else 1,
-        head_dim=plan.model.head_dim if operation == "attention" else 0,
     )
+    if operation != "attention":
+        return alone
+    length = min(plan.batch.length, ATTENTION_BLOCK)
+    return replace(alone, length=length, head_dim=plan.model.head_dim)
 
 
 def computation_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Iterator[LedgerLine]:
