@@ -65,8 +65,8 @@ def test_orch_status_shows_a_study(orch: RunOrch, done: StudyJournal) -> None:
     assert [line.split()[0] for line in lines[3:5]] == [f"{done.key}-trial-{n}.1" for n in (1, 2)]
     assert any("EFFICIENCY" in line for line in lines)
     assert lines[-1] == f"Next: orch report {done.key} {' '.join(at(done))}"
-    station = json.loads(orch("status", done.key, *at(done), "--json").stdout)
-    assert (station["study"], station["state"], station["done"]) == (done.key, "succeeded", 2)
+    status = json.loads(orch("status", done.key, *at(done), "--json").stdout)
+    assert (status["study"], status["state"], status["done"]) == (done.key, "succeeded", 2)
 
 
 def test_orch_cancel_stops_the_live_run_of_a_study(orch: RunOrch, tmp_path: Path) -> None:

@@ -193,18 +193,12 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-def prepare_folder(storage: Path) -> Path:
-    """An empty hidden folder in `storage`, to be filled and then published."""
+@contextmanager
+def building(storage: Path) -> Iterator[Path]:
+    """An empty hidden folder for the `with` block to fill and publish; an error removes it."""
     prepared = storage / f".{uuid.uuid4().hex}{PARTIAL}"
     with writing(prepared):
         prepared.mkdir(parents=True)
-    return prepared
-
-
-@contextmanager
-def building(storage: Path) -> Iterator[Path]:
-    """A prepared folder for the `with` block, which publishes it; it is removed after an error."""
-    prepared = prepare_folder(storage)
     try:
         yield prepared
     except BaseException:

@@ -9,7 +9,7 @@ from orchestrator import journal
 from orchestrator import spec as specs
 from orchestrator.errors import SpecError
 from orchestrator.launch import provenance
-from orchestrator.launch.ray.job_client import RayJobs
+from orchestrator.launch.backend import ClusterClient
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 from orchestrator.lifecycle.progress import Progress, interruptible, silent, task
@@ -279,7 +279,7 @@ class ClusterRunner:
     path: Path
     options: SubmitOptions
     where: NamedCluster
-    jobs: list[RayJobs] = field(default_factory=list)
+    jobs: list[ClusterClient] = field(default_factory=list)
 
     @property
     def steps(self) -> int | None:
@@ -337,7 +337,7 @@ class ClusterRunner:
         return run
 
     def start(
-        self, study: journal.StudyJournal, trial: TrialRun, jobs: RayJobs
+        self, study: journal.StudyJournal, trial: TrialRun, jobs: ClusterClient
     ) -> tuple[journal.Journal, str]:
         """A new run of a trial, and its job."""
         steps, options = self.steps_of(trial), self.options

@@ -1,1 +1,1 @@
-"""The stations of a run: frozen dataclasses of plain values. This room imports no other room."""
+"""The values that travel through orch: frozen dataclasses. They import nothing of the project."""

@@ -1,4 +1,4 @@
-"""Stations to JSON and back, and the digests that tie them together."""
+"""Values to JSON and back, and their digests."""
 
 import hashlib
 from typing import Any, TypeVar
@@ -8,26 +8,26 @@ import msgspec
 T = TypeVar("T")
 
 
-def to_json(station: Any) -> bytes:
-    """One canonical text: keys sorted, no whitespace, the same bytes on every machine."""
-    return msgspec.json.encode(station, order="sorted")
+def to_json(value: Any) -> bytes:
+    """The canonical text: keys sorted, no whitespace, the same bytes on every machine."""
+    return msgspec.json.encode(value, order="sorted")
 
 
-def to_pretty_json(station: Any) -> str:
-    """The canonical text, indented for people and for diffs; ends with a newline."""
-    return msgspec.json.format(to_json(station), indent=2).decode() + "\n"
+def to_pretty_json(value: Any) -> str:
+    """The canonical text, indented, with a final newline."""
+    return msgspec.json.format(to_json(value), indent=2).decode() + "\n"
 
 
 def from_json(text: bytes | str, kind: type[T]) -> T:
-    """The station of that kind; `msgspec.ValidationError` names the field that is wrong."""
+    """The value of that type; `msgspec.ValidationError` names a wrong field."""
     return msgspec.json.decode(text, type=kind)
 
 
-def digest(station: Any) -> str:
-    """Identity of a station: sha256 of its canonical text."""
-    return hashlib.sha256(to_json(station)).hexdigest()
+def digest(value: Any) -> str:
+    """The identity of a value: the sha256 of its canonical text."""
+    return hashlib.sha256(to_json(value)).hexdigest()
 
 
 def short(full_digest: str) -> str:
-    """A digest as people read it."""
+    """A digest as screens show it."""
     return full_digest[:8]
