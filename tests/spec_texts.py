@@ -1,4 +1,4 @@
-"""Specs as text, and the ways the spec room's tests load them."""
+"""Specs as text, and the ways the tests of specs load them."""
 
 from pathlib import Path
 

@@ -64,6 +64,7 @@ def benchmark(operation: Operation, processes: int = 1) -> Benchmark:
         devices=2,
         processes=processes,
         group=1 if alone else 2,
+        length=32 if operation == "attention" else 0,
         head_dim=16 if operation == "attention" else 0,
     )
 

@@ -1,4 +1,4 @@
-"""The catalog room: chips, models and topologies, and where each number comes from."""
+"""The catalog: chips, models and topologies, and where each number comes from."""
 
 import re
 import subprocess

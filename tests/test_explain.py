@@ -7,7 +7,7 @@ from orchestrator.explain import explain
 from orchestrator.explain.formula import evaluate, symbols
 from orchestrator.types.spec import Precision
 from tests.asks import TINY, spec_of
-from tests.sheets import ASKED, asked, lines_of, sheet_of, values_of, verdicts_of
+from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for, values_of, verdicts_of
 
 # --- formulas
 
@@ -30,20 +30,20 @@ def test_only_arithmetic_is_a_formula(text: str) -> None:
 # --- the derivation
 
 
-@pytest.mark.parametrize("key", ASKED)
+@pytest.mark.parametrize("key", REQUESTS)
 def test_every_line_is_its_formula_with_its_numbers(key: str) -> None:
     """Also where the value comes from the plan room: there is one way to count."""
-    lines = list(lines_of(sheet_of(key)))
+    lines = list(lines_of(explanation_of(key)))
     assert len(lines) > 25
     for line in lines:
         again = evaluate(line.computed.formula, line.computed.inputs)
         assert line.computed.value == pytest.approx(again, rel=1e-12), line.name
 
 
-@pytest.mark.parametrize("key", ASKED)
+@pytest.mark.parametrize("key", REQUESTS)
 def test_every_number_put_in_was_given_or_worked_out_before(key: str) -> None:
     """No number comes from nowhere, and what comes from outside has its source on the line."""
-    sheet = sheet_of(key)
+    sheet = explanation_of(key)
     known = {entry.symbol: {entry.value} for entry in sheet.inputs}
     outside = {entry.symbol for entry in sheet.inputs if entry.source is not None}
     chip = catalog.chip(sheet.chip)
@@ -60,7 +60,7 @@ def test_every_number_put_in_was_given_or_worked_out_before(key: str) -> None:
 
 def test_llama_3_70b_by_hand() -> None:
     """The chain of one pod, each value checked against the book's own, exactly computed."""
-    values = values_of(sheet_of("70b-one-pod"))
+    values = values_of(explanation_of("70b-one-pod"))
     wanted = {
         "P": 70_553_706_496,
         "f": 4.233e11,
@@ -84,7 +84,7 @@ def test_llama_3_70b_by_hand() -> None:
 
 def test_the_books_verdicts_on_one_pod() -> None:
     """Pure FSDP: no, twice. FSDP + tensor: yes, by F and by all matmuls."""
-    sheet = sheet_of("70b-one-pod")
+    sheet = explanation_of("70b-one-pod")
     [whole] = verdicts_of(sheet, "Pure FSDP, whole sequences")
     [pure] = verdicts_of(sheet, "FSDP over batch and sequence, on every axis")
     by_f, by_all = verdicts_of(sheet, "FSDP + tensor")
@@ -96,7 +96,7 @@ def test_the_books_verdicts_on_one_pod() -> None:
 
 def test_on_four_pods_all_matmuls_turn_the_answer() -> None:
     """117 is more than 113 and less than 124.5; DCN is far from binding."""
-    sheet = sheet_of("70b-four-pods")
+    sheet = explanation_of("70b-four-pods")
     by_f, by_all = verdicts_of(sheet, "FSDP + tensor")
     [dcn] = verdicts_of(sheet, "Between pods")
     assert (by_f.holds, by_all.holds, dcn.holds) == (True, False, True)
@@ -106,7 +106,7 @@ def test_on_four_pods_all_matmuls_turn_the_answer() -> None:
 
 def test_405b_is_just_comms_bound_and_not_by_the_vendors_links() -> None:
     """58.5 against 61 by 90 GB/s a link, against 49 by 100."""
-    sheet = sheet_of("405b-eight-pods")
+    sheet = explanation_of("405b-eight-pods")
     by_book = verdicts_of(sheet, "FSDP + tensor")[0]
     by_vendor = verdicts_of(sheet, "The same by the vendor's figures")[2]
     assert by_book.answer == "comms-bound by 1.04 x: 58.51 tokens a chip, it takes 61.06"
@@ -116,7 +116,7 @@ def test_405b_is_just_comms_bound_and_not_by_the_vendors_links() -> None:
 @pytest.mark.parametrize("key", ["70b-one-pod", "8b-half-ring", "8b-h100"])
 def test_the_mixed_bound_is_where_the_best_split_just_computes(key: str) -> None:
     """Searched over every X, with the layer's own bytes and FLOPs, by F and by all matmuls."""
-    v = values_of(sheet_of(key))
+    v = values_of(explanation_of(key))
     n, shared = v["n"], "M_X" not in v
     for matmuls, blocks, least in (
         (2 * v["D"] * v["F"], 1, v["mixed_least"]),
@@ -136,7 +136,7 @@ def test_the_mixed_bound_is_where_the_best_split_just_computes(key: str) -> None
 
 def test_where_fsdp_wants_more_than_all_chips_tensor_does_not_pay() -> None:
     """The bound of FSDP + tensor cannot be had: pure FSDP decides."""
-    sheet = sheet_of("8b-half-ring")
+    sheet = explanation_of("8b-half-ring")
     values = values_of(sheet)
     assert values["X_opt"] > values["n"]
     assert (values["X"], values["Y"]) == (128, 1)
@@ -149,11 +149,11 @@ def test_where_fsdp_wants_more_than_all_chips_tensor_does_not_pay() -> None:
 
 def test_an_axis_that_does_not_close_counts_half() -> None:
     """8x16 on v5e has one ring, 2x2x1 on v5p has none, a switch has no axes to share out."""
-    half = values_of(sheet_of("8b-half-ring"))
+    half = values_of(explanation_of("8b-half-ring"))
     assert (half["M"], half["M_X"], half["M_Y"]) == (1.5, 1, 0.5)
     small = values_of(explain(spec_of(TINY, topology="2x2x1", pods=1, sequences=8)))
     assert (small["M"], small["M_X"], small["M_Y"]) == (1, 0.5, 0.5)
-    switched = values_of(sheet_of("8b-h100"))
+    switched = values_of(explanation_of("8b-h100"))
     assert switched["M"] == 1
     assert "M_X" not in switched
     assert switched["W"] == switched["w"]
@@ -161,7 +161,7 @@ def test_an_axis_that_does_not_close_counts_half() -> None:
 
 def test_one_chip_exchanges_nothing() -> None:
     """No bound is given where there is no link, and tied tables are counted once."""
-    sheet = sheet_of("tied-one-chip")
+    sheet = explanation_of("tied-one-chip")
     assert "alpha" not in values_of(sheet)
     assert [section.title for section in sheet.sections][-1] == "Pure FSDP, whole sequences"
     model = catalog.model("llama-small")
@@ -179,6 +179,6 @@ def test_fp32_moves_twice_the_bytes_and_computes_at_its_own_peak() -> None:
 
 def test_days_follow_the_given_mfu() -> None:
     """45 % takes 8/9 of the days of 40 %."""
-    at_45 = values_of(explain(asked("405b-eight-pods"), mfu=0.45))
-    at_40 = values_of(sheet_of("405b-eight-pods"))
+    at_45 = values_of(explain(spec_for("405b-eight-pods"), mfu=0.45))
+    at_40 = values_of(explanation_of("405b-eight-pods"))
     assert at_45["days"] / at_40["days"] == pytest.approx(40 / 45)

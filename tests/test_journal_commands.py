@@ -15,7 +15,6 @@ from orchestrator import journal
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.run_journal import prediction_of
 from orchestrator.journal.run_status import Observation, StepSummary, build_run
-from orchestrator.lifecycle.commands import next_step
 from orchestrator.render import (
     formatting,
     launch_screen,
@@ -23,6 +22,7 @@ from orchestrator.render import (
     runs_screen,
     status_screen,
 )
+from orchestrator.render.status_screen import next_run_command
 from orchestrator.types.run import EndState, RecentSteps, Status, TimedStep, TrackedRun
 from tests.conftest import HoldGolden, RunOrch
 from tests.journals import (
@@ -217,7 +217,7 @@ def test_the_next_command_depends_on_the_state(
     writer.end_attempt("cancelled")
     writer.end_run(state)
     asked = f"{following} --storage {tmp_path}"
-    assert next_step(writer.run(), "it", tmp_path) == asked
+    assert next_run_command(writer.run(), "it", tmp_path) == asked
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "rm"])

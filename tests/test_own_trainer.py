@@ -115,3 +115,6 @@ def test_it_is_proved(orch: RunOrch) -> None:
     assert (proof["trainer"], proof["fits"], proof["agrees"]) == ("mine.bigram", True, None)
     assert proof["peak_hbm_bytes_per_device"] > 0
     assert proof["forecast_peak_hbm_bytes_per_device"] is None
+    places = {place for one in proof["crossings"] for place in one["places"]}
+    assert places
+    assert all(place.startswith("mine/bigram.py:") for place in places)

@@ -1,4 +1,4 @@
-"""The prove room's reader: what lies in memory at the worst moment, and what it is called."""
+"""Buffers that are alive at the peak, their classes and their names."""
 
 from orchestrator.prove.hlo.buffer_classes import BufferClasses
 from orchestrator.prove.hlo.buffer_liveness import peak

@@ -1,4 +1,4 @@
-"""The prove room's reader: collectives as they were meant, and the axes that they join."""
+"""Collectives as the trainer means them, and the axes that they join."""
 
 import pytest
 

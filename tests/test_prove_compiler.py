@@ -1,4 +1,4 @@
-"""The proof against the real TPU compiler, with no TPU: a minute or two of one core."""
+"""Proofs by the real TPU compiler, without a TPU: a minute or two of one core."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""what crosses pods, where it comes from, and whether it may."""
+"""What crosses pods, which lines ask for it, and whether it may."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The prove room's reader: what stands in a program's text, and how often it runs."""
+"""Parsed HLO text: instructions, shapes, source lines, execution counts."""
 
 import pytest
 
@@ -51,6 +51,8 @@ def test_an_instruction_knows_the_lines_it_comes_from() -> None:
         "trainers/toy/model.py:12 (block)", "", "trainers/toy/model.py:30 (step.body)",
     ]  # fmt: skip
     assert trainer_line(SourceLine("/jax/numpy.py", "where", 3)) == ""
+    own = SourceLine("/home/me/my_package/my_module.py", "step", 7)
+    assert trainer_line(own) == "my_package/my_module.py:7 (step)"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The prove room's reader: FLOPs of Pallas kernels, by formulas held against the mask itself."""
+"""FLOPs of Pallas kernels: the formulas against the mask itself."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""verdicts in words, and what to set instead."""
+"""Verdicts, suggestions, and the commands that end with them."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The spec room: what a good file becomes."""
+"""Specs: what a good file becomes."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ def test_a_complete_spec_is_what_it_says(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
-    """A minimal spec is one pod, on this machine, and the defaults of the stations."""
+    """A minimal spec is one pod, on this machine, and the defaults of the types."""
     assert load_text(tmp_path, MINIMAL) == Spec(
         name="small",
         experiment=Experiment(
@@ -262,7 +262,7 @@ def test_the_starter_refuses_what_is_no_name(name: str) -> None:
 
 
 def test_loading_needs_no_framework() -> None:
-    """The room loads a spec without numpy, jax, ray or mlflow in the process."""
+    """A spec loads without numpy, jax, ray or mlflow in the process."""
     program = (
         "import sys; from pathlib import Path; from orchestrator import spec;"
         "spec.load(Path('specs/tiny_2pod.yaml'));"

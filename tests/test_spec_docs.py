@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.spec.messages import must, plain
-from orchestrator.spec.schema import Schema, alternatives, contract, member, properties
+from orchestrator.spec.expectations import must, plain
+from orchestrator.spec.schema import Schema, alternatives, member, properties, spec_schema
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "spec.md"
@@ -32,7 +32,7 @@ def row(path: str, schema: Schema, is_required: bool) -> str:
 
 def test_the_page_lists_every_key(request: pytest.FixtureRequest) -> None:
     """Each key stands there with its meaning, its limits and its default."""
-    table = HEAD + "".join(f"{line}\n" for line in dict.fromkeys(rows(contract())))
+    table = HEAD + "".join(f"{line}\n" for line in dict.fromkeys(rows(spec_schema())))
     page = PAGE.read_text(encoding="utf-8")
     above = page[: page.index(MARK) + len(MARK)]
     if request.config.getoption("--refresh-golden"):

@@ -1,4 +1,4 @@
-"""The spec room: whatever a file holds, one clear answer, soon, in little memory."""
+"""Specs: whatever a file holds, one clear answer, soon, in little memory."""
 
 import json
 import resource

@@ -1,4 +1,4 @@
-"""The spec room: models by their Hugging Face config.json."""
+"""Specs: models by their Hugging Face config.json."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The spec room: numbers, truth and text as people write them."""
+"""Specs: numbers, truth and text as people write them."""
 
 from pathlib import Path
 from typing import Any

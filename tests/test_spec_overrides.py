@@ -1,4 +1,4 @@
-"""The spec room: `--set key=value`."""
+"""Specs: `--set key=value`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The spec room: what a bad file is told, as golden texts, and that the hints are right."""
+"""Specs: what a bad file is told, as golden texts, and that the hints are right."""
 
 import json
 import re

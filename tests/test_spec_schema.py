@@ -13,13 +13,20 @@ from jsonschema import Draft202012Validator
 from orchestrator import catalog, spec
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.spec.examples import SCHEMA, STUDY_SCHEMA, write_schema
-from orchestrator.spec.messages import example
-from orchestrator.spec.schema import Schema, alternatives, constants, contract, member, properties
+from orchestrator.spec.expectations import example
+from orchestrator.spec.schema import (
+    Schema,
+    alternatives,
+    constants,
+    member,
+    properties,
+    spec_schema,
+)
 from orchestrator.types.spec import Optimizer, Spec
 from tests.conftest import ROOT
 from tests.spec_texts import COMPLETE, MINIMAL
 
-VALIDATOR = Draft202012Validator(contract())
+VALIDATOR = Draft202012Validator(spec_schema())
 
 
 class EditorLoader(yaml.BaseLoader):
@@ -59,29 +66,29 @@ def fields_of(kind: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
 
 def test_the_contract_is_a_json_schema() -> None:
     """It is valid 2020-12, has a version, and is printed as it stands."""
-    Draft202012Validator.check_schema(contract())
-    assert contract()["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    assert contract()["$id"].endswith(f":{contract()['properties']['schema']['default']}")
-    assert json.loads(spec.schema_text()) == contract()
+    Draft202012Validator.check_schema(spec_schema())
+    assert spec_schema()["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert spec_schema()["$id"].endswith(f":{spec_schema()['properties']['schema']['default']}")
+    assert json.loads(spec.schema_text()) == spec_schema()
 
 
 def test_every_key_says_what_it_is() -> None:
     """Editors show a description for each key."""
-    assert [path for path, schema in leaves(contract()) if not schema.get("description")] == []
+    assert [path for path, schema in leaves(spec_schema()) if not schema.get("description")] == []
 
 
 def test_every_optional_value_has_a_default_or_says_what_its_absence_means() -> None:
     """What is left out has a documented default; a section's is the defaults within."""
     silent = [
         path
-        for path, schema in leaves(contract())
+        for path, schema in leaves(spec_schema())
         if "default" not in schema and schema.get("type") != "object" and not is_required(path)
     ]
     absent = ("when left out", "for kind tokens alone", "Stop after")
     undocumented = [
         path
         for path in silent
-        if not any(words in dict(leaves(contract()))[path]["description"] for words in absent)
+        if not any(words in dict(leaves(spec_schema()))[path]["description"] for words in absent)
     ]
     assert undocumented == []
 
@@ -89,13 +96,13 @@ def test_every_optional_value_has_a_default_or_says_what_its_absence_means() -> 
 def is_required(path: str) -> bool:
     """Whether some mapping of the contract demands that key."""
     *above, key = path.split(".")
-    parent = dict(leaves(contract()))[".".join(above)] if above else contract()
+    parent = dict(leaves(spec_schema()))[".".join(above)] if above else spec_schema()
     return any(key in one.get("required", ()) for one in alternatives(parent))
 
 
 def test_it_is_generated_from_the_types() -> None:
     """A field, a bound, a default of a type, and a name of the catalog, stand in the schema."""
-    keys = dict(leaves(contract()))
+    keys = dict(leaves(spec_schema()))
     held = {path for path, _ in fields_of(Spec)} - {
         "overrides",
         "resources.chip_definition",
@@ -124,7 +131,7 @@ def test_the_shipped_file_is_what_is_generated(
 def test_examples_are_legal() -> None:
     """Each example, and each default, passes the part of the contract that it stands in."""
     tried = 0
-    for path, schema in leaves(contract()):
+    for path, schema in leaves(spec_schema()):
         defaults = [schema["default"]] if "default" in schema else []
         for value in schema.get("examples", []) + defaults:
             assert VALIDATOR.evolve(schema=schema).is_valid(value), (path, value)
@@ -134,7 +141,7 @@ def test_examples_are_legal() -> None:
 
 def test_every_key_has_an_example() -> None:
     """There is a legal value for every hint."""
-    for path, schema in leaves(contract()):
+    for path, schema in leaves(spec_schema()):
         if path not in ("experiment.data", "experiment.compiler_options"):
             found = example(schema)
             assert found is not None or schema.get("title") == "text", path

@@ -12,7 +12,7 @@ from orchestrator import spec
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import study_screen as render
 from orchestrator.spec import SpecProblems
-from orchestrator.spec.schema import study_contract
+from orchestrator.spec.schema import study_schema
 from orchestrator.study import forecast_study
 from orchestrator.study.study_forecast import series_of
 from orchestrator.types.study import Study, Trial
@@ -154,8 +154,8 @@ def test_a_study_given_for_a_spec_is_one_problem(orch: RunOrch) -> None:
 
 
 def test_the_json_schema_of_studies_is_valid(orch: RunOrch) -> None:
-    Draft202012Validator.check_schema(study_contract())
-    assert json.loads(orch("schema", "--study").stdout) == study_contract()
+    Draft202012Validator.check_schema(study_schema())
+    assert json.loads(orch("schema", "--study").stdout) == study_schema()
     assert all(spec.is_study(path) for path in STUDIES)
     assert not spec.is_study(ROOT / "specs/tiny_2pod.yaml")
     assert not spec.is_study(ROOT / "specs/no-such.yaml")

@@ -16,8 +16,9 @@ from orchestrator.journal import Journal, Writer
 from orchestrator.lifecycle import cluster as clusters
 from orchestrator.lifecycle import follow, recording
 from orchestrator.lifecycle.cluster import ClusterLaunch
-from orchestrator.lifecycle.events import ClusterReady, Progress, Tracked
+from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
+from orchestrator.types.events import ClusterReady, Tracked
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Run
 from tests.journals import reason, run_request
@@ -160,7 +161,7 @@ def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.Monk
     ("more", "said"),
     [
         (("--yes",), "needs --steps, or run.steps in its base"),
-        (("--yes", "--steps", "4", "--detach"), "--detach: somebody must start trial after trial"),
+        (("--yes", "--steps", "4", "--detach"), "--detach is for one run"),
         (("--yes", "--steps", "4", "--devices-per-pod", "4"), "--devices-per-pod is of rehearsals"),
     ],
 )

@@ -16,7 +16,6 @@ from orchestrator.cli.terminal import as_typed
 from orchestrator.errors import SpecError
 from orchestrator.journal import StudyRequest
 from orchestrator.lifecycle import recording, rehearse
-from orchestrator.lifecycle.events import Tracked
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import study_report_screen
 from orchestrator.render.formatting import percent
@@ -24,6 +23,7 @@ from orchestrator.render.page import study_page
 from orchestrator.report.gap import reference
 from orchestrator.study import make_study_report, read_trial_runs
 from orchestrator.study.gap_explanation import explain_gaps
+from orchestrator.types.events import Tracked
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import EndState
 from orchestrator.types.study import StudyReport
@@ -297,5 +297,5 @@ def test_dry_run_starts_nothing(
 def test_detach_is_refused(
     submitted: Callable[..., tuple[int, str, list[str]]],
 ) -> None:
-    with pytest.raises(SpecError, match="--detach: somebody must start trial after trial"):
+    with pytest.raises(SpecError, match="--detach is for one run"):
         submitted(more=("--detach",))

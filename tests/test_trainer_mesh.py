@@ -110,7 +110,7 @@ def test_pods_are_slices() -> None:
 def test_another_shape_is_refused() -> None:
     """A slice that lacks a place of the plan is no slice for it, though it has as many chips."""
     devices = topologies.get_topology_desc("v5e:4x8", "tpu").devices
-    with pytest.raises(SpecError, match=r"no device at .* no 4x4x4"):
+    with pytest.raises(SpecError, match=r"no device at .* not a 4x4x4"):
         mesh_of(plan_of(data=8, tensor=4, spans={"data": [span("x", 8)], "tensor": [span("y", 4)]}),
                 devices)  # fmt: skip
 

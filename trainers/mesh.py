@@ -1,6 +1,6 @@
-"""The device mesh of a Plan, for every trainer. Knows JAX and the stations.
+"""The device mesh of a Plan, for every trainer.
 
-Each mesh axis is laid on the torus axes that the Plan named, by the devices' real coordinates.
+Each mesh axis lies on the torus axes that the Plan names, by the coordinates of the devices.
 Devices without coordinates (CPU, GPU) are ordered by slice, then by process.
 """
 
@@ -43,7 +43,7 @@ def _shape(plan: Plan) -> tuple[int, ...]:
 
 
 def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
-    """One device for each mesh index: the one that stands at the index's torus coordinates."""
+    """One device for each mesh index: the one at the torus coordinates of the index."""
     at = {(_slice_of(device), *_coordinates(device)): device for device in devices}
     slices = sorted({place[0] for place in at})
     if len(slices) != plan.pods:
@@ -52,7 +52,7 @@ def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     for index in np.ndindex(grid.shape):
         place = (slices[index[0]], *_torus_place(plan, index))
         if place not in at:
-            raise SpecError(f"no device at {place[1:]}: this slice is no {plan.topology}")
+            raise SpecError(f"no device at {place[1:]}: this slice is not a {plan.topology}")
         grid[index] = at[place]
     return grid
 
@@ -98,7 +98,7 @@ def _by_order(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
 
 
 def _slice_ids() -> list[int]:
-    """The slice of each process, as its environment says; one slice where nothing is said."""
+    """The slice of each process, from its environment; one slice without that."""
     mine = int(os.environ.get("MEGASCALE_SLICE_ID", "0"))
     if jax.process_count() == 1:
         return [mine]

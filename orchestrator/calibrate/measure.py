@@ -22,7 +22,7 @@ from orchestrator.types.spec import DType
 GIB = 2**30
 PACKAGES = ("jax", "jaxlib")
 EMULATED = ((1, 4), (2, 8))  # processes and devices that `orch calibrate` emulates
-HEAD_DIMS, REHEARSED_HEAD_DIMS = (64, 128), (16,)
+HEADS, REHEARSED_HEADS = ((512, 64), (512, 128)), ((128, 16),)  # lengths, head dimensions
 COLLECTIVES: tuple[Operation, ...] = ("all-gather", "reduce-scatter", "all-reduce", "permute")
 
 
@@ -98,7 +98,7 @@ def emulated_benchmarks(processes: int, devices: int) -> list[Benchmark]:
     inside = devices // processes
     groups = [(size, stride) for size, stride in ((inside, 1), (processes, inside)) if size > 1]
     return [
-        *alone(devices, processes, REHEARSED_HEAD_DIMS),
+        *alone(devices, processes, REHEARSED_HEADS),
         *collectives(devices, processes, groups),
     ]
 
@@ -111,21 +111,23 @@ def accelerator_benchmarks(devices: int) -> list[Benchmark]:
         for stride in range(1, devices // size + 1)
         if devices % (size * stride) == 0
     ]
-    return [*alone(1, 1, HEAD_DIMS), *collectives(devices, 1, groups)]
+    return [*alone(1, 1, HEADS), *collectives(devices, 1, groups)]
 
 
-def alone(devices: int, processes: int, head_dims: tuple[int, ...]) -> list[Benchmark]:
-    kinds: list[tuple[Operation, int]] = [("matmul", 0), ("elementwise", 0), ("copy", 0)]
-    kinds += [("attention", head_dim) for head_dim in head_dims]
+def alone(devices: int, processes: int, heads: tuple[tuple[int, int], ...]) -> list[Benchmark]:
+    simple: tuple[Operation, ...] = ("matmul", "elementwise", "copy")
+    kinds: list[tuple[Operation, int, int]] = [(operation, 0, 0) for operation in simple]
+    kinds += [("attention", length, head_dim) for length, head_dim in heads]
     return [
         Benchmark(
             operation=operation,
             dtype=dtype,
             devices=devices,
             processes=processes,
+            length=length,
             head_dim=head_dim,
         )
-        for operation, head_dim in kinds
+        for operation, length, head_dim in kinds
         for dtype in get_args(DType)
     ]
 

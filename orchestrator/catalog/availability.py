@@ -1,4 +1,4 @@
-"""Catalog room: slices as Google Cloud rents them, which is less than what exists."""
+"""Which slices Google Cloud rents; fewer than exist."""
 
 from math import prod
 

@@ -1,4 +1,4 @@
-"""Catalog room: what real runs reach, as learned by `make score` from the published ones."""
+"""What real runs reach, learned by `make score` from published runs."""
 
 from dataclasses import dataclass
 from functools import cache

@@ -1,4 +1,4 @@
-"""Catalog room: models by name, as shapes. What follows from a shape is computed elsewhere."""
+"""Models by name, as shapes."""
 
 from functools import cache
 from typing import Any

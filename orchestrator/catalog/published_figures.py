@@ -1,4 +1,4 @@
-"""Catalog room: published figures, each with its source and the formula that gives it, as data."""
+"""Published figures, each with its source and the formula that gives it, as data."""
 
 from dataclasses import dataclass, field
 from functools import cache

@@ -1,4 +1,4 @@
-"""Catalog room: where each outside number comes from."""
+"""Where each outside number comes from."""
 
 from dataclasses import dataclass
 from functools import cache

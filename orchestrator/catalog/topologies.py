@@ -1,4 +1,4 @@
-"""Catalog room: which slices of a chip exist, what they are called, which of their axes close."""
+"""Which slices of a chip exist, what they are called, which of their axes close."""
 
 import re
 from functools import cache
@@ -101,7 +101,7 @@ def _boxes(edge: int, most: int) -> tuple[Shape, ...]:
 
 
 def _near(chip: Chip, shape: Shape) -> list[str]:
-    """The slices next to a wish: in chips, then in shape, in whatever order it was written."""
+    """The slices nearest to a shape: in chips, then in lengths, in any order."""
 
     def distance(other: Shape) -> tuple[float, float]:
         chips = abs(log(prod(other)) - log(prod(shape)))
@@ -112,7 +112,7 @@ def _near(chip: Chip, shape: Shape) -> list[str]:
 
 
 def _near_names(chip: Chip, name: str, named: int) -> list[str]:
-    """The accelerator types of that name next to a wish, in chips."""
+    """The accelerator types of that name with the nearest numbers of chips."""
     counts = {prod(shape) * chip.slices.named_per_chip for shape in _shapes(chip)}
     nearest = sorted(counts, key=lambda count: abs(log(count) - log(named)))[:NEAREST]
     return [f"{name}-{count}" for count in sorted(nearest)]

@@ -3,6 +3,6 @@
 It works out a spec by hand, compares that with the plan, and imports the planner and the catalog.
 """
 
-from orchestrator.explain.sheet import explain
+from orchestrator.explain.assemble import explain
 
 __all__ = ["explain"]

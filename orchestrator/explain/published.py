@@ -12,16 +12,16 @@ from orchestrator.types.explanation import Agreement, QuotedFigure, QuotedFigure
 from orchestrator.types.spec import Batch, Experiment, Model, Pods, Resources, Spec
 
 
-def quotes_for(spec: Spec) -> tuple[QuotedFigures, ...]:
+def published_figures(spec: Spec) -> tuple[QuotedFigures, ...]:
     """What was published about this model on these slices; mostly nothing."""
     return tuple(
         quoted(key, question)
         for key, question in catalog.questions().items()
-        if concerns(question, spec)
+        if is_about(question, spec)
     )
 
 
-def concerns(question: BookQuestion, spec: Spec) -> bool:
+def is_about(question: BookQuestion, spec: Spec) -> bool:
     """Whether a question is about the spec's model and, where it names slices, about its slices."""
     if not same_shape(catalog.model(question.model), spec.experiment.model):
         return False

@@ -16,7 +16,7 @@ MODEL_KEYS = {
     "embed": "d_model",
 }
 BLOCK_INPUT = "block_input"
-LAYERS_PUBLISHED = "model.layers.{layer}."  # what the name of a block's weight begins with
+PUBLISHED_LAYER = "model.layers.{layer}."  # the beginning of a block's names in a checkpoint
 
 
 @cache
@@ -44,3 +44,16 @@ def block(model: Model) -> Block:
         attention=grouped_query_attention(model, writes_to_stream),
         mlp=mlp(model, stream, writes_to_stream),
     )
+
+
+def published_names(network: Network) -> dict[tuple[str, ...], str]:
+    """Each weight's place in the trainer's tree → its name in a Hugging Face checkpoint.
+
+    Names of the blocks' weights have a place for the `layer`.
+    """
+    names: dict[tuple[str, ...], str] = {}
+    for weight in (*network.tables, network.norm):
+        names[weight.name,] = weight.published
+    for weight in network.block.weights:
+        names["layers", weight.name] = PUBLISHED_LAYER + weight.published
+    return {path: f"{name}.weight" for path, name in names.items()}

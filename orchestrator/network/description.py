@@ -35,7 +35,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Tensor:
-    """An activation that the backward pass needs: kept, offloaded or recomputed.
+    """An activation that the backward pass needs. A policy keeps, offloads or recomputes it.
 
     `positions` is the logical axis of its positions, `dimensions` those of one position.
     `statistics` are fp32 numbers that go with it, such as the log-sum-exp with attention.

@@ -1,4 +1,4 @@
-"""Rematerialization policies: which tensors of a block are kept, offloaded or recomputed."""
+"""Rematerialization policies: what happens to each tensor of a block."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -17,6 +17,7 @@ from orchestrator.plan import flops
 from orchestrator.plan.collectives import Message, messages
 from orchestrator.plan.expected import pass_bytes
 from orchestrator.plan.forecast import cost, plain, plain_line, utilization
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.plan_warnings import forecast_warnings, too_long
 from orchestrator.plan.planner import plan_digest
@@ -28,12 +29,14 @@ from orchestrator.types.plan import Estimate, Forecast, LedgerLine, LineKind, Pl
 from orchestrator.types.spec import Batch, Experiment, Resources
 
 CORES, EXCHANGES = "cores", "exchanges"
-BLOCK_PRODUCTS = 4  # query, key and value are one product in the trainer; gate and up are one
+BLOCK_PRODUCTS = 4  # two in each sublayer: matmuls side by side are one product in the trainer
 # Four of five measured steps took between these shares of the forecast (docs/calibrate.md).
 FASTEST, SLOWEST = 0.8, 1.4
 # The operation that prices a line, and the calls of it in one block.
 PRICED_BY: dict[LineKind, tuple[Operation, int]] = {
     "matmul": ("matmul", BLOCK_PRODUCTS),
+    "copied_heads": ("matmul", BLOCK_PRODUCTS),
+    "unembedding": ("matmul", BLOCK_PRODUCTS),
     "matmul_recompute": ("matmul", BLOCK_PRODUCTS),
     "attention": ("attention", 1),
     "attention_recompute": ("attention", 1),
@@ -138,13 +141,16 @@ def amount_of(line: LedgerLine) -> tuple[str, float]:
 def benchmark_of(line: LedgerLine, plan: Plan, profile: ChipProfile) -> Benchmark:
     """The benchmark that prices a line. Emulated devices compete, so all of them run it."""
     operation, _ = PRICED_BY[line.kind]
-    return Benchmark(
+    alone = Benchmark(
         operation=operation,
         dtype=plan.precision.compute,
         devices=plan.devices if profile.emulated else 1,
         processes=plan.hosts if profile.emulated else 1,
-        head_dim=plan.model.head_dim if operation == "attention" else 0,
     )
+    if operation != "attention":
+        return alone
+    length = min(plan.batch.length, ATTENTION_BLOCK)
+    return replace(alone, length=length, head_dim=plan.model.head_dim)
 
 
 def computation_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Iterator[LedgerLine]:
@@ -232,9 +238,7 @@ def step_bounds(plan: Plan, layout: Layout, profile: ChipProfile, sum_s: float) 
 def least_flops(plan: Plan, layout: Layout) -> float:
     """FLOPs that a device has to do: all that MFU counts, and repeated matmuls."""
     matmuls = [
-        line.inputs["flops"]
-        for line in math_lines(layout)
-        if line.kind in {"matmul", "matmul_recompute"}
+        line.inputs["flops"] for line in math_lines(layout) if PRICED_BY[line.kind][0] == "matmul"
     ]
     forward = flops.attention_flops_per_token(plan.model, plan.batch.length) * plan.batch.tokens
     return sum(matmuls) + (1 + flops.BACKWARD_OVER_FORWARD) * forward / plan.devices

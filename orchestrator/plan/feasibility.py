@@ -104,7 +104,7 @@ def placements(
 
     Built one torus axis at a time. A size that divides nothing now divides nothing later either, so
     each step drops what the rules (and `most_replicas`, which no batch exceeds) already forbid. Of
-    placements that are mirror images, because torus axes are alike, one is kept.
+    placements that are mirror images, because torus axes are alike, one stays.
     """
     rules = model_rules(model, length)
     factors = np.ones((1, 0, len(ICI_AXES)), np.int64)

@@ -45,7 +45,7 @@ class Infeasible(SpecError):
 
 
 def infeasible(request: SearchRequest, result: SearchResult) -> Infeasible:
-    """The error for a search that found nothing."""
+    """The error for a search without a result."""
     if result.realizable:
         return memory_too_small(request, result)
     meshes = all_meshes(request)

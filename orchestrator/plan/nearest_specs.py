@@ -48,8 +48,8 @@ def mfu(request: SearchRequest, choice: Choice) -> Estimate:
     layout = layout_of_choice(request, choice)
     lines = time_lines(layout)
     step_s = step_bounds(layout, lines, step_time(layout, lines))
-    found: Estimate = utilization(layout, request.experiment, step_s)["mfu"]
-    return found
+    estimate: Estimate = utilization(layout, request.experiment, step_s)["mfu"]
+    return estimate
 
 
 def full_recompute(request: SearchRequest) -> Iterator[Suggestion]:
@@ -113,9 +113,9 @@ def smaller_slices(request: SearchRequest) -> Iterator[Suggestion]:
     for topology in smaller_topologies(request):
         smaller = replace(request, topology=topology, torus=links.torus(request.chip, topology))
         idle = (request.topology.chips - topology.chips) * request.pods
-        found = list(suggestion(smaller, f"resources.topology={topology}", idle_chips=idle))
-        if found:
-            yield from found
+        planned = list(suggestion(smaller, f"resources.topology={topology}", idle_chips=idle))
+        if planned:
+            yield from planned
             return
 
 

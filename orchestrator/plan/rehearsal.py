@@ -1,7 +1,7 @@
-"""Plan room: the small copy of a plan that this machine can run. Pure.
+"""The small copy of a plan that this machine can run.
 
-Pods stay pods, mesh axes keep their kinds as far as the devices go, the model keeps its
-proportions, and whatever became another thing is said.
+It has pods, the same mesh axes as far as there are devices, and a model of the same proportions. It
+lists whatever differs in kind.
 """
 
 from collections.abc import Iterator
@@ -35,20 +35,20 @@ LAYERS = 4
 D_MODEL = 128
 HEAD_DIM = 16
 SAVES = 2  # checkpoints within a rehearsal, so that saving is rehearsed too
-# A step's memory, which glibc else hands back to the system after each step, and the system clears
-# again page by page: a sixth of a small step, which no chip takes.
-KEPT_MEMORY = {
+# Without these glibc returns memory to the system after each step, and the system clears it again
+# page by page: a sixth of a small step, which no chip takes.
+MEMORY_SETTINGS = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(2**40),
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
 }
-# Which axes keep more than one device when there are too few for all.
-KEPT_FIRST = ("fsdp", "tensor", "sequence", "data")
+# The axes that get more than one device first, if there are too few for all.
+PRIORITY = ("fsdp", "tensor", "sequence", "data")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """A small copy of a plan, and what of it differs in kind, a line each."""
+    """A small copy of a plan, and what differs in kind, one line each."""
 
     spec: Spec
     plan: Plan
@@ -57,16 +57,16 @@ class Rehearsal:
 
 
 def environment(devices: int) -> dict[str, str]:
-    """What a process starts with that emulates so many devices."""
+    """The environment of a process that emulates that many devices."""
     count = f"--xla_force_host_platform_device_count={devices}"
-    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": count, **KEPT_MEMORY}
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": count, **MEMORY_SETTINGS}
 
 
 def rehearse(
     spec: Spec, plan: Plan, *, steps: int = STEPS, devices: int | None = None
 ) -> Rehearsal:
-    """The rehearsal of a plan: up to eight pods of so many devices each, or of as few as the chip's
-    slices allow from four on.
+    """The rehearsal of a plan: up to eight pods of that many devices each, or of the smallest slice
+    with four or more.
     """
     chip = catalog.chip_of(plan)
     pods, topology = min(plan.pods, MOST_PODS), _topology(chip, plan, devices)
@@ -90,31 +90,31 @@ def rehearse(
             checkpoint=replace(spec.run.checkpoint, every=max(steps // SAVES, 1)),
         ),
     )
-    made = make_plan(small)
-    return Rehearsal(spec=small, plan=made, steps=steps, changes=tuple(_changes(plan, made)))
+    copy = make_plan(small)
+    return Rehearsal(spec=small, plan=copy, steps=steps, changes=tuple(_changes(plan, copy)))
 
 
 def _topology(chip: Chip, plan: Plan, devices: int | None) -> Topology:
-    """The plan's own slice where it is as small as that, else the smallest with the devices."""
+    """The plan's own slice if it is that small, otherwise the smallest with the devices."""
     if chip.switched:
-        raise SpecError(f"{chip.name}: a rehearsal emulates slices of TPUs, and this is none")
+        raise SpecError(f"{chip.name}: a rehearsal emulates TPU slices; this is not a TPU")
     least = devices or FEWEST_DEVICES
     own = catalog.topology(chip, plan.topology)
     if own.chips * chip.devices <= least:
         return own
     known = (catalog.topology(chip, text) for text in catalog.topologies(chip))
-    found = next(slice_ for slice_ in known if slice_.chips * chip.devices >= least)
-    if devices and found.chips * chip.devices != devices:
-        smallest = found.chips * chip.devices
+    topology = next(slice_ for slice_ in known if slice_.chips * chip.devices >= least)
+    smallest = topology.chips * chip.devices
+    if devices and smallest != devices:
         raise SpecError(f"{chip.name}: no slice has {devices} devices; the next has {smallest}")
-    return found
+    return topology
 
 
 def _mesh(plan: Plan, devices: int) -> dict[str, int]:
-    """Sizes of the axes inside a pod: twos go round the axes that the plan has, while they last."""
+    """Sizes of the axes inside a pod: factors of two go round the axes that the plan uses."""
     if prod(plan.mesh[axis] for axis in ICI_AXES) == devices:
         return {axis: plan.mesh[axis] for axis in ICI_AXES}
-    present = [axis for axis in KEPT_FIRST if plan.mesh[axis] > 1]
+    present = [axis for axis in PRIORITY if plan.mesh[axis] > 1]
     mesh, left, turn = dict.fromkeys(ICI_AXES, 1), devices, 0
     while left > 1:
         mesh[present[turn % len(present)]] *= 2
@@ -123,7 +123,7 @@ def _mesh(plan: Plan, devices: int) -> dict[str, int]:
 
 
 def _model(plan: Plan, mesh: dict[str, int]) -> Model:
-    """The model in its own proportions at a width of about 128, or itself where it is no wider."""
+    """The model in its own proportions at a width of about 128, or itself if it is no wider."""
     full = plan.model
     same = {name: getattr(full, name) for name in Model.__dataclass_fields__}
     if _is_small(plan):
@@ -150,7 +150,7 @@ def _model(plan: Plan, mesh: dict[str, int]) -> Model:
 
 
 def _is_small(plan: Plan) -> bool:
-    """Whether the model is as small as a rehearsal's: then it and its batch stay as they are."""
+    """Whether the model and its batch are small enough to stay as they are."""
     return plan.model.d_model <= D_MODEL
 
 
@@ -186,19 +186,19 @@ def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps:
     )
 
 
-def _changes(plan: Plan, made: Plan) -> Iterator[str]:
-    """What of the plan is not rehearsed at all."""
-    if made.pods < plan.pods:
-        yield f"{plan.pods} pods became {made.pods}"
-    gone = [axis for axis in ICI_AXES if plan.mesh[axis] > 1 == made.mesh[axis]]
+def _changes(plan: Plan, copy: Plan) -> Iterator[str]:
+    """What the rehearsal does not rehearse."""
+    if copy.pods < plan.pods:
+        yield f"{plan.pods} pods became {copy.pods}"
+    gone = [axis for axis in ICI_AXES if plan.mesh[axis] > 1 == copy.mesh[axis]]
     if gone:
         was = ", ".join(f"{axis} {plan.mesh[axis]}" for axis in gone)
         yield f"{was} became 1: too few devices for all axes"
-    if plan.batch.microbatches > made.batch.microbatches:
-        yield f"{plan.batch.microbatches} microbatches became {made.batch.microbatches}"
-    if plan.remat != made.remat:
-        yield f"remat {plan.remat} became {made.remat}: CPU devices have no host to offload to"
+    if plan.batch.microbatches > copy.batch.microbatches:
+        yield f"{plan.batch.microbatches} microbatches became {copy.batch.microbatches}"
+    if plan.remat != copy.remat:
+        yield f"remat {plan.remat} became {copy.remat}: CPU devices have no host to offload to"
     if plan.compiler_options:
         yield "compiler_options are left out: the CPU compiler has none of them"
-    if plan.data != made.data:
-        yield f"data: {plan.data.kind} became {made.data.kind}: the vocabulary shrank too"
+    if plan.data != copy.data:
+        yield f"data: {plan.data.kind} became {copy.data.kind}: the vocabulary shrank too"

@@ -52,8 +52,9 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
     attention = flops.attention_forward_flops(layout) + flops.attention_backward_flops(layout)
     return [
         line("matmul", "matmuls", "3 forward", both * own),
-        line("matmul", "copied kv heads", "3 forward", both * copies),
-        line("matmul", "unembedding", "3 forward", both * flops.unembedding_forward_flops(layout)),
+        line("copied_heads", "copied kv heads", "3 forward", both * copies),
+        line("unembedding", "unembedding", "3 forward",
+             both * flops.unembedding_forward_flops(layout)),
         line("attention", "attention", "9/2 forward", attention),
         line("matmul_recompute", "recompute", f"matmuls that {layout.remat.name} repeats",
              flops.blocks_recompute_flops(layout)),
@@ -63,7 +64,7 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
 
 
 def hbm_lines(layout: Layout) -> list[LedgerLine]:
-    """Traffic that no fusion avoids: weights, what is kept, and the optimizer's state."""
+    """Traffic that no fusion avoids: weights, kept activations, and the optimizer's state."""
     precision, rate = layout.precision, layout.chip.hbm_bytes_per_s
     block, tables = layout.model.layers * layout.block_elements, ENDS * layout.table_elements
     # Two gathers write the weights and matmuls read them; their gradient is written and read.

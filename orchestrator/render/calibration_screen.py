@@ -51,7 +51,7 @@ def rate_row(timing: Timing) -> tuple[str, ...]:
     """Return the rate of all devices together for the smallest and the largest amount."""
     benchmark = timing.benchmark
     unit = RATES[benchmark.operation]
-    name = f"{benchmark.operation}, head_dim {benchmark.head_dim}"
+    name = f"{benchmark.operation} of {benchmark.length} x {benchmark.head_dim}"
     ends = timing.points[0], timing.points[-1]
     return (
         name if benchmark.head_dim else benchmark.operation,

@@ -14,7 +14,7 @@ import numpy as np
 
 from orchestrator import catalog
 from orchestrator.catalog import Efficiency, LearnedConstant
-from orchestrator.errors import OrchError
+from orchestrator.extras import require
 from orchestrator.plan.expected import uncertainty
 from orchestrator.plan.torus import Floats
 from orchestrator.score.samples import Sample
@@ -126,10 +126,8 @@ def robust_least_squares(
     rows: Floats, target: Floats, prior: Floats, prior_target: Floats, unknowns: list[Unknown]
 ) -> Floats:
     """The solution within bounds. Samples have a soft L1 loss, priors the square."""
-    try:
-        from scipy.optimize import least_squares  # noqa: PLC0415  only learning needs it
-    except ImportError as error:
-        raise OrchError("learning constants needs scipy: pip install 'orch[score]'") from error
+    require("score")
+    from scipy.optimize import least_squares  # noqa: PLC0415  only learning needs it
 
     matrix = np.concatenate([rows / FIT_ERROR, prior])
     constant = np.concatenate([target / FIT_ERROR, prior_target])

@@ -6,19 +6,19 @@ from typing import Any
 from orchestrator import catalog, trainer_registry
 from orchestrator.catalog import Chip
 from orchestrator.errors import NoSuchSlice, UnknownName
-from orchestrator.spec.request import SpecRequest
+from orchestrator.spec.resolved import ResolvedSpec
 
-Check = Callable[[SpecRequest], None]
+Check = Callable[[ResolvedSpec], None]
 SHAPE_KEYS = ("heads", "kv_heads", "head_dim")
 
 
-def check(spec: SpecRequest) -> None:
+def check(spec: ResolvedSpec) -> None:
     """Add every contradiction to a spec's problems."""
     for one in CHECKS:
         one(spec)
 
 
-def _trainer_is_known(spec: SpecRequest) -> None:
+def _trainer_is_known(spec: ResolvedSpec) -> None:
     name = spec["run.trainer"]
     try:
         if name is not None:
@@ -28,7 +28,7 @@ def _trainer_is_known(spec: SpecRequest) -> None:
         spec.report("run.trainer", "unknown-trainer", name=name, known=known)
 
 
-def _tokens_fill_a_batch(spec: SpecRequest) -> None:
+def _tokens_fill_a_batch(spec: ResolvedSpec) -> None:
     sequences, length = spec["experiment.batch.sequences"], spec["experiment.batch.length"]
     tokens = spec["experiment.tokens"]
     if None in (sequences, length, tokens) or tokens >= sequences * length:
@@ -37,14 +37,14 @@ def _tokens_fill_a_batch(spec: SpecRequest) -> None:
     spec.report("experiment.tokens", "tokens-below-batch", least=sequences * length, **fields)
 
 
-def _learning_rate_falls(spec: SpecRequest) -> None:
+def _learning_rate_falls(spec: ResolvedSpec) -> None:
     peak, end = spec["experiment.optimizer.peak_lr"], spec["experiment.optimizer.end_lr"]
     if None not in (peak, end) and end > peak:
         key = "experiment.optimizer.end_lr"
         spec.report(key, "end-above-peak", end=end, peak=peak, lower=peak / 10)
 
 
-def _data_has_its_path(spec: SpecRequest) -> None:
+def _data_has_its_path(spec: ResolvedSpec) -> None:
     kind, path = spec["experiment.data.kind"], spec["experiment.data.path"]
     if kind == "tokens" and path is None:
         spec.report("experiment.data.path", "data-path-missing")
@@ -52,13 +52,13 @@ def _data_has_its_path(spec: SpecRequest) -> None:
         spec.report("experiment.data.path", "data-path-unused")
 
 
-def _pods_are_in_order(spec: SpecRequest) -> None:
+def _pods_are_in_order(spec: ResolvedSpec) -> None:
     least, most = spec["resources.pods.min"], spec["resources.pods.max"]
     if None not in (least, most) and least > most:
         spec.report("resources.pods.min", "pods-order", least=least, most=most)
 
 
-def check_topology(spec: SpecRequest, chip: Chip) -> None:
+def check_topology(spec: ResolvedSpec, chip: Chip) -> None:
     """Add the problem of a slice that the chip does not have."""
     topology = spec["resources.topology"]
     try:
@@ -69,7 +69,7 @@ def check_topology(spec: SpecRequest, chip: Chip) -> None:
         spec.report("resources.topology", "no-such-slice", **fields)
 
 
-def _shape_is_consistent(spec: SpecRequest) -> None:
+def _shape_is_consistent(spec: ResolvedSpec) -> None:
     model = "experiment.model"
     for key, code, fields in shape_faults(*(spec[f"{model}.{key}"] for key in SHAPE_KEYS)):
         spec.report(f"{model}.{key}", code, name=key, **fields)

@@ -10,12 +10,12 @@ from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog import Chip
-from orchestrator.spec.instance import Path, SpecInstance, written
+from orchestrator.spec.instance import Path, SpecInstance, instance_of
 from orchestrator.spec.nodes import Entry, Mapping, Node, Scalar, Sequence
 from orchestrator.spec.problem import SpecPosition, SpecProblems, SpecText, whole
-from orchestrator.spec.schema import chip_contract, chip_validator
+from orchestrator.spec.schema import chip_schema, chip_validator
 from orchestrator.spec.source import read
-from orchestrator.spec.validate import judge
+from orchestrator.spec.validate import validate
 
 HEADER = re.compile(r"\s*\[([\w.-]+)\]")
 KEY = re.compile(r"\s*([\w-]+)\s*=\s*")
@@ -29,8 +29,8 @@ def read_chip(path: pathlib.Path) -> tuple[Chip, dict[str, Any]]:
         content = tomllib.loads("\n".join(source.lines))
     except tomllib.TOMLDecodeError as error:
         raise SpecProblems([whole(source.name, "not-toml", reason=str(error))]) from None
-    file = written(_mapping(content, (), _positions(source)), chip_contract())
-    judge(file, chip_validator())
+    file = instance_of(_mapping(content, (), _positions(source)), chip_schema())
+    validate(file, chip_validator())
     if not file.problems:
         _check(file, path.stem)
     if file.problems:
@@ -41,12 +41,12 @@ def read_chip(path: pathlib.Path) -> tuple[Chip, dict[str, Any]]:
 def _check(file: SpecInstance, name: str) -> None:
     """Add what the schema cannot say."""
     if name in catalog.chips():
-        file.spoil((), file.fields[()].node.place.problem("chip-name", name=name))
+        file.reject((), file.fields[()].node.place.problem("chip-name", name=name))
     for peak in NEEDED_PEAKS:
         if peak not in file.value["peak_flops_per_s"]:
             place = file.fields["peak_flops_per_s",].key_place
             key = f"peak_flops_per_s.{peak}"
-            file.spoil((key,), place.problem("chip-peak", key, peak=peak))
+            file.reject((key,), place.problem("chip-peak", key, peak=peak))
     axes = file.value["torus_axes"]
     shapes: list[tuple[Path, list[int]]] = [(("largest_slice",), file.value["largest_slice"])]
     for index, shape in enumerate(file.value["slices"]["listed"]):
@@ -56,7 +56,7 @@ def _check(file: SpecInstance, name: str) -> None:
             key = ".".join(map(str, path))
             place = file.fields[path].node.place
             fields = {"dimensions": len(shape), "axes": axes, "example": [1] * axes}
-            file.spoil(path, place.problem("chip-dimensions", key, **fields))
+            file.reject(path, place.problem("chip-dimensions", key, **fields))
 
 
 Positions = dict[tuple[str, ...], SpecPosition]

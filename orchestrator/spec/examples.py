@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator.errors import OrchError, SpecError, UnknownName
 from orchestrator.resources import resource
-from orchestrator.spec.messages import is_legal, must
+from orchestrator.spec.expectations import is_legal, must
 from orchestrator.spec.nodes import NO_NAMES
 from orchestrator.spec.scalars import ambiguous
 from orchestrator.spec.schema import field, schema_text, study_schema_text

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.spec.checks import SHAPE_KEYS, shape_faults
-from orchestrator.spec.messages import example, must
+from orchestrator.spec.expectations import example, must
 from orchestrator.spec.nodes import Mapping, parse
 from orchestrator.spec.problem import SpecPosition, SpecProblems, SpecText, Suggestion, shortened
 from orchestrator.spec.scalars import Value, as_written

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.spec import schema as contracts
-from orchestrator.spec.messages import likely, may_mean_either, must, shown, suggestion
+from orchestrator.spec import schema as schemas
+from orchestrator.spec.expectations import likely, may_mean_either, must, shown, suggestion
 from orchestrator.spec.nodes import Broken, Mapping, Node, Scalar, Sequence
 from orchestrator.spec.problem import Problem, SpecPosition, Suggestion
 from orchestrator.spec.scalars import Value, ambiguous, as_written
@@ -15,7 +15,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Field:
-    """One key of a spec: where it stands, what it holds, what it may hold (None: unknown)."""
+    """One key of a file: its place, its node, and the schema of its value (None: unknown)."""
 
     key_place: SpecPosition
     node: Node
@@ -24,19 +24,19 @@ class Field:
 
 @dataclass
 class SpecInstance:
-    """A spec as JSON values; `spoiled` are the paths whose values are wrong, and None here."""
+    """A file as JSON values; `rejected` are the paths whose values are wrong, and None here."""
 
     value: Any = None
     fields: dict[Path, Field] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    spoiled: set[Path] = field(default_factory=set)
+    rejected: set[Path] = field(default_factory=set)
 
-    def is_spoiled(self, path: Path) -> bool:
-        return any(path[:length] in self.spoiled for length in range(len(path) + 1))
+    def is_rejected(self, path: Path) -> bool:
+        return any(path[:length] in self.rejected for length in range(len(path) + 1))
 
-    def spoil(self, path: Path, problem: Problem) -> None:
+    def reject(self, path: Path, problem: Problem) -> None:
         """Report what is wrong with a value, which counts as absent from then on."""
-        self.spoiled.add(path)
+        self.rejected.add(path)
         here = self.fields.get(path)
         if here and isinstance(here.node, Scalar) and (here.schema or {}).get("writeOnly"):
             place, quotes = here.node.place, 0 if here.node.plain else 2
@@ -44,48 +44,48 @@ class SpecInstance:
         self.problems.append(problem)
 
 
-def written(root: Node, contract: Schema | None = None) -> SpecInstance:
-    """What a file says, key by key; it is a spec unless another contract is given."""
-    found = SpecInstance()
-    schema = contracts.contract() if contract is None else contract
-    found.value = _value(found, (), Field(root.place, root, schema))
-    return found
+def instance_of(root: Node, root_schema: Schema | None = None) -> SpecInstance:
+    """The values of a file, key by key; it is a spec unless another schema is given."""
+    instance = SpecInstance()
+    schema = schemas.spec_schema() if root_schema is None else root_schema
+    instance.value = _value(instance, (), Field(root.place, root, schema))
+    return instance
 
 
-def _value(found: SpecInstance, path: Path, here: Field) -> Any:
-    found.fields[path] = here
+def _value(instance: SpecInstance, path: Path, here: Field) -> Any:
+    instance.fields[path] = here
     node, schema = here.node, here.schema
     if isinstance(node, Broken):
-        found.spoiled.add(path)
+        instance.rejected.add(path)
     if isinstance(node, Broken) or schema is None:
         return None
     if isinstance(node, Scalar):
-        return _scalar(found, path, here, node)
-    index = contracts.chosen(schema, node)
+        return _scalar(instance, path, here, node)
+    index = schemas.chosen(schema, node)
     if index is None:
         return [] if isinstance(node, Sequence) else {}
-    inside = contracts.alternatives(schema)[index]
+    inside = schemas.alternatives(schema)[index]
     if isinstance(node, Mapping):
-        return _members(found, path, node, inside)
-    item = contracts.resolved(inside["items"])
+        return _members(instance, path, node, inside)
+    item = schemas.resolved(inside["items"])
     fields = [Field(one.place, one, item) for one in node.items]
-    return [_value(found, (*path, i), one) for i, one in enumerate(fields)]
+    return [_value(instance, (*path, i), one) for i, one in enumerate(fields)]
 
 
-def _members(found: SpecInstance, path: Path, node: Mapping, inside: Schema) -> dict[str, Any]:
+def _members(instance: SpecInstance, path: Path, node: Mapping, inside: Schema) -> dict[str, Any]:
     return {
         key: _value(
-            found,
+            instance,
             (*path, key),
-            Field(entry.key_place, entry.node, contracts.member(inside, key)),
+            Field(entry.key_place, entry.node, schemas.member(inside, key)),
         )
         for key, entry in node.entries.items()
     }
 
 
-def _scalar(found: SpecInstance, path: Path, here: Field, node: Scalar) -> Value | None:
+def _scalar(instance: SpecInstance, path: Path, here: Field, node: Scalar) -> Value | None:
     schema = here.schema or {}
-    types = contracts.scalar_types(schema)
+    types = schemas.scalar_types(schema)
     value = as_written(node.text, types) if node.plain else node.text
     if node.empty or not node.text.isprintable():
         code, fields = "empty-value" if node.empty else "unprintable", {}
@@ -97,7 +97,7 @@ def _scalar(found: SpecInstance, path: Path, here: Field, node: Scalar) -> Value
     else:
         return value
     problem = node.place.problem(code, dotted(path), meant, expected=must(schema), **fields)
-    found.spoil(path, problem)
+    instance.reject(path, problem)
     return None
 
 

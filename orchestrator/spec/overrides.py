@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from orchestrator.spec.messages import shown
+from orchestrator.spec.expectations import shown
 from orchestrator.spec.nodes import Broken, Entry, Mapping, Node, Scalar, parse_value
 from orchestrator.spec.problem import Problem, SpecPosition, SpecProblems, SpecText
 

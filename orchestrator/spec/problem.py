@@ -131,12 +131,12 @@ class SpecProblems(SpecError):
     """Everything that is wrong with a spec, in the order of its text."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = sorted(problems, key=lambda found: (found.file, found.line, found.col))
+        self.problems = sorted(problems, key=lambda one: (one.file, one.line, one.col))
         super().__init__(_text(self.problems))
 
 
 def _text(problems: list[Problem]) -> str:
-    texts = [str(found) for found in problems[:SHOWN_PROBLEMS]]
+    texts = [str(problem) for problem in problems[:SHOWN_PROBLEMS]]
     if len(problems) > SHOWN_PROBLEMS:
         texts.append(f"and {len(problems) - SHOWN_PROBLEMS:,} more problems")
     return "\n\n".join(texts)

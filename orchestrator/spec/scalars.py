@@ -1,7 +1,7 @@
 """Reads single values, from what was written to what is meant.
 
 A value is read by the type of its field and as JSON spells it, never by its looks alone: `no` is
-text where text is asked for, and a mistake where a number is.
+text where the field takes text, and a mistake where it takes a number.
 """
 
 import math
@@ -93,7 +93,7 @@ def _from_other_radix(text: str) -> Iterator[str]:
 def _durations(text: str) -> Iterator[str]:
     if clock := re.fullmatch("([0-9]{1,3}):([0-9]{2})", text):
         yield f"{int(clock[1]) * 60 + int(clock[2])}s"
-    if found := re.fullmatch("([0-9]{1,9})([smhd])[a-z]*", text):
-        days = found[2] == "d"
-        yield f"{int(found[1]) * 24}h" if days else f"{found[1]}{found[2]}"
+    if match := re.fullmatch("([0-9]{1,9})([smhd])[a-z]*", text):
+        days = match[2] == "d"
+        yield f"{int(match[1]) * 24}h" if days else f"{match[1]}{match[2]}"
     yield f"{text}s"

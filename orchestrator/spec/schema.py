@@ -32,19 +32,19 @@ VERSION_KEY: Schema = {
 
 
 @cache
-def contract() -> Schema:
+def spec_schema() -> Schema:
     """The schema of a spec."""
     return _document(Spec, "spec", NOTATIONS)
 
 
 @cache
-def study_contract() -> Schema:
+def study_schema() -> Schema:
     """The schema of a study."""
     return _document(StudyFile, "study", {})
 
 
 @cache
-def chip_contract() -> Schema:
+def chip_schema() -> Schema:
     """The schema of a chip's file."""
     return _document(Chip, "chip", {})
 
@@ -52,28 +52,28 @@ def chip_contract() -> Schema:
 @cache
 def schema_text() -> str:
     """The schema of a spec, as editors read it."""
-    return _text(contract())
+    return _text(spec_schema())
 
 
 @cache
 def study_schema_text() -> str:
     """The schema of a study, as editors read it."""
-    return _text(study_contract())
+    return _text(study_schema())
 
 
 @cache
 def validator() -> Draft202012Validator:
-    return Draft202012Validator(contract())
+    return Draft202012Validator(spec_schema())
 
 
 @cache
 def study_validator() -> Draft202012Validator:
-    return Draft202012Validator(study_contract())
+    return Draft202012Validator(study_schema())
 
 
 @cache
 def chip_validator() -> Draft202012Validator:
-    return Draft202012Validator(chip_contract())
+    return Draft202012Validator(chip_schema())
 
 
 def _text(schema: Schema) -> str:
@@ -166,9 +166,9 @@ def definition(name: str) -> Schema:
 @cache
 def _definitions() -> dict[str, Schema]:
     return {
-        **chip_contract()["$defs"],
-        **study_contract()["$defs"],
-        **contract()["$defs"],
+        **chip_schema()["$defs"],
+        **study_schema()["$defs"],
+        **spec_schema()["$defs"],
     }
 
 
@@ -190,39 +190,39 @@ def alternatives(schema: Schema) -> list[Schema]:
 
 def chosen(schema: Schema, node: Node) -> int | None:
     """The alternative that a mapping or list is meant to be; None when there is none."""
-    wanted = {Mapping: "object", Sequence: "array"}.get(type(node))
-    fits = [i for i, one in enumerate(alternatives(schema)) if one.get("type") == wanted]
-    if wanted is None or not fits:
+    kind_of_node = {Mapping: "object", Sequence: "array"}.get(type(node))
+    fits = [i for i, one in enumerate(alternatives(schema)) if one.get("type") == kind_of_node]
+    if kind_of_node is None or not fits:
         return None
     keys = set(node.entries) if isinstance(node, Mapping) else set()
     return max(fits, key=lambda i: len(keys & set(properties(alternatives(schema)[i]))))
 
 
 def properties(schema: Schema) -> dict[str, Schema]:
-    """The keys of a mapping that have a name in the contract."""
-    found: dict[str, Schema] = resolved(schema).get("properties", {})
-    return found
+    """The keys of a mapping that have a name in the schema."""
+    keys: dict[str, Schema] = resolved(schema).get("properties", {})
+    return keys
 
 
 def member(schema: Schema, key: str) -> Schema | None:
     """What stands under a key of a mapping; None when the key is unknown."""
     others = schema.get("additionalProperties")
-    found = properties(schema).get(key, others if isinstance(others, dict) else None)
-    return None if found is None else resolved(found)
+    inside = properties(schema).get(key, others if isinstance(others, dict) else None)
+    return None if inside is None else resolved(inside)
 
 
 def field(path: tuple[str, ...]) -> Schema | None:
     """The schema of a key by its path, through whichever alternative has it."""
-    schema: Schema | None = contract()
+    schema: Schema | None = spec_schema()
     for key in path:
         inside = [member(one, key) for one in alternatives(schema or {})]
-        schema = next((found for found in inside if found is not None), None)
+        schema = next((one for one in inside if one is not None), None)
     return schema
 
 
 def homes(key: str) -> list[str]:
     """Where in a spec a key of that name belongs, as dotted paths."""
-    return [".".join(path) for path in _paths(contract()) if path[-1] == key]
+    return [".".join(path) for path in _paths(spec_schema()) if path[-1] == key]
 
 
 def _paths(schema: Schema) -> Iterator[tuple[str, ...]]:
@@ -234,12 +234,12 @@ def _paths(schema: Schema) -> Iterator[tuple[str, ...]]:
 
 def scalar_types(schema: Schema) -> set[str]:
     """The JSON types that a single value may have."""
-    found: set[str] = set()
+    all_types: set[str] = set()
     for one in alternatives(schema):
         types = one.get("type", [])
-        found |= {types} if isinstance(types, str) else set(types)
-        found |= {"string" if isinstance(value, str) else "integer" for value in constants(one)}
-    return found - {"object", "array"}
+        all_types |= {types} if isinstance(types, str) else set(types)
+        all_types |= {"string" if isinstance(value, str) else "integer" for value in constants(one)}
+    return all_types - {"object", "array"}
 
 
 def constants(schema: Schema) -> list[Any]:

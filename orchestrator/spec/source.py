@@ -32,8 +32,8 @@ def read(path: Path) -> SpecText:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise SpecProblems([_undecodable(name, raw, error.start)]) from None
-    if found := UNWRITABLE.search(text):
-        raise SpecProblems([_unwritable(name, text, found.start())])
+    if character := UNWRITABLE.search(text):
+        raise SpecProblems([_unwritable(name, text, character.start())])
     return SpecText(name, tuple(LINE_END.split(text)))
 
 

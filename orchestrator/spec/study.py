@@ -10,15 +10,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from orchestrator.spec import schema as contracts
-from orchestrator.spec.instance import SpecInstance, written
-from orchestrator.spec.load import load, meant
+from orchestrator.spec import schema as schemas
+from orchestrator.spec.instance import SpecInstance, instance_of
+from orchestrator.spec.load import load, spec_of
 from orchestrator.spec.nodes import Entry, Mapping, Node, Scalar, parse
 from orchestrator.spec.nodes import Sequence as Items
 from orchestrator.spec.overrides import FLAG, apply, put
 from orchestrator.spec.problem import Problem, SpecPosition, SpecProblems, SpecText
 from orchestrator.spec.source import read
-from orchestrator.spec.validate import judge
+from orchestrator.spec.validate import validate
 from orchestrator.types.spec import Spec
 from orchestrator.types.study import Study, Trial
 
@@ -26,9 +26,8 @@ MOST_TRIALS = 1_000
 PODS, SEQUENCES = "resources.pods", "experiment.batch.sequences"
 SECTIONS = ("experiment", "resources", "run")
 FIXED = {"run.storage": "their runs lie beside the study"}
-Told = tuple[str, int, int, str, str]
-# Stands where the keys were taken out: they are a spec's, and judged as such.
-TAKEN_OUT = {"any": [0]}
+# A legal value in place of the keys to vary, which are validated as keys of a spec.
+PLACEHOLDER = {"any": [0]}
 
 
 def is_study(path: Path) -> bool:
@@ -42,40 +41,74 @@ def is_study(path: Path) -> bool:
 
 def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """The study of a file, its base changed by `--set`; `SpecProblems` has all that is wrong."""
+    applied = tuple(overrides)
     root, problems = parse(read(path))
-    taken = _take_out(root)
-    file = written(root, contracts.study_contract())
-    varied, faults = _varied(taken) if taken else ([], [])
-    if taken and "study" in file.value:
-        file.value["study"]["vary"] = TAKEN_OUT
-    judge(file, contracts.study_validator())
-    found = [*problems, *faults, *file.problems, *_overridden(varied, tuple(overrides))]
-    if not _varies_a_spec(file):
-        raise SpecProblems(found)
-    asked = file.value["study"]
-    base, scaling = path.parent / asked["base"], asked.get("scaling", "strong")
-    try:
-        _hold_exists(base, file.fields["study", "base"].node.place)
-        spec = load(base, overrides)
-    except SpecProblems as error:
-        raise SpecProblems([*found, *error.problems]) from None
-    weak = None
+    vary = _take_vary(root)
+    varied, form_problems = _varied(vary) if vary else ([], [])
+    file = _validated(root, vary)
+    problems += [*form_problems, *file.problems, *_overridden(varied, applied)]
+    base, spec = _load_base(file, path.parent, applied, problems)
+    section = file.value["study"]
+    scaling = section.get("scaling", "strong")
+    weak_problems: list[Problem] = []
     if scaling == "weak":
-        weak = _weak_faults(varied, spec, file.fields["study", "scaling"].node.place)
-    trials, wrong = _trials(base, tuple(overrides), varied, spec if weak == [] else None)
-    if not faults and not any(one.is_of_key(problem) for one in varied for problem in wrong):
-        found += weak or []  # a key that is misspelt may be the one that weak scaling wants
-    if found or wrong:
-        raise SpecProblems([*found, *wrong])
+        place = file.fields["study", "scaling"].node.place
+        weak_problems = _weak_problems(varied, spec, place)
+    weak = spec if scaling == "weak" and not weak_problems else None
+    trials, trial_problems = _trials(base, applied, varied, weak)
+    if not form_problems and not _wrong_keys(varied, trial_problems):
+        problems += weak_problems  # else the misspelt key may be the one for weak scaling
+    if problems or trial_problems:
+        raise SpecProblems([*problems, *trial_problems])
     return Study(
         name=file.value.get("name", f"{spec.name[:56]}-{scaling}"),
         scaling=scaling,
         vary=tuple(one.key for one in varied),
-        repeats=asked.get("repeats", 1),
-        after_failure=asked.get("after_failure", "stop"),
+        repeats=section.get("repeats", 1),
+        after_failure=section.get("after_failure", "stop"),
         trials=trials,
-        base=asked["base"],
+        base=section["base"],
     )
+
+
+def _take_vary(root: Node) -> Entry | None:
+    """The keys to vary, taken out of the file: the schema of a spec applies to their values."""
+    study = root.entries.get("study") if isinstance(root, Mapping) else None
+    inside = study.node if study else None
+    return inside.entries.pop("vary", None) if isinstance(inside, Mapping) else None
+
+
+def _validated(root: Node, vary: Entry | None) -> SpecInstance:
+    """The rest of the file, checked against the schema of a study."""
+    file = instance_of(root, schemas.study_schema())
+    if vary and "study" in file.value:
+        file.value["study"]["vary"] = PLACEHOLDER
+    validate(file, schemas.study_validator())
+    return file
+
+
+def _load_base(
+    file: SpecInstance, folder: Path, overrides: tuple[str, ...], problems: list[Problem]
+) -> tuple[Path, Spec]:
+    """The base and its spec; an error holds the problems of the study with those of the base."""
+    study = file.value.get("study") if isinstance(file.value, dict) else None
+    named = isinstance(study, dict) and study.get("base") is not None
+    if not named or file.is_rejected(("study", "base")):
+        raise SpecProblems(problems)
+    base = folder / file.value["study"]["base"]
+    if not base.exists():
+        place = file.fields["study", "base"].node.place
+        problem = place.problem("base-missing", "study.base", file=str(base))
+        raise SpecProblems([*problems, problem])
+    try:
+        return base, load(base, overrides)
+    except SpecProblems as error:
+        raise SpecProblems([*problems, *error.problems]) from None
+
+
+def _wrong_keys(varied: "list[_Varied]", problems: list[Problem]) -> bool:
+    """Whether a key to vary is wrong, and not only one of its values."""
+    return any(one.is_of_key(problem) for one in varied for problem in problems)
 
 
 @dataclass(frozen=True)
@@ -92,25 +125,11 @@ class _Varied:
         return problem.line == self.place.line and 0 <= col < len(self.key)
 
 
-def _varies_a_spec(file: SpecInstance) -> bool:
-    """Whether the file says, legally, which one."""
-    study = file.value.get("study") if isinstance(file.value, dict) else None
-    named = isinstance(study, dict) and study.get("base") is not None
-    return named and not file.is_spoiled(("study", "base"))
-
-
-def _take_out(root: Node) -> Entry | None:
-    """The keys that are varied, taken out of the file: what they may hold is a spec's affair."""
-    study = root.entries.get("study") if isinstance(root, Mapping) else None
-    inside = study.node if study else None
-    return inside.entries.pop("vary", None) if isinstance(inside, Mapping) else None
-
-
 def _varied(vary: Entry) -> tuple[list[_Varied], list[Problem]]:
     """The keys with their values, and what is wrong with their form."""
     if not isinstance(vary.node, Mapping) or not vary.node.entries:
         return [], [vary.key_place.problem("vary-form", "study.vary")]
-    found, faults = [], []
+    varied, faults = [], []
     for key, entry in vary.node.entries.items():
         place, node = entry.key_place, entry.node
         if key in FIXED:
@@ -122,13 +141,13 @@ def _varied(vary: Entry) -> tuple[list[_Varied], list[Problem]]:
             faults.append(node.place.problem("vary-values", f"study.vary.{key}"))
         else:
             faults += _repeated(key, node.items)
-            found.append(_Varied(key, place, node.items))
-    trials = prod(len(one.values) for one in found)
+            varied.append(_Varied(key, place, node.items))
+    trials = prod(len(one.values) for one in varied)
     if trials > MOST_TRIALS:
         fields: dict[str, Any] = {"trials": trials, "most": MOST_TRIALS}
         faults.append(vary.key_place.problem("too-many-trials", "study.vary", **fields))
         return [], faults
-    return found, faults
+    return varied, faults
 
 
 def _repeated(key: str, values: tuple[Node, ...]) -> list[Problem]:
@@ -161,12 +180,7 @@ def _overridden(varied: list[_Varied], overrides: tuple[str, ...]) -> list[Probl
     ]
 
 
-def _hold_exists(base: Path, place: SpecPosition) -> None:
-    if not base.exists():
-        raise SpecProblems([place.problem("base-missing", "study.base", file=str(base))])
-
-
-def _weak_faults(varied: list[_Varied], base: Spec, place: SpecPosition) -> list[Problem]:
+def _weak_problems(varied: list[_Varied], base: Spec, place: SpecPosition) -> list[Problem]:
     """In weak scaling the batch follows the pods, and only them."""
     keys, pods = [one.key for one in varied], base.resources.pods
     faults = {
@@ -183,18 +197,18 @@ def _trials(
     """Every combination as a spec, and all problems of all of them, each once."""
     source = read(base)
     trials: list[Trial] = []
-    problems: dict[Told, Problem] = {}
+    problems: dict[tuple[str, int, int, str, str], Problem] = {}
     points = product(*(one.values for one in varied))
     for number, values in enumerate(points, start=1):
         try:
             point = list(zip(varied, values, strict=True))
             trials.append(_trial(number, base.parent, source, overrides, point, weak))
         except SpecProblems as error:
-            problems |= {_once(problem): problem for problem in error.problems}
+            problems |= {_identity(problem): problem for problem in error.problems}
     return tuple(trials), list(problems.values())
 
 
-def _once(problem: Problem) -> Told:
+def _identity(problem: Problem) -> tuple[str, int, int, str, str]:
     return problem.file, problem.line, problem.col, problem.key, problem.message
 
 
@@ -220,17 +234,17 @@ def _trial(
             problems += put(root, SEQUENCES.split("."), one.place, batch)
         problems += put(root, one.key.split("."), one.place, value)
     applied = (*overrides, *(f"{key}={text}" for key, text in settings.items()))
-    return Trial(number=number, settings=settings, spec=meant(root, problems, folder, applied))
+    return Trial(number=number, settings=settings, spec=spec_of(root, problems, folder, applied))
 
 
 def _grown(pods: Node, base: Spec) -> Scalar:
     """The batch of so many pods, each with as many sequences as a pod of the base."""
     text = pods.text if isinstance(pods, Scalar) else ""
-    asked, of = base.experiment.batch.sequences, base.resources.pods.max
+    section, of = base.experiment.batch.sequences, base.resources.pods.max
     if not text.isdecimal() or int(text) < 1:
         raise SpecProblems([pods.place.problem("weak-pods", f"study.vary.{PODS}")])
-    if asked * int(text) % of:
-        fields: dict[str, Any] = {"pods": text, "sequences": asked, "base_pods": of}
-        fields["batch"] = asked * int(text) / of
+    if section * int(text) % of:
+        fields: dict[str, Any] = {"pods": text, "sequences": section, "base_pods": of}
+        fields["batch"] = section * int(text) / of
         raise SpecProblems([pods.place.problem("weak-batch", f"study.vary.{PODS}", **fields)])
-    return Scalar(pods.place, str(asked * int(text) // of), plain=True)
+    return Scalar(pods.place, str(section * int(text) // of), plain=True)

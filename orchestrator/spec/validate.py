@@ -5,35 +5,35 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
 
-from orchestrator.spec import schema as contracts
+from orchestrator.spec import schema as schemas
+from orchestrator.spec.expectations import key_suggestion, meant_key, must, shown, suggestion
 from orchestrator.spec.instance import Field, Path, SpecInstance, dotted
-from orchestrator.spec.messages import key_suggestion, meant_key, must, shown, suggestion
 from orchestrator.spec.nodes import Scalar
 from orchestrator.spec.problem import Problem, shortened
 
-Told = tuple[Path, Problem]
+Located = tuple[Path, Problem]
 
 
-def judge(spec: SpecInstance, validator: Draft202012Validator | None = None) -> None:
-    """Add every breach of the contract to a spec's problems."""
-    for error in (validator or contracts.validator()).iter_errors(spec.value):
-        for path, problem in _told(spec, error):
-            if not spec.is_spoiled(path):
-                spec.spoil(path, problem)
+def validate(spec: SpecInstance, validator: Draft202012Validator | None = None) -> None:
+    """Add every violation of the schema to the problems of a file."""
+    for error in (validator or schemas.validator()).iter_errors(spec.value):
+        for path, problem in _problems(spec, error):
+            if not spec.is_rejected(path):
+                spec.reject(path, problem)
 
 
-def _told(spec: SpecInstance, error: ValidationError) -> Iterator[Told]:
+def _problems(spec: SpecInstance, error: ValidationError) -> Iterator[Located]:
     path: Path = tuple(error.absolute_path)
     here, instance, schema = spec.fields[path], _any(error.instance), _any(error.schema)
     if "propertyNames" in error.relative_schema_path:
         yield _illegal_name(spec, path, instance)
     elif error.validator == "anyOf":
-        yield from _told_of_chosen(spec, path, error)
+        yield from _in_alternative(spec, path, error)
     elif error.validator == "additionalProperties":
         known = list(schema["properties"])
         yield from (_unknown(spec, path, key, known) for key in instance if key not in known)
     elif error.validator == "required":
-        yield from (_missing(path, here, key, schema) for key in _forgotten(schema, instance))
+        yield from (_missing(path, here, key, schema) for key in _missing_keys(schema, instance))
     elif error.validator == "uniqueItems":
         yield from _repeated(spec, path, instance)
     else:
@@ -45,59 +45,59 @@ def _any(value: object) -> Any:
     return value
 
 
-def _told_of_chosen(spec: SpecInstance, path: Path, error: ValidationError) -> Iterator[Told]:
+def _in_alternative(spec: SpecInstance, path: Path, error: ValidationError) -> Iterator[Located]:
     """What is wrong with the alternative that was meant, when a mapping or list shows which."""
     here = spec.fields[path]
-    index = contracts.chosen(here.schema or {}, here.node)
+    index = schemas.chosen(here.schema or {}, here.node)
     if index is None:
         yield _illegal(path, here)
         return
     for inner in error.context or ():
         if inner.relative_schema_path[0] == index:
-            yield from _told(spec, inner)
+            yield from _problems(spec, inner)
 
 
-def _illegal(path: Path, here: Field) -> Told:
+def _illegal(path: Path, here: Field) -> Located:
     schema = here.schema or {}
     fields = {"value": shown(here.node, schema), "expected": must(schema)}
     meant = suggestion(path, schema, here.node)
     return path, here.node.place.problem("illegal-value", dotted(path), meant, **fields)
 
 
-def _unknown(spec: SpecInstance, path: Path, key: str, known: list[str]) -> Told:
+def _unknown(spec: SpecInstance, path: Path, key: str, known: list[str]) -> Located:
     inside = (*path, key)
     place = spec.fields[inside].key_place
     name = dotted((*path, shortened(key)))
-    in_spec = spec.fields[()].schema is not contracts.chip_contract()
+    in_spec = spec.fields[()].schema is not schemas.chip_schema()
     meant = key_suggestion(key, known, in_spec=in_spec)
     return inside, place.problem("unknown-key", name, meant, expected=", ".join(known))
 
 
-def _missing(path: Path, here: Field, key: str, schema: contracts.Schema) -> Told:
+def _missing(path: Path, here: Field, key: str, schema: schemas.Schema) -> Located:
     inside = (*path, key)
-    wanted = contracts.member(schema, key) or {}
-    meant = suggestion(inside, wanted)
-    problem = here.key_place.problem("missing-key", dotted(inside), meant, expected=must(wanted))
+    expected = schemas.member(schema, key) or {}
+    meant = suggestion(inside, expected)
+    problem = here.key_place.problem("missing-key", dotted(inside), meant, expected=must(expected))
     return inside, problem
 
 
-def _forgotten(schema: contracts.Schema, instance: dict[str, Any]) -> list[str]:
+def _missing_keys(schema: schemas.Schema, instance: dict[str, Any]) -> list[str]:
     """The keys that are missing, but for those that an unknown key was meant to be."""
     known = list(schema["properties"])
     meant = {meant_key(key, known) for key in instance if key not in known}
     return [key for key in schema["required"] if key not in instance and key not in meant]
 
 
-def _illegal_name(spec: SpecInstance, path: Path, name: str) -> Told:
+def _illegal_name(spec: SpecInstance, path: Path, name: str) -> Located:
     inside = (*path, name)
-    wanted = contracts.resolved((spec.fields[path].schema or {})["propertyNames"])
+    expected = schemas.resolved((spec.fields[path].schema or {})["propertyNames"])
     place = spec.fields[inside].key_place
-    meant = suggestion((), wanted, Scalar(place, name, plain=True))
+    meant = suggestion((), expected, Scalar(place, name, plain=True))
     key = dotted((*path, shortened(name)))
-    return inside, place.problem("illegal-key", key, meant, expected=must(wanted))
+    return inside, place.problem("illegal-key", key, meant, expected=must(expected))
 
 
-def _repeated(spec: SpecInstance, path: Path, items: list[object]) -> Iterator[Told]:
+def _repeated(spec: SpecInstance, path: Path, items: list[object]) -> Iterator[Located]:
     for index, item in enumerate(items):
         inside = (*path, index)
         if item in items[:index]:

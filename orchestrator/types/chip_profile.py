@@ -22,8 +22,8 @@ Operation = Literal[
 class Benchmark:
     """An operation to time on `devices` devices at once, in so many processes.
 
-    A collective runs in every group of `group` devices that lie `stride` apart. `head_dim` is only
-    for attention.
+    A collective runs in every group of `group` devices that lie `stride` apart. `length` and
+    `head_dim` are those of attention.
     """
 
     operation: Operation
@@ -32,6 +32,7 @@ class Benchmark:
     processes: int = 1
     group: int = 1
     stride: int = 1
+    length: int = 0
     head_dim: int = 0
 
 

@@ -24,6 +24,7 @@ LineKind = Literal[
     "logits",
     # seconds of a device alone
     "matmul",
+    "unembedding",
     "matmul_recompute",
     "attention",
     "attention_recompute",
@@ -101,8 +102,9 @@ class Collective:
 class LedgerLine:
     """One line of a ledger: what it counts, how it was computed and from which numbers.
 
-    `resource` is what the seconds keep busy: mxu, hbm, host, dcn, or `ici`; latency occupies
-    nothing. It is None on a line of bytes. `sources` name entries of the catalog.
+    `resource` is what the seconds keep busy: mxu, hbm, host, or the links of a device group by its
+    name; latency occupies nothing. It is None on a line of bytes. `sources` name entries of the
+    catalog.
     """
 
     kind: LineKind
@@ -118,7 +120,7 @@ class LedgerLine:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPhase:
-    """What is alive at once in one part of the step."""
+    """What is in memory at once in one part of the step."""
 
     name: str
     lines: tuple[LedgerLine, ...]
@@ -193,7 +195,7 @@ class PlannedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSummary:
-    """How the plan was found."""
+    """What the search went through."""
 
     enumerated: int
     realizable: int

@@ -8,11 +8,15 @@ With any other name the inputs are arrays of its tokens: .npy, or .bin in the ty
 """
 
 import argparse
+import hashlib
+import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,7 @@ import numpy as np
 
 from orchestrator.errors import DataUnusable
 from orchestrator.types import codec
-from trainers.data.manifest import FILE_NAME, Manifest
-from trainers.data.shard_writer import ShardWriter
+from trainers.data.manifest import FILE_NAME, Manifest, Shard
 
 PIECE = 1 << 24
 END_OF_TEXT = 256
@@ -84,20 +87,46 @@ def _is_hidden(part: str) -> bool:
 
 
 def _write(folder: Path, inputs: list[Path], tokenizer: Tokenizer, shard_tokens: int) -> Manifest:
-    with ShardWriter(folder, tokenizer.dtype, shard_tokens) as writer:
-        for path in inputs:
-            for piece in _pieces(path, tokenizer):
-                writer.write(piece)
-    if not writer.shards:
+    pieces = (piece for path in inputs for piece in _pieces(path, tokenizer))
+    shards = tuple(
+        _write_shard(folder / f"tokens-{number:05d}.bin", (part for _, part in parts), tokenizer)
+        for number, parts in groupby(_cut(pieces, shard_tokens), key=itemgetter(0))
+    )
+    if not shards:
         raise DataUnusable(f"no token in {', '.join(map(str, inputs))}")
     manifest = Manifest(
         tokenizer=tokenizer.name,
         vocab=tokenizer.vocab,
         dtype="uint16" if tokenizer.dtype.itemsize == 2 else "uint32",
-        shards=tuple(writer.shards),
+        shards=shards,
     )
     (folder / FILE_NAME).write_text(codec.to_pretty_json(manifest))
     return manifest
+
+
+def _cut(pieces: Iterator[np.ndarray], shard_tokens: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Each piece with the number of its shard; a piece is cut where a shard is full."""
+    count = 0
+    for piece in pieces:
+        rest = piece
+        while len(rest):
+            number, used = divmod(count, shard_tokens)
+            part, rest = np.split(rest, [shard_tokens - used])
+            yield number, part
+            count += len(part)
+
+
+def _write_shard(path: Path, parts: Iterator[np.ndarray], tokenizer: Tokenizer) -> Shard:
+    digest, tokens = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for part in parts:
+            data = part.astype(tokenizer.dtype).tobytes()
+            file.write(data)
+            digest.update(data)
+            tokens += len(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return Shard(file=path.name, tokens=tokens, sha256=digest.hexdigest())
 
 
 def _pieces(path: Path, tokenizer: Tokenizer) -> Iterator[np.ndarray]:

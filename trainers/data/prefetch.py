@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from queue import Empty, Full, Queue
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -26,12 +25,7 @@ class Prefetched(Generic[T]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._thread.join()
 

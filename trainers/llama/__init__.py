@@ -1,7 +1,7 @@
-"""Trainer llama: Llama-family pre-training. Read in this order:
+"""Pre-training of Llama-family models. Read in this order:
 
-parameters  every tensor that is trained, its shape and sharding
-model       the forward pass of one chip, every exchange in sight
+parameters  the tree of parameters, from the description of the network
+model       the forward pass of one chip, every collective in sight
 step        microbatches, the reduction of gradients, the optimizer; the Program
 """
 

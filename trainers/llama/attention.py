@@ -1,6 +1,6 @@
-"""Trainer llama: causal attention of a chip's own queries to all keys, never [S, S] in memory.
+"""Causal attention of a chip's own queries to all keys, never [S, S] in memory.
 
-One interface, three kernels; the platform of the mesh decides. Queries are this chip's shard in
+One interface, three kernels; the platform of the mesh selects one. Queries are this chip's shard in
 zigzag order, keys and values the whole sequence in natural order:
 
     attend(q [b, S/s, N/Y, H], k [b, S, K/Y, H], v [b, S, K/Y, H]) -> [b, S/s, N/Y, H]
@@ -24,7 +24,7 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 def attention(platform: str, compute: jnp.dtype, length: int, ways: int) -> Attend:
     """The kernel for a platform and compute type, for sequences of `length` in `ways` shards.
 
-    cuDNN has no fp32, and no mask for a shard in zigzag order: there NVIDIA takes `blockwise`.
+    cuDNN has no fp32 and no mask for a shard in zigzag order; NVIDIA then uses `blockwise`.
     """
     if platform == "tpu":
         return splash(length, ways)

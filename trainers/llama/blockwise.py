@@ -1,4 +1,4 @@
-"""Trainer llama: flash attention in plain JAX, forward and backward, for any platform.
+"""Flash attention in plain JAX, forward and backward, for any platform.
 
 b sequences, T queries of this chip, S keys, K kv heads, G query heads a kv head, H head_dim
 """

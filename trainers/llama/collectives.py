@@ -1,7 +1,7 @@
-"""Trainer llama: what the chips exchange, with what goes backward where autodiff's choice differs.
+"""The collectives of the trainer, with their backward passes where autodiff would choose others.
 
-Inside the body every loss and gradient is this chip's part of a sum over all chips. So a gather's
-transpose is a reduce-scatter, and what a parameter gets from elsewhere is added here by name.
+Inside the body every loss and gradient is this chip's part of a sum over all chips. So the
+transpose of a gather is a reduce-scatter, and gradients from other chips are added explicitly.
 """
 
 from functools import partial
@@ -32,9 +32,9 @@ def whole(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
 def summed(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
     """The chips' parts added up, each chip keeping its shard along a dimension.
 
-    That dimension is cut into (chip, rest) first: scattered uncut, XLA pads it on TPU, or makes an
-    all-reduce of it where the dimensions before it are 1. TPU cannot reduce-scatter over an odd
-    number of chips.
+    The dimension is first reshaped to (chip, rest). Without that XLA pads it on TPU, or uses an
+    all-reduce if the dimensions before it are 1. TPU cannot reduce-scatter over an odd number of
+    chips.
     """
     ways = jax.lax.axis_size(axes)
     if ways == 1:
@@ -58,10 +58,7 @@ summed.defvjp(
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def matrix(shard: jax.Array, dimension: int, compute: Any, wire: Any) -> jax.Array:
-    """A matrix whole along d_model, in the compute type; it travels in that type.
-
-    Its gradient travels in the `wire` type.
-    """
+    """A matrix gathered along d_model. It travels in the compute type, its gradient in `wire`."""
     return whole(shard.astype(compute), WEIGHTS, dimension)
 
 
@@ -88,8 +85,8 @@ def added(x: jax.Array, axes: Axes) -> jax.Array:
 def reduced(gradients: Leaves, shardings: Shardings, wire: Any) -> Leaves:
     """Parameters' gradients, added up over all chips that hold them, in fp32.
 
-    First over the chips of a slice where one is repeated, then in three steps over replicas, so
-    that only 1/data of it crosses pods: scattered over `data`, added over `pods`, gathered back.
+    First over the chips of a slice that repeat the parameter, then over replicas in three steps, so
+    that only 1/data of it crosses pods: scatter over `data`, add over `pods`, gather back.
     """
     sent = [
         added(gradient.astype(wire), repeats(sharding))
@@ -103,7 +100,7 @@ def reduced(gradients: Leaves, shardings: Shardings, wire: Any) -> Leaves:
 
 
 def _over_replicas(gradients: Leaves) -> Leaves:
-    """They travel as one: cut alone into a part for every chip, each would be padded."""
+    """They travel as one: each alone would be padded to a whole part for every chip."""
     parcel = jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
     quantum = jax.lax.axis_size("data") * TILE[0] * TILE[1]
     padded = jnp.pad(parcel, (0, -parcel.size % quantum)).reshape(-1, *TILE)
@@ -140,10 +137,10 @@ reduced_in_backward.defvjp(_same, _reduce)
 
 @jax.custom_vjp
 def together_in_backward(x: jax.Array, parameter: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both themselves; the backward pass goes on from x once the parameter's gradient is there.
+    """Both unchanged; the backward pass continues from x once the parameter's gradient is ready.
 
-    Else the compiler may leave the scattering of a large gradient for later, and all layers go
-    backward beside the whole of it.
+    Otherwise the compiler may delay the scatter of a large gradient, which then stays whole in
+    memory while all layers go backward.
     """
     return x, parameter
 

@@ -1,4 +1,4 @@
-"""Trainer llama: word vectors from a vocabulary split over `tensor`."""
+"""Word vectors from a vocabulary split over `tensor`."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from trainers.llama.axes import TENSOR
 def lookup(table: jax.Array, words: jax.Array) -> jax.Array:
     """Vectors [b, T, D] of words [b, T] from this chip's table [V/Y, D]; zero for others' words.
 
-    Its gradient adds up in fp32: a frequent word gets many small parts.
+    Its gradient is summed in fp32, because a frequent word gets many small parts.
     """
     own, is_own = _own(table, words)
     return jnp.where(is_own[..., None], table[own], 0)

@@ -1,9 +1,9 @@
-"""Trainer llama: next-token loss over a vocabulary split over `tensor`, a chunk of tokens at once.
+"""Next-token loss over a vocabulary split over `tensor`, one chunk of tokens at a time.
 
     M tokens of this tensor group, C tokens of a chunk, D d_model, V/Y words of this chip
 
-The whole logits [M, V] never exist. The gradients are made in the same pass as the loss, while a
-chunk's logits are at hand, so that the logits are not computed twice.
+The whole logits [M, V] never exist. Each chunk computes loss and gradients in one pass, so that no
+logits are computed twice.
 """
 
 from functools import partial

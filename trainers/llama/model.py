@@ -1,4 +1,4 @@
-"""Trainer llama: the forward pass, as each chip runs it, every exchange with others in sight.
+"""The forward pass as each chip runs it, every collective in sight.
 
     b sequences, S positions split s ways over `sequence`, D d_model, F d_ff, N heads, K kv heads,
     H head_dim, V vocabulary; Y ways of `tensor` (kv heads: K/Y, at least one)
@@ -6,6 +6,7 @@
 Between blocks the residual stream is split over `tensor` too, by position: [b, S/(s Y), D].
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +15,10 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from orchestrator.network.decoder import BLOCK_INPUT
+from orchestrator.network.mlp import INPUTS
+from orchestrator.network.mlp import kind_of as mlp_kind
 from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Model
 from trainers.llama import zigzag
 from trainers.llama.attention import Attend
 from trainers.llama.axes import SEQUENCE, TENSOR
@@ -35,8 +39,8 @@ DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 
 
 @dataclass(frozen=True)
-class Network:
-    """A plan's model and the attention of its platform."""
+class Runtime:
+    """A plan's model and the attention kernel of its platform."""
 
     plan: Plan
     attend: Attend
@@ -46,12 +50,12 @@ class Network:
         return self.plan.mesh[SEQUENCE]
 
     def matrix(self, shard: jax.Array, dimension: int) -> jax.Array:
-        """A matrix as the chips along `fsdp` and `sequence` hold it together."""
+        """A matrix gathered from the chips along `fsdp` and `sequence`."""
         precision = self.plan.precision
         return matrix(shard, dimension, DTYPES[precision.compute], DTYPES[precision.gradients])
 
 
-def batch_loss(net: Network, parameters: Parameters, inputs: jax.Array, targets: jax.Array) -> Loss:
+def batch_loss(net: Runtime, parameters: Parameters, inputs: jax.Array, targets: jax.Array) -> Loss:
     """This chip's share of the loss summed over tokens. inputs, targets [b, S/s]."""
     parameters = _at_once(net, parameters, layers=False)
     x = stream(net, parameters, inputs)
@@ -63,7 +67,7 @@ def batch_loss(net: Network, parameters: Parameters, inputs: jax.Array, targets:
     return token_loss(tokens, table, targets.reshape(-1), net.plan.optimizer.z_loss)
 
 
-def stream(net: Network, parameters: Parameters, words: jax.Array) -> jax.Array:
+def stream(net: Runtime, parameters: Parameters, words: jax.Array) -> jax.Array:
     """Words [b, S/s] -> the residual stream after the last block [b, S/(s Y), D]."""
     table = net.matrix(parameters["embedding"], 1)  # [V/Y, D]
     x = summed(lookup(table, words), TENSOR, 1)  # [b, S/(s Y), D]
@@ -77,7 +81,7 @@ def stream(net: Network, parameters: Parameters, words: jax.Array) -> jax.Array:
     return x
 
 
-def block(net: Network, layer: Parameters, x: jax.Array, angles: jax.Array) -> jax.Array:
+def block(net: Runtime, layer: Parameters, x: jax.Array, angles: jax.Array) -> jax.Array:
     """One transformer block. x [b, S/(s Y), D], layer: one layer's shards."""
     x = checkpoint_name(x, BLOCK_INPUT)
     x = x + attention_part(net, layer, norm(net, x, layer["attention_norm"]), angles)
@@ -85,8 +89,8 @@ def block(net: Network, layer: Parameters, x: jax.Array, angles: jax.Array) -> j
     return x + mlp_part(net, layer, norm(net, x, layer["mlp_norm"]))
 
 
-def attention_part(net: Network, layer: Parameters, y: jax.Array, angles: jax.Array) -> jax.Array:
-    """What attention adds to the stream. y [b, S/(s Y), D]"""
+def attention_part(net: Runtime, layer: Parameters, y: jax.Array, angles: jax.Array) -> jax.Array:
+    """The attention's addition to the stream. y [b, S/(s Y), D]"""
     shards = [layer[name] for name in ("query", "key", "value")]  # [D/X, heads of each, H]
     made = in_order(gathered_matmul(y, net.matrix(side_by_side(shards), 0)))
     made = made.reshape(*made.shape[:2], -1, net.plan.model.head_dim)  # [b, S/s, (N + 2 K)/Y, H]
@@ -101,29 +105,35 @@ def attention_part(net: Network, layer: Parameters, y: jax.Array, angles: jax.Ar
     return matmul_scattered(as_come(y.reshape(*y.shape[:2], -1)), output)
 
 
-def mlp_part(net: Network, layer: Parameters, y: jax.Array) -> jax.Array:
-    """What the MLP adds to the stream: SwiGLU, or GELU where nothing gates. y [b, S/(s Y), D]"""
-    gated = net.plan.model.gated
-    shards = [layer["gate"], layer["up"]] if gated else [layer["up"]]  # [D/X, F/Y]
-    made = gathered_matmul(y, net.matrix(side_by_side(shards), 0))  # Groups of 2 F/Y, or F/Y
-    made = jax.tree.map(lambda m: inner(m, gated), made)
-    return matmul_scattered(made, net.matrix(layer["down"], 1))
+def mlp_part(net: Runtime, layer: Parameters, y: jax.Array) -> jax.Array:
+    """The MLP's addition to the stream. y [b, S/(s Y), D]"""
+    names = INPUTS[mlp_kind(net.plan.model)]
+    shards = [layer[name] for name in names]  # [D/X, F/Y]
+    products = gathered_matmul(y, net.matrix(side_by_side(shards), 0))  # Groups of 2 F/Y, or F/Y
+    hidden = jax.tree.map(partial(activation, net.plan.model), products)
+    return matmul_scattered(hidden, net.matrix(layer["down"], 1))
 
 
-def inner(made: jax.Array, gated: bool) -> jax.Array:
-    """What the MLP's last matrix takes."""
-    if not gated:
-        return jax.nn.gelu(checkpoint_name(made, "up"))
-    gate, up = jnp.split(made, 2, axis=-1)
-    return jax.nn.silu(checkpoint_name(gate, "gate")) * checkpoint_name(up, "up")
+ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
+    "swiglu": lambda gate, up: jax.nn.silu(gate) * up,
+    "gelu": jax.nn.gelu,
+}
+
+
+def activation(model: Model, products: jax.Array) -> jax.Array:
+    """The input of the MLP's last matmul, from the products of its first matmuls side by side."""
+    kind = mlp_kind(model)
+    parts = jnp.split(products, len(INPUTS[kind]), axis=-1)
+    named = zip(parts, INPUTS[kind], strict=True)
+    return ACTIVATIONS[kind](*(checkpoint_name(part, name) for part, name in named))
 
 
 def side_by_side(shards: list[jax.Array]) -> jax.Array:
-    """Matrices [D/X, ...] that take the same input, as one: they travel and multiply together."""
+    """Matrices [D/X, ...] with the same input, as one: they travel and multiply together."""
     return jnp.concatenate([shard.reshape(shard.shape[0], -1) for shard in shards], axis=1)
 
 
-def norm(net: Network, x: jax.Array, scale: jax.Array) -> jax.Array:
+def norm(net: Runtime, x: jax.Array, scale: jax.Array) -> jax.Array:
     """RMSNorm over D, in fp32."""
     wide = x.astype(jnp.float32)
     mean_square = jnp.mean(wide**2, axis=-1, keepdims=True)
@@ -131,7 +141,7 @@ def norm(net: Network, x: jax.Array, scale: jax.Array) -> jax.Array:
     return (normed * scale).astype(x.dtype)
 
 
-def rotary_angles(net: Network) -> jax.Array:
+def rotary_angles(net: Runtime) -> jax.Array:
     """RoPE angles of this chip's positions [S/s, H/2]."""
     model = net.plan.model
     exponents = jnp.arange(0, model.head_dim, 2) / model.head_dim
@@ -147,7 +157,7 @@ def rotated(x: jax.Array, angles: jax.Array) -> jax.Array:
     return turned.astype(x.dtype)
 
 
-def _at_once(net: Network, parameters: Parameters, layers: bool) -> Parameters:
+def _at_once(net: Runtime, parameters: Parameters, layers: bool) -> Parameters:
     """Where the plan reduces layer by layer, parameters whose gradients are reduced on the way.
 
     Those of a layer are reduced as one, the others as each is there.

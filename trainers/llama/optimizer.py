@@ -1,4 +1,4 @@
-"""Trainer llama: AdamW on each chip's own shards, inside the body.
+"""AdamW on each chip's own shards, inside the body.
 
 Matrices decay, the two vocabulary tables among them; norm scales do not.
 """
@@ -25,30 +25,30 @@ def total_steps(plan: Plan) -> int:
 
 
 def learning_rate(plan: Plan) -> optax.Schedule:
-    """Of the step with that index: the first step of warm-up has 1 / warmup_steps of the peak."""
-    asked = plan.optimizer
-    warmup = optax.linear_schedule(0.0, asked.peak_lr, asked.warmup_steps)
-    rest = _after_warmup(asked, max(1, total_steps(plan) - asked.warmup_steps))
-    whole = optax.join_schedules([warmup, rest], [asked.warmup_steps])
+    """The learning rate by step: the first step of warm-up has 1 / warmup_steps of the peak."""
+    options = plan.optimizer
+    warmup = optax.linear_schedule(0.0, options.peak_lr, options.warmup_steps)
+    rest = _after_warmup(options, max(1, total_steps(plan) - options.warmup_steps))
+    whole = optax.join_schedules([warmup, rest], [options.warmup_steps])
     return lambda step: whole(step + 1)
 
 
-def _after_warmup(asked: Optimizer, steps: int) -> optax.Schedule:
-    if asked.decay == "cosine":
-        floor = asked.end_lr / asked.peak_lr
-        return optax.cosine_decay_schedule(asked.peak_lr, steps, alpha=floor)
-    end = asked.end_lr if asked.decay == "linear" else asked.peak_lr
-    return optax.linear_schedule(asked.peak_lr, end, steps)
+def _after_warmup(options: Optimizer, steps: int) -> optax.Schedule:
+    if options.decay == "cosine":
+        floor = options.end_lr / options.peak_lr
+        return optax.cosine_decay_schedule(options.peak_lr, steps, alpha=floor)
+    end = options.end_lr if options.decay == "linear" else options.peak_lr
+    return optax.linear_schedule(options.peak_lr, end, steps)
 
 
 def adamw(plan: Plan) -> optax.GradientTransformation:
-    asked = plan.optimizer
+    options = plan.optimizer
     return optax.adamw(
         learning_rate(plan),
-        b1=asked.beta1,
-        b2=asked.beta2,
-        eps=asked.epsilon,
-        weight_decay=asked.weight_decay,
+        b1=options.beta1,
+        b2=options.beta2,
+        eps=options.epsilon,
+        weight_decay=options.weight_decay,
         mask=matrices(plan.model),
     )
 
@@ -70,7 +70,7 @@ def state_shardings(plan: Plan, state: Tree) -> Tree:
 
 
 def global_norm(gradients: Parameters, specs: Parameters) -> jax.Array:
-    """Norm of all gradients together. Where chips repeat a parameter, each counts its fraction."""
+    """The norm of all gradients. Chips that repeat a parameter each count a fraction of it."""
 
     def squares(gradient: jax.Array, sharding: P) -> jax.Array:
         return jnp.sum(gradient**2) / jax.lax.axis_size(repeats(sharding))
@@ -84,7 +84,7 @@ def update(
 ) -> tuple[Parameters, Tree, jax.Array]:
     """Parameters and optimizer state after a step, and the gradients' norm before clipping.
 
-    All arithmetic is in fp32; each result takes the type its place had.
+    All arithmetic is in fp32; each result keeps the type of what it replaces.
     """
     size = global_norm(gradients, shardings(plan.model))
     if plan.optimizer.clip_norm > 0:

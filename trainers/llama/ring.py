@@ -1,14 +1,14 @@
-"""Trainer llama: collective matmuls, where what travels over `tensor` hides behind the products.
+"""Collective matmuls: transfers over `tensor` overlap with the products.
 
     b sequences, Y chips in the ring, each with t positions of its own; T = Y t
 
 A product with a gathered input starts with the chip's own positions while its neighbours' are on
-their way. A product that is added up and scattered sends what it has while it makes the rest. Both
+their way. A product that is summed and scattered sends what it has while it computes the rest. Both
 directions of the ring are used, Y/2 hops each. All hops but the first and the last are one loop: on
-thousands of chips who sends to whom is most of the program, and each hop says it again.
+thousands of chips the lists of senders and receivers are most of the program, once for each hop.
 
-Everyone's positions are held as they come, nothing copied into place. What treats every position
-alike can stay in that order: `jax.tree.map` over Groups.
+Positions stay in the order of arrival; nothing is copied into place. An operation on each position
+alone can work in that order: `jax.tree.map` over Groups.
 """
 
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ def gathered_matmul(x: jax.Array, weight: jax.Array) -> Groups:
 
 @jax.custom_vjp
 def matmul_scattered(groups: Groups, weight: jax.Array) -> jax.Array:
-    """Everyone's products added up, own positions kept: Groups of F, weight [F, D] -> [b, t, D]."""
+    """Everyone's products summed, for own positions: Groups of F, weight [F, D] -> [b, t, D]."""
     return _scattered(groups, weight)
 
 
@@ -103,9 +103,9 @@ def _gathered(x: jax.Array, weight: jax.Array) -> tuple[Groups, Groups]:
 
 
 def _scattered(groups: Groups, weight: jax.Array) -> jax.Array:
-    """Everyone's products for this chip, added up: the farthest set out first.
+    """Everyone's products for this chip, summed: the farthest are sent first.
 
-    What waits to be sent on is on its way while the next product is made.
+    A partial sum travels while the next product is computed.
     """
 
     def sides(pair: jax.Array) -> list[jax.Array]:
@@ -127,12 +127,12 @@ def _scattered(groups: Groups, weight: jax.Array) -> jax.Array:
 
 
 def _sent_on(waiting: list[jax.Array]) -> list[jax.Array]:
-    """What reaches this chip of the sums that wait: those for behind, then those for ahead."""
+    """The waiting sums that reach this chip: those for behind, then those for ahead."""
     return [_sent(x, step) for x, step in zip(waiting, (-1, 1), strict=False)]
 
 
 def _sent(x: jax.Array, step: int) -> jax.Array:
-    """What the chip `step` behind holds."""
+    """The value of the chip `step` behind."""
     ways = jax.lax.axis_size(TENSOR)
     return jax.lax.ppermute(x, TENSOR, [(chip, (chip + step) % ways) for chip in range(ways)])
 

@@ -1,4 +1,4 @@
-"""Trainer llama: splash attention, the TPU's kernel, for a shard in zigzag order."""
+"""Splash attention, the TPU's kernel, for a shard in zigzag order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Trainer llama: the step, one `shard_map` manual over all mesh axes, and its Program."""
+"""The step, one `shard_map` manual over all mesh axes, and its Program."""
 
 from functools import partial
 from typing import Any
@@ -17,20 +17,20 @@ from trainers.llama.attention import attention
 from trainers.llama.axes import BATCH, MESH, SEQUENCE, with_copies
 from trainers.llama.collectives import added, reduced
 from trainers.llama.loss import Loss
-from trainers.llama.model import DTYPES, Network, batch_loss
+from trainers.llama.model import DTYPES, Runtime, batch_loss
 
 Tree = Any
 TOKENS = P(BATCH, SEQUENCE)  # of every batch leaf [sequences, length]
-# The start runs once; optimizing its random numbers took four times as long as making them.
+# Initialization runs once; optimizing its program took four times as long as running it.
 ONCE = {"xla_backend_optimization_level": "0"}
 
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
-    """The plan on that mesh."""
+    """The program of a plan on a mesh."""
     mesh = with_copies(mesh, plan.model.kv_heads)
     ways = plan.mesh[SEQUENCE]
     compute = DTYPES[plan.precision.compute]
-    net = Network(plan, attention(_platform(mesh), compute, plan.batch.length, ways))
+    net = Runtime(plan, attention(_platform(mesh), compute, plan.batch.length, ways))
     start = partial(_start, plan)
     state = _placed(mesh, jax.eval_shape(start, 0), _state_specs(plan))
     shape = (plan.batch.sequences, plan.batch.length)
@@ -82,7 +82,7 @@ def _shardings(shapes: Tree) -> Tree:
     return jax.tree.map(lambda shape: shape.sharding, shapes)
 
 
-def _jitted(net: Network, mesh: Mesh | AbstractMesh, state: Tree) -> jax.stages.Wrapped:
+def _jitted(net: Runtime, mesh: Mesh | AbstractMesh, state: Tree) -> jax.stages.Wrapped:
     specs = _state_specs(net.plan)
     body = jax.shard_map(
         partial(train_step, net),
@@ -97,9 +97,9 @@ def _jitted(net: Network, mesh: Mesh | AbstractMesh, state: Tree) -> jax.stages.
 
 
 def train_step(
-    net: Network, state: dict[str, Tree], batch: dict[str, jax.Array]
+    net: Runtime, state: dict[str, Tree], batch: dict[str, jax.Array]
 ) -> tuple[dict[str, Tree], dict[str, jax.Array]]:
-    """What one chip does in a step, with its shards of state and batch [rows, S/s]."""
+    """The step of one chip, with its shards of state and batch [rows, S/s]."""
     plan = net.plan
     loss, gradients = accumulated(net, state["parameters"], batch)
     if plan.gradient_reduction == "at_end":
@@ -120,7 +120,7 @@ def train_step(
     return state, metrics
 
 
-def accumulated(net: Network, weights: Tree, batch: dict[str, jax.Array]) -> tuple[Loss, Tree]:
+def accumulated(net: Runtime, weights: Tree, batch: dict[str, jax.Array]) -> tuple[Loss, Tree]:
     """This chip's part of the summed loss and of the mean loss's gradient, which is fp32."""
     count = net.plan.batch.microbatches
     differentiate = jax.value_and_grad(partial(_mean_loss, net), has_aux=True)
@@ -142,11 +142,11 @@ def accumulated(net: Network, weights: Tree, batch: dict[str, jax.Array]) -> tup
     return loss, gradients
 
 
-def _mean_loss(net: Network, weights: Tree, batch: dict[str, jax.Array]) -> tuple[jax.Array, Loss]:
+def _mean_loss(net: Runtime, weights: Tree, batch: dict[str, jax.Array]) -> tuple[jax.Array, Loss]:
     loss = batch_loss(net, weights, batch["inputs"], batch["targets"])
     return loss.objective / net.plan.batch.tokens, loss
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:
-    """A mesh without devices is traced as a CPU's."""
+    """The platform of a mesh; one without devices is traced as a CPU's."""
     return "cpu" if isinstance(mesh, AbstractMesh) else str(mesh.devices.flat[0].platform)

@@ -1,4 +1,4 @@
-"""Trainer llama: the order of positions over `sequence`, so that causal work is even.
+"""The order of positions over `sequence`, so that causal work is even.
 
 A sequence is cut into 2 s chunks; of s shards, shard i holds chunks i and 2 s - 1 - i. Every shard
 then attends to the same number of keys. With one shard the order is the natural one.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isqrt, log2
 from typing import Any
 
 import jax
@@ -13,8 +12,6 @@ from trainers.llama.model import DTYPES
 
 GROUP = "group"  # the mesh axis of a collective
 WIDTH = 256
-HEADS = 4
-LENGTHS = (16, 512)  # shortest and longest sequence for attention
 MATMULS = 3  # forward, and backward for the input and for the weight
 ATTENTION_PASSES = 9 / 2  # forward and backward, in forward passes, as the ledger counts
 ELEMENTWISE_TOUCHES = 3 * 4  # two inputs and a result; forward, again, and twice as much backward
@@ -57,19 +54,22 @@ def matmul(benchmark: Benchmark, amount: float) -> Work:
 
 
 def attend(benchmark: Benchmark, amount: float) -> Work:
-    """The trainer's attention, forward and backward, on sequences of one block."""
-    per_score = 4 * ATTENTION_PASSES * HEADS * benchmark.head_dim
-    shortest, longest = LENGTHS
-    length = max(shortest, min(longest, 2 ** int(log2(isqrt(int(amount / per_score)) or 1))))
-    sequences = max(1, round(amount / per_score / length**2))
+    """The trainer's attention of one sequence with many heads, forward and backward."""
+    length, head_dim = benchmark.length, benchmark.head_dim
+    heads = round(amount / head_flops(benchmark))
     kernel = attention(jax.devices()[0].platform, DTYPES[benchmark.dtype], length, 1)
 
     def body(tree: Any) -> Any:
         y, backward = jax.vjp(kernel, *tree)
         return jax.tree.map(lambda x, dx: x + SMALL * dx, tree, backward(y))
 
-    heads = array(benchmark, sequences, length, HEADS, benchmark.head_dim)
-    return Work(body, (heads,) * 3, per_score * sequences * length**2)
+    start = (array(benchmark, 1, length, heads, head_dim),) * 3
+    return Work(body, start, heads * head_flops(benchmark))
+
+
+def head_flops(benchmark: Benchmark) -> float:
+    """FLOPs of one head's attention over one sequence."""
+    return 4 * ATTENTION_PASSES * benchmark.head_dim * benchmark.length**2
 
 
 def elementwise(benchmark: Benchmark, amount: float) -> Work:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.types.chip_profile import Benchmark, Operation, Timing
-from trainers.microbenchmarks.operations import GROUP, Work, work
+from trainers.microbenchmarks.operations import GROUP, Work, head_flops, work
 
 AXES = ("outer", GROUP, "inner")
 RUN_S = 0.02  # a run repeats its work until it takes about this long
@@ -22,7 +22,7 @@ COLLECTIVE_BYTES = (2.0**10, 2.0**18, 2.0**22)
 # A rate depends on the size: the largest copies and scores leave the cache.
 AMOUNTS: dict[Operation, tuple[float, ...]] = {
     "matmul": (1e6, 3e7, 5e8),
-    "attention": (2e7, 3e8, 1.2e9),
+    "attention": (2e7, 3e8, 1e9),
     "elementwise": (2e5, 5e6),
     "copy": (1e5, 3e6, 5e7),
 }
@@ -35,7 +35,7 @@ def timings(benchmarks: Iterable[Benchmark], devices: Sequence[jax.Device]) -> l
     for benchmark in benchmarks:
         chosen = np.array(devices[: benchmark.devices])
         mesh = Mesh(chosen.reshape(-1, benchmark.group, benchmark.stride), AXES)
-        for amount in AMOUNTS.get(benchmark.operation, COLLECTIVE_BYTES):
+        for amount in amounts(benchmark):
             one = work(benchmark, amount)
             cases.append((benchmark, one.amount, compile_run(mesh, one)))
     rounds = [[run() for _, _, run in cases] for _ in range(ROUNDS)]
@@ -43,6 +43,15 @@ def timings(benchmarks: Iterable[Benchmark], devices: Sequence[jax.Device]) -> l
     for (benchmark, amount, _), seconds in zip(cases, zip(*rounds, strict=True), strict=True):
         runs.setdefault(benchmark, {})[amount] = seconds
     return [timing(benchmark, by_amount) for benchmark, by_amount in runs.items()]
+
+
+def amounts(benchmark: Benchmark) -> list[float]:
+    """The amounts of work to time. Attention takes whole heads, at least one more each time."""
+    of_operation = AMOUNTS.get(benchmark.operation, COLLECTIVE_BYTES)
+    if benchmark.operation != "attention":
+        return list(of_operation)
+    head = head_flops(benchmark)
+    return [max(least, round(one / head)) * head for least, one in enumerate(of_operation, 1)]
 
 
 def timing(benchmark: Benchmark, runs: dict[float, tuple[float, ...]]) -> Timing:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 FRAME = re.compile(r"(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}")
 LOCATION = re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
 NAME = re.compile(r'(\d+) "(.*)"')
+NO_TRAINERS = ("/jax/", "/lib/python", "/site-packages/", "/orchestrator/")
 TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
@@ -42,10 +43,19 @@ class SourceTables:
 
 
 def trainer_line(place: SourceLine) -> str:
-    """`trainers/llama/collectives.py:62 (reduced)`; empty for a line of another package."""
-    _, folder, inside = place.file.rpartition("trainers/")
+    """`trainers/llama/collectives.py:62 (reduced)`; empty for a line of a library or of orch."""
+    path = _trainer_path(place.file)
     function = place.function.replace("<locals>.", "")
-    return f"trainers/{inside}:{place.line} ({function})" if folder else ""
+    return f"{path}:{place.line} ({function})" if path else ""
+
+
+def _trainer_path(file: str) -> str:
+    """Its path below `trainers/`; for a trainer from elsewhere, its last folder and its name."""
+    _, folder, inside = file.rpartition("trainers/")
+    if folder:
+        return f"{folder}{inside}"
+    is_trainer = file.startswith("/") and not any(part in file for part in NO_TRAINERS)
+    return "/".join(file.rsplit("/", 2)[1:]) if is_trainer else ""
 
 
 def source_tables(lines: list[str]) -> SourceTables:

@@ -12,7 +12,7 @@ from orchestrator.explain.published import agreement
 from orchestrator.render import explain_screen
 from orchestrator.types.spec import Spec
 from tests.asks import spec_of
-from tests.sheets import quotes_of, sheet_of
+from tests.explanations import explanation_of, quotes_of
 
 BOOK, TRAINING = "scaling-book-llama", "scaling-book-training"
 FIRST, NOTES = "scaling-book-llama-first", "scaling-notes"
@@ -163,12 +163,14 @@ def quoted_titles(spec: Spec) -> list[str]:
 def test_a_question_is_quoted_for_its_own_slices() -> None:
     """The one-pod question also on four, which go on from it; 405B on H100 for any 405B."""
     titles = {key: question.title for key, question in catalog.questions().items()}
-    assert [entry.title for entry in sheet_of("70b-one-pod").quotes] == [titles["70b-one-pod"]]
-    assert [entry.title for entry in sheet_of("70b-four-pods").quotes] == [
+    assert [entry.title for entry in explanation_of("70b-one-pod").quotes] == [
+        titles["70b-one-pod"]
+    ]
+    assert [entry.title for entry in explanation_of("70b-four-pods").quotes] == [
         titles["70b-one-pod"],
         titles["70b-four-pods"],
     ]
-    assert [entry.title for entry in sheet_of("405b-eight-pods").quotes] == [
+    assert [entry.title for entry in explanation_of("405b-eight-pods").quotes] == [
         titles["405b-eight-pods"],
         titles["405b-h100"],
     ]
@@ -179,9 +181,11 @@ def test_a_question_is_quoted_for_its_own_slices() -> None:
 
 def test_nothing_is_quoted_where_nothing_was_published() -> None:
     """Another model, another number of pods, another slice, another chip."""
-    assert sheet_of("8b-v5e").quotes == sheet_of("70b-tpu7x").quotes == ()
+    assert explanation_of("8b-v5e").quotes == explanation_of("70b-tpu7x").quotes == ()
     assert quoted_titles(spec_of(pods=2)) == quoted_titles(spec_of(topology="16x16x24")) == []
-    assert "Published:" not in explain_screen.explain_screen(sheet_of("8b-v5e"), "orch plan x.yaml")
+    assert "Published:" not in explain_screen.explain_screen(
+        explanation_of("8b-v5e"), "orch plan x.yaml"
+    )
 
 
 def test_a_model_is_known_by_its_shape() -> None:

@@ -6,11 +6,11 @@ from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times
 from orchestrator.explain.derivation import DerivationResult, derive
-from orchestrator.explain.expectation import expectation
+from orchestrator.explain.expected_step import expectation
 from orchestrator.explain.formatting import assumed, bound_by, lasting, lasting_between
 from orchestrator.explain.inputs import MFU
 from orchestrator.explain.plan_differences import differences, planned
-from orchestrator.explain.published import quotes_for
+from orchestrator.explain.published import published_figures
 from orchestrator.plan.flops import MFU_DEFINITION
 from orchestrator.types.explanation import Citation, ExpectedStep, Explanation, QuotedFigures
 from orchestrator.types.plan import Estimate, Plan
@@ -21,7 +21,7 @@ SCHEMA = 2
 
 def explain(spec: Spec, mfu: float = MFU) -> Explanation:
     """The book's derivation for a spec, figures published about it, and what the plan does."""
-    derived, quotes, plan = derive(spec, mfu), quotes_for(spec), planned(spec)
+    derived, quotes, plan = derive(spec, mfu), published_figures(spec), planned(spec)
     served = isinstance(plan, Plan)
     expected = expectation(plan) if isinstance(plan, Plan) else None
     return Explanation(

@@ -104,15 +104,15 @@ def may_mean_either(types: set[str]) -> bool:
 
 
 def example(schema: Schema) -> Any:
-    """A legal value; None when the contract suggests none."""
+    """A legal value; None when the schema suggests none."""
     whole = resolved(schema)
-    several = [found for one in whole.get("anyOf", ()) if (found := example(one)) is not None]
+    several = [value for one in whole.get("anyOf", ()) if (value := example(one)) is not None]
     candidates = [*whole.get("examples", ())]
     candidates += [whole[key] for key in ("default", "minimum") if key in whole]
     candidates += [*constants(whole), *several]
     inside = {key: example(one) for key, one in properties(whole).items()}
-    wanted = {key: inside[key] for key in whole.get("required", ())}
-    return candidates[0] if candidates else wanted or inside or None
+    required = {key: inside[key] for key in whole.get("required", ())}
+    return candidates[0] if candidates else required or inside or None
 
 
 def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Suggestion:

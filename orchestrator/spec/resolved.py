@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from orchestrator.spec import schema as contracts
+from orchestrator.spec import schema as schemas
+from orchestrator.spec.expectations import suggestion
 from orchestrator.spec.instance import Path, SpecInstance, dotted
-from orchestrator.spec.messages import suggestion
 from orchestrator.spec.notation import meaning
 from orchestrator.spec.problem import SpecPosition
 from orchestrator.spec.scalars import Misread
@@ -13,7 +13,7 @@ from orchestrator.spec.schema import Schema
 ABSENT = object()
 
 
-class SpecRequest:
+class ResolvedSpec:
     """A validated spec, in meanings. Checks read it, and report problems at their place."""
 
     def __init__(self, spec: SpecInstance) -> None:
@@ -23,17 +23,17 @@ class SpecRequest:
     def __getitem__(self, key: str) -> Any:
         """The value of a dotted key, or its default; None where it is wrong or has neither."""
         path = tuple(key.split("."))
-        if self._spec.is_spoiled(path):
+        if self._spec.is_rejected(path):
             return None
         value = self.values
         for part in path:
             value = value.get(part, ABSENT) if isinstance(value, dict) else ABSENT
-        return default(contracts.field(path) or {}) if value is ABSENT else value
+        return default(schemas.field(path) or {}) if value is ABSENT else value
 
     def report(self, key: str, code: str, **fields: Any) -> None:
         """Add a problem of a dotted key."""
         path = tuple(key.split("."))
-        self._spec.spoil(path, self.place(path).problem(code, key, **fields))
+        self._spec.reject(path, self.place(path).problem(code, key, **fields))
 
     def place(self, path: Path) -> SpecPosition:
         """Where a value stands, or would stand: at the nearest key above it."""
@@ -47,17 +47,17 @@ class SpecRequest:
 def default(schema: Schema) -> Any:
     """What a key means that is left out; None when it has no default."""
     value = schema.get("default")
-    return meaning(value, contracts.kind(schema)) if isinstance(value, str) else value
+    return meaning(value, schemas.kind(schema)) if isinstance(value, str) else value
 
 
 def _meanings(spec: SpecInstance, value: Any, path: Path) -> Any:
-    """A value without its spoiled parts, every number and share as a number."""
+    """A value without its rejected parts, every number and share as a number."""
     if isinstance(value, dict):
         inside = {key: (*path, key) for key in value}
         return {
             key: _meanings(spec, value[key], inside[key])
             for key in value
-            if not spec.is_spoiled(inside[key])
+            if not spec.is_rejected(inside[key])
         }
     if isinstance(value, list):
         return [_meanings(spec, one, (*path, i)) for i, one in enumerate(value)]
@@ -68,9 +68,9 @@ def _meaning(spec: SpecInstance, value: Any, path: Path) -> Any:
     here = spec.fields[path]
     schema = here.schema or {}
     try:
-        return meaning(value, contracts.kind(schema))
+        return meaning(value, schemas.kind(schema))
     except Misread as error:
         meant = suggestion(path, schema)
         problem = here.node.place.problem(error.code, dotted(path), meant, **error.fields)
-        spec.spoil(path, problem)
+        spec.reject(path, problem)
         return None

@@ -11,7 +11,7 @@ from orchestrator.types.spec import Spec
 from tests.asks import spec_of
 
 # Model, chip, topology, pods, sequences, length: every kind of chip, of axis and of answer.
-ASKED = {
+REQUESTS = {
     "70b-one-pod": ("llama3-70b", "v5p", "16x20x28", 1, 1024, 4096),
     "70b-four-pods": ("llama3-70b", "v5p", "16x20x28", 4, 1024, 4096),
     "405b-eight-pods": ("llama3-405b", "v5p", "16x20x28", 8, 1024, 4096),
@@ -23,16 +23,16 @@ ASKED = {
 }
 
 
-def asked(key: str) -> Spec:
-    model, chip, topology, pods, sequences, length = ASKED[key]
+def spec_for(key: str) -> Spec:
+    model, chip, topology, pods, sequences, length = REQUESTS[key]
     return spec_of(
         model, chip=chip, topology=topology, pods=pods, sequences=sequences, length=length
     )
 
 
 @cache
-def sheet_of(key: str) -> Explanation:
-    return explain(asked(key))
+def explanation_of(key: str) -> Explanation:
+    return explain(spec_for(key))
 
 
 @cache

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.explain import explain, formatting
+from orchestrator.explain.assemble import likely
 from orchestrator.explain.formula import evaluate
-from orchestrator.explain.sheet import likely
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import explain_screen
 from orchestrator.score import PUBLISHED
@@ -19,7 +19,7 @@ from orchestrator.types import codec
 from orchestrator.types.explanation import ComputedValue, Explanation
 from tests.asks import spec_of
 from tests.conftest import ROOT, HoldGolden
-from tests.sheets import ASKED, asked, lines_of, sheet_of
+from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for
 
 # --- numbers
 
@@ -62,7 +62,7 @@ def test_a_figure_is_shown_with_the_digits_it_was_printed_with(
 
 def test_the_plan_compared_with_is_the_plan() -> None:
     """The same digest, batch, mesh and days as `orch plan` has."""
-    sheet, plan = sheet_of("70b-four-pods"), make_plan(asked("70b-four-pods"))
+    sheet, plan = explanation_of("70b-four-pods"), make_plan(spec_for("70b-four-pods"))
     assert sheet.plan_digest == plan.digest
     said = {difference.about: difference for difference in sheet.differences}
     assert said["batch"].planned.startswith(f"{plan.batch.sequences:,} sequences")
@@ -76,12 +76,12 @@ def test_the_plan_compared_with_is_the_plan() -> None:
 
 def test_the_answer_has_the_days_that_the_plan_shows() -> None:
     """The interval about what is expected; where no run tells, as far as nothing is hidden."""
-    days = make_plan(asked("70b-four-pods")).forecast.days
+    days = make_plan(spec_for("70b-four-pods")).forecast.days
     assert days.low is not None
     assert days.high is not None
     assert days.expected is not None
     between = formatting.lasting_between(days.low, days.high)
-    sheet = sheet_of("70b-four-pods")
+    sheet = explanation_of("70b-four-pods")
     assert sheet.summary.endswith(f"planned {between}.")
     said = {difference.about: difference.planned for difference in sheet.differences}
     assert f"{formatting.lasting(days.expected)} expected" in said["days"]
@@ -91,7 +91,9 @@ def test_the_answer_has_the_days_that_the_plan_shows() -> None:
 
 def test_what_the_book_leaves_out_is_said() -> None:
     """8,192 chips of 8,960, no even batch, half an axis, more chips than are rented."""
-    said = {difference.about: difference for difference in sheet_of("70b-four-pods").differences}
+    said = {
+        difference.about: difference for difference in explanation_of("70b-four-pods").differences
+    }
     assert said["mesh of a pod"].derived.endswith("8,192 of 8,960 chips")
     assert "8,960 = 2^8 x 5 x 7" in said["mesh of a pod"].why
     assert "1,024 sequences are not divisible" in said["batch"].why
@@ -110,7 +112,7 @@ def test_without_a_plan_the_derivation_still_stands() -> None:
     assert (sheet.plan_digest, sheet.differences) == (None, ())
     assert sheet.no_plan is not None
     assert "multiple of 140" in sheet.no_plan
-    assert sheet.sections == sheet_of("70b-four-pods").sections
+    assert sheet.sections == explanation_of("70b-four-pods").sections
     screen = explain_screen.explain_screen(sheet, "orch plan x.yaml")
     assert "\nno realizable plan\n" in screen
     assert "planned" not in sheet.summary
@@ -119,10 +121,10 @@ def test_without_a_plan_the_derivation_still_stands() -> None:
 # --- what runs lead to expect
 
 
-@pytest.mark.parametrize("key", ASKED)
+@pytest.mark.parametrize("key", REQUESTS)
 def test_the_expected_step_is_explained_part_by_part(key: str) -> None:
     """Each part is its formula with its numbers; together they are what the plan expects."""
-    found, forecast = sheet_of(key).expectation, make_plan(asked(key)).forecast
+    found, forecast = explanation_of(key).expectation, make_plan(spec_for(key)).forecast
     if forecast.step_s.expected is None:
         assert found is None
         return
@@ -136,7 +138,7 @@ def test_the_expected_step_is_explained_part_by_part(key: str) -> None:
 
 def test_every_constant_names_the_runs_behind_it() -> None:
     """Those of the chip by name, those that all chips share by their number."""
-    found = sheet_of("70b-four-pods").expectation
+    found = explanation_of("70b-four-pods").expectation
     assert found is not None
     rows = {(part.name, one.symbol): one.rows for part in found.parts for one in part.constants}
     assert {*rows} == {
@@ -146,7 +148,7 @@ def test_every_constant_names_the_runs_behind_it() -> None:
     known = {row["id"] for row in read(PUBLISHED)}
     assert all(names and set(names) <= known for names in rows.values())
     assert all("v5p" in name for name in rows["matmuls", "share"])
-    screen = explain_screen.explain_screen(sheet_of("70b-four-pods"), "orch plan x.yaml")
+    screen = explain_screen.explain_screen(explanation_of("70b-four-pods"), "orch plan x.yaml")
     assert "marin_v5p32_130m" in screen
     assert (
         f"exposed fitted to {len(rows['exposed collectives', 'exposed'])} runs, standard error"
@@ -167,20 +169,22 @@ def test_a_duration_takes_the_unit_that_says_something(days: float, said: str) -
     assert formatting.lasting(days) == said
 
 
-@pytest.mark.parametrize("key", ASKED)
+@pytest.mark.parametrize("key", REQUESTS)
 def test_the_sheet_fits_and_ends_in_what_to_do(key: str) -> None:
     """80 columns of plain ASCII, a summary, the next command."""
-    lines = explain_screen.explain_screen(sheet_of(key), "orch plan specs/x.yaml").splitlines()
+    lines = explain_screen.explain_screen(
+        explanation_of(key), "orch plan specs/x.yaml"
+    ).splitlines()
     assert max(map(len, lines)) <= 80
     assert all(line.isascii() and line == line.rstrip() for line in lines)
     assert [line for line in lines[-3:-1] if line.startswith("Answer: ")]
     assert lines[-1] == "Next: orch plan specs/x.yaml"
 
 
-@pytest.mark.parametrize("key", ASKED)
+@pytest.mark.parametrize("key", REQUESTS)
 def test_every_source_that_is_named_is_listed(key: str) -> None:
     """Once, with its title, and none beside."""
-    sheet = sheet_of(key)
+    sheet = explanation_of(key)
     listed = [citation.key for citation in sheet.sources]
     assert len(listed) == len(set(listed))
     named = {source for line in lines_of(sheet) for source in line.sources}
@@ -198,7 +202,7 @@ def test_every_quoted_source_is_in_the_catalog() -> None:
 @pytest.mark.parametrize("key", ["70b-four-pods", "405b-eight-pods"])
 def test_the_sheet_to_the_letter(key: str, golden: HoldGolden) -> None:
     """Derivation and quotes; what the plan does is held where plans are."""
-    screen = explain_screen.explain_screen(sheet_of(key), "orch plan x.yaml")
+    screen = explain_screen.explain_screen(explanation_of(key), "orch plan x.yaml")
     by_hand, _, planned = screen.partition("\n\nWhere the realizable plan differs\n")
     assert planned
     golden(f"explain_{key.replace('-', '_')}.txt", by_hand + "\n")
@@ -207,13 +211,13 @@ def test_the_sheet_to_the_letter(key: str, golden: HoldGolden) -> None:
 def test_a_sheet_survives_json() -> None:
     """To text and back it is the same station."""
     for key in ("70b-four-pods", "tied-one-chip"):
-        sheet = sheet_of(key)
+        sheet = explanation_of(key)
         assert codec.from_json(codec.to_json(sheet), Explanation) == sheet
 
 
 def test_overrides_are_shown() -> None:
     """What was changed on the command line stands in the first lines."""
-    spec = replace(asked("8b-v5e"), overrides=("experiment.batch.sequences=512",))
+    spec = replace(spec_for("8b-v5e"), overrides=("experiment.batch.sequences=512",))
     screen = explain_screen.explain_screen(explain(spec), "orch plan x.yaml")
     assert "experiment.batch.sequences=512" in "".join(screen.splitlines()[:2])
 
@@ -233,4 +237,4 @@ def test_the_same_spec_has_the_same_bytes() -> None:
         ).stdout
         for seed in ("1", "2")
     ]  # fmt: skip
-    assert texts[0] == texts[1] == codec.to_json(sheet_of("70b-one-pod"))
+    assert texts[0] == texts[1] == codec.to_json(explanation_of("70b-one-pod"))
