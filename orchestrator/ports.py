@@ -1,4 +1,4 @@
-"""Ports of this machine's own address. The standard library alone."""
+"""Free ports on this machine's loopback address. Uses the standard library alone."""
 
 import random
 import socket
@@ -6,21 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 LOOPBACK = "127.0.0.1"
-# Ray's workers take ports below these, and connections that go out get those from 32768 on: one of
-# either may be gone before whoever was told of it listens.
+# Ray's workers use ports below these, and outgoing connections those from 32768 on. Either could
+# take a port before the process that was told of it listens there.
 SINGLE, BLOCKS, BLOCK = range(30_000, 32_000), range(20_000, 30_000), 125
 
 
-def free_port(wanted: int | None = None) -> int:
-    """A port that nothing listens on now: the one that is wanted, or else any."""
-    while wanted is None or not _is_free(wanted):
-        wanted = random.choice(SINGLE)
-    return wanted
+def free_port(preferred: int | None = None) -> int:
+    """A port that nothing listens on now: the preferred one, or else any."""
+    port = preferred
+    while port is None or not _is_free(port):
+        port = random.choice(SINGLE)
+    return port
 
 
 @contextmanager
 def claimed() -> Iterator[Iterator[int]]:
-    """Ports that nothing listens on, and that nobody else who asks gets for as long as it lasts."""
+    """Free ports that no other caller of this gets for as long as a `with` lasts.
+
+    The first port of a block is the lock on it: it stays bound, and ends with the process.
+    """
     starts = list(range(BLOCKS.start, BLOCKS.stop, BLOCK))
     random.shuffle(starts)
     for start in starts:

@@ -7,20 +7,31 @@ Its slices are names, and each of their hosts is a process. Tests take slices aw
 
 import os
 import pkgutil
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from orchestrator.journal import Journal
-from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
+from orchestrator.launch.backend import (
+    AttemptEvent,
+    AttemptSpec,
+    ClusterClient,
+    ClusterEvent,
+    ClusterUnusable,
+    Slice,
+    WorkerArgs,
+)
 from orchestrator.plan import rehearsal
 from orchestrator.types import codec
+from orchestrator.types.plan import Plan
 
 ROOT = Path(__file__).parent.parent
 POLL_S = 0.02
@@ -32,9 +43,40 @@ class ProcessBackend:
 
     lost: set[str] = field(default_factory=set)
 
+    @contextmanager
+    def emulate(self, plan: Plan, command: str) -> Iterator["ProcessCluster"]:
+        """Run the command here: this machine is the cluster."""
+        process = subprocess.Popen(shlex.split(command))
+        try:
+            yield ProcessCluster(process, plan.hosts)
+        finally:
+            process.kill()
+            process.wait()
+
+    def connect(self, address: str) -> ClusterClient:
+        """Other machines are out of reach."""
+        raise ClusterUnusable(f"{address}: plain processes run on this machine alone")
+
     def attempt(self, spec: AttemptSpec) -> "ProcessAttempt":
         """Prepare an attempt."""
         return ProcessAttempt(spec, self.lost)
+
+
+@dataclass
+class ProcessCluster:
+    """This machine, running one command."""
+
+    process: subprocess.Popen[bytes]
+    hosts: int
+
+    def next_event(self, timeout_s: float) -> ClusterEvent | None:
+        """That the command has ended, if it has."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        error = f"the driver ended with {code}" if code else None
+        return ClusterEvent(nodes=self.hosts, job="FAILED" if code else "SUCCEEDED", error=error)
 
 
 class ProcessAttempt:

@@ -14,7 +14,7 @@ from orchestrator.drive.driver import Driver, run_to_end
 from orchestrator.launch.backend import find_backend
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
-from orchestrator.types.spec import CheckpointOptions, Pods, RetryLimits, RunOptions, Spec
+from orchestrator.types.spec import Pods, RetryLimits, RunOptions, Spec
 from tests.asks import TINY, spec_of
 from tests.clusters import eventually
 from tests.conftest import ROOT
@@ -122,29 +122,33 @@ def test_a_cancelled_run_stops_after_its_step(tmp_path: Path) -> None:
     assert 2 <= run.steps_done < 600
 
 
-def test_a_real_run_on_plain_processes_is_tracked_in_a_file(tmp_path: Path) -> None:
-    """The whole path without Ray or MLflow: the driver's command, the real trainer, recording in
-    the background, and a sync that finds nothing to add.
+def test_a_rehearsal_on_plain_processes_is_tracked_in_a_file(tmp_path: Path) -> None:
+    """The whole path without Ray or MLflow: `orch submit`, the driver, the real trainer, recording
+    in the background, and a sync that finds nothing to add.
     """
-    wanted = replace(spec(pods=1), run=RunOptions(checkpoint=CheckpointOptions(every=5, keep=1)))
-    request = journal.RunRequest(spec=wanted, plan=make_plan(wanted), steps=3, rehearsal=True)
-    recorded = journal.create_run(tmp_path, request, "it").journal
-    destination = FileTracker().destination(wanted.tracking, tmp_path, {})
-    tracking.begin(recorded, destination)
-    command = [sys.executable, "-m", "orchestrator.drive", str(recorded.path)]
-    done = subprocess.run(
-        [*command, "--backend", "tests.process_backend:ProcessBackend"], cwd=ROOT, check=False
-    )
-    run = recorded.run()
-    assert (done.returncode, run.state, run.steps_done) == (0, "succeeded", 3)
+    settings = {
+        "run.storage": str(tmp_path),
+        "resources.pods": "1",
+        "experiment.batch.sequences": "16",
+        "cluster.backend": "tests.process_backend:ProcessBackend",
+        "tracking.tracker": NAME,
+    }
+    sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    more = ["--no-prove", "--no-calibrate", "--steps", "3", "--key", "it"]
+    submit = [sys.executable, "-m", "orchestrator", "submit", "specs/tiny_2pod.yaml", *sets, *more]
+    done = subprocess.run(submit, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    recorded = journal.find_run(tmp_path, "it")
+    run, lines = recorded.run(), tmp_path / "runs.jsonl"
+    assert (run.state, run.steps_done) == ("succeeded", 3)
     assert run.tracking
-    assert (run.tracking.tracker, run.tracking.uri) == (NAME, destination.uri)
-    before = read_lines(Path(destination.uri))
+    assert (run.tracking.tracker, run.tracking.uri) == (NAME, str(lines))
+    before = read_lines(lines)
     assert [one["step"] for one in before if "step" in one] == [0, 1, 2]
     assert before[-1] == {"run": "it", "state": "succeeded"}
     result = tracking.Recorder({}).record(recorded)
     assert (result.problem, result.run_id) == (None, "it")
-    assert read_lines(Path(destination.uri)) == before
+    assert read_lines(lines) == before
 
 
 def test_backends_and_trackers_are_found_by_name() -> None:

@@ -1,6 +1,7 @@
 """Following a run on a named cluster: the journal tells it, whatever the cluster answers."""
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -9,17 +10,18 @@ import pytest
 
 from orchestrator import journal, tracking
 from orchestrator.cli import display
-from orchestrator.cli.progress import RunDisplay
+from orchestrator.cli.display import Display
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog
-from orchestrator.launch import LocalCluster
-from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
+from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
 from orchestrator.lifecycle import cluster, follow, recording, rehearse, resume
-from orchestrator.lifecycle.events import FollowStarted, Progress, Stopping, TaskEnded, Tracked
 from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
+from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.rehearse import RehearsalFollower
 from orchestrator.lifecycle.requests import Provenance, SubmitOptions
 from orchestrator.render import rehearsal_screen as render
+from orchestrator.render import status_line
+from orchestrator.types.events import FollowStarted, Stopping, TaskEnded, Tracked
 from orchestrator.types.plan import Plan
 from tests.journals import reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
@@ -40,8 +42,8 @@ class FakeJobs:
     def why(self, _: str) -> str:
         return "its job ended before the run began\n  No module named 'msgspec'"
 
-    def submit(self, command: str, _: Path | None, name: str | None = None) -> str:
-        self.submits.append((command, name))
+    def start(self, arguments: Sequence[str], _: bytes | None, name: str | None = None) -> str:
+        self.submits.append((" ".join(arguments), name))
         if self.refuses:
             raise ClusterUnusable("http://head:8265: does not take the job: 500")
         return name or "job"
@@ -66,10 +68,10 @@ MADE_OF = Provenance(environment={}, documents={}, folder="", profile=None)
 def follower(
     recorded: journal.Journal, jobs: FakeJobs, before: int = 0, progress: Progress | None = None
 ) -> ClusterFollower:
-    progress = progress or RunDisplay()
+    progress = progress or Display()
     watch = RunWatch(recorded, progress)
     progress(FollowStarted(task="run", attempts=watch.attempt))
-    return ClusterFollower(watch, cast(RayJobs, jobs), "job", before)
+    return ClusterFollower(watch, cast(ClusterClient, jobs), "job", before)
 
 
 def launch_of(jobs_folder: Path, **changes: Any) -> cluster.ClusterLaunch:
@@ -125,9 +127,9 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
 ) -> None:
     """Below the lines that stay, which are the same wherever they go."""
     monkeypatch.setattr(display, "is_live", lambda _: live)
-    monkeypatch.setattr(display, "start_line", DrawnLine)
+    monkeypatch.setattr(status_line, "start_line", DrawnLine)
     monkeypatch.setattr(DrawnLine, "texts", [])
-    shown = RunDisplay()
+    shown = Display()
     following = follower(recorded, FakeJobs(), progress=shown)
     following.look()
     writer = journal.claim_run(recorded)
@@ -212,7 +214,7 @@ def test_a_run_whose_job_is_not_taken_has_failed(tmp_path: Path) -> None:
     jobs = FakeJobs(state_now=None, refuses=True)
     with pytest.raises(ClusterUnusable, match="does not take the job"):
         cluster.start_run(
-            launch_of(tmp_path), cast(RayJobs, jobs), MADE_OF, None, None, RunDisplay()
+            launch_of(tmp_path), cast(ClusterClient, jobs), MADE_OF, None, None, Display()
         )
     [run], _ = journal.list_runs(tmp_path)
     assert run.state == "failed"
@@ -223,11 +225,11 @@ def test_a_job_whose_answer_was_lost_is_not_submitted_twice(tmp_path: Path) -> N
     """The cluster has it in spite of the error: then the run is under way."""
     jobs = FakeJobs(refuses=True)
     recorded, job = cluster.start_run(
-        launch_of(tmp_path), cast(RayJobs, jobs), MADE_OF, None, None, RunDisplay()
+        launch_of(tmp_path), cast(ClusterClient, jobs), MADE_OF, None, None, Display()
     )
     [(command, name)] = jobs.submits
     assert name == job
-    assert command == f"python -m orchestrator.drive {recorded.path}"
+    assert command == f"-m orchestrator.drive {recorded.path}"
     assert cluster.archive_of(recorded) == b"code"
     assert recorded.run().state == "submitted"
 

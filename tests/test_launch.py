@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.launch import LocalCluster, emulated_hosts, private_cluster
 from orchestrator.launch.ray import process_tree
+from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
+from orchestrator.launch.ray.slices import emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile
@@ -29,7 +30,7 @@ from tests.records import points, rows
 ORCH = Path(sys.executable).with_name("orch")
 TINY_TWO_PODS = "specs/tiny_2pod.yaml"
 LIMIT_S = 300  # on a machine that does other work too
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
 def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(orch: RunOrch, tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def folder_of(process: subprocess.Popen[bytes]) -> Path:
     return Path(variable(supervisor, "RAY_TMPDIR") or "")
 
 
-def is_running(cluster: LocalCluster) -> bool:
+def is_running(cluster: PrivateCluster) -> bool:
     told = cluster.next_event(0.1)
     assert told is None or told.error is None, told
     return told is not None and told.job == "RUNNING"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.launch import LocalCluster, emulated_hosts, private_cluster
-from orchestrator.launch.ray.slices import devices_per_host
+from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
+from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
 from tests.asks import TINY, spec_of
@@ -60,7 +60,7 @@ def standing(topology: str, pods: int) -> Iterator[Standing]:
             yield Standing(address_of(cluster), {**os.environ, **token}, cluster.folder)
 
 
-def address_of(cluster: LocalCluster) -> str:
+def address_of(cluster: PrivateCluster) -> str:
     """Where it takes jobs, once it does."""
     address = ""
     while True:

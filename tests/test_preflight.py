@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.launch import provenance
+from orchestrator.launch.backend import ClusterUnusable
 from orchestrator.launch.preflight import (
     PreflightHost,
     PreflightReport,
@@ -14,7 +15,7 @@ from orchestrator.launch.preflight import (
     describe_slices,
     faults,
 )
-from orchestrator.launch.ray.job_client import ClusterUnusable, host_and_port
+from orchestrator.launch.ray.job_client import host_and_port
 from orchestrator.render import launch_screen as render
 from orchestrator.types.plan import Estimate
 from tests.journals import tiny_plan

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.browser import MISSING, Browser, Page, browser, chromium
-from tests.clusters import PROC, eventually
+from tests.clusters import eventually
 from tests.conftest import ROOT, RunOrch
 from tests.records import empty_database, recorded, storage, whole
 
@@ -81,11 +82,8 @@ def shown(storage: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]
 def serving(storage: Path) -> list[str]:
     """The command lines of processes that serve what is recorded there."""
     found = []
-    for entry in PROC.iterdir():
-        try:
-            words = (entry / "cmdline").read_text().split("\0") if entry.name.isdigit() else []
-        except OSError:
-            continue
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
         if "mlflow" in " ".join(words) and any(str(storage) in word for word in words):
             found.append(" ".join(words))
     return found

@@ -1,6 +1,6 @@
 """The command of every run's job.
 
-python -m orchestrator.drive RUN [--resume] [--pods N] [--backend NAME]
+python -m orchestrator.drive RUN [--resume] [--pods N]
 """
 
 import argparse
@@ -19,15 +19,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on with a run that has ended")
     parser.add_argument("--pods", type=int, help="use so many, instead of those of its spec")
-    parser.add_argument("--backend", default="ray", help="what starts the processes: %(default)s")
     options = parser.parse_args(arguments)
     try:
-        return driver.drive(
-            journal.Journal(options.run),
-            find_backend(options.backend),
-            resumes=options.resume,
-            pods=options.pods,
-        )
+        run = journal.Journal(options.run)
+        backend = find_backend(run.spec().cluster.backend)
+        return driver.drive(run, backend, resumes=options.resume, pods=options.pods)
     except OrchError as error:  # another driver has the run, or it has ended
         print(error, file=sys.stderr)
         return error.exit_code

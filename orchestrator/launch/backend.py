@@ -1,17 +1,26 @@
-"""The protocol that every backend implements: it starts, watches and stops an attempt's processes.
+"""The protocol that every backend implements: it starts, watches and stops a run's processes.
 
-The driver of a run knows a backend through this file alone. Ray is one backend, on a cluster of
-emulated slices as on a named one.
+A backend starts the driver of a run, on a cluster that it emulates here or on a named one. The
+driver then asks it for attempts. Ray is one backend, and no other code knows which one it uses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from orchestrator import plugins
+from orchestrator.errors import OrchError
+from orchestrator.launch.preflight import Preflight
+from orchestrator.types.plan import Plan
 
-BUILT_IN = {"ray": "orchestrator.launch.ray.attempt_process:RayBackend"}
+BUILT_IN = {"ray": "orchestrator.launch.ray.ray_backend:RayBackend"}
+JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+class ClusterUnusable(OrchError):
+    """A named cluster cannot be reached, refuses us, or does not run what it is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +106,80 @@ class Attempt(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClusterEvent:
+    """News of a cluster: how many nodes are up, its address, the state of its job, or an error."""
+
+    nodes: int = 0
+    address: str | None = None
+    job: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunNeeds:
+    """What a run needs of a named cluster: the plan's slices, versions, secrets and storage.
+
+    `secrets` are names of environment variables, and every host must see the file `marker`.
+    """
+
+    plan: Plan
+    versions: Mapping[str, str]
+    secrets: tuple[str, ...]
+    marker: str
+
+
+class LocalCluster(Protocol):
+    """A cluster on this machine that runs one command."""
+
+    def next_event(self, timeout_s: float) -> ClusterEvent | None:
+        """The next event; None when there is none within the timeout."""
+        ...
+
+
+class ClusterClient(Protocol):
+    """A cluster that somebody named, from the machine that submits. `ClusterUnusable` says why not.
+
+    A job is PENDING, RUNNING, or one of `JOB_ENDED`.
+    """
+
+    def preflight(
+        self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
+    ) -> Preflight:
+        """Look at what the cluster has for a run; `on_state` hears the state of the look."""
+        ...
+
+    def start(
+        self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
+    ) -> str:
+        """Start `python ARGUMENTS` as a job and return its id. The archive of code travels with it.
+
+        Without an archive the job runs the code of the cluster's own installation.
+        """
+        ...
+
+    def state(self, job: str) -> str:
+        """The state of a job."""
+        ...
+
+    def why(self, job: str) -> str:
+        """Why a job did not succeed."""
+        ...
+
+
 class Backend(Protocol):
-    """Starts, watches and stops the processes of attempts."""
+    """Starts, watches and stops the processes of a run."""
+
+    def emulate(self, plan: Plan, command: str) -> AbstractContextManager[LocalCluster]:
+        """A cluster on this machine with the plan's slices, which runs a command.
+
+        Nothing of it is left when the `with` ends.
+        """
+        ...
+
+    def connect(self, address: str) -> ClusterClient:
+        """The cluster of that address."""
+        ...
 
     def attempt(self, spec: AttemptSpec) -> Attempt:
         """Prepare an attempt: from now on it looks for slices of the kind that the run needs."""

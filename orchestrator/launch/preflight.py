@@ -14,9 +14,10 @@ SHOWN_HOSTS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightRequest:
-    """What a run needs: slices, the submitter's versions, and on every host these secrets and file.
+    """What a run needs: slices, the submitter's versions, and on every host secrets and storage.
 
-    `secrets` are names of environment variables, and `file` lies in the run's storage.
+    `pod_type` and `accelerator` are Ray's names of the slice and the chip, `secrets` are names of
+    environment variables, and `file` lies in the run's storage.
     """
 
     pods: int
@@ -50,6 +51,24 @@ class PreflightReport:
     free: int
     others: Mapping[str, int]
     hosts: tuple[PreflightHost, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """A request, and the cluster's report on it."""
+
+    request: PreflightRequest
+    report: PreflightReport
+
+    @property
+    def slices(self) -> str:
+        """The slices by number: requested, present and free."""
+        return describe_slices(self.request, self.report)
+
+    @property
+    def faults(self) -> list[str]:
+        """Everything that keeps the cluster from serving the run; empty when it can."""
+        return faults(self.request, self.report)
 
 
 def describe_slices(request: PreflightRequest, report: PreflightReport) -> str:

@@ -1,39 +1,27 @@
 """A run on a named cluster, from the first look at the cluster to the run's job."""
 
 import os
-import shlex
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
 from orchestrator import journal, tracking
 from orchestrator.errors import OrchError
-from orchestrator.launch import preflight
+from orchestrator.launch.backend import ClusterClient, ClusterUnusable, RunNeeds, find_backend
 from orchestrator.launch.provenance import ARCHIVE
-from orchestrator.launch.ray import preflight_job, slices
-from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
-from orchestrator.lifecycle.commands import run_command
-from orchestrator.lifecycle.events import (
-    ClusterReady,
-    JobStarted,
-    Progress,
-    Stage,
-    TaskEnded,
-    interruptible,
-)
+from orchestrator.lifecycle.progress import Progress, interruptible
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.render.launch_screen import cluster_problems
-from orchestrator.types import codec
+from orchestrator.render.next_commands import run_command
+from orchestrator.types.events import ClusterReady, JobStarted, Stage, TaskEnded
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run, StateReason
 from orchestrator.types.spec import Spec
 
 SUBMITTED = 1  # the event that every run begins with
-PYTHON = "python"  # the cluster's own, as its PATH has it
 TASK = "cluster"
 
 
@@ -65,24 +53,28 @@ def steps_of(spec: Spec, plan: Plan, requested: int | None) -> int:
 
 def check_cluster(
     launch: ClusterLaunch, progress: Progress, runs: Sequence[tuple[Plan, int]] = ()
-) -> tuple[RayJobs, ClusterReady]:
+) -> tuple[ClusterClient, ClusterReady]:
     """Connect to the cluster and see what it has; an error when it cannot serve the run.
 
     `runs` are all that is asked of it, where that is more than this run.
     """
     with _task(progress, "connecting"):
-        jobs = RayJobs(launch.address)
+        jobs = find_backend(launch.spec.cluster.backend).connect(launch.address)
     with journal.shared_marker(launch.storage) as mark:
-        request = preflight_request(launch, str(mark))
-        job = start_job(launch, jobs, "-m", preflight_job.__name__, codec.to_json(request).decode())
+        needs = RunNeeds(
+            plan=launch.plan,
+            versions=launch.versions,
+            secrets=launch.spec.run.secrets,
+            marker=str(mark),
+        )
         with _task(progress, "asking it for slices, versions, storage and secrets") as tick:
-            report = preflight_job.parse_report(_answer(jobs, job, tick))
-    if faults := preflight.faults(request, report):
-        raise OrchError(cluster_problems(launch.address, faults))
+            preflight = jobs.preflight(needs, launch.archive, tick)
+    if preflight.faults:
+        raise OrchError(cluster_problems(launch.address, preflight.faults))
     return jobs, ClusterReady(
         address=launch.address,
-        slices=preflight.describe_slices(request, report),
-        hosts=len(report.hosts),
+        slices=preflight.slices,
+        hosts=len(preflight.report.hosts),
         versions=launch.versions,
         storage=str(launch.storage),
         runs=tuple(runs) or ((launch.plan, launch.steps),),
@@ -104,45 +96,9 @@ def _task(progress: Progress, stage: str) -> Iterator[Callable[[str], None]]:
         progress(TaskEnded(task=TASK))
 
 
-def _answer(jobs: RayJobs, job: str, tick: Callable[[str], None]) -> str:
-    """What a job has written; it does not outlive the wait for it."""
-    try:
-        return jobs.finished(job, tick)
-    except KeyboardInterrupt:
-        with suppress(ClusterUnusable):
-            jobs.stop(job)
-        raise
-
-
-def preflight_request(launch: ClusterLaunch, landmark: str) -> preflight.PreflightRequest:
-    """What the run needs of the cluster."""
-    plan = launch.plan
-    return preflight.PreflightRequest(
-        pods=plan.pods,
-        chip=plan.chip,
-        topology=plan.topology,
-        pod_type=slices.pod_type(plan),
-        accelerator=slices.accelerator_type(plan),
-        versions=launch.versions,
-        secrets=launch.spec.run.secrets,
-        file=landmark,
-    )
-
-
-def start_job(launch: ClusterLaunch, jobs: RayJobs, *words: str, name: str | None = None) -> str:
-    """Start a Python of the cluster in the run's code; the id of the job."""
-    command = shlex.join([PYTHON, *words])
-    if launch.archive is None:
-        return jobs.submit(command, None, name)
-    with tempfile.TemporaryDirectory(prefix="orch-") as folder:
-        path = Path(folder) / ARCHIVE
-        path.write_bytes(launch.archive)
-        return jobs.submit(command, path, name)
-
-
 def start_run(
     launch: ClusterLaunch,
-    jobs: RayJobs,
+    jobs: ClusterClient,
     provenance: Provenance,
     proof: Proof | None,
     key: str | None,
@@ -174,14 +130,18 @@ def start_run(
 
 
 def start_driver(
-    launch: ClusterLaunch, jobs: RayJobs, recorded: journal.Journal, progress: Progress, *how: str
+    launch: ClusterLaunch,
+    jobs: ClusterClient,
+    recorded: journal.Journal,
+    progress: Progress,
+    *how: str,
 ) -> str:
     """Start the driver of a run as a job, whose id names the run and how often it was driven."""
     run, state = recorded.run(), recorded.state()
     job = job_name(run, state.last)
     words = ("-m", "orchestrator.drive", str(recorded.path.absolute()), *how)
     try:
-        start_job(launch, jobs, *words, name=job)
+        jobs.start(words, launch.archive, job)
     except ClusterUnusable:
         if not _has_job(jobs, job):
             raise
@@ -194,7 +154,7 @@ def job_name(run: Run, event: int) -> str:
     return f"{run.run}-{run.id[:8]}-{event}"
 
 
-def _has_job(jobs: RayJobs, job: str) -> bool:
+def _has_job(jobs: ClusterClient, job: str) -> bool:
     """Whether a job is there in spite of an error: its answer may have been lost."""
     try:
         jobs.state(job)

@@ -14,12 +14,12 @@ from types import FrameType
 
 from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, Superseded
-from orchestrator.launch.ray.job_client import ENDED, ClusterUnusable, RayJobs
+from orchestrator.launch.backend import JOB_ENDED, ClusterClient, ClusterUnusable
 from orchestrator.lifecycle import recording
-from orchestrator.lifecycle.events import (
+from orchestrator.lifecycle.progress import Progress
+from orchestrator.types.events import (
     FollowStarted,
     LeftRunning,
-    Progress,
     RunEnded,
     RunUpdate,
     TaskEnded,
@@ -81,7 +81,7 @@ class RunWatch:
 
 
 def follow_to_end(
-    recorded: journal.Journal, jobs: RayJobs, job: str, driver_before: int, progress: Progress
+    recorded: journal.Journal, jobs: ClusterClient, job: str, driver_before: int, progress: Progress
 ) -> Run:
     """Follow a run on a named cluster; the run as it stands when it ended or was left."""
     run = follow(recorded, jobs, job, driver_before, progress)
@@ -94,7 +94,7 @@ def follow_to_end(
 
 
 def follow(
-    recorded: journal.Journal, jobs: RayJobs, job: str, driver_before: int, progress: Progress
+    recorded: journal.Journal, jobs: ClusterClient, job: str, driver_before: int, progress: Progress
 ) -> Run | None:
     """Report a run until it has ended; None when an interrupt ends the following."""
     watch = RunWatch(recorded, progress)
@@ -118,7 +118,7 @@ class ClusterFollower:
     """
 
     watch: RunWatch
-    jobs: RayJobs
+    jobs: ClusterClient
     job: str
     driver_before: int
     asked_at_s: float = 0.0
@@ -151,7 +151,7 @@ class ClusterFollower:
         """Ask the cluster how the job is; the run when the job ended before its driver came."""
         try:
             state = self.jobs.state(self.job)
-            why = self.jobs.why(self.job) if state in ENDED and not driven else None
+            why = self.jobs.why(self.job) if state in JOB_ENDED and not driven else None
         except ClusterUnusable as error:
             self._note(Trouble(kind="cluster silent", why=str(error)))
             return None

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from orchestrator.doctor import checks
-from orchestrator.launch.ray.job_client import ClusterUnusable, RayJobs
+from orchestrator.launch.backend import ClusterUnusable, find_backend
 from orchestrator.tracking import destination
 from orchestrator.types.health import Finding, HealthReport
 from orchestrator.types.spec import TrackingOptions
@@ -21,7 +21,7 @@ def health(storage: Path, address: str | None) -> HealthReport:
 def cluster_health(address: str) -> Finding:
     """Whether a named cluster lets us in."""
     try:
-        RayJobs(address)
+        find_backend("ray").connect(address)
     except ClusterUnusable as error:
         return checks.broken("cluster", str(error), "docs/launch.md says how to reach one")
     return checks.good("cluster", f"{address} answers; orch submit SPEC --dry-run asks for slices")

@@ -7,20 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import journal, launch, tracking
+from orchestrator import journal, tracking
 from orchestrator.errors import Superseded
-from orchestrator.launch.ray.slices import devices_per_host
-from orchestrator.lifecycle.events import (
-    FollowStarted,
-    NodesUp,
-    Progress,
-    Stopping,
-    TaskEnded,
-    Trouble,
-)
+from orchestrator.launch.backend import LocalCluster, find_backend
 from orchestrator.lifecycle.follow import RunWatch, interrupt_name, interrupts
+from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.plan.rehearsal import Rehearsal
+from orchestrator.types.events import FollowStarted, NodesUp, Stopping, TaskEnded, Trouble
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import ReasonCode, Run, StateReason
@@ -74,10 +68,10 @@ def drive(
     The result says why the run was given up before its end; None where it was not. `signals` are
     the interrupts that came.
     """
-    path, hosts = str(recorded.path.absolute()), launch.emulated_hosts(plan)
+    path, backend = str(recorded.path.absolute()), find_backend(recorded.spec().cluster.backend)
     command = shlex.join([sys.executable, "-m", "orchestrator.drive", path, *how])
-    with launch.private_cluster(hosts, devices_per_host(plan), command) as cluster:
-        return RehearsalFollower(recorded, cluster, signals, len(hosts), progress).to_the_end()
+    with backend.emulate(plan, command) as cluster:
+        return RehearsalFollower(recorded, cluster, signals, plan.hosts, progress).to_the_end()
 
 
 @dataclass
@@ -85,7 +79,7 @@ class RehearsalFollower:
     """Follows a rehearsal, and passes interrupts on to it."""
 
     recorded: journal.Journal
-    cluster: launch.LocalCluster
+    cluster: LocalCluster
     signals: list[int]
     nodes: int
     progress: Progress

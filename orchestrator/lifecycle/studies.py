@@ -9,23 +9,10 @@ from orchestrator import journal
 from orchestrator import spec as specs
 from orchestrator.errors import SpecError
 from orchestrator.launch import provenance
-from orchestrator.launch.ray.job_client import RayJobs
+from orchestrator.launch.backend import ClusterClient
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
-from orchestrator.lifecycle.events import (
-    Count,
-    LeftRunning,
-    Progress,
-    StudyPlanned,
-    SubmitStarted,
-    TrialContinues,
-    TrialDoneBefore,
-    TrialEnded,
-    TrialStarted,
-    interruptible,
-    silent,
-    task,
-)
+from orchestrator.lifecycle.progress import Progress, interruptible, silent, task
 from orchestrator.lifecycle.requests import (
     NamedCluster,
     Proposal,
@@ -45,6 +32,16 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
 from orchestrator.study import forecast_study
 from orchestrator.types.codec import to_pretty_json
+from orchestrator.types.events import (
+    Count,
+    LeftRunning,
+    StudyPlanned,
+    SubmitStarted,
+    TrialContinues,
+    TrialDoneBefore,
+    TrialEnded,
+    TrialStarted,
+)
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import LIVE, Run
@@ -282,7 +279,7 @@ class ClusterRunner:
     path: Path
     options: SubmitOptions
     where: NamedCluster
-    jobs: list[RayJobs] = field(default_factory=list)
+    jobs: list[ClusterClient] = field(default_factory=list)
 
     @property
     def steps(self) -> int | None:
@@ -340,7 +337,7 @@ class ClusterRunner:
         return run
 
     def start(
-        self, study: journal.StudyJournal, trial: TrialRun, jobs: RayJobs
+        self, study: journal.StudyJournal, trial: TrialRun, jobs: ClusterClient
     ) -> tuple[journal.Journal, str]:
         """A new run of a trial, and its job."""
         steps, options = self.steps_of(trial), self.options

@@ -350,8 +350,12 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Where Ray is; this machine when left out."""
+    """What runs the processes, and where; this machine when left out."""
 
+    backend: Annotated[
+        Text,
+        about("What starts processes: ray, or a backend of your own as package.module:class."),
+    ] = "ray"
     address: Annotated[
         Address | None,
         about("auto, or the address of a cluster; this machine when left out.", "auto"),

@@ -21,8 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from orchestrator import journal, spec
-from orchestrator.launch import emulated_hosts, private_cluster
-from orchestrator.launch.ray.slices import devices_per_host
+from orchestrator.launch.ray.local_cluster import private_cluster
+from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.types import codec

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from orchestrator import journal
 from orchestrator.journal import RunRequest, heartbeat
-from orchestrator.launch import LocalCluster, emulated_hosts, private_cluster
 from orchestrator.launch.ray import process_tree
-from orchestrator.launch.ray.slices import devices_per_host
+from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
+from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Attempt, Run, TimedStep
 from orchestrator.types.spec import CheckpointOptions, Pods, RetryLimits, RunOptions, Spec
@@ -46,7 +46,7 @@ class Emulated:
     """A run on a private cluster."""
 
     recorded: journal.Journal
-    cluster: LocalCluster
+    cluster: PrivateCluster
 
     def run(self) -> Run:
         return self.recorded.run()

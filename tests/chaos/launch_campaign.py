@@ -18,8 +18,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from orchestrator import journal
 from orchestrator.journal import RunRequest
@@ -91,12 +94,9 @@ def processes(run: Emulated, word: str) -> list[int]:
     """The processes of the run's cluster with that word in their command."""
     found = []
     for pid in process_tree.marked(run.cluster.mark):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if word.encode() in command.replace(b"\0", b" "):
-            found.append(pid)
+        with suppress(psutil.Error):
+            if word in " ".join(psutil.Process(pid).cmdline()):
+                found.append(pid)
     return found
 
 

@@ -6,7 +6,6 @@ When that process ends, in whatever way, Ray ends all that it started.
 import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import Self
 
 import msgspec
 
-from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
+from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
 from orchestrator.launch.ray.protocol import AttemptCommand
 from orchestrator.types import codec
 
@@ -29,15 +28,6 @@ RAY_TRAIN = {
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }
-
-
-class RayBackend:
-    """Runs attempts on the Ray cluster of RAY_ADDRESS, in whose job the driver runs."""
-
-    def attempt(self, spec: AttemptSpec) -> "AttemptProcess":
-        """Start the process that carries out an attempt."""
-        module = ("-m", "orchestrator.launch.ray.attempt")
-        return AttemptProcess([sys.executable, *module, codec.to_json(spec).decode()])
 
 
 class AttemptProcess:

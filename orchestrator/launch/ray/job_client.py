@@ -6,27 +6,29 @@ whoever follows it survives a lost connection.
 
 import logging
 import os
+import shlex
 import socket
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from orchestrator.errors import OrchError
+from orchestrator.launch.backend import JOB_ENDED, ClusterUnusable, RunNeeds
+from orchestrator.launch.preflight import Preflight, PreflightRequest
+from orchestrator.launch.provenance import ARCHIVE
+from orchestrator.launch.ray import preflight_job, slices
+from orchestrator.types import codec
 
 REACH_LIMIT_S = 10.0
 POLL_S = 0.3
 JOBS_PORT = 8265
-ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+PYTHON = "python"  # the cluster's own, the first in its PATH
 LAST_LINES = 3
 # Ray prefers these to the address that it is given.
 OTHER_ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
-
-
-class ClusterUnusable(OrchError):
-    """A named cluster cannot be reached, refuses us, or does not run what it is given."""
 
 
 class RayJobs:
@@ -46,9 +48,43 @@ class RayJobs:
                 logging.getLogger(f"ray.dashboard.modules.{chatty}").setLevel(logging.ERROR)
             self._client = JobSubmissionClient(address)
 
-    def submit(self, command: str, code: Path | None, name: str | None = None) -> str:
-        """Start a job and return its id. `code` travels with it; None uses the cluster's own."""
-        environment = {"working_dir": str(code)} if code else {}
+    def preflight(
+        self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
+    ) -> Preflight:
+        """Look at what the cluster has for a run. An interrupt ends the job that looks."""
+        request = PreflightRequest(
+            pods=needs.plan.pods,
+            chip=needs.plan.chip,
+            topology=needs.plan.topology,
+            pod_type=slices.pod_type(needs.plan),
+            accelerator=slices.accelerator_type(needs.plan),
+            versions=needs.versions,
+            secrets=needs.secrets,
+            file=needs.marker,
+        )
+        module = ("-m", preflight_job.__name__)
+        job = self.start([*module, codec.to_json(request).decode()], archive)
+        try:
+            log = self._log(job, on_state)
+        except KeyboardInterrupt:
+            with suppress(ClusterUnusable):
+                self._stop(job)
+            raise
+        return Preflight(request=request, report=preflight_job.parse_report(log))
+
+    def start(
+        self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
+    ) -> str:
+        """Start `python ARGUMENTS` as a job, in the code that travels or in the cluster's own."""
+        command = shlex.join([PYTHON, *arguments])
+        if archive is None:
+            return self._submit(command, {}, name)
+        with tempfile.TemporaryDirectory(prefix="orch-") as folder:
+            path = Path(folder) / ARCHIVE
+            path.write_bytes(archive)
+            return self._submit(command, {"working_dir": str(path)}, name)
+
+    def _submit(self, command: str, environment: dict[str, str], name: str | None) -> str:
         with self._in_plain_words("does not take the job"):
             return str(
                 self._client.submit_job(
@@ -61,10 +97,10 @@ class RayJobs:
         with self._in_plain_words("does not answer"):
             return str(self._client.get_job_status(job).value)
 
-    def finished(self, job: str, waiting: Callable[[str], None]) -> str:
-        """The log of a job, once it has succeeded. `waiting` hears its state until then."""
-        while (state := self.state(job)) not in ENDED:
-            waiting(state)
+    def _log(self, job: str, on_state: Callable[[str], None]) -> str:
+        """The log of a job, once it has succeeded."""
+        while (state := self.state(job)) not in JOB_ENDED:
+            on_state(state)
             time.sleep(POLL_S)
         if state != "SUCCEEDED":
             raise ClusterUnusable(f"{self.address}: {self.why(job)}")
@@ -79,8 +115,7 @@ class RayJobs:
         last = lines[: -LAST_LINES - 1 : -1] or [message]
         return "\n  ".join(["its job ended before the run began", *last])
 
-    def stop(self, job: str) -> None:
-        """End a job."""
+    def _stop(self, job: str) -> None:
         with self._in_plain_words("does not answer"):
             self._client.stop_job(job)
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.launch.backend import ClusterEvent
 from orchestrator.launch.ray import process_tree
-from orchestrator.launch.ray.protocol import ClusterEvent, ClusterRequest
+from orchestrator.launch.ray.protocol import ClusterRequest
 from orchestrator.launch.ray.slices import Host
 from orchestrator.plan import rehearsal
 from orchestrator.types import codec
@@ -33,7 +34,7 @@ LIMITS = {
 
 
 @dataclass(frozen=True)
-class LocalCluster:
+class PrivateCluster:
     """The owner's end of a private cluster.
 
     Its processes carry the `mark`, and all that it writes besides the run's journal is in `folder`.
@@ -55,13 +56,13 @@ class LocalCluster:
 @contextmanager
 def private_cluster(
     hosts: Sequence[Host], devices_per_host: int, command: str
-) -> Iterator[LocalCluster]:
+) -> Iterator[PrivateCluster]:
     """Start a cluster of these nodes and a Ray job on it; afterwards nothing of it is left."""
     folder, mark = short_folder(), secrets.token_hex(16)
     (folder / "ray").mkdir()  # Ray writes its address here, and not where everybody looks
     request = ClusterRequest(mark=mark, folder=str(folder), hosts=tuple(hosts), command=command)
     supervisor = _start_supervisor(folder, _environment(folder, mark, devices_per_host))
-    cluster = LocalCluster(mark, folder, supervisor, queue.SimpleQueue())
+    cluster = PrivateCluster(mark, folder, supervisor, queue.SimpleQueue())
     listener = threading.Thread(target=_listen, args=(cluster,), daemon=True)
     listener.start()
     try:
@@ -121,7 +122,7 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
     }
 
 
-def _listen(cluster: LocalCluster) -> None:
+def _listen(cluster: PrivateCluster) -> None:
     """Queue the supervisor's events until it ends."""
     assert cluster.supervisor.stdout
     with cluster.supervisor.stdout as lines:

@@ -17,8 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from orchestrator.launch.backend import ClusterEvent
 from orchestrator.launch.ray import private_api, process_tree
-from orchestrator.launch.ray.protocol import ClusterEvent, ClusterRequest
+from orchestrator.launch.ray.protocol import ClusterRequest
 from orchestrator.ports import LOOPBACK, claimed
 from orchestrator.types import codec
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.launch import provenance
+from orchestrator.launch.backend import ClusterUnusable
 from orchestrator.launch.preflight import PreflightHost, PreflightReport, PreflightRequest
 from orchestrator.launch.ray import private_api
 from orchestrator.launch.ray.attempt import join_cluster
-from orchestrator.launch.ray.job_client import ClusterUnusable
 from orchestrator.launch.ray.slices import WORKER_ID, is_free, kind_of, name_of
 from orchestrator.types import codec
 
@@ -45,11 +45,11 @@ def look(request: PreflightRequest) -> PreflightReport:
     import ray  # noqa: PLC0415
     from ray.util.tpu import get_num_tpu_slices  # noqa: PLC0415
 
-    free = private_api.free_resources()
+    free, kind = private_api.free_resources(), request.pod_type
     nodes = [node for node in ray.nodes() if node["Alive"]]
     heads = [kind_of(node) for node in nodes if (node.get("Labels") or {}).get(WORKER_ID) == "0"]
-    others = Counter(name for name in heads if name and name != request.pod_type)
-    of_kind = [node for node in nodes if kind_of(node) == request.pod_type]
+    others = Counter(name for name in heads if name and name != kind)
+    of_kind = [node for node in nodes if kind_of(node) == kind]
     present = get_num_tpu_slices(request.topology, request.accelerator)
     # Ray's own count of ready slices takes a host whose chips are all in use for a new one.
     used = {name_of(node) for node in of_kind if not is_free(node, free)}

@@ -17,16 +17,6 @@ class ClusterRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterEvent:
-    """News of a cluster: how many nodes are up, its address, the state of its job, or an error."""
-
-    nodes: int = 0
-    address: str | None = None
-    job: str | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class AttemptCommand:
     """A command of the driver: start workers on these slices, or just report the slices."""
 
