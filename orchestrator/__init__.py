@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.api import doctor as doctor
     from orchestrator.api import explain as explain
     from orchestrator.api import follow_logs as follow_logs
+    from orchestrator.api import is_study as is_study
     from orchestrator.api import known_proof as known_proof
     from orchestrator.api import load as load
     from orchestrator.api import logs as logs
@@ -50,6 +51,7 @@ __all__ = [
     "doctor",
     "explain",
     "follow_logs",
+    "is_study",
     "known_proof",
     "load",
     "logs",

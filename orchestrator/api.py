@@ -2,7 +2,7 @@
 
 Every function takes plain arguments and returns a plain value. It raises `OrchError`, whose
 `exit_code` is what the command would exit with. It prints nothing: whoever wants to see progress
-passes a function that takes events (`orchestrator.lifecycle.events`).
+passes a function that takes events (`orchestrator.types.events`).
 
 Imports stand inside the functions, so that `import orchestrator` stays light.
 """
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from orchestrator.calibrate import StoredProfile
     from orchestrator.journal.run_logs import LogLine
     from orchestrator.lifecycle.cancel import CancelResult
-    from orchestrator.lifecycle.events import Progress
     from orchestrator.lifecycle.logs import RunLogs
     from orchestrator.lifecycle.pages import Page
+    from orchestrator.lifecycle.progress import Progress
     from orchestrator.lifecycle.requests import Confirm
     from orchestrator.lifecycle.studies import StudyResult
     from orchestrator.prove.verdict import ProofResult
@@ -46,6 +46,13 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> "Spec":
     from orchestrator.spec import load as load_spec
 
     return load_spec(Path(path), tuple(overrides))
+
+
+def is_study(path: str | Path) -> bool:
+    """Whether a YAML file describes a study rather than one spec."""
+    from orchestrator.spec import is_study as describes_study
+
+    return describes_study(Path(path))
 
 
 def plan(spec: SpecSource, overrides: Sequence[str] = (), *, profile: str | None = None) -> "Plan":
@@ -189,7 +196,7 @@ def submit(
 
     require("run")
     from orchestrator.lifecycle import submit as acts
-    from orchestrator.lifecycle.events import silent
+    from orchestrator.lifecycle.progress import silent
     from orchestrator.lifecycle.requests import SubmitOptions
 
     options = SubmitOptions(
@@ -219,7 +226,7 @@ def submit_study(
 
     require("run")
     from orchestrator.lifecycle import studies as acts
-    from orchestrator.lifecycle.events import silent
+    from orchestrator.lifecycle.progress import silent
     from orchestrator.lifecycle.requests import SubmitOptions
 
     options = SubmitOptions(
@@ -246,7 +253,7 @@ def resume(
     require("run")
     from orchestrator import journal
     from orchestrator.lifecycle import resume as acts
-    from orchestrator.lifecycle.events import silent
+    from orchestrator.lifecycle.progress import silent
     from orchestrator.lifecycle.requests import SubmitOptions
 
     options = SubmitOptions(
@@ -304,8 +311,9 @@ def remove(
 def runs(storage: str | Path = RUNS, *, progress: "Progress | None" = None) -> "list[Run]":
     """All runs in a storage directory, newest first."""
     from orchestrator import journal
-    from orchestrator.lifecycle.events import Problem, silent
+    from orchestrator.lifecycle.progress import silent
     from orchestrator.lifecycle.recording import catch_up
+    from orchestrator.types.events import Problem
 
     found, problems = journal.list_runs(Path(storage))
     for problem in problems:
@@ -358,9 +366,9 @@ def follow_logs(
 ) -> "Iterator[LogLine]":
     """The lines of a run's logs as they are written, until the run has ended."""
     from orchestrator import journal
-    from orchestrator.lifecycle.events import silent
     from orchestrator.lifecycle.logs import LogSelection
     from orchestrator.lifecycle.logs import follow_logs as follow
+    from orchestrator.lifecycle.progress import silent
 
     selection = LogSelection(rank=rank, attempt=attempt)
     return follow(journal.find_run(Path(storage), run), selection, progress or silent)
@@ -406,7 +414,7 @@ def sync(
     """Bring MLflow up to the journals of runs, or of all runs where none is named."""
     from orchestrator import journal
     from orchestrator.lifecycle import recording as acts
-    from orchestrator.lifecycle.events import silent
+    from orchestrator.lifecycle.progress import silent
 
     found = [journal.find_run(Path(storage), run) for run in runs] or journal.list_journals(
         Path(storage)
@@ -418,8 +426,8 @@ def ui(
     storage: str | Path = RUNS, *, port: int | None = None, progress: "Progress | None" = None
 ) -> None:
     """Serve the MLflow UI of recorded runs until Ctrl-C; a `UiReady` event says where."""
-    from orchestrator.lifecycle.events import silent
     from orchestrator.lifecycle.mlflow_ui import show_ui
+    from orchestrator.lifecycle.progress import silent
 
     show_ui(Path(storage), port, progress or silent)
 

@@ -89,8 +89,8 @@ def finished_study(
     for repeat in range(1, study.repeats + 1):
         for trial in study.trials:
             plan = plans[trial.number]
-            begun = journal.start_trial(recorded, trial.number, repeat)
+            started = journal.start_trial(recorded, trial.number, repeat)
             taken = [one.step for one in timed(0.0, range(steps), step_s(plan, repeat))]
             fields = {"spec": trial.spec, "study": recorded.key} | changes
-            finished_run(storage, begun.run, plan=plan, steps=taken, **fields)
+            finished_run(storage, started.run, plan=plan, steps=taken, **fields)
     return recorded

@@ -10,16 +10,18 @@ import pytest
 
 from orchestrator import journal, tracking
 from orchestrator.cli import display
-from orchestrator.cli.progress import RunDisplay
+from orchestrator.cli.display import Display
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
 from orchestrator.lifecycle import cluster, follow, recording, rehearse, resume
-from orchestrator.lifecycle.events import FollowStarted, Progress, Stopping, TaskEnded, Tracked
 from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
+from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.rehearse import RehearsalFollower
 from orchestrator.lifecycle.requests import Provenance, SubmitOptions
 from orchestrator.render import rehearsal_screen as render
+from orchestrator.render import status_line
+from orchestrator.types.events import FollowStarted, Stopping, TaskEnded, Tracked
 from orchestrator.types.plan import Plan
 from tests.journals import reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
@@ -66,7 +68,7 @@ MADE_OF = Provenance(environment={}, documents={}, folder="", profile=None)
 def follower(
     recorded: journal.Journal, jobs: FakeJobs, before: int = 0, progress: Progress | None = None
 ) -> ClusterFollower:
-    progress = progress or RunDisplay()
+    progress = progress or Display()
     watch = RunWatch(recorded, progress)
     progress(FollowStarted(task="run", attempts=watch.attempt))
     return ClusterFollower(watch, cast(ClusterClient, jobs), "job", before)
@@ -125,9 +127,9 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
 ) -> None:
     """Below the lines that stay, which are the same wherever they go."""
     monkeypatch.setattr(display, "is_live", lambda _: live)
-    monkeypatch.setattr(display, "start_line", DrawnLine)
+    monkeypatch.setattr(status_line, "start_line", DrawnLine)
     monkeypatch.setattr(DrawnLine, "texts", [])
-    shown = RunDisplay()
+    shown = Display()
     following = follower(recorded, FakeJobs(), progress=shown)
     following.look()
     writer = journal.claim_run(recorded)
@@ -212,7 +214,7 @@ def test_a_run_whose_job_is_not_taken_has_failed(tmp_path: Path) -> None:
     jobs = FakeJobs(state_now=None, refuses=True)
     with pytest.raises(ClusterUnusable, match="does not take the job"):
         cluster.start_run(
-            launch_of(tmp_path), cast(ClusterClient, jobs), MADE_OF, None, None, RunDisplay()
+            launch_of(tmp_path), cast(ClusterClient, jobs), MADE_OF, None, None, Display()
         )
     [run], _ = journal.list_runs(tmp_path)
     assert run.state == "failed"
@@ -223,7 +225,7 @@ def test_a_job_whose_answer_was_lost_is_not_submitted_twice(tmp_path: Path) -> N
     """The cluster has it in spite of the error: then the run is under way."""
     jobs = FakeJobs(refuses=True)
     recorded, job = cluster.start_run(
-        launch_of(tmp_path), cast(ClusterClient, jobs), MADE_OF, None, None, RunDisplay()
+        launch_of(tmp_path), cast(ClusterClient, jobs), MADE_OF, None, None, Display()
     )
     [(command, name)] = jobs.submits
     assert name == job

@@ -15,7 +15,6 @@ from orchestrator import journal
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.run_journal import prediction_of
 from orchestrator.journal.run_status import Observation, StepSummary, build_run
-from orchestrator.lifecycle.commands import next_step
 from orchestrator.render import (
     formatting,
     launch_screen,
@@ -23,6 +22,7 @@ from orchestrator.render import (
     runs_screen,
     status_screen,
 )
+from orchestrator.render.status_screen import next_run_command
 from orchestrator.types.run import EndState, RecentSteps, Status, TimedStep, TrackedRun
 from tests.conftest import HoldGolden, RunOrch
 from tests.journals import (
@@ -92,8 +92,8 @@ def test_a_status_fits_a_screen(golden: HoldGolden) -> None:
 
 def test_a_long_reason_is_wrapped() -> None:
     """It may have a full stop of its own."""
-    said = "The actor died because its node has died, see /tmp/ray/session_latest/logs for more. "
-    ended = Ended(at_s=4e3, state="failed", reason=reason(said * 2))
+    text = "The actor died because its node has died, see /tmp/ray/session_latest/logs for more. "
+    ended = Ended(at_s=4e3, state="failed", reason=reason(text * 2))
     run = status_of(START, PREEMPTED, ended)
     shown = status_screen.status_screen(run, "orch logs it-1")
     assert max(map(len, shown.splitlines())) <= 80
@@ -190,10 +190,10 @@ def test_orch_status_finds_a_run_by_key_prefix_or_path(orch: RunOrch, tmp_path: 
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("llama-1: running")
         assert done.stdout.endswith(f"Next: orch logs {wanted} --storage {tmp_path} -f\n")
-    told = json.loads(orch("status", str(found.path), "--json").stdout)
-    assert told.keys() >= PROMISED | {"forecast"}
-    assert (told["state"], told["tracking"]["run_id"]) == ("running", "7")
-    assert [one["reason"] for one in told["attempts"]] == ["failure", None]
+    output = json.loads(orch("status", str(found.path), "--json").stdout)
+    assert output.keys() >= PROMISED | {"forecast"}
+    assert (output["state"], output["tracking"]["run_id"]) == ("running", "7")
+    assert [one["reason"] for one in output["attempts"]] == ["failure", None]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_the_next_command_depends_on_the_state(
     writer.end_attempt("cancelled")
     writer.end_run(state)
     asked = f"{following} --storage {tmp_path}"
-    assert next_step(writer.run(), "it", tmp_path) == asked
+    assert next_run_command(writer.run(), "it", tmp_path) == asked
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "rm"])
@@ -266,8 +266,8 @@ def test_orch_cancel_without_a_driver(orch: RunOrch, tmp_path: Path) -> None:
     abandoned_run(tmp_path, "orphan")
     done = orch("cancel", "orphan", *storage)
     assert "No driver runs it any more: its driver (process " in done.stdout
-    told = json.loads(orch("status", "orphan", *storage, "--json").stdout)
-    assert told["state"] == "cancelled"
+    output = json.loads(orch("status", "orphan", *storage, "--json").stdout)
+    assert output["state"] == "cancelled"
     ended = claimed_run(tmp_path, key="ended")
     ended.end_run("succeeded")
     done = orch("cancel", "ended", *storage)

@@ -40,7 +40,7 @@ def test_unexpected_and_damaged_files_are_problems(
     found = failed_once(tmp_path)
     (found.path / name).write_bytes(content)
     run = found.run()
-    assert any(problem in said for said in run.problems), run.problems
+    assert any(problem in text for text in run.problems), run.problems
     assert (found.path / name).read_bytes() == content
     assert run.attempts
 

@@ -29,32 +29,32 @@ STUDY = Study(
 )
 
 
-def begun(storage: Path, study: Study = STUDY, steps: int = 20) -> StudyJournal:
+def opened_study(storage: Path, study: Study = STUDY, steps: int = 20) -> StudyJournal:
     """The journal of the study."""
     documents = {"study.yaml": b"study: {}\n"}
     return journal.open_study(storage, StudyRequest(study=study, steps=steps), documents)
 
 
 def test_the_same_request_opens_the_same_journal(tmp_path: Path) -> None:
-    first, again = begun(tmp_path), begun(tmp_path)
+    first, again = opened_study(tmp_path), opened_study(tmp_path)
     assert first == again
     assert first.submission().study == STUDY
     assert (first.documents / "study.yaml").read_bytes() == b"study: {}\n"
-    assert begun(tmp_path, replace(STUDY, scaling="weak")) != first
-    assert begun(tmp_path, steps=21) != first
+    assert opened_study(tmp_path, replace(STUDY, scaling="weak")) != first
+    assert opened_study(tmp_path, steps=21) != first
     assert len(journal.list_studies(tmp_path)) == 3
 
 
 def test_a_study_is_not_listed_as_a_run(tmp_path: Path) -> None:
-    begun(tmp_path)
+    opened_study(tmp_path)
     claimed_run(tmp_path, key="a-run")
     assert [run.run for run in journal.list_runs(tmp_path)[0]] == ["a-run"]
-    assert [one.key for one in journal.list_studies(tmp_path)] == [begun(tmp_path).key]
+    assert [one.key for one in journal.list_studies(tmp_path)] == [opened_study(tmp_path).key]
 
 
 def test_trials_are_named_before_they_start(tmp_path: Path) -> None:
     """Each repeat has its own name, and another when it starts again."""
-    study = begun(tmp_path)
+    study = opened_study(tmp_path)
     names = [
         journal.start_trial(study, trial, repeat).run
         for trial, repeat in ((1, 1), (1, 2), (2, 1), (1, 1))
@@ -67,7 +67,7 @@ def test_trials_are_named_before_they_start(tmp_path: Path) -> None:
 
 
 def test_no_trial_starts_while_a_run_of_the_study_is_live(tmp_path: Path) -> None:
-    study = begun(tmp_path)
+    study = opened_study(tmp_path)
     entry = journal.start_trial(study, 1, 1)
     writer = claimed_run(tmp_path, key=entry.run)
     with pytest.raises(RunIsLive, match=r"trial-1\.1 is starting"):
@@ -80,7 +80,7 @@ def test_no_trial_starts_while_a_run_of_the_study_is_live(tmp_path: Path) -> Non
 def test_a_trial_that_another_process_starts_blocks_for_a_while(
     tmp_path: Path, age_s: float, refused: bool
 ) -> None:
-    study = begun(tmp_path)
+    study = opened_study(tmp_path)
     entry = TrialStart(at_s=1_000.0, trial=1, repeat=1, run="elsewhere", by=ME)
     (study.trials / "000001.json").write_bytes(codec.to_json(entry))
 
@@ -95,10 +95,10 @@ def test_a_trial_that_another_process_starts_blocks_for_a_while(
 
 
 def test_a_process_that_died_before_its_run_does_not_block(tmp_path: Path) -> None:
-    begin = f"from tests.test_journal_studies import begun; from pathlib import Path; \
-from orchestrator import journal; journal.start_trial(begun(Path({str(tmp_path)!r})), 1, 1)"
+    begin = f"from tests.test_journal_studies import opened_study; from pathlib import Path; \
+from orchestrator import journal; journal.start_trial(opened_study(Path({str(tmp_path)!r})), 1, 1)"
     subprocess.run([sys.executable, "-c", begin], cwd=ROOT, check=True)
-    study = begun(tmp_path)
+    study = opened_study(tmp_path)
     assert len(study.trial_starts()) == 1
     assert journal.start_trial(study, 1, 1).run.endswith("trial-1.1.2")
 
@@ -108,7 +108,7 @@ def test_a_trial_start_that_loses_a_race_is_repeated(
 ) -> None:
     from orchestrator.journal import event_log  # noqa: PLC0415
 
-    study, append = begun(tmp_path), event_log.append
+    study, append = opened_study(tmp_path), event_log.append
     other = TrialStart(at_s=0.0, trial=1, repeat=1, run="other", by=ME)
 
     def late(folder: Path, number: int, content: bytes) -> None:
@@ -122,7 +122,7 @@ def test_a_trial_start_that_loses_a_race_is_repeated(
 
 
 def test_the_first_tracked_run_of_a_study_stays(tmp_path: Path) -> None:
-    study = begun(tmp_path)
+    study = opened_study(tmp_path)
     assert study.tracking() is None
     first = TrackedRun(tracker="mlflow", uri="sqlite:////x", run_id="1")
     assert study.track(first) == first
@@ -138,7 +138,7 @@ def test_a_run_names_its_study(tmp_path: Path) -> None:
 
 def test_a_run_or_a_study_is_found(tmp_path: Path) -> None:
     """By key, by its beginning, or by path; an unknown key lists both."""
-    study = begun(tmp_path)
+    study = opened_study(tmp_path)
     trial = journal.start_trial(study, 1, 1).run
     claimed_run(tmp_path, key=trial)
     claimed_run(tmp_path, key="plain")
@@ -152,7 +152,7 @@ def test_a_run_or_a_study_is_found(tmp_path: Path) -> None:
 
 
 def test_a_damaged_study_is_an_error(tmp_path: Path) -> None:
-    study = begun(tmp_path)
+    study = opened_study(tmp_path)
     text = study.submission_path.read_text(encoding="utf-8")
     study.submission_path.write_text(
         text.replace('"schema": 2,\n  "steps"', '"schema": 9,\n  "steps"')
@@ -162,7 +162,7 @@ def test_a_damaged_study_is_an_error(tmp_path: Path) -> None:
     digest = StudyRequest(study=STUDY, steps=20).digest
     study.submission_path.write_text(text.replace(digest, "0" * 64))
     with pytest.raises(SpecError, match="is another study"):
-        begun(tmp_path)
+        opened_study(tmp_path)
     study.submission_path.write_text("{}")
     with pytest.raises(JournalUnreadable, match="is not a StudySubmission"):
         study.submission()

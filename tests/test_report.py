@@ -128,9 +128,9 @@ def test_a_mean_below_the_median_gives_no_negative_part() -> None:
     parts = {part.name: part.s for part in found.gap.parts}
     assert parts["slow steps"] == 0
     assert isclose(sum(parts.values()), found.gap.s)
-    told = measured_bar(found.measured)
-    assert [segment.name for segment in told.segments] == ["devices"]
-    assert isclose(told.value, found.measured.mean_step_s)
+    output = measured_bar(found.measured)
+    assert [segment.name for segment in output.segments] == ["devices"]
+    assert isclose(output.value, found.measured.mean_step_s)
 
 
 def test_a_suspect_at_its_rate_takes_the_measured_time() -> None:
@@ -219,8 +219,8 @@ def test_a_report_from_a_journal_is_the_same(tmp_path: Path) -> None:
 
 
 def test_a_difference_is_a_share_or_a_factor() -> None:
-    said = [off(measured_s, 0.835, "that") for measured_s in (0.74, 0.9, 11.8, 0.25)]
-    assert said == [
+    text = [off(measured_s, 0.835, "that") for measured_s in (0.74, 0.9, 11.8, 0.25)]
+    assert text == [
         "11.4 % less than that",
         "7.8 % more than that",
         "14 times that",

@@ -166,9 +166,9 @@ def test_every_shipped_study_begins_with_a_comment(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     opening = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
     assert (path.parent / opening[0].removeprefix(MODELINE)).is_file()
-    said = "\n".join(opening[1:])
-    assert re.search(rf"\borch plan {re.escape(str(path.relative_to(ROOT)))}", said)
-    assert re.search(r"(?i)\bexpect", said)
+    text = "\n".join(opening[1:])
+    assert re.search(rf"\borch plan {re.escape(str(path.relative_to(ROOT)))}", text)
+    assert re.search(r"(?i)\bexpect", text)
     assert spec.load_study(path).trials
 
 
@@ -235,9 +235,9 @@ def test_the_summary_names_the_best_and_the_worst_series() -> None:
         ]
     ]  # fmt: skip
     keys = ["resources.pods", "experiment.remat"]
-    said = render.scaling_efficiency(found, keys, "chips")
+    text = render.scaling_efficiency(found, keys, "chips")
     ends = "between 50% on 32 chips (remat b) and 90% on 64 chips (remat a)"
-    assert said == f"scaling efficiency is {ends}"
+    assert text == f"scaling efficiency is {ends}"
     alone = render.scaling_efficiency(found[:2], keys, "chips")
     assert alone == "scaling efficiency is 90% on 64 chips"
 
@@ -269,9 +269,9 @@ def test_orch_plan_plans_a_study(orch: RunOrch) -> None:
     done = orch("plan", path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"Next: orch submit {path}"
-    told = json.loads(orch("plan", path, "--json").stdout)
-    assert [one["planned"]["pods"] for one in told["trials"]] == [1, 2, 4]
-    assert [one["planned"]["sequences"] for one in told["trials"]] == [16, 32, 64]
+    output = json.loads(orch("plan", path, "--json").stdout)
+    assert [one["planned"]["pods"] for one in output["trials"]] == [1, 2, 4]
+    assert [one["planned"]["sequences"] for one in output["trials"]] == [16, 32, 64]
     bad = orch(
         "plan", path, "--set", "experiment.model.heads=7", "--set", "resources.mesh={tensor: 3}"
     )

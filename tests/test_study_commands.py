@@ -10,7 +10,7 @@ from orchestrator.journal import StudyJournal
 from tests.conftest import RunOrch
 from tests.journals import claimed_run
 from tests.reports import finished_study
-from tests.test_journal_studies import begun
+from tests.test_journal_studies import opened_study
 from tests.test_study import study_of
 
 
@@ -25,7 +25,7 @@ def at(found: StudyJournal) -> tuple[str, str]:
 
 
 def test_orch_runs_lists_the_runs_of_a_study_below_it(orch: RunOrch, tmp_path: Path) -> None:
-    study = begun(tmp_path)
+    study = opened_study(tmp_path)
     assert orch("runs", *at(study)).stdout.splitlines()[1].split()[:3] == [
         study.key,
         "stopped",
@@ -45,7 +45,7 @@ def test_orch_runs_lists_the_runs_of_a_study_below_it(orch: RunOrch, tmp_path: P
 
 def test_the_state_of_a_study_follows_from_its_runs(tmp_path: Path) -> None:
     """A trial that failed and then succeeded counts once."""
-    study = begun(tmp_path)
+    study = opened_study(tmp_path)
     states = []
     for number, end in ((1, "failed"), (1, "succeeded"), (2, "succeeded")):
         writer = claimed_run(tmp_path, key=journal.start_trial(study, number, 1).run)
@@ -58,9 +58,9 @@ def test_the_state_of_a_study_follows_from_its_runs(tmp_path: Path) -> None:
 
 
 def test_orch_status_shows_a_study(orch: RunOrch, done: StudyJournal) -> None:
-    told = orch("status", done.key[:-2], *at(done))
-    assert told.returncode == 0, told.stderr
-    first, *_ = lines = told.stdout.splitlines()
+    output = orch("status", done.key[:-2], *at(done))
+    assert output.returncode == 0, output.stderr
+    first, *_ = lines = output.stdout.splitlines()
     assert first.startswith(f"{done.key}: succeeded, 2 of 2 runs done")
     assert [line.split()[0] for line in lines[3:5]] == [f"{done.key}-trial-{n}.1" for n in (1, 2)]
     assert any("EFFICIENCY" in line for line in lines)
@@ -70,7 +70,7 @@ def test_orch_status_shows_a_study(orch: RunOrch, done: StudyJournal) -> None:
 
 
 def test_orch_cancel_stops_the_live_run_of_a_study(orch: RunOrch, tmp_path: Path) -> None:
-    study = begun(tmp_path)
+    study = opened_study(tmp_path)
     idle = orch("cancel", study.key, *at(study))
     assert idle.stdout.startswith(f"{study.key}: no run of it goes on. Nothing was asked.\nNext: ")
     claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run).end_run("succeeded")
@@ -83,7 +83,7 @@ def test_orch_cancel_stops_the_live_run_of_a_study(orch: RunOrch, tmp_path: Path
 
 
 def test_orch_rm_removes_a_study_with_its_runs(orch: RunOrch, tmp_path: Path) -> None:
-    study = begun(tmp_path)
+    study = opened_study(tmp_path)
     claimed_run(tmp_path, key="other").end_run("failed")
     claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run).end_run("succeeded")
     writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
@@ -100,7 +100,7 @@ def test_orch_rm_removes_a_study_with_its_runs(orch: RunOrch, tmp_path: Path) ->
 
 
 def test_a_single_run_of_a_study_can_be_removed(orch: RunOrch, tmp_path: Path) -> None:
-    study = begun(tmp_path)
+    study = opened_study(tmp_path)
     run = journal.start_trial(study, 1, 1).run
     claimed_run(tmp_path, key=run).end_run("succeeded")
     assert orch("rm", run, *at(study), "--yes").stdout == f"removed {run}\n"

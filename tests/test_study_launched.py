@@ -16,8 +16,9 @@ from orchestrator.journal import Journal, Writer
 from orchestrator.lifecycle import cluster as clusters
 from orchestrator.lifecycle import follow, recording
 from orchestrator.lifecycle.cluster import ClusterLaunch
-from orchestrator.lifecycle.events import ClusterReady, Progress, Tracked
+from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
+from orchestrator.types.events import ClusterReady, Tracked
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Run
 from tests.journals import reason, run_request
@@ -87,11 +88,11 @@ class Cluster:
 def test_a_study_on_a_cluster_asks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster must have the most pods; chips, time and dollars are totals."""
     cluster = Cluster(tmp_path, monkeypatch)
-    code, said = cluster.submit("--steps", "4", "--dry-run")
+    code, text = cluster.submit("--steps", "4", "--dry-run")
     assert (code, cluster.seen, cluster.taken) == (0, [2], [])
-    assert "two: 2 runs, one after another, on the cluster there:1" in said
-    assert "at most 8 v5e chips, 2 runs, 8 steps, less than 1 s, " in said
-    assert "Nothing was submitted: --dry-run." in said
+    assert "two: 2 runs, one after another, on the cluster there:1" in text
+    assert "at most 8 v5e chips, 2 runs, 8 steps, less than 1 s, " in text
+    assert "Nothing was submitted: --dry-run." in text
     assert not (tmp_path / "runs").exists()
     with pytest.raises(SpecError, match="needs --yes where nobody can be asked"):
         cluster.submit("--steps", "4")
@@ -101,14 +102,14 @@ def test_trials_run_one_after_another_on_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(tmp_path, monkeypatch)
-    code, said = cluster.submit("--steps", "4", "--yes")
+    code, text = cluster.submit("--steps", "4", "--yes")
     assert (code, cluster.taken) == (0, ["1.1", "2.1"])
-    assert "scaling efficiency is 100.0 % on 8 chips" in said
+    assert "scaling efficiency is 100.0 % on 8 chips" in text
     [study] = journal.list_studies(tmp_path / "runs")
     assert not study.submission().rehearsal
     assert [one.rehearsal for one in study.status().runs] == [False, False]
-    code, said = cluster.submit("--steps", "4", "--yes")
-    assert (code, len(cluster.taken), said.count("done before: ")) == (0, 2, 2)
+    code, text = cluster.submit("--steps", "4", "--yes")
+    assert (code, len(cluster.taken), text.count("done before: ")) == (0, 2, 2)
     rehearsed = journal.StudyRequest(study=study.submission().study, steps=4)
     assert rehearsed.journal_in(study.storage) != study
     assert replace(rehearsed, rehearsal=False).journal_in(study.storage) == study
@@ -118,9 +119,9 @@ def test_an_interrupt_starts_no_other_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(tmp_path, monkeypatch, left_at=1)
-    code, said = cluster.submit("--steps", "4", "--yes")
+    code, text = cluster.submit("--steps", "4", "--yes")
     assert (code, cluster.taken) == (130, ["1.1"])
-    assert "-trial-1.1 goes on without this command; orch cancel " in said
+    assert "-trial-1.1 goes on without this command; orch cancel " in text
 
 
 def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +152,8 @@ def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.Monk
     cluster = Slow(tmp_path, monkeypatch)
     (tmp_path / "two.yaml").write_text(STUDY.replace("study: {", "study: {after_failure: go on, "))
     assert cluster.submit("--steps", "4", "--yes")[0] == 130
-    code, said = cluster.submit("--steps", "4", "--yes")
-    assert "-trial-1.1 goes on, and is followed again\n" in said
+    code, text = cluster.submit("--steps", "4", "--yes")
+    assert "-trial-1.1 goes on, and is followed again\n" in text
     assert (code, cluster.taken, followed[0] == followed[1]) == (1, ["1.1", "2.1"], True)
 
 
@@ -160,7 +161,7 @@ def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.Monk
     ("more", "said"),
     [
         (("--yes",), "needs --steps, or run.steps in its base"),
-        (("--yes", "--steps", "4", "--detach"), "--detach: somebody must start trial after trial"),
+        (("--yes", "--steps", "4", "--detach"), "--detach is for one run"),
         (("--yes", "--steps", "4", "--devices-per-pod", "4"), "--devices-per-pod is of rehearsals"),
     ],
 )

@@ -16,7 +16,6 @@ from orchestrator.cli.terminal import as_typed
 from orchestrator.errors import SpecError
 from orchestrator.journal import StudyRequest
 from orchestrator.lifecycle import recording, rehearse
-from orchestrator.lifecycle.events import Tracked
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import study_report_screen
 from orchestrator.render.formatting import percent
@@ -24,6 +23,7 @@ from orchestrator.render.page import study_page
 from orchestrator.report.gap import reference
 from orchestrator.study import make_study_report, read_trial_runs
 from orchestrator.study.gap_explanation import explain_gaps
+from orchestrator.types.events import Tracked
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import EndState
 from orchestrator.types.study import StudyReport
@@ -37,7 +37,9 @@ from tests.test_study import study_of
 BASE_S = 0.5
 
 
-def told(storage: Path, step_s: Callable[[Plan, int], float], **changes: Any) -> StudyReport:
+def scaling_report(
+    storage: Path, step_s: Callable[[Plan, int], float], **changes: Any
+) -> StudyReport:
     """The report of a study over one, two and four pods, twice each."""
     recorded = finished_study(storage, study_of(1, 2, 4, repeats=2), step_s, **changes)
     return make_study_report(recorded.key, recorded.submission().study, read_trial_runs(recorded))
@@ -47,17 +49,17 @@ def told(storage: Path, step_s: Callable[[Plan, int], float], **changes: Any) ->
 
 
 def test_measured_efficiency_is_relative_to_the_smallest_trial(tmp_path: Path) -> None:
-    found = told(tmp_path, lambda _, repeat: BASE_S * repeat)
-    kept = [one.measured.efficiency for one in found.trials if one.measured]
-    assert [isclose(one.median, of) for one, of in zip(kept, (1, 1 / 2, 1 / 4), strict=True)]
+    found = scaling_report(tmp_path, lambda _, repeat: BASE_S * repeat)
+    stored = [one.measured.efficiency for one in found.trials if one.measured]
+    assert [isclose(one.median, of) for one, of in zip(stored, (1, 1 / 2, 1 / 4), strict=True)]
     # Repeats of 0.5 and 1 s: rates of 2 and 1, a median of 1.5.
-    assert [isclose(one.high / one.low, 2) for one in kept] == [True] * 3
-    assert isclose(kept[1].high, 1 / 2 * 2 / 1.5)
+    assert [isclose(one.high / one.low, 2) for one in stored] == [True] * 3
+    assert isclose(stored[1].high, 1 / 2 * 2 / 1.5)
     assert all(one.done == 2 for one in found.trials)
 
 
 def test_predicted_efficiency_is_relative_to_the_smallest_measured_trial(tmp_path: Path) -> None:
-    found = told(tmp_path, lambda plan, _: reference(plan)[1] * 3)
+    found = scaling_report(tmp_path, lambda plan, _: reference(plan)[1] * 3)
     for pods, one in zip((1, 2, 4), found.trials, strict=True):
         assert one.predicted
         assert one.predicted.plan_digest == make_plan(tiny_spec(pods)).digest
@@ -75,13 +77,13 @@ def test_the_line_that_explains_the_gaps_is_named(tmp_path: Path) -> None:
     def slowed(plan: Plan, _: int) -> float:
         return reference(plan)[1] + 4 * waited_s(plan)
 
-    found = told(tmp_path, slowed)
+    found = scaling_report(tmp_path, slowed)
     first = found.explanations[0]
     assert (first.line, first.resource) == ("waiting for slices", "")
     assert isclose(first.times, 4)
     assert first.share > 0.999
-    said = study_report_screen.gap_explanation(found.explanations)
-    assert "Adding 4 times waiting for slices to the forecast would explain 100.0 %" in said
+    text = study_report_screen.gap_explanation(found.explanations)
+    assert "Adding 4 times waiting for slices to the forecast would explain 100.0 %" in text
 
 
 def waited_s(plan: Plan) -> float:
@@ -109,7 +111,7 @@ def test_no_line_explains_where_none_fits() -> None:
 
 def test_rehearsed_trials_are_not_compared_with_chips(tmp_path: Path) -> None:
     full = make_plan(tiny_spec(4))
-    found = told(tmp_path, lambda *_: 0.5, rehearsal=True, rehearses=full)
+    found = scaling_report(tmp_path, lambda *_: 0.5, rehearsal=True, rehearses=full)
     assert found.rehearsal
     assert found.explanations == ()
     assert all(one.not_compared and one.expected_s is None for one in found.trials)
@@ -120,7 +122,7 @@ def test_rehearsed_trials_are_not_compared_with_chips(tmp_path: Path) -> None:
 
 
 def test_screens_of_a_measured_study_fit_a_terminal(orch: RunOrch, tmp_path: Path) -> None:
-    told(tmp_path, lambda plan, repeat: BASE_S * repeat * plan.pods**0.3)
+    scaling_report(tmp_path, lambda plan, repeat: BASE_S * repeat * plan.pods**0.3)
     [found] = journal.list_studies(tmp_path)
     for name in ("status", "report"):
         shown = orch(name, found.key, "--storage", str(tmp_path))
@@ -131,9 +133,9 @@ def test_screens_of_a_measured_study_fit_a_terminal(orch: RunOrch, tmp_path: Pat
 def test_unfinished_runs_are_listed(tmp_path: Path) -> None:
     study = study_of(1, 2, 4)
     recorded = journal.open_study(tmp_path, StudyRequest(study=study, steps=6), {})
-    begun = journal.start_trial(recorded, 2, 1)
+    started = journal.start_trial(recorded, 2, 1)
     taken = [one.step for one in timed(0.0, range(6), 0.5)]
-    finished_run(tmp_path, begun.run, plan=make_plan(tiny_spec(2)), steps=taken)
+    finished_run(tmp_path, started.run, plan=make_plan(tiny_spec(2)), steps=taken)
     failed = journal.start_trial(recorded, 3, 1)
     writer = journal.claim_run(
         journal.create_run(tmp_path, replace_plan(tiny_spec(4)), failed.run).journal
@@ -245,34 +247,34 @@ def submitted(
 
 
 def test_trials_run_one_after_another(submitted: Callable[..., tuple[int, str, list[str]]]) -> None:
-    code, said, runs = submitted("succeeded", "succeeded")
+    code, text, runs = submitted("succeeded", "succeeded")
     assert (code, runs) == (0, ["1.1", "2.1"])
-    assert "two: a rehearsal of 2 runs" in said
-    assert "trial 2 of 2: resources.pods=2 experiment.batch.sequences=32" in said
-    assert "Study: scaling efficiency is 100.0 % on 8 emulated chips." in said
-    assert "Next: orch report two-study-" in said
+    assert "two: a rehearsal of 2 runs" in text
+    assert "trial 2 of 2: resources.pods=2 experiment.batch.sequences=32" in text
+    assert "Study: scaling efficiency is 100.0 % on 8 emulated chips." in text
+    assert "Next: orch report two-study-" in text
 
 
 def test_a_successful_trial_is_not_run_again(
     submitted: Callable[..., tuple[int, str, list[str]]],
 ) -> None:
-    code, said, runs = submitted("succeeded", "failed")
-    assert "trial-2.1 is failed" in said
+    code, text, runs = submitted("succeeded", "failed")
+    assert "trial-2.1 is failed" in text
     assert (code, runs) == (1, ["1.1", "2.1"])
-    assert f"Next: {as_typed()}\n" in said
-    code, said, runs = submitted("succeeded")
+    assert f"Next: {as_typed()}\n" in text
+    code, text, runs = submitted("succeeded")
     assert (code, runs) == (0, ["2.1.2"])
-    assert "is failed" not in said
-    assert "trial-1.1\n" in said.split("done before: ")[1]
+    assert "is failed" not in text
+    assert "trial-1.1\n" in text.split("done before: ")[1]
     assert submitted()[2] == []
 
 
 def test_a_study_may_continue_after_a_failure(
     submitted: Callable[..., tuple[int, str, list[str]]],
 ) -> None:
-    code, said, runs = submitted("failed", "succeeded", after="go on")
+    code, text, runs = submitted("failed", "succeeded", after="go on")
     assert (code, runs) == (1, ["1.1", "2.1"])
-    assert "trial-1.1 is failed" in said
+    assert "trial-1.1 is failed" in text
 
 
 def test_an_interrupted_trial_ends_the_study(
@@ -285,15 +287,15 @@ def test_an_interrupted_trial_ends_the_study(
 def test_dry_run_starts_nothing(
     submitted: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
 ) -> None:
-    code, said, runs = submitted(more=("--dry-run",))
+    code, text, runs = submitted(more=("--dry-run",))
     assert (code, runs) == (0, [])
-    assert "EFFICIENCY" in said
-    assert "Nothing was submitted: --dry-run." in said
+    assert "EFFICIENCY" in text
+    assert "Nothing was submitted: --dry-run." in text
     assert not (tmp_path / "runs").exists()
 
 
 def test_detach_is_refused(
     submitted: Callable[..., tuple[int, str, list[str]]],
 ) -> None:
-    with pytest.raises(SpecError, match="--detach: somebody must start trial after trial"):
+    with pytest.raises(SpecError, match="--detach is for one run"):
         submitted(more=("--detach",))

@@ -33,7 +33,7 @@ from tests.records import (
     trained,
     whole,
 )
-from tests.test_journal_studies import begun as study_journal
+from tests.test_journal_studies import opened_study as study_journal
 
 __all__ = ["empty_database", "storage"]
 

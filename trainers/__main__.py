@@ -134,19 +134,19 @@ def _recorder(
         record.write(codec.to_json(step).decode() + "\n")
         record.flush()
         if step.startup:
-            _show_opening(step.startup, step.step_s)
+            _show_startup(step.startup, step.step_s)
         if step.index % every == 0 or step.index == last:
             print(_line(step), flush=True)
 
     return emit
 
 
-def _show_opening(opening: Startup, first_step_s: float) -> None:
-    for skip in opening.skipped:
+def _show_startup(startup: Startup, first_step_s: float) -> None:
+    for skip in startup.skipped:
         print(f"warning: checkpoint {skip.step} is not whole and was set aside: {skip.why}")
-    how = f"continued after {opening.steps_done:,} steps" if opening.steps_done else "started"
+    how = f"continued after {startup.steps_done:,} steps" if startup.steps_done else "started"
     print(
-        f"{how}: compiled in {opening.compile_s:.1f} s, state ready in {opening.state_s:.1f} s,"
+        f"{how}: compiled in {startup.compile_s:.1f} s, state ready in {startup.state_s:.1f} s,"
         f" first step {first_step_s:.2f} s"
     )
 

@@ -7,9 +7,9 @@ import sys
 import click
 
 from orchestrator.cli import look, machine, plan, run
-from orchestrator.cli.terminal import as_typed, clear_line
+from orchestrator.cli.terminal import as_typed, is_live
 from orchestrator.errors import Interrupted, OrchError
-from orchestrator.lifecycle.events import ActInterrupted
+from orchestrator.lifecycle.progress import ActInterrupted
 from orchestrator.render.layout import fit
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
@@ -75,8 +75,9 @@ def main() -> None:
         error.show()
         raise SystemExit(error.exit_code) from None
     except ActInterrupted as error:
-        clear_line()
-        click.echo(f"{error}\nNext: {error.next_command or as_typed()}", err=True)
+        over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
+        text = f"{over_mark}{error}\nNext: {error.next_command or as_typed()}"
+        click.echo(text, err=True)
         raise SystemExit(error.exit_code) from None
     except OrchError as error:
         click.echo(fit(str(error)) if error.is_prose else str(error), err=True)

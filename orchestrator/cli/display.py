@@ -1,102 +1,58 @@
-"""Shows the events of tasks: a status line on a terminal, calm lines on a pipe."""
+"""Prints events: screens and lines on stdout, what is going on now on stderr.
+
+A terminal shows the latter as one line that rich redraws. On a pipe every stage is a plain line,
+and a count has one now and then.
+"""
 
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.terminal import is_live
-from orchestrator.lifecycle.events import Count, Problem, Stage, TaskEnded
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from orchestrator.cli.terminal import is_live, say
+from orchestrator.render.status_line import StatusLine
+from orchestrator.types.events import Count, LeftRunning, Problem, Stage, TaskEnded
 
 COUNT_EVERY_S = 2.0
 
 
-class StatusLine:
-    """One line on stderr that says what is going on, with its time. Only a terminal shows it."""
+class Display:
+    """Called with each event. `left` says whether a run goes on that is no longer followed."""
 
-    def __init__(self) -> None:
-        self.live = is_live(sys.stderr)
-        self.drawn: Progress | None = None
+    def __init__(self, other_plans: str = "", *, detach: bool = False) -> None:
+        from orchestrator.render.progress_text import ProgressText
 
-    def update(self, text: str) -> None:
-        if self.live and text:
-            self.drawn = self.drawn or start_line()
-            self.drawn.update(self.drawn.task_ids[0], description=text)
-
-    def clear(self) -> None:
-        if self.drawn:
-            self.drawn.stop()
-            self.drawn = None
-
-    def above(self, line: str) -> None:
-        """Print a line that stays on stdout. The status line may share its terminal."""
-        if self.drawn:
-            self.drawn.stop()
-        click.echo(line)
-        if self.drawn:
-            self.drawn.start()
-
-
-def start_line() -> "Progress":
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    text = TextColumn("{task.description}", markup=False)
-    drawn = Progress(
-        SpinnerColumn(), text, TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
-    )  # fmt: skip
-    drawn.add_task("")
-    drawn.start()
-    return drawn
-
-
-class TaskDisplay:
-    """Called with each event of a task. On a pipe every stage is a line. A count that begins at 0
-    has a line for its first and its last, or one now and then where no last is known.
-    """
-
-    def __init__(self) -> None:
-        self.status = StatusLine()
-        self.stage = ""
-        self.counted_at_s: float | None = None
+        self.text = ProgressText(other_plans, detach=detach)
+        self.status = StatusLine(live=is_live(sys.stderr))
+        self.left, self.stage, self.counted_at_s = False, "", time.monotonic()
 
     def __call__(self, event: object) -> None:
         match event:
             case Stage():
-                self.show_stage(event)
+                self.status.update(self.text.stage(event))
+                self.say_stage(f"{event.task}: {event.stage}")
             case Count():
-                self.show_count(event)
+                self.status.update(self.text.count(event))
+                self.say_count(event)
             case TaskEnded():
                 self.status.clear()
-                self.stage, self.counted_at_s = "", None
+                self.text.status = self.stage = ""
             case Problem(message=message):
                 click.echo(f"warning: {message}", err=True)
             case _:
-                raise TypeError(f"no way to show {type(event).__name__}")
+                self.left |= isinstance(event, LeftRunning)
+                say(*self.text.screens(event))
+                for line in self.text.lines(event):
+                    with self.status.hidden():
+                        click.echo(line)
+                self.status.update(self.text.status)
 
-    def show_stage(self, event: Stage) -> None:
-        text = f"{event.task}: {event.stage}"
-        self.status.update(f"{text}: {event.state}" if event.state else text)
+    def say_stage(self, text: str) -> None:
         if not self.status.live and text != self.stage:
             click.echo(text, err=True)
         self.stage = text
 
-    def show_count(self, event: Count) -> None:
-        of = "" if event.total is None else f" of {event.total:,}"
-        text = f"{event.task}: {event.done:,}{of} {event.unit}"
-        self.status.update(text)
-        if self.status.live or not self.is_due(event):
-            return
-        click.echo(text, err=True)
-        self.counted_at_s = time.monotonic()
-
-    def is_due(self, event: Count) -> bool:
-        if event.total is None:
-            self.counted_at_s = self.counted_at_s or time.monotonic()
-            return time.monotonic() - self.counted_at_s >= COUNT_EVERY_S
-        return event.done == (0 if self.counted_at_s is None else event.total)
+    def say_count(self, event: Count) -> None:
+        if not self.status.live and time.monotonic() - self.counted_at_s >= COUNT_EVERY_S:
+            click.echo(self.text.count(event), err=True)
+            self.counted_at_s = time.monotonic()

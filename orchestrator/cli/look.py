@@ -5,10 +5,11 @@ from pathlib import Path
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import TaskDisplay
-from orchestrator.cli.terminal import JSON, RUN, STORAGE, say, say_json
-from orchestrator.lifecycle.commands import next_step, run_command, storage_command
-from orchestrator.lifecycle.events import RunUpdate, UiReady, interruptible
+from orchestrator.cli.display import Display
+from orchestrator.cli.terminal import JSON, RUN, RUN_HELP, STORAGE, say, show
+from orchestrator.lifecycle.progress import interruptible
+from orchestrator.render.next_commands import run_command, storage_command
+from orchestrator.types.events import RunUpdate
 from orchestrator.types.study import StudyReport, StudyStatus
 
 
@@ -20,38 +21,28 @@ def runs(storage: Path, as_json: bool) -> None:
 
     --json is a list of the runs; `orch status STUDY --json` describes a study.
 
-    \b
-    Example:
-      orch runs
-      orch runs --storage /mnt/shared/runs --json
+    Example: orch runs --storage /mnt/shared/runs --json
     """
     from orchestrator.render.runs_screen import runs_screen
 
-    found = orch.runs(storage, progress=TaskDisplay())
-    if as_json:
-        say_json(found)
-    else:
-        say(runs_screen(found, str(storage), orch.studies(storage)))
+    found = orch.runs(storage, progress=Display())
+    show(found, lambda: runs_screen(found, str(storage), orch.studies(storage)), as_json=as_json)
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @RUN
 @STORAGE
 @JSON
 def status(run: str, storage: Path, as_json: bool) -> None:
     """Show how RUN stands. State, steps, speed against the forecast, every attempt.
 
-    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
     With a study it shows every run, and the scaling as far as it is measured.
 
-    \b
-    Example:
-      orch status llama3-70b-4pod-3f9a1c07-1
-      orch status tiny-weak-study-d7c7d06e
+    Example: orch status llama3-70b-4pod-3f9a1c07-1
     """
     found = orch.status(run, storage)
     if as_json:
-        say_json(found)
+        show(found, as_json=True)
     elif isinstance(found, StudyStatus):
         from orchestrator.render.runs_screen import study_runs_screen
         from orchestrator.render.study_report_screen import study_report_screen
@@ -61,12 +52,12 @@ def status(run: str, storage: Path, as_json: bool) -> None:
         say(study_runs_screen(found), "\n")
         say(study_report_screen(report, run_command("report", found.study, storage)))
     else:
-        from orchestrator.render.status_screen import status_screen
+        from orchestrator.render.status_screen import next_run_command, status_screen
 
-        say(status_screen(found, next_step(found, run, storage)))
+        say(status_screen(found, next_run_command(found, run, storage)))
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @RUN
 @STORAGE
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the run has ended.")
@@ -78,20 +69,17 @@ def logs(
 ) -> None:
     """Show the logs of RUN's newest attempt. That of the rank that died first is on top.
 
-    Without --rank, the last 100 lines of each of 8 ranks, and of the driver. RUN is a key as
-    `orch runs` shows it, the beginning of one, or the path of a run's directory.
+    Without --rank, the last 100 lines of each of 8 ranks, and of the driver.
 
-    \b
-    Example:
-      orch logs llama3-70b-4pod-3f9a1c07-1
-      orch logs llama3-70b-4pod-3f9a1c07-1 --rank 3 -f
+    Example: orch logs llama3-70b-4pod-3f9a1c07-1 --rank 3 -f
     """
     from orchestrator.render.status_screen import log_line, log_title
     from orchestrator.types import codec
 
     if follows:
+        alone = rank is not None
         for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=show_end):
-            click.echo(codec.to_json(line) if as_json else log_line(line, alone=rank is not None))
+            click.echo(codec.to_json(line) if as_json else log_line(line, alone=alone))
         return
     found = orch.logs(run, storage, rank=rank, attempt=attempt)
     if found.empty:
@@ -110,7 +98,7 @@ def show_end(event: object) -> None:
         click.echo(f"{event.run.run}: {event.run.state}", err=True)
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @STORAGE
 @JSON
@@ -118,45 +106,30 @@ def show_end(event: object) -> None:
 def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """Compare RUNs with their forecasts, and with each other.
 
-    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
-
-    \b
-    Example:
-      orch compare llama3-70b-4pod-3f9a1c07-1 llama3-70b-4pod-3f9a1c07-2
+    Example: orch compare llama3-70b-4pod-3f9a1c07-1 llama3-70b-4pod-3f9a1c07-2
     """
     from orchestrator.render.compare_screen import compare_screen
 
-    reports = orch.compare(runs, storage)
-    if as_json:
-        say_json(reports)
-    else:
-        say(compare_screen(reports, run_command("report", runs[-1], storage)))
+    found, following = orch.compare(runs, storage), run_command("report", runs[-1], storage)
+    show(found, lambda: compare_screen(found, following), as_json=as_json)
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @click.argument("run")
 @STORAGE
 @click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
+    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Where the page goes, instead of report.html in RUN's directory.",
-)
+)  # fmt: skip
 @JSON
 @interruptible("writing the report")
 def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     """Write RUN as one HTML page that needs nothing else. Measured stands beside predicted.
 
-    The roofline, time per step line by line, memory, MFU over steps, and where the time went; for a
-    study the scaling curves with the ideal line, its trials, and where measured and predicted part.
-    RUN is the key of a run or a study, the beginning of one, or the path of its directory.
+    It has the roofline, time per step line by line, memory, MFU over steps, and where the time
+    went; for a study the scaling curves, its trials, and where measured and predicted differ.
 
-    \b
-    Example:
-      orch report llama3-70b-4pod-3f9a1c07-1
-      orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
-      orch report tiny-weak-study-d7c7d06e
+    Example: orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
     """
     from orchestrator.render.layout import fit
     from orchestrator.render.report_text import run_verdict
@@ -164,7 +137,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
 
     found = orch.report(run, storage)
     if as_json:
-        say_json(found)
+        show(found, as_json=True)
         return
     page = orch.write_report(run, storage, out=out)
     if page.problem:
@@ -176,7 +149,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     say(fit(f"{said}\n") + f"wrote {page.path}\nNext: open {page.path.absolute().as_uri()}\n")
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @STORAGE
 @JSON
@@ -184,45 +157,24 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
 def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """Bring MLflow up to the journals of RUNs. Without any it does so for all runs.
 
-    Runs are recorded while they go on, and later commands record what was missed, so this is needed
-    only to be sure, or after a server was gone. It may be done any number of times: what MLflow has
-    is not sent again.
+    Runs are recorded while they go on, and later commands record what was missed: this is for
+    being sure, or for after a server was gone. What MLflow has is not sent again.
 
     \b
     Exit status:
       0  everything is recorded, or its own driver is at it
-      1  a run could not be recorded; the message says why
+      1  a run could not be recorded
       2  an unknown run, or an address that cannot be used
 
-    \b
-    Example:
-      orch sync
-      orch sync llama3-70b-4pod-3f9a1c07-1 --json
+    Example: orch sync llama3-70b-4pod-3f9a1c07-1 --json
     """
     from orchestrator.render.sync_screen import sync_screen
 
-    results = orch.sync(runs, storage, progress=TaskDisplay())
-    if as_json:
-        say_json(results)
-    else:
-        say(sync_screen(results, str(storage), storage_command("ui", storage)))
+    results = orch.sync(runs, storage, progress=Display())
+    following = storage_command("ui", storage)
+    show(results, lambda: sync_screen(results, str(storage), following), as_json=as_json)
     if any(one.problem for one in results):
         raise SystemExit(1)
-
-
-class UiDisplay(TaskDisplay):
-    """Shows where an MLflow UI is, and its comparisons."""
-
-    def __call__(self, event: object) -> None:
-        from orchestrator.render.sync_screen import mlflow_links
-
-        if not isinstance(event, UiReady):
-            super().__call__(event)
-            return
-        experiments = [(one.experiment, one.views) for one in event.experiments]
-        say(mlflow_links(event.address, event.place, experiments))
-        if event.served:
-            say("Ctrl-C ends it.\n")
 
 
 @click.command()
@@ -231,15 +183,11 @@ class UiDisplay(TaskDisplay):
 def ui(storage: Path, port: int | None) -> None:
     """Show recorded runs in the MLflow UI. Comparisons are set up in it; Ctrl-C ends it.
 
-    It listens on 127.0.0.1 alone. Where runs are recorded on a server, that server shows them: the
-    comparisons are set up there, and their links printed.
+    It listens on 127.0.0.1 alone. Runs that are recorded on a server are shown by that server.
 
-    \b
-    Example:
-      orch ui
-      orch ui --storage /mnt/shared/runs --port 5000
+    Example: orch ui --storage /mnt/shared/runs --port 5000
     """
-    orch.ui(storage, port=port, progress=UiDisplay())
+    orch.ui(storage, port=port, progress=Display())
 
 
 COMMANDS = (runs, status, logs, report, compare, sync, ui)

@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import TaskDisplay
-from orchestrator.cli.terminal import JSON, STORAGE, say, say_json
-from orchestrator.lifecycle.events import interruptible
+from orchestrator.cli.display import Display
+from orchestrator.cli.terminal import JSON, STORAGE, show
+from orchestrator.lifecycle.progress import interruptible
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -20,21 +20,15 @@ SHELLS = ("bash", "zsh", "fish")
 def doctor(storage: Path, address: str | None, as_json: bool) -> None:
     """Say what this machine can do. What it cannot comes with what to do.
 
-    It looks and changes nothing. The exit status is 1 when something that most commands need is
-    broken, or a cluster or MLflow server that is named does not answer.
+    It changes nothing. The exit status is 1 when something that most commands need is broken, or a
+    cluster or MLflow server that is named does not answer.
 
-    \b
-    Example:
-      orch doctor
-      orch doctor --address http://10.0.0.2:8265
+    Example: orch doctor --address http://10.0.0.2:8265
     """
     from orchestrator.render.doctor_screen import doctor_screen
 
     found = orch.doctor(storage, address=address)
-    if as_json:
-        say_json(found)
-    else:
-        say(doctor_screen(found))
+    show(found, lambda: doctor_screen(found), as_json=as_json)
     raise SystemExit(1 if found.broken else 0)
 
 
@@ -53,19 +47,17 @@ def calibrate(as_json: bool) -> None:
       0  the profile is stored
       1  the devices cannot be measured, or the profile cannot be stored
 
-    \b
-    Example:
-      orch calibrate
-      orch calibrate --json
+    Example: orch calibrate --json
     """
     from orchestrator.render.calibration_screen import calibration_screen
 
-    stored = orch.calibrate(progress=TaskDisplay())
-    if as_json:
-        say_json(stored.profile)
-    else:
-        following = "orch submit specs/tiny_2pod.yaml"
-        say(calibration_screen(stored.profile, str(stored.path), following))
+    stored = orch.calibrate(progress=Display())
+    following = "orch submit specs/tiny_2pod.yaml"
+    show(
+        stored.profile,
+        lambda: calibration_screen(stored.profile, str(stored.path), following),
+        as_json=as_json,
+    )
 
 
 @click.command()
@@ -73,10 +65,7 @@ def calibrate(as_json: bool) -> None:
 def completion(shell: str) -> None:
     """Print the shell completion script.
 
-    \b
-    Example:
-      eval "$(orch completion bash)"
-      orch completion fish > ~/.config/fish/completions/orch.fish
+    Example: eval "$(orch completion bash)"
     """
     from click.shell_completion import get_completion_class
 

@@ -1,14 +1,18 @@
 """The commands that need no chip and no cluster: init, schema, plan, explain, prove, score."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import TaskDisplay
-from orchestrator.cli.terminal import JSON, SET, SPEC, next_command, say, say_json
-from orchestrator.lifecycle.events import interruptible
+from orchestrator.cli.display import Display
+from orchestrator.cli.terminal import JSON, SET, SPEC, say, show
+from orchestrator.lifecycle.progress import interruptible
+from orchestrator.render.next_commands import spec_command
+
+if TYPE_CHECKING:
+    from orchestrator.types.plan import Plan
 
 INFEASIBLE, NO_FIT = 2, 3
 
@@ -39,7 +43,7 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
         raise click.UsageError("name the file to write, for example my-run.yaml")
     path = path or Path(f"{example}.yaml")
     spec.create(path, example)
-    click.echo(f"wrote {path}\nNext: {next_command('plan', path, ())}")
+    click.echo(f"wrote {path}\nNext: {spec_command('plan', path, ())}")
 
 
 @click.command()
@@ -47,10 +51,7 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
 def schema(of_study: bool) -> None:
     """Print the JSON Schema of a spec. Editors complete and check specs with it.
 
-    \b
-    Example:
-      orch schema > spec.schema.json
-      orch schema --study > study.schema.json
+    Example: orch schema --study > study.schema.json
     """
     from orchestrator import spec
 
@@ -63,92 +64,70 @@ def schema(of_study: bool) -> None:
 @SET
 @JSON
 @click.option(
-    "--alternatives",
-    type=click.IntRange(0, 50),
-    default=0,
-    metavar="N",
+    "--alternatives", type=click.IntRange(0, 50), default=0, metavar="N",
     help="Also show N runners-up and what each loses.",
-)
+)  # fmt: skip
 @click.option(
-    "--profile",
-    metavar="DIGEST",
+    "--profile", metavar="DIGEST",
     help="Forecast on what `orch calibrate` measured on a machine of these chips.",
-)
+)  # fmt: skip
 @interruptible("planning")
 def plan(
-    spec: Path,
-    other: Path | None,
-    overrides: tuple[str, ...],
-    as_json: bool,
-    alternatives: int,
-    profile: str | None,
-) -> None:
+    spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool,
+    alternatives: int, profile: str | None,
+) -> None:  # fmt: skip
     """Find the fastest realizable plan of SPEC. Memory, time and cost are forecast.
 
-    With OTHER, compare the plans of both: what differs, and what that does to each line of their
-    ledgers. --set then changes OTHER alone, so a spec can be compared with a variant of itself.
-
-    With a study, plan every trial and show the predicted scaling; exit 2 if a trial has no plan.
+    With OTHER, compare both plans, line by line; --set then changes OTHER alone. With a study, plan
+    every trial and show the predicted scaling; exit 2 if a trial has no plan.
 
     \b
     Example:
-      orch plan specs/llama3_70b_4pod.yaml
       orch plan specs/llama3_70b_4pod.yaml --set resources.pods=2 --alternatives 5
       orch plan specs/llama3_70b_1pod.yaml specs/llama3_70b_4pod.yaml
       orch plan specs/tiny_2pod.yaml specs/tiny_2pod.yaml --set resources.pods=4
       orch plan specs/studies/llama3_70b_pods.yaml
       orch plan my-h200.yaml --profile 3f9a1c07
     """
-    from orchestrator.spec import is_study
-
-    of_study = is_study(spec)
+    is_study = orch.is_study(spec)
     for option, given in (("--alternatives", alternatives), ("--profile", profile)):
-        if given and (other or of_study):
+        if given and (other or is_study):
             raise click.UsageError(f"{option} goes with the plan of one spec")
     if other:
         show_diff(spec, other, overrides, as_json=as_json)
-    elif of_study:
+    elif is_study:
         show_study(spec, overrides, as_json=as_json)
     else:
-        show_plan(spec, overrides, alternatives, profile, as_json=as_json)
+        plans = orch.plans(spec, 1 + alternatives, overrides, profile=profile)
+        following = spec_command("explain", spec, overrides)
+        found = plans if alternatives else plans[0]
+        show(found, lambda: plans_screen(plans, following), as_json=as_json)
 
 
-def show_plan(
-    spec: Path, overrides: tuple[str, ...], alternatives: int, profile: str | None, *, as_json: bool
-) -> None:
-    loaded = orch.load(spec, overrides)
-    plans = orch.plans(loaded, 1 + alternatives, profile=profile)
-    if as_json:
-        say_json(plans if alternatives else plans[0])
-        return
-    from orchestrator.render import plan_screen as render
+def plans_screen(plans: "list[Plan]", following: str) -> str:
+    from orchestrator.render.plan_screen import plan_screen
     from orchestrator.render.proof_screen import proof_summary
 
     known = orch.known_proof(plans[0])
     compiled = proof_summary(known.proof, known.age_s or 0.0) if known else ""
-    next_step = next_command("explain", spec, overrides)
-    say(render.plan_screen(plans[0], next_step, compiled, plans[1:]))
+    return plan_screen(plans[0], following, compiled, plans[1:])
 
 
 def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     from orchestrator.render.plan_diff_screen import plan_diff_screen
 
     found = orch.diff(first, orch.load(second, overrides))
-    if as_json:
-        say_json(found)
-    else:
-        say(plan_diff_screen(found, next_command("plan", second, overrides)))
+    following = spec_command("plan", second, overrides)
+    show(found, lambda: plan_diff_screen(found, following), as_json=as_json)
 
 
 def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     from orchestrator.render.study_screen import study_screen
 
-    found = orch.study(spec, overrides, progress=TaskDisplay())
+    found = orch.study(spec, overrides, progress=Display())
     infeasible = any(one.infeasible for one in found.trials)
-    if as_json:
-        say_json(found)
-    else:
-        say(study_screen(found, "" if infeasible else next_command("submit", spec, overrides)))
+    following = "" if infeasible else spec_command("submit", spec, overrides)
+    show(found, lambda: study_screen(found, following), as_json=as_json)
     if infeasible:
         raise SystemExit(INFEASIBLE)
 
@@ -158,29 +137,20 @@ def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
 @SET
 @JSON
 @click.option(
-    "--mfu",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=0.4,
-    show_default=True,
-    metavar="FRACTION",
-    help="Model FLOPs utilization to assume for days.",
-)
+    "--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.4, show_default=True,
+    metavar="FRACTION", help="Model FLOPs utilization to assume for days.",
+)  # fmt: skip
 @interruptible("working it out")
 def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -> None:
     """Derive the figures of SPEC, formula by formula. Published figures stand beside them.
 
-    \b
-    Example:
-      orch explain specs/llama3_70b_4pod.yaml
-      orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
+    Example: orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
     """
     from orchestrator.render.explain_screen import explain_screen
 
     found = orch.explain(spec, overrides, mfu=mfu)
-    if as_json:
-        say_json(found)
-    else:
-        say(explain_screen(found, next_command("plan", spec, overrides)))
+    following = spec_command("plan", spec, overrides)
+    show(found, lambda: explain_screen(found, following), as_json=as_json)
 
 
 @click.command()
@@ -188,11 +158,9 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 @SET
 @JSON
 @click.option(
-    "--hlo",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
+    "--hlo", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Keep the compiled program's text in DIR; compiles even what is in the cache.",
-)
+)  # fmt: skip
 @click.option(
     "--search-remat",
     is_flag=True,
@@ -214,20 +182,18 @@ def prove(
       2  the spec has no plan
       3  the plan does not fit, or more than gradients crosses pods
 
-    \b
-    Example:
-      orch prove specs/llama3_70b_4pod.yaml
-      orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full --json
+    Example: orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full
     """
     from orchestrator.render import proof_screen as render
 
-    display, loaded = TaskDisplay(), orch.load(spec, overrides)
+    display, loaded = Display(), orch.load(spec, overrides)
     found = orch.prove(loaded, hlo=hlo, progress=display)
     others = orch.prove_less_recompute(loaded, progress=display) if search_remat else []
     if as_json:
-        say_json([found.proof, *(one.proof for one in others)] if others else found.proof)
+        proofs = [found.proof, *(one.proof for one in others)]
+        show(proofs if others else found.proof, as_json=True)
     else:
-        following = next_command("submit", spec, overrides)
+        following = spec_command("submit", spec, overrides)
         say(render.proof_screen(found.plan, found.proof, found.age_s, following))
         if others:
             say("\n", render.remat_screen([(one.plan, one.proof) for one in others]))
@@ -243,10 +209,9 @@ def prove(
     "runs", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUNS.csv]"
 )
 @click.option(
-    "--without",
-    type=click.Choice(["document", "group"]),
+    "--without", type=click.Choice(["document", "group"]),
     help="Learn anew without each document, or each source and chip, and score what was left out.",
-)
+)  # fmt: skip
 @JSON
 @interruptible("scoring")
 def score(runs: Path | None, without: Literal["document", "group"] | None, as_json: bool) -> None:
@@ -255,19 +220,13 @@ def score(runs: Path | None, without: Literal["document", "group"] | None, as_js
     RUNS.csv has the columns of the project's own file, which is the default. A row that cannot be
     planned or converted is listed with its reason and counts in no figure.
 
-    \b
-    Example:
-      orch score
-      orch score --without document
-      orch score my-runs.csv --json
+    Example: orch score my-runs.csv --without document
     """
     from orchestrator.render.score_screen import score_screen
 
     found = orch.score(runs, without=without)
-    if as_json:
-        say_json(found)
-    else:
-        say(score_screen(found, "orch score" if without else "orch score --without document"))
+    following = "orch score" if without else "orch score --without document"
+    show(found, lambda: score_screen(found, following), as_json=as_json)
 
 
 COMMANDS = (init, schema, plan, explain, prove, score)

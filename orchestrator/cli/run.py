@@ -2,32 +2,35 @@
 
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 import orchestrator as orch
+from orchestrator.cli.display import Display
 from orchestrator.cli.terminal import (
     ADDRESS,
     DETACH,
     JSON,
     RUN,
+    RUN_HELP,
     SET,
     SPEC,
     STORAGE,
     YES,
     as_typed,
     aside,
-    next_command,
     say,
-    say_json,
-)
+    show,
+)  # fmt: skip
 from orchestrator.errors import SpecError
-from orchestrator.lifecycle.commands import run_command
-from orchestrator.lifecycle.requests import Confirm, Proposal
-from orchestrator.lifecycle.studies import StudyResult
+from orchestrator.render.next_commands import run_command, spec_command
 from orchestrator.types.run import LIVE, Run
 from orchestrator.types.study import StudyReport, StudyStatus
+
+if TYPE_CHECKING:
+    from orchestrator.lifecycle.requests import Confirm, Proposal
+    from orchestrator.lifecycle.studies import StudyResult
 
 INTERRUPTED = 130
 EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}
@@ -42,7 +45,6 @@ class Steps(click.ParamType[tuple[int, int]]):
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int]:
-        """The first step, and the one after the last."""
         first, _, end = value.partition(":")
         if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
             self.fail(f"{value!r}: must be A:B with A below B, for example 10:13", param, ctx)
@@ -54,68 +56,56 @@ class Steps(click.ParamType[tuple[int, int]]):
 @SET
 @click.option("--no-prove", is_flag=True, help="Do not compile the plan first.")
 @click.option(
-    "--no-calibrate",
-    is_flag=True,
+    "--no-calibrate", is_flag=True,
     help="Do not measure this machine: a rehearsal then has no forecast to compare with.",
-)
+)  # fmt: skip
 @ADDRESS
 @YES
 @click.option("--dry-run", is_flag=True, help="Show all that is known beforehand, and stop.")
 @DETACH
 @click.option(
-    "--code",
-    type=click.Choice(["sent", "installed"]),
-    default="sent",
-    show_default=True,
+    "--code", type=click.Choice(["sent", "installed"]), default="sent", show_default=True,
     help="Whether this project's code travels to a named cluster, or is in its image.",
-)
+)  # fmt: skip
 @click.option(
-    "--steps",
-    type=click.IntRange(1),
-    metavar="N",
+    "--steps", type=click.IntRange(1), metavar="N",
     help="Steps to do; 20 in a rehearsal and run.steps on a cluster by default.",
-)
+)  # fmt: skip
 @click.option(
-    "--devices-per-pod",
-    type=click.Choice(["4", "8"]),
+    "--devices-per-pod", type=click.Choice([4, 8]),
     help="Emulated devices of each pod of a rehearsal; as few as the chip's slices allow.",
-)
+)  # fmt: skip
 @click.option(
-    "--key",
-    metavar="KEY",
+    "--key", metavar="KEY",
     help="What to call the run. The same key twice is one run: the second time none is made.",
-)
+)  # fmt: skip
 @click.option(
-    "--profile",
-    type=Steps(),
-    metavar="A:B",
+    "--profile", type=Steps(), metavar="A:B",
     help="Keep an XProf trace of steps A to B - 1, counted from 0, with the run.",
-)
+)  # fmt: skip
 @JSON
 def submit(
-    spec: Path, overrides: tuple[str, ...], as_json: bool, detach: bool, key: str | None, **how: Any
-) -> None:
+    spec: Path, overrides: tuple[str, ...], as_json: bool, yes: bool, dry_run: bool, detach: bool,
+    key: str | None, no_prove: bool, no_calibrate: bool, **how: Any,
+) -> None:  # fmt: skip
     """Plan and prove SPEC, and run it. It runs on a named cluster, or is rehearsed here.
 
     With no cluster named (--address, RAY_ADDRESS, cluster.address of SPEC), it is a rehearsal: a
-    small copy on emulated slices of this machine, with as many pods as SPEC has, up to eight: real
-    processes, real collectives between pods, the real trainer, checkpoints and journal. When it has
-    ended, or this command has, nothing of it is left running. Ctrl-C checkpoints and stops; press
-    it twice to stop immediately.
+    small copy on emulated slices of this machine, with up to eight pods, real processes, real
+    collectives, the real trainer, checkpoints and journal. Ctrl-C checkpoints and stops; press it
+    twice to stop immediately. Nothing is left running.
 
-    Every trial of a study is carried out so, one after another. What is done is not done again: the
-    same command continues where it was stopped.
+    On a named cluster it is the run itself, and outlives this command. The cluster is checked
+    first: slices, versions, storage, secrets. Then chips, time and dollars are shown and a person
+    is asked. Ctrl-C ends the following and not the run: `orch cancel` does that.
 
-    On a named cluster it is the run itself, and outlives this command. First the cluster is asked
-    whether it can serve: slices, versions, storage, secrets. Then chips, time and dollars are shown
-    and a person is asked. Ctrl-C ends the following and not the run: `orch cancel` does that.
+    The trials of a study run one after another. The same command continues where it was stopped.
 
     \b
     Exit status:
       0    all steps are done; or submitted, with --detach; or shown, with --dry-run
-      1    it failed, run.storage takes no run, or the cluster cannot serve it
-           or be reached
-      2    the spec cannot be served, or --yes is needed where nobody can be asked
+      1    it failed, run.storage takes no run, or the cluster cannot be used
+      2    the spec has no plan, or --yes is needed where nobody can be asked
       3    the plan does not fit, or more than gradients crosses pods
       130  interrupted, cancelled or no longer followed, or the answer was no
 
@@ -126,48 +116,30 @@ def submit(
       orch submit specs/studies/tiny_weak.yaml --no-prove
       orch submit specs/llama3_70b_4pod.yaml --address http://10.0.0.2:8265 --detach --key nightly
     """
-    from orchestrator.cli.progress import RunDisplay
-    from orchestrator.spec import is_study
-
-    dry_run = how.pop("dry_run")
-    display = RunDisplay(
-        next_command("plan", spec, overrides, "--alternatives", "5"), detach=detach
-    )
-    options: dict[str, Any] = {
-        "address": how["address"],
-        "prove": not how["no_prove"],
-        "calibrate": not (how["no_calibrate"] or dry_run),
-        "steps": how["steps"],
-        "devices_per_pod": int(how["devices_per_pod"] or 0) or None,
-        "profile": how["profile"],
-        "code": how["code"],
-        "confirm": confirmation(yes=how["yes"], dry_run=dry_run),
-        "progress": display,
-    }
-    if is_study(spec):
-        check_study_options(as_json=as_json, detach=detach, key=key)
-        show_study_result(orch.submit_study(spec, overrides, **options))
+    other_plans = spec_command("plan", spec, overrides, "--alternatives", "5")
+    display = Display(other_plans, detach=detach)
+    how |= {"prove": not no_prove, "calibrate": not (no_calibrate or dry_run)}
+    how |= {"confirm": confirmation(yes=yes, dry_run=dry_run), "progress": display}
+    if orch.is_study(spec):
+        for option, given, why in (
+            ("--key", key, "a study's key is made of all that it asks"),
+            ("--json", as_json, "see orch status STUDY --json"),
+            ("--detach", detach, "somebody must start trial after trial, and this command does"),
+        ):
+            if given:
+                raise SpecError(f"{option} is for one run: {why}")
+        finish_study(orch.submit_study(spec, overrides, **how))
     if as_json and dry_run:
-        raise SpecError("--json tells of the run, and --dry-run makes none: see orch plan --json")
+        raise SpecError("--json describes a run, and --dry-run makes none: see orch plan --json")
     with aside(as_json):
-        run = orch.submit(spec, overrides, key=key, detach=detach, **options)
+        run = orch.submit(spec, overrides, key=key, detach=detach, **how)
     finish(run, left=display.left, as_json=as_json)
 
 
-def check_study_options(*, as_json: bool, detach: bool, key: str | None) -> None:
-    """Refuse the options of one run."""
-    if key:
-        raise SpecError("--key is of one run: a study's key is made of all that it asks")
-    if as_json:
-        raise SpecError("--json tells of one run: see orch status STUDY --json")
-    if detach:
-        raise SpecError("--detach: somebody must start trial after trial, and this command does")
-
-
-def confirmation(*, yes: bool, dry_run: bool) -> Confirm | None:
+def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
     """What is asked before chips are taken; nothing where nobody can be asked."""
 
-    def confirm(proposal: Proposal) -> bool:
+    def confirm(proposal: "Proposal") -> bool:
         if dry_run:
             say(f"\nNothing was submitted: --dry-run.\nNext: {as_typed('--dry-run')}\n")
             raise SystemExit(0)
@@ -182,77 +154,55 @@ def confirmation(*, yes: bool, dry_run: bool) -> Confirm | None:
 def finish(run: Run, *, left: bool, as_json: bool) -> NoReturn:
     """Exit as the run has ended; one that goes on is no failure, unless it was left."""
     if as_json:
-        say_json(run)
-    live = INTERRUPTED if left else 0
-    raise SystemExit(live if left or run.state in LIVE else EXIT_CODES.get(run.state, 1))
+        show(run, as_json=True)
+    code = 0 if run.state in LIVE else EXIT_CODES.get(run.state, 1)
+    raise SystemExit(INTERRUPTED if left else code)
 
 
-def show_study_result(result: StudyResult) -> NoReturn:
-    """The measured scaling as far as it is; then exit as the study has ended."""
+def finish_study(result: "StudyResult") -> NoReturn:
+    """Show the measured scaling as far as it is, and exit as the study has ended."""
     from orchestrator.render.study_report_screen import study_report_screen
 
     code = STUDY_EXIT_CODES[result.outcome]
     if result.study:
         key, storage = result.study.key, result.study.storage
         found = orch.report(key, storage)
-        following = run_command("report", key, storage) if code == 0 else as_typed()
         assert isinstance(found, StudyReport)
-        say(study_report_screen(found, following))
+        say(study_report_screen(found, as_typed() if code else run_command("report", key, storage)))
     raise SystemExit(code)
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @RUN
 @STORAGE
 @click.option(
-    "--pods",
-    type=click.IntRange(1),
-    metavar="N",
+    "--pods", type=click.IntRange(1), metavar="N",
     help="Continue with so many pods, instead of those of the spec.",
-)
+)  # fmt: skip
 @ADDRESS
 @YES
 @DETACH
 @JSON
-def resume(
-    run: str,
-    storage: Path,
-    pods: int | None,
-    address: str | None,
-    yes: bool,
-    detach: bool,
-    as_json: bool,
-) -> None:
+def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **how: Any) -> None:
     """Resume RUN from its last checkpoint. It failed, was cancelled or lost its driver.
 
-    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
-    A new attempt begins in the same journal, with fresh budgets of retries; what was asked of the
-    run before no longer counts. With --pods the plan is another one: of the same batch, by more
-    accumulation, or of the nearest batch that those pods can have; the data continues where it was.
-    A rehearsal is rehearsed again, on a local cluster of this machine, and followed. Any other run
-    continues where it was, or on the cluster that is named now, in the code that it was submitted
-    with, after the same questions as at `orch submit`.
-
-    \b
-    Exit status: as that of `orch submit`.
+    A new attempt begins in the same journal, with fresh retry budgets. With --pods it has another
+    plan: the same batch by more accumulation, or the nearest batch that those pods can have; the
+    data continues where it was. A rehearsal continues on this machine. Any other run continues on
+    its cluster, or on the one named now, in the code that it was submitted with. Questions and exit
+    status are those of `orch submit`.
 
     \b
     Example:
-      orch resume tiny-2pod-cb3244a4-1
       orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3 --address http://10.0.0.2:8265
     """
-    from orchestrator.cli.progress import RunDisplay
-
-    display = RunDisplay(detach=detach)
+    display, confirm = Display(detach=detach), confirmation(yes=yes)
     with aside(as_json):
-        resumed = orch.resume(
-            run, storage, pods=pods, address=address, detach=detach,
-            confirm=confirmation(yes=yes, dry_run=False), progress=display,
-        )  # fmt: skip
-    finish(resumed, left=display.left, as_json=as_json)
+        run_now = orch.resume(run, storage, detach=detach, confirm=confirm, progress=display, **how)
+    finish(run_now, left=display.left, as_json=as_json)
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @RUN
 @STORAGE
 @click.option("--now", is_flag=True, help="Stop at once, without a last checkpoint.")
@@ -260,26 +210,23 @@ def resume(
 def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
     """Ask RUN to stop after a last checkpoint. Its driver does so; this only asks.
 
-    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
     With a study the run that goes on is asked; no other begins then.
 
-    \b
-    Example:
-      orch cancel llama3-70b-4pod-3f9a1c07-1
+    Example: orch cancel llama3-70b-4pod-3f9a1c07-1
     """
     from orchestrator.render.status_screen import cancel_text
 
     results = orch.cancel(run, storage, at_once=now)
     if as_json:
         found = orch.status(run, storage)
-        say_json(found if isinstance(found, StudyStatus) else results[0].after)
+        show(found if isinstance(found, StudyStatus) else results[0].after, as_json=True)
         return
     lines = [cancel_text(one.before, one.after, at_once=now) for one in results]
     lines = lines or [f"{run}: no run of it goes on. Nothing was asked."]
     say("\n".join([*lines, f"Next: {run_command('status', run, storage)}\n"]))
 
 
-@click.command()
+@click.command(epilog=RUN_HELP)
 @RUN
 @STORAGE
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -287,45 +234,24 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
 def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
     """Remove RUN with all it left. Journal, logs and checkpoints go; it asks first.
 
-    RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's directory.
     A run that is still driven is not removed. A study goes with all its runs.
 
-    \b
-    Example:
-      orch rm llama3-70b-4pod-3f9a1c07-1
+    Example: orch rm llama3-70b-4pod-3f9a1c07-1
     """
-    removed = orch.remove(run, storage, confirm=None if yes else confirm_removal)
+    from orchestrator.render.status_screen import removal_question, removed_text
+
+    def confirm(doomed: Run | StudyStatus) -> bool:
+        if not sys.stdin.isatty():
+            raise SpecError(f"removing {run} needs --yes where nobody can be asked")
+        return click.confirm(removal_question(doomed), abort=True, err=True)
+
+    removed = orch.remove(run, storage, confirm=None if yes else confirm)
     if isinstance(removed, StudyStatus):
         runs = [one.run for one in removed.runs]
-        said = f"{removed.study} and its {plural(len(runs))}"
         result: dict[str, object] = {"study": removed.study, "runs": runs, "removed": True}
     else:
-        said = removed.run
         result = {"run": removed.run, "journal": removed.journal, "removed": True}
-    if as_json:
-        say_json(result)
-    else:
-        say(f"removed {said}\n")
-
-
-def confirm_removal(doomed: Run | StudyStatus) -> bool:
-    """Ask a person whether a run or a study may go."""
-    if isinstance(doomed, StudyStatus):
-        key, folder = doomed.study, Path(doomed.journal).parent
-        what = f"{key} ({doomed.state}, {doomed.done} of {doomed.total} done)"
-        what += f", with the journals, logs and checkpoints of its {plural(len(doomed.runs))}"
-        what += f" in {folder}"
-    else:
-        key = doomed.run
-        what = f"{key} ({doomed.state}, {doomed.steps_done:,} steps)"
-        what += f", its journal, logs and checkpoints in {doomed.journal}"
-    if not sys.stdin.isatty():
-        raise SpecError(f"removing {key} needs --yes where nobody can be asked")
-    return click.confirm(f"Remove {what}?", abort=True, err=True)
-
-
-def plural(runs: int) -> str:
-    return f"{runs} run{'s' * (runs != 1)}"
+    show(result, lambda: removed_text(removed), as_json=as_json)
 
 
 COMMANDS = (submit, resume, cancel, rm)

@@ -4,7 +4,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TextIO
@@ -27,23 +27,18 @@ def complete_key(_: object, __: object, typed: str) -> list[str]:
 
 
 SPEC = click.argument("spec", type=click.Path(path_type=Path, dir_okay=False))
+RUN_HELP = """RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's
+directory."""
 RUN = click.argument("run", shell_complete=complete_key)
 SET = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE",
     help="Override a value of the spec, e.g. experiment.batch.sequences=2048. Repeatable.",
-)
+)  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 STORAGE = click.option(
-    "--storage",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=RUNS,
-    show_default=True,
-    metavar="DIR",
-    help="Where the runs are: run.storage of their specs.",
-)
+    "--storage", type=click.Path(path_type=Path, file_okay=False), default=RUNS, show_default=True,
+    metavar="DIR", help="Where the runs are: run.storage of their specs.",
+)  # fmt: skip
 ADDRESS = click.option(
     "--address", metavar="ADDRESS", help="The cluster to run on, instead of RAY_ADDRESS."
 )
@@ -65,11 +60,14 @@ def say(*texts: str) -> None:
         click.echo(shown, nl=False)
 
 
-def say_json(value: object) -> None:
-    """Print a value's canonical text, indented."""
-    from orchestrator.types import codec
+def show(value: object, screen: Callable[[], str] | None = None, *, as_json: bool) -> None:
+    """Print a value as indented JSON, or its screen."""
+    if as_json:
+        from orchestrator.types import codec
 
-    click.echo(codec.to_pretty_json(value), nl=False)
+        click.echo(codec.to_pretty_json(value), nl=False)
+    elif screen:
+        say(screen())
 
 
 @contextmanager
@@ -79,20 +77,6 @@ def aside(as_json: bool) -> Iterator[None]:
         yield
 
 
-def next_command(name: str, spec: Path, overrides: tuple[str, ...], *more: str) -> str:
-    """The exact command to type next, with the same overrides."""
-    words = ["orch", name, str(spec)]
-    for override in overrides:
-        words += ["--set", override]
-    return shlex.join([*words, *more])
-
-
 def as_typed(*without: str) -> str:
     """The command that was typed, without some of its words."""
     return shlex.join(["orch", *(word for word in sys.argv[1:] if word not in without)])
-
-
-def clear_line() -> None:
-    """Remove the ^C that a terminal shows where it was pressed."""
-    if is_live(sys.stderr):
-        click.echo("\r\033[K", err=True, nl=False)

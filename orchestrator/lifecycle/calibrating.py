@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from orchestrator.calibrate import StoredProfile, for_plan, of_machine
 from orchestrator.extras import require
-from orchestrator.lifecycle.events import Progress, Stage, silent, task
+from orchestrator.lifecycle.progress import Progress, silent, task
 from orchestrator.plan.calibrated import on_profile
 from orchestrator.plan.rehearsal import Rehearsal
 from orchestrator.types.chip_profile import ChipProfile
+from orchestrator.types.events import Stage
 
 TASK = "measuring this machine"
 

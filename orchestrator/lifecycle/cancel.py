@@ -5,7 +5,7 @@ from pathlib import Path
 
 from orchestrator import journal
 from orchestrator.errors import RunIsLive
-from orchestrator.lifecycle.commands import run_command
+from orchestrator.render.next_commands import run_command
 from orchestrator.types.run import LIVE, Run
 from orchestrator.types.study import StudyStatus
 

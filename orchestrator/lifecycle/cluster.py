@@ -11,17 +11,11 @@ from orchestrator import journal, tracking
 from orchestrator.errors import OrchError
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, RunNeeds, find_backend
 from orchestrator.launch.provenance import ARCHIVE
-from orchestrator.lifecycle.commands import run_command
-from orchestrator.lifecycle.events import (
-    ClusterReady,
-    JobStarted,
-    Progress,
-    Stage,
-    TaskEnded,
-    interruptible,
-)
+from orchestrator.lifecycle.progress import Progress, interruptible
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.render.launch_screen import cluster_problems
+from orchestrator.render.next_commands import run_command
+from orchestrator.types.events import ClusterReady, JobStarted, Stage, TaskEnded
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run, StateReason

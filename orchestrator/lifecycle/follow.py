@@ -16,10 +16,10 @@ from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, Superseded
 from orchestrator.launch.backend import JOB_ENDED, ClusterClient, ClusterUnusable
 from orchestrator.lifecycle import recording
-from orchestrator.lifecycle.events import (
+from orchestrator.lifecycle.progress import Progress
+from orchestrator.types.events import (
     FollowStarted,
     LeftRunning,
-    Progress,
     RunEnded,
     RunUpdate,
     TaskEnded,

@@ -8,7 +8,8 @@ from pathlib import Path
 from orchestrator import journal
 from orchestrator.errors import UnknownName
 from orchestrator.journal.run_logs import Log, LogLine, LogReader, list_logs
-from orchestrator.lifecycle.events import Progress, RunUpdate
+from orchestrator.lifecycle.progress import Progress
+from orchestrator.types.events import RunUpdate
 from orchestrator.types.run import LIVE, Run
 
 POLL_S = 0.5

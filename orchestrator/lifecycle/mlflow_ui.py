@@ -9,20 +9,14 @@ from types import FrameType
 
 from orchestrator import journal, tracking
 from orchestrator.errors import OrchError
-from orchestrator.lifecycle.events import (
-    ExperimentViews,
-    Problem,
-    Progress,
-    Stage,
-    TaskEnded,
-    UiReady,
-)
+from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.recording import catch_up
 from orchestrator.tracking import NotRecorded
 from orchestrator.tracking.mlflow import server
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.mlflow.tracking_uri import TRACKER, is_server
 from orchestrator.tracking.mlflow.views import links, set_views, views
+from orchestrator.types.events import ExperimentViews, Problem, Stage, TaskEnded, UiReady
 from orchestrator.types.tracking import Destination
 
 TASK = "MLflow UI"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from orchestrator.errors import OrchError
-from orchestrator.lifecycle.events import Progress, silent, task
+from orchestrator.lifecycle.progress import Progress, silent, task
 from orchestrator.prove.verdict import ProofResult, least_recompute, prove
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec

@@ -6,16 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator import journal, tracking
-from orchestrator.lifecycle.commands import run_command
-from orchestrator.lifecycle.events import (
-    Count,
-    Progress,
-    Stage,
-    TaskEnded,
-    Tracked,
-    interruptible,
-)
+from orchestrator.lifecycle.progress import Progress, interruptible
+from orchestrator.render.next_commands import run_command
 from orchestrator.tracking.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S, Recorder
+from orchestrator.types.events import Count, Stage, TaskEnded, Tracked
 from orchestrator.types.run import LIVE, Run
 from orchestrator.types.tracking import SyncResult
 

@@ -10,17 +10,11 @@ from pathlib import Path
 from orchestrator import journal, tracking
 from orchestrator.errors import Superseded
 from orchestrator.launch.backend import LocalCluster, find_backend
-from orchestrator.lifecycle.events import (
-    FollowStarted,
-    NodesUp,
-    Progress,
-    Stopping,
-    TaskEnded,
-    Trouble,
-)
 from orchestrator.lifecycle.follow import RunWatch, interrupt_name, interrupts
+from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.plan.rehearsal import Rehearsal
+from orchestrator.types.events import FollowStarted, NodesUp, Stopping, TaskEnded, Trouble
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import ReasonCode, Run, StateReason

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from orchestrator import journal, tracking
 from orchestrator.errors import Interrupted, JournalUnwritable, SpecError
 from orchestrator.launch import provenance
-from orchestrator.lifecycle.events import Progress, silent
+from orchestrator.lifecycle.progress import Progress, silent
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 

@@ -12,10 +12,10 @@ from orchestrator.errors import (
     SpecError,
 )
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
-from orchestrator.lifecycle.commands import run_command
-from orchestrator.lifecycle.events import Resumed, RunEnded
 from orchestrator.lifecycle.requests import Proposal, SubmitOptions, named_cluster
 from orchestrator.plan.elastic import plan_on
+from orchestrator.render.next_commands import run_command
+from orchestrator.types.events import Resumed, RunEnded
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import LIVE, Run
 

@@ -12,20 +12,7 @@ from orchestrator.launch import provenance
 from orchestrator.launch.backend import ClusterClient
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
-from orchestrator.lifecycle.events import (
-    Count,
-    LeftRunning,
-    Progress,
-    StudyPlanned,
-    SubmitStarted,
-    TrialContinues,
-    TrialDoneBefore,
-    TrialEnded,
-    TrialStarted,
-    interruptible,
-    silent,
-    task,
-)
+from orchestrator.lifecycle.progress import Progress, interruptible, silent, task
 from orchestrator.lifecycle.requests import (
     NamedCluster,
     Proposal,
@@ -45,6 +32,16 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
 from orchestrator.study import forecast_study
 from orchestrator.types.codec import to_pretty_json
+from orchestrator.types.events import (
+    Count,
+    LeftRunning,
+    StudyPlanned,
+    SubmitStarted,
+    TrialContinues,
+    TrialDoneBefore,
+    TrialEnded,
+    TrialStarted,
+)
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import LIVE, Run

@@ -9,16 +9,7 @@ from orchestrator.errors import OrchError, SpecError
 from orchestrator.launch.provenance import archive
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
-from orchestrator.lifecycle.events import (
-    AlreadySubmitted,
-    Planned,
-    Progress,
-    Proved,
-    RehearsalReady,
-    RunEnded,
-    SubmitStarted,
-    interruptible,
-)
+from orchestrator.lifecycle.progress import Progress, interruptible
 from orchestrator.lifecycle.proving import prove_plan
 from orchestrator.lifecycle.requests import (
     NamedCluster,
@@ -32,6 +23,14 @@ from orchestrator.lifecycle.requests import (
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
 from orchestrator.types.codec import to_pretty_json
+from orchestrator.types.events import (
+    AlreadySubmitted,
+    Planned,
+    Proved,
+    RehearsalReady,
+    RunEnded,
+    SubmitStarted,
+)
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run
@@ -82,7 +81,7 @@ def prove_before(
     """The proof of a plan; one that does not pass ends the act."""
     result = prove_plan(spec, plan, progress)
     if report_passed or not result.proof.passes:
-        progress(Proved(result=result))
+        progress(Proved(plan=plan, proof=result.proof, age_s=result.age_s))
     if not result.proof.passes:
         raise ProofFailed(f"{plan.name}: the plan does not pass its proof; nothing was submitted")
     return result.proof
@@ -104,7 +103,7 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
     if options.calibrate:
         small, profile = calibrated_rehearsal(small, progress)
         provenance = provenance.with_document(PROFILE_DOCUMENT, to_pretty_json(profile).encode())
-    progress(RehearsalReady(plan=plan, rehearsal=small))
+    progress(RehearsalReady(plan=plan, small=small.plan, steps=small.steps, changes=small.changes))
     options.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
     run = rehearse.run_rehearsal(small, plan, proof, provenance, options.key, progress)
     tracked = recording.tracked_at_end(journal.Journal(Path(run.journal)))

@@ -35,6 +35,8 @@ FASTEST, SLOWEST = 0.8, 1.4
 # The operation that prices a line, and the calls of it in one block.
 PRICED_BY: dict[LineKind, tuple[Operation, int]] = {
     "matmul": ("matmul", BLOCK_PRODUCTS),
+    "copied_heads": ("matmul", BLOCK_PRODUCTS),
+    "unembedding": ("matmul", BLOCK_PRODUCTS),
     "matmul_recompute": ("matmul", BLOCK_PRODUCTS),
     "attention": ("attention", 1),
     "attention_recompute": ("attention", 1),
@@ -236,9 +238,7 @@ def step_bounds(plan: Plan, layout: Layout, profile: ChipProfile, sum_s: float) 
 def least_flops(plan: Plan, layout: Layout) -> float:
     """FLOPs that a device has to do: all that MFU counts, and repeated matmuls."""
     matmuls = [
-        line.inputs["flops"]
-        for line in math_lines(layout)
-        if line.kind in {"matmul", "matmul_recompute"}
+        line.inputs["flops"] for line in math_lines(layout) if PRICED_BY[line.kind][0] == "matmul"
     ]
     forward = flops.attention_flops_per_token(plan.model, plan.batch.length) * plan.batch.tokens
     return sum(matmuls) + (1 + flops.BACKWARD_OVER_FORWARD) * forward / plan.devices

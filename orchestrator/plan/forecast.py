@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator import catalog
+from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan import flops
 from orchestrator.plan.expected import expected_lines, expected_s, interval
 from orchestrator.plan.layout import Layout
@@ -17,7 +18,7 @@ DAY_S, HOUR_S = 86_400, 3_600
 
 
 def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Forecast:
-    """What the layout should take, from plain numbers."""
+    """The forecast of one layout of plain numbers."""
     memory = tuple(plain_phase(phase) for phase in phases(layout))
     lines = time_lines(layout)
     time = step_time(layout, lines)
@@ -41,7 +42,7 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
 
 
 def step_bounds(layout: Layout, lines: list[LedgerLine], time: StepTime) -> Estimate:
-    """Seconds of a step: the bound, what to expect where that was learned, and all lines."""
+    """Seconds of a step: the bound, the estimate if runs of such chips are known, and all lines."""
     lower, unoverlapped = float(time.lower_s), float(time.unoverlapped_s)
     known = catalog.efficiency(layout.chip.name)
     if known is None:
@@ -77,7 +78,8 @@ def plain_phase(phase: MemoryPhase) -> MemoryPhase:
 
 def binding_resource(layout: Layout, time: StepTime) -> tuple[str, float]:
     """The resource that sets the lower bound, and by what fraction it exceeds the next."""
-    names = {"mxu": "matmul", "hbm": "hbm", "host": "host", "pods": "dcn pods"}
+    names = {"mxu": "matmul", "hbm": "hbm", "host": "host"}
+    names |= {axis: f"dcn {axis}" for axis in DCN_AXES}
     busy = {names[name]: float(s) for name, s in time.busy_s.items() if name in names}
     slowest = max(range(len(time.torus_axis_s)), key=lambda i: float(time.torus_axis_s[i]))
     on_axis = {g: time.busy_s[g] for g, uses in layout.links.uses.items() if uses[slowest]}
@@ -95,7 +97,7 @@ def scale(values: Estimate, scale: float) -> Estimate:
 
 
 def rates(values: Estimate, amount: float) -> Estimate:
-    """So much in each of these times; the longest time is the lowest rate."""
+    """An amount over each of these times; the longest time is the lowest rate."""
     of_times = apply(values, lambda value: amount / value)
     return replace(of_times, low=of_times.high, high=of_times.low)
 

@@ -52,8 +52,9 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
     attention = flops.attention_forward_flops(layout) + flops.attention_backward_flops(layout)
     return [
         line("matmul", "matmuls", "3 forward", both * own),
-        line("matmul", "copied kv heads", "3 forward", both * copies),
-        line("matmul", "unembedding", "3 forward", both * flops.unembedding_forward_flops(layout)),
+        line("copied_heads", "copied kv heads", "3 forward", both * copies),
+        line("unembedding", "unembedding", "3 forward",
+             both * flops.unembedding_forward_flops(layout)),
         line("attention", "attention", "9/2 forward", attention),
         line("matmul_recompute", "recompute", f"matmuls that {layout.remat.name} repeats",
              flops.blocks_recompute_flops(layout)),

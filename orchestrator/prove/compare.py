@@ -41,21 +41,13 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
     peak, forecast = compiled.memory.peak, plan.forecast
     crossed = crossings(compiled.summary.sends)
     crossing_faults = faults(plan, crossed)
-    collectives, flops = compared_collectives(plan, compiled), compared_flops(plan, compiled)
-    executed = sum(line.compiled for line in flops)
-    expected = sum(line.forecast or 0 for line in flops)
-    disagreements = (
-        *memory_disagreements(peak, forecast.memory_bytes_per_device),
-        *payload_disagreements(collectives),
-        *flops_disagreements(executed, expected),
-        *(Disagreement(code="uncounted_kernel", kernel=k) for k in compiled.summary.uncounted),
-    )
+    flops = compared_flops(plan, compiled)
     proof = Proof(
         schema=SCHEMA,
         plan_digest=plan.digest,
         trainer=plan.trainer,
         fits=True,
-        agrees=not disagreements,
+        agrees=None,
         refusal=None,
         hbm_bytes_per_device=forecast.hbm_bytes_per_device,
         peak_hbm_bytes_per_device=peak,
@@ -65,21 +57,37 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
         ledger=compared_memory(plan, compiled),
         peak_at=compiled.summary.peak_at,
         buffers=compiled.summary.buffers,
-        collectives=collectives,
+        collectives=compared_collectives(plan, compiled),
         changes=changes(compiled),
         only_gradients_cross_pods=not crossing_faults,
         crossing_faults=crossing_faults,
         crossings=crossed,
-        flops_per_device=executed,
-        forecast_flops_per_device=expected,
+        flops_per_device=sum(line.compiled for line in flops),
+        forecast_flops_per_device=sum(line.forecast or 0 for line in flops),
         flops=flops,
-        disagreements=disagreements,
+        disagreements=(),
         hints=(),
         compile_s=compiled.compile_s,
         compiler_memory_bytes=compiled.compiler_memory_bytes,
         versions=compiled.versions,
     )
-    return proof if plan.ledger_describes_trainer else without_forecast(proof)
+    if not plan.ledger_describes_trainer:
+        return without_forecast(proof)
+    missed = disagreements(plan, proof, compiled.summary.uncounted)
+    return replace(proof, agrees=not missed, disagreements=missed)
+
+
+def disagreements(plan: Plan, proof: Proof, uncounted: tuple[str, ...]) -> tuple[Disagreement, ...]:
+    """Where the Forecast is off, beyond its tolerances."""
+    expected_flops = proof.forecast_flops_per_device or 0
+    return (
+        *memory_disagreements(
+            proof.peak_hbm_bytes_per_device, plan.forecast.memory_bytes_per_device
+        ),
+        *payload_disagreements(proof.collectives),
+        *flops_disagreements(proof.flops_per_device, expected_flops),
+        *(Disagreement(code="uncounted_kernel", kernel=name) for name in uncounted),
+    )
 
 
 def without_forecast(proof: Proof) -> Proof:
@@ -87,8 +95,6 @@ def without_forecast(proof: Proof) -> Proof:
     collectives = (replace(x, forecast_bytes_per_step=None) for x in proof.collectives)
     return replace(
         proof,
-        agrees=None,
-        disagreements=(),
         forecast_peak_hbm_bytes_per_device=None,
         forecast_flops_per_device=None,
         ledger=tuple(replace(x, forecast=None) for x in proof.ledger if x.compiled),

@@ -1,6 +1,8 @@
 """Show one run: its state and attempts, its log lines, and requests to cancel it."""
 
-from orchestrator.journal.run_logs import Log, LogLine
+from pathlib import Path
+
+from orchestrator.journal.run_logs import Log, LogLine, list_logs
 from orchestrator.journal.run_status import first_line, last_attempt_text
 from orchestrator.render.formatting import count, counted, elapsed, percent, seconds
 from orchestrator.render.layout import (
@@ -15,9 +17,11 @@ from orchestrator.render.layout import (
     section,
     warning,
 )
+from orchestrator.render.next_commands import run_command
 from orchestrator.render.runs_screen import mfu
 from orchestrator.types.codec import short
 from orchestrator.types.run import LIVE, Attempt, ProcessIdentity, Run, Status
+from orchestrator.types.study import StudyStatus
 
 ERROR_WIDTH = 100
 
@@ -234,3 +238,33 @@ def log_line(line: LogLine, *, alone: bool) -> str:
     if alone:
         return line.line
     return f"{'driver' if line.rank is None else f'rank {line.rank}'} | {line.line}"
+
+
+def removal_question(doomed: Run | StudyStatus) -> str:
+    """What is asked before a run or a study is removed."""
+    if isinstance(doomed, StudyStatus):
+        what = f"{doomed.study} ({doomed.state}, {doomed.done} of {doomed.total} done)"
+        runs, folder = counted(len(doomed.runs), "run"), doomed.journal.rpartition("/")[0]
+        return f"Remove {what}, with the journals, logs and checkpoints of its {runs} in {folder}?"
+    what = f"{doomed.run} ({doomed.state}, {count(doomed.steps_done)} steps)"
+    return f"Remove {what}, its journal, logs and checkpoints in {doomed.journal}?"
+
+
+def removed_text(removed: Run | StudyStatus) -> str:
+    if isinstance(removed, StudyStatus):
+        return f"removed {removed.study} and its {counted(len(removed.runs), 'run')}\n"
+    return f"removed {removed.run}\n"
+
+
+def next_run_command(run: Run, named: str, storage: Path) -> str:
+    """What to type next about a run: follow it, compare it with its plan, or resume it.
+
+    The logs come first for a run that failed before its first step and left some.
+    """
+    if run.state in LIVE:
+        return run_command("logs", named, storage, "-f")
+    if run.state == "succeeded":
+        return run_command("report", named, storage)
+    logs = list_logs(Path(run.journal), run, attempt=None)
+    unclear = run.state == "failed" and not run.steps_done and any(not log.empty for log in logs)
+    return run_command("logs" if unclear else "resume", named, storage)

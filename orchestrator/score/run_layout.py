@@ -23,7 +23,7 @@ from orchestrator.plan.search import SearchRequest, make_layout
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.score.flop_counts import attention_share, extra_parameters_per_layer
 from orchestrator.score.published_runs import PublishedRun, Unscorable
-from orchestrator.types.plan import LedgerLine
+from orchestrator.types.plan import LedgerLine, LineKind
 from orchestrator.types.spec import Batch, Experiment, MeshRequest, Precision
 
 # The sources' names for the tensors of a block; `custom` policies use MaxText's.
@@ -193,11 +193,15 @@ def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
     attention = computed_share(run)
     tensor = layout.devices_along(GROUPS["tensor"])
     wider = 1 + extra_parameters_per_layer(run) / tensor / layout.block_elements
-    factors = {"attention": attention, "attention recompute": attention, "matmuls": wider,
-               "recompute": wider}  # fmt: skip
+    factors: dict[LineKind, float] = {
+        "attention": attention,
+        "attention_recompute": attention,
+        "matmul": wider,
+        "matmul_recompute": wider,
+    }
     if run.parallel_block:  # one gather and one scatter serve attention and MLP together
-        factors |= {"residual gather": 0.5, "residual scatter": 0.5}
-    return [scaled(line, factors.get(line.name, 1.0)) for line in time_lines(layout)]
+        factors |= {"activation_gather": 0.5, "activation_scatter": 0.5}
+    return [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
 
 
 def scaled(line: LedgerLine, factor: float) -> LedgerLine:

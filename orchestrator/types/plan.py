@@ -24,6 +24,7 @@ LineKind = Literal[
     "logits",
     # seconds of a device alone
     "matmul",
+    "unembedding",
     "matmul_recompute",
     "attention",
     "attention_recompute",

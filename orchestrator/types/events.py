@@ -1,26 +1,14 @@
-"""Events: what an act reports while it goes on, as plain values for whoever shows them."""
+"""What an act on a run reports while it goes on: plain values for whoever shows them."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal
 
-from orchestrator.errors import Interrupted
-
-if TYPE_CHECKING:
-    from orchestrator.plan.rehearsal import Rehearsal
-    from orchestrator.prove.verdict import ProofResult
-    from orchestrator.types.plan import Plan
-    from orchestrator.types.run import Run, Step
-    from orchestrator.types.study import Study, StudyForecast, Trial
-    from orchestrator.types.tracking import ViewLink
-
-Progress: TypeAlias = Callable[[object], None]  # called with each event
-
-
-def silent(_: object) -> None:
-    """The progress that nobody watches."""
-
+from orchestrator.types.plan import Plan
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import Run, Step
+from orchestrator.types.study import Study, StudyForecast, Trial
+from orchestrator.types.tracking import ViewLink
 
 # --- tasks that take a while
 
@@ -65,7 +53,7 @@ class Problem:
 class AlreadySubmitted:
     """A run of the same plan has the key: nothing was submitted."""
 
-    run: "Run"
+    run: Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,29 +66,33 @@ class SubmitStarted:
     name: str
     address: str | None
     named_by: str | None
-    study: "Study | None" = None
+    study: Study | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
     """The plan of a spec."""
 
-    plan: "Plan"
+    plan: Plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proved:
-    """The compiler's verdict on a plan."""
+    """The compiler's verdict on a plan; `age_s` is None where it was compiled just now."""
 
-    result: "ProofResult"
+    plan: Plan
+    proof: Proof
+    age_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalReady:
-    """The small copy of a plan that this machine is about to run."""
+    """The small copy of a plan that this machine is about to run; `changes` are what it lacks."""
 
-    plan: "Plan"
-    rehearsal: "Rehearsal"
+    plan: Plan
+    small: Plan
+    steps: int
+    changes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +104,14 @@ class ClusterReady:
     hosts: int
     versions: Mapping[str, str]
     storage: str
-    runs: "tuple[tuple[Plan, int], ...]"
+    runs: tuple[tuple[Plan, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobStarted:
     """The cluster has taken the job that drives a run."""
 
-    run: "Run"
+    run: Run
     job: str
 
 
@@ -127,8 +119,8 @@ class JobStarted:
 class Resumed:
     """A rehearsal is about to go on with a plan."""
 
-    run: "Run"
-    plan: "Plan"
+    run: Run
+    plan: Plan
 
 
 # --- a run that is followed
@@ -154,8 +146,8 @@ class NodesUp:
 class RunUpdate:
     """The run as it stands, and the steps since the last update. Sent on every look."""
 
-    run: "Run"
-    steps: "tuple[Step, ...]"
+    run: Run
+    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,16 +169,7 @@ class Stopping:
 class LeftRunning:
     """The run goes on, and is no longer followed."""
 
-    run: "Run"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunEnded:
-    """A followed run has ended: the plan it ran, and where it is tracked."""
-
-    run: "Run"
-    plan: "Plan"
-    tracked: "Tracked"
+    run: Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +180,15 @@ class Tracked:
     problem: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunEnded:
+    """A followed run has ended: the plan it ran, and where it is tracked."""
+
+    run: Run
+    plan: Plan
+    tracked: Tracked
+
+
 # --- a study
 
 
@@ -204,15 +196,15 @@ class Tracked:
 class StudyPlanned:
     """The predicted scaling of a study that is about to be carried out."""
 
-    forecast: "StudyForecast"
+    forecast: StudyForecast
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialStarted:
     """A repeat of a trial comes next."""
 
-    study: "Study"
-    trial: "Trial"
+    study: Study
+    trial: Trial
     repeat: int
 
 
@@ -220,21 +212,21 @@ class TrialStarted:
 class TrialDoneBefore:
     """The trial has a run that succeeded: it is not run again."""
 
-    run: "Run"
+    run: Run
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialContinues:
     """The trial has a run that goes on: it is followed again."""
 
-    run: "Run"
+    run: Run
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnded:
     """The run of a trial has ended."""
 
-    run: "Run"
+    run: Run
     tracked: Tracked
 
 
@@ -246,7 +238,7 @@ class ExperimentViews:
     """The comparisons that are set up for an experiment."""
 
     experiment: str
-    views: "tuple[ViewLink, ...]"
+    views: tuple[ViewLink, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,41 +249,3 @@ class UiReady:
     place: str
     experiments: tuple[ExperimentViews, ...]
     served: bool
-
-
-# --- interrupts
-
-
-class ActInterrupted(Interrupted):
-    """Ctrl-C ended an act. `next_command` continues it; empty for the same command again."""
-
-    def __init__(
-        self, doing: str, left: str = "nothing is left running", next_command: str = ""
-    ) -> None:
-        super().__init__(f"interrupted while {doing}; {left}")
-        self.next_command = next_command
-
-
-@contextmanager
-def interruptible(
-    doing: str, left: str = "nothing is left running", next_command: str = ""
-) -> Iterator[None]:
-    """Turn Ctrl-C into an error that says what it ended and what is left of it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise ActInterrupted(doing, left, next_command) from None
-
-
-@contextmanager
-def task(progress: Progress, name: str) -> Iterator[Callable[[str], None]]:
-    """Report a task's stages for as long as it lasts, and what Ctrl-C ended."""
-
-    def reached(stage: str) -> None:
-        progress(Stage(task=name, stage=stage))
-
-    try:
-        with interruptible(name):
-            yield reached
-    finally:
-        progress(TaskEnded(task=name))

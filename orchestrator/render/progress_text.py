@@ -1,0 +1,190 @@
+"""The text of events: screens before and after a run, and a line for each thing that it does."""
+
+import time
+
+from orchestrator.render import launch_screen as launch
+from orchestrator.render import rehearsal_screen as rehearsal
+from orchestrator.render import study_screen as study
+from orchestrator.render.next_commands import run_command, storage_command, storage_of
+from orchestrator.render.plan_screen import plan_screen
+from orchestrator.render.proof_screen import proof_screen
+from orchestrator.render.status_screen import next_run_command
+from orchestrator.render.sync_screen import mlflow_links
+from orchestrator.types import events
+from orchestrator.types.run import Run, Step
+
+SHOW_EVERY_S = 2.0
+SHOWN_STATES = ("starting", "stopping", "pending")
+STOPPING = {
+    "before it began": "stopping: nothing was begun",
+    "with a checkpoint": "stopping after a last checkpoint; Ctrl-C again stops at once",
+    "at once": "stopping at once",
+    "nothing to save": "stopping: there is nothing to save",
+}
+TROUBLE = {
+    "cluster silent": "the cluster does not answer; the run goes on: ",
+    "journal unreadable": "the journal cannot be read: ",
+    "cleared": "the connection is back",
+}
+
+
+class ProgressText:
+    """Turns events into text. `other_plans` is the command that shows other plans; `detach` says
+    that nobody will follow the run. `status` says what is going on now.
+    """
+
+    def __init__(self, other_plans: str = "", *, detach: bool = False) -> None:
+        self.other_plans, self.detach, self.status = other_plans, detach, ""
+        self.task, self.began_s, self.shown_at_s = "", 0.0, 0.0
+        self.attempt, self.state = 0, ("", "")
+
+    def screens(self, event: object) -> tuple[str, ...]:
+        """The screens of an event; empty where it has none."""
+        return self._preparation(event) or self._result(event) or self._trial(event)
+
+    def lines(self, event: object) -> list[str]:
+        """The lines of an event of a run that is followed, behind its seconds."""
+        return [f"{time.monotonic() - self.began_s:5.0f} s  {text}" for text in self._texts(event)]
+
+    def stage(self, event: events.Stage) -> str:
+        text = f"{event.task}: {event.stage}"
+        return f"{text}: {event.state}" if event.state else text
+
+    def count(self, event: events.Count) -> str:
+        of = "" if event.total is None else f" of {event.total:,}"
+        return f"{event.task}: {event.done:,}{of} {event.unit}"
+
+    def _preparation(self, event: object) -> tuple[str, ...]:
+        match event:
+            case events.AlreadySubmitted(run=run):
+                return (already_submitted(run),)
+            case events.SubmitStarted():
+                return (intro(event),)
+            case events.Planned(plan=plan):
+                return "\n", plan_screen(plan, None)
+            case events.Proved(plan=plan, proof=proof, age_s=age_s):
+                following = None if proof.passes else self.other_plans
+                return "\n", proof_screen(plan, proof, age_s, following)
+            case events.RehearsalReady(plan=plan, small=small, steps=steps, changes=changes):
+                return "\n", rehearsal.rehearsal_screen(plan, small, steps, changes), "\n"
+            case events.ClusterReady():
+                return "\n", cluster_table(event)
+            case events.JobStarted(run=run, job=job):
+                logs = f"\nNext: {run_command('logs', run.run, storage_of(run), '-f')}\n"
+                return "\n", launch.submitted_screen(run, job), "\n", logs if self.detach else ""
+            case events.Resumed(run=run, plan=plan):
+                return rehearsal.resume_intro(run, plan), "\n"
+        return ()
+
+    def _result(self, event: object) -> tuple[str, ...]:
+        match event:
+            case events.LeftRunning(run=run):
+                return "\n", left_running(run)
+            case events.RunEnded():
+                return "\n", result_text(event)
+            case events.UiReady(address=address, place=place, experiments=experiments):
+                links = [(one.experiment, one.views) for one in experiments]
+                ends = "Ctrl-C ends it.\n" if event.served else ""
+                return mlflow_links(address, place, links), ends
+        return ()
+
+    def _trial(self, event: object) -> tuple[str, ...]:
+        match event:
+            case events.StudyPlanned(forecast=forecast):
+                return "\n", study.study_screen(forecast), "\n"
+            case events.TrialStarted(study=of, trial=trial, repeat=repeat):
+                return (study.trial_line(of, trial, repeat),)
+            case events.TrialDoneBefore(run=run):
+                return (f"  done before: {run.run}\n",)
+            case events.TrialContinues(run=run):
+                return (f"  {run.run} goes on, and is followed again\n",)
+            case events.TrialEnded(run=run, tracked=tracked):
+                place = f"  mlflow {tracked_text(run, tracked)}\n"
+                return place, f"  {run.run}: {run.state}, {run.steps_done} of {run.steps} steps\n\n"
+        return ()
+
+    def _texts(self, event: object) -> list[str]:
+        match event:
+            case events.FollowStarted(task=task, attempts=attempts):
+                self.task, self.attempt, self.state = task, attempts, ("", "")
+                self.began_s, self.shown_at_s = time.monotonic(), 0.0
+                self.status = f"{task}: {rehearsal.WAITING_FOR_DRIVER}"
+            case events.NodesUp(up=up, total=total):
+                return [f"node {up} of {total} is up"]
+            case events.RunUpdate(run=run, steps=steps):
+                self.status = f"{self.task}: {rehearsal.waiting_for(run)}"
+                return [*self._new_state(run), *self._new_attempt(run), *self._new(steps, run)]
+            case events.Stopping(how=how):
+                return [STOPPING[how]]
+            case events.Trouble(kind=kind, why=why):
+                return [TROUBLE.get(kind, "") + why]
+        return []
+
+    def _new_state(self, run: Run) -> list[str]:
+        state = run.state, (run.detail or "") if run.state == "pending" else ""
+        is_new, self.state = state != self.state, state
+        return [": ".join(filter(None, state))] if is_new and run.state in SHOWN_STATES else []
+
+    def _new_attempt(self, run: Run) -> list[str]:
+        before, self.attempt = self.attempt, run.attempts[-1].number if run.attempts else 0
+        if not before or before == self.attempt:
+            return []
+        ended = run.attempts[before - 1]
+        is_shown = ended.number >= run.resumed_at
+        return [rehearsal.new_attempt_line(ended, run.attempts[-1])] if is_shown else []
+
+    def _new(self, steps: tuple[Step, ...], run: Run) -> list[str]:
+        """Of many steps those that somebody can read, and always the last."""
+        lines = []
+        for step in steps:
+            if line := rehearsal.startup_line(step):
+                lines.append(line)
+            is_last = step.index + 1 == run.steps
+            if is_last or time.monotonic() - self.shown_at_s >= SHOW_EVERY_S:
+                lines.append(rehearsal.step_line(step, run.steps))
+                self.shown_at_s = time.monotonic()
+        return lines
+
+
+def already_submitted(run: Run) -> str:
+    stands = f"{run.state}, {run.steps_done:,} of {run.steps:,} steps done"
+    following = run_command("status", run.run, storage_of(run))
+    return f"run {run.run} is there already: {stands}. Nothing was submitted.\nNext: {following}\n"
+
+
+def left_running(run: Run) -> str:
+    status, cancel = (run_command(name, run.run, storage_of(run)) for name in ("status", "cancel"))
+    return launch.detached_text(run.run, status, cancel)
+
+
+def intro(event: events.SubmitStarted) -> str:
+    if event.study and event.address and event.named_by:
+        runs = len(event.study.trials) * event.study.repeats
+        return launch.study_launch_intro(event.name, runs, event.address, event.named_by)
+    if event.study:
+        return study.study_intro(event.study)
+    if event.address and event.named_by:
+        return launch.launch_intro(event.name, event.address, event.named_by)
+    return rehearsal.rehearsal_intro(event.name)
+
+
+def cluster_table(event: events.ClusterReady) -> str:
+    [(plan, steps), *others] = event.runs
+    price = launch.cost_of_runs(event.runs) if others else launch.cost_of_run(plan, steps)
+    hosts = launch.hosts(event.hosts, event.versions)
+    return launch.cluster_screen(event.address, event.slices, hosts, event.storage, price)
+
+
+def result_text(event: events.RunEnded) -> str:
+    run, recorded = event.run, tracked_text(event.run, event.tracked)
+    following = next_run_command(run, run.run, storage_of(run))
+    if run.rehearsal:
+        return rehearsal.rehearsal_result(run, event.plan, recorded, following)
+    return launch.launch_result(run, recorded, following)
+
+
+def tracked_text(run: Run, tracked: events.Tracked) -> str:
+    """Where a run is recorded, and what shows it there."""
+    if tracked.problem:
+        return f"not recorded yet: {tracked.problem}; orch sync records it"
+    return f"{tracked.place}, shown by {storage_command('ui', storage_of(run))}"

@@ -1,0 +1,55 @@
+"""One line below all others that says what is going on, with its time. Only a terminal shows it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+class StatusLine:
+    """The line is on stderr; `live` says whether that is a terminal that can redraw it."""
+
+    def __init__(self, *, live: bool) -> None:
+        self.live = live
+        self.drawn: Progress | None = None
+
+    def update(self, text: str) -> None:
+        if self.live and text:
+            self.drawn = self.drawn or start_line()
+            self.drawn.update(self.drawn.task_ids[0], description=text)
+
+    def clear(self) -> None:
+        if self.drawn:
+            self.drawn.stop()
+            self.drawn = None
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Make room for a line that stays: stdout may be the same terminal."""
+        if self.drawn:
+            self.drawn.stop()
+        yield
+        if self.drawn:
+            self.drawn.start()
+
+
+def start_line() -> "Progress":
+    # Imported here: most commands draw no such line, and rich takes a while to import.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    text = TextColumn("{task.description}", markup=False)
+    drawn = Progress(
+        SpinnerColumn(), text, TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
+    )  # fmt: skip
+    drawn.add_task("")
+    drawn.start()
+    return drawn

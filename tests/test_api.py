@@ -1,0 +1,116 @@
+"""The Python API: as light as the planner, and the same values as the commands print."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import orchestrator as orch
+from orchestrator import api
+from orchestrator.errors import RunIsLive, SpecError
+from orchestrator.lifecycle.requests import NotConfirmed
+from orchestrator.types import codec
+from orchestrator.types.run import Run
+from tests.conftest import ROOT, RunOrch
+from tests.journals import claimed_run
+
+TINY = "specs/tiny_2pod.yaml"
+HEAVY = {"jax", "jaxlib", "ray", "mlflow", "scipy", "rich", "click", "numpy", "msgspec"}
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_loads_nothing() -> None:
+    loaded = run_python("import orchestrator, sys; print(*{n.split('.')[0] for n in sys.modules})")
+    assert set(loaded.split()) & HEAVY == set()
+
+
+def test_planning_loads_no_framework() -> None:
+    code = f"import orchestrator as orch, sys; orch.plan({TINY!r}); print(*sys.modules)"
+    loaded = {name.partition(".")[0] for name in run_python(code).split()}
+    assert loaded & {"jax", "jaxlib", "ray", "mlflow", "scipy", "rich", "click"} == set()
+
+
+def test_every_function_is_in_the_package_and_on_the_page() -> None:
+    """A package of the same name does not take its place."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for name in orch.__all__:
+        assert getattr(orch, name) is getattr(api, name)
+        assert f"`{name}(" in page or name == "is_study"
+    orch.plan(TINY)
+    assert callable(orch.plan)
+    assert (
+        run_python("import orchestrator.plan.planner, orchestrator; print(orchestrator.plan)")[:9]
+        == "<function"
+    )
+
+
+def test_the_notebook_example_runs() -> None:
+    """It is ten lines of Python and prints the plan, two runners-up and the ledger."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    match = re.search(r"```python\n(import orchestrator.*?)```", page, re.DOTALL)
+    assert match
+    assert len(match[1].strip().splitlines()) <= 11
+    assert run_python(match[1]).startswith("35,840 v5p chips, ")
+
+
+@pytest.mark.parametrize(
+    ("command", "value"),
+    [
+        (("plan", TINY), lambda: orch.plan(TINY)),
+        (("plan", TINY, "--alternatives", "2"), lambda: orch.plans(TINY, 3)),
+        (("plan", TINY, TINY, "--set", "resources.pods=4"),
+         lambda: orch.diff(TINY, orch.load(TINY, ["resources.pods=4"]))),
+        (("explain", TINY, "--mfu", "0.5"), lambda: orch.explain(TINY, mfu=0.5)),
+        (("plan", "specs/studies/tiny_weak.yaml"),
+         lambda: orch.study("specs/studies/tiny_weak.yaml")),
+    ],
+)  # fmt: skip
+def test_commands_print_what_the_api_returns(command, value, orch) -> None:  # type: ignore[no-untyped-def]
+    done = orch(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(codec.to_json(value()))
+
+
+def test_runs_are_looked_at_and_removed(orch: RunOrch, tmp_path: Path) -> None:
+    """As the commands do; a run that is driven stays."""
+    writer = claimed_run(tmp_path, key="it")
+    at = ("--storage", str(tmp_path))
+    [listed] = json.loads(orch("runs", *at, "--json").stdout)
+    [run] = api.runs(tmp_path)
+    assert (listed["run"], listed["state"]) == (run.run, run.state)
+    [result] = api.cancel("it", tmp_path)
+    assert isinstance(result.after, Run)
+    with pytest.raises(RunIsLive):
+        api.remove("it", tmp_path)
+    writer.end_run("failed")
+    with pytest.raises(NotConfirmed):
+        api.remove("it", tmp_path, confirm=lambda doomed: not isinstance(doomed, Run))
+    api.remove("it", tmp_path)
+    assert api.runs(tmp_path) == []
+
+
+def test_nothing_that_takes_chips_runs_unconfirmed(tmp_path: Path) -> None:
+    """Without `confirm` no cluster is contacted."""
+    with pytest.raises(SpecError, match="needs --yes where nobody can be asked"):
+        api.submit(TINY, [f"run.storage={tmp_path}"], address="127.0.0.1:1", prove=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overrides_change_a_file_alone() -> None:
+    with pytest.raises(TypeError):
+        api.plan(api.load(TINY), ["resources.pods=4"])
