@@ -208,7 +208,7 @@ def test_trials_of_a_study_follow_each_other(four: Standing, tmp_path: Path) -> 
     _, _, *words = four.submit(storage, *V5P)
     endless = four.orch("submit", str(path), *words, "--yes")
     assert (endless.returncode, "needs --steps" in endless.stderr) == (2, True)
-    unsubmit = four.orch("submit", str(path), *words, "--steps", "3")
+    unattended = four.orch("submit", str(path), *words, "--steps", "3")
     assert (unattended.returncode, "needs --yes" in unattended.stderr) == (2, True)
     dry = four.orch("submit", str(path), *words, "--steps", "3", "--dry-run")
     assert dry.returncode == 0, dry.stderr
