@@ -45,7 +45,7 @@ class UnknownRun(UnknownName):
 
     def __init__(self, kind: str, name: object, known: list[str], folder: object) -> None:
         super().__init__(kind, name, known)
-        runs = f"known: {', '.join(known)}" if known else "the folder is empty"
+        runs = f"known: {', '.join(known)}" if known else "there are no runs yet"
         next_step = "" if known else "\nNext: orch submit SPEC"
         self.args = (f"no {kind} in {folder} begins with {name!r}; {runs}{next_step}",)
 

@@ -25,7 +25,7 @@ def test_a_run_is_found_by_key_prefix_or_path(tmp_path: Path) -> None:
     with pytest.raises(UnknownName) as caught:
         journal.find_run(elsewhere, "beta-1")
     assert str(caught.value) == (
-        f"no run in {elsewhere} begins with 'beta-1'; the folder is empty\nNext: orch submit SPEC"
+        f"no run in {elsewhere} begins with 'beta-1'; there are no runs yet\nNext: orch submit SPEC"
     )
 
 

@@ -1,1 +1,5 @@
-"""stations to text for people. Decides nothing, computes nothing but layout."""
+"""Text for terminals and HTML pages for browsers, from values. Decides nothing.
+
+Each `*_screen` module shows one kind of value; `layout` and `formatting` serve all of them, `page`
+has the HTML pages. The package imports types and arithmetic, and no click, JAX, Ray or MLflow.
+"""

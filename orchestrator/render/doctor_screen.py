@@ -31,7 +31,4 @@ def verdict(report: HealthReport) -> list[Part]:
     if not has_extras:
         abilities, command = "plan", "orch init my-run.yaml"
     with_limits = f", with {counted(limits, 'limit')}" if limits else ""
-    return [
-        f"Doctor: this machine can {abilities}{with_limits}.",
-        *next_step(command),
-    ]
+    return [f"Doctor: this machine can {abilities}{with_limits}.", *next_step(command)]

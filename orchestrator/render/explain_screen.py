@@ -93,10 +93,7 @@ def derivation(line: Derivation) -> list[Part]:
     formula = f"{line.symbol} = {written(line.computed.formula)}"
     value = f"{put_in(line.computed)} {result(with_its_unit(line.computed.value, line.unit))}"
     cited = "".join(f" {cite(source)}" for source in line.sources)
-    return [
-        text(f"  {line.name:{NAMES - 2}}", formula),
-        text(" " * NAMES + "= ", value + cited),
-    ]
+    return [text(f"  {line.name:{NAMES - 2}}", formula), text(" " * NAMES + "= ", value + cited)]
 
 
 def result(value: str) -> str:

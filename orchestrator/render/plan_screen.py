@@ -248,10 +248,7 @@ def runners_up_table(plans: Sequence[Plan]) -> list[Part]:
     head = ("mesh", "batch", "micro", "remat", "memory", *columns, "loss", "bound")
     rows = [head, *(runner_up(plan, first, known=known) for plan in plans)]
     title = f"the plan and {counted(len(plans) - 1, 'runner')}-up (data.fsdp.sequence.tensor)"
-    return [
-        title,
-        *indent([Table(rows=rows, columns="<>><>>>><"), LOSS_RULE]),
-    ]
+    return [title, *indent([Table(rows=rows, columns="<>><>>>><"), LOSS_RULE])]
 
 
 def runner_up(plan: Plan, first: Plan, *, known: bool) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ PARTS = {
 }
 NOT_COMPARED: dict[NotCompared, str] = {
     "cpu_rehearsal": "a rehearsal measures this machine's CPU and its forecast is for chips, so"
-    " they are not compared",
+    " they are not compared"
 }
 CAUSES: dict[Badput, str] = {
     "tpu_initialization": "starting slices and processes",

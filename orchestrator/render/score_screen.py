@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 
 from orchestrator.render.formatting import counted, percent, seconds, signed_percent, span
-from orchestrator.render.layout import Part, Screen, Table, Title, indent, next_step, screen
+from orchestrator.render.layout import (
+    Part,
+    Screen,
+    Table,
+    Title,
+    indent,
+    labelled,
+    next_step,
+    screen,
+)
 from orchestrator.types.score import Retention, Score, ScoredRow, Summary
 
 
@@ -16,7 +25,7 @@ def score_screen(score: Score, next_command: str) -> Screen:
         indent(outliers(score)),
         indent(totals(summary)),
         indent(retention(score)),
-        indent(f"left out: {one.id}: {one.reason}" for one in score.left_out),
+        indent(labelled("left out:", f"{one.id}: {one.reason}") for one in score.left_out),
         [verdict(summary), *next_step(next_command)],
     )
 

@@ -49,9 +49,7 @@ def step_time(plan: Plan, report: Report | None = None) -> BarChart:
         name="measured", kind="measured", value=step_s.median, low=step_s.low, high=step_s.high
     )
     return BarChart(
-        bars=[*forecast, measured_bar(measured)],
-        show=seconds,
-        marks=[*forecast_marks(plan), mark],
+        bars=[*forecast, measured_bar(measured)], show=seconds, marks=[*forecast_marks(plan), mark]
     )
 
 

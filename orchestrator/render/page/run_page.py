@@ -131,12 +131,6 @@ def attempt_rows(run: Run) -> list[Row]:
 
 def ledger_rows(plan: Plan) -> list[Row]:
     return [
-        (
-            line.name,
-            resource(line.resource or ""),
-            line.formula,
-            amount(line),
-            seconds(line.value),
-        )
+        (line.name, resource(line.resource or ""), line.formula, amount(line), seconds(line.value))
         for line in plan.forecast.time
     ]

@@ -16,12 +16,7 @@ from orchestrator.render.page.drawings import (
 )
 from orchestrator.render.page.run_charts import expected_bars, resource_bars
 from orchestrator.render.page.templates import filled
-from orchestrator.render.study_report_screen import (
-    gap_explanation,
-    notes,
-    study_verdict,
-    trial_row,
-)
+from orchestrator.render.study_report_screen import gap_explanation, notes, study_verdict, trial_row
 from orchestrator.render.study_screen import SCALINGS, key_title
 from orchestrator.types.plan import Plan
 from orchestrator.types.study import PlannedTrial, StudyReport, TrialReport
