@@ -187,7 +187,7 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     """Gradients over all devices that hold the parameter: first inside a slice where it is
     repeated, then over its replicas. These scatter over `data`, reduce over `pods`, gather back.
     """
-    wire, data = layout.gradient_bytes, layout.mesh["data"]
+    wire, data = layout.gradient_bytes, layout.devices_along(GROUPS["data"])
     parcels = gradient_parcels(layout)
     whole = tuple(Part(one.bytes * wire, one.calls, one.together) for one in parcels)
     shares = tuple(Part(one.bytes / data, one.calls, one.together) for one in whole)
@@ -248,7 +248,11 @@ def gradient_parcels(layout: Layout) -> list[Part]:
     The weights of a layer are one parcel over `data` where each layer is reduced on its own;
     elsewhere each is one, and none waits for another.
     """
-    network, data, ways = layout.network, layout.mesh["data"], layout.ways(GATHERED)
+    network, data, ways = (
+        layout.network,
+        layout.devices_along(GROUPS["data"]),
+        layout.ways(GATHERED),
+    )
     layers, times = reduced_at_a_time(layout)
     joined = per_layer(layout) & (data > 1)
     weights = [layout.elements(one.weight) / ways for one in network.block.matmuls]
