@@ -116,8 +116,8 @@ def test_a_cancelled_rehearsal_goes_on_with_fewer_pods(
     more = ("--pods", "1", "--json")
     resumed = orch_process("resume", str(recorded.path), *more, timeout_s=LIMIT_S)
     assert resumed.returncode == 0, resumed.stderr
-    told = json.loads(resumed.stdout)
-    assert (told["state"], told["steps_done"]) == ("succeeded", 14)
+    status = json.loads(resumed.stdout)
+    assert (status["state"], status["steps_done"]) == ("succeeded", 14)
     first, second = recorded.run().attempts
     assert (first.pods, second.pods, second.restored_steps) == (2, 1, done)
     losses = [timed.step.loss for timed in recorded.steps(recorded.run())]
@@ -146,8 +146,8 @@ def test_a_killed_orch_takes_its_cluster_with_it(tmp_path: Path, and_its_supervi
 
 def test_a_private_cluster_is_private() -> None:
     """Loopback alone; without the token, which nobody else can read, counters alone; then gone."""
-    asked = spec_of(TINY, chip="v5e", topology="1x1", pods=1, sequences=8, length=64)
-    with private_cluster(emulated_hosts(make_plan(asked)), 1, "sleep 600") as cluster:
+    spec = spec_of(TINY, chip="v5e", topology="1x1", pods=1, sequences=8, length=64)
+    with private_cluster(emulated_hosts(make_plan(spec)), 1, "sleep 600") as cluster:
         eventually(lambda: is_running(cluster), LIMIT_S)
         supervisor, mark = cluster.supervisor.pid, cluster.mark
         eventually(lambda: descendants(supervisor) <= set(process_tree.marked(mark)), LIMIT_S)
@@ -168,8 +168,8 @@ def test_a_private_cluster_is_private() -> None:
 @contextmanager
 def submitted(storage: Path, steps: int) -> Iterator[subprocess.Popen[bytes]]:
     """A rehearsal that was just submitted."""
-    asked = [TINY_TWO_PODS, "--no-prove", "--steps", str(steps)]
-    command = [str(ORCH), "submit", *asked, "--set", f"run.storage={storage}"]
+    options = [TINY_TWO_PODS, "--no-prove", "--steps", str(steps)]
+    command = [str(ORCH), "submit", *options, "--set", f"run.storage={storage}"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         try:
             yield process
@@ -194,9 +194,9 @@ def folder_of(process: subprocess.Popen[bytes]) -> Path:
 
 
 def is_running(cluster: PrivateCluster) -> bool:
-    told = cluster.next_event(0.1)
-    assert told is None or told.error is None, told
-    return told is not None and told.job == "RUNNING"
+    event = cluster.next_event(0.1)
+    assert event is None or event.error is None, event
+    return event is not None and event.job == "RUNNING"
 
 
 def answer_of(port: int) -> str | None:

@@ -24,6 +24,7 @@ from orchestrator.types.spec import CheckpointOptions, DataSource, Optimizer
 from tests import toy
 from tests.conftest import HoldGolden
 from tests.trainer_plans import plan_of
+from tests.trainer_steps import QUICK_COMPILE
 from trainers import llama
 from trainers.contract import Program, build
 from trainers.data import pack
@@ -266,7 +267,7 @@ def assignment_of(folder: Path, steps: int, emit: Callable[[Step], None]) -> Ass
 @pytest.mark.parametrize("name", names())
 def test_every_trainer_is_trained_and_continued(name: str, tmp_path: Path) -> None:
     """Found by its name, on all devices; its whole state is saved and restored."""
-    plan = plan_of(data=4, fsdp=4, trainer=name)
+    plan = plan_of(data=4, fsdp=4, trainer=name, compiler_options=QUICK_COMPILE)
     emitted: list[Step] = []
     for steps in (2, 4):
         outcome = train(plan, assignment_of(tmp_path, steps, emitted.append))

@@ -128,7 +128,7 @@ def test_a_lost_host_is_no_failure(tmp_path: Path) -> None:
         )
 
 
-def test_what_ray_says_is_told_where_no_rank_says_more(tmp_path: Path) -> None:
+def test_the_backends_error_counts_where_no_rank_has_one(tmp_path: Path) -> None:
     """No process had come up."""
     with watched(tmp_path, ScriptedAttempt(AttemptEvent(ended=True, error="no controller"))) as (
         _,
@@ -185,7 +185,7 @@ def test_a_stop_at_once_waits_for_nothing(tmp_path: Path) -> None:
         (0, True, "interrupted (Ctrl-C), before its first step"),
     ],
 )
-def test_a_stopped_run_says_how_it_was_asked_and_what_is_kept(
+def test_a_stopped_run_notes_who_stopped_it_and_what_is_saved(
     tmp_path: Path, steps: int, at_once: bool, why: str
 ) -> None:
     """A checkpoint of the last step is kept where its ranks were let end by themselves."""

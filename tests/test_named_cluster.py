@@ -64,11 +64,11 @@ def address_of(cluster: PrivateCluster) -> str:
     """Where it takes jobs, once it does."""
     address = ""
     while True:
-        told = cluster.next_event(LIMIT_S)
-        assert told, "the cluster does not come up"
-        assert told.error is None, told.error
-        address = told.address or address
-        if told.job == "RUNNING":
+        event = cluster.next_event(LIMIT_S)
+        assert event, "the cluster does not come up"
+        assert event.error is None, event.error
+        address = event.address or address
+        if event.job == "RUNNING":
             return address
 
 
@@ -153,18 +153,18 @@ def test_runs_outlive_their_terminals_and_take_slices_in_turn(
     assert other.attempts[0].started_at_s > one.ended_at_s - 10
     assert (Path(one.journal) / "documents" / "code.zip").is_file()
     token = (four.folder / "token").read_text()
-    told = [*files_below(tmp_path), *files_below(four.folder / "ray")]
-    assert len(told) > 20
-    assert [path for path in told if holds(path, CANARY) or holds(path, token)] == []
+    files = [*files_below(tmp_path), *files_below(four.folder / "ray")]
+    assert len(files) > 20
+    assert [path for path in files if holds(path, CANARY) or holds(path, token)] == []
 
 
 @pytest.mark.chaos
 def test_a_cancelled_run_goes_on_with_fewer_pods(four: Standing, tmp_path: Path) -> None:
     """Resumed on the cluster that its journal names, in the code that it was submitted with."""
-    asked = four.submit(tmp_path, *THREE, "--yes", "--detach", "--steps", "3000", "--key", "it")
-    assert four.orch(*asked).returncode == 0
+    submit = four.submit(tmp_path, *THREE, "--yes", "--detach", "--steps", "3000", "--key", "it")
+    assert four.orch(*submit).returncode == 0
     eventually(lambda: only_run(tmp_path).steps_done > 3, LIMIT_S)
-    again = four.orch(*asked)
+    again = four.orch(*submit)
     assert (again.returncode, "run it is there already" in again.stdout) == (0, True), again.stderr
     assert four.orch("cancel", str(tmp_path / "it")).returncode == 0
     eventually(lambda: only_run(tmp_path).ended_at_s, LIMIT_S)
@@ -200,16 +200,16 @@ study:
 
 @pytest.mark.chaos
 def test_trials_of_a_study_follow_each_other(four: Standing, tmp_path: Path) -> None:
-    """Looked at first: what all of it takes is said, and nothing begins. Then each trial is a real
-    run, one after another; asked again, nothing is left to do. A study of no length is refused.
+    """First the cost of all trials is shown, and nothing starts. Then each trial is a real run, one
+    after another. Submitted again, nothing is left to do. A study without a length is refused.
     """
     path, storage = tmp_path / "two.yaml", tmp_path / "runs"
     path.write_text(STUDY)
     _, _, *words = four.submit(storage, *V5P)
     endless = four.orch("submit", str(path), *words, "--yes")
     assert (endless.returncode, "needs --steps" in endless.stderr) == (2, True)
-    unasked = four.orch("submit", str(path), *words, "--steps", "3")
-    assert (unasked.returncode, "needs --yes" in unasked.stderr) == (2, True)
+    unattended = four.orch("submit", str(path), *words, "--steps", "3")
+    assert (unattended.returncode, "needs --yes" in unattended.stderr) == (2, True)
     dry = four.orch("submit", str(path), *words, "--steps", "3", "--dry-run")
     assert dry.returncode == 0, dry.stderr
     assert "8 v5p chips at most, 2 runs, 6 steps, " in dry.stdout

@@ -9,12 +9,10 @@ import click
 from orchestrator.cli import look, machine, plan, run
 from orchestrator.cli.terminal import as_typed, is_live
 from orchestrator.errors import Interrupted, OrchError
-from orchestrator.lifecycle.progress import ActInterrupted
+from orchestrator.lifecycle.interrupts import ActInterrupted
 from orchestrator.render.layout import fit
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
-
-
 GROUPS = {
     "Plan": ("init", "schema", "plan", "explain", "prove", "score"),
     "Run": ("submit", "runs", "status", "logs", "cancel", "resume", "rm"),
@@ -47,10 +45,7 @@ class Grouped(click.Group):
 def orch() -> None:
     """Plan, prove, run and measure JAX training on TPU pods, from one YAML spec.
 
-    \b
-    Example:
-      orch init my-run.yaml
-      orch plan my-run.yaml
+    Example: orch init my-run.yaml && orch plan my-run.yaml
     """
 
 

@@ -6,12 +6,15 @@ and a count has one now and then.
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli.terminal import is_live, say
 from orchestrator.render.status_line import StatusLine
-from orchestrator.types.events import Count, LeftRunning, Problem, Stage, TaskEnded
+
+if TYPE_CHECKING:
+    from orchestrator.types.events import Count
 
 COUNT_EVERY_S = 2.0
 
@@ -27,6 +30,8 @@ class Display:
         self.left, self.stage, self.counted_at_s = False, "", time.monotonic()
 
     def __call__(self, event: object) -> None:
+        from orchestrator.types.events import Count, LeftRunning, Problem, Stage, TaskEnded
+
         match event:
             case Stage():
                 self.status.update(self.text.stage(event))
@@ -52,7 +57,7 @@ class Display:
             click.echo(text, err=True)
         self.stage = text
 
-    def say_count(self, event: Count) -> None:
+    def say_count(self, event: "Count") -> None:
         if not self.status.live and time.monotonic() - self.counted_at_s >= COUNT_EVERY_S:
             click.echo(self.text.count(event), err=True)
             self.counted_at_s = time.monotonic()

@@ -7,9 +7,8 @@ import click
 import orchestrator as orch
 from orchestrator.cli.display import Display
 from orchestrator.cli.terminal import JSON, RUN, RUN_HELP, STORAGE, say, show
-from orchestrator.lifecycle.progress import interruptible
+from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.next_commands import run_command, storage_command
-from orchestrator.types.events import RunUpdate
 from orchestrator.types.study import StudyReport, StudyStatus
 
 
@@ -94,6 +93,8 @@ def logs(
 
 
 def show_end(event: object) -> None:
+    from orchestrator.types.events import RunUpdate
+
     if isinstance(event, RunUpdate):
         click.echo(f"{event.run.run}: {event.run.state}", err=True)
 

@@ -7,7 +7,7 @@ import click
 import orchestrator as orch
 from orchestrator.cli.display import Display
 from orchestrator.cli.terminal import JSON, STORAGE, show
-from orchestrator.lifecycle.progress import interruptible
+from orchestrator.lifecycle.interrupts import interruptible
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -8,7 +8,7 @@ import click
 import orchestrator as orch
 from orchestrator.cli.display import Display
 from orchestrator.cli.terminal import JSON, SET, SPEC, say, show
-from orchestrator.lifecycle.progress import interruptible
+from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.next_commands import spec_command
 
 if TYPE_CHECKING:

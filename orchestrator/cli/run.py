@@ -22,7 +22,7 @@ from orchestrator.cli.terminal import (
     aside,
     say,
     show,
-)  # fmt: skip
+)
 from orchestrator.errors import SpecError
 from orchestrator.render.next_commands import run_command, spec_command
 from orchestrator.types.run import LIVE, Run
@@ -192,9 +192,7 @@ def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **ho
     its cluster, or on the one named now, in the code that it was submitted with. Questions and exit
     status are those of `orch submit`.
 
-    \b
-    Example:
-      orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3 --address http://10.0.0.2:8265
+    Example: orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3
     """
     display, confirm = Display(detach=detach), confirmation(yes=yes)
     with aside(as_json):

@@ -1,6 +1,7 @@
 """Where the realizable plan differs from the derivation, and why."""
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times
 from orchestrator.explain.formatting import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.explain.inputs import axes_of
-from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
+from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
 from orchestrator.plan import torus as links
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.infeasible_text import effect_text, factored, reason_text
@@ -189,7 +190,7 @@ def memory(plan: Plan, numbers: dict[str, float]) -> Difference:
 
 def split_ways(plan: Plan) -> int:
     """Parts that parameters and optimizer state are split into; `data` has copies."""
-    return plan.mesh["fsdp"] * plan.mesh["sequence"] * plan.mesh["tensor"]
+    return prod(plan.mesh[axis] for axis in PARAMETER_AXES)
 
 
 def remat(plan: Plan) -> Difference:

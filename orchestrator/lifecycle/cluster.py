@@ -11,7 +11,8 @@ from orchestrator import journal, tracking
 from orchestrator.errors import OrchError
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, RunNeeds, find_backend
 from orchestrator.launch.provenance import ARCHIVE
-from orchestrator.lifecycle.progress import Progress, interruptible
+from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.render.launch_screen import cluster_problems
 from orchestrator.render.next_commands import run_command

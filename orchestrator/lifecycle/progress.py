@@ -1,10 +1,10 @@
-"""Report the progress of an act to whoever watches, and say what an interrupt ended."""
+"""Report the progress of an act to whoever watches."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from orchestrator.errors import Interrupted
+from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.types.events import Stage, TaskEnded
 
 Progress: TypeAlias = Callable[[object], None]  # called with each event of types/events.py
@@ -12,27 +12,6 @@ Progress: TypeAlias = Callable[[object], None]  # called with each event of type
 
 def silent(_: object) -> None:
     """The progress that nobody watches."""
-
-
-class ActInterrupted(Interrupted):
-    """Ctrl-C ended an act. `next_command` continues it; empty for the same command again."""
-
-    def __init__(
-        self, doing: str, left: str = "nothing is left running", next_command: str = ""
-    ) -> None:
-        super().__init__(f"interrupted while {doing}; {left}")
-        self.next_command = next_command
-
-
-@contextmanager
-def interruptible(
-    doing: str, left: str = "nothing is left running", next_command: str = ""
-) -> Iterator[None]:
-    """Turn Ctrl-C into an error that says what it ended and what is left of it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise ActInterrupted(doing, left, next_command) from None
 
 
 @contextmanager

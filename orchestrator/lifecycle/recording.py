@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator import journal, tracking
-from orchestrator.lifecycle.progress import Progress, interruptible
+from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.lifecycle.progress import Progress
 from orchestrator.render.next_commands import run_command
 from orchestrator.tracking.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S, Recorder
 from orchestrator.types.events import Count, Stage, TaskEnded, Tracked

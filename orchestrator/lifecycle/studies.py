@@ -12,7 +12,8 @@ from orchestrator.launch import provenance
 from orchestrator.launch.backend import ClusterClient
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
-from orchestrator.lifecycle.progress import Progress, interruptible, silent, task
+from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.lifecycle.progress import Progress, silent, task
 from orchestrator.lifecycle.requests import (
     NamedCluster,
     Proposal,

@@ -9,7 +9,8 @@ from orchestrator.errors import OrchError, SpecError
 from orchestrator.launch.provenance import archive
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
-from orchestrator.lifecycle.progress import Progress, interruptible
+from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.proving import prove_plan
 from orchestrator.lifecycle.requests import (
     NamedCluster,

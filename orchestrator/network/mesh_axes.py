@@ -3,7 +3,10 @@
 A new mesh axis is an entry in MESH_AXES, its place in LOGICAL_AXES, and its own collectives.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 from orchestrator.types.plan import LineKind, Link
 
@@ -74,3 +77,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "tensor": LOGICAL_AXES["heads"],
     "replicas": PARAMETER_AXES,
 }
+
+
+def ways(mesh: Mapping[str, Any], logical_axis: str) -> Any:
+    """Parts that a mesh splits a logical axis into; an axis that the mesh lacks has one device."""
+    return prod(mesh[axis] for axis in LOGICAL_AXES[logical_axis] if axis in mesh)

@@ -6,13 +6,12 @@ filters arrays with them, and the explanation of a refusal reads the same rules.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.network.decoder import MODEL_KEYS
-from orchestrator.network.mesh_axes import COPIED, ICI_AXES, LOGICAL_AXES
+from orchestrator.network.mesh_axes import COPIED, ICI_AXES, LOGICAL_AXES, ways
 from orchestrator.plan.torus import Ints, Torus, factorizations
 from orchestrator.types.spec import Batch, MeshRequest, Model
 
@@ -36,8 +35,7 @@ class Rule:
 
 def split(sizes: Sizes, logical_axis: str) -> Ints:
     """Parts of a logical axis inside a pod."""
-    axes = LOGICAL_AXES[logical_axis]
-    return np.asarray(prod(sizes[axis] for axis in axes if axis in sizes))
+    return np.asarray(ways(sizes, logical_axis))
 
 
 def model_rules(model: Model, length: int) -> list[Rule]:
@@ -48,7 +46,7 @@ def model_rules(model: Model, length: int) -> list[Rule]:
 
 def dimension_rule(axis: str, total: int) -> Rule:
     """A dimension divides evenly; copied heads may also be fewer than the devices."""
-    name, ways = MODEL_KEYS[axis], " x ".join(LOGICAL_AXES[axis])
+    name, axes = MODEL_KEYS[axis], " x ".join(LOGICAL_AXES[axis])
 
     def divides(sizes: Sizes) -> Bools:
         return np.asarray(total % split(sizes, axis) == 0)
@@ -58,8 +56,8 @@ def dimension_rule(axis: str, total: int) -> Rule:
 
     if axis == COPIED:
         # 3 does not suit 8 heads, nor does it divide them, but its multiple 24 is copied evenly.
-        return Rule(name, total, f"{ways} (or divides it)", divides_or_copies, inherited=False)
-    return Rule(name, total, ways, divides)
+        return Rule(name, total, f"{axes} (or divides it)", divides_or_copies, inherited=False)
+    return Rule(name, total, axes, divides)
 
 
 def length_rule(length: int) -> Rule:
@@ -69,8 +67,8 @@ def length_rule(length: int) -> Rule:
         halves = 1 + (split(sizes, "length") > 1)
         return np.asarray(length % (split(sizes, "residual_length") * halves) == 0)
 
-    ways = " x ".join(LOGICAL_AXES["residual_length"])
-    return Rule("length", length, f"{ways}, in two halves for zigzag", divides)
+    axes = " x ".join(LOGICAL_AXES["residual_length"])
+    return Rule("length", length, f"{axes}, in two halves for zigzag", divides)
 
 
 def realizable(rules: list[Rule], sizes: Sizes) -> Bools:

@@ -15,7 +15,7 @@ import numpy as np
 from orchestrator.catalog.chip import Chip
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Dimension, Matmul, Network, Tensor, Weight
-from orchestrator.network.mesh_axes import COPIED, GATHERED, LOGICAL_AXES
+from orchestrator.network.mesh_axes import COPIED, GATHERED, LOGICAL_AXES, ways
 from orchestrator.network.rematerialization import Policy
 from orchestrator.plan.torus import Links
 from orchestrator.types.spec import Model, Precision
@@ -61,7 +61,7 @@ class Layout:
 
     def ways(self, logical_axis: str) -> Number:
         """Parts that the mesh splits a logical axis into."""
-        return self.devices_along(LOGICAL_AXES[logical_axis])
+        return ways(self.mesh, logical_axis)
 
     @property
     def devices(self) -> Number:

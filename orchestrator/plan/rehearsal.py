@@ -11,7 +11,7 @@ from math import ceil, lcm, prod
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.errors import SpecError
-from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.network.mesh_axes import ICI_AXES, ways
 from orchestrator.network.rematerialization import policy
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
@@ -128,22 +128,22 @@ def _model(plan: Plan, mesh: dict[str, int]) -> Model:
     same = {name: getattr(full, name) for name in Model.__dataclass_fields__}
     if _is_small(plan):
         return Model(**same)
-    group, tensor = full.heads // full.kv_heads, mesh["tensor"]
+    group, tensor = full.heads // full.kv_heads, ways(mesh, "heads")
     kv_heads = max(1, round(D_MODEL * full.kv_heads / full.heads / HEAD_DIM))
     while (kv_heads * group) % tensor or (kv_heads % tensor and tensor % kv_heads):
         kv_heads += 1
     heads = kv_heads * group
     width = full.d_model / (full.heads * full.head_dim)
-    d_model = _multiple(heads * HEAD_DIM * width, lcm(mesh["fsdp"] * mesh["sequence"], 16))
+    d_model = _multiple(heads * HEAD_DIM * width, lcm(ways(mesh, "embed"), 16))
     scale = d_model / full.d_model
     shrunk = {
         "layers": min(full.layers, LAYERS),
         "d_model": d_model,
-        "d_ff": _multiple(full.d_ff * scale, lcm(tensor, 16)),
+        "d_ff": _multiple(full.d_ff * scale, lcm(ways(mesh, "ff"), 16)),
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": HEAD_DIM,
-        "vocab": _multiple(full.vocab * scale, lcm(tensor, 64)),
+        "vocab": _multiple(full.vocab * scale, lcm(ways(mesh, "vocab"), 64)),
         "name": f"{full.name} rehearsed",
     }
     return Model(**(same | shrunk))
@@ -160,12 +160,12 @@ def _multiple(value: float, of: int) -> int:
 
 
 def _batch(plan: Plan, pods: int, mesh: dict[str, int]) -> Batch:
-    replicas = pods * mesh["data"] * mesh["fsdp"]
+    replicas = pods * ways(mesh, "batch")
     if _is_small(plan):
         each = plan.batch.sequences_per_replica
         return Batch(sequences=replicas * each, length=plan.batch.length)
     each = min(plan.batch.sequences_per_replica, SEQUENCES_PER_REPLICA)
-    zigzag = mesh["sequence"] * mesh["tensor"] * 2
+    zigzag = ways(mesh, "residual_length") * 2
     length = min(plan.batch.length, LENGTH)
     length = max(length - length % zigzag, zigzag)
     return Batch(sequences=replicas * each, length=length)

@@ -92,4 +92,4 @@ def _check_text(place: str, check: str, message: str) -> str:
 
 
 def _first_line(failure: CompileFailure) -> str:
-    return next(iter(failure.message.strip().splitlines()), "it said nothing")
+    return next(iter(failure.message.strip().splitlines()), "no message")
