@@ -1,27 +1,31 @@
-"""What every test stands on: a known environment, the `orch` command, golden texts."""
+"""For all tests: a known environment, the `orch` command, golden texts, the order of files."""
 
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from orchestrator.cli import main
+
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 
-# What a person's shell may hold for real clusters and servers, and no test may reach.
+# A person's shell may name real clusters and servers. No test may reach them.
 for name in list(os.environ):
     if name.startswith(("MEGASCALE_", "MLFLOW_", "ORCH_", "RAY_", "TPU_")):
         del os.environ[name]
 
-# Sixteen emulated devices: the most that a test's mesh needs. Read once, when jax is imported.
+# The largest mesh of a test has sixteen emulated devices. JAX reads this once, when it is imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
 
-# Other work on the machine is no reason to fail.
+# A busy machine does not fail a test.
 settings.register_profile("orch", deadline=None, print_blob=True)
 settings.load_profile("orch")
 
@@ -35,23 +39,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--refresh-golden",
         action="store_true",
-        help="rewrite tests/golden/ with what the program says now; review the diff",
+        help="rewrite tests/golden/ with the current output; review the diff",
     )
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep out the proofs that a person has in their cache: plans would show them."""
+    """Use an empty cache: plans show the proofs that a person's cache holds."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
-def orch() -> RunOrch:
-    """Run the installed `orch` command from the project's root; its output comes back as text."""
+def orch(monkeypatch: pytest.MonkeyPatch) -> RunOrch:
+    """Run an `orch` command in this process, from the project's root by default."""
 
-    def run(
-        *arguments: str, cwd: Path = ROOT, timeout_s: float = 60
-    ) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, cwd: Path = ROOT) -> Finished:
+        command = ["orch", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", command)
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        status = 0
+        with chdir(cwd), redirect_stdout(output), redirect_stderr(errors):
+            try:
+                main()
+            except SystemExit as ending:
+                status = int(ending.code or 0)
+        return Finished(command, status, written(output), written(errors))
+
+    return run
+
+
+def written(stream: io.TextIOWrapper) -> str:
+    """The text in a stream over memory."""
+    stream.seek(0)
+    return stream.read()
+
+
+@pytest.fixture
+def orch_process() -> RunOrch:
+    """Run the installed `orch` command in a process of its own, for commands that start others."""
+
+    def run(*arguments: str, cwd: Path = ROOT, timeout_s: float = 60) -> Finished:
         return subprocess.run(
             [Path(sys.executable).with_name("orch"), *arguments],
             cwd=cwd,
@@ -67,7 +95,7 @@ def orch() -> RunOrch:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> HoldGolden:
-    """Hold a text against tests/golden/NAME, or rewrite that file under --refresh-golden."""
+    """Compare a text with tests/golden/NAME; --refresh-golden rewrites that file."""
 
     def hold(name: str, text: str) -> None:
         path = GOLDEN / name

@@ -33,10 +33,14 @@ LIMIT_S = 300  # on a machine that does other work too
 LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
-def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(orch: RunOrch, tmp_path: Path) -> None:
+def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(
+    orch_process: RunOrch, tmp_path: Path
+) -> None:
     """Two pods in two processes do every step; the journal tells it, and says a rehearsal."""
     stored = ("--set", f"run.storage={tmp_path}")
-    done = orch("submit", TINY_TWO_PODS, "--no-prove", "--steps", "6", *stored, timeout_s=LIMIT_S)
+    done = orch_process(
+        "submit", TINY_TWO_PODS, "--no-prove", "--steps", "6", *stored, timeout_s=LIMIT_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rehearsal" in done.stdout.splitlines()[0]
     assert "6 of 6 steps" in done.stdout
@@ -59,7 +63,7 @@ def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(orch: RunOrch, tmp_path:
     tracked = (run.tracking.run_id, "FINISHED")
     assert rows(tmp_path, "SELECT run_uuid, status FROM runs") == [tracked]
     assert [at for at, _ in points(tmp_path, "perf/mfu")] == list(range(1, 6))
-    status = orch("status", path.name, "--storage", str(tmp_path))
+    status = orch_process("status", path.name, "--storage", str(tmp_path))
     assert "succeeded, a rehearsal" in status.stdout
 
 
@@ -96,19 +100,21 @@ def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_a_cancelled_rehearsal_goes_on_with_fewer_pods(orch: RunOrch, tmp_path: Path) -> None:
+def test_a_cancelled_rehearsal_goes_on_with_fewer_pods(
+    orch_process: RunOrch, tmp_path: Path
+) -> None:
     """`orch cancel` stops it after a checkpoint; `orch resume --pods 1` does the steps left, and
     prints nothing but JSON.
     """
     with submitted(tmp_path, steps=14) as process:
         eventually(lambda: steps_done(tmp_path) > 2, LIMIT_S)
         [recorded] = journal.list_journals(tmp_path)
-        assert orch("cancel", str(recorded.path)).returncode == 0
+        assert orch_process("cancel", str(recorded.path)).returncode == 0
         assert process.wait(LIMIT_S) == 130
     done = recorded.run().steps_done
     assert 2 < done < 14
     more = ("--pods", "1", "--json")
-    resumed = orch("resume", str(recorded.path), *more, timeout_s=LIMIT_S)
+    resumed = orch_process("resume", str(recorded.path), *more, timeout_s=LIMIT_S)
     assert resumed.returncode == 0, resumed.stderr
     status = json.loads(resumed.stdout)
     assert (status["state"], status["steps_done"]) == ("succeeded", 14)

@@ -44,35 +44,37 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["mine.bigram", "mine.holder:trainer", "registered"])
-def test_a_plan_says_that_the_ledger_does_not_describe_it(name: str, orch: RunOrch) -> None:
+def test_a_plan_says_that_the_ledger_does_not_describe_it(name: str, orch_process: RunOrch) -> None:
     """Found by module, by attribute and by entry point; the screen warns."""
-    planned = orch("plan", SPEC, "--set", f"run.trainer={name}", "--json")
+    planned = orch_process("plan", SPEC, "--set", f"run.trainer={name}", "--json")
     plan = json.loads(planned.stdout)
     assert (plan["trainer"], plan["ledger_describes_trainer"]) == (name, False)
-    screen = orch("plan", SPEC, "--set", f"run.trainer={name}").stdout
+    screen = orch_process("plan", SPEC, "--set", f"run.trainer={name}").stdout
     assert "warning: the forecast describes the program of trainer llama" in screen
 
 
-def test_planning_does_not_import_it(package: Path, orch: RunOrch) -> None:
+def test_planning_does_not_import_it(package: Path, orch_process: RunOrch) -> None:
     """A trainer may need JAX or devices; a plan needs neither."""
     for file in package.glob("*.py"):
         file.write_text("raise RuntimeError('imported')\n")
-    assert orch("plan", SPEC, "--set", "run.trainer=mine.bigram").returncode == 0
+    assert orch_process("plan", SPEC, "--set", "run.trainer=mine.bigram").returncode == 0
 
 
 @pytest.mark.parametrize("name", ["nonsense", "mine", "mine.absent", "mine.bigram.deeper"])
-def test_an_unknown_trainer_is_refused(name: str, orch: RunOrch) -> None:
+def test_an_unknown_trainer_is_refused(name: str, orch_process: RunOrch) -> None:
     """Exit 2; the hint lists the trainers that have a name, installed ones too."""
-    done = orch("plan", SPEC, "--set", f"run.trainer={name}")
+    done = orch_process("plan", SPEC, "--set", f"run.trainer={name}")
     assert done.returncode == 2
     assert "run.trainer" in done.stderr
     assert "known: llama, mlp, registered" in done.stderr
 
 
-def test_the_built_in_ones_are_described_or_not(orch: RunOrch) -> None:
+def test_the_built_in_ones_are_described_or_not(orch_process: RunOrch) -> None:
     """The ledger describes the program of llama, and of no other trainer."""
     plans = {
-        name: json.loads(orch("plan", SPEC, "--set", f"run.trainer={name}", "--json").stdout)
+        name: json.loads(
+            orch_process("plan", SPEC, "--set", f"run.trainer={name}", "--json").stdout
+        )
         for name in ("llama", "mlp")
     }
     assert {name: plan["ledger_describes_trainer"] for name, plan in plans.items()} == {
@@ -108,9 +110,11 @@ def test_a_module_without_a_program_is_no_trainer(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(util.find_spec("libtpu") is None, reason="libtpu exists for Linux on x86-64")
-def test_it_is_proved(orch: RunOrch) -> None:
+def test_it_is_proved(orch_process: RunOrch) -> None:
     """Compiled as any trainer is; no figure of a forecast is compared with its own."""
-    proved = orch("prove", SPEC, "--set", "run.trainer=mine.bigram", "--json", timeout_s=300)
+    proved = orch_process(
+        "prove", SPEC, "--set", "run.trainer=mine.bigram", "--json", timeout_s=300
+    )
     proof = json.loads(proved.stdout)
     assert (proof["trainer"], proof["fits"], proof["agrees"]) == ("mine.bigram", True, None)
     assert proof["peak_hbm_bytes_per_device"] > 0

@@ -12,7 +12,7 @@ from orchestrator import spec as specs
 from orchestrator.calibrate.measure import accelerator_benchmarks
 from orchestrator.errors import SpecError
 from orchestrator.plan import calibrated, flops
-from orchestrator.plan.collectives import Message, messages
+from orchestrator.plan.messages import Message, messages
 from orchestrator.plan.plan_warnings import too_long
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse

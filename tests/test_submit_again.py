@@ -29,9 +29,9 @@ def stored(writer: journal.Writer) -> tuple[str, str]:
     return "--set", f"run.storage={writer.journal.path.parent}"
 
 
-def test_the_same_key_twice_is_one_run(orch: RunOrch, before: journal.Writer) -> None:
+def test_the_same_key_twice_is_one_run(orch_process: RunOrch, before: journal.Writer) -> None:
     """While it goes on the second submit says so, makes nothing and ends well."""
-    done = orch("submit", TINY, *KEY, *stored(before), "--json")
+    done = orch_process("submit", TINY, *KEY, *stored(before), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["run"] == "nightly"
     assert "run nightly is there already: submitted, 0 of 5 steps done" in done.stderr
@@ -39,18 +39,18 @@ def test_the_same_key_twice_is_one_run(orch: RunOrch, before: journal.Writer) ->
     assert len(journal.list_journals(before.journal.path.parent)) == 1
 
 
-def test_it_ends_as_the_run_has_ended(orch: RunOrch, before: journal.Writer) -> None:
+def test_it_ends_as_the_run_has_ended(orch_process: RunOrch, before: journal.Writer) -> None:
     """A script that submits again learns that the run has failed."""
     before.end_run("failed", reason("out of luck"))
-    done = orch("submit", TINY, *KEY, *stored(before))
+    done = orch_process("submit", TINY, *KEY, *stored(before))
     assert done.returncode == 1
     assert "run nightly is there already: failed" in done.stdout
 
 
-def test_a_key_is_of_one_plan(orch: RunOrch, before: journal.Writer) -> None:
+def test_a_key_is_of_one_plan(orch_process: RunOrch, before: journal.Writer) -> None:
     """Another plan under the same key is refused: it is not the run that is asked."""
     other = ("--set", "experiment.batch.sequences=64")
-    done = orch("submit", TINY, *KEY, *stored(before), *other)
+    done = orch_process("submit", TINY, *KEY, *stored(before), *other)
     assert done.returncode == 2
     assert "run nightly is there already, of another plan: take another --key" in done.stderr
 
@@ -65,10 +65,10 @@ def test_a_key_is_of_one_plan(orch: RunOrch, before: journal.Writer) -> None:
     ],
 )
 def test_what_has_no_key_or_no_run_is_refused(
-    orch: RunOrch, tmp_path: Path, options: tuple[str, ...], said: str
+    orch_process: RunOrch, tmp_path: Path, options: tuple[str, ...], said: str
 ) -> None:
     """Each in one sentence, before anything is made."""
-    done = orch("submit", *options, "--set", f"run.storage={tmp_path}")
+    done = orch_process("submit", *options, "--set", f"run.storage={tmp_path}")
     assert done.returncode == 2
     assert said in done.stderr
     assert journal.list_journals(tmp_path) == []

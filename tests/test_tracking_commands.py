@@ -23,17 +23,17 @@ from tests.records import begun, empty_database, points, rows, storage, trained,
 __all__ = ["empty_database", "storage"]
 
 
-def test_sync_records_what_is_named_or_all(orch: RunOrch, storage: Path) -> None:
+def test_sync_records_what_is_named_or_all(orch_process: RunOrch, storage: Path) -> None:
     """A run, or every run; as JSON; and again without a difference."""
     first, second = whole(storage, "first"), whole(storage, "second")
     at = ("--storage", str(storage))
-    done = orch("sync", "first", *at)
+    done = orch_process("sync", "first", *at)
     assert done.returncode == 0, done.stderr
     *_, said, following = done.stdout.splitlines()
     assert said == f"Sync: 1 run recorded in {storage}/mlflow.db (orch)."
     assert following == f"Next: orch ui --storage {storage}"
     assert rows(storage, "SELECT name FROM runs") == [("first",)]
-    told = json.loads(orch("sync", *at, "--json").stdout)
+    told = json.loads(orch_process("sync", *at, "--json").stdout)
     assert [one["run"] for one in told] == ["first", "second"]
     assert [one["recorded"]["steps"] for one in told] == [20, 20]
     assert [one["run_id"] for one in told] == [
@@ -42,17 +42,17 @@ def test_sync_records_what_is_named_or_all(orch: RunOrch, storage: Path) -> None
     assert len(points(storage, "learning/loss")) == 40
 
 
-def test_sync_says_what_it_could_not_do(orch: RunOrch, storage: Path) -> None:
+def test_sync_says_what_it_could_not_do(orch_process: RunOrch, storage: Path) -> None:
     """Nothing is lost, and the exit status tells."""
     whole(storage)
     (storage / "mlflow.db").write_text("this is no database")
-    done = orch("sync", "--storage", str(storage))
+    done = orch_process("sync", "--storage", str(storage))
     assert done.returncode == 1
     assert "warning: it: " in done.stdout
     assert "Sync: 1 of 1 runs not recorded. Nothing is lost" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
-    assert orch("sync", "nobody", "--storage", str(storage)).returncode == 2
-    assert "No runs in" in orch("sync", "--storage", str(storage / "none")).stdout
+    assert orch_process("sync", "nobody", "--storage", str(storage)).returncode == 2
+    assert "No runs in" in orch_process("sync", "--storage", str(storage / "none")).stdout
 
 
 def test_sync_leaves_a_run_to_its_own_driver(
@@ -137,13 +137,13 @@ def test_sync_gives_up_on_a_run_that_is_held_for_ever(
     assert "warning: it: another process is recording it" in done.output
 
 
-def test_a_later_command_has_recorded_what_was_missed(orch: RunOrch, storage: Path) -> None:
+def test_a_later_command_has_recorded_what_was_missed(orch_process: RunOrch, storage: Path) -> None:
     """`orch status` answers at once; what a killed recorder left is sent in the background."""
     writer = begun(storage)
     trained(writer, range(3))
     writer.end_attempt("finished")
     writer.end_run("failed", reason("out of luck"))
-    done = orch("status", "it", "--storage", str(storage))
+    done = orch_process("status", "it", "--storage", str(storage))
     assert done.returncode == 0
 
     def is_recorded() -> bool:
@@ -152,4 +152,6 @@ def test_a_later_command_has_recorded_what_was_missed(orch: RunOrch, storage: Pa
 
     eventually(is_recorded, 120)
     assert rows(storage, "SELECT status FROM runs") == [("FAILED",)]
-    assert json.loads(orch("status", "it", "--storage", str(storage), "--json").stdout)["tracking"]
+    assert json.loads(orch_process("status", "it", "--storage", str(storage), "--json").stdout)[
+        "tracking"
+    ]

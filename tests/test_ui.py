@@ -90,9 +90,9 @@ def serving(storage: Path) -> list[str]:
 
 
 def test_there_is_nothing_to_show_before_something_is_recorded(
-    orch: RunOrch, tmp_path: Path
+    orch_process: RunOrch, tmp_path: Path
 ) -> None:
     """It says so at once, and what to do."""
-    done = orch("ui", "--storage", str(tmp_path))
+    done = orch_process("ui", "--storage", str(tmp_path))
     assert done.returncode == 1
     assert f"nothing is recorded of the runs in {tmp_path}\nNext: orch sync" in done.stderr

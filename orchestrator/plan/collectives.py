@@ -1,26 +1,22 @@
 """Every collective of a step, once: what one device exchanges with which others.
 
-The ledger of seconds adds them up, a line for each exchange. Where a message costs more than its
-bytes, `messages` lists what the trainer sends one by one.
+The ledger of seconds adds them up, a line for each exchange; `messages` lists what the trainer
+sends one by one.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from orchestrator.network.description import Matmul
 from orchestrator.network.mesh_axes import (
-    AXES,
     DCN_AXES,
     GATHERED,
     GROUPS,
-    PARAMETER_AXES,
     REPLICA_AXES,
 )
-from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES, TILE
-from orchestrator.plan.layout import Layout, Number
-from orchestrator.types.chip_profile import Operation
+from orchestrator.plan.kernel_constants import TILE
+from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
 from orchestrator.types.plan import Collective, CollectiveKind, LineKind
 from orchestrator.types.spec import DType
 
@@ -35,7 +31,6 @@ STREAM_GATHERS, STREAM_SCATTERS = 3, 2
 ENDS = 2  # the embedding and the unembedding
 WEIGHT_GATHERS = 2  # forward and backward; recompute shares the backward's
 KV_GATHERS = 2  # forward, and again for the backward pass
-FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -135,34 +130,37 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
 
     Matmuls side by side travel as one.
     """
-    parcels: list[tuple[Matmul, ...]] = []
-    for part in layout.network.block.sublayers:
-        parcels += [part.inputs, (part.output,)]
-    block = [layout.total_elements(parcel) for parcel in parcels]
-    tables = [layout.table_elements] * ENDS
-    types, in_use, on_wire = layout.precision, layout.compute_bytes, layout.gradient_bytes
-    each, once = blocks(layout), layout.microbatches
-
-    def exchange(
-        line: LineKind, name: str, kind: CollectiveKind, formula: str,
-        elements: list[Number], size: int, each: Number, calls: Number, dtype: DType,
-    ) -> Exchange:  # fmt: skip
-        parts = tuple(Part(one * size, each) for one in elements)
-        ways = layout.ways(GATHERED)
-        return Exchange(line, name, kind, GROUPS["weights"], formula, ways, calls, parts, dtype)
-
-    of_layer, of_table = "layer / tensor", "d_model x vocab / tensor"
-    gathers = WEIGHT_GATHERS * each
+    block = [
+        layout.total_elements(matmuls)
+        for part in layout.network.block.sublayers
+        for matmuls in (part.inputs, (part.output,))
+    ]
+    table, types = [layout.table_elements], layout.precision
+    gather = partial(weight_exchange, layout, "weight_gather", GATHER, types.compute)
+    scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
+    of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
+    each, ends = blocks(layout), ENDS * layout.microbatches
     return [
-        exchange("weight_gather", "weight gather", GATHER, of_layer,
-                 block, in_use, gathers, gathers, types.compute),
-        exchange("weight_gather", "table gather", GATHER, of_table,
-                 tables, in_use, once, ENDS * once, types.compute),
-        exchange("gradient_scatter", "gradient scatter", SCATTER, of_layer,
-                 block, on_wire, each, each, types.gradients),
-        exchange("gradient_scatter", "table gradient scatter", SCATTER, of_table,
-                 tables, on_wire, once, ENDS * once, types.gradients),
-    ]  # fmt: skip
+        gather("weight gather", of_block, block, WEIGHT_GATHERS * each),
+        gather("table gather", of_table, table, ends),
+        scatter("gradient scatter", of_block, block, each),
+        scatter("table gradient scatter", of_table, table, ends),
+    ]
+
+
+def weight_exchange(
+    layout: Layout,
+    line: LineKind,
+    kind: CollectiveKind,
+    dtype: DType,
+    name: str,
+    formula: str,
+    elements: list[Number],
+    calls: Number,
+) -> Exchange:
+    axes, size = GROUPS["weights"], DTYPE_BYTES[dtype]
+    parts = tuple(Part(count * size, calls) for count in elements)
+    return Exchange(line, name, kind, axes, formula, layout.ways(GATHERED), calls, parts, dtype)
 
 
 def key_value_exchanges(layout: Layout) -> list[Exchange]:
@@ -191,7 +189,7 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     parcels = gradient_parcels(layout)
     whole = tuple(Part(one.bytes * wire, one.calls, one.together) for one in parcels)
     shares = tuple(Part(one.bytes / data, one.calls, one.together) for one in whole)
-    say = "owned gradient"
+    payload = "owned gradient"
 
     def exchange(
         name: str, kind: CollectiveKind, axes: tuple[str, ...], formula: str,
@@ -205,9 +203,9 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
         exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
                  copied_gradients(layout), layout.copies),
         exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms", norm_gradients(layout)),
-        exchange("data scatter", SCATTER, GROUPS["data"], say, whole),
-        exchange("data gather", GATHER, GROUPS["data"], say, whole),
-        exchange("pods", REDUCE, DCN_AXES, f"{say} / data", shares),
+        exchange("data scatter", SCATTER, GROUPS["data"], payload, whole),
+        exchange("data gather", GATHER, GROUPS["data"], payload, whole),
+        exchange("pods", REDUCE, DCN_AXES, f"{payload} / data", shares),
     ]  # fmt: skip
 
 
@@ -248,11 +246,8 @@ def gradient_parcels(layout: Layout) -> list[Part]:
     The weights of a layer are one parcel over `data` where each layer is reduced on its own;
     elsewhere each is one, and none waits for another.
     """
-    network, data, ways = (
-        layout.network,
-        layout.devices_along(GROUPS["data"]),
-        layout.ways(GATHERED),
-    )
+    network, ways = layout.network, layout.ways(GATHERED)
+    data = layout.devices_along(GROUPS["data"])
     layers, times = reduced_at_a_time(layout)
     joined = per_layer(layout) & (data > 1)
     weights = [layout.elements(one.weight) / ways for one in network.block.matmuls]
@@ -270,83 +265,3 @@ def padded(elements: Number, ways: Number) -> Number:
     """Elements filled up to whole tiles for every device that reduces them."""
     quantum = ways * TILE[0] * TILE[1]
     return np.where(ways > 1, np.ceil(elements / quantum) * quantum, elements)
-
-
-# --- the same, message by message
-
-
-@dataclass(frozen=True)
-class Message:
-    """`calls` a step of one operation in groups of `ways` devices, `stride` apart in the order of
-    all devices. `bytes` is the whole payload; of a permute, what each device sends.
-    """
-
-    line: LineKind
-    name: str
-    operation: Operation
-    dtype: DType
-    axes: tuple[str, ...]
-    ways: int
-    stride: int
-    bytes: float
-    calls: float
-    together: int
-
-
-def messages(layout: Layout, *, processes: int) -> list[Message]:
-    """What the trainer sends in a step of one layout; over a single device nothing.
-
-    Several processes vote before each step.
-    """
-    control = [*control_exchanges(layout), *([stop_vote(layout)] if processes > 1 else [])]
-    return [
-        message(layout, exchange, part)
-        for exchange in (*exchanges(layout), *control)
-        for part in exchange.parts
-        if exchange.ways > 1 and part.calls > 0
-    ]
-
-
-def message(layout: Layout, exchange: Exchange, part: Part) -> Message:
-    """One part as the trainer sends it: a ring hop by hop, a scatter over an odd number of devices
-    as a reduction of which each keeps its share.
-    """
-    ways, size, calls = int(exchange.ways), float(part.bytes), float(part.calls)
-    operation: Operation = exchange.kind
-    if part.ring:
-        operation, size, calls = "permute", size / ways, calls * (ways - 1)
-    elif exchange.kind == SCATTER and ways % 2:
-        operation = REDUCE
-    return Message(
-        exchange.line, exchange.name, operation, exchange.dtype, exchange.axes, ways,
-        stride(layout, exchange.axes), size, calls, part.together,
-    )  # fmt: skip
-
-
-def stride(layout: Layout, axes: tuple[str, ...]) -> int:
-    """How far neighbours of the group are apart, in the order of all devices."""
-    return int(layout.devices_along(AXES[AXES.index(axes[-1]) + 1 :]))
-
-
-def control_exchanges(layout: Layout) -> Iterator[Exchange]:
-    """Two numbers a token of the loss, and a few numbers a step: too little for the ledger."""
-    vocab, _ = layout.network.head.dimensions
-    tokens = layout.tokens * layout.microbatches
-    chunk = min(layout.tokens, max(1, LOSS_CHUNK_BYTES // (FP32_BYTES * layout.size(vocab))))
-    tensor = layout.devices_along(GROUPS["tensor"])
-    chunks = Part(2 * FP32_BYTES * tensor * chunk, tokens / chunk)
-    yield control_exchange(layout, "loss of a chunk", GATHER, GROUPS["tensor"], chunks)
-    yield control_exchange(layout, "loss", REDUCE, AXES, Part(3 * FP32_BYTES, 1))
-    yield control_exchange(layout, "gradient norm", REDUCE, PARAMETER_AXES, Part(FP32_BYTES, 1))
-
-
-def stop_vote(layout: Layout) -> Exchange:
-    """Whether to stop: what the loop asks all processes before each step."""
-    return control_exchange(layout, "stop vote", REDUCE, AXES, Part(1, 1))
-
-
-def control_exchange(
-    layout: Layout, name: str, kind: CollectiveKind, axes: tuple[str, ...], part: Part
-) -> Exchange:
-    ways = layout.devices_along(axes)
-    return Exchange("control", name, kind, axes, "a few numbers", ways, part.calls, (part,), "fp32")
