@@ -4,13 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import journal
-from orchestrator.errors import (
-    Interrupted,
-    OrchError,
-    RunHasEnded,
-    RunIsLive,
-    SpecError,
-)
+from orchestrator.errors import Interrupted, OrchError, RunHasEnded, RunIsLive, SpecError
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.requests import Proposal, SubmitOptions, named_cluster
 from orchestrator.plan.elastic import plan_on
