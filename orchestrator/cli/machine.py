@@ -18,7 +18,7 @@ SHELLS = ("bash", "zsh", "fish")
 @JSON
 @interruptible("looking at this machine")
 def doctor(storage: Path, address: str | None, as_json: bool) -> None:
-    """Check what this machine can do, with advice for what it cannot.
+    """Check what this machine can do. It gives advice for the rest.
 
     It changes nothing. The exit status is 1 when something that most commands need is broken, or a
     cluster or MLflow server that is named does not answer.

@@ -76,7 +76,7 @@ def plan(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool,
     alternatives: int, profile: str | None,
 ) -> None:  # fmt: skip
-    """Find the fastest realizable plan of SPEC, with its memory, time and cost.
+    """Find the fastest realizable plan of SPEC. It has memory, time and cost.
 
     With OTHER, compare both plans, line by line; --set then changes OTHER alone. With a study, plan
     every trial and show the predicted scaling; exit 2 if a trial has no plan.
@@ -142,7 +142,7 @@ def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
 )  # fmt: skip
 @interruptible("working it out")
 def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -> None:
-    """Derive the figures of SPEC, formula by formula, next to published figures.
+    """Derive the figures of SPEC, formula by formula. Published figures are shown too.
 
     Example: orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
     """

@@ -184,7 +184,7 @@ def finish_study(result: "StudyResult") -> NoReturn:
 @DETACH
 @JSON
 def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **how: Any) -> None:
-    """Resume RUN from its last checkpoint, after it failed, was cancelled or lost its driver.
+    """Resume RUN from its last checkpoint. RUN failed, was cancelled or lost its driver.
 
     A new attempt starts in the same journal, with fresh retry budgets. With --pods it has another
     plan: the same batch with more accumulation, or the nearest batch that those pods allow. The
