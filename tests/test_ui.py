@@ -70,7 +70,7 @@ def shown(storage: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]
         links: dict[str, str] = {}
         try:
             for line in process.stdout:
-                if match := re.fullmatch(r"    (\S.*?)  +(http://127\.0\.0\.1:\S+)\n", line):
+                if match := re.fullmatch(r"    (\S.*?) +(http://127\.0\.0\.1:\S+)\n", line):
                     links[match[1]] = match[2]
                 if line.startswith("Ctrl-C"):
                     break
