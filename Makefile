@@ -71,8 +71,8 @@ bench: setup  ## costs of planning, tracking, training, studies and launching
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench.train_overhead
 	@$(BIN)/python -m tests.bench.launch_time
 
-bench-calibrate: setup  ## calibrate, then compare ten shapes with it (10 minutes)
-	@$(BIN)/python -m tests.bench.calibration
+bench-calibrate: setup  ## compare predicted with measured steps of ten shapes (10 minutes)
+	@$(BIN)/python -m tests.bench.calibration --write
 
 chaos: setup  ## inject 50 faults into runs and check that nothing is lost
 	@$(BIN)/python -m pytest -m chaos

@@ -105,7 +105,7 @@ def on_flat_rates(plan: Plan) -> tuple[Plan, ChipProfile]:
 
 
 def test_devices_of_one_machine_take_turns() -> None:
-    """Twice the devices for twice the batch is twice the seconds; the peak is of the machine."""
+    """Twice the devices with twice the batch take twice the seconds; the machine has one peak."""
     few, _ = on_flat_rates(plan_of(data=4, sequences=16))
     many, _ = on_flat_rates(plan_of(data=8, sequences=32))
     for name in ("matmuls", "attention", "between matmuls"):
@@ -116,7 +116,7 @@ def test_devices_of_one_machine_take_turns() -> None:
 
 
 def test_the_lines_add_up_to_what_is_expected() -> None:
-    """What cannot be left out at the best rate is the bound; MFU is of the same FLOPs as ever."""
+    """The lines add up to the expected step, above the bound; each names the profile."""
     made, _ = on_flat_rates(plan_of(pods=2, tensor=2, hosts=2))
     forecast = made.forecast
     assert sum(line.value for line in forecast.time) == pytest.approx(forecast.step_s.unoverlapped)
@@ -127,6 +127,9 @@ def test_the_lines_add_up_to_what_is_expected() -> None:
     assert forecast.step_s.lower <= forecast.step_s.low < forecast.step_s.expected
     assert forecast.step_s.expected < forecast.step_s.high
     assert forecast.expected_time == forecast.time
+    assert made.chip_profile is not None
+    profile = f"profile {codec.short(made.chip_profile)}"
+    assert all(line.sources == (profile,) for line in forecast.time)
     counted_flops = flops.model_flops_per_step(made.model, made.batch)
     assert forecast.model_flops_per_step == counted_flops
     reached = counted_flops / forecast.step_s.unoverlapped / PER_S
@@ -142,7 +145,7 @@ def test_the_lines_add_up_to_what_is_expected() -> None:
 def test_the_bound_of_a_rehearsal_counts_what_mfu_counts(
     spec: str, setting: tuple[str, ...]
 ) -> None:
-    """No MFU is above 100 %, with attention however cheap; what is done again lowers it."""
+    """No MFU is above 100 %, however cheap attention is; recomputation lowers it."""
     loaded = specs.load(ROOT / "specs" / f"{spec}.yaml", setting)
     plan = rehearse(loaded, make_plan(loaded)).plan
     forecast = on_flat_rates(plan)[0].forecast
@@ -160,7 +163,7 @@ def of_gpus(count: str) -> Plan:
 
 
 def test_a_chips_own_profile_makes_its_forecast() -> None:
-    """One device does all in turns: the sum is expected. Bound, peak and price stay datasheets'."""
+    """A single device overlaps nothing, so the sum is expected. Bound, peak and price stay."""
     plan = of_gpus("1")
     made = calibrated.with_own_profile(plan, profile_for(plan, H200))
     was, step_s = plan.forecast, made.forecast.step_s
@@ -176,7 +179,7 @@ def test_a_chips_own_profile_makes_its_forecast() -> None:
 
 
 def test_what_several_chips_hide_is_not_known() -> None:
-    """Every group of eight devices has its times; no step is expected of their sum."""
+    """Eight devices have a time for every group, and no expected step."""
     plan = of_gpus("8")
     benchmarks = [*accelerator_benchmarks(plan.devices), *calibrated.missing(plan, GPUS)]
     made = calibrated.with_own_profile(

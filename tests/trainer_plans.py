@@ -54,9 +54,9 @@ def _rest() -> dict[str, Any]:
     forecast = {
         "memory_bytes_per_device": 0.0, "hbm_bytes_per_device": 0.0, "fits": True,
         "memory": [{"name": "", "lines": [], "bytes": 0.0}], "time": [],
-        "step_s": zero, "bound": "", "bound_by": 0.0, "peak_flops_per_s": 0.0, "model_flops_per_step": 0.0,
-        "mfu_definition": "", "mfu": zero, "mfu_6p": zero, "tokens_per_s": zero, "goodput": 1.0,
-        "days": zero, "chip_hours": zero, "dollars": None, "dollars_per_chip_hour": None,
+        "step_s": zero, "bound": "", "bound_by": 0.0, "peak_flops_per_s": 0.0,
+        "model_flops_per_step": 0.0, "mfu_definition": "", "mfu": zero, "mfu_6p": zero, "tokens_per_s": zero,
+        "goodput": 1.0, "days": zero, "chip_hours": zero, "dollars": None, "dollars_per_chip_hour": None,
     }  # fmt: skip
     return {
         "schema": 2, "digest": "0" * 64, "name": "test", "trainer": "llama",

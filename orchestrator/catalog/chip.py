@@ -60,7 +60,10 @@ class LibtpuNames:
 
 @dataclass(frozen=True, kw_only=True)
 class GkeNames:
-    """The label by which Google Kubernetes Engine selects nodes of the chip."""
+    """What Google Kubernetes Engine calls the chip: `accelerator` is a value of its node labels.
+
+    A manifest selects nodes by it. `orch` itself does not read it.
+    """
 
     accelerator: Name
     source: Name

@@ -28,7 +28,7 @@ from orchestrator.types.plan import Estimate, Forecast, LedgerLine, LineKind, Pl
 
 CORES, EXCHANGES = "cores", "exchanges"
 BLOCK_PRODUCTS = 4  # two in each sublayer: matmuls side by side are one product in the trainer
-# Four of five measured steps took between these shares of the forecast (docs/calibrate.md).
+# On a machine at rest, four of five measured steps took between these shares of the forecast.
 FASTEST, SLOWEST = 0.8, 1.4
 # The operation that prices a line, and the calls of it in one block.
 PRICED_BY: dict[LineKind, tuple[Operation, int]] = {
@@ -143,7 +143,7 @@ def benchmark_of(line: LedgerLine, plan: Plan, profile: ChipProfile) -> Benchmar
 
 def computation_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Iterator[LedgerLine]:
     """Lines of one operation have one rate, which depends on the size of a call."""
-    lines = own_lines(layout)
+    lines, sources = own_lines(layout), (source_of(profile),)
     totals: dict[Benchmark, float] = {}
     for line in lines:
         benchmark = benchmark_of(line, plan, profile)
@@ -156,8 +156,14 @@ def computation_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Itera
         call = totals[benchmark] / (calls * plan.model.layers * plan.batch.microbatches)
         rate = call / timing_of(profile, benchmark).seconds(call)
         inputs = {unit: amount, "rate": rate}
-        formula = f"{unit} / measured rate"
-        yield replace(line, value=amount / rate, formula=formula, inputs=inputs, resource=CORES)
+        yield replace(
+            line,
+            value=amount / rate,
+            formula=f"{unit} / measured rate",
+            inputs=inputs,
+            sources=sources,
+            resource=CORES,
+        )
 
 
 def timing_of(profile: ChipProfile, benchmark: Benchmark) -> Timing:
@@ -197,6 +203,7 @@ def message_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Iterator[
             unit="s",
             formula="calls x measured",
             inputs={"calls": calls, "bytes": moved, "measured": total_s / calls},
+            sources=(source_of(profile),),
             resource=EXCHANGES,
         )
 
@@ -257,7 +264,7 @@ def chip_of(plan: Plan, profile: ChipProfile) -> Chip:
     chip, dtype = catalog.chip_of(plan), plan.precision.compute
     if not profile.emulated:
         return chip
-    source = f"profile {codec.short(codec.digest(profile))}"
+    source = source_of(profile)
     rate = Quantity(value=peak_flops_per_s(profile, dtype) / plan.chips, source=source)
     memory_bytes = profile.machine.memory_bytes / plan.devices
     return replace(
@@ -266,6 +273,11 @@ def chip_of(plan: Plan, profile: ChipProfile) -> Chip:
         hbm_usable_bytes=Quantity(value=memory_bytes, source=source),
         dollars_per_hour=None,
     )
+
+
+def source_of(profile: ChipProfile) -> str:
+    """The profile as the source of a number."""
+    return f"profile {codec.short(codec.digest(profile))}"
 
 
 def layout_of(plan: Plan, chip: Chip) -> Layout:

@@ -103,8 +103,8 @@ class LedgerLine:
     """One line of a ledger: what it counts, how it was computed and from which numbers.
 
     `resource` is what the seconds keep busy: mxu, hbm, host, or the links of a device group by its
-    name; latency occupies nothing. It is None on a line of bytes. `sources` name entries of the
-    catalog.
+    name; latency occupies nothing. It is None on a line of bytes. `sources` are keys of the
+    catalog, or a profile.
     """
 
     kind: LineKind

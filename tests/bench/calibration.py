@@ -1,12 +1,12 @@
 """Predicted against measured step time on this machine's CPU, over shapes of many kinds.
 
-    python -m tests.bench.calibration [--steps 12] [NAME ...]
+    python -m tests.bench.calibration [--steps 12] [--write] [NAME ...]
 
-Each shape is measured as the first rehearsal on a machine is: its pieces and messages first, then
-its step, by the trainers' own loop in as many processes as the plan has, joined as a rehearsal's
-are. Only Ray is left out. After the steps all is measured once more: what other work on the machine
-takes changes from minute to minute, and the difference shows by how much. The prediction is the
-mean of both.
+Each shape is measured as in the first rehearsal on a machine: first the operations, then the steps,
+by the trainers' own loop in as many processes as the plan has. Only Ray is left out. Afterwards the
+operations are measured once more: the load on a machine changes from minute to minute, and the two
+predictions show by how much. The error is that of their mean. `--write` puts the table into
+docs/calibrate.md.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.calibrate.measure import empty_profile, measured, this_machine
@@ -26,6 +27,7 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.render.formatting import percent, seconds
 from orchestrator.render.layout import Table, screen
+from orchestrator.render.score_screen import markdown
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
@@ -38,10 +40,13 @@ from orchestrator.types.spec import (
     Resources,
     Spec,
 )
+from tests.bench.marked_block import with_block
+from tests.conftest import ROOT
 
 LIMIT = 0.25
 LIMIT_S = 600
-ENDED = "every process is done"
+PAGE = ROOT / "docs" / "calibrate.md"
+MARK = "bench-calibrate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +64,7 @@ class Shape:
     compute: str = "bf16"
 
     def plan(self) -> Plan:
-        """The plan of it on v5e slices of a host each."""
+        """Its plan on v5e slices with one host each."""
         heads = max(self.width // 16, 4)
         model = Model(
             name=self.name, layers=self.layers, d_model=self.width, d_ff=3 * self.width,
@@ -117,18 +122,18 @@ def predicted(plan: Plan) -> Plan:
     return calibrated.with_profile(plan, measured(empty, calibrated.missing(plan, empty)))
 
 
-def took(plan: Plan, steps: int) -> list[float]:
+def measured_steps_s(plan: Plan, steps: int) -> list[float]:
     """Seconds of each step but the first, as the trainers' loop measures them."""
     address = f"{LOOPBACK}:{free_port()}"
     environment = os.environ | rehearsal.environment(plan.devices // plan.hosts)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder) / "plan.json"
         path.write_bytes(codec.to_json(plan))
-        words = [sys.executable, "-m", "tests.bench.calibration", "--work", str(path), address]
+        command = [sys.executable, "-m", "tests.bench.calibration", "--work", str(path), address]
         children = [
             stack.enter_context(
                 subprocess.Popen(
-                    [*words, str(number), str(steps)],
+                    [*command, str(number), str(steps)],
                     env=environment,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -142,15 +147,15 @@ def took(plan: Plan, steps: int) -> list[float]:
         finally:
             for child in children:
                 child.kill()
-        found: list[float] = json.loads((Path(folder) / "steps.json").read_text())
-    return found[1:]
+        steps_s: list[float] = json.loads((Path(folder) / "steps.json").read_text())
+    return steps_s[1:]
 
 
 def work(path: Path, address: str, number: int, steps: int) -> None:
-    """One process of a run; the first writes down what its steps took."""
+    """One process of a run. The first one writes the seconds of its steps into a file."""
     plan = codec.from_json(path.read_bytes(), Plan)
     os.environ["MEGASCALE_SLICE_ID"] = str(number * plan.pods // plan.hosts)
-    import jax  # noqa: PLC0415  the parent needs none
+    import jax  # noqa: PLC0415  the parent does not need it
 
     from orchestrator.types.run import Step  # noqa: PLC0415
     from orchestrator.types.spec import CheckpointOptions  # noqa: PLC0415
@@ -159,24 +164,24 @@ def work(path: Path, address: str, number: int, steps: int) -> None:
 
     if plan.hosts > 1:
         jax.distributed.initialize(address, plan.hosts, number)
-    done: list[Step] = []
-    asked = Assignment(
+    finished: list[Step] = []
+    assignment = Assignment(
         directory=path.parent,
         steps=steps,
-        emit=done.append,
+        emit=finished.append,
         checkpoint=CheckpointOptions(every=10 * steps, keep=1),
     )
-    train(plan, asked)
+    train(plan, assignment)
     if number == 0:
-        taken = json.dumps([step.step_s - step.checkpoint_s for step in done])
-        (path.parent / "steps.json").write_text(taken)
+        steps_s = [step.step_s - step.checkpoint_s for step in finished]
+        (path.parent / "steps.json").write_text(json.dumps(steps_s))
     if plan.hosts > 1:
-        barrier(ENDED)
+        barrier("every process is done")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """A shape's prediction beside what was measured."""
+class Result:
+    """A shape's two predictions, and the seconds of its measured steps."""
 
     shape: Shape
     before: Plan
@@ -214,40 +219,64 @@ HEAD = ("width", "layers", "batch", "mesh", "processes", "compute", "remat", "pr
         "and after", "measured", "error")  # fmt: skip
 
 
-def table(held: list[Held]) -> str:
-    """Every shape a line, and the figures that count."""
-    errors = [abs(one.error) for one in held]
-    within = sum(error <= LIMIT for error in errors)
-    verdict = (
-        f"{within} of {len(held)} shapes within {percent(LIMIT)}; median error"
-        f" {percent(statistics.median(errors))}, worst {percent(max(errors))}"
+def errors(results: list[Result]) -> list[float]:
+    return [abs(result.error) for result in results]
+
+
+def verdict(results: list[Result]) -> str:
+    """How many shapes are within the limit, and the errors."""
+    within = sum(error <= LIMIT for error in errors(results))
+    return (
+        f"{within} of {len(results)} shapes within {percent(LIMIT)}; median error"
+        f" {percent(statistics.median(errors(results)))}, worst {percent(max(errors(results)))}"
     )
-    return screen(
-        [Table(rows=[HEAD, *(one.row() for one in held)], columns=">>><><<>>>>"), verdict]
+
+
+def table(results: list[Result]) -> str:
+    """The screen: every shape a line, and the verdict."""
+    rows = [HEAD, *(result.row() for result in results)]
+    return screen([Table(rows=rows, columns=">>><><<>>>>"), verdict(results)])
+
+
+def page_block(results: list[Result]) -> str:
+    """The same for docs/calibrate.md, with the date and the machine."""
+    machine, load = this_machine(), os.getloadavg()[2]
+    return (
+        f"On {datetime.now(UTC):%Y-%m-%d}, on {machine.cores} cores of {machine.processor} (load"
+        f" average of the last 15 minutes: {load:.1f}):\n\n"
+        f"{markdown([HEAD, *(result.row() for result in results)])}\n{verdict(results)}.\n"
     )
+
+
+def result_of(shape: Shape, steps: int) -> Result:
+    before = predicted(shape.plan())
+    steps_s = measured_steps_s(before, steps)
+    result = Result(shape=shape, before=before, after=predicted(shape.plan()), steps_s=steps_s)
+    print(f"{shape.name}: {result.error * 100:+.0f} %", file=sys.stderr, flush=True)
+    return result
 
 
 def main() -> int:
-    """Print the table; exit code 1 when a shape is farther off than the limit."""
+    """Print the table; exit code 1 if the error of a shape exceeds the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *(shape.name for shape in SHAPES)])
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--write", action="store_true", help="into docs/calibrate.md")
     parser.add_argument("--work", nargs=4, metavar=("PLAN", "ADDRESS", "NUMBER", "STEPS"))
-    asked = parser.parse_args()
-    if asked.work:
-        path, address, number, steps = asked.work
+    options = parser.parse_args()
+    if options.work:
+        path, address, number, steps = options.work
         work(Path(path), address, int(number), int(steps))
         return 0
-    held: list[Held] = []
-    for shape in SHAPES:
-        if not asked.names or shape.name in asked.names:
-            before = predicted(shape.plan())
-            steps_s = took(before, asked.steps)
-            after = predicted(shape.plan())
-            held.append(Held(shape=shape, before=before, after=after, steps_s=steps_s))
-            print(f"{shape.name}: {held[-1].error * 100:+.0f} %", file=sys.stderr, flush=True)
-    print(table(held))
-    return int(any(abs(one.error) > LIMIT for one in held))
+    if options.write and options.names:
+        parser.error("--write is for a run of all shapes")
+    shapes = [shape for shape in SHAPES if shape.name in options.names or not options.names]
+    results = [result_of(shape, options.steps) for shape in shapes]
+    print(table(results))
+    if options.write:
+        page = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(with_block(page, MARK, page_block(results)), encoding="utf-8")
+    return int(any(error > LIMIT for error in errors(results)))
 
 
 if __name__ == "__main__":

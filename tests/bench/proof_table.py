@@ -1,8 +1,8 @@
-"""`make bench-proof`: Forecasts of plans that no formula was fitted on, against the TPU compiler.
+"""`make bench-proof`: Forecasts of 22 plans against the TPU compiler.
 
-Each row compiles the trainer's step for a real topology: a minute or two of one core. Results are
-kept in the proof cache, so that a bench that was stopped goes on where it was. `--rows 1,5` takes
-some of them; `--write` puts the table into docs/proof-bench.md.
+Each row compiles the trainer's step for a real topology: a minute or two on one core. The proof
+cache has the results, so a bench that was stopped continues. `--rows 1,5` takes some rows;
+`--write` writes the table into docs/proof-bench.md.
 """
 
 import argparse
@@ -194,18 +194,18 @@ def summary(results: list[Result]) -> list[str]:
     ]
 
 
-def markdown(rows: list[tuple[str, ...]], said: list[str]) -> str:
+def markdown(rows: list[tuple[str, ...]], sentences: list[str]) -> str:
     """The page that stays in the repository."""
     versions = ", ".join(f"{name} {version}" for name, version in proof_cache.versions().items())
     lines = [
         "# Forecast against compiler",
         "",
         f"Written by `make bench-proof` on {datetime.now(UTC):%Y-%m-%d}, with {versions}.",
-        "Rows 1, 3, 7, 8, 11 and 12 were seen while formulas were mended; the others were not.",
-        "Peaks and payloads are of one device, ratios",
-        "forecast over compiled; a plan's mesh is data.fsdp.sequence.tensor within a pod.",
+        "The formulas were corrected with rows 1, 3, 7, 8, 11 and 12 in view, and no others.",
+        "Peaks and payloads are those of one device. Ratios are forecast over compiled. A mesh is",
+        "data.fsdp.sequence.tensor within a pod. The last column is the seconds to compile.",
         "",
-        *(f"- {line}" for line in said),
+        *(f"- {line}" for line in sentences),
         "",
         "| " + " | ".join(HEAD) + " |",
         "|" + "---|" * len(HEAD),
@@ -230,10 +230,10 @@ def main() -> None:
         print(*rows[-1], sep="  ", flush=True)
         for missed in results[-1].proof.disagreements:
             print(f"      {missed}", flush=True)
-    said = summary(results)
-    print(screen([Table(rows=[HEAD, *rows], columns="><>>>><>")], said))
+    sentences = summary(results)
+    print(screen([Table(rows=[HEAD, *rows], columns="><>>>><>")], sentences))
     if options.write:
-        TABLE.write_text(markdown(rows, said), encoding="utf-8")
+        TABLE.write_text(markdown(rows, sentences), encoding="utf-8")
 
 
 if __name__ == "__main__":

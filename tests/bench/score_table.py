@@ -1,9 +1,8 @@
-"""`make score`: learn the constants anew, write them where they stand, print and write the score.
+"""`make score`: learn the constants, write them into the catalog, print and write the scores.
 
-The README's table is what is printed; tests/test_score.py holds both against what is computed.
+tests/test_score.py checks that the catalog, the README and docs/score.md have the computed numbers.
 """
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -17,11 +16,12 @@ from orchestrator.score.constants_file import text
 from orchestrator.score.evaluate import HeldOut, published
 from orchestrator.score.fit import learn
 from orchestrator.types.score import Score
+from tests.bench.marked_block import with_block
 from tests.conftest import ROOT
 
 README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "score.md"
-TABLE = re.compile(r"(<!-- make score -->\n).*?(<!-- end -->\n)", re.DOTALL)
+MARK = "make score"
 SEEN, DOCUMENTS, GROUPS = (
     "nothing: all rows seen",
     "a document of runs",
@@ -31,24 +31,24 @@ SMALL_PARAMETERS = 1.5e9
 
 
 def learned() -> str:
-    """The constants as the catalog should keep them."""
+    """The text of the catalog's file of constants."""
     samples, _ = published()
     return text(samples, learn(samples))
 
 
 def scores(say: Callable[[str], None] = lambda _: None) -> dict[str, Score]:
-    """By what the constants were learned without."""
-    found = {SEEN: with_catalog_constants()}
+    """The scores by what was held out when the constants were learned."""
+    by_name = {SEEN: with_catalog_constants()}
     keys: tuple[tuple[str, HeldOut], ...] = ((DOCUMENTS, "document"), (GROUPS, "group"))
     for name, key in keys:
         say(f"learning without {name}, one after another …")
-        found[name] = cross_validated(key)
-    return found
+        by_name[name] = cross_validated(key)
+    return by_name
 
 
-def goals(found: dict[str, Score]) -> str:
-    """The table of docs/score.md: what was aimed at, and what came of it."""
-    ways = [found[name] for name in (DOCUMENTS, GROUPS)]
+def goals(by_name: dict[str, Score]) -> str:
+    """The table of docs/score.md: the goals, and the results."""
+    ways = [by_name[name] for name in (DOCUMENTS, GROUPS)]
     rows = [
         ("goal", "a document left out", "a source and chip left out"),
         ("median error at most 4 %", *(share(s.summary.median_abs_error) for s in ways)),
@@ -76,29 +76,29 @@ def retained(scored: Score) -> str:
     return f"{sum(points <= 0.02 for points in off)} of {len(off)}, median {share(median(off))}"
 
 
-def pages(found: dict[str, Score]) -> dict[Path, str]:
-    """Which table stands on which page."""
-    return {README: render.score_markdown(found), DOCUMENT: goals(found)}
+def pages(by_name: dict[str, Score]) -> dict[Path, str]:
+    """The table of each page."""
+    return {README: render.score_markdown(by_name), DOCUMENT: goals(by_name)}
 
 
-def written(page: str, made: str) -> str:
-    """A page with the table in its place."""
-    return TABLE.sub(lambda found: f"{found[1]}{made}{found[2]}", page)
+def written(page: str, table: str) -> str:
+    """The page with that table."""
+    return with_block(page, MARK, table)
 
 
 def main() -> None:
-    """Write the constants first: what is printed is made with them."""
+    """Write the constants first: the scores are computed with them."""
     write(FOLDER / LEARNED, learned())
-    found = scores(print)
-    for page, made in pages(found).items():
-        write(page, written(page.read_text(encoding="utf-8"), made))
-    print(f"\n{render.score_markdown(found)}\n{goals(found)}")
+    by_name = scores(print)
+    for page, table in pages(by_name).items():
+        write(page, written(page.read_text(encoding="utf-8"), table))
+    print(f"\n{render.score_markdown(by_name)}\n{goals(by_name)}")
 
 
 def write(path: Path, new: str) -> None:
     changed = path.read_text(encoding="utf-8") != new
     path.write_text(new, encoding="utf-8")
-    print(f"{path.relative_to(ROOT)}: {'written' if changed else 'as it was'}")
+    print(f"{path.relative_to(ROOT)}: {'written' if changed else 'unchanged'}")
 
 
 if __name__ == "__main__":
