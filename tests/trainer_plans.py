@@ -51,12 +51,13 @@ def plan_of(
 def _rest() -> dict[str, Any]:
     """Fields of Plan that no trainer's program depends on, and defaults for some that do."""
     zero = {"lower": 0.0, "unoverlapped": 0.0}
+    figures = ("mfu", "mfu_6p", "step_s", "tokens_per_s", "days", "chip_hours")
     forecast = {
+        **dict.fromkeys(figures, zero),
         "memory_bytes_per_device": 0.0, "hbm_bytes_per_device": 0.0, "fits": True,
-        "memory": [{"name": "", "lines": [], "bytes": 0.0}], "time": [],
-        "step_s": zero, "bound": "", "bound_by": 0.0, "peak_flops_per_s": 0.0,
-        "model_flops_per_step": 0.0, "mfu_definition": "", "mfu": zero, "mfu_6p": zero, "tokens_per_s": zero,
-        "goodput": 1.0, "days": zero, "chip_hours": zero, "dollars": None, "dollars_per_chip_hour": None,
+        "memory": [{"name": "", "lines": [], "bytes": 0.0}], "time": [], "bound": "",
+        "bound_by": 0.0, "peak_flops_per_s": 0.0, "model_flops_per_step": 0.0,
+        "mfu_definition": "", "goodput": 1.0, "dollars": None, "dollars_per_chip_hour": None,
     }  # fmt: skip
     return {
         "schema": 2, "digest": "0" * 64, "name": "test", "trainer": "llama",
