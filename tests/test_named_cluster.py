@@ -16,9 +16,9 @@ from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluste
 from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
-from tests.asks import TINY, spec_of
 from tests.clusters import eventually
 from tests.conftest import ROOT
+from tests.example_specs import TINY, spec_of
 
 BIN = Path(sys.executable).parent
 TINY_TWO_PODS = "specs/tiny_2pod.yaml"
