@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import DataUnusable
+from orchestrator.types import codec
 from orchestrator.types.spec import DataSource
 from tests.trainer_plans import TINY, plan_of
 from trainers.data import manifest as manifests
@@ -280,7 +281,7 @@ def test_a_manifest_is_plain_json(tmp_path: Path) -> None:
         "shards": [
             {
                 "file": "tokens-00000.bin",
-                "sha256": manifests.sha256_of(path.parent / "tokens-00000.bin"),
+                "sha256": codec.file_digest(path.parent / "tokens-00000.bin"),
                 "tokens": 10,
             }
         ],
