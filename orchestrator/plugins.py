@@ -1,24 +1,71 @@
-"""Loads trackers and backends by name: built in, installed, or of one's own."""
+"""Finds trainers, trackers and backends by name: built in, installed, or by their dotted name.
 
+A name is built in, or an entry point in the group `orch.KINDs` of an installed package, or a
+reference `package.module:attribute`. A trainer may also be a whole module, `package.module`.
+"""
+
+import sys
 from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import SpecError, UnknownName
 
+TRAINERS = {"llama": "trainers.llama", "mlp": "trainers.mlp"}
+
+
+def trainer_names() -> list[str]:
+    """Every trainer with a name of its own: the built-in ones, then the installed ones."""
+    return list(_registered("trainer", TRAINERS))
+
+
+def find_trainer(name: str) -> EntryPoint:
+    """The entry point of a trainer. It is not imported, because planning needs no JAX."""
+    return _find("trainer", name, TRAINERS)
+
 
 def load(kind: str, name: str, built_in: Mapping[str, str]) -> Any:
-    """The object that a name stands for, imported.
-
-    A name is built in, or an entry point in the group `orch.KINDs` of an installed package, or a
-    dotted name `package.module:attribute`.
-    """
-    group = f"orch.{kind}s"
-    references = {one.name: one for one in entry_points(group=group)}
-    references |= {known: EntryPoint(known, value, group) for known, value in built_in.items()}
-    if name not in references and ":" not in name:
-        raise UnknownName(kind, name, list(references))
+    """The object with that name, imported."""
     try:
-        return references.get(name, EntryPoint(name, name, group)).load()
+        return _find(kind, name, built_in).load()
     except (ImportError, AttributeError) as error:
         raise SpecError(f"{kind} {name!r} cannot be imported: {error}") from error
+
+
+def _find(kind: str, name: str, built_in: Mapping[str, str]) -> EntryPoint:
+    registered = _registered(kind, built_in)
+    if name in registered:
+        return registered[name]
+    reference = EntryPoint(name, name, f"orch.{kind}s")
+    if EntryPoint.pattern.fullmatch(name) and set(name) & {".", ":"} and source(reference.module):
+        return reference
+    raise UnknownName(kind, name, list(registered))
+
+
+def _registered(kind: str, built_in: Mapping[str, str]) -> dict[str, EntryPoint]:
+    """The entry points of a kind by name. No package can take the name of a built-in one."""
+    group = f"orch.{kind}s"
+    installed = sorted(entry_points(group=group), key=lambda one: one.name)
+    ours = {name: EntryPoint(name, value, group) for name, value in built_in.items()}
+    return ours | {one.name: one for one in installed if one.name not in ours}
+
+
+def source(module: str) -> Path | None:
+    """The file of a module, found without importing the module or its parents."""
+    spec: ModuleSpec | None = None
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        if spec and spec.submodule_search_locations is None:
+            return None
+        folders = spec.submodule_search_locations if spec else None
+        spec = _module_spec(".".join(parts[:depth]), folders)
+        if spec is None:
+            return None
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def _module_spec(name: str, folders: list[str] | None) -> ModuleSpec | None:
+    specs = (finder.find_spec(name, folders) for finder in sys.meta_path)
+    return next(filter(None, specs), None)

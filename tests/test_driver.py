@@ -86,7 +86,7 @@ def test_a_lost_slice_is_a_preemption_and_the_run_goes_on_without_it(tmp_path: P
     assert isinstance(backend, ProcessBackend)
 
     def lose() -> None:
-        eventually(lambda: first.recorded.run().steps_done >= 2, 60)
+        eventually(lambda: first.journal.run().steps_done >= 2, 60)
         backend.lost.add("pod-1")
 
     threading.Thread(target=lose).start()
@@ -112,8 +112,8 @@ def test_a_cancelled_run_stops_after_its_step(tmp_path: Path) -> None:
     first = driver(tmp_path, steps=600)
 
     def cancel() -> None:
-        eventually(lambda: first.recorded.run().steps_done >= 2, 60)
-        journal.request_cancel(first.recorded)
+        eventually(lambda: first.journal.run().steps_done >= 2, 60)
+        journal.request_cancel(first.journal)
 
     threading.Thread(target=cancel).start()
     assert run_to_end(first) == 0

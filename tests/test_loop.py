@@ -17,7 +17,7 @@ from orchestrator.errors import (
     SpecError,
     UnknownName,
 )
-from orchestrator.trainer_registry import names
+from orchestrator.plugins import trainer_names
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Step
 from orchestrator.types.spec import CheckpointOptions, DataSource, Optimizer
@@ -264,7 +264,7 @@ def assignment_of(folder: Path, steps: int, emit: Callable[[Step], None]) -> Ass
     )
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", trainer_names())
 def test_every_trainer_is_trained_and_continued(name: str, tmp_path: Path) -> None:
     """Found by its name, on all devices; its whole state is saved and restored."""
     plan = plan_of(data=4, fsdp=4, trainer=name, compiler_options=QUICK_COMPILE)

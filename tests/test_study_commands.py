@@ -72,7 +72,7 @@ def test_orch_status_shows_a_study(orch: RunOrch, done: StudyJournal) -> None:
 def test_orch_cancel_stops_the_live_run_of_a_study(orch: RunOrch, tmp_path: Path) -> None:
     study = opened_study(tmp_path)
     idle = orch("cancel", study.key, *at(study))
-    assert idle.stdout.startswith(f"{study.key}: no run of it goes on. Nothing was asked.\nNext: ")
+    assert idle.stdout.startswith(f"{study.key}: no run is active. Nothing to cancel.\nNext: ")
     claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run).end_run("succeeded")
     writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
     asked = orch("cancel", study.key, *at(study))

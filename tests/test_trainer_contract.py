@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from orchestrator.errors import UnknownName
 from orchestrator.network.mesh_axes import AXES
-from orchestrator.trainer_registry import names
+from orchestrator.plugins import trainer_names
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Precision
 from tests.trainer_plans import TINY, plan_of
@@ -20,7 +20,7 @@ from tests.trainer_steps import QUICK_COMPILE
 from trainers.contract import METRICS, Program, build, load, place
 from trainers.mesh import abstract_mesh_of
 
-TRAINERS = names()
+TRAINERS = trainer_names()
 MIXTURES: list[dict[str, Any]] = [
     dict(zip(AXES, sizes, strict=True)) for sizes in product((1, 2), repeat=len(AXES))
 ]

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from orchestrator import trainer_registry
+from orchestrator import plugins
 from orchestrator.errors import SpecError
 from orchestrator.types.plan import Plan
 from trainers.mesh import mesh_of
@@ -63,7 +63,7 @@ class Trainer(Protocol):
 def load(name: str) -> Trainer:
     """Import the trainer that `run.trainer` names."""
     try:
-        trainer = trainer_registry.find(name).load()
+        trainer = plugins.find_trainer(name).load()
     except (ImportError, AttributeError) as error:
         raise SpecError(f"run.trainer: {name} cannot be imported: {error}") from error
     if not callable(getattr(trainer, "program", None)):

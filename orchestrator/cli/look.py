@@ -16,7 +16,7 @@ from orchestrator.types.study import StudyReport, StudyStatus
 @STORAGE
 @JSON
 def runs(storage: Path, as_json: bool) -> None:
-    """List all runs, newest first. Those of a study stand below it.
+    """List all runs, newest first. The runs of a study follow it.
 
     --json is a list of the runs; `orch status STUDY --json` describes a study.
 
@@ -33,7 +33,7 @@ def runs(storage: Path, as_json: bool) -> None:
 @STORAGE
 @JSON
 def status(run: str, storage: Path, as_json: bool) -> None:
-    """Show how RUN stands. State, steps, speed against the forecast, every attempt.
+    """Show the state of RUN. Steps, speed against the forecast, every attempt.
 
     With a study it shows every run, and the scaling as far as it is measured.
 
@@ -66,7 +66,7 @@ def status(run: str, storage: Path, as_json: bool) -> None:
 def logs(
     run: str, storage: Path, follows: bool, rank: int | None, attempt: int | None, as_json: bool
 ) -> None:
-    """Show the logs of RUN's newest attempt. That of the rank that died first is on top.
+    """Show the logs of RUN's newest attempt. The log of the rank that died first comes first.
 
     Without --rank, the last 100 lines of each of 8 ranks, and of the driver.
 
@@ -105,7 +105,7 @@ def show_end(event: object) -> None:
 @JSON
 @interruptible("comparing")
 def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
-    """Compare RUNs with their forecasts, and with each other.
+    """Compare RUNs with their forecasts and with each other.
 
     Example: orch compare llama3-70b-4pod-3f9a1c07-1 llama3-70b-4pod-3f9a1c07-2
     """
@@ -125,7 +125,7 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 @JSON
 @interruptible("writing the report")
 def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
-    """Write RUN as one HTML page that needs nothing else. Measured stands beside predicted.
+    """Write a self-contained HTML page about RUN. It shows measured next to predicted.
 
     It has the roofline, time per step line by line, memory, MFU over steps, and where the time
     went; for a study the scaling curves, its trials, and where measured and predicted differ.
@@ -156,7 +156,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
 @JSON
 @interruptible("recording", "what is recorded stays")
 def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
-    """Bring MLflow up to the journals of RUNs. Without any it does so for all runs.
+    """Bring MLflow up to date with RUNs. Without RUNs, with all runs.
 
     Runs are recorded while they go on, and later commands record what was missed: this is for
     being sure, or for after a server was gone. What MLflow has is not sent again.
@@ -182,7 +182,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 @STORAGE
 @click.option("--port", type=click.IntRange(1, 65_535), metavar="N", help="Listen on this port.")
 def ui(storage: Path, port: int | None) -> None:
-    """Show recorded runs in the MLflow UI. Comparisons are set up in it; Ctrl-C ends it.
+    """Show recorded runs in the MLflow UI. Comparisons are set up; Ctrl-C ends it.
 
     It listens on 127.0.0.1 alone. Runs that are recorded on a server are shown by that server.
 

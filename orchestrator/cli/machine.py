@@ -18,7 +18,7 @@ SHELLS = ("bash", "zsh", "fish")
 @JSON
 @interruptible("looking at this machine")
 def doctor(storage: Path, address: str | None, as_json: bool) -> None:
-    """Say what this machine can do. What it cannot comes with what to do.
+    """Check what this machine can do. It gives advice for the rest.
 
     It changes nothing. The exit status is 1 when something that most commands need is broken, or a
     cluster or MLflow server that is named does not answer.
@@ -36,7 +36,7 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
 @JSON
 @interruptible("measuring this machine")
 def calibrate(as_json: bool) -> None:
-    """Measure what this machine's devices reach. It takes a minute or two.
+    """Measure the rates of this machine's devices. It takes a minute or two.
 
     It times matmuls, the trainer's attention, elementwise operations, copies, and collectives in
     one process and between two. The result is a chip profile; its digest is its name. A rehearsal

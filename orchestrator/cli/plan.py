@@ -65,18 +65,18 @@ def schema(of_study: bool) -> None:
 @JSON
 @click.option(
     "--alternatives", type=click.IntRange(0, 50), default=0, metavar="N",
-    help="Also show N runners-up and what each loses.",
+    help="Also show N runners-up and what each one loses.",
 )  # fmt: skip
 @click.option(
     "--profile", metavar="DIGEST",
-    help="Forecast on what `orch calibrate` measured on a machine of these chips.",
+    help="Forecast with the rates that `orch calibrate` measured on these chips.",
 )  # fmt: skip
 @interruptible("planning")
 def plan(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool,
     alternatives: int, profile: str | None,
 ) -> None:  # fmt: skip
-    """Find the fastest realizable plan of SPEC. Memory, time and cost are forecast.
+    """Find the fastest realizable plan of SPEC. It has memory, time and cost.
 
     With OTHER, compare both plans, line by line; --set then changes OTHER alone. With a study, plan
     every trial and show the predicted scaling; exit 2 if a trial has no plan.
@@ -142,7 +142,7 @@ def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
 )  # fmt: skip
 @interruptible("working it out")
 def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -> None:
-    """Derive the figures of SPEC, formula by formula. Published figures stand beside them.
+    """Derive the figures of SPEC, formula by formula. Published figures are shown too.
 
     Example: orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
     """
@@ -159,7 +159,7 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 @JSON
 @click.option(
     "--hlo", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-    help="Keep the compiled program's text in DIR; compiles even what is in the cache.",
+    help="Keep the compiled program's text in DIR. Compiles even if a proof is cached.",
 )  # fmt: skip
 @click.option(
     "--search-remat",
@@ -170,7 +170,7 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 def prove(
     spec: Path, overrides: tuple[str, ...], as_json: bool, hlo: Path | None, search_remat: bool
 ) -> None:
-    """Let the real TPU compiler judge the plan of SPEC. It needs no TPU.
+    """Check the plan of SPEC with the real TPU compiler. It needs no TPU.
 
     It compiles the trainer's own step for the plan's topology and compares memory, collectives and
     FLOPs with the forecast. The result is cached, so the same question is answered at once.
@@ -215,7 +215,7 @@ def prove(
 @JSON
 @interruptible("scoring")
 def score(runs: Path | None, without: Literal["document", "group"] | None, as_json: bool) -> None:
-    """Compare forecasts with published runs. Each is planned as it was run.
+    """Compare forecasts with published runs. Each run is planned as it ran.
 
     RUNS.csv has the columns of the project's own file, which is the default. A row that cannot be
     planned or converted is listed with its reason and counts in no figure.

@@ -61,51 +61,51 @@ class Steps(click.ParamType[tuple[int, int]]):
 )  # fmt: skip
 @ADDRESS
 @YES
-@click.option("--dry-run", is_flag=True, help="Show all that is known beforehand, and stop.")
+@click.option("--dry-run", is_flag=True, help="Show the plan, the cluster and the price, and stop.")
 @DETACH
 @click.option(
     "--code", type=click.Choice(["sent", "installed"]), default="sent", show_default=True,
-    help="Whether this project's code travels to a named cluster, or is in its image.",
+    help="Send this project's code to a named cluster, or use the code in its image.",
 )  # fmt: skip
 @click.option(
     "--steps", type=click.IntRange(1), metavar="N",
-    help="Steps to do; 20 in a rehearsal and run.steps on a cluster by default.",
+    help="Steps to train. The default is 20 in a rehearsal and run.steps on a cluster.",
 )  # fmt: skip
 @click.option(
     "--devices-per-pod", type=click.Choice([4, 8]),
-    help="Emulated devices of each pod of a rehearsal; as few as the chip's slices allow.",
+    help="Emulated devices in each pod of a rehearsal; by default the fewest that the chip allows.",
 )  # fmt: skip
 @click.option(
     "--key", metavar="KEY",
-    help="What to call the run. The same key twice is one run: the second time none is made.",
+    help="The run's key. A second submit with the same key starts no second run.",
 )  # fmt: skip
 @click.option(
     "--profile", type=Steps(), metavar="A:B",
-    help="Keep an XProf trace of steps A to B - 1, counted from 0, with the run.",
+    help="Keep an XProf trace of steps A to B - 1 with the run. Steps count from 0.",
 )  # fmt: skip
 @JSON
 def submit(
     spec: Path, overrides: tuple[str, ...], as_json: bool, yes: bool, dry_run: bool, detach: bool,
     key: str | None, no_prove: bool, no_calibrate: bool, **how: Any,
 ) -> None:  # fmt: skip
-    """Plan and prove SPEC, and run it. It runs on a named cluster, or is rehearsed here.
+    """Plan, prove and run SPEC. It runs on a named cluster, or as a rehearsal on this machine.
 
-    With no cluster named (--address, RAY_ADDRESS, cluster.address of SPEC), it is a rehearsal: a
-    small copy on emulated slices of this machine, with up to eight pods, real processes, real
+    Without a cluster (--address, RAY_ADDRESS, cluster.address of SPEC) it is a rehearsal: a small
+    copy on emulated slices of this machine, with up to eight pods, real processes, real
     collectives, the real trainer, checkpoints and journal. Ctrl-C checkpoints and stops; press it
     twice to stop immediately. Nothing is left running.
 
-    On a named cluster it is the run itself, and outlives this command. The cluster is checked
-    first: slices, versions, storage, secrets. Then chips, time and dollars are shown and a person
-    is asked. Ctrl-C ends the following and not the run: `orch cancel` does that.
+    On a named cluster it is the run itself, and it outlives this command. The command checks the
+    cluster (slices, versions, storage, secrets), shows chips, time and dollars, and asks. Ctrl-C
+    stops following; `orch cancel` stops the run.
 
     The trials of a study run one after another. The same command continues where it was stopped.
 
     \b
     Exit status:
-      0    all steps are done; or submitted, with --detach; or shown, with --dry-run
+      0    all steps are done; with --detach, it is submitted; with --dry-run, it is shown
       1    it failed, run.storage takes no run, or the cluster cannot be used
-      2    the spec has no plan, or --yes is needed where nobody can be asked
+      2    the spec has no plan, or --yes is missing where nobody can answer
       3    the plan does not fit, or more than gradients crosses pods
       130  interrupted, cancelled or no longer followed, or the answer was no
 
@@ -122,22 +122,22 @@ def submit(
     how |= {"confirm": confirmation(yes=yes, dry_run=dry_run), "progress": display}
     if orch.is_study(spec):
         for option, given, why in (
-            ("--key", key, "a study's key is made of all that it asks"),
+            ("--key", key, "a study has a key of its own"),
             ("--json", as_json, "see orch status STUDY --json"),
-            ("--detach", detach, "somebody must start trial after trial, and this command does"),
+            ("--detach", detach, "this command starts one trial after another"),
         ):
             if given:
                 raise SpecError(f"{option} is for one run: {why}")
         finish_study(orch.submit_study(spec, overrides, **how))
     if as_json and dry_run:
-        raise SpecError("--json describes a run, and --dry-run makes none: see orch plan --json")
+        raise SpecError("--json describes a run, and --dry-run starts none: see orch plan --json")
     with aside(as_json):
         run = orch.submit(spec, overrides, key=key, detach=detach, **how)
     finish(run, left=display.left, as_json=as_json)
 
 
 def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
-    """What is asked before chips are taken; nothing where nobody can be asked."""
+    """A function that asks before chips are taken; None where nobody can answer."""
 
     def confirm(proposal: "Proposal") -> bool:
         if dry_run:
@@ -152,7 +152,7 @@ def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
 
 
 def finish(run: Run, *, left: bool, as_json: bool) -> NoReturn:
-    """Exit as the run has ended; one that goes on is no failure, unless it was left."""
+    """Exit with the code for a run's state. A live run is a success, unless Ctrl-C left it."""
     if as_json:
         show(run, as_json=True)
     code = 0 if run.state in LIVE else EXIT_CODES.get(run.state, 1)
@@ -160,7 +160,7 @@ def finish(run: Run, *, left: bool, as_json: bool) -> NoReturn:
 
 
 def finish_study(result: "StudyResult") -> NoReturn:
-    """Show the measured scaling as far as it is, and exit as the study has ended."""
+    """Show the scaling measured so far, and exit with the code for the study's outcome."""
     from orchestrator.render.study_report_screen import study_report_screen
 
     code = STUDY_EXIT_CODES[result.outcome]
@@ -177,20 +177,20 @@ def finish_study(result: "StudyResult") -> NoReturn:
 @STORAGE
 @click.option(
     "--pods", type=click.IntRange(1), metavar="N",
-    help="Continue with so many pods, instead of those of the spec.",
+    help="Continue with this number of pods instead of the spec's.",
 )  # fmt: skip
 @ADDRESS
 @YES
 @DETACH
 @JSON
 def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **how: Any) -> None:
-    """Resume RUN from its last checkpoint. It failed, was cancelled or lost its driver.
+    """Resume RUN from its last checkpoint. RUN failed, was cancelled or lost its driver.
 
-    A new attempt begins in the same journal, with fresh retry budgets. With --pods it has another
-    plan: the same batch by more accumulation, or the nearest batch that those pods can have; the
-    data continues where it was. A rehearsal continues on this machine. Any other run continues on
-    its cluster, or on the one named now, in the code that it was submitted with. Questions and exit
-    status are those of `orch submit`.
+    A new attempt starts in the same journal, with fresh retry budgets. With --pods it has another
+    plan: the same batch with more accumulation, or the nearest batch that those pods allow. The
+    data continues where it stopped. A rehearsal continues on this machine. Any other run continues
+    on its cluster, or on the cluster named now, with the code that it was submitted with. Questions
+    and exit status are those of `orch submit`.
 
     Example: orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3
     """
@@ -203,12 +203,12 @@ def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **ho
 @click.command(epilog=RUN_HELP)
 @RUN
 @STORAGE
-@click.option("--now", is_flag=True, help="Stop at once, without a last checkpoint.")
+@click.option("--now", is_flag=True, help="Stop immediately, without a last checkpoint.")
 @JSON
 def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
-    """Ask RUN to stop after a last checkpoint. Its driver does so; this only asks.
+    """Ask RUN to stop after a last checkpoint. The run's driver stops it.
 
-    With a study the run that goes on is asked; no other begins then.
+    For a study, the current run stops and no other starts.
 
     Example: orch cancel llama3-70b-4pod-3f9a1c07-1
     """
@@ -220,19 +220,19 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
         show(found if isinstance(found, StudyStatus) else results[0].after, as_json=True)
         return
     lines = [cancel_text(one.before, one.after, at_once=now) for one in results]
-    lines = lines or [f"{run}: no run of it goes on. Nothing was asked."]
+    lines = lines or [f"{run}: no run is active. Nothing to cancel."]
     say("\n".join([*lines, f"Next: {run_command('status', run, storage)}\n"]))
 
 
 @click.command(epilog=RUN_HELP)
 @RUN
 @STORAGE
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask first.")
 @JSON
 def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
-    """Remove RUN with all it left. Journal, logs and checkpoints go; it asks first.
+    """Remove RUN with its journal, logs and checkpoints. It asks first.
 
-    A run that is still driven is not removed. A study goes with all its runs.
+    A run that is still active is not removed. A study is removed with all its runs.
 
     Example: orch rm llama3-70b-4pod-3f9a1c07-1
     """
@@ -240,7 +240,7 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
 
     def confirm(doomed: Run | StudyStatus) -> bool:
         if not sys.stdin.isatty():
-            raise SpecError(f"removing {run} needs --yes where nobody can be asked")
+            raise SpecError(f"removing {run} needs --yes where nobody can answer")
         return click.confirm(removal_question(doomed), abort=True, err=True)
 
     removed = orch.remove(run, storage, confirm=None if yes else confirm)

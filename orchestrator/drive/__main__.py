@@ -7,9 +7,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from orchestrator import journal
 from orchestrator.drive import driver
 from orchestrator.errors import OrchError
+from orchestrator.journal import Journal
 from orchestrator.launch.backend import find_backend
 
 
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--pods", type=int, help="use so many, instead of those of its spec")
     options = parser.parse_args(arguments)
     try:
-        run = journal.Journal(options.run)
+        run = Journal(options.run)
         backend = find_backend(run.spec().cluster.backend)
         return driver.drive(run, backend, resumes=options.resume, pods=options.pods)
     except OrchError as error:  # another driver has the run, or it has ended

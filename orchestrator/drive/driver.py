@@ -7,12 +7,20 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from orchestrator import journal, tracking
+from orchestrator import tracking
 from orchestrator.drive import select_slices
 from orchestrator.drive.monitor import Monitor
 from orchestrator.drive.worker import redirect_output
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, OrchError, Superseded
-from orchestrator.journal import heartbeat, liveness
+from orchestrator.journal import (
+    Decision,
+    Journal,
+    Writer,
+    claim_run,
+    decide_retry,
+    heartbeat,
+    liveness,
+)
 from orchestrator.journal.run_status import cancel_reason
 from orchestrator.launch.backend import Attempt, AttemptSpec, Backend, Slice, WorkerArgs
 from orchestrator.plan.elastic import plan_on
@@ -30,11 +38,11 @@ class Cancelled(OrchError):
     """Somebody cancelled the run while it waited for slices."""
 
 
-def drive(recorded: journal.Journal, backend: Backend, *, resumes: bool, pods: int | None) -> int:
+def drive(journal: Journal, backend: Backend, *, resumes: bool, pods: int | None) -> int:
     """Claim the run and try until it has ended, recording as it goes; the exit code."""
-    writer = journal.claim_run(recorded, resumes=resumes)
-    redirect_output(recorded.paths.driver_log(writer.number))
-    with tracking.BackgroundRecorder(recorded):
+    writer = claim_run(journal, resumes=resumes)
+    redirect_output(journal.paths.driver_log(writer.number))
+    with tracking.BackgroundRecorder(journal):
         return run_to_end(Driver(writer, backend, pods))
 
 
@@ -60,16 +68,16 @@ def run_to_end(driver: "Driver") -> int:
 class Driver:
     """A run and the backend that carries it out."""
 
-    writer: journal.Writer
+    writer: Writer
     backend: Backend
     pods: int | None = None
     worker: str = WORKER
 
     def __post_init__(self) -> None:
-        self.recorded = self.writer.journal
-        self.spec = self.recorded.spec()
-        self.submission = self.recorded.state().submitted.submission
-        self.first_plan = self.recorded.plan(self.submission.plan_digest)
+        self.journal = self.writer.journal
+        self.spec = self.journal.spec()
+        self.submission = self.journal.state().submitted.submission
+        self.first_plan = self.journal.plan(self.submission.plan_digest)
 
     def run(self) -> int:
         """Try until there is no reason to try again; the exit code."""
@@ -79,9 +87,9 @@ class Driver:
                 if not decision.retry:
                     return self._end_run(decision.reason)
 
-    def _run_attempt(self) -> journal.Decision:
+    def _run_attempt(self) -> Decision:
         """One attempt, from its slices to the end of its last process."""
-        path = str(self.recorded.path)
+        path = str(self.journal.path)
         with self.backend.attempt(AttemptSpec(run=path, worker=self.worker)) as attempt:
             plan, slices = self._wait_for_slices(attempt)
             number = self.writer.start_attempt(plan, slices)
@@ -94,7 +102,7 @@ class Driver:
             end = Monitor(self.writer, attempt, args, slices, hang_limit_s).wait_for_end()
         self._wait_for_exits(number)
         self.writer.end_attempt(end.reason, error=end.error, first_dead_rank=end.first_dead_rank)
-        return journal.decide_retry(self.writer.run(), self.spec.run.retries)
+        return decide_retry(self.writer.run(), self.spec.run.retries)
 
     def _wait_for_slices(self, attempt: Attempt) -> tuple[Plan, tuple[str, ...]]:
         """Wait until enough slices are free, and plan for as many; note what the run waits for."""
@@ -134,7 +142,7 @@ class Driver:
 
         Those on other machines end by themselves when they see the next attempt start.
         """
-        beats = heartbeat.read_heartbeats(self.recorded.path, number).values()
+        beats = heartbeat.read_heartbeats(self.journal.path, number).values()
         here = [one.process for one in beats if one.process.machine == liveness.this_machine()]
         deadline = time.monotonic() + EXIT_LIMIT_S
         while left := [process for process in here if not liveness.is_gone(process)]:

@@ -5,8 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator import journal
-from orchestrator.journal import heartbeat, liveness
+from orchestrator.journal import Writer, heartbeat, liveness
 from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor
 from orchestrator.launch.backend import Attempt, AttemptEvent, Slice, WorkerArgs
 from orchestrator.types.run import AttemptReason
@@ -30,7 +29,7 @@ class AttemptEnd:
 class Monitor:
     """One attempt while its workers run."""
 
-    writer: journal.Writer
+    writer: Writer
     attempt: Attempt
     args: WorkerArgs
     slices: Sequence[str]

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from orchestrator import journal
 from orchestrator.errors import JournalUnreadable
+from orchestrator.journal import Journal, StepLog
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import WorkerArgs
@@ -20,7 +20,7 @@ from orchestrator.types.run import Step
 def work(args: WorkerArgs, rank: int) -> None:
     """Train this process's part of the plan, with heartbeats. Rank 0 writes the steps."""
     path = Path(args.run)
-    redirect_output(journal.Journal(path).paths.rank_log(args.attempt, rank))
+    redirect_output(Journal(path).paths.rank_log(args.attempt, rank))
     slice_name = os.environ.get("TPU_NAME") or socket.gethostname()
     with HeartbeatWriter(
         path, args.attempt, rank, slice_name, args.heartbeat_s, give_up=lambda: os._exit(1)
@@ -36,23 +36,23 @@ def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
     from trainers.data.batch_source import DataProgress  # noqa: PLC0415  the driver itself needs no JAX
     from trainers.loop import Assignment, train  # noqa: PLC0415
 
-    recorded = journal.Journal(Path(args.run))
-    spec, state, plan = recorded.spec(), recorded.state(), recorded.plan(args.plan_digest)
+    journal = Journal(Path(args.run))
+    spec, state, plan = journal.spec(), journal.state(), journal.plan(args.plan_digest)
     submission, settled = state.submitted.submission, state.settled_requests
     if not submission.rehearsal:  # a rehearsal runs in the installation that submitted it
         provenance.check_versions(submission.environment)
 
     def stop() -> bool:
         count_step()
-        return rank == 0 and recorded.cancel_request(settled) is not None
+        return rank == 0 and journal.cancel_request(settled) is not None
 
     with ExitStack() as stack:
         emit: Callable[[Step], None] = _drop
         if rank == 0:
-            emit = stack.enter_context(journal.StepLog(recorded.path, args.attempt)).append
+            emit = stack.enter_context(StepLog(journal.path, args.attempt)).append
         assignment = Assignment(
-            directory=recorded.path,
-            steps=recorded.run().steps,
+            directory=journal.path,
+            steps=journal.run().steps,
             emit=emit,
             checkpoint=spec.run.checkpoint,
             stop=stop,
@@ -60,24 +60,24 @@ def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
             folder=Path(submission.folder),
             peak_flops_per_s=_peak_flops_per_s(plan),
             data_progress=DataProgress(
-                sequences=recorded.plan(submission.plan_digest).batch.sequences,
-                sequences_after=lambda steps: sequences_taken(recorded, steps),
+                sequences=journal.plan(submission.plan_digest).batch.sequences,
+                sequences_after=lambda steps: sequences_taken(journal, steps),
             ),
         )
         train(plan, assignment)
 
 
-def sequences_taken(recorded: journal.Journal, steps: int) -> int:
+def sequences_taken(journal: Journal, steps: int) -> int:
     """The sequences that the first so many steps of a run took, whatever their batches were."""
-    run = recorded.run()
-    plans = [recorded.plan(one.plan_digest) for one in run.attempts]
+    run = journal.run()
+    plans = [journal.plan(one.plan_digest) for one in run.attempts]
     batches = {plan.batch.sequences for plan in plans}
     if len(batches) == 1:
         return steps * batches.pop()
-    known = [timed.step for timed in recorded.steps(run) if timed.step.index < steps]
+    known = [timed.step for timed in journal.steps(run) if timed.step.index < steps]
     if len(known) < steps:
         missing = f"{steps - len(known)} of the first {steps} steps are not in it"
-        raise JournalUnreadable(f"{recorded.path}: which data comes next is unknown: {missing}")
+        raise JournalUnreadable(f"{journal.path}: which data comes next is unknown: {missing}")
     return sum(step.tokens for step in known) // plans[0].batch.length
 
 

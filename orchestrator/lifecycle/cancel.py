@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import journal
 from orchestrator.errors import RunIsLive
+from orchestrator.journal import Journal, StudyJournal, find_run, request_cancel
 from orchestrator.render.next_commands import run_command
 from orchestrator.types.run import LIVE, Run
 from orchestrator.types.study import StudyStatus
@@ -18,30 +18,30 @@ class CancelResult:
     after: Run
 
 
-def cancel_run(recorded: journal.Journal, *, at_once: bool) -> CancelResult:
+def cancel_run(journal: Journal, *, at_once: bool) -> CancelResult:
     """Ask a run to stop. Its driver does so; one that has ended is left alone."""
-    before = recorded.run()
+    before = journal.run()
     if before.ended_at_s is None:
-        journal.request_cancel(recorded, at_once=at_once)
-    return CancelResult(before=before, after=recorded.run())
+        request_cancel(journal, at_once=at_once)
+    return CancelResult(before=before, after=journal.run())
 
 
-def cancel_study(study: journal.StudyJournal, *, at_once: bool) -> list[CancelResult]:
+def cancel_study(study: StudyJournal, *, at_once: bool) -> list[CancelResult]:
     """Ask the run of a study that goes on to stop; no other begins then."""
     live = [one.run for one in study.status().runs if one.state in LIVE]
-    return [cancel_run(journal.find_run(study.storage, key), at_once=at_once) for key in live]
+    return [cancel_run(find_run(study.storage, key), at_once=at_once) for key in live]
 
 
-def removable_run(recorded: journal.Journal, storage: Path) -> Run:
+def removable_run(journal: Journal, storage: Path) -> Run:
     """The run, which nothing drives; an error where something does."""
-    run = recorded.run()
+    run = journal.run()
     if run.state in LIVE:
         cancelling = run_command("cancel", run.run, storage)
         raise RunIsLive(f"run {run.run} is {run.state}\nNext: {cancelling}")
     return run
 
 
-def removable_study(study: journal.StudyJournal, storage: Path) -> StudyStatus:
+def removable_study(study: StudyJournal, storage: Path) -> StudyStatus:
     """The study, none of whose runs goes on; an error where one does."""
     status = study.status()
     if status.state == "running":

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from orchestrator import journal, tracking
+from orchestrator import tracking
 from orchestrator.errors import OrchError
+from orchestrator.journal import Journal, RunRequest, create_run, shared_marker
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, RunNeeds, find_backend
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.lifecycle.interrupts import interruptible
@@ -41,9 +42,9 @@ class ClusterLaunch:
     storage: Path
 
 
-def archive_of(recorded: journal.Journal) -> bytes | None:
+def archive_of(journal: Journal) -> bytes | None:
     """The code that a run was submitted with; None where none travelled."""
-    path = recorded.paths.documents / ARCHIVE
+    path = journal.paths.documents / ARCHIVE
     return path.read_bytes() if path.is_file() else None
 
 
@@ -61,7 +62,7 @@ def check_cluster(
     """
     with _task(progress, "connecting"):
         jobs = find_backend(launch.spec.cluster.backend).connect(launch.address)
-    with journal.shared_marker(launch.storage) as mark:
+    with shared_marker(launch.storage) as mark:
         needs = RunNeeds(
             plan=launch.plan,
             versions=launch.versions,
@@ -104,18 +105,18 @@ def start_run(
     proof: Proof | None,
     key: str | None,
     progress: Progress,
-) -> tuple[journal.Journal, str]:
+) -> tuple[Journal, str]:
     """Make the run's journal and start its job; the journal records when that fails.
 
     The run's key is the one given, or made from the plan.
     """
     if launch.archive is not None:
         provenance = provenance.with_document(ARCHIVE, launch.archive)
-    request = journal.RunRequest(
+    request = RunRequest(
         spec=launch.spec, plan=launch.plan, steps=launch.steps, **provenance.fields
     )
     where = tracking.destination(launch.spec.tracking, launch.storage, os.environ)
-    writer = journal.create_run(launch.storage, request, key)
+    writer = create_run(launch.storage, request, key)
     tracking.begin(writer.journal, where)
     tracking.in_background([writer.journal])
     if proof:
@@ -133,14 +134,14 @@ def start_run(
 def start_driver(
     launch: ClusterLaunch,
     jobs: ClusterClient,
-    recorded: journal.Journal,
+    journal: Journal,
     progress: Progress,
     *how: str,
 ) -> str:
     """Start the driver of a run as a job, whose id names the run and how often it was driven."""
-    run, state = recorded.run(), recorded.state()
+    run, state = journal.run(), journal.state()
     job = job_name(run, state.last)
-    words = ("-m", "orchestrator.drive", str(recorded.path.absolute()), *how)
+    words = ("-m", "orchestrator.drive", str(journal.path.absolute()), *how)
     try:
         jobs.start(words, launch.archive, job)
     except ClusterUnusable:

@@ -4,18 +4,15 @@ On a named cluster the run goes on without whoever follows it. The cluster is as
 job is still there, and it need not answer.
 """
 
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from types import FrameType
 
-from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, Superseded
+from orchestrator.journal import Journal, StepReader, Writer
 from orchestrator.launch.backend import JOB_ENDED, ClusterClient, ClusterUnusable
 from orchestrator.lifecycle import recording
+from orchestrator.lifecycle.interrupts import collected_interrupts
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.types.events import (
     FollowStarted,
@@ -32,75 +29,47 @@ ASK_EVERY_S = 5.0
 TASK = "run"
 
 
-@contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM while this lasts, rather than end the process.
-
-    Python hands signals to its main thread alone: in another one none are collected.
-    """
-    came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-
-    def note(number: int, _: FrameType | None) -> None:
-        came.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield came
-    finally:
-        for number, was in before.items():
-            signal.signal(number, was)
-
-
-def interrupt_name(number: int) -> str:
-    """How this process was asked to end, as people say it."""
-    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    return f"interrupted ({name})"
-
-
 class RunWatch:
     """Reports a run and its new steps; what happened before it began to watch is not reported."""
 
-    def __init__(self, recorded: journal.Journal, progress: Progress) -> None:
-        self.recorded, self.progress = recorded, progress
-        self.steps: journal.StepReader | None = None
-        state = recorded.state()
+    def __init__(self, journal: Journal, progress: Progress) -> None:
+        self.journal, self.progress = journal, progress
+        self.steps: StepReader | None = None
+        state = journal.state()
         self.attempt = len(state.attempts)
         if state.open_attempt:
-            self.steps = journal.StepReader(recorded.path, self.attempt)
+            self.steps = StepReader(journal.path, self.attempt)
             self.steps.read()
 
     def update(self, run: Run) -> None:
         if run.attempts and run.attempts[-1].number != self.attempt:
             self.attempt = run.attempts[-1].number
-            self.steps = journal.StepReader(self.recorded.path, self.attempt)
+            self.steps = StepReader(self.journal.path, self.attempt)
         steps = tuple(one.step for one in self.steps.read()) if self.steps else ()
         self.progress(RunUpdate(run=run, steps=steps))
 
 
 def follow_to_end(
-    recorded: journal.Journal, jobs: ClusterClient, job: str, driver_before: int, progress: Progress
+    journal: Journal, jobs: ClusterClient, job: str, driver_before: int, progress: Progress
 ) -> Run:
     """Follow a run on a named cluster; the run as it stands when it ended or was left."""
-    run = follow(recorded, jobs, job, driver_before, progress)
+    run = follow(journal, jobs, job, driver_before, progress)
     if run is None:
-        progress(LeftRunning(run=recorded.run()))
-        return recorded.run()
-    plan = recorded.plan(run.plan_digest)
-    progress(RunEnded(run=run, plan=plan, tracked=recording.tracked_at_end(recorded)))
+        progress(LeftRunning(run=journal.run()))
+        return journal.run()
+    plan = journal.plan(run.plan_digest)
+    progress(RunEnded(run=run, plan=plan, tracked=recording.tracked_at_end(journal)))
     return run
 
 
 def follow(
-    recorded: journal.Journal, jobs: ClusterClient, job: str, driver_before: int, progress: Progress
+    journal: Journal, jobs: ClusterClient, job: str, driver_before: int, progress: Progress
 ) -> Run | None:
     """Report a run until it has ended; None when an interrupt ends the following."""
-    watch = RunWatch(recorded, progress)
+    watch = RunWatch(journal, progress)
     progress(FollowStarted(task=TASK, attempts=watch.attempt))
     try:
-        with interrupts() as signals:
+        with collected_interrupts() as signals:
             follower = ClusterFollower(watch, jobs, job, driver_before)
             while not signals:
                 if run := follower.look():
@@ -125,13 +94,13 @@ class ClusterFollower:
     trouble: Trouble = field(default=Trouble(kind="cleared"))
 
     @property
-    def recorded(self) -> journal.Journal:
-        return self.watch.recorded
+    def journal(self) -> Journal:
+        return self.watch.journal
 
     def look(self) -> Run | None:
         """Report what is new; the run once nothing more will come."""
         try:
-            run, driven = self.recorded.run(), self._is_driven()
+            run, driven = self.journal.run(), self._is_driven()
         except JournalUnreadable as error:  # a mount that comes back is read on
             self._note(Trouble(kind="journal unreadable", why=str(error)))
             return None
@@ -145,7 +114,7 @@ class ClusterFollower:
         return None
 
     def _is_driven(self) -> bool:
-        return self.recorded.state().writer != self.driver_before
+        return self.journal.state().writer != self.driver_before
 
     def _ask(self, *, driven: bool) -> Run | None:
         """Ask the cluster how the job is; the run when the job ended before its driver came."""
@@ -165,9 +134,9 @@ class ClusterFollower:
         """Write down why no driver came. A run that was to be resumed keeps the end it had."""
         if self.driver_before == 0:
             with suppress(Superseded):  # a driver came at the last moment
-                writer = journal.Writer(self.recorded, self.recorded.state())
+                writer = Writer(self.journal, self.journal.state())
                 writer.end_run("failed", StateReason(code="error", detail=why))
-        return self.recorded.run()
+        return self.journal.run()
 
     def _note(self, trouble: Trouble) -> None:
         """Report a trouble once, and once that it is over."""

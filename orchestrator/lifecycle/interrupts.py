@@ -1,9 +1,14 @@
-"""Say what an interrupt ended, and what is left of it."""
+"""Interrupts of an act: turned into an error that says what they ended, or collected."""
 
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from orchestrator.errors import Interrupted
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ActInterrupted(Interrupted):
@@ -25,3 +30,44 @@ def interruptible(
         yield
     except KeyboardInterrupt:
         raise ActInterrupted(doing, left, next_command) from None
+
+
+@contextmanager
+def interruptible_by_signals() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM both interrupt, also where a shell ignores them."""
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handled_by(interrupt):
+        yield
+
+
+@contextmanager
+def collected_interrupts() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM during a `with` block; they do not end the process.
+
+    Python delivers signals to its main thread alone: another thread collects none.
+    """
+    numbers: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield numbers
+        return
+    with _handled_by(lambda number, _: numbers.append(number)):
+        yield numbers
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    earlier = {number: signal.signal(number, handler) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, previous in earlier.items():
+            signal.signal(number, previous)
+
+
+def interrupt_name(number: int) -> str:
+    """The interrupt as people call it."""
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    return f"interrupted ({name})"

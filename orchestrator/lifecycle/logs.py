@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import journal
 from orchestrator.errors import UnknownName
+from orchestrator.journal import Journal
 from orchestrator.journal.run_logs import Log, LogLine, LogReader, list_logs
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.types.events import RunUpdate
@@ -27,11 +27,11 @@ class LogSelection:
     rank: int | None = None
     attempt: int | None = None
 
-    def of(self, recorded: journal.Journal, run: Run) -> list[Log]:
+    def of(self, journal: Journal, run: Run) -> list[Log]:
         attempts = [str(one.number) for one in run.attempts]
         if self.attempt is not None and self.attempt > len(attempts):
             raise UnknownName("attempt", self.attempt, attempts or ["none"])
-        every = list_logs(recorded.path, run, attempt=self.attempt)
+        every = list_logs(journal.path, run, attempt=self.attempt)
         if self.rank is not None:
             return [log for log in every if log.rank == self.rank]
         ranks = [log for log in every if log.rank is not None]
@@ -56,11 +56,11 @@ class RunLogs:
     empty: bool
 
 
-def read_logs(recorded: journal.Journal, selection: LogSelection) -> RunLogs:
+def read_logs(journal: Journal, selection: LogSelection) -> RunLogs:
     """The selected logs as they are now."""
-    run = recorded.run()
-    logs, rank = selection.of(recorded, run), selection.rank
-    every = list_logs(recorded.path, run, attempt=selection.attempt)
+    run = journal.run()
+    logs, rank = selection.of(journal, run), selection.rank
+    every = list_logs(journal.path, run, attempt=selection.attempt)
     if rank is not None and not logs:
         known = [str(log.rank) for log in every if log.rank is not None]
         raise UnknownName("rank", rank, known or ["none"])
@@ -81,16 +81,14 @@ def _lines(reader: LogReader, *, whole: bool) -> list[LogLine]:
     return [*tail, *reader.read(incomplete=True)]
 
 
-def follow_logs(
-    recorded: journal.Journal, selection: LogSelection, progress: Progress
-) -> Iterator[LogLine]:
+def follow_logs(journal: Journal, selection: LogSelection, progress: Progress) -> Iterator[LogLine]:
     """Lines as they are written, through all attempts; the end of the run is reported."""
     readers: dict[Path, LogReader] = {}
     only_tail = selection.rank is None
     while True:
-        run = recorded.run()  # before the lines, or the last ones could be missed
+        run = journal.run()  # before the lines, or the last ones could be missed
         ended = run.state not in LIVE
-        for log in selection.of(recorded, run):
+        for log in selection.of(journal, run):
             if log.path not in readers:
                 readers[log.path] = LogReader(log)
                 yield from readers[log.path].tail(MOST_LINES) if only_tail else ()

@@ -1,14 +1,13 @@
 """Show recorded runs in the MLflow UI, with its comparisons set up."""
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
-from orchestrator import journal, tracking
+from orchestrator import tracking
 from orchestrator.errors import OrchError
+from orchestrator.journal import list_journals, list_runs
+from orchestrator.lifecycle.interrupts import interruptible_by_signals
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.recording import catch_up
 from orchestrator.tracking import NotRecorded
@@ -24,7 +23,7 @@ TASK = "MLflow UI"
 
 def show_ui(storage: Path, port: int | None, progress: Progress) -> None:
     """Report where servers show the runs, and serve databases until an interrupt ends it."""
-    catch_up(storage, journal.list_runs(storage)[0])
+    catch_up(storage, list_runs(storage)[0])
     for uri, places in places_by_uri(storage).items():
         if is_server(places[0]):
             progress(ready(uri, places, progress, served=False))
@@ -36,11 +35,11 @@ def places_by_uri(storage: Path) -> dict[str, list[Destination]]:
     """Where the runs of a storage directory are recorded; databases last, since one is served until
     it is stopped.
     """
-    marks = [tracking.read_sync_state(one) for one in journal.list_journals(storage)]
+    notes = [tracking.read_sync_state(one) for one in list_journals(storage)]
     found = dict.fromkeys(
-        mark.destination
-        for mark in marks
-        if mark and mark.recorded and mark.destination.tracker == TRACKER
+        note.destination
+        for note in notes
+        if note and note.recorded and note.destination.tracker == TRACKER
     )
     if not found:
         raise OrchError(f"nothing is recorded of the runs in {storage}\nNext: orch sync")
@@ -80,20 +79,3 @@ def ready(address: str, places: list[Destination], progress: Progress, *, served
             of_experiment = ()
         found.append(ExperimentViews(experiment=place.experiment, views=of_experiment))
     return UiReady(address=address, place=places[0].label, experiments=tuple(found), served=served)
-
-
-@contextmanager
-def interruptible_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM both interrupt, also where a shell has them ignored."""
-
-    def interrupt(_: int, __: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, was in before.items():
-            signal.signal(number, was)

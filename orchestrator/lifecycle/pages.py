@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, OrchError
+from orchestrator.journal import Journal, StudyJournal
 from orchestrator.lifecycle.recording import record_files
 from orchestrator.render.page import RunPage, run_page, study_page
 from orchestrator.report import make_report
@@ -26,21 +26,21 @@ class Page:
     problem: str | None = None
 
 
-def report_of_study(study: journal.StudyJournal) -> StudyReport:
+def report_of_study(study: StudyJournal) -> StudyReport:
     """The measured scaling of a study, beside the predicted one."""
     return make_study_report(study.key, study.submission().study, read_trial_runs(study))
 
 
-def write_run_page(recorded: journal.Journal, out: Path | None = None) -> Page:
+def write_run_page(journal: Journal, out: Path | None = None) -> Page:
     """Write the page of a run, into its directory unless told otherwise."""
-    path = out or recorded.path / PAGE
-    proof, problem = _proof(recorded)
-    _write(path, page_of(recorded, make_report(recorded), proof))
-    record_files(recorded)
+    path = out or journal.path / PAGE
+    proof, problem = _proof(journal)
+    _write(path, page_of(journal, make_report(journal), proof))
+    record_files(journal)
     return Page(path=path, problem=problem)
 
 
-def write_study_page(study: journal.StudyJournal, out: Path | None = None) -> Page:
+def write_study_page(study: StudyJournal, out: Path | None = None) -> Page:
     """Write the page of a study, into its directory unless told otherwise."""
     path, runs = out or study.path / PAGE, read_trial_runs(study)
     found = make_study_report(study.key, study.submission().study, runs)
@@ -50,26 +50,26 @@ def write_study_page(study: journal.StudyJournal, out: Path | None = None) -> Pa
     return Page(path=path)
 
 
-def page_of(recorded: journal.Journal, found: Report, proof: Proof | None) -> str:
+def page_of(journal: Journal, found: Report, proof: Proof | None) -> str:
     """The page of a run, as its journal stands."""
-    run = recorded.run()
+    run = journal.run()
     return run_page(
         RunPage(
             run=run,
             report=found,
-            plan=recorded.plan(run.plan_digest),
-            rehearsed=recorded.plan(run.rehearses) if run.rehearses else None,
+            plan=journal.plan(run.plan_digest),
+            rehearsed=journal.plan(run.rehearses) if run.rehearses else None,
             proof=proof,
-            steps=recorded.steps(run),
+            steps=journal.steps(run),
         )
     )
 
 
-def _proof(recorded: journal.Journal) -> tuple[Proof | None, str | None]:
+def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
     """The proof of a run's plan, if there is one, or why it cannot be read."""
-    run = recorded.run()
+    run = journal.run()
     try:
-        return recorded.proof(run.rehearses or run.plan_digest), None
+        return journal.proof(run.rehearses or run.plan_digest), None
     except JournalUnreadable as error:
         return None, str(error)
 

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orchestrator import journal, tracking
+from orchestrator import tracking
+from orchestrator.journal import Journal, list_runs
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.render.next_commands import run_command
@@ -20,20 +21,20 @@ MOST_AT_ONCE = 100
 SILENT_S = 2.0  # so long nobody wonders
 
 
-def sync(recorded: Sequence[journal.Journal], progress: Progress) -> list[SyncResult]:
+def sync(journals: Sequence[Journal], progress: Progress) -> list[SyncResult]:
     """Record runs; one that cannot be recorded has a `problem`."""
     recorder = Recorder(os.environ)
-    return [_sync_run(recorder, one, progress) for one in recorded]
+    return [_sync_run(recorder, one, progress) for one in journals]
 
 
-def _sync_run(recorder: Recorder, recorded: journal.Journal, progress: Progress) -> SyncResult:
+def _sync_run(recorder: Recorder, journal: Journal, progress: Progress) -> SyncResult:
     """Record a run. An earlier command may be recording one that has ended, and soon ends; a run
     that goes on is recorded by its own driver.
     """
-    limit_s = LOCK_LIMIT_S if recorded.run().state in LIVE else ONCE_LIMIT_S
-    key = recorded.key
+    limit_s = LOCK_LIMIT_S if journal.run().state in LIVE else ONCE_LIMIT_S
+    key = journal.key
     try:
-        return recorder.record(recorded, _counted(key, progress), _waiting(key, progress), limit_s)
+        return recorder.record(journal, _counted(key, progress), _waiting(key, progress), limit_s)
     finally:
         progress(TaskEnded(task=key))
 
@@ -50,42 +51,42 @@ def _waiting(key: str, progress: Progress) -> Callable[[float], None]:
     return waiting
 
 
-def tracked_at_end(recorded: journal.Journal) -> Tracked:
+def tracked_at_end(journal: Journal) -> Tracked:
     """Where a run that has just ended is recorded; what is missing is recorded first."""
-    storage = recorded.path.parent
-    catch_up(storage, [one for one in journal.list_runs(storage)[0] if one.run != recorded.key])
-    mark = tracking.read_sync_state(recorded)
-    if mark and mark.problem is None and not tracking.is_behind(recorded.run(), mark):
-        return Tracked(place=mark.destination.label)
-    ended = f"recording {recorded.key}", "it has ended, and nothing of it is left running"
-    with interruptible(*ended, run_command("sync", recorded.key, storage)):
-        result = Recorder(os.environ).record(recorded)
+    storage = journal.path.parent
+    catch_up(storage, [one for one in list_runs(storage)[0] if one.run != journal.key])
+    note = tracking.read_sync_state(journal)
+    if note and note.problem is None and not tracking.is_behind(journal.run(), note):
+        return Tracked(place=note.destination.label)
+    ended = f"recording {journal.key}", "it has ended, and nothing of it is left running"
+    with interruptible(*ended, run_command("sync", journal.key, storage)):
+        result = Recorder(os.environ).record(journal)
     return Tracked(place=result.destination.label, problem=result.problem)
 
 
 def catch_up(storage: Path, runs: Sequence[Run]) -> None:
     """Record in the background what runs that have ended left unrecorded."""
-    ended = [(journal.Journal(storage / one.run), one) for one in runs if one.state not in LIVE]
-    if behind := [recorded for recorded, run in ended if _is_due(recorded, run)]:
+    ended = [(Journal(storage / one.run), one) for one in runs if one.state not in LIVE]
+    if behind := [journal for journal, run in ended if _is_due(journal, run)]:
         tracking.in_background(behind[:MOST_AT_ONCE])
 
 
-def record_files(recorded: journal.Journal) -> None:
+def record_files(journal: Journal) -> None:
     """Record in the background the files that were just written for a run."""
-    if tracking.read_sync_state(recorded):
-        tracking.in_background([recorded])
+    if tracking.read_sync_state(journal):
+        tracking.in_background([journal])
 
 
-def _is_due(recorded: journal.Journal, run: Run) -> bool:
+def _is_due(journal: Journal, run: Run) -> bool:
     """Whether MLflow lacks something of a run, and the last try was not just now."""
-    mark = tracking.read_sync_state(recorded)
-    if mark is None or not tracking.is_behind(run, mark):
+    note = tracking.read_sync_state(journal)
+    if note is None or not tracking.is_behind(run, note):
         return False
-    return mark.problem is None or time.time() - _tried_at_s(recorded) > AGAIN_AFTER_S
+    return note.problem is None or time.time() - _tried_at_s(journal) > AGAIN_AFTER_S
 
 
-def _tried_at_s(recorded: journal.Journal) -> float:
+def _tried_at_s(journal: Journal) -> float:
     try:
-        return recorded.paths.sync_state.stat().st_mtime
+        return journal.paths.sync_state.stat().st_mtime
     except OSError:
         return 0.0

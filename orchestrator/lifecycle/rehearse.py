@@ -7,10 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import journal, tracking
+from orchestrator import tracking
 from orchestrator.errors import Superseded
+from orchestrator.journal import Journal, RunRequest, create_run, request_cancel
 from orchestrator.launch.backend import LocalCluster, find_backend
-from orchestrator.lifecycle.follow import RunWatch, interrupt_name, interrupts
+from orchestrator.lifecycle.follow import RunWatch
+from orchestrator.lifecycle.interrupts import collected_interrupts, interrupt_name
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.plan.rehearsal import Rehearsal
@@ -35,7 +37,7 @@ def run_rehearsal(
 
     Its key is the one given, or made from the plan.
     """
-    request = journal.RunRequest(
+    request = RunRequest(
         spec=rehearsal.spec,
         plan=rehearsal.plan,
         steps=rehearsal.steps,
@@ -45,8 +47,8 @@ def run_rehearsal(
     )
     storage = Path(rehearsal.spec.run.storage)
     where = tracking.destination(rehearsal.spec.tracking, storage, os.environ)
-    with interrupts() as signals:
-        writer = journal.create_run(storage, request, key)
+    with collected_interrupts() as signals:
+        writer = create_run(storage, request, key)
         tracking.begin(writer.journal, where)
         if proof:
             writer.save_proof(proof)
@@ -61,24 +63,24 @@ def run_rehearsal(
 
 
 def drive(
-    recorded: journal.Journal, plan: Plan, signals: list[int], progress: Progress, *how: str
+    journal: Journal, plan: Plan, signals: list[int], progress: Progress, *how: str
 ) -> str | None:
     """Drive a run on a local cluster with the slices of a plan, and follow it to its end.
 
     The result says why the run was given up before its end; None where it was not. `signals` are
     the interrupts that came.
     """
-    path, backend = str(recorded.path.absolute()), find_backend(recorded.spec().cluster.backend)
+    path, backend = str(journal.path.absolute()), find_backend(journal.spec().cluster.backend)
     command = shlex.join([sys.executable, "-m", "orchestrator.drive", path, *how])
     with backend.emulate(plan, command) as cluster:
-        return RehearsalFollower(recorded, cluster, signals, plan.hosts, progress).to_the_end()
+        return RehearsalFollower(journal, cluster, signals, plan.hosts, progress).to_the_end()
 
 
 @dataclass
 class RehearsalFollower:
     """Follows a rehearsal, and passes interrupts on to it."""
 
-    recorded: journal.Journal
+    journal: Journal
     cluster: LocalCluster
     signals: list[int]
     nodes: int
@@ -86,11 +88,11 @@ class RehearsalFollower:
     passed_on: int = 0
 
     def __post_init__(self) -> None:
-        self.driver_before = self.recorded.state().writer
+        self.driver_before = self.journal.state().writer
 
     def to_the_end(self) -> str | None:
         """Report what happens until the run has ended, or nothing can end it; then why."""
-        watch = RunWatch(self.recorded, self.progress)
+        watch = RunWatch(self.journal, self.progress)
         self.progress(FollowStarted(task=TASK, attempts=watch.attempt))
         try:
             return self._watched(watch)
@@ -102,7 +104,7 @@ class RehearsalFollower:
             state = self.cluster.next_event(POLL_S)
             if state and state.nodes and not state.job:
                 self.progress(NodesUp(up=state.nodes, total=self.nodes))
-            run, driven = self.recorded.run(), self._is_driven()
+            run, driven = self.journal.run(), self._is_driven()
             if driven:
                 watch.update(run)
             if driven and run.ended_at_s is not None:
@@ -115,7 +117,7 @@ class RehearsalFollower:
 
     def _is_driven(self) -> bool:
         """Whether the driver that was started for this has come."""
-        return self.recorded.state().writer != self.driver_before
+        return self.journal.state().writer != self.driver_before
 
     def gives_up(self, *, driven: bool) -> bool:
         """Pass interrupts on: the first asks for a last checkpoint, the second for an end.
@@ -126,10 +128,10 @@ class RehearsalFollower:
             self.progress(Stopping(how="before it began"))
             return True
         while self.passed_on < len(self.signals):
-            unsaved = self.recorded.run().state in ("running", "stopping")
+            unsaved = self.journal.run().state in ("running", "stopping")
             at_once = self.passed_on > 0 or not unsaved
             why = interrupt_name(self.signals[self.passed_on])
-            journal.request_cancel(self.recorded, at_once=at_once, source=why)
+            request_cancel(self.journal, at_once=at_once, source=why)
             self.passed_on += 1
             if at_once:
                 self.progress(Stopping(how="at once" if unsaved else "nothing to save"))

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from orchestrator import journal, tracking
+from orchestrator import tracking
 from orchestrator.errors import Interrupted, JournalUnwritable, SpecError
+from orchestrator.journal import check_writable
 from orchestrator.launch import provenance
 from orchestrator.lifecycle.progress import Progress, silent
 from orchestrator.types.plan import Plan
@@ -148,6 +149,6 @@ def check_storage(spec: Spec) -> None:
     storage = Path(spec.run.storage)
     tracking.destination(spec.tracking, storage, os.environ)
     try:
-        journal.check_writable(storage)
+        check_writable(storage)
     except JournalUnwritable as error:
         raise JournalUnwritable(f"run.storage: {error}") from error

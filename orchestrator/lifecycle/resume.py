@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import journal
 from orchestrator.errors import (
     Interrupted,
     OrchError,
@@ -11,7 +10,9 @@ from orchestrator.errors import (
     RunIsLive,
     SpecError,
 )
+from orchestrator.journal import Journal
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
+from orchestrator.lifecycle.interrupts import collected_interrupts
 from orchestrator.lifecycle.requests import Proposal, SubmitOptions, named_cluster
 from orchestrator.plan.elastic import plan_on
 from orchestrator.render.next_commands import run_command
@@ -24,23 +25,21 @@ from orchestrator.types.run import LIVE, Run
 class ResumeRequest:
     """A run that is to go on with a plan; `arguments` tell its driver so."""
 
-    recorded: journal.Journal
+    journal: Journal
     before: Run
     plan: Plan
     arguments: tuple[str, ...]
     options: SubmitOptions
 
 
-def resume(
-    recorded: journal.Journal, storage: Path, pods: int | None, options: SubmitOptions
-) -> Run:
+def resume(journal: Journal, storage: Path, pods: int | None, options: SubmitOptions) -> Run:
     """Resume a run, on so many pods, and follow it; the run as it stands then."""
-    before = recorded.run()
+    before = journal.run()
     check_resumable(before, storage)
     request = ResumeRequest(
-        recorded=recorded,
+        journal=journal,
         before=before,
-        plan=plan_of(recorded, pods),
+        plan=plan_of(journal, pods),
         arguments=("--resume", *(("--pods", str(pods)) if pods else ())),
         options=options,
     )
@@ -60,21 +59,21 @@ def check_resumable(run: Run, storage: Path) -> None:
         raise RunHasEnded(f"run {run.run} has succeeded: all its {run.steps:,} steps are done")
 
 
-def plan_of(recorded: journal.Journal, pods: int | None) -> Plan:
+def plan_of(journal: Journal, pods: int | None) -> Plan:
     """The plan that the run was submitted with, on as many pods as it is to have now."""
-    spec, submission = recorded.spec(), recorded.state().submitted.submission
-    plan = recorded.plan(submission.plan_digest)
+    spec, submission = journal.spec(), journal.state().submitted.submission
+    plan = journal.plan(submission.plan_digest)
     return plan_on(spec, plan, pods or spec.resources.pods.max)
 
 
 def resume_rehearsal(request: ResumeRequest) -> Run:
     """Resume a rehearsal on a local cluster."""
-    recorded, before, progress = request.recorded, request.before, request.options.progress
+    journal, before, progress = request.journal, request.before, request.options.progress
     progress(Resumed(run=before, plan=request.plan))
-    with follow.interrupts() as signals:
-        error = rehearse.drive(recorded, request.plan, signals, progress, *request.arguments)
-    after = recorded.run()
-    plan, tracked = recorded.plan(after.plan_digest), recording.tracked_at_end(recorded)
+    with collected_interrupts() as signals:
+        error = rehearse.drive(journal, request.plan, signals, progress, *request.arguments)
+    after = journal.run()
+    plan, tracked = journal.plan(after.plan_digest), recording.tracked_at_end(journal)
     progress(RunEnded(run=after, plan=plan, tracked=tracked))
     if error and after.attempts == before.attempts:
         raise (Interrupted if signals else OrchError)(error)
@@ -83,32 +82,32 @@ def resume_rehearsal(request: ResumeRequest) -> Run:
 
 def resume_on_cluster(request: ResumeRequest) -> Run:
     """Resume a run on the cluster that is named now, or that it was submitted to."""
-    recorded, options, progress = request.recorded, request.options, request.options.progress
-    address = address_of(recorded, options.address)
+    journal, options, progress = request.journal, request.options, request.options.progress
+    address = address_of(journal, options.address)
     options.check_confirmable()
-    run, driver_before = request.before, recorded.state().writer
+    run, driver_before = request.before, journal.state().writer
     launch = cluster.ClusterLaunch(
-        spec=recorded.spec(),
+        spec=journal.spec(),
         plan=request.plan,
         steps=run.steps - run.steps_done,
         versions=run.environment,
-        archive=cluster.archive_of(recorded),
+        archive=cluster.archive_of(journal),
         address=address,
-        storage=recorded.path.absolute().parent,
+        storage=journal.path.absolute().parent,
     )
     jobs, ready = cluster.check_cluster(launch, progress)
     progress(ready)
     options.check_confirmed(Proposal(name=request.plan.name, runs=1, address=address))
-    job = cluster.start_driver(launch, jobs, recorded, progress, *request.arguments)
+    job = cluster.start_driver(launch, jobs, journal, progress, *request.arguments)
     if options.detach:
-        return recorded.run()
-    return follow.follow_to_end(recorded, jobs, job, driver_before, progress)
+        return journal.run()
+    return follow.follow_to_end(journal, jobs, job, driver_before, progress)
 
 
-def address_of(recorded: journal.Journal, address: str | None) -> str:
+def address_of(journal: Journal, address: str | None) -> str:
     """The cluster that a run is to go on on."""
-    named = named_cluster(recorded.spec(), address)
-    where = named.address if named else recorded.run().environment.get("cluster")
+    named = named_cluster(journal.spec(), address)
+    where = named.address if named else journal.run().environment.get("cluster")
     if where is None:
-        raise SpecError(f"{recorded.key}: its journal names no cluster: name one with --address")
+        raise SpecError(f"{journal.key}: its journal names no cluster: name one with --address")
     return where

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from orchestrator import journal
 from orchestrator import spec as specs
 from orchestrator.errors import SpecError
+from orchestrator.journal import Journal, StudyJournal, StudyRequest, open_study, start_trial
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import ClusterClient
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
@@ -58,7 +58,7 @@ class StudyResult:
     """
 
     outcome: Literal["succeeded", "failed", "infeasible", "stopped"]
-    study: journal.StudyJournal | None = None
+    study: StudyJournal | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class TrialRunner(Protocol):
     def prepare(self, trials: list[TrialRun]) -> None:
         """Check and confirm what is about to run."""
 
-    def run(self, study: journal.StudyJournal, trial: TrialRun) -> Run | None:
+    def run(self, study: StudyJournal, trial: TrialRun) -> Run | None:
         """One run, to its end; None when it is no longer followed, and goes on."""
 
 
@@ -124,7 +124,7 @@ def submit_study(path: Path, overrides: Sequence[str], options: SubmitOptions) -
     complete = len(feasible) == len(plans)
     if not complete and study.after_failure == "stop":
         return StudyResult(outcome="infeasible")
-    request = journal.StudyRequest(
+    request = StudyRequest(
         study=study,
         steps=runner.steps,
         devices=options.devices_per_pod,
@@ -133,10 +133,10 @@ def submit_study(path: Path, overrides: Sequence[str], options: SubmitOptions) -
     trials, storage = trial_runs(study, feasible, path), storage_of(study)
     place = request.journal_in(storage)
     runner.prepare([one for one in trials if not succeeded(place, one)])
-    recorded = journal.open_study(storage, request, {"study.yaml": path.read_bytes()})
-    outcome = carry_out(recorded, study, trials, runner, options.progress)
+    journal = open_study(storage, request, {"study.yaml": path.read_bytes()})
+    outcome = carry_out(journal, study, trials, runner, options.progress)
     partial = outcome == "succeeded" and not complete
-    return StudyResult(outcome="infeasible" if partial else outcome, study=recorded)
+    return StudyResult(outcome="infeasible" if partial else outcome, study=journal)
 
 
 def _report_start(
@@ -179,7 +179,7 @@ def trial_runs(study: Study, plans: dict[int, Plan], path: Path) -> list[TrialRu
 
 
 def carry_out(
-    recorded: journal.StudyJournal,
+    journal: StudyJournal,
     study: Study,
     trials: list[TrialRun],
     runner: TrialRunner,
@@ -188,12 +188,12 @@ def carry_out(
     """Run every trial that is not done."""
     failed = False
     # What goes on comes first: while it does, nothing else may begin.
-    for one in sorted(trials, key=lambda one: going_on(recorded, one) is None):
+    for one in sorted(trials, key=lambda one: going_on(journal, one) is None):
         progress(TrialStarted(study=study, trial=one.trial, repeat=one.repeat))
-        if done := succeeded(recorded, one):
+        if done := succeeded(journal, one):
             progress(TrialDoneBefore(run=done))
             continue
-        run = runner.run(recorded, one)
+        run = runner.run(journal, one)
         if run is None or run.state == "cancelled":
             return "stopped"
         failed |= run.state != "succeeded"
@@ -202,22 +202,22 @@ def carry_out(
     return "failed" if failed else "succeeded"
 
 
-def succeeded(recorded: journal.StudyJournal, trial: TrialRun) -> Run | None:
+def succeeded(journal: StudyJournal, trial: TrialRun) -> Run | None:
     """The run of a trial that is done, if there is one."""
-    return next((run for run in _runs_of(recorded, trial) if run.state == "succeeded"), None)
+    return next((run for run in _runs_of(journal, trial) if run.state == "succeeded"), None)
 
 
-def going_on(recorded: journal.StudyJournal, trial: TrialRun) -> Run | None:
+def going_on(journal: StudyJournal, trial: TrialRun) -> Run | None:
     """The run of a trial that goes on, if there is one."""
-    return next((run for run in _runs_of(recorded, trial) if run.state in LIVE), None)
+    return next((run for run in _runs_of(journal, trial) if run.state in LIVE), None)
 
 
-def _runs_of(recorded: journal.StudyJournal, trial: TrialRun) -> Iterator[Run]:
+def _runs_of(journal: StudyJournal, trial: TrialRun) -> Iterator[Run]:
     """Every run of a trial's repeat, as it stands."""
-    for one in recorded.trial_starts():
+    for one in journal.trial_starts():
         if (one.trial, one.repeat) != (trial.trial.number, trial.repeat):
             continue
-        if run := recorded.trial_run(one):
+        if run := journal.trial_run(one):
             yield run
 
 
@@ -232,7 +232,7 @@ def _proof(trial: TrialRun, options: SubmitOptions) -> Proof | None:
 
 
 def _provenance(
-    trial: TrialRun, steps: int, options: SubmitOptions, study: journal.StudyJournal
+    trial: TrialRun, steps: int, options: SubmitOptions, study: StudyJournal
 ) -> Provenance:
     found = provenance_of(trial.base, trial.trial.spec, steps, options.profile)
     return replace(found, study=study.key)
@@ -254,14 +254,14 @@ class RehearsalRunner:
         proposal = Proposal(name=self.path.name, runs=len(trials), address=None)
         self.options.check_confirmed(proposal)
 
-    def run(self, study: journal.StudyJournal, trial: TrialRun) -> Run:
+    def run(self, study: StudyJournal, trial: TrialRun) -> Run:
         with interruptible("preparing the rehearsal"):
             run = self._run(study, trial)
-        tracked = recording.tracked_at_end(journal.Journal(Path(run.journal)))
+        tracked = recording.tracked_at_end(Journal(Path(run.journal)))
         self.options.progress(TrialEnded(run=run, tracked=tracked))
         return run
 
-    def _run(self, study: journal.StudyJournal, trial: TrialRun) -> Run:
+    def _run(self, study: StudyJournal, trial: TrialRun) -> Run:
         options, spec = self.options, trial.trial.spec
         proof = _proof(trial, options)
         small = rehearsal_of(spec, trial.plan, steps=self.steps, devices=options.devices_per_pod)
@@ -269,7 +269,7 @@ class RehearsalRunner:
         if options.calibrate:
             small, profile = calibrated_rehearsal(small, options.progress)
             made_of = made_of.with_document(PROFILE_DOCUMENT, to_pretty_json(profile).encode())
-        key = journal.start_trial(study, trial.trial.number, trial.repeat).run
+        key = start_trial(study, trial.trial.number, trial.repeat).run
         return rehearse.run_rehearsal(small, trial.plan, proof, made_of, key, options.progress)
 
 
@@ -321,30 +321,30 @@ class ClusterRunner:
             storage=Path(trial.trial.spec.run.storage).absolute(),
         )
 
-    def run(self, study: journal.StudyJournal, trial: TrialRun) -> Run | None:
+    def run(self, study: StudyJournal, trial: TrialRun) -> Run | None:
         """One run, followed to its end. One that goes on, left earlier, is followed again."""
         [jobs], live, progress = self.jobs, going_on(study, trial), self.options.progress
         if live:
             progress(TrialContinues(run=live))
-            recorded = journal.Journal(study.storage / live.run)
+            journal = Journal(study.storage / live.run)
             job = cluster.job_name(live, cluster.SUBMITTED)
         else:
-            recorded, job = self.start(study, trial, jobs)
-        run = follow.follow(recorded, jobs, job, 0, progress)
+            journal, job = self.start(study, trial, jobs)
+        run = follow.follow(journal, jobs, job, 0, progress)
         if run is None:
-            progress(LeftRunning(run=recorded.run()))
+            progress(LeftRunning(run=journal.run()))
             return None
-        progress(TrialEnded(run=run, tracked=recording.tracked_at_end(recorded)))
+        progress(TrialEnded(run=run, tracked=recording.tracked_at_end(journal)))
         return run
 
     def start(
-        self, study: journal.StudyJournal, trial: TrialRun, jobs: ClusterClient
-    ) -> tuple[journal.Journal, str]:
+        self, study: StudyJournal, trial: TrialRun, jobs: ClusterClient
+    ) -> tuple[Journal, str]:
         """A new run of a trial, and its job."""
         steps, options = self.steps_of(trial), self.options
         made_of = _provenance(trial, steps, options, study).on_cluster(self.where.address)
         launch = self.launch(trial, dict(made_of.environment))
-        key = journal.start_trial(study, trial.trial.number, trial.repeat).run
+        key = start_trial(study, trial.trial.number, trial.repeat).run
         proof = _proof(trial, options)
         return cluster.start_run(launch, jobs, made_of, proof, key, options.progress)
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator import journal
 from orchestrator import spec as specs
 from orchestrator.errors import OrchError, SpecError
+from orchestrator.journal import Journal, list_journals
 from orchestrator.launch.provenance import archive
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
@@ -67,7 +67,7 @@ def submit(path: Path, overrides: Sequence[str], options: SubmitOptions) -> Run:
 def run_with_key(request: SubmitRequest) -> Run | None:
     """The run of the same plan that has the key already."""
     key = request.options.key
-    known = {one.key: one for one in journal.list_journals(request.storage)} if key else {}
+    known = {one.key: one for one in list_journals(request.storage)} if key else {}
     if key not in known:
         return None
     run, submission = known[key].run(), known[key].state().submitted.submission
@@ -107,7 +107,7 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
     progress(RehearsalReady(plan=plan, small=small.plan, steps=small.steps, changes=small.changes))
     options.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
     run = rehearse.run_rehearsal(small, plan, proof, provenance, options.key, progress)
-    tracked = recording.tracked_at_end(journal.Journal(Path(run.journal)))
+    tracked = recording.tracked_at_end(Journal(Path(run.journal)))
     progress(RunEnded(run=run, plan=small.plan, tracked=tracked))
     return run
 
@@ -137,10 +137,10 @@ def submit_to_cluster(request: SubmitRequest, where: NamedCluster) -> Run:
     proof = prove_before(spec, plan, progress) if options.prove else None
     progress(ready)
     options.check_confirmed(Proposal(name=plan.name, runs=1, address=where.address))
-    recorded, job = cluster.start_run(launch, jobs, provenance, proof, options.key, progress)
+    journal, job = cluster.start_run(launch, jobs, provenance, proof, options.key, progress)
     if options.detach:
-        return recorded.run()
-    return follow.follow_to_end(recorded, jobs, job, 0, progress)
+        return journal.run()
+    return follow.follow_to_end(journal, jobs, job, 0, progress)
 
 
 def check_no_rehearsal_options(options: SubmitOptions, where: NamedCluster) -> None:

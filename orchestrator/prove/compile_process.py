@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from orchestrator import trainer_registry
+from orchestrator import plugins
 from orchestrator.errors import OrchError
 from orchestrator.prove import import_closure
 from orchestrator.prove.compiled import (
@@ -118,7 +118,7 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
         compile_s=compile_s,
         compiler_memory_bytes=_peak_memory_bytes(),
         versions={package: metadata.version(package) for package in PACKAGES},
-        sources=import_closure.digests([trainer_registry.find(plan.trainer).module, MODULE]),
+        sources=import_closure.digests([plugins.find_trainer(plan.trainer).module, MODULE]),
     )
 
 

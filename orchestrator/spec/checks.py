@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator import catalog, trainer_registry
+from orchestrator import catalog, plugins
 from orchestrator.catalog import Chip
 from orchestrator.errors import NoSuchSlice, UnknownName
 from orchestrator.spec.resolved import ResolvedSpec
@@ -22,7 +22,7 @@ def _trainer_is_known(spec: ResolvedSpec) -> None:
     name = spec["run.trainer"]
     try:
         if name is not None:
-            trainer_registry.find(name)
+            plugins.find_trainer(name)
     except UnknownName as error:
         known = ", ".join(error.known)
         spec.report("run.trainer", "unknown-trainer", name=name, known=known)
