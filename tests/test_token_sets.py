@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import DataUnusable
-from orchestrator.types import codec
 from orchestrator.types.spec import DataSource
 from tests.trainer_plans import TINY, plan_of
 from trainers.data import manifest as manifests
@@ -19,6 +18,7 @@ from trainers.data import pack
 from trainers.data.batch_source import batch_source
 from trainers.data.synthetic import Synthetic
 from trainers.data.tokens import ShuffledWindows, TokenSet
+from trainers.file_digest import file_digest
 
 COUNTING = pack.Tokenizer(name="counting", vocab=1 << 20)
 
@@ -281,7 +281,7 @@ def test_a_manifest_is_plain_json(tmp_path: Path) -> None:
         "shards": [
             {
                 "file": "tokens-00000.bin",
-                "sha256": codec.file_digest(path.parent / "tokens-00000.bin"),
+                "sha256": file_digest(path.parent / "tokens-00000.bin"),
                 "tokens": 10,
             }
         ],

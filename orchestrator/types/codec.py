@@ -1,7 +1,6 @@
-"""Values to JSON and back, and digests of values and files."""
+"""Values to JSON and back, and their digests."""
 
 import hashlib
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,9 +31,3 @@ def digest(value: Any) -> str:
 def short(full_digest: str) -> str:
     """A digest as screens show it."""
     return full_digest[:8]
-
-
-def file_digest(path: Path) -> str:
-    """The sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.types import codec
+from trainers.file_digest import file_digest
 
 DELETED, DAMAGED = "deleted", "damaged"
 UNFINISHED = "*.orbax-checkpoint-tmp*"
@@ -64,7 +64,7 @@ def write_checksums(step: Path) -> None:
     """Sum every file of a step into its manifest, which appears whole or not at all."""
     names = _files(step)
     with ThreadPoolExecutor(THREADS) as pool:
-        digests = pool.map(lambda name: codec.file_digest(step / name), names)
+        digests = pool.map(lambda name: file_digest(step / name), names)
         sums = dict(zip(names, digests, strict=True))
     partial = step / f"{CHECKSUMS}.partial"
     with partial.open("wb") as file:
@@ -98,7 +98,7 @@ def _files(step: Path) -> list[str]:
 
 def _file_fault(path: Path, expected: str) -> str | None:
     try:
-        actual = codec.file_digest(path)
+        actual = file_digest(path)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return None if actual == expected else f"has sha256 {actual[:8]}, against {expected[:8]}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from orchestrator.errors import DataUnusable
 from orchestrator.types import codec
+from trainers.file_digest import file_digest
 
 FILE_NAME = "manifest.json"
 
@@ -60,7 +61,7 @@ def read(path: Path) -> Manifest:
 def check_contents(path: Path, manifest: Manifest) -> None:
     """Read every shard through and compare its sha256 with the manifest's."""
     for shard in manifest.shards:
-        actual = codec.file_digest(path.parent / shard.file)
+        actual = file_digest(path.parent / shard.file)
         if actual != shard.sha256:
             raise DataUnusable(
                 f"{path.parent / shard.file}: sha256 is {actual}, against {shard.sha256} in the"
