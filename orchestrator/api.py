@@ -77,10 +77,10 @@ def plans(
     if profile is None:
         return made
     from orchestrator.calibrate import find
-    from orchestrator.plan.calibrated import on_its_chips
+    from orchestrator.plan.calibrated import with_own_profile
 
     measured = find(profile).profile
-    return [on_its_chips(one, measured) for one in made]
+    return [with_own_profile(one, measured) for one in made]
 
 
 def diff(first: SpecSource, second: SpecSource) -> "PlanDiff":

@@ -168,7 +168,7 @@ def test_it_warns_of_a_run_that_lasts_for_years() -> None:
     slow = make_plan(spec_of(topology="4x4x4", pods=1))
     days = slow.forecast.days.expected
     assert days is not None
-    years = f"it would last {days / 365.25:,.0f} years"
+    years = f"the run would take {days / 365.25:,.0f} years"
     assert any(years in one for one in slow.warnings)
     assert not any("years" in one for one in make_plan(spec_of()).warnings)
 

@@ -73,11 +73,11 @@ def test_a_forecast_reads_exactly_what_it_asks_for() -> None:
     plan = plan_of(pods=2, fsdp=2, tensor=2, hosts=2)
     profile = profile_for(plan)
     assert calibrated.missing(plan, profile) == ()
-    calibrated.on_profile(plan, profile)
+    calibrated.with_profile(plan, profile)
     for timing in profile.timings:
         others = tuple(one for one in profile.timings if one != timing)
         with pytest.raises(SpecError, match="orch calibrate measures it"):
-            calibrated.on_profile(plan, replace(profile, timings=others))
+            calibrated.with_profile(plan, replace(profile, timings=others))
 
 
 def test_another_mesh_of_as_many_devices_needs_other_groups_alone() -> None:
@@ -92,16 +92,16 @@ def test_the_plan_names_the_profile_and_depends_on_nothing_else() -> None:
     """Another profile is another plan; the same one gives the same bytes."""
     plan = plan_of(pods=2, tensor=2, hosts=2)
     profile = profile_for(plan)
-    made = calibrated.on_profile(plan, profile)
+    made = calibrated.with_profile(plan, profile)
     assert made.chip_profile == codec.digest(profile)
-    assert codec.to_json(made) == codec.to_json(calibrated.on_profile(plan, profile))
-    later = calibrated.on_profile(plan, replace(profile, measured_on="2026-01-03"))
+    assert codec.to_json(made) == codec.to_json(calibrated.with_profile(plan, profile))
+    later = calibrated.with_profile(plan, replace(profile, measured_on="2026-01-03"))
     assert later.digest != made.digest != plan.digest
 
 
 def on_flat_rates(plan: Plan) -> tuple[Plan, ChipProfile]:
     profile = profile_for(plan)
-    return calibrated.on_profile(plan, profile), profile
+    return calibrated.with_profile(plan, profile), profile
 
 
 def test_devices_of_one_machine_take_turns() -> None:
@@ -165,7 +165,7 @@ def of_gpus(count: str) -> Plan:
 def test_a_chips_own_profile_makes_its_forecast() -> None:
     """A single device overlaps nothing, so the sum is expected. Bound, peak and price stay."""
     plan = of_gpus("1")
-    made = calibrated.on_its_chips(plan, profile_for(plan, H200))
+    made = calibrated.with_own_profile(plan, profile_for(plan, H200))
     was, step_s = plan.forecast, made.forecast.step_s
     assert made.chip_profile is not None
     assert made.digest != plan.digest
@@ -182,7 +182,9 @@ def test_what_several_chips_hide_is_not_known() -> None:
     """Eight devices have a time for every group, and no expected step."""
     plan = of_gpus("8")
     benchmarks = [*accelerator_benchmarks(plan.devices), *calibrated.missing(plan, GPUS)]
-    made = calibrated.on_its_chips(plan, replace(GPUS, timings=tuple(map(timing_of, benchmarks))))
+    made = calibrated.with_own_profile(
+        plan, replace(GPUS, timings=tuple(map(timing_of, benchmarks)))
+    )
     assert made.forecast.step_s.expected is None
     assert made.forecast.step_s.unoverlapped >= made.forecast.step_s.lower
 
@@ -202,7 +204,7 @@ def test_a_profile_of_other_chips_is_refused() -> None:
     for kind in ("NVIDIA H100 80GB HBM3", "cpu"):
         other = profile_for(plan, replace(H200, device_kind=kind))
         with pytest.raises(SpecError, match=f"the profile is of {kind}, the plan of h200"):
-            calibrated.on_its_chips(plan, other)
+            calibrated.with_own_profile(plan, other)
 
 
 @pytest.mark.parametrize("amount_seconds", [(1, 1), (60, 2), (110, 3), (160, 8), (310, 23)])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.plan import torus as links
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import peak_bytes
 from orchestrator.plan.planner import make_plan, search_request
@@ -24,6 +23,7 @@ from orchestrator.plan.search import (
     search,
 )
 from orchestrator.plan.time import step_time, time_lines
+from orchestrator.plan.torus import count_placements
 from orchestrator.types.spec import MeshRequest, Spec
 from tests.asks import TINY, spec_of
 
@@ -172,7 +172,7 @@ def test_arrays_price_as_plain_numbers_do() -> None:
 def test_mirror_images_are_priced_once() -> None:
     """On 4x4 the two torus axes are alike: about half of all placements remain."""
     ask = search_request(SMALL["one pod"])
-    assert links.count_placements(ask.torus) == 100
+    assert count_placements(ask.torus) == 100
     assert search(ask).realizable < 60
 
 

@@ -10,20 +10,27 @@ from hypothesis import strategies as st
 
 from orchestrator import catalog
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
-from orchestrator.plan import torus as links
-from orchestrator.plan.torus import TorusAxis
+from orchestrator.plan.torus import (
+    Torus,
+    TorusAxis,
+    factorizations,
+    group_hops,
+    group_rate,
+    make_torus,
+    spans_of,
+)
 
 V5P_AXIS = 200e9  # two links of 100 GB/s one way
 
 
-def slice_of(chip: str, topology: str) -> links.Torus:
+def slice_of(chip: str, topology: str) -> Torus:
     sheet = catalog.chip(chip)
-    return links.torus(sheet, catalog.topology(sheet, topology))
+    return make_torus(sheet, catalog.topology(sheet, topology))
 
 
-def rate(torus: links.Torus, factors: Sequence[tuple[int, ...]], group: str) -> float:
+def rate(torus: Torus, factors: Sequence[tuple[int, ...]], group: str) -> float:
     """The rate of one placement; a tuple (data, fsdp, sequence, tensor) for each torus axis."""
-    return float(links.group_rate(torus, np.array([factors]), GROUPS[group])[0])
+    return float(group_rate(torus, np.array([factors]), GROUPS[group])[0])
 
 
 ONE = (1, 1, 1, 1)
@@ -89,7 +96,7 @@ def test_hops_are_half_a_ring_or_a_whole_line() -> None:
         ((1, 2, 1, 8), "tensor", 7),
         ((1, 4, 1, 4), "weights", 8),
     ]:
-        found = links.group_hops(torus, np.array([[factors, ONE, ONE]]), GROUPS[group])
+        found = group_hops(torus, np.array([[factors, ONE, ONE]]), GROUPS[group])
         assert found[0] == hops
 
 
@@ -97,16 +104,16 @@ def test_spans_say_what_the_rates_are_made_of() -> None:
     """The plan names the torus axis, size, stride and closure of each span."""
     torus = slice_of("v5p", "16x16x16")
     factors = np.array([(1, 2, 1, 8), (16, 1, 1, 1), ONE])
-    (tensor,) = links.spans_of(torus, factors, ("tensor",))
+    (tensor,) = spans_of(torus, factors, ("tensor",))
     assert (tensor.torus, tensor.size, tensor.stride, tensor.ring) == ("x", 8, 1, False)
-    (fsdp,) = links.spans_of(torus, factors, ("fsdp",))
+    (fsdp,) = spans_of(torus, factors, ("fsdp",))
     assert (fsdp.torus, fsdp.size, fsdp.stride, fsdp.ring) == ("x", 2, 8, True)
 
 
 @given(st.integers(1, 360), st.integers(1, 4))
 def test_factorizations_are_all_and_each_once(length: int, parts: int) -> None:
     """As many as choosing a place for every prime, none twice, each multiplying to the length."""
-    found = links.factorizations(length, parts)
+    found = factorizations(length, parts)
     assert len(found) == len(set(found))
     assert all(int(np.prod(row)) == length for row in found)
     primes: Counter[int] = Counter()

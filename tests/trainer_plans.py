@@ -1,4 +1,4 @@
-"""Plans for tests of trainers: small, and written by hand instead of searched for."""
+"""Small plans for tests of trainers, written by hand: no search is involved."""
 
 from dataclasses import asdict, replace
 from math import prod
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.network.mesh_axes import AXES
+from orchestrator.network.mesh_axes import AXES, ways
 from orchestrator.plan import flops
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import DataSource, Model, Optimizer, Precision
@@ -32,7 +32,7 @@ def plan_of(
          "spans": (spans or {}).get(axis, [])}
         for axis, size in mesh.items()
     ]  # fmt: skip
-    replicas = mesh["pods"] * mesh["data"] * mesh["fsdp"]
+    replicas = ways(mesh, "batch")
     fields = {
         "model": {**asdict(model), "parameters": flops.parameters(model)},
         "batch": {
@@ -50,14 +50,14 @@ def plan_of(
 
 def _rest() -> dict[str, Any]:
     """Fields of Plan that no trainer's program depends on, and defaults for some that do."""
-    none = {"lower": 0.0, "unoverlapped": 0.0}
-    mfu = {"lower": 0.0, "unoverlapped": 0.0}
+    zero = {"lower": 0.0, "unoverlapped": 0.0}
+    figures = ("mfu", "mfu_6p", "step_s", "tokens_per_s", "days", "chip_hours")
     forecast = {
-        "memory_bytes_per_device": 0.0, "hbm_bytes_per_device": 0.0, "fits": True, "memory": [],
-        "time": [], "step_s": none, "bound": "", "bound_by": 0.0,
-        "peak_flops_per_s": 0.0, "model_flops_per_step": 0.0,
-        "mfu_definition": "", "mfu": mfu, "mfu_6p": mfu, "tokens_per_s": none, "goodput": 1.0,
-        "days": none, "chip_hours": none, "dollars": None, "dollars_per_chip_hour": None,
+        **dict.fromkeys(figures, zero),
+        "memory_bytes_per_device": 0.0, "hbm_bytes_per_device": 0.0, "fits": True,
+        "memory": [{"name": "", "lines": [], "bytes": 0.0}], "time": [], "bound": "",
+        "bound_by": 0.0, "peak_flops_per_s": 0.0, "model_flops_per_step": 0.0,
+        "mfu_definition": "", "goodput": 1.0, "dollars": None, "dollars_per_chip_hour": None,
     }  # fmt: skip
     return {
         "schema": 2, "digest": "0" * 64, "name": "test", "trainer": "llama",

@@ -11,10 +11,10 @@ from orchestrator.explain.book import mixed_times
 from orchestrator.explain.formatting import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.explain.inputs import axes_of
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
-from orchestrator.plan import torus as links
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.infeasible_text import effect_text, factored, reason_text
 from orchestrator.plan.planner import make_plan
+from orchestrator.plan.torus import Torus, group_rate, make_torus
 from orchestrator.types.explanation import Difference
 from orchestrator.types.plan import Plan, TorusSpan
 from orchestrator.types.spec import Batch, Spec
@@ -97,7 +97,7 @@ def tensor(plan: Plan, numbers: dict[str, float]) -> Difference | None:
     if axes is None or axes.shared or numbers["Y_most"] < 2 or numbers["X_opt"] > numbers["n"]:
         return None
     ways = power_of_two(numbers["Y_most"])
-    torus = links.torus(chip, topology)
+    torus = make_torus(chip, topology)
     length = torus.axes[0].length
     if length % ways or length <= ways:
         return None
@@ -115,11 +115,11 @@ def tensor(plan: Plan, numbers: dict[str, float]) -> Difference | None:
     )
 
 
-def line_rate(torus: links.Torus, ways: int) -> float:
+def line_rate(torus: Torus, ways: int) -> float:
     """The rate of `tensor` on so many innermost chips of the first axis."""
     factors = np.ones((1, len(torus.axes), len(ICI_AXES)), np.int64)
     factors[0, 0, 0], factors[0, 0, -1] = torus.axes[0].length // ways, ways
-    return float(links.group_rate(torus, factors, GROUPS["tensor"])[0])
+    return float(group_rate(torus, factors, GROUPS["tensor"])[0])
 
 
 def links_used(plan: Plan) -> Difference | None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from orchestrator.calibrate import StoredProfile, for_plan, of_machine
 from orchestrator.extras import require
 from orchestrator.lifecycle.progress import Progress, silent, task
-from orchestrator.plan.calibrated import on_profile
+from orchestrator.plan.calibrated import with_profile
 from orchestrator.plan.rehearsal import Rehearsal
 from orchestrator.types.chip_profile import ChipProfile
 from orchestrator.types.events import Stage
@@ -30,4 +30,4 @@ def calibrated_rehearsal(rehearsal: Rehearsal, progress: Progress) -> tuple[Rehe
     with task(progress, TASK):
         progress(Stage(task=TASK, stage="up to half a minute for a new shape"))
         profile = for_plan(rehearsal.plan).profile
-    return replace(rehearsal, plan=on_profile(rehearsal.plan, profile)), profile
+    return replace(rehearsal, plan=with_profile(rehearsal.plan, profile)), profile

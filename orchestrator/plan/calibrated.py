@@ -7,7 +7,6 @@ take turns on the cores of one machine, so nothing overlaps and the lines add up
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
@@ -15,18 +14,17 @@ from orchestrator.errors import SpecError
 from orchestrator.network.rematerialization import policy
 from orchestrator.plan import flops
 from orchestrator.plan.expected import pass_bytes
-from orchestrator.plan.forecast import cost, plain, plain_line, utilization
+from orchestrator.plan.forecast import Terms, plain, plain_line, write_forecast
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.messages import Message, messages
 from orchestrator.plan.plan_warnings import forecast_warnings, too_long
 from orchestrator.plan.planner import plan_digest
-from orchestrator.plan.time import hbm_lines, math_lines, peak
+from orchestrator.plan.time import device_peak, hbm_lines, math_lines
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import Benchmark, ChipProfile, Operation, Timing
 from orchestrator.types.plan import Estimate, Forecast, LedgerLine, LineKind, Plan
-from orchestrator.types.spec import Batch, Experiment, Resources
 
 CORES, EXCHANGES = "cores", "exchanges"
 BLOCK_PRODUCTS = 4  # two in each sublayer: matmuls side by side are one product in the trainer
@@ -47,7 +45,7 @@ PRICED_BY: dict[LineKind, tuple[Operation, int]] = {
 }
 
 
-def on_profile(plan: Plan, profile: ChipProfile) -> Plan:
+def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
     """The plan with a forecast from a profile, which it names. Its digest changes with it."""
     replaced = forecast_warnings(plan)  # of the forecast by datasheets
     calibrated = replace(
@@ -60,14 +58,14 @@ def on_profile(plan: Plan, profile: ChipProfile) -> Plan:
     return replace(calibrated, digest=plan_digest(calibrated), warnings=warnings)
 
 
-def on_its_chips(plan: Plan, profile: ChipProfile) -> Plan:
+def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
     """The same with a profile of the plan's own kind of chip; any other kind is an error."""
     kind, kinds = profile.machine.device_kind, catalog.chip_of(plan).device_kinds
     if kind not in kinds:
         raise SpecError(
             f"the profile is of {kind}, the plan of {plan.chip}, which JAX calls {kinds[0]}"
         )
-    return on_profile(plan, profile)
+    return with_profile(plan, profile)
 
 
 def missing(plan: Plan, profile: ChipProfile) -> tuple[Benchmark, ...]:
@@ -94,24 +92,14 @@ def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     lines = [*computation_lines(plan, layout, profile), *message_lines(plan, layout, profile)]
     lines = sorted(map(plain_line, lines), key=lambda line: -line.value)
     step_s = step_bounds(plan, layout, profile, sum(line.value for line in lines))
-    batch = Batch(sequences=plan.batch.sequences, length=plan.batch.length)
-    experiment = Experiment(model=plan.model, tokens=plan.tokens, batch=batch)
-    resources = Resources(
-        chip=plan.chip,
-        chip_definition=plan.chip_definition,
-        topology=plan.topology,
-        goodput=plan.forecast.goodput,
-    )
-    usable_bytes = layout.chip.hbm_usable_bytes.value
-    return replace(
-        plan.forecast,
-        hbm_bytes_per_device=usable_bytes,
-        fits=plan.forecast.memory_bytes_per_device <= usable_bytes,
+    price = None if profile.emulated else plan.forecast.dollars_per_chip_hour
+    return write_forecast(
+        layout,
+        Terms(plan.tokens, plan.forecast.goodput, price),
+        memory=plan.forecast.memory,
         time=tuple(lines),
         step_s=step_s,
-        **binding(lines),
-        **utilization(layout, experiment, step_s),
-        **cost(layout, experiment, resources, step_s),
+        bottleneck=binding(lines),
         expected_time=tuple(lines) if step_s.expected else (),
     )
 
@@ -233,8 +221,7 @@ def step_bounds(plan: Plan, layout: Layout, profile: ChipProfile, sum_s: float) 
     """The sum is expected where nothing overlaps: on emulated devices and on a single chip."""
     lower_s = plan.forecast.step_s.lower
     if profile.emulated:
-        per_device = peak(layout.chip, plan.precision.compute).value / layout.chip.devices
-        lower_s = plain(least_flops(plan, layout) / per_device)
+        lower_s = plain(least_flops(plan, layout) / device_peak(layout))
     sum_s = max(sum_s, lower_s)
     if not (profile.emulated or plan.devices == 1):
         return Estimate(lower=lower_s, unoverlapped=sum_s)
@@ -251,15 +238,13 @@ def least_flops(plan: Plan, layout: Layout) -> float:
     return sum(matmuls) + (1 + flops.BACKWARD_OVER_FORWARD) * forward / plan.devices
 
 
-def binding(lines: list[LedgerLine]) -> dict[str, Any]:
+def binding(lines: list[LedgerLine]) -> tuple[str, float]:
     """Whether computing or exchanging takes longer, and by what share."""
     computing_s = sum(line.value for line in lines if line.resource == CORES)
     exchanging_s = sum(line.value for line in lines if line.resource == EXCHANGES)
     less, more = sorted((computing_s, exchanging_s))
-    return {
-        "bound": CORES if computing_s >= exchanging_s else EXCHANGES,
-        "bound_by": more / less - 1 if less else 0.0,
-    }
+    slower = CORES if computing_s >= exchanging_s else EXCHANGES
+    return slower, more / less - 1 if less else 0.0
 
 
 def peak_flops_per_s(profile: ChipProfile, dtype: str) -> float:
@@ -301,6 +286,7 @@ def layout_of(plan: Plan, chip: Chip) -> Layout:
         chip=chip,
         model=plan.model,
         precision=plan.precision,
+        optimizer=plan.optimizer,
         remat=policy(plan.remat),
         length=plan.batch.length,
         sequences=plan.batch.sequences,

@@ -9,12 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from orchestrator.network.mesh_axes import (
-    DCN_AXES,
-    GATHERED,
-    GROUPS,
-    REPLICA_AXES,
-)
+from orchestrator.network.mesh_axes import DCN_AXES, GATHERED, GROUPS, REPLICA_AXES
 from orchestrator.plan.kernel_constants import TILE
 from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
 from orchestrator.types.plan import Collective, CollectiveKind, LineKind
@@ -98,7 +93,7 @@ def exchanges(layout: Layout) -> list[Exchange]:
     ]
 
 
-def blocks(layout: Layout) -> Number:
+def block_passes(layout: Layout) -> Number:
     """How often a step goes through a block."""
     return layout.model.layers * layout.microbatches
 
@@ -107,8 +102,8 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
     """The residual stream, split by position over `tensor`: around sublayers and at both ends."""
     sublayers = layout.network.block.sublayers
     again = sum(layout.remat.recomputes(part.output.output.name) for part in sublayers)
-    gathers = STREAM_GATHERS * len(sublayers) * blocks(layout)
-    scatters = (STREAM_SCATTERS * len(sublayers) + again) * blocks(layout)
+    gathers = STREAM_GATHERS * len(sublayers) * block_passes(layout)
+    scatters = (STREAM_SCATTERS * len(sublayers) + again) * block_passes(layout)
     ends = ENDS * layout.microbatches
     stream = layout.tokens * layout.model.d_model * layout.compute_bytes
 
@@ -139,7 +134,7 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     gather = partial(weight_exchange, layout, "weight_gather", GATHER, types.compute)
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
-    each, ends = blocks(layout), ENDS * layout.microbatches
+    each, ends = block_passes(layout), ENDS * layout.microbatches
     return [
         gather("weight gather", of_block, block, WEIGHT_GATHERS * each),
         gather("table gather", of_table, table, ends),
@@ -176,8 +171,8 @@ def key_value_exchanges(layout: Layout) -> list[Exchange]:
         )  # fmt: skip
 
     return [
-        exchange("kv_gather", "kv gather", GATHER, KV_GATHERS * blocks(layout)),
-        exchange("kv_scatter", "kv scatter", SCATTER, blocks(layout)),
+        exchange("kv_gather", "kv gather", GATHER, KV_GATHERS * block_passes(layout)),
+        exchange("kv_scatter", "kv scatter", SCATTER, block_passes(layout)),
     ]
 
 
@@ -186,8 +181,8 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     repeated, then over its replicas. These scatter over `data`, reduce over `pods`, gather back.
     """
     wire, data = layout.gradient_bytes, layout.devices_along(GROUPS["data"])
-    parcels = gradient_parcels(layout)
-    whole = tuple(Part(one.bytes * wire, one.calls, one.together) for one in parcels)
+    buckets = gradient_buckets(layout)
+    whole = tuple(Part(one.bytes * wire, one.calls, one.together) for one in buckets)
     shares = tuple(Part(one.bytes / data, one.calls, one.together) for one in whole)
     payload = "owned gradient"
 
@@ -240,10 +235,10 @@ def norm_gradients(layout: Layout) -> tuple[Part, ...]:
     return (*of_block, Part(network.norm.elements * wire, 1))
 
 
-def gradient_parcels(layout: Layout) -> list[Part]:
+def gradient_buckets(layout: Layout) -> list[Part]:
     """Elements whose gradients are reduced over replicas as one, filled up to whole tiles.
 
-    The weights of a layer are one parcel over `data` where each layer is reduced on its own;
+    The weights of a layer are one bucket over `data` where each layer is reduced on its own;
     elsewhere each is one, and none waits for another.
     """
     network, ways = layout.network, layout.ways(GATHERED)

@@ -31,7 +31,7 @@ NAMES: dict[LineKind, str] = {
 }
 SHARE, EXPOSED = "peak / share", "peak * exposed"
 WAITS = "(calls * wait + hops * hop) * skew"
-EIGHTY = 1.28  # standard deviations that hold 80 % of a normal distribution
+STANDARD_DEVIATIONS = 1.28  # standard deviations that hold 80 % of a normal distribution
 # In every published run on several slices a reduction comes after this much work or more. Closer
 # reductions are assumed to wait in proportion to the work between them.
 APART_S = 0.11
@@ -229,4 +229,4 @@ def uncertainty(work: StepWork, known: Efficiency) -> float:
         unseen * parts["slice_wait"],
         known.between_steps_s.unsure * parts["between_steps"],
     )
-    return EIGHTY * hypot(*map(float, unsure_s)) / float(sum(parts.values()))
+    return STANDARD_DEVIATIONS * hypot(*map(float, unsure_s)) / float(sum(parts.values()))

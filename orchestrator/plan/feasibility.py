@@ -1,7 +1,7 @@
-"""Which meshes a model, a batch and a slice allow, and which rule forbids the others.
+"""Which meshes a model, a batch and a slice allow, and which rules forbid the others.
 
-A mesh is realizable if every axis divides what it splits. The rules stand here once: the search
-filters arrays with them, and the explanation of a refusal reads the same rules.
+A mesh is realizable if every axis divides what it splits. The search filters arrays with these
+rules; `infeasible` names the rules that a request breaks.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Sizes = dict[str, Ints]  # of each mesh axis inside a pod
 
 @dataclass(frozen=True)
 class Rule:
-    """One divisibility: what is split, by what, and whether a mesh keeps to it.
+    """One divisibility: what is split, by what, and which meshes satisfy it.
 
     A rule is `inherited` if a size that breaks it still breaks it when multiplied.
     """
@@ -39,7 +39,7 @@ def split(sizes: Sizes, logical_axis: str) -> Ints:
 
 
 def model_rules(model: Model, length: int) -> list[Rule]:
-    """What the model and the sequence length demand, batch apart."""
+    """The rules of the model and the sequence length; the batch has its own."""
     dimensions = {axis: getattr(model, key) for axis, key in MODEL_KEYS.items()}
     return [*(dimension_rule(*pair) for pair in dimensions.items()), length_rule(length)]
 
@@ -72,7 +72,7 @@ def length_rule(length: int) -> Rule:
 
 
 def realizable(rules: list[Rule], sizes: Sizes) -> Bools:
-    """Meshes that keep to all rules."""
+    """Meshes that break no rule."""
     return np.asarray(np.logical_and.reduce([rule.holds(sizes) for rule in rules]))
 
 

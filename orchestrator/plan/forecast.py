@@ -1,7 +1,7 @@
 """The Forecast of one layout, from its two ledgers."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator import catalog
@@ -10,35 +10,93 @@ from orchestrator.plan import flops
 from orchestrator.plan.expected import expected_lines, expected_s, interval
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import phases
-from orchestrator.plan.time import StepTime, peak, step_time, time_lines
+from orchestrator.plan.time import StepTime, device_peak, step_time, time_lines
 from orchestrator.types.plan import Estimate, Forecast, LedgerLine, MemoryPhase
 from orchestrator.types.spec import Experiment, Resources
 
 DAY_S, HOUR_S = 86_400, 3_600
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What days and dollars are for: all tokens, the goodput, and the price of a chip."""
+
+    tokens: int
+    goodput: float
+    dollars_per_chip_hour: float | None
+
+
 def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Forecast:
     """The forecast of one layout of plain numbers."""
-    memory = tuple(plain_phase(phase) for phase in phases(layout))
     lines = time_lines(layout)
     time = step_time(layout, lines)
-    step_s = step_bounds(layout, lines, time)
-    bound, bound_by = binding_resource(layout, time)
-    usable = layout.chip.hbm_usable_bytes.value
-    peak_bytes = max(phase.bytes for phase in memory)
-    return Forecast(
-        memory_bytes_per_device=peak_bytes,
-        hbm_bytes_per_device=usable,
-        fits=peak_bytes <= usable,
-        memory=memory,
+    listed = layout.chip.dollars_per_hour
+    price = resources.dollars_per_chip_hour or (listed.value if listed else None)
+    return write_forecast(
+        layout,
+        Terms(experiment.tokens, resources.goodput, price),
+        memory=tuple(plain_phase(phase) for phase in phases(layout)),
         time=tuple(plain_line(line) for line in lines if line.value > 0),
-        step_s=step_s,
-        bound=bound,
-        bound_by=bound_by,
-        **utilization(layout, experiment, step_s),
-        **cost(layout, experiment, resources, step_s),
+        step_s=step_bounds(layout, lines, time),
+        bottleneck=binding_resource(layout, time),
         expected_time=expected_ledger(layout, lines, time),
     )
+
+
+def write_forecast(
+    layout: Layout,
+    terms: Terms,
+    *,
+    memory: tuple[MemoryPhase, ...],
+    time: tuple[LedgerLine, ...],
+    step_s: Estimate,
+    bottleneck: tuple[str, float],
+    expected_time: tuple[LedgerLine, ...],
+) -> Forecast:
+    """The ledgers with every figure that follows from them."""
+    peak_bytes, usable_bytes = max(p.bytes for p in memory), layout.chip.hbm_usable_bytes.value
+    tokens = tokens_per_step(layout)
+    total_s = scale(step_s, terms.tokens / tokens / terms.goodput)
+    chips = int(layout.devices) // layout.chip.devices
+    chip_hours = scale(total_s, chips / HOUR_S)
+    price = terms.dollars_per_chip_hour
+    return Forecast(
+        memory_bytes_per_device=peak_bytes,
+        hbm_bytes_per_device=usable_bytes,
+        fits=peak_bytes <= usable_bytes,
+        memory=memory,
+        time=time,
+        step_s=step_s,
+        bound=bottleneck[0],
+        bound_by=bottleneck[1],
+        peak_flops_per_s=device_peak(layout),
+        model_flops_per_step=tokens * flops.model_flops_per_token(layout.model, layout.length),
+        mfu_definition=flops.MFU_DEFINITION,
+        mfu=mfu(layout, step_s),
+        mfu_6p=mfu_of(layout, step_s, flops.simple_flops_per_token(layout.model)),
+        tokens_per_s=rates(step_s, tokens),
+        goodput=terms.goodput,
+        days=scale(total_s, 1 / DAY_S),
+        chip_hours=chip_hours,
+        dollars=scale(chip_hours, price) if price is not None else None,
+        dollars_per_chip_hour=price,
+        expected_time=expected_time,
+    )
+
+
+def tokens_per_step(layout: Layout) -> float:
+    return float(layout.sequences) * layout.length
+
+
+def mfu(layout: Layout, step_s: Estimate) -> Estimate:
+    """MFU by its one definition."""
+    return mfu_of(layout, step_s, flops.model_flops_per_token(layout.model, layout.length))
+
+
+def mfu_of(layout: Layout, step_s: Estimate, flops_per_token: float) -> Estimate:
+    """MFU for that many FLOPs a token."""
+    step_flops = tokens_per_step(layout) * flops_per_token
+    return rates(step_s, flops.mfu(step_flops, 1.0, int(layout.devices), device_peak(layout)))
 
 
 def step_bounds(layout: Layout, lines: list[LedgerLine], time: StepTime) -> Estimate:
@@ -113,42 +171,3 @@ def apply(values: Estimate, change: Callable[[float], float]) -> Estimate:
         low=known(values.low),
         high=known(values.high),
     )
-
-
-def utilization(layout: Layout, experiment: Experiment, step_s: Estimate) -> dict[str, Any]:
-    """MFU by its one definition, and by the rule of thumb 6 P."""
-    tokens = float(layout.sequences) * layout.length
-    per_device = peak(layout.chip, layout.precision.compute).value / layout.chip.devices
-    devices = int(layout.devices)
-
-    def mfu(step_flops: float) -> Estimate:
-        return rates(step_s, flops.mfu(step_flops, 1.0, devices, per_device))
-
-    step_flops = tokens * flops.model_flops_per_token(experiment.model, layout.length)
-    return {
-        "peak_flops_per_s": per_device,
-        "model_flops_per_step": step_flops,
-        "mfu_definition": flops.MFU_DEFINITION,
-        "mfu": mfu(step_flops),
-        "mfu_6p": mfu(tokens * flops.simple_flops_per_token(experiment.model)),
-        "tokens_per_s": rates(step_s, tokens),
-    }
-
-
-def cost(
-    layout: Layout, experiment: Experiment, resources: Resources, step_s: Estimate
-) -> dict[str, Any]:
-    """Days, chip-hours and dollars for all tokens at the stated goodput."""
-    steps = experiment.tokens / (float(layout.sequences) * layout.length)
-    total_s = scale(step_s, steps / resources.goodput)
-    chips = int(layout.devices) // layout.chip.devices
-    chip_hours = scale(total_s, chips / HOUR_S)
-    listed = layout.chip.dollars_per_hour
-    price = resources.dollars_per_chip_hour or (listed.value if listed else None)
-    return {
-        "goodput": resources.goodput,
-        "days": scale(total_s, 1 / DAY_S),
-        "chip_hours": chip_hours,
-        "dollars": scale(chip_hours, price) if price is not None else None,
-        "dollars_per_chip_hour": price,
-    }

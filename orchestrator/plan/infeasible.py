@@ -1,4 +1,4 @@
-"""Why no plan serves a spec: reasons with their arithmetic."""
+"""Why a spec has no plan: reasons with their arithmetic."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +9,6 @@ import numpy as np
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import MODEL_KEYS
 from orchestrator.network.mesh_axes import ICI_AXES
-from orchestrator.plan import torus as links
 from orchestrator.plan.feasibility import (
     batch_range,
     model_rules,
@@ -29,7 +28,7 @@ from orchestrator.plan.nearest_specs import (
     smaller_slices,
 )
 from orchestrator.plan.search import SearchRequest, SearchResult
-from orchestrator.plan.torus import Ints
+from orchestrator.plan.torus import Ints, axis_sizes
 from orchestrator.types.infeasible import Reason, ReasonCode, Suggestion
 from orchestrator.types.spec import MeshRequest
 
@@ -64,11 +63,11 @@ def all_meshes(request: SearchRequest) -> Ints:
     """Meshes that the model and the requested sizes allow, whatever the batch."""
     model, length = request.experiment.model, request.experiment.batch.length
     factors = placements(request.torus, model, length, request.mesh, ANY_REPLICAS)
-    return np.unique(links.axis_sizes(factors), axis=0)
+    return np.unique(axis_sizes(factors), axis=0)
 
 
 def memory_too_small(request: SearchRequest, result: SearchResult) -> Infeasible:
-    """The least memory that any placement needs is more than a device has."""
+    """Every placement needs more memory than a device has."""
     usable, needed = request.chip.hbm_usable_bytes.value, result.smallest_bytes
     reasons = [
         reason("memory", placements=result.realizable, needed_bytes=needed,
@@ -80,11 +79,11 @@ def memory_too_small(request: SearchRequest, result: SearchResult) -> Infeasible
 
 
 def batch_not_divisible(request: SearchRequest, meshes: Ints) -> Infeasible:
-    """Every mesh splits the batch in ways that no batch within the tolerance is a multiple of."""
+    """No mesh divides a batch within the tolerance."""
     batch = request.experiment.batch
     replicas = np.unique(request.pods * replicas_in_pod(sizes_by_name(meshes)))
     low, high = batch_range(batch)
-    why = reason(
+    not_divisible = reason(
         "batch_not_divisible",
         sequences=batch.sequences,
         tolerance=batch.tolerance,
@@ -94,7 +93,7 @@ def batch_not_divisible(request: SearchRequest, meshes: Ints) -> Infeasible:
         ways=", ".join(f"{ways:,}" for ways in replicas[:8]),
     )
     suggestions = (*other_batches(request, replicas), *smaller_slices(request))
-    return Infeasible((slice_factors(request), why), suggestions)
+    return Infeasible((slice_factors(request), not_divisible), suggestions)
 
 
 def slice_factors(request: SearchRequest) -> Reason:
@@ -114,7 +113,7 @@ def slice_factors(request: SearchRequest) -> Reason:
 
 
 def mesh_not_realizable(request: SearchRequest) -> Infeasible:
-    """The requested mesh breaks rules: each one that its own sizes break."""
+    """The requested mesh breaks rules: a reason for each."""
     sizes = requested_axes(request.mesh)
     broken = [*broken_rules(request), *wrong_size(request, sizes)]
     reasons = broken or [slice_factors(request), reason("no_mesh")]
@@ -134,7 +133,7 @@ def broken_rules(request: SearchRequest) -> Iterator[Reason]:
 
 
 def wrong_size(request: SearchRequest, sizes: dict[str, int]) -> Iterator[Reason]:
-    """Requested sizes whose product the devices of a pod are no multiple of."""
+    """Requested sizes whose product does not divide the devices of a pod."""
     devices, ways = request.torus.devices, prod(sizes.values())
     if devices % ways or (len(sizes) == len(ICI_AXES) and devices != ways):
         topology = str(request.topology)

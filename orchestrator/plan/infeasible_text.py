@@ -9,10 +9,10 @@ from orchestrator.types.plan import Estimate
 GIB = 2**30
 SENTENCES: dict[ReasonCode, str] = {
     "memory": (
-        "memory: the least that any of {placements:,} placements needs is {needed_gib:,.2f} GiB a"
-        " device, of {usable_gib:,.2f} GiB that {chip} allows"
+        "memory: each of {placements:,} placements needs {needed_gib:,.2f} GiB a device or more;"
+        " {chip} has {usable_gib:,.2f} GiB"
     ),
-    "more_chips_needed": "it takes at least {times} times the chips, or a smaller model",
+    "more_chips_needed": "this needs at least {times} times the chips, or a smaller model",
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
     "no_mesh": "no mesh of that many devices divides what its axes split",
 }
@@ -28,14 +28,14 @@ def infeasible_text(reasons: Iterable[Reason], suggestions: Iterable[Suggestion]
 
 
 def reason_lines(reason: Reason) -> list[str]:
-    """A reason in words: one line, or a table."""
+    """The lines of a reason: a sentence, or a table."""
     if reason.code == "slice_factors":
         return list(slice_lines(reason))
     return [reason_text(reason)]
 
 
 def reason_text(reason: Reason) -> str:
-    """A reason in one sentence."""
+    """The sentence of a reason."""
     figures: dict[str, Any] = dict(reason.figures)
     if reason.code == "batch_not_divisible":
         return batch_text(**figures)
@@ -69,7 +69,7 @@ def batch_text(
 
 
 def slice_lines(reason: Reason) -> Iterator[str]:
-    """What the devices of a slice factor into, and what they have to divide."""
+    """The prime factors of a slice's devices, and of the sizes that they have to divide."""
     figures = dict(reason.figures)
     pods, topology, devices = (figures.pop(key) for key in ("pods", "topology", "devices"))
     yield f"{pods} x {topology}: {devices:,} devices a pod = {factored(int(devices))}, to split:"
@@ -93,7 +93,7 @@ def effect_text(suggestion: Suggestion) -> str:
 
 
 def mfu_text(mfu: Estimate) -> str:
-    """The expected MFU, or the bound if no published run tells."""
+    """The expected MFU; the bound where there is no estimate."""
     if mfu.expected is None:
         return f"MFU {mfu.lower:.1%} at most"
     return f"MFU {mfu.expected:.1%} expected"

@@ -12,12 +12,11 @@ from orchestrator import catalog
 from orchestrator.catalog.chip import Topology
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES
-from orchestrator.plan import torus as links
 from orchestrator.plan.feasibility import placements
-from orchestrator.plan.forecast import step_bounds, utilization
+from orchestrator.plan.forecast import mfu, step_bounds
 from orchestrator.plan.search import Choice, SearchRequest, best_choices, layout_of_choice, search
 from orchestrator.plan.time import step_time, time_lines
-from orchestrator.plan.torus import Ints
+from orchestrator.plan.torus import Ints, axis_sizes, divisors, make_torus
 from orchestrator.types.infeasible import Suggestion
 from orchestrator.types.plan import Estimate
 from orchestrator.types.spec import MeshRequest
@@ -35,7 +34,7 @@ def suggestion(request: SearchRequest, *overrides: str, **changes: Any) -> Itera
             overrides=overrides,
             mesh=choice.mesh,
             chips=request.topology.chips * request.pods,
-            mfu=mfu(request, choice),
+            mfu=mfu_of_choice(request, choice),
             **changes,
         )
 
@@ -44,12 +43,10 @@ def best_choice(request: SearchRequest) -> Choice | None:
     return next(iter(best_choices(request, search(request).candidates, 1)), None)
 
 
-def mfu(request: SearchRequest, choice: Choice) -> Estimate:
+def mfu_of_choice(request: SearchRequest, choice: Choice) -> Estimate:
     layout = layout_of_choice(request, choice)
     lines = time_lines(layout)
-    step_s = step_bounds(layout, lines, step_time(layout, lines))
-    estimate: Estimate = utilization(layout, request.experiment, step_s)["mfu"]
-    return estimate
+    return mfu(layout, step_bounds(layout, lines, step_time(layout, lines)))
 
 
 def full_recompute(request: SearchRequest) -> Iterator[Suggestion]:
@@ -91,7 +88,7 @@ def other_meshes(request: SearchRequest) -> list[Suggestion]:
     columns = [ICI_AXES.index(axis) for axis in requested]
     model, length = request.experiment.model, request.experiment.batch.length
     factors = placements(request.torus, model, length, MeshRequest(), ANY_REPLICAS)
-    sizes = np.unique(links.axis_sizes(factors)[:, columns], axis=0)
+    sizes = np.unique(axis_sizes(factors)[:, columns], axis=0)
     distance = np.abs(np.log(sizes / np.array(list(requested.values())))).sum(axis=1)
     nearest = sizes[np.argsort(distance, kind="stable")[: 2 * MESHES]]
     suggestions: list[Suggestion] = []
@@ -111,7 +108,7 @@ def searched_mesh(request: SearchRequest) -> Iterator[Suggestion]:
 def smaller_slices(request: SearchRequest) -> Iterator[Suggestion]:
     """The largest smaller slice that serves the spec as it stands."""
     for topology in smaller_topologies(request):
-        smaller = replace(request, topology=topology, torus=links.torus(request.chip, topology))
+        smaller = replace(request, topology=topology, torus=make_torus(request.chip, topology))
         idle = (request.topology.chips - topology.chips) * request.pods
         planned = list(suggestion(smaller, f"resources.topology={topology}", idle_chips=idle))
         if planned:
@@ -121,9 +118,7 @@ def smaller_slices(request: SearchRequest) -> Iterator[Suggestion]:
 
 def smaller_topologies(request: SearchRequest) -> Iterator[Topology]:
     """Slices within the requested one that the chip has, the largest first."""
-    ranges = [
-        links.divisors(length) + list(range(4, length + 1, 4)) for length in request.topology.shape
-    ]
+    ranges = [divisors(length) + list(range(4, length + 1, 4)) for length in request.topology.shape]
     shapes = {tuple(sorted(shape)) for shape in product(*ranges)}
     for shape in sorted(shapes, key=lambda shape: -prod(shape)):
         if prod(shape) < request.topology.chips:

@@ -3,14 +3,14 @@
 from math import prod
 
 from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, ICI_AXES
-from orchestrator.plan import torus as links
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.search import Choice, SearchRequest, factors_of
 from orchestrator.plan.time import dcn_rate
+from orchestrator.plan.torus import spans_of
 from orchestrator.types.plan import DeviceGroup, MeshAxis
 
 
-def placed_axes(request: SearchRequest, choice: Choice) -> tuple[MeshAxis, ...]:
+def place_axes(request: SearchRequest, choice: Choice) -> tuple[MeshAxis, ...]:
     """Each mesh axis with its link and the torus axes it lies on, outermost first."""
     factors = factors_of(choice)[0]
     between = (MeshAxis(name=axis, size=request.pods, link="dcn", spans=()) for axis in DCN_AXES)
@@ -19,7 +19,7 @@ def placed_axes(request: SearchRequest, choice: Choice) -> tuple[MeshAxis, ...]:
             name=axis,
             size=choice.mesh[axis],
             link="ici",
-            spans=links.spans_of(request.torus, factors, (axis,)),
+            spans=spans_of(request.torus, factors, (axis,)),
         )
         for axis in ICI_AXES
     )
@@ -34,7 +34,7 @@ def device_groups(request: SearchRequest, choice: Choice, layout: Layout) -> dic
             axes=axes,
             size=prod(choice.mesh[axis] for axis in axes),
             link="ici",
-            spans=links.spans_of(request.torus, factors, axes),
+            spans=spans_of(request.torus, factors, axes),
             bytes_per_s=layout.links.rates[name],
         )
         for name, axes in GROUPS.items()

@@ -1,4 +1,4 @@
-"""What a person should know before paying for a plan: a sentence each."""
+"""The warnings of a plan: what a person should know before paying for it."""
 
 from collections.abc import Iterator
 from math import ceil
@@ -8,29 +8,33 @@ from orchestrator.plan.search import SearchRequest, SearchResult
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 
+LEDGER_TRAINER = "llama"  # whose program the ledger describes
 FEW_STEPS, MANY_YEARS, DAYS_OF_YEAR = 100, 5, 365.25
 
 
 def search_warnings(spec: Spec, request: SearchRequest, result: SearchResult) -> Iterator[str]:
-    """About what was requested, and how the search came to its end."""
+    """About the request and the result of its search."""
     yield from catalog.schedulable(request.chip, request.topology, request.pods)
     if spec.experiment.remat == "auto" and result.margin == 0:
-        yield "nothing fits with a tenth of HBM to spare: this plan uses the margin"
+        yield "no plan leaves a tenth of HBM free: this one uses that margin"
     if spec.experiment.precision.parameters == "bf16":
         yield (
             "bf16 parameters without an fp32 master copy lose small updates; the book counts"
-            " memory this way, few train this way"
+            " memory this way, but few runs train this way"
         )
 
 
-def plan_warnings(plan: Plan) -> Iterator[str]:
-    """About the plan and its forecast."""
-    yield from few_steps(plan)
-    yield from forecast_warnings(plan)
+def trainer_warnings(plan: Plan) -> Iterator[str]:
+    """The forecast is about another trainer's program."""
+    if not plan.ledger_describes_trainer:
+        yield (
+            f"the forecast describes the program of trainer {LEDGER_TRAINER}, not that of"
+            f" {plan.trainer}: memory, time and cost of {plan.trainer} are unknown"
+        )
 
 
 def few_steps(plan: Plan) -> Iterator[str]:
-    """The tokens are soon used up, as with a mistyped batch."""
+    """So few steps that the batch may be mistyped."""
     steps = ceil(plan.tokens / plan.batch.tokens)
     if steps < FEW_STEPS:
         count = f"{steps} step{'s' * (steps != 1)}"
@@ -39,24 +43,24 @@ def few_steps(plan: Plan) -> Iterator[str]:
 
 
 def forecast_warnings(plan: Plan) -> tuple[str, ...]:
-    """About the forecast alone: another forecast has others."""
+    """About the forecast: a plan with another forecast has other ones."""
     return (*too_long(plan), *extrapolations(plan))
 
 
 def too_long(plan: Plan) -> Iterator[str]:
-    """Nobody waits for it."""
+    """The run takes longer than anybody waits."""
     days = plan.forecast.days
     years = (days.expected or days.unoverlapped) / DAYS_OF_YEAR
     if years >= MANY_YEARS:
-        yield f"it would last {years:,.0f} years: ask for more chips, or fewer tokens"
+        yield f"the run would take {years:,.0f} years: ask for more chips or fewer tokens"
 
 
 def extrapolations(plan: Plan) -> Iterator[str]:
-    """No published run is like this plan."""
+    """The plan lies outside the published runs."""
     known, expected = catalog.reach(plan.chip), plan.forecast.step_s.expected
     if known is None or expected is None:
         return
     if expected < known.step_s:
-        yield f"expected is a guess: no run learned from has steps below {known.step_s:.2g} s"
+        yield f"expected is a guess: no published run has steps below {known.step_s:.2g} s"
     if plan.chips > known.chips:
-        yield f"expected is extrapolated from {plan.chip} runs of up to {known.chips:,} chips"
+        yield f"expected is extrapolated from {plan.chip} runs on up to {known.chips:,} chips"

@@ -6,12 +6,17 @@ from math import prod
 from orchestrator import catalog
 from orchestrator.network.mesh_axes import AXES
 from orchestrator.plan import flops
-from orchestrator.plan import torus as links
 from orchestrator.plan.collectives import per_layer
 from orchestrator.plan.forecast import forecast
 from orchestrator.plan.infeasible import infeasible
-from orchestrator.plan.placed_mesh import device_groups, placed_axes
-from orchestrator.plan.plan_warnings import plan_warnings, search_warnings
+from orchestrator.plan.placed_mesh import device_groups, place_axes
+from orchestrator.plan.plan_warnings import (
+    LEDGER_TRAINER,
+    few_steps,
+    forecast_warnings,
+    search_warnings,
+    trainer_warnings,
+)
 from orchestrator.plan.search import (
     RULE,
     Choice,
@@ -21,17 +26,17 @@ from orchestrator.plan.search import (
     layout_of_choice,
     search,
 )
+from orchestrator.plan.torus import make_torus
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
 from orchestrator.types.spec import Experiment, Spec
 
 SCHEMA = 2
 
-LEDGER_TRAINER = "llama"  # whose program the ledger describes
-UNDIGESTED = (
-    *("digest", "name", "trainer", "ledger_describes_trainer", "overrides", "warnings"),
-    *("search", "forecast"),
-)
+UNDIGESTED = {
+    "digest", "name", "trainer", "ledger_describes_trainer", "overrides", "warnings", "search",
+    "forecast",
+}  # fmt: skip
 DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile")
 
 
@@ -56,7 +61,7 @@ def search_request(spec: Spec) -> SearchRequest:
     return SearchRequest(
         chip=chip,
         topology=topology,
-        torus=links.torus(chip, topology),
+        torus=make_torus(chip, topology),
         experiment=spec.experiment,
         mesh=spec.resources.mesh,
         pods=spec.resources.pods.max,
@@ -95,7 +100,7 @@ def write_plan(spec: Spec, request: SearchRequest, result: SearchResult, choice:
         devices=prod(layout.mesh.values()),
         hosts=pods * catalog.hosts(request.chip, request.topology),
         mesh={axis: layout.mesh[axis] for axis in AXES},
-        axes=placed_axes(request, choice),
+        axes=place_axes(request, choice),
         groups=device_groups(request, choice, layout),
         gradient_reduction="per_layer" if per_layer(layout) else "at_end",
         chip_profile=None,
@@ -108,9 +113,12 @@ def write_plan(spec: Spec, request: SearchRequest, result: SearchResult, choice:
         ),
         warnings=(),
     )
-    warnings = (*search_warnings(spec, request, result), *plan_warnings(plan))
-    if not plan.ledger_describes_trainer:
-        warnings = (other_trainer(plan), *warnings)
+    warnings = (
+        *trainer_warnings(plan),
+        *search_warnings(spec, request, result),
+        *few_steps(plan),
+        *forecast_warnings(plan),
+    )
     return replace(plan, digest=plan_digest(plan), warnings=warnings)
 
 
@@ -125,16 +133,8 @@ def planned_batch(experiment: Experiment, choice: Choice, replicas: int) -> Plan
     )
 
 
-def other_trainer(plan: Plan) -> str:
-    """The warning that the forecast is about another trainer's program."""
-    return (
-        f"the forecast describes the program of trainer {LEDGER_TRAINER}, not that of"
-        f" {plan.trainer}: memory, time and cost of {plan.trainer} are unknown"
-    )
-
-
 def plan_digest(plan: Plan) -> str:
-    """Identity of what will be done, without what it is called and what it should take."""
+    """The identity of what will be done, without its name and its forecast."""
     fields = asdict(plan)
-    left_out = {*UNDIGESTED, *(key for key in DIGESTED_IF_GIVEN if fields[key] is None)}
-    return codec.digest({key: fields[key] for key in fields if key not in left_out})
+    absent = {key for key in DIGESTED_IF_GIVEN if fields[key] is None}
+    return codec.digest({key: fields[key] for key in fields.keys() - UNDIGESTED - absent})

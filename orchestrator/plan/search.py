@@ -1,4 +1,4 @@
-"""The search: every realizable way to run is priced, and the fastest is chosen."""
+"""The search: prices every realizable way to run, and chooses the fastest."""
 
 from dataclasses import dataclass, fields
 from math import prod
@@ -8,7 +8,6 @@ import numpy as np
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.network.rematerialization import POLICIES, Policy, policy
-from orchestrator.plan import torus as links
 from orchestrator.plan.feasibility import (
     batch_range,
     batches_next_to,
@@ -19,7 +18,18 @@ from orchestrator.plan.feasibility import (
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import peak_bytes
 from orchestrator.plan.time import step_time, time_lines
-from orchestrator.plan.torus import Floats, Ints, Torus
+from orchestrator.plan.torus import (
+    NO_LINKS,
+    Floats,
+    Ints,
+    Links,
+    Torus,
+    axis_sizes,
+    count_placements,
+    divisors,
+    find_links,
+    plain_links,
+)
 from orchestrator.types.spec import Experiment, MeshRequest
 
 # `remat: auto` leaves this share of HBM free, for the error of the memory forecast.
@@ -27,8 +37,8 @@ MEMORY_MARGIN = 0.10
 # Plans this close are equal within the accuracy of a forecast: the batch decides.
 TIE = 0.01
 RULE = (
-    "least mean of lower and unoverlapped time per token (a run hides some of its exchanges, not"
-    f" all); within {TIE:.0%}, the batch nearest to the requested one"
+    "fastest per token, by the mean of lower and unoverlapped time (a run hides some of its"
+    f" exchanges, not all); of plans within {TIE:.0%}, the batch nearest to the requested one"
 )
 
 
@@ -90,7 +100,10 @@ class Candidates:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """How far a search got. `smallest_bytes` is the least peak of any realizable plan."""
+    """What a search went through. `smallest_bytes` is the least peak of any realizable plan.
+
+    `margin` is the share of HBM that the candidates leave free.
+    """
 
     enumerated: int
     realizable: int
@@ -105,13 +118,14 @@ def make_layout(
     batch: Number,
     microbatches: Number,
     remat: Policy,
-    group_links: links.Links,
+    group_links: Links,
 ) -> Layout:
     """Meshes and what they run; plain numbers make one layout, arrays many."""
     return Layout(
         chip=request.chip,
         model=request.experiment.model,
         precision=request.experiment.precision,
+        optimizer=request.experiment.optimizer,
         remat=remat,
         length=request.experiment.batch.length,
         sequences=batch,
@@ -121,7 +135,7 @@ def make_layout(
     )
 
 
-def factors_of(choice: Choice) -> links.Ints:
+def factors_of(choice: Choice) -> Ints:
     return np.array([choice.factors], np.int64)
 
 
@@ -133,7 +147,7 @@ def layout_of_choice(request: SearchRequest, choice: Choice) -> Layout:
         choice.sequences,
         choice.microbatches,
         policy(choice.remat),
-        links.plain_links(request.torus, factors_of(choice)),
+        plain_links(request.torus, factors_of(choice)),
     )
 
 
@@ -151,7 +165,7 @@ def search(request: SearchRequest) -> SearchResult:
     if auto and not len(candidates):
         margin = 0.0
         candidates, smallest = price(request, factors, batch, margin)
-    count = links.count_placements(request.torus)
+    count = count_placements(request.torus)
     return SearchResult(count, len(np.unique(factors, axis=0)), smallest, margin, candidates)
 
 
@@ -162,11 +176,11 @@ def most_replicas(request: SearchRequest) -> int:
 
 def with_batches(request: SearchRequest, factors: Ints) -> tuple[Ints, Ints]:
     """Each placement with each batch that it would take."""
-    replicas = request.pods * replicas_in_pod(sizes_by_name(links.axis_sizes(factors)))
-    sides = batches_next_to(request.experiment.batch, replicas)
-    batch = np.concatenate(sides)
-    served = batch > 0
-    return np.concatenate([factors] * len(sides))[served], batch[served]
+    replicas = request.pods * replicas_in_pod(sizes_by_name(axis_sizes(factors)))
+    below, above = batches_next_to(request.experiment.batch, replicas)
+    batch = np.concatenate([below, above])
+    exists = batch > 0
+    return np.concatenate([factors, factors])[exists], batch[exists]
 
 
 def policies(request: SearchRequest) -> list[Policy]:
@@ -204,28 +218,28 @@ def fewest_microbatches(
     """
     if not len(batch):
         return np.zeros(0, np.int64), np.inf
-    keys, back = np.unique(
-        np.column_stack([links.axis_sizes(factors), batch]), axis=0, return_inverse=True
+    keys, key_of_row = np.unique(
+        np.column_stack([axis_sizes(factors), batch]), axis=0, return_inverse=True
     )
     per_replica = keys[:, -1] // (request.pods * replicas_in_pod(sizes_by_name(keys)))
-    counts = {int(k): links.divisors(int(k)) for k in np.unique(per_replica)}
+    counts = {int(k): divisors(int(k)) for k in np.unique(per_replica)}
     rows = np.repeat(np.arange(len(keys)), [len(counts[int(k)]) for k in per_replica])
-    tries = np.concatenate([counts[int(k)] for k in per_replica])
+    microbatches = np.concatenate([counts[int(k)] for k in per_replica])
     sizes = sizes_by_name(keys[rows])
-    peaks = peak_bytes(make_layout(request, sizes, keys[rows, -1], tries, remat, links.NO_LINKS))
-    none = np.iinfo(np.int64).max
+    peaks = peak_bytes(make_layout(request, sizes, keys[rows, -1], microbatches, remat, NO_LINKS))
+    none, fits = np.iinfo(np.int64).max, peaks <= limit_bytes
     fewest = np.full(len(keys), none)
-    np.minimum.at(fewest, rows[peaks <= limit_bytes], tries[peaks <= limit_bytes])
+    np.minimum.at(fewest, rows[fits], microbatches[fits])
     fewest[fewest == none] = 0
-    return fewest[back.reshape(-1)], float(peaks.min())
+    return fewest[key_of_row.reshape(-1)], float(peaks.min())
 
 
 def price_rows(
     request: SearchRequest, factors: Ints, batch: Ints, microbatches: Ints, remat: Policy
 ) -> Candidates:
     """The cost of each row per token of the batch."""
-    group_links = links.find_links(request.torus, factors)
-    sizes = sizes_by_name(links.axis_sizes(factors))
+    group_links = find_links(request.torus, factors)
+    sizes = sizes_by_name(axis_sizes(factors))
     layout = make_layout(request, sizes, batch, microbatches, remat, group_links)
     time = step_time(layout, time_lines(layout))
     tokens = batch * request.experiment.batch.length
@@ -241,20 +255,20 @@ def price_rows(
 
 def best_choices(request: SearchRequest, candidates: Candidates, most: int) -> list[Choice]:
     """The best choice, then the best of each other mesh, by RULE."""
-    meshes = links.axis_sizes(candidates.factors)
-    left = np.ones(len(candidates), bool)
+    meshes = axis_sizes(candidates.factors)
+    remaining = np.ones(len(candidates), bool)
     choices: list[Choice] = []
-    while left.any() and len(choices) < most:
-        row = best_row(request, candidates, left)
+    while remaining.any() and len(choices) < most:
+        row = best_row(request, candidates, remaining)
         choices.append(candidates.choice(row))
-        left &= (meshes != meshes[row]).any(axis=1)
+        remaining &= (meshes != meshes[row]).any(axis=1)
     return choices
 
 
 def best_row(request: SearchRequest, candidates: Candidates, among: np.ndarray) -> int:
     """The row that RULE picks; of equal rows the first enumerated."""
     cost = candidates.cost_s_per_token
-    among = among & (cost <= cost[among].min() * (1 + TIE))
-    moved = np.abs(candidates.sequences - request.experiment.batch.sequences)
-    among = among & (moved == moved[among].min())
-    return int(np.argmin(np.where(among, cost, np.inf)))
+    fast = among & (cost <= cost[among].min() * (1 + TIE))
+    change = np.abs(candidates.sequences - request.experiment.batch.sequences)
+    nearest = fast & (change == change[fast].min())
+    return int(np.argmin(np.where(nearest, cost, np.inf)))

@@ -13,8 +13,8 @@ from orchestrator.catalog import Chip, Quantity
 from orchestrator.errors import SpecError, UnknownName
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan import flops
-from orchestrator.plan.collectives import ENDS, Exchange, blocks, exchanges
-from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
+from orchestrator.plan.collectives import ENDS, Exchange, block_passes, exchanges
+from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import offloaded_bytes, saved_bytes
 from orchestrator.plan.torus import HOP_S, HOP_SOURCE
 from orchestrator.types.plan import LedgerLine, LineKind
@@ -27,15 +27,20 @@ def peak(chip: Chip, dtype: str) -> Quantity:
     return chip.peak_flops_per_s[dtype]
 
 
+def device_peak(layout: Layout) -> float:
+    """Peak FLOP/s of one device in the compute type."""
+    return peak(layout.chip, layout.precision.compute).value / layout.chip.devices
+
+
 def time_lines(layout: Layout) -> list[LedgerLine]:
     """All lines of a step."""
-    moved = exchanges(layout)
+    sent = exchanges(layout)
     return [
         *math_lines(layout),
         *hbm_lines(layout),
         *host_lines(layout),
-        *(exchange_line(layout, exchange) for exchange in moved),
-        *latency_lines(layout, moved),
+        *(exchange_line(layout, exchange) for exchange in sent),
+        *latency_lines(layout, sent),
     ]
 
 
@@ -44,17 +49,17 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
     rate = peak(layout.chip, layout.precision.compute)
 
     def line(kind: LineKind, name: str, formula: str, count: Number) -> LedgerLine:
-        return rated_line(layout, kind, name, f"{formula} flops", "mxu", ("flops", count), rate)
+        return rated_line(layout, kind, name, f"{formula} flops", "mxu", count, rate)
 
-    both = 1 + flops.BACKWARD_OVER_FORWARD
+    passes = 1 + flops.BACKWARD_OVER_FORWARD
     copies = flops.copied_heads_flops(layout)
     own = flops.blocks_forward_flops(layout) - copies
     attention = flops.attention_forward_flops(layout) + flops.attention_backward_flops(layout)
     return [
-        line("matmul", "matmuls", "3 forward", both * own),
-        line("copied_heads", "copied kv heads", "3 forward", both * copies),
+        line("matmul", "matmuls", "3 forward", passes * own),
+        line("copied_heads", "copied kv heads", "3 forward", passes * copies),
         line("unembedding", "unembedding", "3 forward",
-             both * flops.unembedding_forward_flops(layout)),
+             passes * flops.unembedding_forward_flops(layout)),
         line("attention", "attention", "9/2 forward", attention),
         line("matmul_recompute", "recompute", f"matmuls that {layout.remat.name} repeats",
              flops.blocks_recompute_flops(layout)),
@@ -65,17 +70,16 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
 
 def hbm_lines(layout: Layout) -> list[LedgerLine]:
     """Traffic that no fusion avoids: weights, kept activations, and the optimizer's state."""
-    precision, rate = layout.precision, layout.chip.hbm_bytes_per_s
+    rate = layout.chip.hbm_bytes_per_s
     block, tables = layout.model.layers * layout.block_elements, ENDS * layout.table_elements
     # Two gathers write the weights and matmuls read them; their gradient is written and read.
     touched = 4 * layout.compute_bytes + 2 * layout.gradient_bytes
-    kept = 2 * blocks(layout) * saved_bytes(layout)
-    # The update reads and writes parameters and both moments, and reads the fp32 gradient.
-    state = DTYPE_BYTES[precision.parameters] + 2 * DTYPE_BYTES[precision.optimizer]
-    update = 2 * state + 4
+    kept = 2 * block_passes(layout) * saved_bytes(layout)
+    # The update reads and writes parameters and moments, and reads the fp32 gradient.
+    update = 2 * (layout.parameter_bytes + layout.moment_bytes) + 4
 
     def line(kind: LineKind, name: str, formula: str, moved: Number) -> LedgerLine:
-        return rated_line(layout, kind, name, formula, "hbm", ("bytes", moved), rate)
+        return rated_line(layout, kind, name, formula, "hbm", moved, rate)
 
     return [
         line("weight_traffic", "weight traffic", f"{touched} B x gathered weights",
@@ -96,7 +100,7 @@ def host_lines(layout: Layout) -> list[LedgerLine]:
             f"remat {layout.remat.name} has no price: no rate between {layout.chip.name} and"
             " its host is known; choose a policy that keeps its tensors in HBM"
         )
-    moved = "bytes", 2 * blocks(layout) * offloaded_bytes(layout)
+    moved = 2 * block_passes(layout) * offloaded_bytes(layout)
     formula = "2 x offloaded activations"
     return [rated_line(layout, "offload", "offload", formula, "host", moved, rate)]
 
@@ -107,19 +111,18 @@ def rated_line(
     name: str,
     formula: str,
     resource: str,
-    amount: tuple[str, Number],
+    amount: Number,
     rate: Quantity,
 ) -> LedgerLine:
-    """An amount over a chip's rate; the devices of a chip share it."""
-    unit, size = amount
+    """FLOPs or bytes over a chip's rate; the devices of a chip share it."""
     per_device = rate.value / layout.chip.devices
     return LedgerLine(
         kind=kind,
         name=name,
-        value=size / per_device,
+        value=amount / per_device,
         unit="s",
         formula=f"{formula} / rate",
-        inputs={unit: size, "rate": per_device},
+        inputs={"flops" if resource == "mxu" else "bytes": amount, "rate": per_device},
         sources=(rate.source,),
         resource=resource,
     )
@@ -150,10 +153,10 @@ def dcn_rate(chip: Chip) -> float:
     return chip.dcn_bytes_per_s.value / chip.devices
 
 
-def latency_lines(layout: Layout, moved: list[Exchange]) -> list[LedgerLine]:
+def latency_lines(layout: Layout, sent: list[Exchange]) -> list[LedgerLine]:
     """Hops of every collective in a slice, one after another; a line for each group."""
     calls: dict[str, Number] = {}
-    for exchange in moved:
+    for exchange in sent:
         if exchange.axes != DCN_AXES:
             paid = exchange.calls * (exchange.ways > 1)
             calls[exchange.group] = calls.get(exchange.group, 0) + paid

@@ -47,7 +47,7 @@ class Torus:
         return prod(axis.length for axis in self.axes)
 
 
-def torus(chip: Chip, topology: Topology) -> Torus:
+def make_torus(chip: Chip, topology: Topology) -> Torus:
     """The links of a slice of that chip. Two links an axis, except in a switched domain."""
     links = 1 if chip.switched else 2
     names = ("x", "y", "z")

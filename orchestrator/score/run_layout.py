@@ -15,12 +15,12 @@ from orchestrator.errors import OrchError
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import POLICIES, Policy, keeping, offloading
-from orchestrator.plan import torus as links
 from orchestrator.plan.feasibility import placements, sizes_by_name
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.search import SearchRequest, make_layout
 from orchestrator.plan.time import step_time, time_lines
+from orchestrator.plan.torus import Ints, axis_sizes, find_links, make_torus, plain_links
 from orchestrator.score.flop_counts import attention_share, extra_parameters_per_layer
 from orchestrator.score.published_runs import PublishedRun, Unscorable
 from orchestrator.types.plan import LedgerLine, LineKind
@@ -139,7 +139,7 @@ def custom(text: str) -> Policy:
 
 def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
     """The fastest way to lay the run's mesh on the torus."""
-    slice_torus = links.torus(chip, topology)
+    slice_torus = make_torus(chip, topology)
     tensor, sequence = run.mesh["tensor"] or 1, run.mesh["sequence"] or 1
     rest, over = divmod(slice_torus.devices, tensor * sequence)
     fsdp = run.mesh["fsdp"] or rest
@@ -170,21 +170,21 @@ def mesh_text(mesh: MeshRequest) -> str:
     return " x ".join(f"{axis} {getattr(mesh, axis)}" for axis in ICI_AXES)
 
 
-def least_time(request: SearchRequest, factors: links.Ints, remat: Policy) -> Layout:
+def least_time(request: SearchRequest, factors: Ints, remat: Policy) -> Layout:
     """The fastest placement as plain numbers, by the rule of the search."""
     batch = request.experiment.batch.sequences
-    sizes = sizes_by_name(links.axis_sizes(factors))
-    many = make_layout(request, sizes, batch, 1, remat, links.find_links(request.torus, factors))
+    sizes = sizes_by_name(axis_sizes(factors))
+    many = make_layout(request, sizes, batch, 1, remat, find_links(request.torus, factors))
     time = step_time(many, time_lines(many))
     row = int(np.argmin(np.broadcast_to(time.lower_s + time.unoverlapped_s, len(factors))))
     return plain(request, factors[row : row + 1], batch, remat)
 
 
-def plain(request: SearchRequest, factors: links.Ints, batch: int, remat: Policy) -> Layout:
+def plain(request: SearchRequest, factors: Ints, batch: int, remat: Policy) -> Layout:
     """The layout of one placement, as plain numbers."""
     columns = enumerate(ICI_AXES)
     sizes = {axis: prod(factors[0, :, column].tolist()) for column, axis in columns}
-    own_links = links.plain_links(request.torus, factors)
+    own_links = plain_links(request.torus, factors)
     return make_layout(request, sizes, batch, 1, remat, own_links)
 
 

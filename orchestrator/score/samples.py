@@ -7,7 +7,7 @@ from orchestrator import catalog
 from orchestrator.errors import OrchError
 from orchestrator.plan import flops
 from orchestrator.plan.expected import StepWork, expected_s, interval, step_work
-from orchestrator.plan.time import peak, step_time
+from orchestrator.plan.time import device_peak, peak, step_time
 from orchestrator.score.flop_counts import (
     OURS,
     check_count,
@@ -36,8 +36,8 @@ class Sample:
     def mfu(self) -> float:
         """The measured MFU, by the project's one definition."""
         layout = self.laid_out.layout
-        per_device = peak(layout.chip, layout.precision.compute).value / layout.chip.devices
-        return flops.mfu(self.flops_per_step, self.measured_s, int(layout.devices), per_device)
+        devices, per_device = int(layout.devices), device_peak(layout)
+        return flops.mfu(self.flops_per_step, self.measured_s, devices, per_device)
 
     @property
     def flops_per_step(self) -> float:

@@ -1,4 +1,4 @@
-"""Why no plan serves a spec, and the nearest specs that one serves, as values."""
+"""Why a spec has no plan, and the nearest specs that have one."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +19,7 @@ ReasonCode = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """One thing that stands in the way: a code, and the figures that belong to it."""
+    """One reason: a code, and its figures."""
 
     code: ReasonCode
     figures: dict[str, int | float | str]
@@ -27,10 +27,10 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """Overrides that lead to a plan, and what that plan comes to.
+    """Overrides that lead to a plan, and the mesh, chips and MFU of that plan.
 
-    `batch_change` is by what share the batch moves, `idle_chips` are those that the request has
-    and the plan leaves out; None where the overrides touch neither.
+    `batch_change` is the relative change of the batch; `idle_chips` are requested chips that the
+    plan does not use. Each is None where the overrides do not change it.
     """
 
     overrides: tuple[str, ...]

@@ -119,7 +119,7 @@ SHAPES = (
 def predicted(plan: Plan) -> Plan:
     """The plan with a profile that is measured now, for it alone."""
     empty = empty_profile(this_machine())
-    return calibrated.on_profile(plan, measured(empty, calibrated.missing(plan, empty)))
+    return calibrated.with_profile(plan, measured(empty, calibrated.missing(plan, empty)))
 
 
 def measured_steps_s(plan: Plan, steps: int) -> list[float]:
