@@ -58,7 +58,8 @@ def test_the_axes_of_a_group_are_neighbours(axes: tuple[str, ...]) -> None:
 
 def test_mesh_axes_exchange_what_they_declare() -> None:
     """Over each axis run the collectives of its declaration, and no others."""
-    plan = plan_of(pods=2, data=2, fsdp=2, sequence=2, tensor=4, sequences=16)
+    mesh: dict[str, Any] = dict.fromkeys(AXES, 2) | {"tensor": 4}
+    plan = plan_of(**mesh, sequences=64)
     found = exchanges(layout_of(plan, catalog.chip(plan.chip)))
     for axis in MESH_AXES:
         lines = {one.line for one in found if axis.name in one.axes}

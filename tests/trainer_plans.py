@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.network.mesh_axes import AXES
+from orchestrator.network.mesh_axes import AXES, ways
 from orchestrator.plan import flops
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import DataSource, Model, Optimizer, Precision
@@ -32,7 +32,7 @@ def plan_of(
          "spans": (spans or {}).get(axis, [])}
         for axis, size in mesh.items()
     ]  # fmt: skip
-    replicas = mesh["pods"] * mesh["data"] * mesh["fsdp"]
+    replicas = ways(mesh, "batch")
     fields = {
         "model": {**asdict(model), "parameters": flops.parameters(model)},
         "batch": {

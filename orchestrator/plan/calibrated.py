@@ -286,6 +286,7 @@ def layout_of(plan: Plan, chip: Chip) -> Layout:
         chip=chip,
         model=plan.model,
         precision=plan.precision,
+        optimizer=plan.optimizer,
         remat=policy(plan.remat),
         length=plan.batch.length,
         sequences=plan.batch.sequences,

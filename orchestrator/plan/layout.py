@@ -18,11 +18,17 @@ from orchestrator.network.description import Dimension, Matmul, Network, Tensor,
 from orchestrator.network.mesh_axes import COPIED, GATHERED, LOGICAL_AXES, ways
 from orchestrator.network.rematerialization import Policy
 from orchestrator.plan.torus import Links
-from orchestrator.types.spec import Model, Precision
+from orchestrator.types.spec import Model, Optimizer, Precision
 
 Number = Any  # a plain number, or a numpy array of them
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+MOMENTS = {"adamw": 2}  # numbers that an optimizer holds for each parameter
+
+
+def moment_bytes(optimizer: Optimizer, precision: Precision) -> int:
+    """Bytes of optimizer state for each parameter."""
+    return MOMENTS[optimizer.name] * DTYPE_BYTES[precision.optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +38,7 @@ class Layout:
     chip: Chip
     model: Model
     precision: Precision
+    optimizer: Optimizer
     remat: Policy
     length: int
     sequences: Number
@@ -48,6 +55,16 @@ class Layout:
     @property
     def compute_bytes(self) -> int:
         return DTYPE_BYTES[self.precision.compute]
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of a parameter as stored."""
+        return DTYPE_BYTES[self.precision.parameters]
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of optimizer state for each parameter."""
+        return moment_bytes(self.optimizer, self.precision)
 
     @property
     def gradient_bytes(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from orchestrator.network.description import Tensor
 from orchestrator.network.mesh_axes import REPLICA_AXES
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
-from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
+from orchestrator.plan.layout import Layout, Number
 from orchestrator.types.plan import LedgerLine, LineKind, MemoryPhase
 
 FP32_BYTES = 4
@@ -51,8 +51,7 @@ def resting_lines(layout: Layout) -> list[LedgerLine]:
     """What a device holds all through the step; copied kv heads have a line of their own."""
     copied = layout.copied_elements
     own = layout.owned_elements - copied
-    parameter = DTYPE_BYTES[layout.precision.parameters]
-    moments = 2 * DTYPE_BYTES[layout.precision.optimizer]
+    parameter, moments = layout.parameter_bytes, layout.moment_bytes
     sums = ACCUMULATION_BYTES * (layout.microbatches > 1)
     return [
         line("parameters", "parameters", "size x owned", size=parameter, owned=own),

@@ -114,7 +114,8 @@ def _mesh(plan: Plan, devices: int) -> dict[str, int]:
     """Sizes of the axes inside a pod: factors of two go round the axes that the plan uses."""
     if prod(plan.mesh[axis] for axis in ICI_AXES) == devices:
         return {axis: plan.mesh[axis] for axis in ICI_AXES}
-    present = [axis for axis in PRIORITY if plan.mesh[axis] > 1]
+    order = dict.fromkeys((*PRIORITY, *ICI_AXES))
+    present = [axis for axis in order if plan.mesh[axis] > 1]
     mesh, left, turn = dict.fromkeys(ICI_AXES, 1), devices, 0
     while left > 1:
         mesh[present[turn % len(present)]] *= 2

@@ -125,6 +125,7 @@ def make_layout(
         chip=request.chip,
         model=request.experiment.model,
         precision=request.experiment.precision,
+        optimizer=request.experiment.optimizer,
         remat=remat,
         length=request.experiment.batch.length,
         sequences=batch,

@@ -14,7 +14,7 @@ from orchestrator.errors import SpecError, UnknownName
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan import flops
 from orchestrator.plan.collectives import ENDS, Exchange, block_passes, exchanges
-from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
+from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import offloaded_bytes, saved_bytes
 from orchestrator.plan.torus import HOP_S, HOP_SOURCE
 from orchestrator.types.plan import LedgerLine, LineKind
@@ -70,14 +70,13 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
 
 def hbm_lines(layout: Layout) -> list[LedgerLine]:
     """Traffic that no fusion avoids: weights, kept activations, and the optimizer's state."""
-    precision, rate = layout.precision, layout.chip.hbm_bytes_per_s
+    rate = layout.chip.hbm_bytes_per_s
     block, tables = layout.model.layers * layout.block_elements, ENDS * layout.table_elements
     # Two gathers write the weights and matmuls read them; their gradient is written and read.
     touched = 4 * layout.compute_bytes + 2 * layout.gradient_bytes
     kept = 2 * block_passes(layout) * saved_bytes(layout)
-    # The update reads and writes parameters and both moments, and reads the fp32 gradient.
-    state = DTYPE_BYTES[precision.parameters] + 2 * DTYPE_BYTES[precision.optimizer]
-    update = 2 * state + 4
+    # The update reads and writes parameters and moments, and reads the fp32 gradient.
+    update = 2 * (layout.parameter_bytes + layout.moment_bytes) + 4
 
     def line(kind: LineKind, name: str, formula: str, moved: Number) -> LedgerLine:
         return rated_line(layout, kind, name, formula, "hbm", moved, rate)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import asdict, replace
 
-from orchestrator.plan.layout import DTYPE_BYTES
+from orchestrator.plan.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.prove.compiled import PRODUCTS, REPEATED, Compiled, CompiledCollective
 from orchestrator.prove.dcn_check import SCALARS_BYTES, crossings, faults
 from orchestrator.types.plan import LedgerLine, LineKind, Link, Plan
@@ -127,7 +127,7 @@ def _by_class(plan: Plan, line: LedgerLine) -> dict[str, float]:
         return {CLASS_OF.get(line.kind, WORKING): line.value}
     copied = line.inputs["copied"]
     parameters = DTYPE_BYTES[plan.precision.parameters] * copied
-    moments = 2 * DTYPE_BYTES[plan.precision.optimizer] * copied
+    moments = moment_bytes(plan.optimizer, plan.precision) * copied
     gradients = line.value - parameters - moments
     return {"parameters": parameters, "optimizer": moments, "gradients": gradients}
 

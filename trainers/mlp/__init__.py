@@ -14,11 +14,12 @@ import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.network.mesh_axes import LOGICAL_AXES
 from orchestrator.types.plan import Plan
 from trainers.contract import Program
 
 State = dict[str, Any]
-BATCH = P(("pods", "data", "fsdp"))
+BATCH = P(LOGICAL_AXES["batch"])
 SHARDINGS = {"into": P(None, "tensor"), "out": P("tensor")}  # [length, d_ff], [d_ff]
 
 
