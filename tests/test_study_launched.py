@@ -158,7 +158,7 @@ def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "expected"),
     [
         (("--yes",), "needs --steps, or run.steps in its base"),
         (("--yes", "--steps", "4", "--detach"), "--detach is for one run"),
@@ -166,9 +166,9 @@ def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_options_that_a_study_cannot_have_are_refused(
-    more: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    more: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(tmp_path, monkeypatch)
-    with pytest.raises(OrchError, match=said):
+    with pytest.raises(OrchError, match=expected):
         cluster.submit(*more)
     assert cluster.taken == []

@@ -19,9 +19,9 @@ KEY = ("--key", "nightly")
 def before(tmp_path: Path) -> journal.Writer:
     """The run that the first submit has made."""
     loaded = spec.load(ROOT / TINY)
-    kept = replace(loaded, run=replace(loaded.run, storage=str(tmp_path)))
+    stored = replace(loaded, run=replace(loaded.run, storage=str(tmp_path)))
     return journal.create_run(
-        tmp_path, journal.RunRequest(spec=kept, plan=make_plan(kept), steps=5), "nightly"
+        tmp_path, journal.RunRequest(spec=stored, plan=make_plan(stored), steps=5), "nightly"
     )
 
 
@@ -56,7 +56,7 @@ def test_a_key_is_of_one_plan(orch_process: RunOrch, before: journal.Writer) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         (("specs/studies/tiny_weak.yaml", *KEY), "a study has a key of its own"),
         (("specs/studies/tiny_weak.yaml", "--json"), "orch status STUDY --json"),
@@ -65,10 +65,10 @@ def test_a_key_is_of_one_plan(orch_process: RunOrch, before: journal.Writer) -> 
     ],
 )
 def test_what_has_no_key_or_no_run_is_refused(
-    orch_process: RunOrch, tmp_path: Path, options: tuple[str, ...], said: str
+    orch_process: RunOrch, tmp_path: Path, options: tuple[str, ...], expected: str
 ) -> None:
     """Each in one sentence, before anything is made."""
     done = orch_process("submit", *options, "--set", f"run.storage={tmp_path}")
     assert done.returncode == 2
-    assert said in done.stderr
+    assert expected in done.stderr
     assert journal.list_journals(tmp_path) == []
