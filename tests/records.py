@@ -22,7 +22,7 @@ from tests.journals import run_request, step, tiny_plan, tiny_spec
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database as MLflow makes it, which takes seconds."""
     folder = tmp_path_factory.mktemp("mlflow")
-    Store(replace(place(folder), experiment="another"))
+    Store(replace(destination_in(folder), experiment="another"))
     return folder / "mlflow.db"
 
 
@@ -33,7 +33,7 @@ def storage(tmp_path: Path, empty_database: Path) -> Path:
     return tmp_path
 
 
-def place(storage: Path) -> Destination:
+def destination_in(storage: Path) -> Destination:
     """The SQLite file beside the runs."""
     return Destination(
         tracker="mlflow",
@@ -43,15 +43,15 @@ def place(storage: Path) -> Destination:
     )
 
 
-def begun(storage: Path, key: str = "it", pods: int = 2, **changes: object) -> Writer:
+def start_tracked_run(storage: Path, key: str = "it", pods: int = 2, **changes: object) -> Writer:
     """The driver of a run that is to be recorded."""
     fields = {"spec": tiny_spec(pods), "plan": tiny_plan(pods), "rehearsal": False} | changes
     writer = journal.claim_run(journal.create_run(storage, run_request(**fields), key).journal)
-    begin(writer.journal, place(storage))
+    begin(writer.journal, destination_in(storage))
     return writer
 
 
-def trained(writer: Writer, indices: range, pods: int = 2) -> int:
+def train_steps(writer: Writer, indices: range, pods: int = 2) -> int:
     """An attempt that does these steps; it goes on afterwards."""
     number = writer.start_attempt(tiny_plan(pods))
     with StepLog(writer.journal.path, number) as log:
@@ -64,20 +64,20 @@ def trained(writer: Writer, indices: range, pods: int = 2) -> int:
     return number
 
 
-def whole(
+def finished_run(
     storage: Path, key: str = "it", steps: int = 20, pods: int = 2, **more: object
 ) -> Journal:
     """A run that has done all its steps, the last of them in a second attempt."""
-    writer = begun(storage, key, pods, steps=steps, **more)
-    trained(writer, range(steps // 2), pods)
+    writer = start_tracked_run(storage, key, pods, steps=steps, **more)
+    train_steps(writer, range(steps // 2), pods)
     writer.end_attempt("failure", error="ValueError: out of luck")
-    trained(writer, range(steps // 4, steps), pods)
+    train_steps(writer, range(steps // 4, steps), pods)
     writer.end_attempt("finished")
     writer.end_run("succeeded")
     return writer.journal
 
 
-def recorded(*journals: Journal) -> list[SyncResult]:
+def record_once(*journals: Journal) -> list[SyncResult]:
     """Record each run once, by a recorder that knows nothing yet."""
     recorder = Recorder({})
     return [recorder.record(one) for one in journals]
@@ -97,11 +97,11 @@ def rows(storage: Path, query: str, *values: object) -> list[tuple[object, ...]]
 
 def points(storage: Path, name: str) -> list[tuple[int, float]]:
     """Every point of a metric, by step."""
-    found = rows(storage, "SELECT step, value FROM metrics WHERE key = ? ORDER BY step", name)
-    return [(int(str(step)), float(str(value))) for step, value in found]
+    stored = rows(storage, "SELECT step, value FROM metrics WHERE key = ? ORDER BY step", name)
+    return [(int(str(step)), float(str(value))) for step, value in stored]
 
 
-def doubled(storage: Path) -> list[tuple[object, ...]]:
+def duplicate_points(storage: Path) -> list[tuple[object, ...]]:
     """Points of one metric of one run at one step, of which there are several."""
     return rows(
         storage,
@@ -109,10 +109,10 @@ def doubled(storage: Path) -> list[tuple[object, ...]]:
     )
 
 
-def facts(storage: Path, table: str) -> dict[str, str]:
+def key_values(storage: Path, table: str) -> dict[str, str]:
     """The params or tags of the only run."""
     return {str(key): str(value) for key, value in rows(storage, f"SELECT key, value FROM {table}")}
 
 
-def named(tried: Sequence[SyncResult]) -> list[str | None]:
-    return [one.problem for one in tried]
+def problems_of(results: Sequence[SyncResult]) -> list[str | None]:
+    return [one.problem for one in results]

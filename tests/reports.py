@@ -23,21 +23,21 @@ def timed(start_s: float, indices: range, step_s: float, **changes: Any) -> list
     """Steps one after another, the first with its startup."""
     opening = Startup(steps_done=indices.start, skipped=(), state_s=STATE_S, compile_s=COMPILE_S)
     now_s = start_s + OPENING_S + STATE_S + COMPILE_S
-    found = []
+    planned = []
     for index in indices:
         first = index == indices.start
         one = step(index, step_s=FIRST_S if first else step_s, **({} if first else changes))
         one = replace(one, startup=opening, mfu=None) if first else one
         now_s += one.step_s
-        found.append(TimedStep(at_s=now_s, step=one))
-    return found
+        planned.append(TimedStep(at_s=now_s, step=one))
+    return planned
 
 
 def run_of(*events: AnyEvent, now_s: float = 10_000.0) -> Run:
     """The run with these events."""
     sight = Observation(now_s=now_s, heartbeat_at_s=now_s)
-    found = build_run("it-1", "/runs/it-1", state_after(CLAIM, *events), sight)
-    return replace(found, plan_digest=tiny_plan().digest)
+    run = build_run("it-1", "/runs/it-1", state_after(CLAIM, *events), sight)
+    return replace(run, plan_digest=tiny_plan().digest)
 
 
 def preempted_run(step_s: float = 0.5) -> tuple[Run, Steps]:

@@ -61,20 +61,20 @@ def test_devices_that_jax_cannot_open_are_told_in_its_words(
 ) -> None:
     """The child's last line, and how to do without them."""
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
-    found = checks.devices()
-    assert found.health == "broken"
-    assert "no_such_platform" in found.detail
-    assert found.advice is not None
-    assert "JAX_PLATFORMS=cpu" in found.advice
+    finding = checks.devices()
+    assert finding.health == "broken"
+    assert "no_such_platform" in finding.detail
+    assert finding.advice is not None
+    assert "JAX_PLATFORMS=cpu" in finding.advice
 
 
 def test_another_version_than_pinned_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """orch leans on how just these versions behave."""
     monkeypatch.setattr(checks, "installed_version", lambda name: None if name == "ray" else "0.1")
-    found = checks.packages()
-    assert found.health == "broken"
-    assert "ray" not in found.detail
-    assert "jax 0.1, not 0.10.2" in found.detail
+    finding = checks.packages()
+    assert finding.health == "broken"
+    assert "ray" not in finding.detail
+    assert "jax 0.1, not 0.10.2" in finding.detail
 
 
 def test_without_a_compiler_proofs_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +112,10 @@ def test_commands_and_runs_are_completed(tmp_path: Path) -> None:
     claimed_run(tmp_path / "runs", key="tiny-2pod-1")
 
     def completed(*words: str) -> str:
-        asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        environment = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
         return subprocess.run(
             [Path(sys.executable).with_name("orch")],
-            env={**os.environ, "_ORCH_COMPLETE": "bash_complete", **asked},
+            env={**os.environ, "_ORCH_COMPLETE": "bash_complete", **environment},
             cwd=tmp_path,
             capture_output=True,
             text=True,

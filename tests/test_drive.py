@@ -15,7 +15,7 @@ from orchestrator.launch.ray.slices import heads_of_others, slices_of
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.spec import Pods
-from tests.asks import TINY, spec_of
+from tests.example_specs import TINY, spec_of
 from tests.journals import ME, claimed_run, step, tiny_plan
 from tests.test_journal_heartbeat import beat
 from tests.test_slices import plan_on as sliced
@@ -25,8 +25,8 @@ FOUR = SliceRequest(pods=Pods(min=2, max=4), kind="v5e 2x2", started=False, priv
 
 def slices(*free: str, busy: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> list[Slice]:
     """Slices of two hosts."""
-    whole = [Slice(name=name, hosts=2, size=2, free=name in free) for name in (*free, *busy)]
-    return [*whole, *(Slice(name=name, hosts=1, size=2, free=True) for name in broken)]
+    complete = [Slice(name=name, hosts=2, size=2, free=name in free) for name in (*free, *busy)]
+    return [*complete, *(Slice(name=name, hosts=1, size=2, free=True) for name in broken)]
 
 
 # --- which slices
@@ -70,11 +70,11 @@ def test_what_the_cluster_has_not_noticed_is_waited_for() -> None:
 
 def test_the_arithmetic_of_waiting_is_said() -> None:
     """Asked, whole, free, and what is broken."""
-    seen = slices("a", busy=("b",), broken=("c",))
+    visible = slices("a", busy=("b",), broken=("c",))
     assert "; first come, first served: a-1, b-1 is ahead" in describe_wait(
-        seen, FOUR, ("/runs/a-1", "/elsewhere/b-1")
+        visible, FOUR, ("/runs/a-1", "/elsewhere/b-1")
     )
-    assert describe_wait(seen, FOUR) == (
+    assert describe_wait(visible, FOUR) == (
         "2 to 4 slices of v5e 2x2 requested, 2 whole, 1 free; c has 1 of 2 hosts"
     )
 
@@ -96,8 +96,8 @@ def test_a_host_that_is_gone_is_a_preemption() -> None:
 def test_an_error_is_the_first_dead_ranks() -> None:
     """Not what the launcher made of it; one that died silently has no error to compare."""
     here = slices("a", "b")
-    said = beat(1, error="ValueError: no")
-    assert explain_failure(said, "Ray's", "ab", here) == AttemptEnd(
+    heartbeat_with_error = beat(1, error="ValueError: no")
+    assert explain_failure(heartbeat_with_error, "Ray's", "ab", here) == AttemptEnd(
         reason="failure", error="ValueError: no", first_dead_rank=1
     )
     assert explain_failure(beat(1), "Ray's", "ab", here).error is None
@@ -175,8 +175,8 @@ def test_slices_are_read_off_the_nodes() -> None:
     ]  # fmt: skip
     free = {"a-0": {"TPU": 4.0}, "a-1": {"TPU": 4.0}, "b-0": {"TPU": 4.0}, "c-0": {"TPU": 4.0},
             "c-1": {"CPU": 1.0}}  # fmt: skip
-    found = slices_of(nodes, free, sliced("v5p", "2x2x2"), lambda one: one["NodeID"] != "d-1")
-    assert found == (
+    slices_seen = slices_of(nodes, free, sliced("v5p", "2x2x2"), lambda one: one["NodeID"] != "d-1")
+    assert slices_seen == (
         Slice(name="a", hosts=2, size=2, free=True),
         Slice(name="b", hosts=1, size=2, free=True),
         Slice(name="c", hosts=2, size=2, free=False),

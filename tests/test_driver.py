@@ -15,9 +15,9 @@ from orchestrator.launch.backend import find_backend
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
 from orchestrator.types.spec import Pods, RetryLimits, RunOptions, Spec
-from tests.asks import TINY, spec_of
 from tests.clusters import eventually
 from tests.conftest import ROOT
+from tests.example_specs import TINY, spec_of
 from tests.fake_worker import FAILURES, WORKER
 from tests.file_tracker import NAME, FileTracker, read_lines
 from tests.process_backend import ProcessBackend
@@ -26,16 +26,18 @@ STEPS = 6
 
 
 def spec(pods: int = 2, at_least: int = 1) -> Spec:
-    made = spec_of(TINY, chip="v5e", topology="2x2", pods=pods, sequences=16 * pods, length=64)
+    tiny = spec_of(TINY, chip="v5e", topology="2x2", pods=pods, sequences=16 * pods, length=64)
     options = RunOptions(hang_limit_s=2.0, retries=RetryLimits(failures=1, preemptions=2))
-    resources = replace(made.resources, pods=Pods(min=at_least, max=pods))
-    return replace(made, resources=resources, run=options)
+    resources = replace(tiny.resources, pods=Pods(min=at_least, max=pods))
+    return replace(tiny, resources=resources, run=options)
 
 
 def driver(storage: Path, steps: int = STEPS, **failures: str) -> Driver:
     """The driver of a new run. `failures` are called ATTEMPT.RANK.STEP, with _ for the dot."""
-    wanted = spec()
-    request = journal.RunRequest(spec=wanted, plan=make_plan(wanted), steps=steps, rehearsal=True)
+    tiny_spec = spec()
+    request = journal.RunRequest(
+        spec=tiny_spec, plan=make_plan(tiny_spec), steps=steps, rehearsal=True
+    )
     writer = journal.claim_run(journal.create_run(storage, request, "it").journal)
     named = {name.strip("_").replace("_", "."): how for name, how in failures.items()}
     (writer.journal.path / FAILURES).write_text(json.dumps(named))

@@ -99,9 +99,9 @@ def test_a_run_is_followed_to_its_end(
     run = following.look()
     assert run
     assert run.state == "succeeded"
-    said = capsys.readouterr().out
-    assert "pending: 4 slices asked, 1 free" in said
-    assert "step 3 of 3" in said
+    output = capsys.readouterr().out
+    assert "pending: 4 slices asked, 1 free" in output
+    assert "step 3 of 3" in output
 
 
 def test_a_run_that_is_followed_again_is_shown_from_there_on(
@@ -182,9 +182,9 @@ def test_a_dropped_connection_is_said_once_and_survived(
     assert following.look() is None
     jobs.state_now = "RUNNING"
     assert following.look() is None
-    said = capsys.readouterr().out
-    assert said.count("the cluster does not answer; the run goes on") == 1
-    assert said.count("the connection is back") == 1
+    output = capsys.readouterr().out
+    assert output.count("the cluster does not answer; the run goes on") == 1
+    assert output.count("the connection is back") == 1
 
 
 def test_a_job_that_dies_before_its_driver_comes_ends_the_run(recorded: journal.Journal) -> None:

@@ -14,22 +14,22 @@ from tests.journals import claimed_run, failed_once, reason, run_request, step, 
 
 
 def test_a_new_run_stores_its_spec_plan_and_documents(tmp_path: Path) -> None:
-    asked = run_request(
+    request = run_request(
         rehearsal=True,
         rehearses=tiny_plan(4),
         environment={"git": "0123abc"},
         documents={"spec.yaml": b"name: asked # as written\n"},
     )
-    found = journal.create_run(tmp_path, asked).journal
-    run = found.run()
+    run_journal = journal.create_run(tmp_path, request).journal
+    run = run_journal.run()
     assert run.state == "submitted"
     assert run.rehearsal
     assert run.rehearses == tiny_plan(4).digest
     assert run.environment == {"git": "0123abc"}
-    assert found.spec() == tiny_spec()
-    assert found.plan(run.plan_digest) == tiny_plan()
-    assert found.plan(tiny_plan(4).digest) == tiny_plan(4)
-    assert (found.paths.documents / "spec.yaml").read_bytes() == b"name: asked # as written\n"
+    assert run_journal.spec() == tiny_spec()
+    assert run_journal.plan(run.plan_digest) == tiny_plan()
+    assert run_journal.plan(tiny_plan(4).digest) == tiny_plan(4)
+    assert (run_journal.paths.documents / "spec.yaml").read_bytes() == b"name: asked # as written\n"
 
 
 def test_a_default_key_names_spec_plan_and_number(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_a_foreign_file_with_the_name_of_a_key_is_kept(tmp_path: Path) -> None:
 
 def test_readers_see_what_the_driver_wrote(tmp_path: Path) -> None:
     """Attempts with their ends, the last step, and the state."""
-    found = failed_once(tmp_path)
-    run = found.run()
+    run_journal = failed_once(tmp_path)
+    run = run_journal.run()
     first, second = run.attempts
     assert run.state == "running"
     assert (first.reason, first.error) == ("failure", "ValueError: out of luck")
@@ -103,8 +103,8 @@ def test_readers_see_what_the_driver_wrote(tmp_path: Path) -> None:
 
 
 def test_a_run_survives_json(tmp_path: Path) -> None:
-    found = failed_once(tmp_path)
-    run, status = found.run(), found.status()
+    run_journal = failed_once(tmp_path)
+    run, status = run_journal.run(), run_journal.status()
     assert codec.from_json(codec.to_json(run), Run) == run
     assert codec.from_json(codec.to_json(status), Status) == status
     promised = {"run", "state", "rehearsal", "plan_digest", "journal"}
@@ -156,20 +156,20 @@ def test_each_attempt_names_its_own_plan(tmp_path: Path) -> None:
 
 def test_the_first_tracked_run_stays(tmp_path: Path) -> None:
     """Two recorders agree on one record."""
-    found = journal.create_run(tmp_path, run_request()).journal
+    run_journal = journal.create_run(tmp_path, run_request()).journal
     first = TrackedRun(tracker="mlflow", uri="sqlite:////a.db", run_id="1")
     second = TrackedRun(tracker="mlflow", uri="sqlite:////a.db", run_id="2")
-    assert journal.track(found, first) == first
-    assert journal.track(found, second) == first
-    assert found.run().tracking == first
+    assert journal.track(run_journal, first) == first
+    assert journal.track(run_journal, second) == first
+    assert run_journal.run().tracking == first
 
 
 def test_reading_changes_nothing(tmp_path: Path) -> None:
     """It needs no permission to write."""
-    found = failed_once(tmp_path)
+    run_journal = failed_once(tmp_path)
     before = sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
-    found.status()
-    found.steps(found.run())
+    run_journal.status()
+    run_journal.steps(run_journal.run())
     journal.list_runs(tmp_path)
     assert sorted((str(p), p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
 
@@ -187,9 +187,9 @@ def test_a_step_reader_returns_new_steps(tmp_path: Path) -> None:
         log.append(step(2))
         assert [timed.step.index for timed in reader.read()] == [1, 2]
     path = writer.journal.paths.steps(number)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     with path.open("ab") as file:
-        file.write(whole.splitlines(keepends=True)[-1][:-5])
+        file.write(content.splitlines(keepends=True)[-1][:-5])
     assert reader.read() == []
     assert writer.run().steps_done == 3
     assert writer.run().problems == ()
@@ -197,8 +197,8 @@ def test_a_step_reader_returns_new_steps(tmp_path: Path) -> None:
 
 def test_the_steps_of_a_run_are_merged(tmp_path: Path) -> None:
     """The last attempt at a step counts."""
-    found = failed_once(tmp_path)
-    history = found.steps(found.run())
+    run_journal = failed_once(tmp_path)
+    history = run_journal.steps(run_journal.run())
     assert [timed.step.index for timed in history] == list(range(20))
     assert history[5].step.startup is not None
     assert history[4].step.startup is None

@@ -103,20 +103,20 @@ def test_a_long_reason_is_wrapped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pods", "said"),
+    ("pods", "expected"),
     [
         (4, "--no-calibrate skipped the calibration of this machine"),
         (3, "this number of pods is not calibrated"),
     ],
 )
-def test_a_rehearsal_result_says_why_nothing_was_expected(pods: int, said: str) -> None:
+def test_a_rehearsal_result_says_why_nothing_was_expected(pods: int, expected: str) -> None:
     run = status_of(START, rehearsal=True, pods=pods, requested_pods=4)
     shown = rehearsal_screen.rehearsal_result(run, tiny_plan(), "mlflow.db", "orch report it-1")
-    assert f"expected unknown: {said}" in shown
+    assert f"expected unknown: {expected}" in shown
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "expected"),
     [
         (status_of(WAITING), "  why        4 "),
         (status_of(START, now_s=9_000.0, driver=None), "step time  250 ms over the last 2; "),
@@ -129,17 +129,17 @@ def test_a_rehearsal_result_says_why_nothing_was_expected(pods: int, said: str) 
         (status_of(Ended(at_s=4e3, state="succeeded")), "Run: succeeded, MFU 8.1 %, 0 attempts."),
     ],
 )  # fmt: skip
-def test_a_status_shows_what_is_known(status: Status, said: str) -> None:
-    assert said in status_screen.status_screen(status, "orch logs it-1")
+def test_a_status_shows_what_is_known(status: Status, expected: str) -> None:
+    assert expected in status_screen.status_screen(status, "orch logs it-1")
 
 
 @pytest.mark.parametrize(
-    ("value_s", "said"),
+    ("value_s", "expected"),
     [(0.0, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (185.0, "3 min 5 s"), (3_600.0, "1 h"),
      (7_205.0, "2 h"), (93_600.0, "1 d 2 h"), (86_400.0 * 400, "400 d")],
 )  # fmt: skip
-def test_elapsed_time_has_two_units(value_s: float, said: str) -> None:
-    assert formatting.elapsed(value_s) == said
+def test_elapsed_time_has_two_units(value_s: float, expected: str) -> None:
+    assert formatting.elapsed(value_s) == expected
 
 
 def test_runs_are_shown_as_a_table(golden: HoldGolden) -> None:
@@ -180,17 +180,17 @@ def test_the_default_storage_is_runs(orch: RunOrch, tmp_path: Path) -> None:
 
 def test_orch_status_finds_a_run_by_key_prefix_or_path(orch: RunOrch, tmp_path: Path) -> None:
     """The next command can be typed as shown."""
-    found = failed_once(tmp_path, "llama-1")
+    run_journal = failed_once(tmp_path, "llama-1")
     ahead_s = time.time() + 3_600  # the commands may take longer than missing heartbeats
-    found.paths.driver_heartbeat(2).touch()
-    os.utime(found.paths.driver_heartbeat(2), (ahead_s, ahead_s))
-    journal.track(found, TrackedRun(tracker="mlflow", uri="sqlite:////m.db", run_id="7"))
-    for wanted in ("llama-1", "ll", str(found.path)):
+    run_journal.paths.driver_heartbeat(2).touch()
+    os.utime(run_journal.paths.driver_heartbeat(2), (ahead_s, ahead_s))
+    journal.track(run_journal, TrackedRun(tracker="mlflow", uri="sqlite:////m.db", run_id="7"))
+    for wanted in ("llama-1", "ll", str(run_journal.path)):
         done = orch("status", wanted, "--storage", str(tmp_path))
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("llama-1: running")
         assert done.stdout.endswith(f"Next: orch logs {wanted} --storage {tmp_path} -f\n")
-    output = json.loads(orch("status", str(found.path), "--json").stdout)
+    output = json.loads(orch("status", str(run_journal.path), "--json").stdout)
     assert output.keys() >= PROMISED | {"forecast"}
     assert (output["state"], output["tracking"]["run_id"]) == ("running", "7")
     assert [one["reason"] for one in output["attempts"]] == ["failure", None]
@@ -216,8 +216,8 @@ def test_the_next_command_depends_on_the_state(
     writer.journal.paths.driver_log(2).write_text(log)
     writer.end_attempt("cancelled")
     writer.end_run(state)
-    asked = f"{following} --storage {tmp_path}"
-    assert next_run_command(writer.run(), "it", tmp_path) == asked
+    command = f"{following} --storage {tmp_path}"
+    assert next_run_command(writer.run(), "it", tmp_path) == command
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "rm"])
@@ -304,9 +304,9 @@ def test_orch_rm_obeys_the_answer(tmp_path: Path, answer: bytes, left: int) -> N
         command, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as asking:
         os.write(leader, answer)
-        _, asked = asking.communicate(timeout=60)
+        _, question = asking.communicate(timeout=60)
     os.close(leader)
     os.close(follower)
-    assert b"Remove it (failed, 0 steps), its journal, logs and checkpoints in " in asked
+    assert b"Remove it (failed, 0 steps), its journal, logs and checkpoints in " in question
     assert asking.returncode == (130 if left else 0)
     assert len(list(tmp_path.iterdir())) == left

@@ -37,19 +37,19 @@ def test_a_run_with_a_live_driver_cannot_be_claimed(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_driver_is_starting_cannot_be_resumed(tmp_path: Path) -> None:
-    found = journal.create_run(tmp_path, run_request()).journal
+    run_journal = journal.create_run(tmp_path, run_request()).journal
     with pytest.raises(RunIsLive, match="its driver is starting"):
-        journal.claim_run(found, resumes=True)
+        journal.claim_run(run_journal, resumes=True)
 
 
 def test_of_many_drivers_one_claims_the_run(tmp_path: Path) -> None:
-    found = journal.create_run(tmp_path, run_request()).journal
+    run_journal = journal.create_run(tmp_path, run_request()).journal
     drivers: list[Writer] = []
     refused: list[Exception] = []
 
     def drive() -> None:
         try:
-            drivers.append(journal.claim_run(found))
+            drivers.append(journal.claim_run(run_journal))
         except RunIsLive as error:
             refused.append(error)
 
@@ -60,7 +60,7 @@ def test_of_many_drivers_one_claims_the_run(tmp_path: Path) -> None:
         thread.join()
     assert len(drivers) == 1
     assert len(refused) == 7
-    assert found.run().problems == ()
+    assert run_journal.run().problems == ()
 
 
 def test_a_superseded_driver_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,13 +143,13 @@ def test_a_silent_driver_is_lost_until_its_next_heartbeat(tmp_path: Path) -> Non
 
 def test_a_killed_driver_is_lost_at_once(tmp_path: Path) -> None:
     """Its own machine sees that the process is gone, or a zombie."""
-    found = journal.create_run(tmp_path, run_request(), "it").journal
+    run_journal = journal.create_run(tmp_path, run_request(), "it").journal
     drive = f"""
 import sys, time
 from pathlib import Path
 from orchestrator import journal
 from tests.journals import tiny_plan
-writer = journal.claim_run(journal.Journal(Path({str(found.path)!r})))
+writer = journal.claim_run(journal.Journal(Path({str(run_journal.path)!r})))
 writer.start_attempt(tiny_plan())
 print("ready", flush=True)
 time.sleep(600)
@@ -157,11 +157,11 @@ time.sleep(600)
     driver = subprocess.Popen([sys.executable, "-c", drive], cwd=ROOT, stdout=subprocess.PIPE)
     assert driver.stdout is not None
     assert driver.stdout.readline() == b"ready\n"
-    assert found.run().state == "starting"
+    assert run_journal.run().state == "starting"
     driver.kill()
     os.waitid(os.P_PID, driver.pid, os.WEXITED | os.WNOWAIT)  # a zombie, until it is waited for
     for _ in range(2):
-        run = found.run()
+        run = run_journal.run()
         assert (run.state, run.attempts[0].reason) == ("lost", "lost")
         assert run.reason is not None
         assert run.reason.code == "driver_gone"
@@ -291,9 +291,9 @@ def test_resuming_settles_earlier_cancel_requests(tmp_path: Path) -> None:
 
 
 def test_a_request_waits_for_the_driver(tmp_path: Path) -> None:
-    found = journal.create_run(tmp_path, run_request()).journal
-    journal.request_cancel(found)
-    assert journal.claim_run(found).heartbeat() is not None
+    run_journal = journal.create_run(tmp_path, run_request()).journal
+    journal.request_cancel(run_journal)
+    assert journal.claim_run(run_journal).heartbeat() is not None
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])

@@ -37,20 +37,20 @@ def test_unexpected_and_damaged_files_are_problems(
     tmp_path: Path, name: str, content: bytes, problem: str
 ) -> None:
     """The rest of the run is read, and the file is kept."""
-    found = failed_once(tmp_path)
-    (found.path / name).write_bytes(content)
-    run = found.run()
+    run_journal = failed_once(tmp_path)
+    (run_journal.path / name).write_bytes(content)
+    run = run_journal.run()
     assert any(problem in text for text in run.problems), run.problems
-    assert (found.path / name).read_bytes() == content
+    assert (run_journal.path / name).read_bytes() == content
     assert run.attempts
 
 
 def test_a_folder_in_place_of_a_file_is_a_problem(tmp_path: Path) -> None:
-    found = failed_once(tmp_path)
-    (found.paths.events / "000003.json").unlink()
-    (found.paths.events / "000003.json").mkdir()
-    (found.paths.requests / "000001.json").mkdir()
-    problems = found.run().problems
+    run_journal = failed_once(tmp_path)
+    (run_journal.paths.events / "000003.json").unlink()
+    (run_journal.paths.events / "000003.json").mkdir()
+    (run_journal.paths.requests / "000001.json").mkdir()
+    problems = run_journal.run().problems
     for name in ("events/000003.json", "requests/000001.json"):
         assert any(f"{name}: cannot be read: Is a directory" in one for one in problems)
 
@@ -100,22 +100,22 @@ def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
 
 def test_old_partial_files_are_swept(tmp_path: Path) -> None:
     """New ones may belong to a living process."""
-    found = journal.create_run(tmp_path, run_request(), "it").journal
-    old = [found.paths.events / ".000002.json.0.partial", tmp_path / ".0.partial"]
-    new = [found.paths.events / ".000002.json.1.partial", tmp_path / ".1.removed"]
+    run_journal = journal.create_run(tmp_path, run_request(), "it").journal
+    old = [run_journal.paths.events / ".000002.json.0.partial", tmp_path / ".0.partial"]
+    new = [run_journal.paths.events / ".000002.json.1.partial", tmp_path / ".1.removed"]
     for path in old + new:
         path.write_bytes(b"{")
     for path in old:
         os.utime(path, (1.0, 1.0))
-    assert found.run().problems == ()
-    journal.claim_run(found)
+    assert run_journal.run().problems == ()
+    journal.claim_run(run_journal)
     journal.create_run(tmp_path, run_request())
     assert not any(path.exists() for path in old)
     assert all(path.exists() for path in new)
 
 
 @pytest.mark.parametrize(
-    ("fails", "number", "said"),
+    ("fails", "number", "expected"),
     [
         ("mkdir", errno.EROFS, "Read-only file system"),
         ("mkdir", errno.EACCES, "Permission denied; it needs permission to write there"),
@@ -123,7 +123,7 @@ def test_old_partial_files_are_swept(tmp_path: Path) -> None:
     ],
 )
 def test_an_unusable_storage_is_an_error(
-    fails: str, number: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fails: str, number: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trying it leaves nothing behind."""
     storage = tmp_path / "not" / "yet"
@@ -136,7 +136,7 @@ def test_an_unusable_storage_is_an_error(
     with pytest.raises(JournalUnwritable) as caught:
         files.check_writable(storage)
     assert str(caught.value).startswith(f"{storage}: ")
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -23,8 +23,8 @@ LIMIT_S = 30.0
 
 def beat(rank: int, at_s: float = 0.0, **changes: object) -> Heartbeat:
     """A heartbeat of a rank in its own slice."""
-    made = Heartbeat(rank=rank, slice_name=f"pod-{rank}", process=ME, at_s=at_s)
-    return replace(made, **changes)  # type: ignore[arg-type]
+    heartbeat = Heartbeat(rank=rank, slice_name=f"pod-{rank}", process=ME, at_s=at_s)
+    return replace(heartbeat, **changes)  # type: ignore[arg-type]
 
 
 def watched(*looks: tuple[float, list[Heartbeat]]) -> HeartbeatMonitor:
@@ -85,10 +85,10 @@ def test_a_silent_rank_hangs() -> None:
     """By the monitor's clock, whatever the rank's clock says."""
     monitor = watched((0.0, [beat(0, 500.0), beat(1, 500.0)]), (40.0, [beat(0, 540.0)]))
     assert monitor.find_hang(LIMIT_S, 29.0) is None
-    found = monitor.find_hang(LIMIT_S, 41.0)
-    assert found is not None
-    assert found.rank == 1
-    assert "41 s (process 7 on here, slice pod-1)" in found.detail
+    hang = monitor.find_hang(LIMIT_S, 41.0)
+    assert hang is not None
+    assert hang.rank == 1
+    assert "41 s (process 7 on here, slice pod-1)" in hang.detail
 
 
 def test_a_silent_rank_is_blamed_for_missing_steps() -> None:
@@ -96,9 +96,9 @@ def test_a_silent_rank_is_blamed_for_missing_steps() -> None:
     done = [beat(0, 9.0, steps=5), beat(1, 9.0, steps=5)]
     last = [beat(0, 9.5, steps=5), beat(1, 9.5, steps=5)]
     monitor = watched((9.0, done), (9.5, last), (39.0, [beat(0, 39.0, steps=5)]))
-    found = monitor.find_hang(LIMIT_S, 39.25)
-    assert found is not None
-    assert found.rank == 1
+    hang = monitor.find_hang(LIMIT_S, 39.25)
+    assert hang is not None
+    assert hang.rank == 1
 
 
 def test_ranks_without_progress_hang() -> None:
@@ -106,13 +106,13 @@ def test_ranks_without_progress_hang() -> None:
     early = [beat(0, 1.0, steps=4), beat(1, 1.0, steps=4), beat(2, 1.0, steps=4)]
     late = [beat(0, 9.0, steps=5), beat(1, 9.0, steps=4), beat(2, 9.0, steps=5)]
     beating = [replace(one, at_s=39.5) for one in late]
-    found = watched((1.0, early), (9.0, late), (39.5, beating)).find_hang(LIMIT_S, 39.9)
-    assert found is not None
-    assert found.rank == 1
+    hang = watched((1.0, early), (9.0, late), (39.5, beating)).find_hang(LIMIT_S, 39.9)
+    assert hang is not None
+    assert hang.rank == 1
     together = [replace(one, steps=5, at_s=45.0) for one in late]
-    found = watched((9.0, late), (10.0, together), (45.0, together)).find_hang(LIMIT_S, 45.0)
-    assert found is not None
-    assert found.rank in (0, None)
+    hang = watched((9.0, late), (10.0, together), (45.0, together)).find_hang(LIMIT_S, 45.0)
+    assert hang is not None
+    assert hang.rank in (0, None)
 
 
 def test_startup_has_a_limit_of_its_own() -> None:

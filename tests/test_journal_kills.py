@@ -39,15 +39,15 @@ def campaign(folder: Path, *options: str) -> dict[str, Any]:
         command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def test_a_kill_at_any_change_loses_nothing(in_memory: Path) -> None:
     """What was acknowledged stays, and a second writer can continue."""
-    found = campaign(in_memory)
-    assert found["faults"] == []
-    assert found["deaths"] > 150
+    result = campaign(in_memory)
+    assert result["faults"] == []
+    assert result["deaths"] > 150
 
 
 def test_the_campaign_catches_a_journal_that_writes_in_place(in_memory: Path) -> None:
@@ -95,19 +95,19 @@ def persist(write: Callable[[], Any]) -> Any:
 def persistent_life(storage: Path) -> Run:
     """A run whose writer retries; a reader never sees a problem."""
     writer = persist(lambda: journal.create_run(storage, run_request(), "it"))
-    found = writer.journal
-    writer = persist(lambda: journal.claim_run(found))
+    run_journal = writer.journal
+    writer = persist(lambda: journal.claim_run(run_journal))
     persist(writer.heartbeat)
     number = persist(lambda: writer.start_attempt(tiny_plan()))
-    with persist(lambda: StepLog(found.path, number)) as log:
+    with persist(lambda: StepLog(run_journal.path, number)) as log:
         for index in range(3):
             timed = step(index, restored=None if index else 0)
             persist(lambda: log.append(timed))  # noqa: B023  # it is called at once
-            assert found.run().steps_done == index + 1
-    persist(lambda: journal.request_cancel(found))
+            assert run_journal.run().steps_done == index + 1
+    persist(lambda: journal.request_cancel(run_journal))
     persist(lambda: writer.end_attempt("finished"))
     persist(lambda: writer.end_run("succeeded"))
-    run: Run = found.run()
+    run: Run = run_journal.run()
     return run
 
 
@@ -178,7 +178,7 @@ def test_a_real_full_file_system(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "expected"),
     [
         (errno.EPERM, "hard links"),
         (errno.ENOTSUP, "needs a file system with hard links"),
@@ -188,7 +188,7 @@ def test_a_real_full_file_system(tmp_path: Path) -> None:
     ],
 )
 def test_a_refused_write_names_file_and_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: str
 ) -> None:
     writer = claimed_run(tmp_path)
 
@@ -197,7 +197,7 @@ def test_a_refused_write_names_file_and_cause(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", refused)
-        with pytest.raises(JournalUnwritable, match=said) as met:
+        with pytest.raises(JournalUnwritable, match=expected) as met:
             writer.record_pending(reason("a slice", "waiting_for_slices"))
     assert "events/000003.json: the journal cannot be written" in str(met.value)
     assert writer.run().problems == ()

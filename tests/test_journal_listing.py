@@ -54,10 +54,10 @@ def test_a_removed_run_leaves_nothing(tmp_path: Path) -> None:
 def test_a_live_run_is_not_removed(tmp_path: Path) -> None:
     """Nor one whose driver may still come."""
     waiting = journal.create_run(tmp_path, run_request(), "waiting").journal
-    for found in (claimed_run(tmp_path).journal, waiting):
+    for run_journal in (claimed_run(tmp_path).journal, waiting):
         with pytest.raises(RunIsLive, match="cancel it first"):
-            journal.remove_run(found)
-        assert found.run().problems == ()
+            journal.remove_run(run_journal)
+        assert run_journal.run().problems == ()
 
 
 def test_a_run_claimed_during_its_removal_stays(

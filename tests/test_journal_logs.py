@@ -13,13 +13,13 @@ from tests.journals import abandoned_run, claimed_run, failed_once, tiny_plan, w
 
 def abandoned(storage: Path) -> Journal:
     """A failed run with logs."""
-    found = failed_once(storage)
+    run_journal = failed_once(storage)
     for attempt in (1, 2):
         for rank in range(11):
             text = f"attempt {attempt} rank {rank} begins\nand goes on"
-            found.paths.rank_log(attempt, rank).write_text(text)
-    found.paths.driver_log(2).write_text("the driver begins\n")
-    return found
+            run_journal.paths.rank_log(attempt, rank).write_text(text)
+    run_journal.paths.driver_log(2).write_text("the driver begins\n")
+    return run_journal
 
 
 def test_the_first_dead_rank_is_on_top(orch: RunOrch, tmp_path: Path) -> None:
@@ -37,8 +37,10 @@ def test_the_first_dead_rank_is_on_top(orch: RunOrch, tmp_path: Path) -> None:
 
 
 def test_orch_logs_shows_one_rank_of_the_newest_attempt(orch: RunOrch, tmp_path: Path) -> None:
-    found = abandoned(tmp_path)
-    found.paths.rank_log(2, 4).write_bytes(b"".join(b"%d\n" % i for i in range(500)) + b"\xff")
+    run_journal = abandoned(tmp_path)
+    run_journal.paths.rank_log(2, 4).write_bytes(
+        b"".join(b"%d\n" % i for i in range(500)) + b"\xff"
+    )
     storage = ("--storage", str(tmp_path))
     done = orch("logs", "it", "--rank", "4", *storage)
     assert done.stdout.splitlines() == [*map(str, range(500)), "\ufffd"]

@@ -17,7 +17,7 @@ TWO = RetryLimits(failures=2, preemptions=3)
 
 
 @dataclass(frozen=True)
-class Tried:
+class End:
     """An attempt: why it ended, after how many steps, with which error."""
 
     reason: AttemptReason | str | None
@@ -25,7 +25,7 @@ class Tried:
     error: str | None = None
 
 
-def run_after(*tried: Tried, resumed_at: int = 1, asked_at_s: float | None = None) -> Run:
+def run_after(*ends: End, resumed_at: int = 1, cancel_at_s: float | None = None) -> Run:
     """A run with these attempts."""
     run = build_run("it", "/runs/it", state_after(CLAIM), Observation(now_s=1.0))
     attempts = tuple(
@@ -33,29 +33,29 @@ def run_after(*tried: Tried, resumed_at: int = 1, asked_at_s: float | None = Non
             number=number, plan_digest="p", pods=4, slices=(), started_at_s=0.0, ended_at_s=1.0,
             reason=one.reason, error=one.error, steps_done=one.steps_done,  # type: ignore[arg-type]
         )
-        for number, one in enumerate(tried, start=1)
+        for number, one in enumerate(ends, start=1)
     )  # fmt: skip
-    return replace(run, attempts=attempts, resumed_at=resumed_at, cancel_requested_at_s=asked_at_s)
+    return replace(run, attempts=attempts, resumed_at=resumed_at, cancel_requested_at_s=cancel_at_s)
 
 
-def failures(*steps_done: int) -> list[Tried]:
+def failures(*steps_done: int) -> list[End]:
     """Failures with a new error each time."""
     names = "abcdefghijkl"
-    return [Tried("failure", done, f"error {names[i]}") for i, done in enumerate(steps_done)]
+    return [End("failure", done, f"error {names[i]}") for i, done in enumerate(steps_done)]
 
 
-def preemptions(*steps_done: int) -> list[Tried]:
-    return [Tried("preemption", done) for done in steps_done]
+def preemptions(*steps_done: int) -> list[End]:
+    return [End("preemption", done) for done in steps_done]
 
 
-LOST, HANG = Tried("lost", 5), Tried("hang", 5, "rank 3 hung")
+LOST, HANG = End("lost", 5), End("hang", 5, "rank 3 hung")
 
 
 @pytest.mark.parametrize(
-    ("tried", "retry"),
+    ("ends", "retry"),
     [
-        ([Tried("finished", 100)], False),
-        ([Tried("cancelled", 10)], False),
+        ([End("finished", 100)], False),
+        ([End("cancelled", 10)], False),
         (failures(5), True),
         (failures(5, 5), True),
         (failures(5, 5, 5), False),
@@ -75,25 +75,25 @@ LOST, HANG = Tried("lost", 5), Tried("hang", 5, "rank 3 hung")
         ([*failures(5, 5), HANG], False),
         ([LOST] * 9, True),
         ([*failures(5, 5), LOST], True),
-        ([*failures(5, 5), LOST, Tried("failure", 5, "another")], False),
+        ([*failures(5, 5), LOST, End("failure", 5, "another")], False),
     ],
 )
-def test_progress_resets_both_budgets(tried: list[Tried], retry: bool) -> None:
+def test_progress_resets_both_budgets(ends: list[End], retry: bool) -> None:
     """One is for failures and hangs, one for preemptions."""
-    assert decide_retry(run_after(*tried), TWO).retry is retry
+    assert decide_retry(run_after(*ends), TWO).retry is retry
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (Tried("failure", 7, "ValueError: bad"), Tried("failure", 7, "ValueError: bad")),
-        (Tried("failure", 0, "no such file"), Tried("failure", 0, "no such file")),
-        (Tried("hang", 7, "rank 3 hung for 600 s"), Tried("hang", 7, "rank 1 hung for 601 s")),
-        (Tried("failure", 7, "at 0x7f3a in 10.0.0.3:4711"),
-         Tried("failure", 7, "at 0x1b22 in 10.0.0.9:4712")),
+        (End("failure", 7, "ValueError: bad"), End("failure", 7, "ValueError: bad")),
+        (End("failure", 0, "no such file"), End("failure", 0, "no such file")),
+        (End("hang", 7, "rank 3 hung for 600 s"), End("hang", 7, "rank 1 hung for 601 s")),
+        (End("failure", 7, "at 0x7f3a in 10.0.0.3:4711"),
+         End("failure", 7, "at 0x1b22 in 10.0.0.9:4712")),
     ],
 )  # fmt: skip
-def test_the_same_error_at_the_same_step_ends_the_run(first: Tried, second: Tried) -> None:
+def test_the_same_error_at_the_same_step_ends_the_run(first: End, second: End) -> None:
     """Whatever the budgets are; numbers and addresses may differ."""
     generous = RetryLimits(failures=100, preemptions=100)
     decision = decide_retry(run_after(first, second), generous)
@@ -101,28 +101,28 @@ def test_the_same_error_at_the_same_step_ends_the_run(first: Tried, second: Trie
     assert second.error is not None
     assert decision.reason.code == "repeated_error"
     assert second.error in decision.reason.detail
-    between = [first, *preemptions(7), Tried("lost"), second]
+    between = [first, *preemptions(7), End("lost"), second]
     assert not decide_retry(run_after(*between), generous).retry
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (Tried("failure", 7, "bad"), Tried("failure", 8, "bad")),
-        (Tried("failure", 7, "bad"), Tried("failure", 7, "worse")),
-        (Tried("failure", 7, "bad"), Tried("hang", 7, "bad")),
-        (Tried("failure", 7), Tried("failure", 7)),
-        (Tried("preemption", 7, "gone"), Tried("preemption", 7, "gone")),
+        (End("failure", 7, "bad"), End("failure", 8, "bad")),
+        (End("failure", 7, "bad"), End("failure", 7, "worse")),
+        (End("failure", 7, "bad"), End("hang", 7, "bad")),
+        (End("failure", 7), End("failure", 7)),
+        (End("preemption", 7, "gone"), End("preemption", 7, "gone")),
     ],
 )
-def test_another_error_or_step_is_retried(first: Tried, second: Tried) -> None:
+def test_another_error_or_step_is_retried(first: End, second: End) -> None:
     """Also two unexplained deaths, and two preemptions."""
     assert decide_retry(run_after(first, second), TWO).retry
 
 
 def test_a_cancelled_run_is_not_retried() -> None:
-    asked = run_after(Tried("preemption", 5, "slice 0 is gone"), asked_at_s=1.0)
-    decision = decide_retry(asked, TWO)
+    run = run_after(End("preemption", 5, "slice 0 is gone"), cancel_at_s=1.0)
+    decision = decide_retry(run, TWO)
     assert not decision.retry
     assert decision.reason.code == "cancel_requested"
 
@@ -130,9 +130,9 @@ def test_a_cancelled_run_is_not_retried() -> None:
 def test_resuming_restarts_the_budgets() -> None:
     """Earlier attempts do not count, but what they reached is no progress."""
     spent = failures(5, 5, 5)
-    later = [Tried("failure", 5, "x"), Tried("failure", 4, "y")]
+    later = [End("failure", 5, "x"), End("failure", 4, "y")]
     assert decide_retry(run_after(*spent, *later, resumed_at=4), TWO).retry
-    third = [*later, Tried("failure", 3, "z")]
+    third = [*later, End("failure", 3, "z")]
     assert not decide_retry(run_after(*spent, *third, resumed_at=4), TWO).retry
 
 
@@ -145,14 +145,14 @@ def test_the_reason_names_the_budget() -> None:
     assert decide_retry(run_after(*failures(5, 5, 5)), TWO).reason.code == "retries_exhausted"
 
 
-@pytest.mark.parametrize("tried", [[], [Tried("failure"), Tried(None)]])
-def test_a_running_attempt_cannot_be_retried(tried: list[Tried]) -> None:
+@pytest.mark.parametrize("ends", [[], [End("failure"), End(None)]])
+def test_a_running_attempt_cannot_be_retried(ends: list[End]) -> None:
     with pytest.raises(ValueError, match="no attempt has ended"):
-        decide_retry(run_after(*tried), TWO)
+        decide_retry(run_after(*ends), TWO)
 
 
 ENDED = st.builds(
-    Tried,
+    End,
     reason=st.sampled_from(["failure", "preemption", "hang"]),
     steps_done=st.integers(0, 5),
     error=st.none() | st.sampled_from(["a", "b"]),
@@ -160,14 +160,14 @@ ENDED = st.builds(
 
 
 @given(st.lists(ENDED, min_size=1, max_size=40), st.integers(0, 3), st.integers(0, 3))
-def test_retries_without_progress_end(tried: list[Tried], failures: int, preemptions: int) -> None:
+def test_retries_without_progress_end(ends: list[End], failures: int, preemptions: int) -> None:
     retries = RetryLimits(failures=failures, preemptions=preemptions)
     farthest = stuck = 0
-    for count in range(1, len(tried) + 1):
-        newest = tried[count - 1]
+    for count in range(1, len(ends) + 1):
+        newest = ends[count - 1]
         stuck = 0 if newest.steps_done > farthest else stuck + 1
         farthest = max(farthest, newest.steps_done)
-        if not decide_retry(run_after(*tried[:count]), retries).retry:
+        if not decide_retry(run_after(*ends[:count]), retries).retry:
             break
         assert stuck <= failures + preemptions
 

@@ -78,8 +78,8 @@ def test_the_reason_explains_the_state() -> None:
     """What the run waits for, what it follows on, why it ended, why it is lost."""
 
     def code(*events: AnyEvent, **seen: Any) -> str | None:
-        _, found = current_state(state_after(*events), at(**seen))
-        return found.code if found else None
+        _, why = current_state(state_after(*events), at(**seen))
+        return why.code if why else None
 
     ended = Ended(at_s=4.0, state="failed", reason=reason("no budget", "retries_exhausted"))
     assert code(CLAIM, WAITING) == "waiting_for_slices"

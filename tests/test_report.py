@@ -29,10 +29,10 @@ from tests.reports import (
 PLAN = tiny_plan()
 
 
-def lost(found: Goodput | None) -> dict[str, float]:
+def lost(goodput: Goodput | None) -> dict[str, float]:
     """The badput that is there at all."""
-    assert found
-    return {name: s for name, s in found.badput_s.items() if s > 1e-9}
+    assert goodput
+    return {name: s for name, s in goodput.badput_s.items() if s > 1e-9}
 
 
 # --- what was measured
@@ -41,17 +41,17 @@ def lost(found: Goodput | None) -> dict[str, float]:
 def test_only_steps_after_warm_up_are_measured() -> None:
     """The last attempt at a step counts."""
     run, steps = preempted_run()
-    found = compare_run(run, PLAN, steps).measured
-    assert found
-    assert found.steps == 4 + 14  # 1 to 4 of the first attempt, 6 to 19 of the second
-    assert found.step_s.median == 0.5
-    assert found.tokens_per_s == PLAN.batch.tokens / 0.5
-    assert isclose(found.mean_data_s, 14 * 0.1 / 18)
+    measurement = compare_run(run, PLAN, steps).measured
+    assert measurement
+    assert measurement.steps == 4 + 14  # 1 to 4 of the first attempt, 6 to 19 of the second
+    assert measurement.step_s.median == 0.5
+    assert measurement.tokens_per_s == PLAN.batch.tokens / 0.5
+    assert isclose(measurement.mean_data_s, 14 * 0.1 / 18)
 
 
 def test_the_spread_has_the_tenth_and_ninetieth_percentile() -> None:
-    found = spread([float(value) for value in range(101)])
-    assert (found.low, found.median, found.high) == (10.0, 50.0, 90.0)
+    result = spread([float(value) for value in range(101)])
+    assert (result.low, result.median, result.high) == (10.0, 50.0, 90.0)
     alone = spread([3.0])
     assert (alone.low, alone.median, alone.high) == (3.0, 3.0, 3.0)
 
@@ -60,14 +60,14 @@ def test_steps_with_another_plan_are_left_out() -> None:
     run, steps = preempted_run()
     first, second = run.attempts
     shrunk = replace(run, attempts=(replace(first, plan_digest="0" * 64), second))
-    found = compare_run(shrunk, PLAN, steps).measured
-    assert found
-    assert found.steps == 14
+    measurement = compare_run(shrunk, PLAN, steps).measured
+    assert measurement
+    assert measurement.steps == 14
 
 
 def test_a_run_without_steps_has_no_measurement() -> None:
-    found = compare_run(run_of(), PLAN, {})
-    assert (found.measured, found.gap, found.ratios, found.goodput) == (None, None, (), None)
+    report = compare_run(run_of(), PLAN, {})
+    assert (report.measured, report.gap, report.ratios, report.goodput) == (None, None, (), None)
 
 
 # --- against the forecast
@@ -75,8 +75,8 @@ def test_a_run_without_steps_has_no_measurement() -> None:
 
 def test_the_measured_step_is_compared_with_every_prediction() -> None:
     run, steps = preempted_run()
-    found = compare_run(run, PLAN, steps)
-    over = {one.against: one.measured_over_predicted for one in found.ratios}
+    report = compare_run(run, PLAN, steps)
+    over = {one.against: one.measured_over_predicted for one in report.ratios}
     assert isclose(over["lower"], 0.5 / PLAN.forecast.step_s.lower)
     assert isclose(over["unoverlapped"], 0.5 / PLAN.forecast.step_s.unoverlapped)
     assert isclose(over["expected"], 0.5 / (PLAN.forecast.step_s.expected or 0.0))
@@ -92,24 +92,24 @@ def test_without_an_expected_step_the_lower_bound_is_the_reference() -> None:
     step_s = replace(PLAN.forecast.step_s, expected=None, low=None, high=None)
     unknown = replace(PLAN, forecast=replace(PLAN.forecast, step_s=step_s))
     run, steps = preempted_run()
-    found = compare_run(run, unknown, steps)
-    assert found.gap
-    assert (found.gap.against, found.inside_interval) == ("lower", None)
-    assert [one.against for one in found.ratios] == ["lower", "unoverlapped"]
+    report = compare_run(run, unknown, steps)
+    assert report.gap
+    assert (report.gap.against, report.inside_interval) == ("lower", None)
+    assert [one.against for one in report.ratios] == ["lower", "unoverlapped"]
 
 
 def test_the_parts_of_the_gap_add_up() -> None:
     run, steps = preempted_run()
     saving = steps[2][4]
     steps[2][4] = replace(saving, step=replace(saving.step, step_s=2.0, checkpoint_s=0.9))
-    found = compare_run(run, PLAN, steps)
-    assert found.gap
-    assert found.measured
-    assert isclose(sum(part.s for part in found.gap.parts), found.gap.s)
-    assert found.gap.against == "expected"
+    report = compare_run(run, PLAN, steps)
+    assert report.gap
+    assert report.measured
+    assert isclose(sum(part.s for part in report.gap.parts), report.gap.s)
+    assert report.gap.against == "expected"
     expected_s = PLAN.forecast.step_s.expected
-    assert isclose(found.gap.s, found.measured.mean_step_s - (expected_s or 0.0))
-    parts = {part.name: part.s for part in found.gap.parts}
+    assert isclose(report.gap.s, report.measured.mean_step_s - (expected_s or 0.0))
+    parts = {part.name: part.s for part in report.gap.parts}
     assert isclose(parts["saving"], 0.9 / 18)
     assert parts["slow steps"] > 0
 
@@ -121,35 +121,35 @@ def test_a_mean_below_the_median_gives_no_negative_part() -> None:
         replace(one, step=replace(one.step, data_s=0.0, step_s=quick.get(at, 0.5)))
         for at, one in enumerate(steps[2])
     ]
-    found = compare_run(run, PLAN, steps)
-    assert found.gap
-    assert found.measured
-    assert found.measured.mean_step_s < found.measured.device_s
-    parts = {part.name: part.s for part in found.gap.parts}
+    report = compare_run(run, PLAN, steps)
+    assert report.gap
+    assert report.measured
+    assert report.measured.mean_step_s < report.measured.device_s
+    parts = {part.name: part.s for part in report.gap.parts}
     assert parts["slow steps"] == 0
-    assert isclose(sum(parts.values()), found.gap.s)
-    output = measured_bar(found.measured)
+    assert isclose(sum(parts.values()), report.gap.s)
+    output = measured_bar(report.measured)
     assert [segment.name for segment in output.segments] == ["devices"]
-    assert isclose(output.value, found.measured.mean_step_s)
+    assert isclose(output.value, report.measured.mean_step_s)
 
 
 def test_a_suspect_at_its_rate_takes_the_measured_time() -> None:
     run, steps = preempted_run()
-    found = compare_run(run, PLAN, steps)
-    assert found.gap
-    assert found.measured
-    for suspect in found.gap.suspects:
-        assert isclose(suspect.busy_s / suspect.rate_if_alone, found.measured.device_s)
-    rates = [suspect.rate_if_alone for suspect in found.gap.suspects]
+    report = compare_run(run, PLAN, steps)
+    assert report.gap
+    assert report.measured
+    for suspect in report.gap.suspects:
+        assert isclose(suspect.busy_s / suspect.rate_if_alone, report.measured.device_s)
+    rates = [suspect.rate_if_alone for suspect in report.gap.suspects]
     assert rates == sorted(rates, reverse=True)
 
 
 def test_a_rehearsal_is_not_compared_with_chips() -> None:
     run, steps = preempted_run()
-    found = compare_run(replace(run, rehearsal=True, rehearses="0" * 64), PLAN, steps)
-    assert found.measured
-    assert found.not_compared == "cpu_rehearsal"
-    assert (found.ratios, found.gap, found.inside_interval) == ((), None, None)
+    report = compare_run(replace(run, rehearsal=True, rehearses="0" * 64), PLAN, steps)
+    assert report.measured
+    assert report.not_compared == "cpu_rehearsal"
+    assert (report.ratios, report.gap, report.inside_interval) == ((), None, None)
 
 
 def test_the_peak_memory_is_the_largest_measured() -> None:
@@ -166,10 +166,10 @@ def test_the_peak_memory_is_the_largest_measured() -> None:
 def test_goodput_and_badput_add_up() -> None:
     """Two attempts: two startups, five repeated steps, and the time between them."""
     run, steps = preempted_run()
-    found = compare_run(run, PLAN, steps).goodput
-    assert found
-    assert found.waited_s == 10.0  # submitted at 0
-    causes = lost(found)
+    goodput = compare_run(run, PLAN, steps).goodput
+    assert goodput
+    assert goodput.waited_s == 10.0  # submitted at 0
+    causes = lost(goodput)
     assert isclose(causes["tpu_initialization"], 2 * OPENING_S)
     assert isclose(causes["training_prep"], STATE_S)
     assert isclose(causes["unproductive_checkpoint_restore_time"], STATE_S)
@@ -177,8 +177,8 @@ def test_goodput_and_badput_add_up() -> None:
     assert isclose(causes["wasted_progress_from_disruption"], 5 * 0.5)
     assert isclose(causes["infrastructure_recovery_from_disruption"], 100.0 - steps[1][-1].at_s)
     assert isclose(causes["data_loading_sync"], 14 * 0.1)
-    assert isclose(found.goodput_s, 5 * 0.5 + 0.5 + 14 * 0.4)
-    assert isclose(found.goodput_s + sum(causes.values()), found.total_s)
+    assert isclose(goodput.goodput_s, 5 * 0.5 + 0.5 + 14 * 0.4)
+    assert isclose(goodput.goodput_s + sum(causes.values()), goodput.total_s)
     assert isclose(causes["other"], 2.0)
 
 
@@ -186,20 +186,20 @@ def test_goodput_and_badput_add_up() -> None:
 def test_clocks_that_differ_count_no_second_twice(skew_s: float) -> None:
     run, steps = preempted_run()
     skewed = {n: [replace(t, at_s=t.at_s + skew_s) for t in taken] for n, taken in steps.items()}
-    found = compare_run(run, PLAN, skewed).goodput
-    assert found
-    assert isclose(found.goodput_s + sum(found.badput_s.values()), found.total_s)
-    assert min(found.badput_s.values()) >= 0
-    assert 0 <= found.goodput <= 1
+    goodput = compare_run(run, PLAN, skewed).goodput
+    assert goodput
+    assert isclose(goodput.goodput_s + sum(goodput.badput_s.values()), goodput.total_s)
+    assert min(goodput.badput_s.values()) >= 0
+    assert 0 <= goodput.goodput <= 1
 
 
 def test_a_running_run_is_counted_to_its_last_step() -> None:
     run, steps = preempted_run()
     going = replace(run, ended_at_s=None, attempts=(*run.attempts[:1], replace(
         run.attempts[1], ended_at_s=None, reason=None)))  # fmt: skip
-    found = compare_run(going, PLAN, steps).goodput
-    assert found
-    assert isclose(found.total_s, steps[2][-1].at_s - 10.0)
+    goodput = compare_run(going, PLAN, steps).goodput
+    assert goodput
+    assert isclose(goodput.total_s, steps[2][-1].at_s - 10.0)
 
 
 # --- from a journal, and as a command
@@ -208,14 +208,14 @@ def test_a_running_run_is_counted_to_its_last_step() -> None:
 def test_a_report_from_a_journal_is_the_same(tmp_path: Path) -> None:
     steps = [timed_step.step for timed_step in timed(0.0, range(30), 0.25)]
     writer = finished_run(tmp_path, "it", plan=PLAN, steps=steps)
-    found = make_report(writer.journal)
-    assert found.measured
-    assert found.measured.steps == 29
-    assert found.measured.step_s.median == median(one.step_s for one in steps[1:])
-    assert (found.first_loss, found.last_loss) == (steps[0].loss, steps[-1].loss)
-    assert (found.state, found.steps_done, found.attempts) == ("succeeded", 30, 1)
-    assert found.goodput
-    assert found.goodput.waited_s == 5.0
+    report = make_report(writer.journal)
+    assert report.measured
+    assert report.measured.steps == 29
+    assert report.measured.step_s.median == median(one.step_s for one in steps[1:])
+    assert (report.first_loss, report.last_loss) == (steps[0].loss, steps[-1].loss)
+    assert (report.state, report.steps_done, report.attempts) == ("succeeded", 30, 1)
+    assert report.goodput
+    assert report.goodput.waited_s == 5.0
 
 
 def test_a_difference_is_a_share_or_a_factor() -> None:
@@ -248,8 +248,8 @@ def test_orch_compare_prints_a_table_or_json(orch: RunOrch, tmp_path: Path) -> N
     assert rows[0][-2:] == [f"{0.25 / expected_s:.2f}", "x"]
     assert rows[1][-4:-2] == ["3.00", "GiB"]
     assert "note: MEASURED is - where devices do not report memory" in done.stdout
-    asked = orch("compare", "slow", "quick", "--storage", str(tmp_path), "--json")
-    assert [one["run"] for one in json.loads(asked.stdout)] == ["slow", "quick"]
+    result = orch("compare", "slow", "quick", "--storage", str(tmp_path), "--json")
+    assert [one["run"] for one in json.loads(result.stdout)] == ["slow", "quick"]
 
 
 def test_orch_compare_says_what_cannot_be_compared(orch: RunOrch, tmp_path: Path) -> None:

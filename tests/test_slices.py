@@ -18,7 +18,7 @@ from orchestrator.launch.ray.slices import (
 )
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
-from tests.asks import TINY, spec_of
+from tests.example_specs import TINY, spec_of
 
 SLICES = [
     ("v4", "2x2x1", "v4-8"),
@@ -33,8 +33,8 @@ SLICES = [
 
 def plan_on(chip: str, topology: str, pods: int = 2) -> Plan:
     """A tiny plan on some slices."""
-    asked = spec_of(TINY, chip=chip, topology=topology, pods=pods, sequences=128, length=128)
-    return make_plan(asked)
+    spec = spec_of(TINY, chip=chip, topology=topology, pods=pods, sequences=128, length=128)
+    return make_plan(spec)
 
 
 @pytest.mark.parametrize(("chip", "topology", "name"), SLICES)
@@ -51,8 +51,8 @@ def test_ray_counts_the_hosts_as_the_plan_does(chip: str, topology: str, name: s
 def test_each_slice_has_one_head_and_its_hosts_in_order() -> None:
     """Two slices of two hosts: four nodes, of which the first of each slice is its head."""
     hosts = emulated_hosts(plan_on("v5p", "2x2x2"))
-    told = [(h.labels["ray.io/tpu-slice-name"], h.labels["ray.io/tpu-worker-id"]) for h in hosts]
-    assert told == [("pod-0", "0"), ("pod-0", "1"), ("pod-1", "0"), ("pod-1", "1")]
+    names = [(h.labels["ray.io/tpu-slice-name"], h.labels["ray.io/tpu-worker-id"]) for h in hosts]
+    assert names == [("pod-0", "0"), ("pod-0", "1"), ("pod-1", "0"), ("pod-1", "1")]
     assert ["TPU-v5p-16-head" in host.resources for host in hosts] == [True, False, True, False]
     assert [host.resources["TPU"] for host in hosts] == [4.0] * 4
 

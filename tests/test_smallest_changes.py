@@ -30,11 +30,11 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def planned(copy: Path, *wishes: str) -> str:
+def planned(copy: Path, *overrides: str) -> str:
     """The screen of a small plan, by the changed package."""
-    wanted = [part for wish in wishes for part in ("--set", wish)]
+    options = [part for override in overrides for part in ("--set", override)]
     spec = str(ROOT / "specs" / "tiny_2pod.yaml")
-    command = [sys.executable, "-m", "orchestrator", "plan", spec, *wanted]
+    command = [sys.executable, "-m", "orchestrator", "plan", spec, *options]
     done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -59,9 +59,9 @@ def test_a_model_is_a_table(copy: Path) -> None:
 def test_a_policy_is_a_row(copy: Path) -> None:
     """What it keeps are tensors that the trainer's layer names already."""
     policies = copy / "orchestrator" / "network" / "rematerialization.py"
-    before, found, rest = policies.read_text(encoding="utf-8").partition('        keeping("full")')
+    before, full, rest = policies.read_text(encoding="utf-8").partition('        keeping("full")')
     row = '        keeping("keep_gate", "gate"),\n'
-    policies.write_text(f"{before}{row}{found}{rest}", encoding="utf-8")
+    policies.write_text(f"{before}{row}{full}{rest}", encoding="utf-8")
     assert "remat keep_gate" in planned(copy, "experiment.remat=keep_gate")
 
 

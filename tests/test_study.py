@@ -50,38 +50,38 @@ def test_every_combination_is_a_trial(tmp_path: Path) -> None:
         "  vary: {resources.pods: [1, 2], experiment.remat: [full, none]}\n"
         "  repeats: 3\n  after_failure: go on\n"
     )
-    found = loaded(tmp_path, text, "experiment.seed=7")
-    assert (found.name, found.scaling, found.repeats, found.after_failure) == (
+    study = loaded(tmp_path, text, "experiment.seed=7")
+    assert (study.name, study.scaling, study.repeats, study.after_failure) == (
         "grid", "strong", 3, "go on",
     )  # fmt: skip
-    points = [(t.spec.resources.pods.max, t.spec.experiment.remat) for t in found.trials]
+    points = [(t.spec.resources.pods.max, t.spec.experiment.remat) for t in study.trials]
     assert points == [(1, "full"), (1, "none"), (2, "full"), (2, "none")]
-    assert found.trials[3].settings == {"resources.pods": "2", "experiment.remat": "none"}
-    assert [trial.number for trial in found.trials] == [1, 2, 3, 4]
+    assert study.trials[3].settings == {"resources.pods": "2", "experiment.remat": "none"}
+    assert [trial.number for trial in study.trials] == [1, 2, 3, 4]
     overrides = ("experiment.seed=7", "resources.pods=2", "experiment.remat=none")
-    assert found.trials[3].spec == spec.load(tmp_path / "base.yaml", overrides)
+    assert study.trials[3].spec == spec.load(tmp_path / "base.yaml", overrides)
 
 
 def test_keys_have_defaults(tmp_path: Path) -> None:
-    found = loaded(tmp_path, "study: {base: base.yaml, vary: {resources.pods: [1]}}\n")
-    assert (found.scaling, found.repeats, found.after_failure) == ("strong", 1, "stop")
-    assert found.name == "small-strong"
+    study = loaded(tmp_path, "study: {base: base.yaml, vary: {resources.pods: [1]}}\n")
+    assert (study.scaling, study.repeats, study.after_failure) == ("strong", 1, "stop")
+    assert study.name == "small-strong"
 
 
 def test_a_mapping_may_vary(tmp_path: Path) -> None:
     text = "study: {base: base.yaml, vary: {resources.mesh: [auto, {tensor: 4}]}}\n"
-    found = loaded(tmp_path, text)
-    assert [trial.spec.resources.mesh.tensor for trial in found.trials] == [None, 4]
-    assert found.trials[1].settings == {"resources.mesh": "{tensor: 4}"}
+    study = loaded(tmp_path, text)
+    assert [trial.spec.resources.mesh.tensor for trial in study.trials] == [None, 4]
+    assert study.trials[1].settings == {"resources.mesh": "{tensor: 4}"}
 
 
 def test_in_weak_scaling_the_batch_grows_with_the_pods(tmp_path: Path) -> None:
     base = MINIMAL.replace("topology: 4x4x4", "topology: 4x4x4, pods: 4")
     text = "study: {base: base.yaml, scaling: weak, vary: {resources.pods: [1, 2, 8]}}\n"
-    found = loaded(tmp_path, text, base=base)
-    assert [t.spec.experiment.batch.sequences for t in found.trials] == [128, 256, 1_024]
-    assert found.trials[0].settings[PODS] == "128"
-    assert {str(series_of(found, trial)) for trial in found.trials} == {"{}"}
+    study = loaded(tmp_path, text, base=base)
+    assert [t.spec.experiment.batch.sequences for t in study.trials] == [128, 256, 1_024]
+    assert study.trials[0].settings[PODS] == "128"
+    assert {str(series_of(study, trial)) for trial in study.trials} == {"{}"}
 
 
 @pytest.mark.parametrize(
@@ -188,15 +188,15 @@ def study_of(*pods: int, **changes: object) -> Study:
 
 def test_efficiency_is_relative_to_the_smallest_trial() -> None:
     study = study_of(4, 1, 2)
-    made = {trial.number: make_plan(trial.spec) for trial in study.trials}
-    found = [one.planned for one in forecast_study(study, made).trials]
-    assert found[1]
-    assert (found[1].efficiency.lower, found[1].efficiency.unoverlapped) == (1.0, 1.0)
-    for one, plan in zip(found, made.values(), strict=True):
+    plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
+    trials = [one.planned for one in forecast_study(study, plans).trials]
+    assert trials[1]
+    assert (trials[1].efficiency.lower, trials[1].efficiency.unoverlapped) == (1.0, 1.0)
+    for one, plan in zip(trials, plans.values(), strict=True):
         assert one
         for at in ("lower", "unoverlapped"):
             rate = getattr(plan.forecast.tokens_per_s, at) / plan.chips
-            least = getattr(made[2].forecast.tokens_per_s, at) / made[2].chips
+            least = getattr(plans[2].forecast.tokens_per_s, at) / plans[2].chips
             assert getattr(one.efficiency, at) == rate / least
 
 
@@ -213,14 +213,14 @@ def test_other_keys_make_another_series() -> None:
         )
     )
     study = study_of(trials=trials, vary=("resources.pods", "experiment.remat"))
-    made = {trial.number: make_plan(trial.spec) for trial in trials}
-    found = forecast_study(study, made).trials
-    assert [one.series["experiment.remat"] for one in found] == ["full", "full", "none", "none"]
-    assert [one.planned.efficiency.lower == 1.0 for one in found if one.planned] == [
+    plans = {trial.number: make_plan(trial.spec) for trial in trials}
+    forecast = forecast_study(study, plans).trials
+    assert [one.series["experiment.remat"] for one in forecast] == ["full", "full", "none", "none"]
+    assert [one.planned.efficiency.lower == 1.0 for one in forecast if one.planned] == [
         True, False, True, False,
     ]  # fmt: skip
     last = " ".join(
-        render.study_screen(forecast_study(study, made)).rpartition("Study: ")[2].split()
+        render.study_screen(forecast_study(study, plans)).rpartition("Study: ")[2].split()
     )
     assert last.startswith("scaling efficiency is between ")
     assert "on 8 chips (remat full)" in last
@@ -228,28 +228,28 @@ def test_other_keys_make_another_series() -> None:
 
 
 def test_the_summary_names_the_best_and_the_worst_series() -> None:
-    found = [
+    planned = [
         render.TrialEfficiency(chips, fraction, f"{fraction:.0%}", {"experiment.remat": remat})
         for chips, fraction, remat in [
             (8, 1, "a"), (64, 0.9, "a"), (8, 1, "b"), (32, 0.5, "b"), (8, 1, "c"), (16, 0.7, "c"),
         ]
     ]  # fmt: skip
     keys = ["resources.pods", "experiment.remat"]
-    text = render.scaling_efficiency(found, keys, "chips")
+    text = render.scaling_efficiency(planned, keys, "chips")
     ends = "between 50% on 32 chips (remat b) and 90% on 64 chips (remat a)"
     assert text == f"scaling efficiency is {ends}"
-    alone = render.scaling_efficiency(found[:2], keys, "chips")
+    alone = render.scaling_efficiency(planned[:2], keys, "chips")
     assert alone == "scaling efficiency is 90% on 64 chips"
 
 
 def test_a_trial_without_a_plan_has_its_error() -> None:
     study = study_of(1, 2, 4)
-    made = {n: make_plan(study.trials[n - 1].spec) for n in (2, 3)} | {1: "no room\n  for it"}
-    found = forecast_study(study, made)
-    assert found.trials[0].infeasible == "no room\n  for it"
-    assert found.trials[1].planned
-    assert found.trials[1].planned.efficiency.lower == 1.0
-    text = render.study_screen(found)
+    plans = {n: make_plan(study.trials[n - 1].spec) for n in (2, 3)} | {1: "no room\n  for it"}
+    forecast = forecast_study(study, plans)
+    assert forecast.trials[0].infeasible == "no room\n  for it"
+    assert forecast.trials[1].planned
+    assert forecast.trials[1].planned.efficiency.lower == 1.0
+    text = render.study_screen(forecast)
     assert "no plan" in text
     assert "warning: no plan for trial 1: no room\n  for it" in text
     assert text.splitlines()[-1].startswith("Study: 1 of 3 trials have no plan, scaling")
@@ -257,8 +257,8 @@ def test_a_trial_without_a_plan_has_its_error() -> None:
 
 def test_the_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
     study = spec.load_study(ROOT / "specs/studies/llama3_70b_pods.yaml")
-    made = {trial.number: make_plan(trial.spec) for trial in study.trials}
-    text = render.study_screen(forecast_study(study, made), "orch submit study.yaml")
+    plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
+    text = render.study_screen(forecast_study(study, plans), "orch submit study.yaml")
     golden("study_70b_pods.txt", text)
     assert max(map(len, text.splitlines())) <= 80
 

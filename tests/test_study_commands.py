@@ -20,8 +20,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> StudyJournal:
     return finished_study(tmp_path_factory.mktemp("done"), study_of(1, 2), lambda *_: 0.5, steps=4)
 
 
-def at(found: StudyJournal) -> tuple[str, str]:
-    return "--storage", str(found.storage)
+def at(study: StudyJournal) -> tuple[str, str]:
+    return "--storage", str(study.storage)
 
 
 def test_orch_runs_lists_the_runs_of_a_study_below_it(orch: RunOrch, tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_orch_cancel_stops_the_live_run_of_a_study(orch: RunOrch, tmp_path: Path
     assert idle.stdout.startswith(f"{study.key}: no run is active. Nothing to cancel.\nNext: ")
     claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run).end_run("succeeded")
     writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
-    asked = orch("cancel", study.key, *at(study))
-    assert asked.stdout.startswith(f"{writer.journal.key}: stop requested.\n")
+    result = orch("cancel", study.key, *at(study))
+    assert result.stdout.startswith(f"{writer.journal.key}: stop requested.\n")
     request = writer.heartbeat()
     assert request is not None
     assert not request.at_once

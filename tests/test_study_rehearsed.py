@@ -106,10 +106,10 @@ def test_a_study_is_interrupted_continued_and_finished(done: Submitted) -> None:
 
 
 def test_mlflow_has_the_whole_study_when_the_command_ends(done: Submitted) -> None:
-    found = rows(done.storage, "SELECT name, status FROM runs ORDER BY name")
+    stored = rows(done.storage, "SELECT name, status FROM runs ORDER BY name")
     wanted = {"succeeded": "FINISHED", "cancelled": "KILLED"}
     runs = [(one.run, wanted[one.state]) for one in done.runs]
-    assert found == sorted([(done.study.key, "FINISHED"), *runs])
+    assert stored == sorted([(done.study.key, "FINISHED"), *runs])
     tracking = done.study.tracking()
     assert tracking is not None
     children = "SELECT COUNT(*) FROM tags WHERE key = 'mlflow.parentRunId' AND value = ?"
@@ -122,12 +122,12 @@ def test_the_page_of_a_study_is_written(done: Submitted) -> None:
     command = [str(Path(sys.executable).with_name("orch")), "report", done.study.key]
     subprocess.run([*command, "--storage", str(done.storage)], cwd=ROOT, check=True)
     text = (done.study.path / "report.html").read_text(encoding="utf-8")
-    found = read(text)
-    assert found.asked == []
+    page = read(text)
+    assert page.asked == []
     assert text.count('class="dot measured"') == 2 * 3
-    assert "Where measured and predicted part" in "".join(found.text)
+    assert "Where measured and predicted part" in "".join(page.text)
     assert len(text.encode()) < 2_000_000
-    assert "cancelled" not in "".join(found.text)
+    assert "cancelled" not in "".join(page.text)
 
 
 @pytest.mark.skipif(chromium() is None, reason=MISSING)

@@ -49,18 +49,18 @@ def scaling_report(
 
 
 def test_measured_efficiency_is_relative_to_the_smallest_trial(tmp_path: Path) -> None:
-    found = scaling_report(tmp_path, lambda _, repeat: BASE_S * repeat)
-    stored = [one.measured.efficiency for one in found.trials if one.measured]
+    report = scaling_report(tmp_path, lambda _, repeat: BASE_S * repeat)
+    stored = [one.measured.efficiency for one in report.trials if one.measured]
     assert [isclose(one.median, of) for one, of in zip(stored, (1, 1 / 2, 1 / 4), strict=True)]
     # Repeats of 0.5 and 1 s: rates of 2 and 1, a median of 1.5.
     assert [isclose(one.high / one.low, 2) for one in stored] == [True] * 3
     assert isclose(stored[1].high, 1 / 2 * 2 / 1.5)
-    assert all(one.done == 2 for one in found.trials)
+    assert all(one.done == 2 for one in report.trials)
 
 
 def test_predicted_efficiency_is_relative_to_the_smallest_measured_trial(tmp_path: Path) -> None:
-    found = scaling_report(tmp_path, lambda plan, _: reference(plan)[1] * 3)
-    for pods, one in zip((1, 2, 4), found.trials, strict=True):
+    report = scaling_report(tmp_path, lambda plan, _: reference(plan)[1] * 3)
+    for pods, one in zip((1, 2, 4), report.trials, strict=True):
         assert one.predicted
         assert one.predicted.plan_digest == make_plan(tiny_spec(pods)).digest
         assert one.measured
@@ -77,12 +77,12 @@ def test_the_line_that_explains_the_gaps_is_named(tmp_path: Path) -> None:
     def slowed(plan: Plan, _: int) -> float:
         return reference(plan)[1] + 4 * waited_s(plan)
 
-    found = scaling_report(tmp_path, slowed)
-    first = found.explanations[0]
+    report = scaling_report(tmp_path, slowed)
+    first = report.explanations[0]
     assert (first.line, first.resource) == ("waiting for slices", "")
     assert isclose(first.times, 4)
     assert first.share > 0.999
-    text = study_report_screen.gap_explanation(found.explanations)
+    text = study_report_screen.gap_explanation(report.explanations)
     assert "Adding 4 times waiting for slices to the forecast would explain 100.0 %" in text
 
 
@@ -96,10 +96,10 @@ def test_without_an_expected_step_a_line_of_the_roofline_explains() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
     bare = [replace(one, forecast=replace(one.forecast, expected_time=())) for one in plans]
     across = [sum(x.value for x in one.forecast.time if x.resource == "pods") for one in bare]
-    found = explain_gaps([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
-    assert (found[0].line, found[0].resource) == ("pods", "pods")
-    assert isclose(found[0].times, 4)
-    assert "4 times pods (dcn pods)" in study_report_screen.gap_explanation(found)
+    explanations = explain_gaps([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
+    assert (explanations[0].line, explanations[0].resource) == ("pods", "pods")
+    assert isclose(explanations[0].times, 4)
+    assert "4 times pods (dcn pods)" in study_report_screen.gap_explanation(explanations)
 
 
 def test_no_line_explains_where_none_fits() -> None:
@@ -111,11 +111,11 @@ def test_no_line_explains_where_none_fits() -> None:
 
 def test_rehearsed_trials_are_not_compared_with_chips(tmp_path: Path) -> None:
     full = make_plan(tiny_spec(4))
-    found = scaling_report(tmp_path, lambda *_: 0.5, rehearsal=True, rehearses=full)
-    assert found.rehearsal
-    assert found.explanations == ()
-    assert all(one.not_compared and one.expected_s is None for one in found.trials)
-    text = study_report_screen.study_report_screen(found, "next")
+    report = scaling_report(tmp_path, lambda *_: 0.5, rehearsal=True, rehearses=full)
+    assert report.rehearsal
+    assert report.explanations == ()
+    assert all(one.not_compared and one.expected_s is None for one in report.trials)
+    text = study_report_screen.study_report_screen(report, "next")
     assert "emulated pods share this machine's cores" in text
     rows = [line for line in text.splitlines() if " 2 / 2 " in line]
     assert [row.split()[-2:] for row in rows] == [["-", "-"]] * 3
@@ -141,12 +141,12 @@ def test_unfinished_runs_are_listed(tmp_path: Path) -> None:
         journal.create_run(tmp_path, replace_plan(tiny_spec(4)), failed.run).journal
     )
     writer.end_run("failed", reason("it was made to"))
-    found = make_study_report(recorded.key, study, read_trial_runs(recorded))
-    assert [one.done for one in found.trials] == [0, 1, 0]
-    assert found.trials[1].measured
-    assert found.trials[1].measured.efficiency.median == 1.0
-    assert found.trials[2].unfinished == {failed.run: "failed"}
-    text = study_report_screen.study_report_screen(found, "next")
+    report = make_study_report(recorded.key, study, read_trial_runs(recorded))
+    assert [one.done for one in report.trials] == [0, 1, 0]
+    assert report.trials[1].measured
+    assert report.trials[1].measured.efficiency.median == 1.0
+    assert report.trials[2].unfinished == {failed.run: "failed"}
+    text = study_report_screen.study_report_screen(report, "next")
     assert f"warning: {failed.run} is failed" in text
     assert "one trial is measured; efficiency needs another" in text
     empty = make_study_report("x", study, [])
@@ -168,13 +168,13 @@ def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2] == f"wrote {recorded.path / 'report.html'}"
     text = (recorded.path / "report.html").read_text(encoding="utf-8")
-    found = read(text)
-    assert found.asked == []
+    page = read(text)
+    assert page.asked == []
     assert 'class="curve ideal"' in text
     assert text.count('class="dot measured"') == 2 * 3
-    assert "Scaling efficiency is 25.0 % on 16 chips" in "".join(found.text)
-    asked = json.loads(orch("report", recorded.key, "--storage", str(tmp_path), "--json").stdout)
-    assert [one["chips"] for one in asked["trials"]] == [4, 8, 16]
+    assert "Scaling efficiency is 25.0 % on 16 chips" in "".join(page.text)
+    result = json.loads(orch("report", recorded.key, "--storage", str(tmp_path), "--json").stdout)
+    assert [one["chips"] for one in result["trials"]] == [4, 8, 16]
 
 
 # --- running the trials

@@ -21,17 +21,17 @@ from orchestrator.types.spec import TrackingOptions
 from tests import records
 from tests.journals import reason, step, tiny_plan, tiny_spec
 from tests.records import (
-    begun,
-    doubled,
+    destination_in,
+    duplicate_points,
     empty_database,
-    facts,
-    place,
+    finished_run,
+    key_values,
     points,
-    recorded,
+    record_once,
     rows,
+    start_tracked_run,
     storage,
-    trained,
-    whole,
+    train_steps,
 )
 from tests.test_journal_studies import opened_study as study_journal
 
@@ -42,8 +42,8 @@ __all__ = ["empty_database", "storage"]
 
 def test_each_step_is_recorded_once(storage: Path) -> None:
     """Every step of both attempts, each name once a step; of what was redone, the first."""
-    run = whole(storage)
-    [tried] = recorded(run)
+    run = finished_run(storage)
+    [tried] = record_once(run)
     assert tried.problem is None
     assert [at for at, _ in points(storage, metrics.LOSS)] == list(range(20))
     assert points(storage, metrics.LOSS)[7] == (7, 9.0 / 8)
@@ -51,23 +51,23 @@ def test_each_step_is_recorded_once(storage: Path) -> None:
     assert [at for at, _ in points(storage, metrics.MFU)] == warm
     assert [at for at, _ in points(storage, metrics.MFU_PREDICTED)] == list(range(20))
     assert points(storage, metrics.MEASURED_HBM) == [(0, 3.0)]
-    assert doubled(storage) == []
+    assert duplicate_points(storage) == []
 
 
 def test_replaying_changes_nothing(storage: Path) -> None:
     """Any number of times, by anybody: not a row more, and not another one."""
-    run = whole(storage)
+    run = finished_run(storage)
     tables = ("runs", "metrics", "latest_metrics", "params", "tags")
-    recorded(run)
+    record_once(run)
     before = [rows(storage, f"SELECT * FROM {table} ORDER BY 1, 2, 3") for table in tables]
     for _ in range(3):
-        assert records.named(recorded(run)) == [None]
+        assert records.problems_of(record_once(run)) == [None]
     assert before == [rows(storage, f"SELECT * FROM {table} ORDER BY 1, 2, 3") for table in tables]
 
 
 def test_recording_as_it_goes_is_replaying(storage: Path) -> None:
     """A run that was recorded step by step, and one that was recorded at its end, are the same."""
-    writer = begun(storage, steps=8)
+    writer = start_tracked_run(storage, steps=8)
     recorder = Recorder({})
     number = writer.start_attempt(tiny_plan())
     with writer.background_heartbeat(), StepLog(writer.journal.path, number) as log:
@@ -82,7 +82,7 @@ def test_recording_as_it_goes_is_replaying(storage: Path) -> None:
     as_it_went = rows(storage, "SELECT key, step, value, timestamp FROM metrics ORDER BY 1, 2")
     (writer.journal.path / "tracking.json").unlink()
     rows_gone(storage)
-    recorded(writer.journal)
+    record_once(writer.journal)
     assert as_it_went == rows(
         storage, "SELECT key, step, value, timestamp FROM metrics ORDER BY 1, 2"
     )
@@ -103,10 +103,10 @@ def rows_gone(storage: Path) -> None:
 
 def test_a_database_that_was_lost_is_filled_again(storage: Path, empty_database: Path) -> None:
     """The journal is the truth: what MLflow forgot is sent anew, under a new id that is noted."""
-    run = whole(storage)
-    [first] = recorded(run)
+    run = finished_run(storage)
+    [first] = record_once(run)
     (storage / "mlflow.db").write_bytes(empty_database.read_bytes())
-    [second] = recorded(run)
+    [second] = record_once(run)
     assert second.problem is None
     assert second.run_id != first.run_id
     assert tracked_id(run) == second.run_id
@@ -115,8 +115,8 @@ def test_a_database_that_was_lost_is_filled_again(storage: Path, empty_database:
 
 def test_the_spec_is_there_flat(storage: Path) -> None:
     """Every value under its dotted key."""
-    recorded(whole(storage))
-    params = facts(storage, "params")
+    record_once(finished_run(storage))
+    params = key_values(storage, "params")
     assert params["experiment.model.layers"] == "2"
     assert params["resources.pods.max"] == "2"
     assert params["run.checkpoint.every"] == "200"
@@ -128,19 +128,19 @@ def test_nothing_is_cut_silently(storage: Path) -> None:
     long: dict[str, bool | int | float | str] = {"xla_tpu_flags": "x" * 7_000}
     spec = tiny_spec()
     spec = replace(spec, experiment=replace(spec.experiment, compiler_options=long))
-    recorded(whole(storage, spec=spec))
-    params = facts(storage, "params")
-    said = params["experiment.compiler_options.xla_tpu_flags"]
-    assert said == "in artifact spec.json: 7,000 characters are too many"
+    record_once(finished_run(storage, spec=spec))
+    params = key_values(storage, "params")
+    value = params["experiment.compiler_options.xla_tpu_flags"]
+    assert value == "in artifact spec.json: 7,000 characters are too many"
     [kept] = storage.glob("mlflow-artifacts/*/artifacts/spec.json")
     assert json.loads(kept.read_text())["experiment"]["compiler_options"] == long
 
 
 def test_the_tags_say_what_the_numbers_mean(storage: Path) -> None:
     """Digests, chip, the definition of MFU, real or not, attempts, and a note."""
-    run = whole(storage, environment={"git_commit": "0a1b", "jax": "0.10.2"})
-    recorded(run)
-    tags = facts(storage, "tags")
+    run = finished_run(storage, environment={"git_commit": "0a1b", "jax": "0.10.2"})
+    record_once(run)
+    tags = key_values(storage, "tags")
     plan = tiny_plan()
     assert tags["orch.plan_digest"] == plan.digest
     assert tags["orch.mfu_definition"] == plan.forecast.mfu_definition
@@ -152,15 +152,15 @@ def test_the_tags_say_what_the_numbers_mean(storage: Path) -> None:
 
 def test_files_are_kept_with_the_run(storage: Path) -> None:
     """Spec, plan, a later document, and logs; a long one says what is left out."""
-    run = whole(storage)
+    run = finished_run(storage)
     run.paths.rank_log(2, 0).write_text("hello\n" * 300_000)
-    recorded(run)
+    record_once(run)
     (run.path / "report.html").write_text("<p>later")
-    recorded(run)
+    record_once(run)
     [folder] = storage.glob("mlflow-artifacts/*/artifacts")
-    kept = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    stored = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     plan = run.paths.plan(tiny_plan().digest).name
-    assert kept == {
+    assert stored == {
         "spec.json", f"plans/{plan}", "report.html", "logs/attempt-2-rank-0.log",
     }  # fmt: skip
     log = (folder / "logs/attempt-2-rank-0.log").read_text()
@@ -176,11 +176,11 @@ def test_files_are_kept_with_the_run(storage: Path) -> None:
 )
 def test_an_ended_run_is_ended_there(storage: Path, state: str, status: str) -> None:
     """Each way to end has its own status, and its time."""
-    writer = begun(storage)
-    trained(writer, range(3))
+    writer = start_tracked_run(storage)
+    train_steps(writer, range(3))
     writer.end_attempt("finished")
     writer.end_run(state)  # type: ignore[arg-type]
-    recorded(writer.journal)
+    record_once(writer.journal)
     ended_at_s = writer.run().ended_at_s
     assert ended_at_s is not None
     assert rows(storage, "SELECT status, end_time FROM runs") == [(status, round(ended_at_s * 1e3))]
@@ -188,18 +188,18 @@ def test_an_ended_run_is_ended_there(storage: Path, state: str, status: str) -> 
 
 def test_a_killed_run_does_not_stay_running(storage: Path) -> None:
     """A driver that vanished could not say so; the journal does, and a replay passes it on."""
-    writer = begun(storage)
-    trained(writer, range(3))
+    writer = start_tracked_run(storage)
+    train_steps(writer, range(3))
     with writer.background_heartbeat():
-        recorded(writer.journal)
+        record_once(writer.journal)
     assert rows(storage, "SELECT status FROM runs") == [("RUNNING",)]
     long_silent(writer.journal)
     assert writer.journal.run().state == "lost"
-    recorded(writer.journal)
+    record_once(writer.journal)
     assert rows(storage, "SELECT status FROM runs") == [("FAILED",)]
     resumed = journal.claim_run(writer.journal, resumes=True)
     with resumed.background_heartbeat():
-        recorded(resumed.journal)
+        record_once(resumed.journal)
     assert rows(storage, "SELECT status FROM runs") == [("RUNNING",)]
 
 
@@ -216,8 +216,8 @@ def long_silent(run: journal.Journal) -> None:
 
 def test_an_ending_is_summed_up(storage: Path) -> None:
     """Medians without the steps that warm up, tokens a second, and where the time went."""
-    run = whole(storage)
-    recorded(run)
+    run = finished_run(storage)
+    record_once(run)
     assert points(storage, metrics.MEDIAN_MFU) == [(20, 0.4)]
     assert points(storage, metrics.TOKENS_PER_S) == [(20, 4096 / 0.25)]
     [(_, ratio)] = points(storage, metrics.OVER_PREDICTED["lower"])
@@ -229,15 +229,15 @@ def test_an_ending_is_summed_up(storage: Path) -> None:
 
 def test_a_rehearsal_is_not_held_against_chips(storage: Path) -> None:
     """What CPU devices did is no share of what chips should do, unless they were calibrated."""
-    recorded(whole(storage, rehearsal=True))
+    record_once(finished_run(storage, rehearsal=True))
     assert points(storage, metrics.OVER_PREDICTED["lower"]) == []
     assert len(points(storage, metrics.MEDIAN_MFU)) == 1
-    assert facts(storage, "tags")["orch.kind"] == "rehearsal"
+    assert key_values(storage, "tags")["orch.kind"] == "rehearsal"
 
 
 def test_only_known_names_are_recorded(storage: Path) -> None:
     """Every metric that is sent stands in the table of names, but for a trainer's own."""
-    recorded(whole(storage))
+    record_once(finished_run(storage))
     sent = {str(key) for [key] in rows(storage, "SELECT DISTINCT key FROM metrics")}
     assert sent <= set(metrics.ALL)
     assert sent >= {*metrics.OF_STEPS, *metrics.OF_PLANS, *metrics.OF_ENDINGS}
@@ -252,13 +252,13 @@ def test_no_infinity_is_sent() -> None:
 
 def test_a_trainers_own_metrics_keep_their_names(storage: Path) -> None:
     """As far as MLflow takes them; as many as there are."""
-    writer = begun(storage)
+    writer = start_tracked_run(storage)
     number = writer.start_attempt(tiny_plan())
     many = {f"m{index}": float(index) for index in range(1_500)}
     with StepLog(writer.journal.path, number) as log:
         log.append(step(0, restored=0, trainer_metrics={"z=loss": 0.5, **many}))
         log.append(step(1, trainer_metrics=many))
-    assert records.named(recorded(writer.journal)) == [None]
+    assert records.problems_of(record_once(writer.journal)) == [None]
     assert points(storage, "trainer/z_loss") == [(0, 0.5)]
     assert points(storage, "trainer/m1499") == [(0, 1499.0), (1, 1499.0)]
 
@@ -268,10 +268,10 @@ def test_a_trainers_own_metrics_keep_their_names(storage: Path) -> None:
 
 def test_a_ghost_is_removed(storage: Path) -> None:
     """A request to create a run whose answer was lost leaves one more, which is found by its id."""
-    run = whole(storage)
-    store = Store(place(storage))
+    run = finished_run(storage)
+    store = Store(destination_in(storage))
     ghosts = [store.create("it", 1e9 + n, {"orch.id": run.run().id}) for n in range(2)]
-    [tried] = recorded(run)
+    [tried] = record_once(run)
     assert tried.run_id == ghosts[0].id
     active = rows(storage, "SELECT run_uuid FROM runs WHERE lifecycle_stage = 'active'")
     assert active == [(ghosts[0].id,)]
@@ -279,11 +279,11 @@ def test_a_ghost_is_removed(storage: Path) -> None:
 
 def test_a_run_that_was_deleted_is_left_alone(storage: Path) -> None:
     """Somebody did not want it there; the message says how it comes back."""
-    run = whole(storage)
-    [tried] = recorded(run)
+    run = finished_run(storage)
+    [tried] = record_once(run)
     assert tried.run_id
-    Store(place(storage)).delete(tried.run_id)
-    [again] = recorded(run)
+    Store(destination_in(storage)).delete(tried.run_id)
+    [again] = record_once(run)
     assert again.problem is not None
     assert "was deleted there; restore it, or remove" in again.problem
     assert len(rows(storage, "SELECT 1 FROM runs")) == 1
@@ -291,7 +291,7 @@ def test_a_run_that_was_deleted_is_left_alone(storage: Path) -> None:
 
 def test_one_process_records_a_run(storage: Path) -> None:
     """Another waits for it, and gives up in words."""
-    run = whole(storage)
+    run = finished_run(storage)
     with (
         only_one(run),
         pytest.raises(NotRecorded, match="another process is recording it"),
@@ -304,13 +304,13 @@ def test_one_process_records_a_run(storage: Path) -> None:
 
 def test_the_mark_tells_whether_to_look(storage: Path) -> None:
     """After a step, an attempt or an end, until it is recorded."""
-    writer = begun(storage)
+    writer = start_tracked_run(storage)
     mark = read_sync_state(writer.journal)
     assert mark is not None
     assert is_behind(writer.run(), mark)
-    trained(writer, range(3))
+    train_steps(writer, range(3))
     with writer.background_heartbeat():
-        recorded(writer.journal)
+        record_once(writer.journal)
     assert not is_behind(writer.run(), read_sync_state(writer.journal) or mark)
     writer.end_attempt("finished")
     writer.end_run("succeeded")
@@ -319,10 +319,10 @@ def test_the_mark_tells_whether_to_look(storage: Path) -> None:
 
 def test_a_run_without_steps_is_recorded(storage: Path) -> None:
     """It failed before its first one: no summary, and a reason."""
-    writer = begun(storage)
+    writer = start_tracked_run(storage)
     writer.end_run("failed", reason("no slice is free"))
-    assert records.named(recorded(writer.journal)) == [None]
-    assert facts(storage, "tags")["orch.why"] == "no slice is free"
+    assert records.problems_of(record_once(writer.journal)) == [None]
+    assert key_values(storage, "tags")["orch.why"] == "no slice is free"
     assert points(storage, metrics.GOODPUT) == []
 
 
@@ -331,17 +331,17 @@ def test_the_runs_of_a_study_have_one_parent(storage: Path) -> None:
     study = study_journal(storage)
     for number in (1, 2):
         run = journal.start_trial(study, number, 1).run
-        writer = begun(storage, run, number, study=study.key, steps=3)
-        trained(writer, range(3), number)
+        writer = start_tracked_run(storage, run, number, study=study.key, steps=3)
+        train_steps(writer, range(3), number)
         with writer.background_heartbeat():
-            recorded(writer.journal)
+            record_once(writer.journal)
         assert parent_row(storage) == (study.key, "RUNNING")
         writer.end_attempt("finished")
         writer.end_run("succeeded")
-        recorded(writer.journal)
+        record_once(writer.journal)
         assert parent_row(storage) == (study.key, "FAILED" if number == 1 else "FINISHED")
     (study.path / "report.html").write_text("<p>later")
-    recorded(writer.journal)
+    record_once(writer.journal)
     assert len(list(storage.glob("mlflow-artifacts/*/artifacts/report.html"))) == 1
     noted = study.tracking()
     assert noted is not None
@@ -389,7 +389,7 @@ def test_a_relative_file_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "expected"),
     [
         ("http://me:secret@tracking", "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
         ("https://me@tracking", "holds a user or password"),
@@ -399,8 +399,8 @@ def test_a_relative_file_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
         ("sqlite://", "names no file"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_refused(written: str, said: str) -> None:
+def test_an_address_that_cannot_be_used_is_refused(written: str, expected: str) -> None:
     """With what to write instead, and without the password in the message."""
-    with pytest.raises(SpecError, match=said) as met:
+    with pytest.raises(SpecError, match=expected) as met:
         destination(TrackingOptions(), Path("/s"), {"MLFLOW_TRACKING_URI": written})
     assert "secret" not in str(met.value)

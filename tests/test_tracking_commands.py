@@ -18,14 +18,22 @@ from orchestrator.types.tracking import Destination, SyncProgress, SyncResult
 from tests.clusters import eventually
 from tests.conftest import RunOrch
 from tests.journals import reason
-from tests.records import begun, empty_database, points, rows, storage, trained, whole
+from tests.records import (
+    empty_database,
+    finished_run,
+    points,
+    rows,
+    start_tracked_run,
+    storage,
+    train_steps,
+)
 
 __all__ = ["empty_database", "storage"]
 
 
 def test_sync_records_what_is_named_or_all(orch_process: RunOrch, storage: Path) -> None:
     """A run, or every run; as JSON; and again without a difference."""
-    first, second = whole(storage, "first"), whole(storage, "second")
+    first, second = finished_run(storage, "first"), finished_run(storage, "second")
     at = ("--storage", str(storage))
     done = orch_process("sync", "first", *at)
     assert done.returncode == 0, done.stderr
@@ -33,10 +41,10 @@ def test_sync_records_what_is_named_or_all(orch_process: RunOrch, storage: Path)
     assert said == f"Sync: 1 run recorded in {storage}/mlflow.db (orch)."
     assert following == f"Next: orch ui --storage {storage}"
     assert rows(storage, "SELECT name FROM runs") == [("first",)]
-    told = json.loads(orch_process("sync", *at, "--json").stdout)
-    assert [one["run"] for one in told] == ["first", "second"]
-    assert [one["recorded"]["steps"] for one in told] == [20, 20]
-    assert [one["run_id"] for one in told] == [
+    printed = json.loads(orch_process("sync", *at, "--json").stdout)
+    assert [one["run"] for one in printed] == ["first", "second"]
+    assert [one["recorded"]["steps"] for one in printed] == [20, 20]
+    assert [one["run_id"] for one in printed] == [
         tracked.run_id for run in (first, second) if (tracked := run.run().tracking)
     ]
     assert len(points(storage, "learning/loss")) == 40
@@ -44,7 +52,7 @@ def test_sync_records_what_is_named_or_all(orch_process: RunOrch, storage: Path)
 
 def test_sync_says_what_it_could_not_do(orch_process: RunOrch, storage: Path) -> None:
     """Nothing is lost, and the exit status tells."""
-    whole(storage)
+    finished_run(storage)
     (storage / "mlflow.db").write_text("this is no database")
     done = orch_process("sync", "--storage", str(storage))
     assert done.returncode == 1
@@ -62,21 +70,21 @@ def test_sync_leaves_a_run_to_its_own_driver(
     says so too.
     """
     monkeypatch.setattr(recording, "LOCK_LIMIT_S", 0.1)
-    writer = begun(storage)
-    trained(writer, range(3))
+    writer = start_tracked_run(storage)
+    train_steps(writer, range(3))
     before = read_sync_state(writer.journal)
     with writer.background_heartbeat(), only_one(writer.journal):
-        tried = Recorder(os.environ).record(writer.journal, limit_s=0.1)
+        synced = Recorder(os.environ).record(writer.journal, limit_s=0.1)
         beside = CliRunner().invoke(sync, ["--storage", str(storage)])
-    assert (tried.by_driver, tried.problem) == (True, None)
+    assert (synced.by_driver, synced.problem) == (True, None)
     assert read_sync_state(writer.journal) == before
     assert (beside.exit_code, beside.stdout.splitlines()[0]) == (
         0,
         "it: recorded by its own driver",
     )
-    said = sync_screen([tried], str(storage), "orch ui").splitlines()
-    assert said[0] == "it: recorded by its own driver"
-    assert said[1].startswith("Sync: 1 run recorded in ")
+    lines = sync_screen([synced], str(storage), "orch ui").splitlines()
+    assert lines[0] == "it: recorded by its own driver"
+    assert lines[1].startswith("Sync: 1 run recorded in ")
     writer.end_attempt("finished")
     writer.end_run("succeeded")
     with only_one(writer.journal):
@@ -101,15 +109,15 @@ def test_a_database_of_several_experiments_is_named_once() -> None:
             problem=None,
         )
 
-    tried = [one("a", "/x.db", "orch"), one("b", "/x.db", "tiny"), one("c", "/y.db", "orch")]
-    said = sync_screen([*tried, one("d", "/x.db", "orch")], "/runs", "orch ui").splitlines()
-    assert said[-2] == "Sync: 4 runs recorded in /x.db (orch, tiny), /y.db (orch)."
+    synced = [one("a", "/x.db", "orch"), one("b", "/x.db", "tiny"), one("c", "/y.db", "orch")]
+    lines = sync_screen([*synced, one("d", "/x.db", "orch")], "/runs", "orch ui").splitlines()
+    assert lines[-2] == "Sync: 4 runs recorded in /x.db (orch, tiny), /y.db (orch)."
 
 
 def test_sync_waits_for_what_records_in_the_background(storage: Path) -> None:
     """As an earlier command has it done: it says so, and ends well when that is done."""
-    writer = begun(storage)
-    trained(writer, range(3))
+    writer = start_tracked_run(storage)
+    train_steps(writer, range(3))
     writer.end_attempt("finished")
     writer.end_run("succeeded")
     command = [sys.executable, "-m", "orchestrator", "sync", "--storage", str(storage)]
@@ -118,9 +126,9 @@ def test_sync_waits_for_what_records_in_the_background(storage: Path) -> None:
             command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert syncing.stderr
-        said = syncing.stderr.readline()
+        line = syncing.stderr.readline()
     told, _ = syncing.communicate(timeout=120)
-    assert said == "it: waiting for another process that records it\n"
+    assert line == "it: waiting for another process that records it\n"
     assert (syncing.returncode, "Sync: 1 run recorded in " in told) == (0, True)
 
 
@@ -129,7 +137,7 @@ def test_sync_gives_up_on_a_run_that_is_held_for_ever(
 ) -> None:
     """After as long as a process in the background may take, and the exit status says so."""
     monkeypatch.setattr(recording, "ONCE_LIMIT_S", 0.1)
-    writer = begun(storage)
+    writer = start_tracked_run(storage)
     writer.end_run("failed", reason("out of luck"))
     with only_one(writer.journal):
         done = CliRunner().invoke(sync, ["--storage", str(storage)])
@@ -139,8 +147,8 @@ def test_sync_gives_up_on_a_run_that_is_held_for_ever(
 
 def test_a_later_command_has_recorded_what_was_missed(orch_process: RunOrch, storage: Path) -> None:
     """`orch status` answers at once; what a killed recorder left is sent in the background."""
-    writer = begun(storage)
-    trained(writer, range(3))
+    writer = start_tracked_run(storage)
+    train_steps(writer, range(3))
     writer.end_attempt("finished")
     writer.end_run("failed", reason("out of luck"))
     done = orch_process("status", "it", "--storage", str(storage))

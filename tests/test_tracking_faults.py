@@ -13,7 +13,16 @@ from orchestrator.tracking.recorder import Recorder
 from orchestrator.types.tracking import Destination
 from tests.clusters import eventually
 from tests.journals import step, tiny_plan
-from tests.records import begun, doubled, empty_database, points, recorded, rows, storage, whole
+from tests.records import (
+    duplicate_points,
+    empty_database,
+    finished_run,
+    points,
+    record_once,
+    rows,
+    start_tracked_run,
+    storage,
+)
 from tests.trouble import Server, Trouble, served
 
 __all__ = ["empty_database", "storage"]
@@ -32,7 +41,7 @@ def check_whole(storage: Path, key: str, steps: int) -> None:
     for name in ALL_STEPS:
         query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY step"
         assert [at for [at] in rows(storage, query, run_id, name)] == list(range(steps)), name
-    assert doubled(storage) == []
+    assert duplicate_points(storage) == []
     active = "SELECT COUNT(*) FROM runs WHERE lifecycle_stage = 'active' AND name = ?"
     assert rows(storage, active, key) == [(1,)]
 
@@ -52,20 +61,20 @@ def test_any_request_may_be_lost_with_or_without_its_effect(
     ghost. None of them prints anything.
     """
     with served(storage) as server:
-        counted = whole(storage, "counted", steps=8)
+        counted = finished_run(storage, "counted", steps=8)
         begin(counted, place(server))
-        recorded(counted)
+        record_once(counted)
         check_whole(storage, "counted", 8)
         for number, turn in product(range(1, server.requests + 1), range(kinds)):
             kind = KINDS[(number + turn) % len(KINDS)]
-            run = whole(storage, f"it-{number}-{kind}", steps=8)
+            run = finished_run(storage, f"it-{number}-{kind}", steps=8)
             begin(run, place(server))
             server.requests, server.trouble = 0, kind
             server.troubled_from = server.troubled_to = number
-            [tried] = recorded(run)
+            [tried] = record_once(run)
             assert tried.problem is not None or number > server.requests
             server.trouble = "none"
-            assert [one.problem for one in recorded(run)] == [None]
+            assert [one.problem for one in record_once(run)] == [None]
             check_whole(storage, run.key, 8)
     assert capfd.readouterr().out == ""
 
@@ -75,7 +84,7 @@ def test_a_server_comes_and_goes_while_a_run_goes_on(storage: Path) -> None:
     later all of its steps are recorded once.
     """
     with served(storage) as server:
-        writer = begun(storage, steps=60)
+        writer = start_tracked_run(storage, steps=60)
         begin(writer.journal, place(server))
         number = writer.start_attempt(tiny_plan())
         with writer.background_heartbeat(), BackgroundRecorder(writer.journal):
@@ -109,16 +118,16 @@ def trouble(server: Server, index: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "expected"),
     [
         ("http://127.0.0.1:9", "the server refuses connections"),
         ("http://no-such-host.invalid", "no server of that name is known"),
     ],
 )
-def test_what_is_wrong_is_said_in_words(tmp_path: Path, address: str, said: str) -> None:
+def test_what_is_wrong_is_said_in_words(tmp_path: Path, address: str, expected: str) -> None:
     """One line without a trace of libraries, and the journal unharmed."""
-    run = whole(tmp_path)
+    run = finished_run(tmp_path)
     begin(run, Destination(tracker="mlflow", uri=address, experiment="orch", artifacts=None))
-    [tried] = recorded(run)
-    assert tried.problem == f"{address}: {said}"
+    [tried] = record_once(run)
+    assert tried.problem == f"{address}: {expected}"
     assert run.run().problems == ()

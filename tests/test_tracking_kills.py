@@ -28,9 +28,9 @@ def test_a_kill_between_any_two_writes_misses_and_doubles_nothing(
         command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["faults"] == []
-    assert found["deaths"] > 10
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["faults"] == []
+    assert result["deaths"] > 10
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 from tests.browser import MISSING, Browser, Page, browser, chromium
 from tests.clusters import eventually
 from tests.conftest import ROOT, RunOrch
-from tests.records import empty_database, recorded, storage, whole
+from tests.records import empty_database, finished_run, record_once, storage
 
 __all__ = ["empty_database", "storage"]
 
@@ -35,7 +35,7 @@ def test_the_comparisons_open_with_data(storage: Path) -> None:
     leaves no process.
     """
     for pods in (1, 2, 4):
-        recorded(whole(storage, f"tiny-{pods}pod", steps=30, pods=pods, rehearsal=True))
+        record_once(finished_run(storage, f"tiny-{pods}pod", steps=30, pods=pods, rehearsal=True))
     with shown(storage) as (process, links), browser() as chrome:
         for name, page in drawn(chrome, links):
             text = str(page.value("document.body.innerText"))
@@ -81,12 +81,12 @@ def shown(storage: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]
 
 def serving(storage: Path) -> list[str]:
     """The command lines of processes that serve what is recorded there."""
-    found = []
+    planned = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if "mlflow" in " ".join(words) and any(str(storage) in word for word in words):
-            found.append(" ".join(words))
-    return found
+            planned.append(" ".join(words))
+    return planned
 
 
 def test_there_is_nothing_to_show_before_something_is_recorded(

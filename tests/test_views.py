@@ -10,7 +10,7 @@ import pytest
 from orchestrator.tracking import NotRecorded
 from orchestrator.tracking.mlflow import metrics, views
 from orchestrator.tracking.mlflow.store import Store
-from tests.records import empty_database, place, rows, storage
+from tests.records import destination_in, empty_database, rows, storage
 
 __all__ = ["empty_database", "storage"]
 
@@ -42,7 +42,7 @@ def test_the_promised_views_are_shipped() -> None:
 
 def test_views_are_set_the_same_each_time(storage: Path) -> None:
     """They are tags of the experiment, in a text that fits, and replaced by themselves."""
-    store = Store(place(storage))
+    store = Store(destination_in(storage))
     views.set_views(store, SHIPPED)
     query = "SELECT key, value FROM experiment_tags ORDER BY 1"
     before = rows(storage, query)
@@ -61,8 +61,9 @@ def test_views_are_set_the_same_each_time(storage: Path) -> None:
 def test_a_view_that_is_too_long_is_refused(storage: Path) -> None:
     """MLflow would cut it."""
     section = views.Section(name="x" * 30_000, charts=[views.Chart(bars=[metrics.LOSS])])
+    long = views.View(name="long", sections=[section])
     with pytest.raises(NotRecorded, match="over 20,000"):
-        views.set_views(Store(place(storage)), [views.View(name="long", sections=[section])])
+        views.set_views(Store(destination_in(storage)), [long])
 
 
 def test_a_misspelt_key_in_the_file_is_an_error() -> None:

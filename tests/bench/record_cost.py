@@ -22,7 +22,7 @@ from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.recorder import Recorder
 from tests.journals import step, tiny_plan
-from tests.records import begun, place, rows
+from tests.records import destination_in, rows, start_tracked_run
 
 STEP_S = 0.1
 USUAL = (300, 10_000)
@@ -33,7 +33,7 @@ def appended_s(storage: Path, key: str, steps: int, *, records: bool) -> tuple[l
     """Seconds that each of many steps took to write down, one every tenth of a second, and the
     processor time of whoever recorded them.
     """
-    writer = begun(storage, key, steps=steps)
+    writer = start_tracked_run(storage, key, steps=steps)
     if not records:
         writer.journal.paths.sync_state.unlink()
     number = writer.start_attempt(tiny_plan())
@@ -60,7 +60,7 @@ def is_recorded(journal: Journal) -> bool:
 
 def many(storage: Path, steps: int) -> tuple[float, float, int]:
     """Seconds to record a run of many steps from its journal; to make its page, and its bytes."""
-    writer = begun(storage, "many", steps=steps)
+    writer = start_tracked_run(storage, "many", steps=steps)
     number = writer.start_attempt(tiny_plan())
     with StepLog(writer.journal.path, number) as log:
         for index in range(steps):
@@ -68,10 +68,10 @@ def many(storage: Path, steps: int) -> tuple[float, float, int]:
     writer.end_attempt("finished")
     writer.end_run("succeeded")
     began_s = time.perf_counter()
-    tried = Recorder({}).record(writer.journal)
+    synced = Recorder({}).record(writer.journal)
     took_s = time.perf_counter() - began_s
-    assert tried.problem is None, tried.problem
-    run_id = tried.run_id
+    assert synced.problem is None, synced.problem
+    run_id = synced.run_id
     query = "SELECT COUNT(*) FROM metrics WHERE run_uuid = ? AND key = ?"
     assert rows(storage, query, run_id, metrics.LOSS) == [(steps,)]
     began_s = time.perf_counter()
@@ -82,11 +82,11 @@ def many(storage: Path, steps: int) -> tuple[float, float, int]:
 def main(steps: int, most: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         storage = Path(folder)
-        Store(place(storage))  # a new database takes seconds, once
+        Store(destination_in(storage))  # a new database takes seconds, once
         bare, _ = appended_s(storage, "bare", steps, records=False)
         beside, recorder_s = appended_s(storage, "recorded", steps, records=True)
-        print(f"a step written down    {told(bare)}")
-        print(f"while it is recorded   {told(beside)}")
+        print(f"a step written down    {described(bare)}")
+        print(f"while it is recorded   {described(beside)}")
         added = (median(beside) - median(bare)) / STEP_S
         print(f"recording adds         {added * 100:.3f} % of a {STEP_S * 1e3:.0f} ms step")
         print(f"the recorder           {recorder_s:.1f} s of processor time for {steps} steps")
@@ -99,7 +99,7 @@ def main(steps: int, most: int) -> int:
     return 0
 
 
-def told(taken: list[float]) -> str:
+def described(taken: list[float]) -> str:
     """Median and 95th percentile."""
     return f"{median(taken) * 1e6:6.0f} us, 95 % within {quantiles(taken, n=20)[-1] * 1e6:.0f} us"
 

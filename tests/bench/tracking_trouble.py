@@ -31,7 +31,7 @@ from orchestrator.types.spec import CheckpointOptions, Model
 from orchestrator.types.tracking import Destination
 from tests.clusters import eventually
 from tests.journals import tiny_plan
-from tests.records import begun, doubled, rows
+from tests.records import duplicate_points, rows, start_tracked_run
 from tests.trainer_plans import plan_of
 from tests.trouble import Server, served
 from trainers import llama
@@ -93,7 +93,7 @@ class Turns:
 
 def trained(storage: Path, server: Server, kinds: list[str], length: int) -> list[list[Step]]:
     """The steps of each turn of a run that is recorded on that server."""
-    writer = begun(storage, steps=MOST_STEPS)
+    writer = start_tracked_run(storage, steps=MOST_STEPS)
     begin(
         writer.journal,
         Destination(tracker="mlflow", uri=server.address, experiment="orch", artifacts=None),
@@ -111,12 +111,12 @@ def trained(storage: Path, server: Server, kinds: list[str], length: int) -> lis
             log.append(step)
             steps.append(step)
 
-        asked = Assignment(
+        assignment = Assignment(
             directory=storage / "trained", steps=MOST_STEPS, emit=emit, stop=turns.asked,
             checkpoint=CheckpointOptions(every=MOST_STEPS, keep=1),
         )  # fmt: skip
         os.sched_setaffinity(0, {TRAINS_ON})
-        run(build(llama, plan, jax.devices()[:1]), asked)
+        run(build(llama, plan, jax.devices()[:1]), assignment)
         writer.end_attempt("finished")
         writer.end_run("succeeded")
     eventually(lambda: Recorder({}).record(writer.journal).problem is None, 120)
@@ -129,7 +129,7 @@ def check(storage: Path, steps: int) -> None:
     for name in (metrics.LOSS, metrics.STEP_TIME):
         query = "SELECT step FROM metrics WHERE key = ? ORDER BY step"
         assert [at for [at] in rows(storage, query, name)] == list(range(steps)), name
-    assert doubled(storage) == []
+    assert duplicate_points(storage) == []
     print(f"{steps:,} steps recorded: 0 missing, 0 doubled")
 
 

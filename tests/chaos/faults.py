@@ -19,8 +19,8 @@ from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Attempt, Run, TimedStep
 from orchestrator.types.spec import CheckpointOptions, Pods, RetryLimits, RunOptions, Spec
-from tests.asks import TINY, spec_of
 from tests.clusters import variable
+from tests.example_specs import TINY, spec_of
 
 LIMIT_S = 900.0  # on a machine that does other work too
 POLL_S = 0.1
@@ -30,7 +30,7 @@ def small_spec(
     pods: Pods, *, chip: str = "v5e", topology: str = "1x1", hang_limit_s: float = 40.0
 ) -> Spec:
     """A spec whose steps take milliseconds, saved every fifth step."""
-    asked = spec_of(
+    spec = spec_of(
         TINY, chip=chip, topology=topology, pods=pods.max, sequences=24, length=64, tolerance=0.0
     )
     options = RunOptions(
@@ -38,7 +38,7 @@ def small_spec(
         hang_limit_s=hang_limit_s,
         retries=RetryLimits(failures=3, preemptions=3),
     )
-    return replace(asked, resources=replace(asked.resources, pods=pods), run=options)
+    return replace(spec, resources=replace(spec.resources, pods=pods), run=options)
 
 
 @dataclass
@@ -55,8 +55,8 @@ class Emulated:
         """Wait until something holds of the run; fail when it ends without, or in no time."""
         deadline = time.monotonic() + limit_s
         while not holds(run := self.run()):
-            told = self.cluster.next_event(POLL_S)
-            assert not (told and told.error), told
+            event = self.cluster.next_event(POLL_S)
+            assert not (event and event.error), event
             assert run.ended_at_s is None or holds(self.run()), (
                 run.state,
                 run.detail,

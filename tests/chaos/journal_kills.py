@@ -53,11 +53,11 @@ class Death:
 
 def life(storage: Path, ack: Callable[[str], None]) -> None:
     """A run from its submission to its end; each thing that was written is acknowledged."""
-    found = journal.create_run(storage, run_request(), "it").journal
+    run_journal = journal.create_run(storage, run_request(), "it").journal
     ack("created")
-    writer = journal.claim_run(found)
+    writer = journal.claim_run(run_journal)
     ack("claimed")
-    journal.track(found, TRACKING)
+    journal.track(run_journal, TRACKING)
     ack("tracked")
     writer.record_pending(reason("no slice is free", "waiting_for_slices"))
     ack("pending")
@@ -65,7 +65,7 @@ def life(storage: Path, ack: Callable[[str], None]) -> None:
     writer.end_attempt("preemption", error="slice 0 is gone", first_dead_rank=0)
     ack("ended 1")
     attempt(writer, range(2, 5), ack)
-    journal.request_cancel(found)
+    journal.request_cancel(run_journal)
     ack("asked")
     writer.record_stopping(reason("somebody asked", "cancel_requested"))
     ack("stopping")
@@ -141,13 +141,13 @@ def doomed(
 
 def judge_life(storage: Path, acknowledged: set[str]) -> Iterator[str]:
     """What is wrong with a journal whose writer was killed."""
-    found = journal.list_journals(storage)
-    if not found:
+    journals = journal.list_journals(storage)
+    if not journals:
         if acknowledged:
             yield f"nothing is left, after {sorted(acknowledged)}"
         return
-    run = found[0].run()
-    lost = acknowledged - told_by(found[0], run)
+    run = journals[0].run()
+    lost = acknowledged - facts_of(journals[0], run)
     if lost:
         yield f"forgot {sorted(lost)}"
     yield from map(str, run.problems)
@@ -155,36 +155,36 @@ def judge_life(storage: Path, acknowledged: set[str]) -> Iterator[str]:
     expected = {"submitted"} if run.driver is None else {"lost", "cancelled"}
     if run.state not in expected:
         yield f"is {run.state}, against {expected}"
-    yield from second_life(found[0], run)
+    yield from second_life(journals[0], run)
 
 
-def told_by(found: Journal, run: Run) -> set[str]:
+def facts_of(run_journal: Journal, run: Run) -> set[str]:
     """What a journal still knows, in the words in which it was acknowledged."""
-    told = {"created"}
-    told |= {"claimed"} if run.driver else set()
-    told |= {"tracked"} if run.tracking == TRACKING else set()
-    told |= {"pending"} if (found.paths.events / "000003.json").exists() else set()
-    told |= {"asked"} if run.cancel_requested_at_s else set()
-    told |= {"stopping"} if (found.paths.events / "000007.json").exists() else set()
-    told |= {"concluded"} if run.ended_at_s else set()
+    facts = {"created"}
+    facts |= {"claimed"} if run.driver else set()
+    facts |= {"tracked"} if run.tracking == TRACKING else set()
+    facts |= {"pending"} if (run_journal.paths.events / "000003.json").exists() else set()
+    facts |= {"asked"} if run.cancel_requested_at_s else set()
+    facts |= {"stopping"} if (run_journal.paths.events / "000007.json").exists() else set()
+    facts |= {"concluded"} if run.ended_at_s else set()
     for one in run.attempts:
-        told |= {f"began {one.number}"}
-        told |= {f"ended {one.number}"} if one.ended_at_s else set()
-        steps = journal.StepReader(found.path, one.number).read()
-        told |= {f"step {one.number} {timed.step.index}" for timed in steps}
-    return told
+        facts |= {f"began {one.number}"}
+        facts |= {f"ended {one.number}"} if one.ended_at_s else set()
+        steps = journal.StepReader(run_journal.path, one.number).read()
+        facts |= {f"step {one.number} {timed.step.index}" for timed in steps}
+    return facts
 
 
-def second_life(found: Journal, before: Run) -> Iterator[str]:
+def second_life(run_journal: Journal, before: Run) -> Iterator[str]:
     """What keeps a second writer from bringing the run to its end."""
-    writer = journal.claim_run(found, resumes=before.driver is not None)
+    writer = journal.claim_run(run_journal, resumes=before.driver is not None)
     number = writer.start_attempt(tiny_plan())
     if number != len(before.attempts) + 1:
         yield f"the next attempt is {number}, after {len(before.attempts)}"
-    write_steps(found.path, number, range(before.steps_done, before.steps_done + 2))
+    write_steps(run_journal.path, number, range(before.steps_done, before.steps_done + 2))
     writer.end_attempt("finished")
     writer.end_run("succeeded")
-    run = found.run()
+    run = run_journal.run()
     if run.state != "succeeded" or run.problems or run.attempts[:-1] != before.attempts:
         yield f"went on to {run.state} with {run.problems}"
 

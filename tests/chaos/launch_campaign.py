@@ -92,12 +92,12 @@ def kill_supervisor(run: Emulated, _attempt: int, _rank: int) -> None:
 
 def processes(run: Emulated, word: str) -> list[int]:
     """The processes of the run's cluster with that word in their command."""
-    found = []
+    planned = []
     for pid in process_tree.marked(run.cluster.mark):
         with suppress(psutil.Error):
             if word in " ".join(psutil.Process(pid).cmdline()):
-                found.append(pid)
-    return found
+                planned.append(pid)
+    return planned
 
 
 FAULTS = (
@@ -233,17 +233,17 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path)
-    asked = parser.parse_args()
-    folder = asked.folder or Path(tempfile.mkdtemp(prefix="orch-chaos-"))
-    on_two_hosts = asked.faults // 5
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="orch-chaos-"))
+    on_two_hosts = options.faults // 5
     struck: list[Struck] = []
     try:
         for shape, faults in (
-            (ONE_HOST, asked.faults - on_two_hosts),
+            (ONE_HOST, options.faults - on_two_hosts),
             (TWO_HOSTS, on_two_hosts),
         ):
             print(f"on slices of {' '.join(shape)}", flush=True)
-            print(campaign(folder / shape[0], shape, faults, asked.seed, struck), flush=True)
+            print(campaign(folder / shape[0], shape, faults, options.seed, struck), flush=True)
     finally:
         print(f"\n{table(struck)}\n")
     print("nothing lost")

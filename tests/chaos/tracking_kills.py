@@ -21,7 +21,7 @@ from orchestrator.journal import Journal
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.recorder import Recorder
-from tests.records import doubled, place, points, rows, whole
+from tests.records import destination_in, duplicate_points, finished_run, points, rows
 
 STEPS = 12
 
@@ -61,7 +61,7 @@ def faults(folder: Path, at: str) -> list[str]:
         for name in (metrics.LOSS, metrics.STEP_TIME, metrics.MFU_PREDICTED)
         if [step for step, _ in points(folder, name)] != list(range(STEPS))
     ]
-    if twice := doubled(folder):
+    if twice := duplicate_points(folder):
         found.append(f"{at}: doubled {twice}")
     active = rows(folder, "SELECT status FROM runs WHERE lifecycle_stage = 'active'")
     if active != [("FINISHED",)]:
@@ -74,7 +74,7 @@ def faults(folder: Path, at: str) -> list[str]:
 def main(folder: Path, database: Path) -> None:
     warnings.simplefilter("ignore")
     shutil.copy(database, folder / "mlflow.db")
-    Store(place(folder))  # what takes seconds is loaded once, for every child
+    Store(destination_in(folder))  # what takes seconds is loaded once, for every child
 
     deaths, wrong, deadly, ended = 0, list[str](), 0, False
     while not ended:
@@ -82,7 +82,7 @@ def main(folder: Path, database: Path) -> None:
         here = folder / str(deadly)
         here.mkdir()
         shutil.copy(database, here / "mlflow.db")
-        run = whole(here, steps=STEPS)
+        run = finished_run(here, steps=STEPS)
         ended = in_child(lambda: recorder(run, deadly))  # noqa: B023  at once
         deaths += not ended
         in_child(lambda: recorder(run, 10**9))  # noqa: B023  at once
