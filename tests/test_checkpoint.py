@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from orchestrator.errors import CheckpointFailed
 from tests.conftest import ROOT
-from trainers.checkpoint import checksums
+from trainers.checkpoint import step_folders
 from trainers.checkpoint.checkpoints import Checkpoints
 
 Tree = Any
@@ -146,7 +146,7 @@ def test_a_flipped_byte_in_any_file_is_found_or_harmless(tmp_path: Path) -> None
         folder = tmp_path / "copy"
         shutil.copytree(tmp_path / "good", folder)
         flip_a_byte(folder / "20" / name)
-        harmless = Path(name).name in checksums.NOT_SUMMED - {checksums.FILE_NAME}
+        harmless = Path(name).name in step_folders.NOT_SUMMED - {step_folders.CHECKSUMS}
         assert_restores(folder, *([20] if harmless else [10, 20]))
         found += [] if harmless else [name]
         shutil.rmtree(folder)
@@ -169,8 +169,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "torn": (lambda step: os.truncate(a_data_file(step), 10), "has sha256"),
     "missing": (lambda step: a_data_file(step).unlink(), "cannot be read: No such file"),
     "added": (lambda step: (step / "d" / "zz").write_bytes(b"x"), "d/zz is not in sha256.json"),
-    "no sums": (lambda step: (step / checksums.FILE_NAME).unlink(), "sha256.json is missing"),
-    "bad sums": (lambda step: (step / checksums.FILE_NAME).write_text("{"), "cannot be read"),
+    "no sums": (lambda step: (step / step_folders.CHECKSUMS).unlink(), "sha256.json is missing"),
+    "bad sums": (lambda step: (step / step_folders.CHECKSUMS).write_text("{"), "cannot be read"),
 }
 
 

@@ -15,7 +15,7 @@ from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.types import codec
 from orchestrator.types.plan import Forecast, Plan
 from orchestrator.types.spec import MeshRequest, Precision
-from tests.asks import TINY, spec_of
+from tests.example_specs import TINY, spec_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,7 +66,7 @@ def test_every_line_names_a_source_that_exists(four_pods: Plan) -> None:
         assert set(line.sources) <= set(known), line.name
 
 
-def test_mesh_axes_say_where_they_lie(four_pods: Plan) -> None:
+def test_mesh_axes_have_their_torus_axes(four_pods: Plan) -> None:
     """Spans multiply to the axis, and all axes together fill the slice."""
     for axis in four_pods.axes:
         if axis.name != "pods":
@@ -94,7 +94,7 @@ def test_gradients_cross_pods_once_a_step() -> None:
     assert only.bytes_per_step > 2 * gradients * 3 / 4, "leaves are filled up to whole tiles"
 
 
-def test_the_digest_is_of_what_will_be_done() -> None:
+def test_the_digest_is_of_what_will_run() -> None:
     """Names, prices and overrides do not change it; meshes, models and compiler options do."""
     spec = spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)
     plan = make_plan(spec)
@@ -125,7 +125,7 @@ def test_the_same_bytes_whatever_the_process(seed: str, four_pods: Plan) -> None
     """Hash seeds and locales leave no trace."""
     code = (
         "import sys; sys.path.insert(0, '.');"
-        "from tests.asks import spec_of; from orchestrator.plan.planner import make_plan;"
+        "from tests.example_specs import spec_of; from orchestrator.plan.planner import make_plan;"
         "from orchestrator.types import codec;"
         "sys.stdout.buffer.write(codec.to_json(make_plan(spec_of())))"
     )
@@ -147,23 +147,23 @@ def test_alternatives_are_other_meshes_and_no_better(four_pods: Plan) -> None:
     assert min(costs) >= costs[0] / 1.01
 
 
-def test_it_warns_of_what_cannot_be_rented(four_pods: Plan) -> None:
+def test_a_plan_warns_of_slices_that_cannot_be_rented(four_pods: Plan) -> None:
     """Four whole v5p pods exceed both the largest slice and Multislice."""
     text = " ".join(four_pods.warnings)
     assert "6,144" in text
     assert "18,432" in text
 
 
-def test_it_warns_of_a_batch_that_uses_up_the_tokens() -> None:
+def test_a_plan_warns_of_a_batch_that_uses_up_the_tokens() -> None:
     """Nine steps fit, and are no training."""
     spec = spec_of(sequences=4_000_000, length=4096, topology="4x4x8", pods=1, tokens=10**11)
-    [said] = [one for one in make_plan(spec).warnings if "tokens are used up" in one]
-    assert "used up in 7 steps, too few" in said
+    [text] = [one for one in make_plan(spec).warnings if "tokens are used up" in one]
+    assert "used up in 7 steps, too few" in text
     fewer = replace(spec.experiment, batch=replace(spec.experiment.batch, sequences=1024))
     assert not any("used up" in one for one in make_plan(replace(spec, experiment=fewer)).warnings)
 
 
-def test_it_warns_of_a_run_that_lasts_for_years() -> None:
+def test_a_plan_warns_of_a_run_that_lasts_for_years() -> None:
     """70B on 64 chips; on four pods, not a word."""
     slow = make_plan(spec_of(topology="4x4x4", pods=1))
     days = slow.forecast.days.expected
@@ -174,7 +174,7 @@ def test_it_warns_of_a_run_that_lasts_for_years() -> None:
 
 
 def test_the_books_precision_is_a_choice_with_a_warning() -> None:
-    """bf16 parameters halve their line, and the plan says what that costs."""
+    """bf16 parameters halve their line, and the plan warns of their cost."""
     book = Precision(parameters="bf16")
     plan = make_plan(spec_of(precision=book, mesh=MeshRequest(data=35, fsdp=8, tensor=8)))
     ours = make_plan(spec_of(mesh=MeshRequest(data=35, fsdp=8, tensor=8)))
@@ -214,7 +214,7 @@ def test_every_chip_can_be_planned_for(chip: str) -> None:
 
 
 def test_copied_kv_heads_have_their_own_lines() -> None:
-    """tensor 16 on 8 kv heads: each is held twice, and both ledgers say what that costs."""
+    """tensor 16 on 8 kv heads: each is on two devices, and both ledgers count it."""
     plan = make_plan(spec_of(mesh=MeshRequest(tensor=16)))
     phase = {line.name: line.value for line in plan.forecast.memory[0].lines}
     times = {line.name: line for line in plan.forecast.time}

@@ -2,12 +2,10 @@
 
 import pytest
 
-from orchestrator.prove.hlo.execution_counts import execution_counts
+from orchestrator.prove.hlo.execution_counts import UnknownTrips, execution_counts, trip_count
 from orchestrator.prove.hlo.op_flops import product_flops
-from orchestrator.prove.hlo.program import HloProgram, program_of
-from orchestrator.prove.hlo.shapes import arrays
+from orchestrator.prove.hlo.program import HloProgram, arrays, program_of
 from orchestrator.prove.hlo.source_lines import SourceLine, trainer_line
-from orchestrator.prove.hlo.trip_counts import UnknownTrips, trip_count
 from tests.programs import program
 
 

@@ -18,6 +18,7 @@ from trainers.data import pack
 from trainers.data.batch_source import batch_source
 from trainers.data.synthetic import Synthetic
 from trainers.data.tokens import ShuffledWindows, TokenSet
+from trainers.file_digest import file_digest
 
 COUNTING = pack.Tokenizer(name="counting", vocab=1 << 20)
 
@@ -280,7 +281,7 @@ def test_a_manifest_is_plain_json(tmp_path: Path) -> None:
         "shards": [
             {
                 "file": "tokens-00000.bin",
-                "sha256": manifests.sha256_of(path.parent / "tokens-00000.bin"),
+                "sha256": file_digest(path.parent / "tokens-00000.bin"),
                 "tokens": 10,
             }
         ],

@@ -18,9 +18,8 @@ from orchestrator.types.run import Outcome, Startup, Step
 from orchestrator.types.spec import CheckpointOptions
 from trainers.checkpoint.checkpoints import Checkpoints
 from trainers.contract import Program, build, load, place
-from trainers.data.batch_source import BatchSource, batch_source
+from trainers.data.batch_source import BatchSource, DataProgress, ResumedData, batch_source
 from trainers.data.prefetch import Prefetched
-from trainers.data.resume import DataProgress, ResumedData
 from trainers.meter import Meter
 from trainers.multihost import StopVote, barrier
 from trainers.xprof_trace import XprofTrace

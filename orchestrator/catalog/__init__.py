@@ -1,13 +1,11 @@
 """Chips and models as data; every number names its source. It imports `types` alone."""
 
-from orchestrator.catalog.availability import hosts, schedulable
-from orchestrator.catalog.chip import Chip, Quantity, Topology
-from orchestrator.catalog.chip_files import chip, chip_of, chips, defined
+from orchestrator.catalog.chip import Chip, Quantity, Topology, chip, chip_of, chips, defined
 from orchestrator.catalog.efficiency import Efficiency, LearnedConstant, Reach, efficiency, reach
 from orchestrator.catalog.networks import model, model_source, models
 from orchestrator.catalog.published_figures import figures, questions
 from orchestrator.catalog.sources import sources
-from orchestrator.catalog.topologies import topologies, topology
+from orchestrator.catalog.topologies import hosts, schedulable, topologies, topology
 
 __all__ = [
     "Chip",

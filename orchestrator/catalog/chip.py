@@ -1,11 +1,15 @@
-"""What a chip and a slice are, as the rest of the program sees them."""
+"""Chips and slices as types, and the chips that the catalog's TOML files define, one each."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Annotated, Any, Protocol
 
+import msgspec
 from msgspec import Meta
 
+from orchestrator.catalog.tables import FOLDER, table
+from orchestrator.errors import UnknownName
 from orchestrator.types.spec import COMPUTED
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -137,3 +141,32 @@ class Topology:
 
     def __str__(self) -> str:
         return "x".join(map(str, self.shape))
+
+
+# --- the files
+
+
+@cache
+def chips() -> tuple[str, ...]:
+    """The names of all chips: those of the files."""
+    return tuple(sorted(path.stem for path in (FOLDER / "chips").glob("*.toml")))
+
+
+@cache
+def chip(name: str) -> Chip:
+    """One chip of the catalog, by its exact name."""
+    if name not in chips():
+        raise UnknownName("chip", name, list(chips()))
+    return defined(name, table(f"chips/{name}.toml"))
+
+
+def chip_of(resources: NamesChip) -> Chip:
+    """The chip of a spec's resources or of a plan."""
+    if resources.chip_definition is None:
+        return chip(resources.chip)
+    return defined(resources.chip, resources.chip_definition)
+
+
+def defined(name: str, definition: dict[str, Any]) -> Chip:
+    """The chip that the content of a file defines."""
+    return msgspec.convert({**definition, "name": name}, Chip)

@@ -1,4 +1,4 @@
-"""Which slices of a chip exist, what they are called, which of their axes close."""
+"""Which slices of a chip exist, their names and closed axes, and which ones Google Cloud rents."""
 
 import re
 from functools import cache
@@ -129,3 +129,39 @@ def _examples(chip: Chip) -> list[str]:
 
 def _text(shape: Shape) -> str:
     return "x".join(map(str, shape))
+
+
+# --- slices of Google Cloud: fewer than exist
+
+
+def schedulable(chip: Chip, topology: Topology, pods: int) -> tuple[str, ...]:
+    """Why so many slices of that topology cannot be rented; empty if they can be."""
+    return tuple(filter(None, (_one_slice(chip, topology), _multislice(chip, topology, pods))))
+
+
+def hosts(chip: Chip, topology: Topology) -> int:
+    """The number of hosts of one slice; each has one process."""
+    if topology.chips <= chip.single_host_chips:
+        return 1
+    return topology.chips // chip.chips_per_host
+
+
+def _one_slice(chip: Chip, topology: Topology) -> str | None:
+    most = prod(chip.largest_slice)
+    if topology.chips <= most:
+        return None
+    shape = "x".join(map(str, chip.largest_slice))
+    return (
+        f"Google Cloud schedules at most {most:,} {chip.name} chips as one slice ({shape});"
+        f" {topology} is {topology.chips:,}"
+    )
+
+
+def _multislice(chip: Chip, topology: Topology, pods: int) -> str | None:
+    chips = topology.chips * pods
+    if chip.multislice_chips is None or chips <= chip.multislice_chips.value:
+        return None
+    return (
+        f"Google Cloud joins at most {chip.multislice_chips.value:,.0f} {chip.name} chips by"
+        f" Multislice; {pods} x {topology} is {chips:,}"
+    )

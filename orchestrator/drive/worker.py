@@ -33,7 +33,7 @@ def work(args: WorkerArgs, rank: int) -> None:
 
 
 def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
-    from trainers.data.resume import DataProgress  # noqa: PLC0415  the driver itself needs no JAX
+    from trainers.data.batch_source import DataProgress  # noqa: PLC0415  the driver itself needs no JAX
     from trainers.loop import Assignment, train  # noqa: PLC0415
 
     journal = Journal(Path(args.run))

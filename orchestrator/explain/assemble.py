@@ -1,19 +1,28 @@
-"""Puts an explanation together: derivation, published figures, and the plan."""
+"""Puts an explanation together: derivation, published figures, the plan, its expected step."""
 
 from collections.abc import Iterator
 
 from orchestrator import catalog
+from orchestrator.catalog import Efficiency, LearnedConstant
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times
 from orchestrator.explain.derivation import DerivationResult, derive
-from orchestrator.explain.expected_step import expectation
 from orchestrator.explain.formatting import assumed, bound_by, lasting, lasting_between
 from orchestrator.explain.inputs import MFU
 from orchestrator.explain.plan_differences import differences, planned
 from orchestrator.explain.published import published_figures
+from orchestrator.plan.expected import SOURCE
 from orchestrator.plan.flops import MFU_DEFINITION
-from orchestrator.types.explanation import Citation, ExpectedStep, Explanation, QuotedFigures
-from orchestrator.types.plan import Estimate, Plan
+from orchestrator.types.explanation import (
+    Citation,
+    ComputedValue,
+    Constant,
+    ExpectedPart,
+    ExpectedStep,
+    Explanation,
+    QuotedFigures,
+)
+from orchestrator.types.plan import Estimate, LedgerLine, LineKind, Plan
 from orchestrator.types.spec import Spec
 
 SCHEMA = 2
@@ -22,7 +31,6 @@ SCHEMA = 2
 def explain(spec: Spec, mfu: float = MFU) -> Explanation:
     """The book's derivation for a spec, figures published about it, and what the plan does."""
     derived, quotes, plan = derive(spec, mfu), published_figures(spec), planned(spec)
-    served = isinstance(plan, Plan)
     expected = expectation(plan) if isinstance(plan, Plan) else None
     return Explanation(
         schema=SCHEMA,
@@ -40,7 +48,7 @@ def explain(spec: Spec, mfu: float = MFU) -> Explanation:
         plan_digest=plan.digest if isinstance(plan, Plan) else None,
         differences=differences(spec, plan, derived.numbers) if isinstance(plan, Plan) else (),
         expectation=expected,
-        no_plan=None if served else str(plan),
+        no_plan=None if isinstance(plan, Plan) else str(plan),
         sources=cited(derived, quotes, expected),
         summary=summary(derived, plan),
     )
@@ -91,3 +99,49 @@ def likely(days: Estimate) -> tuple[float, float]:
     if days.low is None or days.high is None:
         return days.lower, days.unoverlapped
     return days.low, days.high
+
+
+# --- the expected step, part by part, with the runs behind each constant
+
+
+def expectation(plan: Plan) -> ExpectedStep | None:
+    """The plan's own ledger; None for a chip without learned constants."""
+    efficiency, step_s = catalog.efficiency(plan.chip), plan.forecast.step_s
+    if efficiency is None or step_s.expected is None or step_s.low is None or step_s.high is None:
+        return None
+    constants = learned(efficiency)
+    return ExpectedStep(
+        parts=tuple(part(line, constants) for line in plan.forecast.expected_time),
+        expected_s=step_s.expected,
+        low_s=step_s.low,
+        high_s=step_s.high,
+        spread=efficiency.spread.value,
+        rows=efficiency.spread.rows,
+        source=SOURCE,
+    )
+
+
+def learned(efficiency: Efficiency) -> dict[LineKind, tuple[Constant, ...]]:
+    """The constants in the formulas, by kind of line."""
+    return {
+        "matmul": (constant("share", efficiency.matmul),),
+        "attention": (constant("share", efficiency.attention),),
+        "exposed_collectives": (constant("exposed", efficiency.exposed),),
+        "slice_wait": (
+            constant("wait", efficiency.slice_wait_s),
+            constant("hop", efficiency.slice_hop_s),
+        ),
+        "between_steps": (constant("between", efficiency.between_steps_s),),
+    }
+
+
+def constant(symbol: str, value: LearnedConstant) -> Constant:
+    return Constant(symbol=symbol, unsure=value.unsure, rows=value.rows)
+
+
+def part(line: LedgerLine, constants: dict[LineKind, tuple[Constant, ...]]) -> ExpectedPart:
+    return ExpectedPart(
+        name=line.name,
+        computed=ComputedValue(formula=line.formula, inputs=line.inputs, value=line.value),
+        constants=constants.get(line.kind, ()),
+    )

@@ -59,7 +59,7 @@ def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
 
 
 def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
-    """The same with a profile of the plan's own kind of chip; any other kind is an error."""
+    """The same; a profile of another kind of chip than the plan's is an error."""
     kind, kinds = profile.machine.device_kind, catalog.chip_of(plan).device_kinds
     if kind not in kinds:
         raise SpecError(

@@ -1,7 +1,6 @@
-"""Every collective of a step, once: what one device exchanges with which others.
+"""Every collective of a step: what one device exchanges, with which others, how often.
 
-The ledger of seconds adds them up, a line for each exchange; `messages` lists what the trainer
-sends one by one.
+The ledger of seconds has a line for each exchange; `messages` lists the single messages.
 """
 
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ class Exchange:
         return twice * volume * (self.ways - 1) / self.ways
 
     def collective(self) -> Collective:
-        """The same as the Plan states it."""
+        """The exchange as a value of the Plan."""
         return Collective(
             kind=self.kind,
             axes=self.axes,
@@ -94,7 +93,7 @@ def exchanges(layout: Layout) -> list[Exchange]:
 
 
 def block_passes(layout: Layout) -> Number:
-    """How often a step goes through a block."""
+    """Forward passes of single blocks in a step."""
     return layout.model.layers * layout.microbatches
 
 
@@ -220,7 +219,7 @@ def per_layer(layout: Layout) -> Number:
 
 
 def copied_gradients(layout: Layout) -> tuple[Part, ...]:
-    """Gradients of projections whose kv heads stand on several devices."""
+    """Gradients of projections whose kv heads are copied to several devices."""
     layers, times = reduced_at_a_time(layout)
     size = layers * layout.gradient_bytes / layout.ways(GATHERED)
     weights = [matmul.weight for matmul in layout.copied_matmuls]

@@ -1,7 +1,7 @@
-"""Reads a Hugging Face config.json as a Model. Knows the keys of that format.
+"""Reads a Hugging Face config.json as a Model. This module alone knows the keys of that format.
 
-Only what the trainer computes is let through. A key that nobody here knows may change the model,
-so it is refused by name unless it is null or false.
+It accepts only what the trainer computes. An unknown key may change the model, so it is refused by
+name unless it is null or false.
 """
 
 import json
@@ -44,6 +44,7 @@ OTHER_FAMILIES = {
     "phi3": "its rotary embedding is scaled",
     "gpt2": "it uses LayerNorm and learned positions",
 }
+# Keys of the config → fields of Model.
 SIZES = {
     "num_hidden_layers": "layers",
     "hidden_size": "d_model",
@@ -58,7 +59,7 @@ SIZES = {
 }
 KEYS = {ours: theirs for theirs, ours in SIZES.items()}
 DEFAULTS = {"tie_word_embeddings": False, "rope_theta": 10_000.0, "rms_norm_eps": 1e-6}
-# The one value that the trainer can run, and what it is about the trainer that forbids others.
+# The one value that the trainer can run, and the reason.
 FIXED = {
     "hidden_act": ("silu", "the trainer's MLP is SwiGLU"),
     "attention_bias": (False, "the trainer's attention has no biases"),
@@ -86,7 +87,7 @@ HARMLESS = frozenset(
         "use_cache",
     }
 )
-# The keys that may scale RoPE, and what each is where nothing is scaled.
+# The keys that may scale RoPE, and their values without scaling.
 ROTARY = {"rope_scaling": "null", "rope_parameters": '{"rope_theta": ...}'}
 PLAIN_ROTARY = frozenset({"type", "rope_type", "rope_theta"})
 
@@ -95,7 +96,7 @@ def model_of(path: Path, name: str | None, length: int | None) -> Model:
     """The model of a config.json, for sequences of that length; `SpecProblems` says why not."""
     config = _Config(path)
     family = config.family()
-    config.refuse_what_differs(family, length)
+    config.check_computation(family, length)
     shape = config.shape(family)
     if config.problems:
         raise SpecProblems(config.problems)
@@ -103,7 +104,7 @@ def model_of(path: Path, name: str | None, length: int | None) -> Model:
 
 
 class _Config:
-    """One config.json: its values, the places of its keys, and what is wrong with it."""
+    """One config.json: its values, the places of its keys, and its problems."""
 
     def __init__(self, path: Path) -> None:
         source = read(path)
@@ -115,7 +116,7 @@ class _Config:
             raise SpecProblems(self.problems)
 
     def family(self) -> Family:
-        """Which family it says to be; another one ends the reading."""
+        """The family that it names; `SpecProblems` if the trainer has no such family."""
         named = self.values.get("architectures") or []
         architecture = named[0] if isinstance(named, list) and named else None
         kind = self.values.get("model_type")
@@ -131,7 +132,7 @@ class _Config:
         raise SpecProblems(self.problems)
 
     def shape(self, family: Family) -> dict[str, Any]:
-        """The sizes by our names. Those that are wrong are reported and left out."""
+        """The fields of the Model. Wrong ones are reported and left out."""
         values = DEFAULTS | {k: v for k, v in self.values.items() if k in SIZES and v is not None}
         values |= self._rotary_theta()
         heads = values.get("num_attention_heads")
@@ -144,7 +145,7 @@ class _Config:
         return legal
 
     def _quotient(self, width: Any, heads: Any) -> int | None:
-        """The width of a head that is not given."""
+        """The width of a head, where the config does not have it."""
         if not (type(width) is type(heads) is int and heads > 0):
             return None
         if width % heads:
@@ -169,23 +170,23 @@ class _Config:
         theta = parameters.get("rope_theta") if isinstance(parameters, dict) else None
         return {} if theta is None else {"rope_theta": theta}
 
-    def refuse_what_differs(self, family: Family, length: int | None) -> None:
+    def check_computation(self, family: Family, length: int | None) -> None:
         """Report every key that asks for something that the trainer does not compute."""
         for key, value in self.values.items():
             if key in FIXED and value is not None:
-                self._hold_fixed(key, value)
+                self._check_fixed(key, value)
             elif key in ROTARY:
-                self._hold_plain_rotary(key, value)
+                self._check_rotary(key, value)
             elif key == "layer_types":
-                self._hold_full_attention(value)
+                self._check_layer_types(value)
             elif not self._is_known(key) and value not in (None, False):
                 self._report(key, "config-unknown")
-        self._hold_no_window(self.values.get("sliding_window", family.sliding_window), length)
+        self._check_window(self.values.get("sliding_window", family.sliding_window), length)
 
     def _is_known(self, key: str) -> bool:
         return key in SIZES or key in FIXED or key in HARMLESS or key == "sliding_window"
 
-    def _hold_fixed(self, key: str, value: Any) -> None:
+    def _check_fixed(self, key: str, value: Any) -> None:
         only, why = FIXED[key]
         if value != only:
             fields: dict[str, Any] = {
@@ -195,8 +196,8 @@ class _Config:
             }
             self._report(key, "config-fixed", name=_shown(key), **fields)
 
-    def _hold_plain_rotary(self, key: str, value: Any) -> None:
-        """RoPE whose frequencies are not scaled: absent, or said to be the default."""
+    def _check_rotary(self, key: str, value: Any) -> None:
+        """Report scaled RoPE: anything but null and the default."""
         if value is None:
             return
         rotary = value if isinstance(value, dict) else {"rope_type": value}
@@ -205,14 +206,14 @@ class _Config:
             fields: dict[str, Any] = {"value": _shown(value), "expected": ROTARY[key]}
             self._report(key, "config-rope-scaled", name=key, **fields)
 
-    def _hold_full_attention(self, value: Any) -> None:
+    def _check_layer_types(self, value: Any) -> None:
         kinds = set(map(str, value)) if isinstance(value, list) else {str(value)}
         if kinds - {"full_attention"}:
             value = shortened(", ".join(sorted(kinds)))
             self._report("layer_types", "config-layer-types", value=value)
 
-    def _hold_no_window(self, window: Any, length: int | None) -> None:
-        """A window that no sequence exceeds is none."""
+    def _check_window(self, window: Any, length: int | None) -> None:
+        """Report a sliding window, unless no sequence exceeds it."""
         if window is None or length is None or (type(window) is int and window >= length):
             return
         absent = "" if "sliding_window" in self.values else " (the default of its family)"
@@ -232,7 +233,7 @@ def _shown(value: Any) -> str:
 
 
 def _json(source: SpecText) -> Any:
-    """The values of a JSON text whose places, and depth, are known already."""
+    """The values of a JSON text that was parsed for places before."""
     text = "\n".join(source.lines)
     try:
         return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=str)
@@ -242,5 +243,5 @@ def _json(source: SpecText) -> Any:
 
 
 def _number(text: str) -> Value:
-    """A number; what is none that can be computed with (too large, not a number) stays text."""
+    """A number; one that is too large, or is none, stays text."""
     return as_written(text, {"integer", "number"})

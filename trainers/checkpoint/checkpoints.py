@@ -15,7 +15,7 @@ import msgspec
 
 from orchestrator.errors import CheckpointFailed
 from orchestrator.types.run import SkippedCheckpoint
-from trainers.checkpoint import checksums, state_shapes, summed_orbax
+from trainers.checkpoint import step_folders, summed_orbax
 from trainers.checkpoint.step_folders import StepFolders
 from trainers.multihost import barrier, first_message
 
@@ -97,7 +97,7 @@ class Checkpoints:
         with self._writing(self._saving):
             self._checkpointer.wait_until_finished()
             # Orbax raises an error once and forgets it, so a silent return proves nothing.
-            self._steps.path(self._saving).joinpath(checksums.FILE_NAME).stat()
+            self._steps.path(self._saving).joinpath(step_folders.CHECKSUMS).stat()
         self._saving = None
         if self._primary:
             for step in self._steps.steps()[: -self._keep]:
@@ -135,12 +135,12 @@ class Checkpoints:
     def _fault(self, step: int) -> str | None:
         """What is wrong with a step. Each process verifies its share; all get the result."""
         mine, readers = jax.process_index(), jax.process_count()
-        return first_message(checksums.fault(self._steps.path(step), share=mine, of=readers))
+        return first_message(step_folders.fault(self._steps.path(step), share=mine, of=readers))
 
     def _read(self, step: int, target: Tree) -> Tree:
         path = self._steps.path(step)
-        saved = state_shapes.saved_shapes(self._checkpointer.metadata(path))
-        if differs := state_shapes.difference(saved, state_shapes.shapes_of(target)):
+        saved = summed_orbax.saved_shapes(self._checkpointer.metadata(path))
+        if differs := summed_orbax.difference(saved, summed_orbax.shapes_of(target)):
             raise CheckpointFailed(f"{path}: is of another model or optimizer: {differs}")
         return self._checkpointer.restore(path, args=summed_orbax.Restore(target))
 

@@ -1,4 +1,8 @@
-"""Orbax, with checksums that are written into a step before the step becomes visible."""
+"""Orbax with two checks of its own: checksums, and the shapes of a state.
+
+The checksums are written into a step before the step becomes visible. Shapes are compared before a
+state is restored, because Orbax casts a saved type to the requested one silently.
+"""
 
 import logging
 from pathlib import Path
@@ -8,8 +12,10 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import options
 
-from trainers.checkpoint import checksums
+from trainers.checkpoint.step_folders import write_checksums
 
+Tree = Any
+Shapes = dict[str, str]
 TIMEOUT_S = 600
 # Orbax logs its own steps there; they would hide those of the run.
 logging.getLogger("absl").setLevel(logging.WARNING)
@@ -21,7 +27,7 @@ class Summed(ocp.StandardCheckpointHandler):  # type: ignore[misc]
     def finalize(self, directory: Any) -> None:
         """Complete the hidden directory of a step; Orbax renames it afterwards."""
         super().finalize(directory)
-        checksums.write(Path(directory))
+        write_checksums(Path(directory))
 
 
 @ocp.args.register_with_handler(Summed, for_save=True)
@@ -46,3 +52,34 @@ def checkpointer() -> Any:
         timeout_secs=TIMEOUT_S,
         multiprocessing_options=everyone,
     )
+
+
+# --- shapes of a state
+
+
+def shapes_of(tree: Tree) -> Shapes:
+    """Type and shape of each leaf by its name, as `float32[4, 8]`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {_name(path): _shown(leaf) for path, leaf in leaves}
+
+
+def saved_shapes(metadata: Any) -> Shapes:
+    """The same from Orbax's description of a step, which turns tuples into lists."""
+    return {leaf.name: _shown(leaf) for leaf in jax.tree.leaves(metadata.item_metadata.tree)}
+
+
+def difference(saved: Shapes, expected: Shapes) -> str | None:
+    """The first leaf that differs, as text; None if all are the same."""
+    for name in sorted({*saved, *expected}):
+        was, now = saved.get(name, "absent"), expected.get(name, "absent")
+        if was != now:
+            return f"{name} was {was} when saved, against {now} in the program"
+    return None
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _shown(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"

@@ -1,5 +1,7 @@
-"""What a source of batches promises, and the source of a plan."""
+"""A source of batches: its contract, the source of a plan, and the data of a run that resumes."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -44,3 +46,49 @@ def _manifest_path(plan: Plan) -> Path:
     if plan.data.path is None:
         raise DataUnusable("data.kind is tokens, but data.path names no manifest")
     return Path(plan.data.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataProgress:
+    """How far a run is in its data.
+
+    `sequences`: of the batch that the run began with. `sequences_after(steps)`: how many sequences
+    the run's first steps take together.
+    """
+
+    sequences: int
+    sequences_after: Callable[[int], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumedData:
+    """Batches of `sequences` from `first_step` on; they begin with sequence `first_sequence`.
+
+    A run that continues on fewer pods may need another batch. Its sequences keep the one order that
+    the batches of `source` give them, `source_sequences` in each, and every batch takes the next.
+    """
+
+    source: BatchSource
+    source_sequences: int
+    sequences: int
+    first_step: int
+    first_sequence: int
+
+    @property
+    def digest(self) -> str:
+        """Identity of the text."""
+        return self.source.digest
+
+    def batch(self, step: int, rows: range) -> np.ndarray:
+        """Token ids int32 [rows, length + 1] of some rows of the batch of this step."""
+        start = self.first_sequence + (step - self.first_step) * self.sequences + rows.start
+        pieces = [self.source.batch(*piece) for piece in self._pieces(start, start + len(rows))]
+        return np.concatenate(pieces)
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, range]]:
+        """Sequences from `start` to `stop`, as steps and rows of the source."""
+        while start < stop:
+            step, row = divmod(start, self.source_sequences)
+            count = min(stop - start, self.source_sequences - row)
+            yield step, range(row, row + count)
+            start += count

@@ -1,6 +1,5 @@
 """The manifest of a token set on disk, and checks of its shards."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,6 +9,7 @@ import numpy as np
 
 from orchestrator.errors import DataUnusable
 from orchestrator.types import codec
+from trainers.file_digest import file_digest
 
 FILE_NAME = "manifest.json"
 
@@ -61,18 +61,12 @@ def read(path: Path) -> Manifest:
 def check_contents(path: Path, manifest: Manifest) -> None:
     """Read every shard through and compare its sha256 with the manifest's."""
     for shard in manifest.shards:
-        actual = sha256_of(path.parent / shard.file)
+        actual = file_digest(path.parent / shard.file)
         if actual != shard.sha256:
             raise DataUnusable(
                 f"{path.parent / shard.file}: sha256 is {actual}, against {shard.sha256} in the"
                 " manifest: the shard has changed since it was packed"
             )
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_size(shard: Path, expected_bytes: int) -> None:

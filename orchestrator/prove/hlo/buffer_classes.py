@@ -13,9 +13,7 @@ from functools import cached_property
 
 from orchestrator.prove.hlo.buffer_liveness import LiveBuffer, Peak
 from orchestrator.prove.hlo.dataflow import Dataflow, Value
-from orchestrator.prove.hlo.program import Instruction
-from orchestrator.prove.hlo.shapes import Array
-from orchestrator.prove.hlo.source_lines import trainer_line
+from orchestrator.prove.hlo.program import Array, Instruction
 from orchestrator.types.proof import Buffer
 
 PARAMETERS, OPTIMIZER, STATE, BATCH = "parameters", "optimizer", "other state", "batch"
@@ -87,10 +85,8 @@ class BufferClasses:
         if path := _path(instruction):
             return f"copy of {path}"
         operation = instruction.op_name.rsplit("/", 1)[-1]
-        for place in self.flow.program.sources.stack(instruction.frame):
-            if (line := trainer_line(place)) and operation not in PLUMBING:
-                return f"{line} {operation}"
-        return ""
+        line = self.flow.program.sources.trainer_line(instruction.frame)
+        return f"{line} {operation}" if line and operation not in PLUMBING else ""
 
     def _instruction(self, buffer: LiveBuffer) -> Instruction:
         return self.flow.program.computations[buffer.computation].instructions[buffer.instruction]

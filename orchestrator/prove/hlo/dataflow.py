@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from orchestrator.prove.hlo.program import Computation, HloProgram, Instruction
-from orchestrator.prove.hlo.shapes import Array
+from orchestrator.prove.hlo.program import Array, Computation, HloProgram, Instruction
 
 # They yield their operand, elsewhere in memory or in another shape.
 MOVES = frozenset(

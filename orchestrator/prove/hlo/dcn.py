@@ -19,9 +19,7 @@ from orchestrator.prove.hlo.logical_collectives import (
     SCATTER,
     sent_bytes,
 )
-from orchestrator.prove.hlo.program import Instruction
-from orchestrator.prove.hlo.shapes import Array
-from orchestrator.prove.hlo.source_lines import trainer_line
+from orchestrator.prove.hlo.program import Array, Instruction
 
 MEGASCALE = "xla_megascale_runtime"
 KINDS = {"ALL_REDUCE": REDUCE, "ALL_GATHER": GATHER, "REDUCE_SCATTER": SCATTER}
@@ -92,11 +90,7 @@ def _places(flow: Dataflow, sent: Value) -> list[str]:
 
 
 def _line(flow: Dataflow, instruction: Instruction) -> str:
-    """The innermost line of the trainer that an instruction comes from."""
-    for place in flow.program.sources.stack(instruction.frame):
-        if line := trainer_line(place):
-            return line
-    return ""
+    return flow.program.sources.trainer_line(instruction.frame)
 
 
 def _is_in_backward(flow: Dataflow, sent: Value) -> bool:

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from orchestrator.prove.hlo.program import Instruction
+from orchestrator.prove.hlo.program import Instruction, numbers
 
 LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -37,7 +37,7 @@ def first_group(collective: Instruction, partitions: int) -> tuple[int, ...]:
     if counted := COUNTED.search(collective.rest):
         return _counted(*counted.groups())
     listed = LISTED.search(collective.rest)
-    return _numbers(listed[1]) if listed else tuple(range(partitions))
+    return numbers(listed[1]) if listed else tuple(range(partitions))
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,9 @@ def _chain(text: str) -> Chain:
 
 def _counted(shape: str, counted: str, order: str | None) -> tuple[int, ...]:
     """`[groups, size]<=[a, b]T(1, 0)`: an iota of a x b, transposed, cut into groups."""
-    sizes = _numbers(counted)
+    sizes = numbers(counted)
     iota = np.arange(prod(sizes)).reshape(sizes)
     if order:
-        iota = iota.transpose(_numbers(order))
-    groups = iota.reshape(_numbers(shape))
+        iota = iota.transpose(numbers(order))
+    groups = iota.reshape(numbers(shape))
     return tuple(int(partition) for partition in groups[0])
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))

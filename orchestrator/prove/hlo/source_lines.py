@@ -41,6 +41,10 @@ class SourceTables:
             frame = parent - 1 if parent > 1 else None
         return places
 
+    def trainer_line(self, frame: int | None) -> str:
+        """The innermost line of the trainer that led to an instruction; empty if there is none."""
+        return next(filter(None, map(trainer_line, self.stack(frame))), "")
+
 
 def trainer_line(place: SourceLine) -> str:
     """`trainers/llama/collectives.py:62 (reduced)`; empty for a line of a library or of orch."""
@@ -59,7 +63,7 @@ def _trainer_path(file: str) -> str:
 
 
 def source_tables(lines: list[str]) -> SourceTables:
-    """The tables, which stand before the first computation."""
+    """The tables, which come before the first computation."""
     rows: dict[str, list[str]] = {table: [] for table in TABLES}
     table = None
     for line in lines[1:]:
@@ -72,8 +76,11 @@ def source_tables(lines: list[str]) -> SourceTables:
     return SourceTables(
         files=_names(rows["FileNames"]),
         functions=_names(rows["FunctionNames"]),
-        locations={int(i): (int(a), int(b), int(c)) for i, a, b, c in _found(LOCATION, rows, 2)},
-        frames={int(i): (int(a), int(b)) for i, a, b in _found(FRAME, rows, 3)},
+        locations={
+            int(i): (int(a), int(b), int(c))
+            for i, a, b, c in _groups(LOCATION, rows["FileLocations"])
+        },
+        frames={int(i): (int(a), int(b)) for i, a, b in _groups(FRAME, rows["StackFrames"])},
     )
 
 
@@ -81,8 +88,5 @@ def _names(lines: list[str]) -> dict[int, str]:
     return {int(match[1]): match[2] for line in lines if (match := NAME.fullmatch(line))}
 
 
-def _found(
-    pattern: re.Pattern[str], rows: dict[str, list[str]], table: int
-) -> list[tuple[str, ...]]:
-    lines = rows[TABLES[table]]
+def _groups(pattern: re.Pattern[str], lines: list[str]) -> list[tuple[str, ...]]:
     return [match.groups() for line in lines if (match := pattern.match(line))]
