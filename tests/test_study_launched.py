@@ -45,7 +45,9 @@ class Cluster:
         monkeypatch.setattr(clusters, "check_cluster", self.check)
         monkeypatch.setattr(clusters, "start_run", self.start)
         monkeypatch.setattr(follow, "follow", self.follow)
-        monkeypatch.setattr(recording, "tracked_at_end", lambda _: Tracked(place="nowhere"))
+        monkeypatch.setattr(
+            recording, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="nowhere")
+        )
 
     def check(
         self, launch: ClusterLaunch, _: Progress, runs: list[tuple[Plan, int]]

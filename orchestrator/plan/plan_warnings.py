@@ -1,7 +1,6 @@
 """The warnings of a plan: what a person should know before paying for it."""
 
 from collections.abc import Iterator
-from math import ceil
 
 from orchestrator import catalog
 from orchestrator.plan.search import SearchRequest, SearchResult
@@ -35,7 +34,7 @@ def trainer_warnings(plan: Plan) -> Iterator[str]:
 
 def few_steps(plan: Plan) -> Iterator[str]:
     """So few steps that the batch may be mistyped."""
-    steps = ceil(plan.tokens / plan.batch.tokens)
+    steps = plan.total_steps
     if steps < FEW_STEPS:
         count = f"{steps} step{'s' * (steps != 1)}"
         advice = "ask for more tokens or a smaller batch"

@@ -100,10 +100,10 @@ def detached_text(key: str, follow_command: str, cancel_command: str) -> str:
     )
 
 
-def launch_result(run: Run, recorded: str, next_command: str) -> Screen:
+def launch_result(run: Run, record: str, next_command: str) -> Screen:
     """Return how the run ended, and where to look."""
     rows = list(why(run))
     if run.recent:
         mfu = f", MFU {percent(run.recent.mfu)}" if run.recent.mfu is not None else ""
         rows.append(("measured", f"{seconds(run.recent.step_s)} a step{mfu}"))
-    return result(run, rows, recorded, next_command)
+    return result(run, rows, record, next_command)

@@ -27,6 +27,8 @@ TROUBLE = {
     "cleared": "the connection is back",
 }
 
+MLFLOW = "mlflow"  # the one tracker whose records `orch ui` shows
+
 
 class ProgressText:
     """Turns events into text. `other_plans` is the command that shows other plans; `detach` is
@@ -101,7 +103,7 @@ class ProgressText:
             case events.TrialContinues(run=run):
                 return (f"  {run.run} is still running; following it again\n",)
             case events.TrialEnded(run=run, tracked=tracked):
-                place = f"  mlflow {tracked_text(run, tracked)}\n"
+                place = f"  {tracked.tracker} {tracked_text(run, tracked)}\n"
                 return place, f"  {run.run}: {run.state}, {run.steps_done} of {run.steps} steps\n\n"
         return ()
 
@@ -177,15 +179,19 @@ def cluster_table(event: events.ClusterReady) -> str:
 
 
 def result_text(event: events.RunEnded) -> str:
-    run, recorded = event.run, tracked_text(event.run, event.tracked)
+    """Return how a run ended, and where its journal and its record are."""
+    run, tracked = event.run, event.tracked
+    record = f"{tracked.tracker:8} {tracked_text(run, tracked)}"
     following = next_run_command(run, run.run, storage_of(run))
     if run.rehearsal:
-        return rehearsal.rehearsal_result(run, event.plan, recorded, following)
-    return launch.launch_result(run, recorded, following)
+        return rehearsal.rehearsal_result(run, event.plan, record, following)
+    return launch.launch_result(run, record, following)
 
 
 def tracked_text(run: Run, tracked: events.Tracked) -> str:
     """Where a run is recorded, and what shows it there."""
     if tracked.problem:
         return f"not recorded yet: {tracked.problem}; orch sync records it"
+    if tracked.tracker != MLFLOW:
+        return tracked.place
     return f"{tracked.place}, shown by {storage_command('ui', storage_of(run))}"

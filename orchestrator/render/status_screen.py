@@ -54,8 +54,10 @@ def facts(status: Status) -> list[Part]:
         ("cluster", status.environment.get("cluster")),
         ("code", code(status)),
         ("journal", status.journal),
-        ("mlflow", tracking(status)),
     ]
+    if status.tracking:
+        record = f"run {status.tracking.run_id} in {status.tracking.uri}"
+        rows.append((status.tracking.tracker, record))
     width = max(len(name) for name, _ in rows)
     return [Table(rows=[(f"{name:{width}}", text) for name, text in rows if text], columns="<w")]
 
@@ -148,12 +150,6 @@ def cancel_request(status: Status) -> str | None:
     if status.cancel_requested_at_s is None:
         return None
     return f"requested {elapsed(status.read_at_s - status.cancel_requested_at_s)} ago"
-
-
-def tracking(status: Status) -> str | None:
-    if status.tracking is None:
-        return None
-    return f"run {status.tracking.run_id} in {status.tracking.uri}"
 
 
 def attempts(status: Status) -> list[Part]:
