@@ -8,7 +8,7 @@ from orchestrator.explain import explain
 from orchestrator.explain.published import quoted
 from orchestrator.types.explanation import Derivation, Explanation, QuotedFigure, Verdict
 from orchestrator.types.spec import Spec
-from tests.asks import spec_of
+from tests.example_specs import spec_of
 
 # Model, chip, topology, pods, sequences, length: every kind of chip, of axis and of answer.
 REQUESTS = {

@@ -22,8 +22,8 @@ from orchestrator.types.run import (
     Submission,
 )
 from orchestrator.types.spec import Spec
-from tests.asks import TINY, spec_of
 from tests.conftest import ROOT
+from tests.example_specs import TINY, spec_of
 
 ME = ProcessIdentity(host="here", pid=7, machine=None, started_s=0.0)
 SUBMITTED = Submitted(

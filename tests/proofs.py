@@ -14,7 +14,7 @@ from orchestrator.prove.compiled import (
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Buffer
 from orchestrator.types.spec import MeshRequest, Spec
-from tests.asks import spec_of
+from tests.example_specs import spec_of
 
 VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
 

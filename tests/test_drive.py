@@ -15,7 +15,7 @@ from orchestrator.launch.ray.slices import heads_of_others, slices_of
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.spec import Pods
-from tests.asks import TINY, spec_of
+from tests.example_specs import TINY, spec_of
 from tests.journals import ME, claimed_run, step, tiny_plan
 from tests.test_journal_heartbeat import beat
 from tests.test_slices import plan_on as sliced

@@ -15,9 +15,9 @@ from orchestrator.launch.backend import find_backend
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
 from orchestrator.types.spec import Pods, RetryLimits, RunOptions, Spec
-from tests.asks import TINY, spec_of
 from tests.clusters import eventually
 from tests.conftest import ROOT
+from tests.example_specs import TINY, spec_of
 from tests.fake_worker import FAILURES, WORKER
 from tests.file_tracker import NAME, FileTracker, read_lines
 from tests.process_backend import ProcessBackend

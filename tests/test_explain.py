@@ -6,7 +6,7 @@ from orchestrator import catalog
 from orchestrator.explain import explain
 from orchestrator.explain.formula import evaluate, symbols
 from orchestrator.types.spec import Precision
-from tests.asks import TINY, spec_of
+from tests.example_specs import TINY, spec_of
 from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for, values_of, verdicts_of
 
 # --- formulas

@@ -11,7 +11,7 @@ from orchestrator.explain.formula import evaluate
 from orchestrator.explain.published import agreement
 from orchestrator.render import explain_screen
 from orchestrator.types.spec import Spec
-from tests.asks import spec_of
+from tests.example_specs import spec_of
 from tests.explanations import explanation_of, quotes_of
 
 BOOK, TRAINING = "scaling-book-llama", "scaling-book-training"

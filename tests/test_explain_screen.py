@@ -17,8 +17,8 @@ from orchestrator.score import PUBLISHED
 from orchestrator.score.published_runs import read
 from orchestrator.types import codec
 from orchestrator.types.explanation import ComputedValue, Explanation
-from tests.asks import spec_of
 from tests.conftest import ROOT, HoldGolden
+from tests.example_specs import spec_of
 from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for
 
 # --- numbers
@@ -227,7 +227,7 @@ def test_the_same_spec_has_the_same_bytes() -> None:
     code = (
         "import sys; from orchestrator.explain import explain;"
         "from orchestrator.types import codec;"
-        "from tests.asks import spec_of;"
+        "from tests.example_specs import spec_of;"
         "sys.stdout.buffer.write(codec.to_json(explain(spec_of(pods=1))))"
     )
     texts = [

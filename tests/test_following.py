@@ -271,7 +271,9 @@ def test_a_resumed_rehearsal_that_never_began_says_whether_it_was_stopped(
         return "why it never began"
 
     monkeypatch.setattr(rehearse, "drive", drive)
-    monkeypatch.setattr(recording, "tracked_at_end", lambda _: Tracked(place="mlflow.db"))
+    monkeypatch.setattr(
+        recording, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="mlflow.db")
+    )
     with pytest.raises(OrchError, match="why it never began") as end:
         resume.resume(writer.journal, tmp_path, None, SubmitOptions())
     assert end.value.exit_code == exit_code

@@ -22,9 +22,9 @@ from orchestrator.launch.ray.slices import emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile
-from tests.asks import TINY, spec_of
 from tests.clusters import child_of, descendants, eventually, listening, variable
 from tests.conftest import ROOT, RunOrch
+from tests.example_specs import TINY, spec_of
 from tests.records import points, rows
 
 ORCH = Path(sys.executable).with_name("orch")

@@ -16,9 +16,9 @@ from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluste
 from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
-from tests.asks import TINY, spec_of
 from tests.clusters import eventually
 from tests.conftest import ROOT
+from tests.example_specs import TINY, spec_of
 
 BIN = Path(sys.executable).parent
 TINY_TWO_PODS = "specs/tiny_2pod.yaml"
@@ -165,7 +165,7 @@ def test_a_cancelled_run_goes_on_with_fewer_pods(four: Standing, tmp_path: Path)
     assert four.orch(*submit).returncode == 0
     eventually(lambda: only_run(tmp_path).steps_done > 3, LIMIT_S)
     again = four.orch(*submit)
-    assert (again.returncode, "run it is there already" in again.stdout) == (0, True), again.stderr
+    assert (again.returncode, "run it already exists" in again.stdout) == (0, True), again.stderr
     assert four.orch("cancel", str(tmp_path / "it")).returncode == 0
     eventually(lambda: only_run(tmp_path).ended_at_s, LIMIT_S)
     stopped = only_run(tmp_path)

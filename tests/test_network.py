@@ -60,9 +60,9 @@ def test_mesh_axes_exchange_what_they_declare() -> None:
     """Over each axis run the collectives of its declaration, and no others."""
     mesh: dict[str, Any] = dict.fromkeys(AXES, 2) | {"tensor": 4}
     plan = plan_of(**mesh, sequences=64)
-    found = exchanges(layout_of(plan, catalog.chip(plan.chip)))
+    sent = exchanges(layout_of(plan, catalog.chip(plan.chip)))
     for axis in MESH_AXES:
-        lines = {one.line for one in found if axis.name in one.axes}
+        lines = {one.line for one in sent if axis.name in one.axes}
         assert lines == set(axis.exchanges), axis.name
 
 

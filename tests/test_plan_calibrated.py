@@ -20,9 +20,9 @@ from orchestrator.render import plan_screen as render
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import Benchmark, ChipProfile, Timing
 from orchestrator.types.plan import Plan
-from tests.asks import TINY, spec_of
 from tests.census import Counted, census
 from tests.conftest import ROOT
+from tests.example_specs import TINY, spec_of
 from tests.profiles import EMPTY, H200, LATENCY_S, PER_S, profile_for, timing_of
 from tests.trainer_plans import plan_of
 from trainers.contract import load
@@ -44,11 +44,11 @@ def layout_of(plan: Plan) -> Any:
 
 def counted(plan: Plan) -> Counter[Counted]:
     """The plan's messages as the census has them: bytes that a device puts in, all axes named."""
-    found = Counter[Counted]()
+    counts = Counter[Counted]()
     for one in messages(layout_of(plan), processes=1):
         into = one.bytes / (one.ways if one.operation == "all-gather" else 1)
-        found[one.operation, one.dtype, traced_axes(plan, one), float(into)] += int(one.calls)
-    return found
+        counts[one.operation, one.dtype, traced_axes(plan, one), float(into)] += int(one.calls)
+    return counts
 
 
 def traced_axes(plan: Plan, one: Message) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def test_every_message_of_the_trainer_is_counted(shape: dict[str, Any]) -> None:
     assert counted(plan) == census(traced.jaxpr)
 
 
-def test_a_forecast_reads_exactly_what_it_asks_for() -> None:
+def test_a_forecast_needs_exactly_the_missing_benchmarks() -> None:
     """With all of it there is a forecast; without any one timing an error names what is missing."""
     plan = plan_of(pods=2, fsdp=2, tensor=2, hosts=2)
     profile = profile_for(plan)
@@ -158,12 +158,12 @@ GPUS = replace(EMPTY, machine=H200)
 
 
 def of_gpus(count: str) -> Plan:
-    asked = spec_of(TINY, chip="h200", topology=count, pods=1, sequences=64, length=128)
-    return make_plan(asked)
+    spec = spec_of(TINY, chip="h200", topology=count, pods=1, sequences=64, length=128)
+    return make_plan(spec)
 
 
 def test_a_chips_own_profile_makes_its_forecast() -> None:
-    """A single device overlaps nothing, so the sum is expected. Bound, peak and price stay."""
+    """A single device overlaps nothing, so the sum is expected. Bound and peak stay."""
     plan = of_gpus("1")
     made = calibrated.with_own_profile(plan, profile_for(plan, H200))
     was, step_s = plan.forecast, made.forecast.step_s
@@ -178,7 +178,17 @@ def test_a_chips_own_profile_makes_its_forecast() -> None:
     assert f"profile {codec.short(made.chip_profile)}" in screen
 
 
-def test_what_several_chips_hide_is_not_known() -> None:
+def test_a_chips_own_profile_keeps_the_price_of_the_spec() -> None:
+    """`dollars_per_chip_hour` of the spec comes before the list price."""
+    spec = spec_of(TINY, chip="h200", topology="1", pods=1, sequences=64, length=128)
+    plan = make_plan(replace(spec, resources=replace(spec.resources, dollars_per_chip_hour=9.0)))
+    made = calibrated.with_own_profile(plan, profile_for(plan, H200))
+    assert made.forecast.dollars_per_chip_hour == 9.0
+    assert made.forecast.dollars is not None
+    assert made.forecast.dollars.lower == pytest.approx(9.0 * made.forecast.chip_hours.lower)
+
+
+def test_the_overlap_of_several_chips_is_unknown() -> None:
     """Eight devices have a time for every group, and no expected step."""
     plan = of_gpus("8")
     benchmarks = [*accelerator_benchmarks(plan.devices), *calibrated.missing(plan, GPUS)]
@@ -198,8 +208,8 @@ def test_a_machines_own_devices_are_measured_in_every_group() -> None:
     assert {one for one in needed if one.group > 1} <= set(benchmarks)
 
 
-def test_a_profile_of_other_chips_is_refused() -> None:
-    """An H200 says nothing of an H100, nor a CPU of either."""
+def test_a_profile_of_other_chips_is_an_error() -> None:
+    """An H200 does not describe an H100, nor a CPU either."""
     plan = of_gpus("1")
     for kind in ("NVIDIA H100 80GB HBM3", "cpu"):
         other = profile_for(plan, replace(H200, device_kind=kind))
@@ -232,7 +242,7 @@ def test_collectives_that_travel_together_share_their_latency() -> None:
 
 
 def test_a_profile_survives_json() -> None:
-    """It is kept as text, and its digest is of that."""
+    """It is stored as JSON, and its digest is of that text."""
     profile = profile_for(plan_of(pods=2, tensor=2, hosts=2))
     read = codec.from_json(codec.to_json(profile), ChipProfile)
     assert codec.digest(read) == codec.digest(profile) != codec.digest(EMPTY)

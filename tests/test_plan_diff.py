@@ -1,4 +1,4 @@
-"""Two plans side by side: what differs, and what that does to every line of their ledgers."""
+"""The difference of two plans: keys, lines of their ledgers, figures."""
 
 import json
 from dataclasses import replace
@@ -9,77 +9,78 @@ import pytest
 from orchestrator.plan.plan_diff import diff_plans
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import plan_diff_screen as render
+from orchestrator.render.formatting import signed_points
 from orchestrator.types.plan_diff import PlanDiff
 from orchestrator.types.spec import Spec
-from tests.asks import TINY, spec_of
 from tests.conftest import RunOrch
+from tests.example_specs import TINY, spec_of
 
 ONE_POD, FOUR_PODS = "specs/llama3_70b_1pod.yaml", "specs/llama3_70b_4pod.yaml"
 
 
-def tiny(**asked: object) -> Spec:
+def tiny(**changes: object) -> Spec:
     """A spec that is planned at once."""
-    fields = {"sequences": 64, "length": 64, "chip": "v5e", "topology": "2x2", "pods": 2} | asked
+    fields = {"sequences": 64, "length": 64, "chip": "v5e", "topology": "2x2", "pods": 2} | changes
     return spec_of(TINY, **fields)  # type: ignore[arg-type]
 
 
-def held(first: Spec, second: Spec) -> PlanDiff:
-    """The plans of two specs, side by side."""
+def diff_of(first: Spec, second: Spec) -> PlanDiff:
+    """The difference between the plans of two specs."""
     return diff_plans((first, second), (make_plan(first), make_plan(second)))
 
 
 @pytest.mark.parametrize("unit", ["memory", "time"])
 def test_the_lines_of_each_side_add_up_to_its_forecast(unit: str) -> None:
-    """No line of either ledger is lost or told twice."""
+    """No line of either ledger is lost or counted twice."""
     specs = (tiny(), tiny(pods=4, chip="v5p", topology="2x2x1"))
-    found = held(*specs)
+    diff = diff_of(*specs)
     for side, spec in zip(("first", "second"), specs, strict=True):
         forecast = make_plan(spec).forecast
         if unit == "time":
-            seconds = [getattr(line, side) or 0.0 for line in found.time]
+            seconds = [getattr(line, side) or 0.0 for line in diff.time]
             assert isclose(sum(seconds), forecast.step_s.unoverlapped)
             continue
         for phase in forecast.memory:
-            lines = [line for line in found.memory if line.part == phase.name]
+            lines = [line for line in diff.memory if line.part == phase.name]
             values = {line.name: getattr(line, side) or 0.0 for line in lines}
             assert values.pop("sum") == phase.bytes
             assert isclose(sum(values.values()), phase.bytes)
 
 
-def test_what_is_asked_and_what_is_decided_stand_apart() -> None:
-    """Pods are asked; chips, and how the batch is split, follow."""
-    found = held(tiny(), tiny(pods=4))
-    asked = {pair.key: (pair.first, pair.second) for pair in found.requested}
-    decided = {pair.key: (pair.first, pair.second) for pair in found.decided}
-    assert asked == {"resources.pods": (2, 4)}
+def test_requested_and_decided_keys_are_listed_apart() -> None:
+    """Pods are requested; the plan decides the chips and how the batch is split."""
+    diff = diff_of(tiny(), tiny(pods=4))
+    requested = {pair.key: (pair.first, pair.second) for pair in diff.requested}
+    decided = {pair.key: (pair.first, pair.second) for pair in diff.decided}
+    assert requested == {"resources.pods": (2, 4)}
     assert decided["chips"] == (8, 16)
     assert decided["mesh.pods"] == (2, 4)
-    assert not asked.keys() & decided.keys()
+    assert not requested.keys() & decided.keys()
 
 
-def test_a_plan_beside_itself_differs_in_nothing() -> None:
-    """No key, no line and no figure moves, and the screen does not pretend otherwise."""
-    found = held(tiny(), tiny())
-    assert (found.requested, found.decided) == ((), ())
-    assert all(line.first == line.second for line in (*found.memory, *found.time))
-    assert all(pair.first == pair.second for pair in found.figures)
-    assert "Both are one plan; its figures are the same" in render.plan_diff_screen(found, "x")
+def test_a_plan_does_not_differ_from_itself() -> None:
+    """No key, line or figure differs, and the screen says that both are one plan."""
+    diff = diff_of(tiny(), tiny())
+    assert (diff.requested, diff.decided) == ((), ())
+    assert all(line.first == line.second for line in (*diff.memory, *diff.time))
+    assert all(pair.first == pair.second for pair in diff.figures)
+    assert "Both are one plan; its figures are the same" in render.plan_diff_screen(diff, "x")
 
 
-def test_another_price_moves_dollars_and_nothing_else() -> None:
+def test_another_price_changes_dollars_and_nothing_else() -> None:
     """The same program on the same chips is one plan, whatever it costs."""
     first = tiny()
     dear = replace(first, resources=replace(first.resources, dollars_per_chip_hour=99.0))
-    found = held(first, dear)
-    moved = {pair.key for pair in found.figures if pair.first != pair.second}
+    diff = diff_of(first, dear)
+    changed = {pair.key for pair in diff.figures if pair.first != pair.second}
     of_dollars = {f"dollars.{at}" for at in ("lower", "low", "expected", "high", "unoverlapped")}
-    assert moved == of_dollars | {"dollars_per_chip_hour"}
-    assert found.plans[0].digest == found.plans[1].digest
-    assert "its figures differ" in render.plan_diff_screen(found, "x")
+    assert changed == of_dollars | {"dollars_per_chip_hour"}
+    assert diff.plans[0].digest == diff.plans[1].digest
+    assert "its figures differ" in render.plan_diff_screen(diff, "x")
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "said"),
+    ("first", "second", "text"),
     [
         (1, 1, "same"),
         (0, 2, "new"),
@@ -90,54 +91,56 @@ def test_another_price_moves_dollars_and_nothing_else() -> None:
         (1, 3, "x 3"),
     ],
 )
-def test_a_change_reads_as_people_say_it(first: float, second: float, said: str) -> None:
+def test_a_change_is_a_percentage_or_a_multiple(first: float, second: float, text: str) -> None:
     """Percent while it is small, a multiple when it is not."""
-    assert render.change(first, second) == said
+    assert render.change(first, second) == text
 
 
 def test_a_short_training_is_in_a_unit_that_shows_digits() -> None:
     """Days of a tiny one would need an exponent."""
     spec = tiny()
     short = replace(spec, experiment=replace(spec.experiment, tokens=10**6))
-    screen = render.plan_diff_screen(held(short, tiny()), "x")
+    screen = render.plan_diff_screen(diff_of(short, tiny()), "x")
     rows = [row for row in screen.splitlines() if row.startswith("    all tokens")]
     assert len(rows) == 3
     assert all(" ms  " in row or " s  " in row for row in rows)
 
 
-def test_points_of_mfu_that_do_not_show_have_no_sign() -> None:
-    """A move that rounds to nothing is no loss."""
-    assert render.points(0.4, 0.39996) == "0.0 points"
-    assert render.points(0.4, 0.38) == "-2.0 points"
+def test_points_that_round_to_zero_have_no_sign() -> None:
+    """A change too small to show is neither a gain nor a loss."""
+    assert signed_points(-0.00004) == "0.0 points"
+    assert signed_points(-0.02) == "-2.0 points"
 
 
 def test_without_runs_of_a_chip_the_verdict_spans_both_figures() -> None:
-    """What nothing is expected of is told from the lower bound to nothing overlapped."""
-    found = held(tiny(), tiny(pods=4))
-    assert "as fast and costs 2 times as much" in render.verdict(found)
-    untold = replace(found, figures=tuple(p for p in found.figures if "expected" not in p.key))
-    low, high = render.ratios(untold, "tokens_per_s")
+    """Without an estimate, it goes from the lower bound to no overlap."""
+    diff = diff_of(tiny(), tiny(pods=4))
+    assert "as fast and costs 2 times as much" in render.verdict(diff)
+    without_estimate = replace(
+        diff, figures=tuple(p for p in diff.figures if "expected" not in p.key)
+    )
+    low, high = render.ratios(without_estimate, "tokens_per_s")
     assert low < high
-    assert len(render.ratios(found, "tokens_per_s")) == 1
+    assert len(render.ratios(diff, "tokens_per_s")) == 1
 
 
-def test_the_command_holds_two_files_side_by_side(orch: RunOrch) -> None:
+def test_the_command_compares_two_files(orch: RunOrch) -> None:
     """The verdict compares tokens and money; --json has both plans by their digests."""
     done = orch("plan", ONE_POD, FOUR_PODS)
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     _, _, last = done.stdout.rpartition("\n\n")
-    verdict, _, following = last.replace("\n", " ").strip().rpartition(" Next: ")
+    verdict, _, next_command = last.replace("\n", " ").strip().rpartition(" Next: ")
     assert verdict.startswith("The second is 2.4 times faster and costs 1.6 times as much.")
     assert verdict.endswith("It is bound by ici tensor, not matmul.")
-    assert following == f"orch plan {FOUR_PODS}"
-    told = json.loads(orch("plan", ONE_POD, FOUR_PODS, "--json").stdout)
+    assert next_command == f"orch plan {FOUR_PODS}"
+    printed = json.loads(orch("plan", ONE_POD, FOUR_PODS, "--json").stdout)
     alone = [json.loads(orch("plan", one, "--json").stdout) for one in (ONE_POD, FOUR_PODS)]
-    assert [plan["digest"] for plan in told["plans"]] == [plan["digest"] for plan in alone]
+    assert [plan["digest"] for plan in printed["plans"]] == [plan["digest"] for plan in alone]
 
 
 def test_overrides_change_the_second_alone(orch: RunOrch) -> None:
-    """So one file can be held beside itself; alternatives have no place there."""
+    """So one file can be compared with itself; alternatives are for one spec alone."""
     tiny_spec = "specs/tiny_2pod.yaml"
     done = orch("plan", tiny_spec, tiny_spec, "--set", "resources.pods=4", "--json")
     first, second = json.loads(done.stdout)["plans"]

@@ -28,31 +28,31 @@ from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import axis_sizes, find_links
 from orchestrator.score.evaluate import published
 from orchestrator.types.spec import Spec
-from tests.asks import TINY, spec_of
+from tests.example_specs import TINY, spec_of
 
 SLICES = [("v4", "4x4x4"), ("v5e", "16x16"), ("v5p", "4x4x8"), ("v6e", "8x16"), ("tpu7x", "4x4x4")]
-ASKS = {
+REQUESTS = {
     (chip, pods): search_request(spec_of("llama3-8b", chip=chip, topology=shape, pods=pods))
     for chip, shape in SLICES
     for pods in (1, 4)
 }
-FOUND = {key: search(ask).candidates for key, ask in ASKS.items()}
+CANDIDATES = {key: search(request).candidates for key, request in REQUESTS.items()}
 
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
     """Any realizable plan of 8B on a slice or four, under any policy that the chip can price."""
-    key = draw(st.sampled_from(sorted(ASKS)))
-    candidates = FOUND[key]
+    key = draw(st.sampled_from(sorted(REQUESTS)))
+    candidates = CANDIDATES[key]
     choice = candidates.choice(draw(st.integers(0, len(candidates) - 1)))
     remat = draw(st.sampled_from(sorted(POLICIES)))
     length = draw(st.sampled_from([1024, 4096, 131_072]))
-    return replace(layout_of_choice(ASKS[key], replace(choice, remat=remat)), length=length)
+    return replace(layout_of_choice(REQUESTS[key], replace(choice, remat=remat)), length=length)
 
 
 @settings(max_examples=60)
 @given(layouts())
-def test_what_is_expected_keeps_its_order(layout: Layout) -> None:
+def test_estimates_are_ordered(layout: Layout) -> None:
     """lower <= low <= expected <= high, for any plan; and the ledger adds up to expected."""
     known = catalog.efficiency(layout.chip.name)
     assert known is not None
@@ -68,26 +68,26 @@ def test_what_is_expected_keeps_its_order(layout: Layout) -> None:
 
 def test_many_layouts_at_once_cost_what_each_costs() -> None:
     """The same functions price arrays."""
-    ask = ASKS["v5p", 4]
-    candidates = FOUND["v5p", 4]
+    request = REQUESTS["v5p", 4]
+    candidates = CANDIDATES["v5p", 4]
     rows = slice(0, 50)
     known = catalog.efficiency("v5p")
     assert known is not None
-    many = of_rows(ask, candidates.factors[rows], candidates.sequences[rows])
+    many = of_rows(request, candidates.factors[rows], candidates.sequences[rows])
     lines = time_lines(many)
     together = expected_s(many, lines, step_time(many, lines), known)
     for i in range(50):
         choice = replace(candidates.choice(i), microbatches=1, remat="full")
-        one = layout_of_choice(ask, choice)
+        one = layout_of_choice(request, choice)
         own = time_lines(one)
         alone = expected_s(one, own, step_time(one, own), known)
         assert together[i] == pytest.approx(float(alone), rel=1e-12)
 
 
-def of_rows(ask: SearchRequest, factors: np.ndarray, sequences: np.ndarray) -> Layout:
-    links = find_links(ask.torus, factors)
+def of_rows(request: SearchRequest, factors: np.ndarray, sequences: np.ndarray) -> Layout:
+    links = find_links(request.torus, factors)
     return make_layout(
-        ask, sizes_by_name(axis_sizes(factors)), sequences, 1, POLICIES["full"], links
+        request, sizes_by_name(axis_sizes(factors)), sequences, 1, POLICIES["full"], links
     )
 
 
@@ -97,9 +97,9 @@ def on_pods(layout: Layout, pods: int) -> Layout:
 
 def test_slower_machines_and_more_slices_take_longer() -> None:
     """A lower share of the peak, and waiting for more slices, show in the step."""
-    ask, known = ASKS["v5p", 4], catalog.efficiency("v5p")
+    request, known = REQUESTS["v5p", 4], catalog.efficiency("v5p")
     assert known is not None
-    layout = layout_of_choice(ask, FOUND["v5p", 4].choice(0))
+    layout = layout_of_choice(request, CANDIDATES["v5p", 4].choice(0))
     todo = step_work(layout, time_lines(layout))
     slower = replace(known, matmul=catalog.LearnedConstant(value=known.matmul.value / 2))
     assert step_parts(todo, slower)["matmul"] == pytest.approx(
@@ -117,7 +117,7 @@ def test_slower_machines_and_more_slices_take_longer() -> None:
 
 
 def test_short_layers_wait_in_proportion() -> None:
-    """70B on 35,840 chips has layers of a few milliseconds: they are told of in that measure."""
+    """70B on 35,840 chips has layers of a few milliseconds, which wait in proportion."""
     forecast = make_plan(spec_of()).forecast
     ledger = {line.name: line.value for line in forecast.expected_time}
     own = ("matmuls", "attention", "weights and optimizer", "between matmuls")
@@ -129,11 +129,11 @@ def test_short_layers_wait_in_proportion() -> None:
     assert ledger["waiting for slices"] == pytest.approx(share * own_s)
 
 
-def test_short_layers_are_less_sure() -> None:
-    """Where no row tells, the interval is wider."""
+def test_short_layers_are_less_certain() -> None:
+    """The interval is wider where no published run is alike."""
     known = catalog.efficiency("v5p")
     assert known is not None
-    layout = layout_of_choice(ASKS["v5p", 4], FOUND["v5p", 4].choice(0))
+    layout = layout_of_choice(REQUESTS["v5p", 4], CANDIDATES["v5p", 4].choice(0))
     short = replace(step_work(layout, time_lines(layout)), links_s=0.0)
     longer = replace(short, matmul_s=100 * short.matmul_s)
     assert skew_share(short, known) < skew_share(longer, known) == 1
@@ -151,7 +151,7 @@ def test_more_pods_at_the_same_batch_are_never_slower(sequences: int) -> None:
     assert steps == sorted(steps, key=lambda step: -(step or 0.0))
 
 
-def test_a_plan_states_it_for_time_mfu_days_and_money() -> None:
+def test_a_plan_has_estimates_of_time_mfu_days_and_money() -> None:
     """Each with its interval; a rate's low end is the slow one."""
     forecast = make_plan(spec_of(topology="4x4x8", pods=1)).forecast
     for of in (forecast.step_s, forecast.days, forecast.chip_hours, forecast.dollars):
@@ -170,7 +170,7 @@ def test_a_plan_states_it_for_time_mfu_days_and_money() -> None:
     assert rate.low < rate.high <= rate.lower
 
 
-def test_where_no_run_is_known_nothing_is_expected() -> None:
+def test_without_published_runs_there_is_no_estimate() -> None:
     """A GPU's forecast says so by leaving it out, and has the bound all the same."""
     forecast = make_plan(spec_of(TINY, chip="h100", topology="8", pods=1, sequences=64)).forecast
     assert forecast.step_s.expected is None
@@ -183,7 +183,7 @@ GUESS, EXTRAPOLATED = "expected is a guess", "expected is extrapolated"
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "beginnings"),
     [
         (spec_of(), [EXTRAPOLATED]),
         (spec_of(topology="4x4x8", pods=1), []),
@@ -196,17 +196,17 @@ GUESS, EXTRAPOLATED = "expected is a guess", "expected is extrapolated"
     ],
     ids=["70B on 35,840", "70B on 128", "tiny", "tiny on 128 tpu7x", "no run known"],
 )
-def test_a_plan_warns_where_no_run_tells(spec: Spec, said: list[str]) -> None:
+def test_a_plan_warns_of_extrapolation(spec: Spec, beginnings: list[str]) -> None:
     """Of steps that are shorter and of chips that are more; its digest does not depend on it."""
     plan = make_plan(spec)
-    found = [one for one in plan.warnings if one.startswith("expected")]
-    assert len(found) == len(said)
-    assert all(map(str.startswith, found, said))
-    assert tuple(found) == tuple(extrapolations(plan))
+    texts = [one for one in plan.warnings if one.startswith("expected")]
+    assert len(texts) == len(beginnings)
+    assert all(map(str.startswith, texts, beginnings))
+    assert tuple(texts) == tuple(extrapolations(plan))
     assert plan_digest(replace(plan, warnings=())) == plan.digest
 
 
-def test_no_run_that_was_learned_from_is_beyond() -> None:
+def test_no_published_run_is_an_extrapolation() -> None:
     """The shortest step and the most chips of a kind are those of runs."""
     reached = [catalog.reach(chip) for chip, _ in SLICES]
     assert all(one is not None and one.step_s < 0.25 and one.chips >= 64 for one in reached)

@@ -1,4 +1,4 @@
-"""Specs that no plan serves: the reasons, the arithmetic, and what has a plan instead."""
+"""Specs without a plan: the reasons, the arithmetic, and the suggestions."""
 
 import re
 from dataclasses import replace
@@ -10,7 +10,7 @@ from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.infeasible_text import factored
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.spec import MeshRequest, Spec
-from tests.asks import TINY, spec_of
+from tests.example_specs import TINY, spec_of
 
 ON_16 = partial(spec_of, TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)
 
@@ -26,7 +26,7 @@ def codes(error: Infeasible) -> list[str]:
     return [reason.code for reason in error.reasons]
 
 
-def test_a_batch_that_divides_no_mesh_is_refused_with_its_arithmetic() -> None:
+def test_a_batch_that_no_mesh_divides_is_explained_with_its_arithmetic() -> None:
     """1,024 sequences do not divide 4 x 8,960 chips; 980, 1,120 and a smaller slice do."""
     error = infeasible(spec_of(tolerance=0.0))
     assert codes(error) == ["slice_factors", "batch_not_divisible"]
@@ -50,13 +50,13 @@ def test_the_text_has_the_arithmetic_and_the_options() -> None:
 
 @pytest.mark.parametrize("sequences", [980, 1120])
 def test_a_suggested_batch_has_a_plan(sequences: int) -> None:
-    """The batches that it names are realizable as they stand."""
+    """The suggested batches are realizable without a tolerance."""
     plan = make_plan(spec_of(sequences=sequences, tolerance=0.0))
     assert plan.batch.sequences == sequences
 
 
 def test_a_suggested_slice_has_a_plan() -> None:
-    """So is the topology."""
+    """The suggested topology has a plan for the requested batch."""
     plan = make_plan(spec_of(tolerance=0.0, topology="16x16x16"))
     assert plan.batch.sequences == 1024
 
@@ -73,9 +73,9 @@ def test_the_sizes_next_to_the_requested_ones_come_first() -> None:
     """Tensor 4 and 2 are nearest to 3 by ratio, each with what its plan expects; then auto."""
     spec = partial(spec_of, topology="8x8x16", pods=1)
     four, two, searched = infeasible(spec(mesh=MeshRequest(tensor=3))).suggestions
-    for ways, found in ((4, four), (2, two)):
-        assert found.overrides == (f"resources.mesh.tensor={ways}",)
-        assert found.mfu == make_plan(spec(mesh=MeshRequest(tensor=ways))).forecast.mfu
+    for ways, suggestion in ((4, four), (2, two)):
+        assert suggestion.overrides == (f"resources.mesh.tensor={ways}",)
+        assert suggestion.mfu == make_plan(spec(mesh=MeshRequest(tensor=ways))).forecast.mfu
     assert searched.overrides == ("resources.mesh=auto",)
     assert (searched.mesh["data"], searched.mesh["fsdp"]) == (1, 1024)
 
@@ -92,7 +92,7 @@ def test_a_faster_batch_nearby_is_suggested_too() -> None:
 
 
 def test_without_published_runs_a_suggestion_has_the_bound() -> None:
-    """Of h100 no run was learned from: what is suggested reaches so much at most."""
+    """No run on h100 was published: a suggestion has its MFU at the lower bound."""
     spec = spec_of(
         "llama3-8b", sequences=64, chip="h100", topology="8", pods=1, mesh=MeshRequest(tensor=3)
     )
@@ -101,14 +101,14 @@ def test_without_published_runs_a_suggestion_has_the_bound() -> None:
     assert re.search(r"mesh.tensor=4  \(MFU [\d.]+% at most", str(error))
 
 
-def test_a_mesh_of_another_size_than_the_pod_is_counted_out() -> None:
+def test_a_mesh_of_another_size_than_the_pod_is_named_with_both_sizes() -> None:
     """The product of the axes against the devices there are."""
     error = infeasible(ON_16(mesh=MeshRequest(data=2, fsdp=2, sequence=1, tensor=2)))
     (size,) = (one.figures for one in error.reasons if one.code == "mesh_size")
     assert (size["ways"], size["devices"], size["topology"]) == (8, 16, "4x4")
 
 
-def test_a_model_that_does_not_fit_says_what_it_needs() -> None:
+def test_a_model_that_does_not_fit_is_named_with_the_memory_it_needs() -> None:
     """405B on sixteen v5e chips: the least any plan needs, and what a device has."""
     error = infeasible(
         spec_of("llama3-405b", sequences=16, chip="v5e", topology="4x4", pods=1, length=4096)
@@ -119,7 +119,7 @@ def test_a_model_that_does_not_fit_says_what_it_needs() -> None:
 
 
 def test_full_recompute_is_suggested_where_it_fits() -> None:
-    """When only the requested policy is in the way, the one that keeps least is planned."""
+    """Where only the requested policy does not fit, the one that keeps least is suggested."""
     spec = spec_of(
         "llama3-8b", sequences=16, length=16384, chip="v5e", topology="4x4", pods=1,
         mesh=MeshRequest(fsdp=16),
@@ -132,6 +132,6 @@ def test_full_recompute_is_suggested_where_it_fits() -> None:
 @pytest.mark.parametrize(
     ("number", "text"), [(8960, "2^8 x 5 x 7"), (1, "1"), (13, "13"), (128256, "2^8 x 3 x 167")]
 )
-def test_numbers_are_factored_as_people_write_it(number: int, text: str) -> None:
+def test_numbers_are_written_as_products_of_primes(number: int, text: str) -> None:
     """Primes with their powers."""
     assert factored(number) == text

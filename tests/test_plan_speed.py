@@ -28,9 +28,9 @@ def test_a_plan_costs_at_most_three_bare_imports() -> None:
 
 def test_the_search_prices_arrays_not_rows() -> None:
     """All candidates of 71,680 chips take less time than 400 ledgers one by one."""
-    ask = search_request(CASES["405B, 8 pods of 16x20x28"])
-    together = min(seconds(partial(choose, ask)) for _ in range(5))
-    alone = min(seconds(partial(price_one_by_one, ask, 400)) for _ in range(3))
+    request = search_request(CASES["405B, 8 pods of 16x20x28"])
+    together = min(seconds(partial(choose, request)) for _ in range(5))
+    alone = min(seconds(partial(price_one_by_one, request, 400)) for _ in range(3))
     assert together < alone
 
 

@@ -96,8 +96,8 @@ def test_hops_are_half_a_ring_or_a_whole_line() -> None:
         ((1, 2, 1, 8), "tensor", 7),
         ((1, 4, 1, 4), "weights", 8),
     ]:
-        found = group_hops(torus, np.array([[factors, ONE, ONE]]), GROUPS[group])
-        assert found[0] == hops
+        result = group_hops(torus, np.array([[factors, ONE, ONE]]), GROUPS[group])
+        assert result[0] == hops
 
 
 def test_spans_say_what_the_rates_are_made_of() -> None:
@@ -113,9 +113,9 @@ def test_spans_say_what_the_rates_are_made_of() -> None:
 @given(st.integers(1, 360), st.integers(1, 4))
 def test_factorizations_are_all_and_each_once(length: int, parts: int) -> None:
     """As many as choosing a place for every prime, none twice, each multiplying to the length."""
-    found = factorizations(length, parts)
-    assert len(found) == len(set(found))
-    assert all(int(np.prod(row)) == length for row in found)
+    result = factorizations(length, parts)
+    assert len(result) == len(set(result))
+    assert all(int(np.prod(row)) == length for row in result)
     primes: Counter[int] = Counter()
     left, prime = length, 2
     while left > 1:
@@ -128,7 +128,7 @@ def test_factorizations_are_all_and_each_once(length: int, parts: int) -> None:
         # Stars and bars.
         for step in range(parts - 1):
             count = count * (power + step + 1) // (step + 1)
-    assert len(found) == count
+    assert len(result) == count
 
 
 def test_the_catalog_counts_links_one_way() -> None:

@@ -18,8 +18,8 @@ from orchestrator.prove.targets import environment
 from orchestrator.prove.verdict import ProofResult, prove
 from orchestrator.types import codec
 from orchestrator.types.spec import MeshRequest, Model, Spec
-from tests.asks import spec_of
 from tests.conftest import ROOT
+from tests.example_specs import spec_of
 
 pytestmark = pytest.mark.skipif(
     util.find_spec("libtpu") is None, reason="libtpu exists for Linux on x86-64 alone"

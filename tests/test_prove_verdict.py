@@ -17,8 +17,8 @@ from orchestrator.render import proof_screen as render
 from orchestrator.spec import load
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import MeshRequest, Spec
-from tests.asks import spec_of
 from tests.conftest import HoldGolden, RunOrch
+from tests.example_specs import spec_of
 from tests.proofs import as_forecast, recorded
 
 SAID = "Ran out of memory on HBM, the total memory required (21.4G) exceeds available HBM (15.75G)."

@@ -17,8 +17,8 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import Rehearsal, environment, rehearse
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import MeshRequest, Pods
-from tests.asks import TINY, spec_of
 from tests.conftest import ROOT
+from tests.example_specs import TINY, spec_of
 
 SHIPPED = sorted((ROOT / "specs").glob("*.yaml"))
 

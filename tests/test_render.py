@@ -29,8 +29,8 @@ from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load, load_study
 from orchestrator.study import forecast_study
 from orchestrator.types.plan import Plan
-from tests.asks import spec_of
 from tests.conftest import GOLDEN, ROOT, HoldGolden
+from tests.example_specs import spec_of
 
 SHIPPED = sorted((ROOT / "specs").glob("*.yaml"))
 STUDIES = sorted((ROOT / "specs/studies").glob("*.yaml"))
@@ -82,7 +82,7 @@ def test_numbers_have_three_digits_and_a_unit(shown: str, text: str) -> None:
 
 
 def test_a_table_aligns_and_has_no_trailing_blanks() -> None:
-    """Numbers stand to the right, words to the left."""
+    """Numbers are aligned to the right, words to the left."""
     table = Table(rows=[("a", "1", ""), ("bbb", "22", "")], columns="<><")
     assert table.lines(WIDTH) == ["a     1", "bbb  22"]
 
@@ -161,14 +161,14 @@ def test_a_plan_is_one_screen(golden: HoldGolden, four_pods: list[Plan]) -> None
     assert lines[-1] == "Next: orch explain spec.yaml"
 
 
-def test_a_moved_batch_is_shown(four_pods: list[Plan]) -> None:
+def test_a_changed_batch_is_shown(four_pods: list[Plan]) -> None:
     """The spec requests 1,024 sequences; the plan has 1,120."""
     text = " ".join(plan_screen(four_pods[0], "x").split())
     assert "1,120 sequences" in text
     assert "(raised 9.4 % from 1,024 to divide evenly)" in text
 
 
-def test_runners_up_stand_above_the_verdict(golden: HoldGolden, four_pods: list[Plan]) -> None:
+def test_runners_up_come_before_the_verdict(golden: HoldGolden, four_pods: list[Plan]) -> None:
     """A row for each mesh, with its expected step and MFU; the first loses nothing."""
     first, *others = four_pods
     shown = plan_screen(first, "x", runners_up=others)
@@ -181,7 +181,7 @@ def test_runners_up_stand_above_the_verdict(golden: HoldGolden, four_pods: list[
         assert any(mesh in line and mfu in line for line in table.splitlines())
 
 
-def test_runners_up_without_an_expectation_have_both_bounds() -> None:
+def test_runners_up_without_an_estimate_have_both_bounds() -> None:
     """No run was published for this chip, so the steps at peak rates take its place."""
     plans = make_plans(spec_of("llama3-8b", chip="h100", topology="8", pods=1, sequences=64), 3)
     shown = plan_screen(plans[0], "x", runners_up=plans[1:])
@@ -234,7 +234,7 @@ def test_golden_screens_fit_a_terminal(name: str) -> None:
     assert too_wide((GOLDEN / f"{name}.txt").read_text(encoding="utf-8")) == []
 
 
-def test_a_refusal_fits_a_terminal() -> None:
+def test_the_reasons_for_no_plan_fit_a_terminal() -> None:
     """With its reasons and its suggestions."""
     with pytest.raises(SpecError) as caught:
         make_plan(spec_of(tolerance=0.0))

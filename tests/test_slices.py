@@ -18,7 +18,7 @@ from orchestrator.launch.ray.slices import (
 )
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
-from tests.asks import TINY, spec_of
+from tests.example_specs import TINY, spec_of
 
 SLICES = [
     ("v4", "2x2x1", "v4-8"),

@@ -30,11 +30,11 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def planned(copy: Path, *wishes: str) -> str:
+def planned(copy: Path, *overrides: str) -> str:
     """The screen of a small plan, by the changed package."""
-    wanted = [part for wish in wishes for part in ("--set", wish)]
+    options = [part for override in overrides for part in ("--set", override)]
     spec = str(ROOT / "specs" / "tiny_2pod.yaml")
-    command = [sys.executable, "-m", "orchestrator", "plan", spec, *wanted]
+    command = [sys.executable, "-m", "orchestrator", "plan", spec, *options]
     done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -59,7 +59,45 @@ def test_a_model_is_a_table(copy: Path) -> None:
 def test_a_policy_is_a_row(copy: Path) -> None:
     """What it keeps are tensors that the trainer's layer names already."""
     policies = copy / "orchestrator" / "network" / "rematerialization.py"
-    before, found, rest = policies.read_text(encoding="utf-8").partition('        keeping("full")')
+    before, full, rest = policies.read_text(encoding="utf-8").partition('        keeping("full")')
     row = '        keeping("keep_gate", "gate"),\n'
-    policies.write_text(f"{before}{row}{found}{rest}", encoding="utf-8")
+    policies.write_text(f"{before}{row}{full}{rest}", encoding="utf-8")
     assert "remat keep_gate" in planned(copy, "experiment.remat=keep_gate")
+
+
+def edit(copy: Path, path: str, before: str, addition: str) -> None:
+    """Insert lines in front of a line of the package."""
+    file = copy / "orchestrator" / path
+    text = file.read_text(encoding="utf-8")
+    assert before in text
+    file.write_text(text.replace(before, addition + before, 1), encoding="utf-8")
+
+
+def test_an_mlp_is_a_row(copy: Path) -> None:
+    """Its matmuls; a key of the spec selects it, and the plan counts its parameters."""
+    edit(copy, "types/spec.py", "    tied: Annotated", '    mlp: str = "gelu"\n')
+    edit(copy, "network/mlp.py", '    "gelu"', '    "bilinear": ("gate", "up"),\n')
+    mlp = copy / "orchestrator" / "network" / "mlp.py"
+    text = mlp.read_text(encoding="utf-8").replace('else "gelu"', "else model.mlp")
+    mlp.write_text(text, encoding="utf-8")
+    shape = "layers: 2, d_model: 128, d_ff: 512, heads: 8, kv_heads: 4, head_dim: 16, vocab: 512"
+    plain, bilinear = (
+        planned(copy, f"experiment.model={{{shape}, gated: false, mlp: {kind}}}")
+        for kind in ("gelu", "bilinear")
+    )
+    assert "492.2K parameters" in plain
+    assert "623.2K parameters" in bilinear  # one more matrix of 128 x 512 in each of two layers
+
+
+def test_a_mesh_axis_is_an_entry_with_its_collective(copy: Path) -> None:
+    """The spec names it, the search places it on the torus, the ledger has its line."""
+    edit(copy, "types/spec.py", "    fsdp: Annotated", "    expert: AxisSize | None = None\n")
+    entry = '    Parallelism("expert", links=("ici",), exchanges=("gradient_reduction",)),\n'
+    edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp"', entry)
+    edit(copy, "network/mesh_axes.py", '"fsdp"),\n    "length"', '"expert", ')
+    edit(copy, "network/mesh_axes.py", '    "weights": ', '    "expert": ("expert",),\n')
+    line = '        exchange("expert reduction", REDUCE, GROUPS["expert"], payload, whole),\n'
+    edit(copy, "plan/collectives.py", '        exchange("data scatter"', line)
+    screen = planned(copy, "resources.mesh.expert=2")
+    assert "expert 2 (y)" in screen
+    assert "expert reduction  ici expert" in screen

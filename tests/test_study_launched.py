@@ -45,7 +45,9 @@ class Cluster:
         monkeypatch.setattr(clusters, "check_cluster", self.check)
         monkeypatch.setattr(clusters, "start_run", self.start)
         monkeypatch.setattr(follow, "follow", self.follow)
-        monkeypatch.setattr(recording, "tracked_at_end", lambda _: Tracked(place="nowhere"))
+        monkeypatch.setattr(
+            recording, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="nowhere")
+        )
 
     def check(
         self, launch: ClusterLaunch, _: Progress, runs: list[tuple[Plan, int]]
@@ -121,7 +123,7 @@ def test_an_interrupt_starts_no_other_trial(
     cluster = Cluster(tmp_path, monkeypatch, left_at=1)
     code, text = cluster.submit("--steps", "4", "--yes")
     assert (code, cluster.taken) == (130, ["1.1"])
-    assert "-trial-1.1 goes on without this command; orch cancel " in text
+    assert "-trial-1.1 continues without this command; orch cancel " in text
 
 
 def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +155,7 @@ def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "two.yaml").write_text(STUDY.replace("study: {", "study: {after_failure: go on, "))
     assert cluster.submit("--steps", "4", "--yes")[0] == 130
     code, text = cluster.submit("--steps", "4", "--yes")
-    assert "-trial-1.1 goes on, and is followed again\n" in text
+    assert "-trial-1.1 is still running; following it again\n" in text
     assert (code, cluster.taken, followed[0] == followed[1]) == (1, ["1.1", "2.1"], True)
 
 

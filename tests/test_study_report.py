@@ -236,7 +236,9 @@ def submitted(
         (tmp_path / "studies" / "study.yaml").write_text(STUDY.replace("AFTER", after))
         stand_in = Rehearsals(*states)
         monkeypatch.setattr(rehearse, "run_rehearsal", stand_in.run_rehearsal)
-        monkeypatch.setattr(recording, "tracked_at_end", lambda _: Tracked(place="nowhere"))
+        monkeypatch.setattr(
+            recording, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="nowhere")
+        )
         asked = ["submit", str(tmp_path / "studies" / "study.yaml"), "--no-prove", "--no-calibrate"]
         done = CliRunner().invoke(command, [*asked, "--steps", "4", *more])
         if done.exception and not isinstance(done.exception, SystemExit):

@@ -34,7 +34,7 @@ def test_the_same_key_twice_is_one_run(orch_process: RunOrch, before: journal.Wr
     done = orch_process("submit", TINY, *KEY, *stored(before), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["run"] == "nightly"
-    assert "run nightly is there already: submitted, 0 of 5 steps done" in done.stderr
+    assert "run nightly already exists: submitted, 0 of 5 steps done" in done.stderr
     assert "Next: orch status nightly" in done.stderr
     assert len(journal.list_journals(before.journal.path.parent)) == 1
 
@@ -44,7 +44,7 @@ def test_it_ends_as_the_run_has_ended(orch_process: RunOrch, before: journal.Wri
     before.end_run("failed", reason("out of luck"))
     done = orch_process("submit", TINY, *KEY, *stored(before))
     assert done.returncode == 1
-    assert "run nightly is there already: failed" in done.stdout
+    assert "run nightly already exists: failed" in done.stdout
 
 
 def test_a_key_is_of_one_plan(orch_process: RunOrch, before: journal.Writer) -> None:
@@ -52,7 +52,7 @@ def test_a_key_is_of_one_plan(orch_process: RunOrch, before: journal.Writer) -> 
     other = ("--set", "experiment.batch.sequences=64")
     done = orch_process("submit", TINY, *KEY, *stored(before), *other)
     assert done.returncode == 2
-    assert "run nightly is there already, of another plan: take another --key" in done.stderr
+    assert "run nightly already exists, with another plan: choose another --key" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_key_is_of_one_plan(orch_process: RunOrch, before: journal.Writer) -> 
     [
         (("specs/studies/tiny_weak.yaml", *KEY), "a study has a key of its own"),
         (("specs/studies/tiny_weak.yaml", "--json"), "orch status STUDY --json"),
-        ((TINY, "--dry-run", "--json"), "--dry-run makes none"),
+        ((TINY, "--dry-run", "--json"), "--dry-run starts none"),
         ((TINY, "--no-prove", "--no-calibrate", "--key", "a/b"), "must be 1 to 100 of letters"),
     ],
 )

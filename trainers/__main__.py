@@ -8,7 +8,6 @@ again continues the run.
 """
 
 import argparse
-import math
 import signal
 import statistics
 import subprocess
@@ -102,7 +101,7 @@ def _train(plan: Plan, options: argparse.Namespace, losses: deque[float]) -> Out
     kind = "emulated devices" if options.emulate else jax.devices()[0].device_kind
     rehearsed = f"rehearsal of {plan.devices} x {plan.chip} on " if options.emulate else ""
     print(f"{plan.name}: {rehearsed}{len(jax.devices())} x {kind}, plan {codec.short(plan.digest)}")
-    steps = options.steps or math.ceil(plan.tokens / plan.batch.tokens)
+    steps = options.steps or plan.total_steps
     with _record_path(options.run).open("x", encoding="utf-8") as record:
         assignment = Assignment(
             directory=options.run,

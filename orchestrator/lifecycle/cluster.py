@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 
 from orchestrator import tracking
@@ -50,7 +49,7 @@ def archive_of(journal: Journal) -> bytes | None:
 
 def steps_of(spec: Spec, plan: Plan, requested: int | None) -> int:
     """The steps of the whole run: as requested, or as the spec says, or as its tokens need."""
-    return requested or spec.run.steps or ceil(plan.tokens / plan.batch.tokens)
+    return requested or spec.run.steps or plan.total_steps
 
 
 def check_cluster(

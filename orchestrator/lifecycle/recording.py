@@ -13,7 +13,7 @@ from orchestrator.render.next_commands import run_command
 from orchestrator.tracking.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S, Recorder
 from orchestrator.types.events import Count, Stage, TaskEnded, Tracked
 from orchestrator.types.run import LIVE, Run
-from orchestrator.types.tracking import SyncResult
+from orchestrator.types.tracking import Destination, SyncResult
 
 # A try that failed is not made again by every command that looks.
 AGAIN_AFTER_S = 30.0
@@ -57,11 +57,15 @@ def tracked_at_end(journal: Journal) -> Tracked:
     catch_up(storage, [one for one in list_runs(storage)[0] if one.run != journal.key])
     note = tracking.read_sync_state(journal)
     if note and note.problem is None and not tracking.is_behind(journal.run(), note):
-        return Tracked(place=note.destination.label)
+        return _tracked(note.destination, None)
     ended = f"recording {journal.key}", "it has ended, and nothing of it is left running"
     with interruptible(*ended, run_command("sync", journal.key, storage)):
         result = Recorder(os.environ).record(journal)
-    return Tracked(place=result.destination.label, problem=result.problem)
+    return _tracked(result.destination, result.problem)
+
+
+def _tracked(where: Destination, problem: str | None) -> Tracked:
+    return Tracked(tracker=where.tracker, place=where.label, problem=problem)
 
 
 def catch_up(storage: Path, runs: Sequence[Run]) -> None:

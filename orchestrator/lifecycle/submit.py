@@ -72,7 +72,7 @@ def run_with_key(request: SubmitRequest) -> Run | None:
         return None
     run, submission = known[key].run(), known[key].state().submitted.submission
     if request.plan.digest not in (submission.plan_digest, submission.rehearses):
-        raise SpecError(f"run {key} is there already, of another plan: take another --key")
+        raise SpecError(f"run {key} already exists, with another plan: choose another --key")
     return run
 
 

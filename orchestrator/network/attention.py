@@ -6,24 +6,24 @@ from orchestrator.types.spec import Model
 TENSORS = ("q", "k", "v", "attention", "mid")
 
 
-def grouped_query_attention(model: Model, writes_to_stream: float) -> Attention:
-    """The attention of a model. What it adds to the stream starts smaller by a factor."""
+def grouped_query_attention(model: Model, residual_scale: float) -> Attention:
+    """The attention of a model. `residual_scale` shrinks the initial weights of its output."""
     embed = Dimension("embed", model.d_model)
     stream = Dimension("residual", model.d_model)
     heads = Dimension("heads", model.heads), Dimension("head_dim", model.head_dim)
     kv_heads = Dimension("kv_heads", model.kv_heads), Dimension("head_dim", model.head_dim)
     q, k, v = (
         Matmul(
-            Weight(name, (embed, *made), model.d_model**-0.5, f"self_attn.{tensor}_proj"),
-            Tensor(tensor, "length", made),
+            Weight(name, (embed, *dimensions), model.d_model**-0.5, f"self_attn.{tensor}_proj"),
+            Tensor(tensor, "length", dimensions),
         )
-        for name, tensor, made in (
+        for name, tensor, dimensions in (
             ("query", "q", heads),
             ("key", "k", kv_heads),
             ("value", "v", kv_heads),
         )
     )
-    deviation = writes_to_stream * (model.heads * model.head_dim) ** -0.5
+    deviation = residual_scale * (model.heads * model.head_dim) ** -0.5
     return Attention(
         norm=Weight("attention_norm", (stream,), None, "input_layernorm"),
         inputs=(q, k, v),

@@ -36,13 +36,13 @@ def decoder(model: Model) -> Network:
 
 
 def block(model: Model) -> Block:
-    """One layer. What writes to the residual stream starts smaller, for there are 2 L of these."""
+    """One layer. The stream adds up 2 L outputs, so their initial weights are smaller."""
     stream = Tensor(BLOCK_INPUT, "residual_length", (Dimension("residual", model.d_model),))
-    writes_to_stream = (2 * model.layers) ** -0.5
+    residual_scale = (2 * model.layers) ** -0.5
     return Block(
         input=stream,
-        attention=grouped_query_attention(model, writes_to_stream),
-        mlp=mlp(model, stream, writes_to_stream),
+        attention=grouped_query_attention(model, residual_scale),
+        mlp=mlp(model, stream, residual_scale),
     )
 
 

@@ -57,9 +57,9 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Sublayer:
-    """A norm, matmuls of its result side by side, and a matmul that adds to the residual stream.
+    """A norm, parallel matmuls of its result, and a matmul that adds to the residual stream.
 
-    Matmuls side by side are gathered and multiplied as one.
+    Parallel matmuls are gathered and multiplied as one.
     """
 
     norm: Weight
@@ -129,9 +129,9 @@ class Block:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What a policy decides about, in the order in which the block makes it."""
-        made = [matmul.output for matmul in self.matmuls if matmul.output != self.input]
-        made.insert(len(self.attention.inputs), self.attention.result)
-        return self.input, *made
+        outputs = [matmul.output for matmul in self.matmuls if matmul.output != self.input]
+        outputs.insert(len(self.attention.inputs), self.attention.result)
+        return self.input, *outputs
 
     @property
     def matrix_elements(self) -> int:

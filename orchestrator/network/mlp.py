@@ -15,11 +15,11 @@ def kind_of(model: Model) -> str:
     return "swiglu" if model.gated else "gelu"
 
 
-def mlp(model: Model, stream: Tensor, writes_to_stream: float) -> MLP:
-    """The MLP of a model. It makes the next block's input, which starts smaller by a factor."""
+def mlp(model: Model, stream: Tensor, residual_scale: float) -> MLP:
+    """The MLP of a model. `residual_scale` shrinks the initial weights of its output."""
     embed, ff = Dimension("embed", model.d_model), Dimension("ff", model.d_ff)
     kind = kind_of(model)
-    deviation = writes_to_stream * model.d_ff**-0.5
+    deviation = residual_scale * model.d_ff**-0.5
     return MLP(
         norm=Weight("mlp_norm", stream.dimensions, None, "post_attention_layernorm"),
         inputs=tuple(

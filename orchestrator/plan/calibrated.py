@@ -27,7 +27,7 @@ from orchestrator.types.chip_profile import Benchmark, ChipProfile, Operation, T
 from orchestrator.types.plan import Estimate, Forecast, LedgerLine, LineKind, Plan
 
 CORES, EXCHANGES = "cores", "exchanges"
-BLOCK_PRODUCTS = 4  # two in each sublayer: matmuls side by side are one product in the trainer
+BLOCK_PRODUCTS = 4  # two in each sublayer: the trainer multiplies parallel matmuls as one
 # On a machine at rest, four of five measured steps took between these shares of the forecast.
 FASTEST, SLOWEST = 0.8, 1.4
 # The operation that prices a line, and the calls of it in one block.
@@ -59,7 +59,7 @@ def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
 
 
 def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
-    """The same with a profile of the plan's own kind of chip; any other kind is an error."""
+    """The same; a profile of another kind of chip than the plan's is an error."""
     kind, kinds = profile.machine.device_kind, catalog.chip_of(plan).device_kinds
     if kind not in kinds:
         raise SpecError(

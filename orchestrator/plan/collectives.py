@@ -1,7 +1,6 @@
-"""Every collective of a step, once: what one device exchanges with which others.
+"""Every collective of a step: what one device exchanges, with which others, how often.
 
-The ledger of seconds adds them up, a line for each exchange; `messages` lists what the trainer
-sends one by one.
+The ledger of seconds has a line for each exchange; `messages` lists the single messages.
 """
 
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ class Part:
 class Exchange:
     """What a step exchanges over some mesh axes for one purpose; `formula` names the payload.
 
-    `calls` is how often the links' latency is paid: parts that travel side by side pay it once.
+    `calls` is how often the links' latency is paid: parts that are sent in parallel pay it once.
     """
 
     line: LineKind
@@ -72,7 +71,7 @@ class Exchange:
         return twice * volume * (self.ways - 1) / self.ways
 
     def collective(self) -> Collective:
-        """The same as the Plan states it."""
+        """The exchange as a value of the Plan."""
         return Collective(
             kind=self.kind,
             axes=self.axes,
@@ -94,7 +93,7 @@ def exchanges(layout: Layout) -> list[Exchange]:
 
 
 def block_passes(layout: Layout) -> Number:
-    """How often a step goes through a block."""
+    """Forward passes of single blocks in a step."""
     return layout.model.layers * layout.microbatches
 
 
@@ -123,7 +122,7 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
 def weight_exchanges(layout: Layout) -> list[Exchange]:
     """Matrices gathered over fsdp x sequence in each microbatch, and their gradients scattered.
 
-    Matmuls side by side travel as one.
+    The weights of parallel matmuls are gathered as one.
     """
     block = [
         layout.total_elements(matmuls)
@@ -220,7 +219,7 @@ def per_layer(layout: Layout) -> Number:
 
 
 def copied_gradients(layout: Layout) -> tuple[Part, ...]:
-    """Gradients of projections whose kv heads stand on several devices."""
+    """Gradients of projections whose kv heads are copied to several devices."""
     layers, times = reduced_at_a_time(layout)
     size = layers * layout.gradient_bytes / layout.ways(GATHERED)
     weights = [matmul.weight for matmul in layout.copied_matmuls]

@@ -1,6 +1,6 @@
 """The expected step, line by line, with constants learned from published runs.
 
-It is the ledger of `time` with each line at the rate that real runs reach, and three things that a
+It takes the ledger of `time` at the rates that real runs reach, and adds three things that a
 roofline leaves out: operations between the matmuls, waiting for other slices, and time between
 steps. docs/score.md has the model on one page; the catalog has the constants and their sources.
 The expected step is never shorter than `lower`.
@@ -47,8 +47,8 @@ LOGITS_TOUCHES, LOGITS_BYTES = 7, 4
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of a step: seconds at peak rates by kind, how often slices meet, and the hops
-    between slices on the way.
+    """The work of a step: seconds at peak rates by kind, how often gradients are reduced between
+    slices, and the hops that takes.
     """
 
     matmul_s: Number
@@ -116,75 +116,80 @@ def reductions(layout: Layout) -> Number:
     )
 
 
-def step_parts(work: StepWork, known: Efficiency) -> dict[LineKind, Number]:
+def step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
     """Seconds of each kind of work, as real runs take them."""
-    each_s = work.reductions * known.slice_wait_s.value + work.hops * known.slice_hop_s.value
-    return own_step_parts(work, known) | {
-        "exposed_collectives": work.links_s * known.exposed.value,
-        "slice_wait": each_s * skew_share(work, known),
-        "between_steps": known.between_steps_s.value,
+    each_s = (
+        work.reductions * efficiency.slice_wait_s.value + work.hops * efficiency.slice_hop_s.value
+    )
+    return own_step_parts(work, efficiency) | {
+        "exposed_collectives": work.links_s * efficiency.exposed.value,
+        "slice_wait": each_s * skew_share(work, efficiency),
+        "between_steps": efficiency.between_steps_s.value,
     }
 
 
-def own_step_parts(work: StepWork, known: Efficiency) -> dict[LineKind, Number]:
-    """What a slice does alone."""
+def own_step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
+    """The parts that need no other slice."""
     return {
-        "matmul": work.matmul_s / known.matmul.value,
-        "attention": work.attention_s / known.attention.value,
+        "matmul": work.matmul_s / efficiency.matmul.value,
+        "attention": work.attention_s / efficiency.attention.value,
         "weight_traffic": work.hbm_s,
         "elementwise": work.passes_s,
     }
 
 
-def skew_share(work: StepWork, known: Efficiency) -> Number:
+def skew_share(work: StepWork, efficiency: Efficiency) -> Number:
     """The share of the learned wait that slices pay: the work between two reductions, over the
     least such work in any published run.
 
-    A reduction runs beside the layers that follow it. Slices that meet again after a millisecond
-    have had no time to drift apart by what they do in a fifth of a second.
+    A reduction overlaps with the layers that follow it. Slices that reduce again after a
+    millisecond have had little time to drift apart.
     """
-    own_s = sum(own_step_parts(work, known).values())
+    own_s = sum(own_step_parts(work, efficiency).values())
     return np.minimum(own_s / np.maximum(work.reductions, 1) / APART_S, 1.0)
 
 
 def expected_s(
-    layout: Layout, lines: list[LedgerLine], time: StepTime, known: Efficiency
+    layout: Layout, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
 ) -> Number:
     """Seconds of a step: all parts, or the lower bound where one resource alone takes longer."""
-    return np.maximum(sum(step_parts(step_work(layout, lines), known).values()), time.lower_s)
+    return np.maximum(sum(step_parts(step_work(layout, lines), efficiency).values()), time.lower_s)
 
 
 def expected_lines(
-    layout: Layout, lines: list[LedgerLine], time: StepTime, known: Efficiency
+    layout: Layout, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
 ) -> tuple[LedgerLine, ...]:
     """The same as a ledger, for one layout: its lines add up to `expected`."""
     work = step_work(layout, lines)
     formulas: dict[LineKind, tuple[str, dict[str, Number]]] = {
-        "matmul": (SHARE, {"peak": work.matmul_s, "share": known.matmul.value}),
-        "attention": (SHARE, {"peak": work.attention_s, "share": known.attention.value}),
+        "matmul": (SHARE, {"peak": work.matmul_s, "share": efficiency.matmul.value}),
+        "attention": (SHARE, {"peak": work.attention_s, "share": efficiency.attention.value}),
         "weight_traffic": ("peak", {"peak": work.hbm_s}),
         "elementwise": (
             "bytes / rate",
             {"bytes": pass_bytes(layout), "rate": hbm_rate(layout)},
         ),
-        "exposed_collectives": (EXPOSED, {"peak": work.links_s, "exposed": known.exposed.value}),
-        "slice_wait": (WAITS, wait_inputs(work, known)),
-        "between_steps": ("between", {"between": known.between_steps_s.value}),
+        "exposed_collectives": (
+            EXPOSED,
+            {"peak": work.links_s, "exposed": efficiency.exposed.value},
+        ),
+        "slice_wait": (WAITS, wait_inputs(work, efficiency)),
+        "between_steps": ("between", {"between": efficiency.between_steps_s.value}),
     }
-    ledger = [line(kind, s, *formulas[kind]) for kind, s in step_parts(work, known).items()]
+    ledger = [line(kind, s, *formulas[kind]) for kind, s in step_parts(work, efficiency).items()]
     total_s = sum(one.value for one in ledger)
     inputs = {"lower": time.lower_s, "above": total_s}
     busiest = line("busiest_resource", time.lower_s - total_s, "lower - above", inputs)
     return tuple(one for one in [*ledger, busiest] if one.value > 0)
 
 
-def wait_inputs(work: StepWork, known: Efficiency) -> dict[str, Number]:
+def wait_inputs(work: StepWork, efficiency: Efficiency) -> dict[str, Number]:
     return {
         "calls": work.reductions,
-        "wait": known.slice_wait_s.value,
+        "wait": efficiency.slice_wait_s.value,
         "hops": work.hops,
-        "hop": known.slice_hop_s.value,
-        "skew": skew_share(work, known),
+        "hop": efficiency.slice_hop_s.value,
+        "skew": skew_share(work, efficiency),
     }
 
 
@@ -201,32 +206,32 @@ def line(kind: LineKind, seconds: Number, formula: str, inputs: dict[str, Number
 
 
 def interval(
-    layout: Layout, lines: list[LedgerLine], time: StepTime, known: Efficiency
+    layout: Layout, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
 ) -> tuple[float, float]:
     """The 80 % prediction interval; never below the bound.
 
     It is as wide as published runs scatter, and wider by the uncertainty of each constant, weighted
     by its part of the step.
     """
-    expected = float(expected_s(layout, lines, time, known))
-    factor = exp(hypot(known.spread.value, uncertainty(step_work(layout, lines), known)))
+    expected = float(expected_s(layout, lines, time, efficiency))
+    factor = exp(hypot(efficiency.spread.value, uncertainty(step_work(layout, lines), efficiency)))
     return max(expected / factor, float(time.lower_s)), expected * factor
 
 
-def uncertainty(work: StepWork, known: Efficiency) -> float:
-    """Half the width, as a share of all parts, that the learned constants leave open.
+def uncertainty(work: StepWork, efficiency: Efficiency) -> float:
+    """The uncertainty of the step from that of the learned constants, as a share of the step.
 
-    The part of the wait that published runs do not show is uncertain as a whole.
+    The part of the wait that no published run shows is uncertain as a whole.
     """
-    parts, unseen = step_parts(work, known), 1 - float(skew_share(work, known))
-    wait_s = work.reductions * known.slice_wait_s.value * known.slice_wait_s.unsure
-    hop_s = work.hops * known.slice_hop_s.value * known.slice_hop_s.unsure
+    parts, unseen = step_parts(work, efficiency), 1 - float(skew_share(work, efficiency))
+    wait_s = work.reductions * efficiency.slice_wait_s.value * efficiency.slice_wait_s.unsure
+    hop_s = work.hops * efficiency.slice_hop_s.value * efficiency.slice_hop_s.unsure
     unsure_s = (
-        known.attention.unsure * parts["attention"],
-        known.exposed.unsure * parts["exposed_collectives"],
+        efficiency.attention.unsure * parts["attention"],
+        efficiency.exposed.unsure * parts["exposed_collectives"],
         (1 - unseen) * wait_s,
         (1 - unseen) * hop_s,
         unseen * parts["slice_wait"],
-        known.between_steps_s.unsure * parts["between_steps"],
+        efficiency.between_steps_s.unsure * parts["between_steps"],
     )
     return STANDARD_DEVIATIONS * hypot(*map(float, unsure_s)) / float(sum(parts.values()))

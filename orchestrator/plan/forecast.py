@@ -100,23 +100,23 @@ def mfu_of(layout: Layout, step_s: Estimate, flops_per_token: float) -> Estimate
 
 
 def step_bounds(layout: Layout, lines: list[LedgerLine], time: StepTime) -> Estimate:
-    """Seconds of a step: the bound, the estimate if runs of such chips are known, and all lines."""
+    """Seconds of a step: the bound, the estimate if runs on such chips are known, and all lines."""
     lower, unoverlapped = float(time.lower_s), float(time.unoverlapped_s)
-    known = catalog.efficiency(layout.chip.name)
-    if known is None:
+    efficiency = catalog.efficiency(layout.chip.name)
+    if efficiency is None:
         return Estimate(lower=lower, unoverlapped=unoverlapped)
-    expected = float(expected_s(layout, lines, time, known))
-    low, high = interval(layout, lines, time, known)
+    expected = float(expected_s(layout, lines, time, efficiency))
+    low, high = interval(layout, lines, time, efficiency)
     return Estimate(lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high)
 
 
 def expected_ledger(
     layout: Layout, lines: list[LedgerLine], time: StepTime
 ) -> tuple[LedgerLine, ...]:
-    known = catalog.efficiency(layout.chip.name)
-    if known is None:
+    efficiency = catalog.efficiency(layout.chip.name)
+    if efficiency is None:
         return ()
-    return tuple(plain_line(line) for line in expected_lines(layout, lines, time, known))
+    return tuple(plain_line(line) for line in expected_lines(layout, lines, time, efficiency))
 
 
 def plain(value: Any) -> float:
@@ -149,9 +149,9 @@ def binding_resource(layout: Layout, time: StepTime) -> tuple[str, float]:
     return ordered[0], first / second - 1 if second else 0.0
 
 
-def scale(values: Estimate, scale: float) -> Estimate:
-    """The same in days, hours or money."""
-    return apply(values, lambda value: value * scale)
+def scale(values: Estimate, factor: float) -> Estimate:
+    """The same times, in days, hours or money."""
+    return apply(values, lambda value: value * factor)
 
 
 def rates(values: Estimate, amount: float) -> Estimate:
@@ -161,13 +161,15 @@ def rates(values: Estimate, amount: float) -> Estimate:
 
 
 def apply(values: Estimate, change: Callable[[float], float]) -> Estimate:
-    def known(value: float | None) -> float | None:
+    """The estimate with every value changed."""
+
+    def if_known(value: float | None) -> float | None:
         return None if value is None else change(value)
 
     return Estimate(
         lower=change(values.lower),
         unoverlapped=change(values.unoverlapped),
-        expected=known(values.expected),
-        low=known(values.low),
-        high=known(values.high),
+        expected=if_known(values.expected),
+        low=if_known(values.low),
+        high=if_known(values.high),
     )

@@ -86,7 +86,7 @@ class Layout:
 
     @cached_property
     def step_tokens(self) -> Number:
-        """Tokens of a step that one device works on, its `tensor` group with it."""
+        """Tokens of a step that one device works on, together with its `tensor` group."""
         return self.sequences / self.ways("batch") * self.length / self.ways("length")
 
     @cached_property

@@ -10,6 +10,7 @@ import numpy as np
 
 from orchestrator.network.description import Tensor
 from orchestrator.network.mesh_axes import REPLICA_AXES
+from orchestrator.network.rematerialization import Treatment
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.types.plan import LedgerLine, LineKind, MemoryPhase
@@ -72,28 +73,17 @@ def tensor_bytes(layout: Layout, tensor: Tensor) -> Number:
     return size + FP32_BYTES * layout.tensor_elements(statistics)
 
 
-def offloaded_bytes(layout: Layout) -> Number:
-    """Activations of a layer that wait on the host."""
-    tensors = layout.network.block.tensors
+def activation_bytes(layout: Layout, treatment: Treatment) -> Number:
+    """Activations of a layer that the policy keeps, offloads or recomputes."""
     return sum(
         tensor_bytes(layout, tensor)
-        for tensor in tensors
-        if layout.remat.treatment(tensor.name) == "offload"
-    )
-
-
-def saved_bytes(layout: Layout) -> Number:
-    """Activations of a layer that wait in HBM."""
-    tensors = layout.network.block.tensors
-    return sum(
-        tensor_bytes(layout, tensor)
-        for tensor in tensors
-        if layout.remat.treatment(tensor.name) == "keep"
+        for tensor in layout.network.block.tensors
+        if layout.remat.treatment(tensor.name) == treatment
     )
 
 
 def saved_lines(layout: Layout) -> list[LedgerLine]:
-    """What stands from a microbatch's forward pass to its backward pass.
+    """What a device holds from a microbatch's forward pass to its backward pass.
 
     The compiler casts all layers' matrices at once, before the loop over layers, wherever
     parameters and compute differ in type.
@@ -103,7 +93,7 @@ def saved_lines(layout: Layout) -> list[LedgerLine]:
         line("compute_copy", "compute copy", "size x layers",
              size=layout.compute_bytes * differ, layers=layout.blocks_owned_elements),
         line("kept_activations", "kept activations", "layers x size",
-             layers=layout.model.layers, size=saved_bytes(layout)),
+             layers=layout.model.layers, size=activation_bytes(layout, "keep")),
     ]  # fmt: skip
 
 
@@ -154,7 +144,7 @@ def loss_lines(layout: Layout) -> list[LedgerLine]:
 
 
 def optimizer_lines(layout: Layout) -> list[LedgerLine]:
-    """All gradients, and beside the fp32 sums the part of them that travels between replicas."""
+    """All gradients: their fp32 sums, and the copies that replicas exchange."""
     owned, sums = layout.owned_elements, ACCUMULATION_BYTES * (layout.microbatches == 1)
     return [
         line("gradients", "gradients", "size x elements", size=sums, elements=owned),

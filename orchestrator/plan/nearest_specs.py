@@ -22,8 +22,8 @@ from orchestrator.types.plan import Estimate
 from orchestrator.types.spec import MeshRequest
 
 ANY_REPLICAS = 2**62
-NEAR = 0.05  # how far from the requested batch a faster one is looked for
-MESHES = 2  # suggested in place of a requested one
+NEAR = 0.05  # how far a suggested batch may be from the requested one
+MESHES = 2  # most meshes that are suggested in place of a requested one
 
 
 def suggestion(request: SearchRequest, *overrides: str, **changes: Any) -> Iterator[Suggestion]:
@@ -106,7 +106,7 @@ def searched_mesh(request: SearchRequest) -> Iterator[Suggestion]:
 
 
 def smaller_slices(request: SearchRequest) -> Iterator[Suggestion]:
-    """The largest smaller slice that serves the spec as it stands."""
+    """The largest smaller slice on which the spec has a plan without other changes."""
     for topology in smaller_topologies(request):
         smaller = replace(request, topology=topology, torus=make_torus(request.chip, topology))
         idle = (request.topology.chips - topology.chips) * request.pods

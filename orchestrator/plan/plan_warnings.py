@@ -1,7 +1,6 @@
 """The warnings of a plan: what a person should know before paying for it."""
 
 from collections.abc import Iterator
-from math import ceil
 
 from orchestrator import catalog
 from orchestrator.plan.search import SearchRequest, SearchResult
@@ -35,7 +34,7 @@ def trainer_warnings(plan: Plan) -> Iterator[str]:
 
 def few_steps(plan: Plan) -> Iterator[str]:
     """So few steps that the batch may be mistyped."""
-    steps = ceil(plan.tokens / plan.batch.tokens)
+    steps = plan.total_steps
     if steps < FEW_STEPS:
         count = f"{steps} step{'s' * (steps != 1)}"
         advice = "ask for more tokens or a smaller batch"
@@ -57,10 +56,10 @@ def too_long(plan: Plan) -> Iterator[str]:
 
 def extrapolations(plan: Plan) -> Iterator[str]:
     """The plan lies outside the published runs."""
-    known, expected = catalog.reach(plan.chip), plan.forecast.step_s.expected
-    if known is None or expected is None:
+    published, expected = catalog.reach(plan.chip), plan.forecast.step_s.expected
+    if published is None or expected is None:
         return
-    if expected < known.step_s:
-        yield f"expected is a guess: no published run has steps below {known.step_s:.2g} s"
-    if plan.chips > known.chips:
-        yield f"expected is extrapolated from {plan.chip} runs on up to {known.chips:,} chips"
+    if expected < published.step_s:
+        yield f"expected is a guess: no published run has steps below {published.step_s:.2g} s"
+    if plan.chips > published.chips:
+        yield f"expected is extrapolated from {plan.chip} runs on up to {published.chips:,} chips"

@@ -15,7 +15,7 @@ from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan import flops
 from orchestrator.plan.collectives import ENDS, Exchange, block_passes, exchanges
 from orchestrator.plan.layout import Layout, Number
-from orchestrator.plan.memory import offloaded_bytes, saved_bytes
+from orchestrator.plan.memory import activation_bytes
 from orchestrator.plan.torus import HOP_S, HOP_SOURCE
 from orchestrator.types.plan import LedgerLine, LineKind
 
@@ -74,7 +74,7 @@ def hbm_lines(layout: Layout) -> list[LedgerLine]:
     block, tables = layout.model.layers * layout.block_elements, ENDS * layout.table_elements
     # Two gathers write the weights and matmuls read them; their gradient is written and read.
     touched = 4 * layout.compute_bytes + 2 * layout.gradient_bytes
-    kept = 2 * block_passes(layout) * saved_bytes(layout)
+    kept = 2 * block_passes(layout) * activation_bytes(layout, "keep")
     # The update reads and writes parameters and moments, and reads the fp32 gradient.
     update = 2 * (layout.parameter_bytes + layout.moment_bytes) + 4
 
@@ -100,7 +100,7 @@ def host_lines(layout: Layout) -> list[LedgerLine]:
             f"remat {layout.remat.name} has no price: no rate between {layout.chip.name} and"
             " its host is known; choose a policy that keeps its tensors in HBM"
         )
-    moved = 2 * block_passes(layout) * offloaded_bytes(layout)
+    moved = 2 * block_passes(layout) * activation_bytes(layout, "offload")
     formula = "2 x offloaded activations"
     return [rated_line(layout, "offload", "offload", formula, "host", moved, rate)]
 

@@ -96,7 +96,7 @@ def group_spans(factors: Ints, group: tuple[str, ...]) -> tuple[Ints, Ints]:
 
 
 def closes(slice_torus: Torus, size: Ints, stride: Ints) -> NDArray[np.bool_]:
-    """Whether a span goes all the way round an axis that wraps, or stands in a switched domain."""
+    """Whether a span is a ring: all of an axis that wraps, or part of a switched domain."""
     lengths = np.array([axis.length for axis in slice_torus.axes])
     wraps = np.array([axis.wraps for axis in slice_torus.axes])
     return np.asarray((wraps & (size * stride == lengths)) | slice_torus.switched)
@@ -140,7 +140,7 @@ def group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Links:
-    """What the torus gives each of GROUPS: bytes per second, hops, torus axes it uses."""
+    """For each of GROUPS: bytes per second, hops of a collective, torus axes in use."""
 
     rates: dict[str, Any]
     hops: dict[str, Any]

@@ -87,6 +87,11 @@ def signed_percent(fraction: float) -> str:
     return f"{shown if float(shown) else '0.0'} %"
 
 
+def signed_points(fraction: float) -> str:
+    """Return the difference of two percentages: +9.4 points."""
+    return signed_percent(fraction).replace("%", "points")
+
+
 def dollars(value: float) -> str:
     """Return money to three digits: $17.3M, $940."""
     return f"${scaled(value)}"

@@ -31,7 +31,7 @@ def study_launch_intro(name: str, runs: int, address: str, origin: str) -> str:
 
 
 def cluster_problems(address: str, faults: Sequence[str]) -> str:
-    """Return everything for which a cluster cannot run a plan."""
+    """Return every reason why a cluster cannot run a plan."""
     return "\n".join([f"{address} cannot run this", *(f"  {fault}" for fault in faults)])
 
 
@@ -52,17 +52,13 @@ def hosts(number: int, versions: Mapping[str, str]) -> str:
     return f"{count(number)}, all with {', '.join(shown)}"
 
 
-def cost_of_run(plan: Plan, steps: int) -> str:
-    """Return the chips, time and money of a number of steps."""
-    return f"{count(plan.chips)} {plan.chip} chips, {count(steps)} steps, {cost([(plan, steps)])}"
-
-
 def cost_of_runs(runs: Sequence[tuple[Plan, int]]) -> str:
-    """Return the chips, time and money of runs that follow each other."""
+    """Return the chips, time and money of a run, or of runs that follow each other."""
     largest = max((plan for plan, _ in runs), key=lambda plan: plan.chips)
-    chips = f"at most {count(largest.chips)} {largest.chip} chips"
-    steps = count(sum(steps for _, steps in runs))
-    return f"{chips}, {counted(len(runs), 'run')}, {steps} steps, {cost(runs)}"
+    chips = f"{count(largest.chips)} {largest.chip} chips"
+    if len(runs) > 1:
+        chips = f"at most {chips}, {counted(len(runs), 'run')}"
+    return f"{chips}, {count(sum(steps for _, steps in runs))} steps, {cost(runs)}"
 
 
 def cost(runs: Sequence[tuple[Plan, int]]) -> str:
@@ -98,16 +94,16 @@ def submitted_screen(run: Run, job: str) -> Screen:
 
 
 def detached_text(key: str, follow_command: str, cancel_command: str) -> str:
-    """Return what a person reads who stops to follow a run."""
+    """Return what is shown when a person stops following a run."""
     return (
-        f"{key} goes on without this command; {cancel_command} stops it\nNext: {follow_command}\n"
+        f"{key} continues without this command; {cancel_command} stops it\nNext: {follow_command}\n"
     )
 
 
-def launch_result(run: Run, recorded: str, next_command: str) -> Screen:
+def launch_result(run: Run, record: str, next_command: str) -> Screen:
     """Return how the run ended, and where to look."""
     rows = list(why(run))
     if run.recent:
         mfu = f", MFU {percent(run.recent.mfu)}" if run.recent.mfu is not None else ""
         rows.append(("measured", f"{seconds(run.recent.step_s)} a step{mfu}"))
-    return result(run, rows, recorded, next_command)
+    return result(run, rows, record, next_command)

@@ -1,8 +1,7 @@
 """Lay out text for terminals: titles, paragraphs and tables in blocks, within a width.
 
-A screen is plain text wherever it goes to a pipe or a file; styles appear on a terminal alone.
-This is a light stand-in for rich, whose import and tables would add 7 % to the time of `orch plan`,
-and whose tables cut a path that is wider than its column.
+A screen is plain text in a pipe or a file; only a terminal gets styles. It does not use rich: its
+import and tables would add 7 % to the time of `orch plan`, and its tables cut long paths.
 """
 
 import re
@@ -220,6 +219,6 @@ def fit(text: str, width: int = WIDTH) -> str:
 
 
 def hanging(line: str) -> Text:
-    """Return a line of a message whose later lines stand two columns further in."""
+    """Return a line of a message whose later lines are indented by two more columns."""
     part = paragraph(line)
     return replace(part, hang=len(part.start) + 2)

@@ -13,6 +13,7 @@ from orchestrator.render.formatting import (
     scaled,
     seconds,
     signed_percent,
+    signed_points,
     to_digits,
 )
 from orchestrator.render.layout import Part, Screen, Table, heading, next_step, screen, section
@@ -102,7 +103,7 @@ def memory(diff: PlanDiff) -> list[Part]:
 
 
 def time(diff: PlanDiff) -> list[Part]:
-    rows = ledger(list(diff.time), seconds, lambda line: resource(line.part))
+    rows = ledger(diff.time, seconds, lambda line: resource(line.part))
     for name in ("unoverlapped", "lower", "expected"):
         values = figure(diff, f"step_s.{name}")
         if any(values):
@@ -141,20 +142,17 @@ def change(first: float, second: float) -> str:
     return signed_percent(ratio - 1) if 0.5 <= ratio <= 2 else f"x {to_digits(ratio, 3)}"
 
 
-def points(first: float, second: float) -> str:
-    """Return the change of a share in percentage points."""
-    return signed_percent(second - first).replace("%", "points")
-
-
 def figures(diff: PlanDiff) -> list[Part]:
     rows: list[Row] = []
     for name, key, show in FIGURES:
         for estimate in ESTIMATES:
             values = figure(diff, f"{key}.{estimate}")
             if any(values):
-                moved = points(*values) if key == "mfu" else change(*values)
+                changed = change(*values)
+                if key == "mfu":
+                    changed = signed_points(values[1] - values[0])
                 label = f"{name}, {TOTALS.get(estimate, estimate)}"
-                rows.append((label, *shown(values, show), moved))
+                rows.append((label, *shown(values, show), changed))
     return [Table(rows=[("", "first", "second", "change"), *rows], columns="<>>>")]
 
 

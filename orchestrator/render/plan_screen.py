@@ -243,18 +243,18 @@ def verdict(plan: Plan) -> str:
 def runners_up_table(plans: Sequence[Plan]) -> list[Part]:
     """Return a row for each plan, the chosen one first."""
     first = plans[0]
-    known = all(plan.forecast.step_s.expected is not None for plan in plans)
-    columns = ("expected", "MFU") if known else ("lower", "unoverlapped")
+    has_estimate = all(plan.forecast.step_s.expected is not None for plan in plans)
+    columns = ("expected", "MFU") if has_estimate else ("lower", "unoverlapped")
     head = ("mesh", "batch", "micro", "remat", "memory", *columns, "loss", "bound")
-    rows = [head, *(runner_up(plan, first, known=known) for plan in plans)]
+    rows = [head, *(runner_up(plan, first, has_estimate=has_estimate) for plan in plans)]
     title = f"the plan and {counted(len(plans) - 1, 'runner')}-up (data.fsdp.sequence.tensor)"
     return [title, *indent([Table(rows=rows, columns="<>><>>>><"), LOSS_RULE])]
 
 
-def runner_up(plan: Plan, first: Plan, *, known: bool) -> tuple[str, ...]:
+def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]:
     forecast = plan.forecast
     step_s = forecast.step_s
-    if known:
+    if has_estimate:
         speed = seconds(step_s.expected or 0), percent(forecast.mfu.expected or 0)
     else:
         speed = seconds(step_s.lower), seconds(step_s.unoverlapped)

@@ -16,26 +16,28 @@ from orchestrator.types.run import Run, Step
 SHOW_EVERY_S = 2.0
 SHOWN_STATES = ("starting", "stopping", "pending")
 STOPPING = {
-    "before it began": "stopping: nothing was begun",
+    "before it began": "stopping: nothing has started",
     "with a checkpoint": "stopping after a last checkpoint; Ctrl-C again stops at once",
     "at once": "stopping at once",
     "nothing to save": "stopping: there is nothing to save",
 }
 TROUBLE = {
-    "cluster silent": "the cluster does not answer; the run goes on: ",
+    "cluster silent": "the cluster does not answer; the run continues: ",
     "journal unreadable": "the journal cannot be read: ",
     "cleared": "the connection is back",
 }
 
+MLFLOW = "mlflow"  # the one tracker whose records `orch ui` shows
+
 
 class ProgressText:
-    """Turns events into text. `other_plans` is the command that shows other plans; `detach` says
-    that nobody will follow the run. `status` says what is going on now.
+    """Turns events into text. `other_plans` is the command that shows other plans; `detach` is
+    whether nobody will follow the run. `status` is what happens now.
     """
 
     def __init__(self, other_plans: str = "", *, detach: bool = False) -> None:
         self.other_plans, self.detach, self.status = other_plans, detach, ""
-        self.task, self.began_s, self.shown_at_s = "", 0.0, 0.0
+        self.task, self.started_s, self.shown_at_s = "", 0.0, 0.0
         self.attempt, self.state = 0, ("", "")
 
     def screens(self, event: object) -> tuple[str, ...]:
@@ -43,8 +45,10 @@ class ProgressText:
         return self._preparation(event) or self._result(event) or self._trial(event)
 
     def lines(self, event: object) -> list[str]:
-        """The lines of an event of a run that is followed, behind its seconds."""
-        return [f"{time.monotonic() - self.began_s:5.0f} s  {text}" for text in self._texts(event)]
+        """The lines of an event of a run that is followed, each after the seconds so far."""
+        return [
+            f"{time.monotonic() - self.started_s:5.0f} s  {text}" for text in self._texts(event)
+        ]
 
     def stage(self, event: events.Stage) -> str:
         text = f"{event.task}: {event.stage}"
@@ -97,9 +101,9 @@ class ProgressText:
             case events.TrialDoneBefore(run=run):
                 return (f"  done before: {run.run}\n",)
             case events.TrialContinues(run=run):
-                return (f"  {run.run} goes on, and is followed again\n",)
+                return (f"  {run.run} is still running; following it again\n",)
             case events.TrialEnded(run=run, tracked=tracked):
-                place = f"  mlflow {tracked_text(run, tracked)}\n"
+                place = f"  {tracked.tracker} {tracked_text(run, tracked)}\n"
                 return place, f"  {run.run}: {run.state}, {run.steps_done} of {run.steps} steps\n\n"
         return ()
 
@@ -107,7 +111,7 @@ class ProgressText:
         match event:
             case events.FollowStarted(task=task, attempts=attempts):
                 self.task, self.attempt, self.state = task, attempts, ("", "")
-                self.began_s, self.shown_at_s = time.monotonic(), 0.0
+                self.started_s, self.shown_at_s = time.monotonic(), 0.0
                 self.status = f"{task}: {rehearsal.WAITING_FOR_DRIVER}"
             case events.NodesUp(up=up, total=total):
                 return [f"node {up} of {total} is up"]
@@ -134,7 +138,7 @@ class ProgressText:
         return [rehearsal.new_attempt_line(ended, run.attempts[-1])] if is_shown else []
 
     def _new(self, steps: tuple[Step, ...], run: Run) -> list[str]:
-        """Of many steps those that somebody can read, and always the last."""
+        """The lines of new steps: one in two seconds, and always the last."""
         lines = []
         for step in steps:
             if line := rehearsal.startup_line(step):
@@ -147,9 +151,9 @@ class ProgressText:
 
 
 def already_submitted(run: Run) -> str:
-    stands = f"{run.state}, {run.steps_done:,} of {run.steps:,} steps done"
-    following = run_command("status", run.run, storage_of(run))
-    return f"run {run.run} is there already: {stands}. Nothing was submitted.\nNext: {following}\n"
+    progress = f"{run.state}, {run.steps_done:,} of {run.steps:,} steps done"
+    status = run_command("status", run.run, storage_of(run))
+    return f"run {run.run} already exists: {progress}. Nothing was submitted.\nNext: {status}\n"
 
 
 def left_running(run: Run) -> str:
@@ -169,22 +173,25 @@ def intro(event: events.SubmitStarted) -> str:
 
 
 def cluster_table(event: events.ClusterReady) -> str:
-    [(plan, steps), *others] = event.runs
-    price = launch.cost_of_runs(event.runs) if others else launch.cost_of_run(plan, steps)
+    price = launch.cost_of_runs(event.runs)
     hosts = launch.hosts(event.hosts, event.versions)
     return launch.cluster_screen(event.address, event.slices, hosts, event.storage, price)
 
 
 def result_text(event: events.RunEnded) -> str:
-    run, recorded = event.run, tracked_text(event.run, event.tracked)
+    """Return how a run ended, and where its journal and its record are."""
+    run, tracked = event.run, event.tracked
+    record = f"{tracked.tracker:8} {tracked_text(run, tracked)}"
     following = next_run_command(run, run.run, storage_of(run))
     if run.rehearsal:
-        return rehearsal.rehearsal_result(run, event.plan, recorded, following)
-    return launch.launch_result(run, recorded, following)
+        return rehearsal.rehearsal_result(run, event.plan, record, following)
+    return launch.launch_result(run, record, following)
 
 
 def tracked_text(run: Run, tracked: events.Tracked) -> str:
     """Where a run is recorded, and what shows it there."""
     if tracked.problem:
         return f"not recorded yet: {tracked.problem}; orch sync records it"
+    if tracked.tracker != MLFLOW:
+        return tracked.place
     return f"{tracked.place}, shown by {storage_command('ui', storage_of(run))}"

@@ -165,22 +165,22 @@ def new_attempt_line(ended: Attempt, started: Attempt) -> str:
     return f"new attempt{other}; {why}"
 
 
-def rehearsal_result(run: Run, plan: Plan, recorded: str, next_command: str) -> Screen:
+def rehearsal_result(run: Run, plan: Plan, record: str, next_command: str) -> Screen:
     """Return the measurement, how far the forecast was off, and where to look."""
     rows = list(why(run))
     if run.recent:
         rows += [("measured", measured(run.recent)), ("expected", forecast(run, run.recent, plan))]
         rows += [("", BUSY)] if is_off(run.recent, plan) else []
-    return result(run, rows, recorded, next_command)
+    return result(run, rows, record, next_command)
 
 
-def result(run: Run, rows: Sequence[tuple[str, str]], recorded: str, next_command: str) -> Screen:
+def result(run: Run, rows: Sequence[tuple[str, str]], record: str, next_command: str) -> Screen:
     """Return the last lines about a run that has ended."""
     places = [Command(text=f"journal  {run.journal}")]
     if run.profile:
         trace = f"{run.journal}/profile, an XProf trace of {steps_traced(run.profile)}"
         places.append(Command(text=f"profile  {trace}"))
-    places.append(Command(text=f"mlflow   {recorded}"))
+    places.append(Command(text=record))
     state = f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"
     return screen([state, *facts(rows), *places, *next_step(next_command)])
 

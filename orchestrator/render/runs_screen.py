@@ -14,7 +14,7 @@ Row = tuple[str, ...]
 
 
 def runs_screen(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = ()) -> Screen:
-    """Return all runs, newest first; a study stands above its runs."""
+    """Return all runs, newest first; a study comes above its runs."""
     if not runs and not studies:
         return screen([Command(text=f"No runs in {storage}"), *next_step("orch submit SPEC")])
     heads = {one.study: study_row(one) for one in studies}

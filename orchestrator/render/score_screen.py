@@ -2,7 +2,14 @@
 
 from collections.abc import Sequence
 
-from orchestrator.render.formatting import counted, percent, seconds, signed_percent, span
+from orchestrator.render.formatting import (
+    counted,
+    percent,
+    seconds,
+    signed_percent,
+    signed_points,
+    span,
+)
 from orchestrator.render.layout import (
     Part,
     Screen,
@@ -93,7 +100,7 @@ def retention(score: Score) -> list[Part]:
 
 
 def retention_row(one: Retention) -> tuple[str, ...]:
-    points = signed_percent(one.expected - one.measured).replace("%", "points")
+    points = signed_points(one.expected - one.measured)
     return one.id, str(one.slices), percent(one.measured), percent(one.expected), points
 
 

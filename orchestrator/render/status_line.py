@@ -1,4 +1,4 @@
-"""One line below all others that says what is going on, with its time. Only a terminal shows it."""
+"""The bottom line of a terminal: what happens now, and for how long."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Show one run: its state and attempts, its log lines, and requests to cancel it."""
+"""Show one run: its state and attempts, its log lines, its cancellation and removal."""
 
 from pathlib import Path
 
@@ -54,8 +54,10 @@ def facts(status: Status) -> list[Part]:
         ("cluster", status.environment.get("cluster")),
         ("code", code(status)),
         ("journal", status.journal),
-        ("mlflow", tracking(status)),
     ]
+    if status.tracking:
+        record = f"run {status.tracking.run_id} in {status.tracking.uri}"
+        rows.append((status.tracking.tracker, record))
     width = max(len(name) for name, _ in rows)
     return [Table(rows=[(f"{name:{width}}", text) for name, text in rows if text], columns="<w")]
 
@@ -150,12 +152,6 @@ def cancel_request(status: Status) -> str | None:
     return f"requested {elapsed(status.read_at_s - status.cancel_requested_at_s)} ago"
 
 
-def tracking(status: Status) -> str | None:
-    if status.tracking is None:
-        return None
-    return f"run {status.tracking.run_id} in {status.tracking.uri}"
-
-
 def attempts(status: Status) -> list[Part]:
     """Return every attempt: its steps, its time, and why it ended."""
     rows = [
@@ -206,7 +202,7 @@ def cancel_text(before: Run, after: Run, *, at_once: bool) -> str:
     text = f"{before.run}: stop requested" + (", at once." if at_once else ".")
     if before.cancel_requested_at_s is not None:
         ago = elapsed(before.read_at_s - before.cancel_requested_at_s)
-        text += f" A stop was requested {ago} ago too."
+        text += f" A stop was requested {ago} ago already."
     return f"{text}\n{cancel_effect(after, at_once=at_once)}"
 
 
@@ -241,7 +237,7 @@ def log_line(line: LogLine, *, alone: bool) -> str:
 
 
 def removal_question(doomed: Run | StudyStatus) -> str:
-    """What is asked before a run or a study is removed."""
+    """Return the question before a run or a study is removed."""
     if isinstance(doomed, StudyStatus):
         what = f"{doomed.study} ({doomed.state}, {doomed.done} of {doomed.total} done)"
         runs, folder = counted(len(doomed.runs), "run"), doomed.journal.rpartition("/")[0]
@@ -257,7 +253,7 @@ def removed_text(removed: Run | StudyStatus) -> str:
 
 
 def next_run_command(run: Run, named: str, storage: Path) -> str:
-    """What to type next about a run: follow it, compare it with its plan, or resume it.
+    """Return the next command for a run: follow it, compare it with its plan, or resume it.
 
     The logs come first for a run that failed before its first step and left some.
     """

@@ -90,8 +90,8 @@ def expected(estimate: Estimate, show: Callable[[float], str]) -> str:
 
 def legend(forecast: StudyForecast) -> str:
     planned: Sequence[PlannedTrial] = [one.planned for one in forecast.trials if one.planned]
-    known = all(plan.step_s.expected is not None for plan in planned)
-    what = "Expected values" if known else "Ranges go from the lower bound to no overlap"
+    has_estimate = all(plan.step_s.expected is not None for plan in planned)
+    what = "Expected values" if has_estimate else "Ranges go from the lower bound to no overlap"
     return f"{what}. Efficiency is tokens per second and chip, over those of the smallest trial."
 
 

@@ -174,8 +174,9 @@ class LeftRunning:
 
 @dataclass(frozen=True, kw_only=True)
 class Tracked:
-    """Where a run is recorded for people; `problem` says why it is not yet."""
+    """Where a tracker records a run; `problem` says why it is not yet recorded there."""
 
+    tracker: str
     place: str
     problem: str | None = None
 

@@ -1,6 +1,7 @@
 """The Plan: what will be done, and its Forecast. Plain values, no JAX objects."""
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal
 
 from orchestrator.types.spec import DataSource, Model, Optimizer, Precision
@@ -244,3 +245,8 @@ class Plan:
     forecast: Forecast
     search: SearchSummary
     warnings: tuple[str, ...]
+
+    @property
+    def total_steps(self) -> int:
+        """Steps until all tokens are trained on."""
+        return ceil(self.tokens / self.batch.tokens)

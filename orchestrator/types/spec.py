@@ -1,4 +1,4 @@
-"""What a person asks for: a Spec and its parts. Holds nothing computed and no secrets.
+"""The request of a person: a Spec and its parts. Holds nothing computed and no secrets.
 
 Docstrings, descriptions, bounds and examples are published: the JSON Schema of a spec is generated
 from them by `orchestrator.spec.schema`, which also knows the notations.
@@ -219,7 +219,7 @@ class Pods:
     """How many pods the run may have."""
 
     min: Annotated[PodCount, about("What the run may shrink to.", 2)]
-    max: Annotated[PodCount, about("What is asked for, and planned.", 4)]
+    max: Annotated[PodCount, about("How many are requested; the plan is for these.", 4)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +244,7 @@ class MeshRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """The chips asked for. The same experiment on other chips is another plan of it."""
+    """The requested chips. The same experiment on other chips has another plan."""
 
     chip: Annotated[
         str, about("The kind of chip, by name or by its own file.", "v5p", notation="chip")
@@ -263,7 +263,7 @@ class Resources:
         Pods,
         about(
             "Slices, joined by the data-center network; or how few the run may shrink to (min)"
-            " and how many are asked for (max).",
+            " and how many are requested (max).",
             notation="pods",
         ),
     ] = Pods(min=1, max=1)
@@ -376,7 +376,7 @@ class TrackingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One training experiment, the chips it asks for, and how to run, place and track it. What is
+    """One training experiment, the chips it requests, and how to run, place and track it. What is
     left out has the default named here. Suffixes K, M, B and T are decimal.
     """
 

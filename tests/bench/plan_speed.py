@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.plan.planner import search_request
 from orchestrator.plan.search import Choice, SearchRequest, best_choices, layout_of_choice, search
 from orchestrator.plan.time import step_time, time_lines
-from tests.asks import spec_of
+from tests.example_specs import spec_of
 
 ROOT = Path(__file__).parents[2]
 IMPORTS = [sys.executable, "-c", "import numpy, yaml, jsonschema"]

@@ -22,7 +22,7 @@ from orchestrator.render.formatting import GIB
 from orchestrator.render.layout import Table, screen
 from orchestrator.types.proof import Proof
 from orchestrator.types.spec import MeshRequest, Spec
-from tests.asks import spec_of
+from tests.example_specs import spec_of
 
 TABLE = Path(__file__).parents[2] / "docs" / "proof-bench.md"
 GOALS = "memory 10 % or 0.5 GiB, 5 % in the median; payload 2 % on every group of axes; FLOPs 2 %"

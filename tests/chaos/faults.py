@@ -19,8 +19,8 @@ from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Attempt, Run, TimedStep
 from orchestrator.types.spec import CheckpointOptions, Pods, RetryLimits, RunOptions, Spec
-from tests.asks import TINY, spec_of
 from tests.clusters import variable
+from tests.example_specs import TINY, spec_of
 
 LIMIT_S = 900.0  # on a machine that does other work too
 POLL_S = 0.1

@@ -3,7 +3,6 @@
 Matrices decay, the two vocabulary tables among them; norm scales do not.
 """
 
-from math import ceil
 from typing import Any
 
 import jax
@@ -20,15 +19,11 @@ from trainers.llama.parameters import Parameters, matrices, shardings
 Tree = Any
 
 
-def total_steps(plan: Plan) -> int:
-    return ceil(plan.tokens / plan.batch.tokens)
-
-
 def learning_rate(plan: Plan) -> optax.Schedule:
     """The learning rate by step: the first step of warm-up has 1 / warmup_steps of the peak."""
     options = plan.optimizer
     warmup = optax.linear_schedule(0.0, options.peak_lr, options.warmup_steps)
-    rest = _after_warmup(options, max(1, total_steps(plan) - options.warmup_steps))
+    rest = _after_warmup(options, max(1, plan.total_steps - options.warmup_steps))
     whole = optax.join_schedules([warmup, rest], [options.warmup_steps])
     return lambda step: whole(step + 1)
 

@@ -1,4 +1,4 @@
-"""Specs for tests of the plan room, built without a file."""
+"""Specs for tests of plans, built without a file."""
 
 from orchestrator import catalog
 from orchestrator.types.spec import (
@@ -31,7 +31,7 @@ def spec_of(
     precision: Precision | None = None,
     tokens: int = 15 * 10**12,
 ) -> Spec:
-    """A spec; what is not named is the Llama 3 70B on four pods of the book's questions."""
+    """A spec; by default Llama 3 70B on four pods of v5p, as in the book."""
     return Spec(
         name="asked",
         experiment=Experiment(
