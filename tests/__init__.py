@@ -1,1 +1,1 @@
-"""Tests: one module per room, and those of the whole program."""
+"""Tests: a module for each package or feature, and those of the whole program."""

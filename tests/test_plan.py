@@ -44,12 +44,12 @@ def test_the_documented_keys_are_there(four_pods: Plan) -> None:
 
 
 def test_a_plan_survives_json(four_pods: Plan) -> None:
-    """To text and back it is the same station, to the last float."""
+    """The JSON holds every field, to the last float."""
     assert codec.from_json(codec.to_json(four_pods), Plan) == four_pods
 
 
 def test_the_ledgers_add_up(four_pods: Plan) -> None:
-    """Nothing is in a total that has no line."""
+    """Every total is the sum of its lines."""
     forecast = four_pods.forecast
     total = sum(line.value for line in forecast.time)
     assert total == pytest.approx(forecast.step_s.unoverlapped, rel=1e-12)
@@ -59,7 +59,7 @@ def test_the_ledgers_add_up(four_pods: Plan) -> None:
 
 
 def test_every_line_names_a_source_that_exists(four_pods: Plan) -> None:
-    """Each outside number of the time ledger leads to the catalog."""
+    """Each published number of the time ledger has a source in the catalog."""
     known = catalog.sources()
     for line in four_pods.forecast.time:
         assert line.sources, line.name
@@ -91,7 +91,7 @@ def test_gradients_cross_pods_once_a_step() -> None:
     assert only.calls_per_step == 1
     gradients = 2 * plan.model.parameters / 8960
     assert only.bytes_per_step == pytest.approx(2 * gradients * 3 / 4, rel=0.06)
-    assert only.bytes_per_step > 2 * gradients * 3 / 4, "leaves are filled up to whole tiles"
+    assert only.bytes_per_step > 2 * gradients * 3 / 4, "arrays are padded to whole tiles"
 
 
 def test_the_digest_is_of_what_will_run() -> None:
@@ -112,7 +112,7 @@ def test_the_digest_is_of_what_will_run() -> None:
 
 
 def test_only_the_experiment_is_the_identity() -> None:
-    """On other chips it is another plan of the same spec."""
+    """Other chips change the digest of the plan, not that of the experiment."""
     small = spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)
     large = replace(small, resources=replace(small.resources, topology="4x8"))
     one, other = make_plan(small), make_plan(large)
@@ -121,8 +121,8 @@ def test_only_the_experiment_is_the_identity() -> None:
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "4242"])
-def test_the_same_bytes_whatever_the_process(seed: str, four_pods: Plan) -> None:
-    """Hash seeds and locales leave no trace."""
+def test_every_process_makes_the_same_bytes(seed: str, four_pods: Plan) -> None:
+    """Hash seeds and locales do not change a plan."""
     code = (
         "import sys; sys.path.insert(0, '.');"
         "from tests.example_specs import spec_of; from orchestrator.plan.planner import make_plan;"
@@ -155,7 +155,7 @@ def test_a_plan_warns_of_slices_that_cannot_be_rented(four_pods: Plan) -> None:
 
 
 def test_a_plan_warns_of_a_batch_that_uses_up_the_tokens() -> None:
-    """Nine steps fit, and are no training."""
+    """Seven steps are too few to train a model."""
     spec = spec_of(sequences=4_000_000, length=4096, topology="4x4x8", pods=1, tokens=10**11)
     [text] = [one for one in make_plan(spec).warnings if "tokens are used up" in one]
     assert "used up in 7 steps, too few" in text
@@ -164,7 +164,7 @@ def test_a_plan_warns_of_a_batch_that_uses_up_the_tokens() -> None:
 
 
 def test_a_plan_warns_of_a_run_that_lasts_for_years() -> None:
-    """70B on 64 chips; on four pods, not a word."""
+    """70B on 64 chips takes years; on four pods there is no warning."""
     slow = make_plan(spec_of(topology="4x4x4", pods=1))
     days = slow.forecast.days.expected
     assert days is not None
@@ -173,7 +173,7 @@ def test_a_plan_warns_of_a_run_that_lasts_for_years() -> None:
     assert not any("years" in one for one in make_plan(spec_of()).warnings)
 
 
-def test_the_books_precision_is_a_choice_with_a_warning() -> None:
+def test_bf16_parameters_are_planned_with_a_warning() -> None:
     """bf16 parameters halve their line, and the plan warns of their cost."""
     book = Precision(parameters="bf16")
     plan = make_plan(spec_of(precision=book, mesh=MeshRequest(data=35, fsdp=8, tensor=8)))
@@ -183,7 +183,7 @@ def test_the_books_precision_is_a_choice_with_a_warning() -> None:
     assert any("bf16 parameters" in warning for warning in plan.warnings)
 
 
-def test_goodput_and_price_scale_the_bill() -> None:
+def test_goodput_and_price_scale_days_and_dollars() -> None:
     """Days grow with lost time, dollars with the price; the step does not."""
     spec = spec_of()
     half = replace(spec, resources=replace(spec.resources, goodput=0.5, dollars_per_chip_hour=1.0))
@@ -195,14 +195,14 @@ def test_goodput_and_price_scale_the_bill() -> None:
 
 
 def test_a_chip_without_a_price_has_no_dollars() -> None:
-    """Unknown stays unknown: tpu7x has no public price."""
+    """tpu7x has no public price."""
     plan = make_plan(spec_of("llama3-8b", sequences=128, chip="tpu7x", topology="4x4x4", pods=1))
     assert plan.forecast.dollars is None
     assert plan.devices == 2 * plan.chips == 128
 
 
 @pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "h200", "b200"])
-def test_every_chip_can_be_planned_for(chip: str) -> None:
+def test_every_chip_has_plans(chip: str) -> None:
     """8B on some slice of each, by its own torus rules."""
     topology = {"v5e": "16x16", "v6e": "8x8", "h100": "8", "h200": "8", "b200": "8"}
     plan = make_plan(

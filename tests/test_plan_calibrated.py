@@ -163,7 +163,7 @@ def of_gpus(count: str) -> Plan:
 
 
 def test_a_chips_own_profile_makes_its_forecast() -> None:
-    """A single device overlaps nothing, so the sum is expected. Bound, peak and price stay."""
+    """A single device overlaps nothing, so the sum is expected. Bound and peak stay."""
     plan = of_gpus("1")
     made = calibrated.with_own_profile(plan, profile_for(plan, H200))
     was, step_s = plan.forecast, made.forecast.step_s
@@ -178,7 +178,17 @@ def test_a_chips_own_profile_makes_its_forecast() -> None:
     assert f"profile {codec.short(made.chip_profile)}" in screen
 
 
-def test_what_several_chips_hide_is_not_known() -> None:
+def test_a_chips_own_profile_keeps_the_price_of_the_spec() -> None:
+    """`dollars_per_chip_hour` of the spec comes before the list price."""
+    spec = spec_of(TINY, chip="h200", topology="1", pods=1, sequences=64, length=128)
+    plan = make_plan(replace(spec, resources=replace(spec.resources, dollars_per_chip_hour=9.0)))
+    made = calibrated.with_own_profile(plan, profile_for(plan, H200))
+    assert made.forecast.dollars_per_chip_hour == 9.0
+    assert made.forecast.dollars is not None
+    assert made.forecast.dollars.lower == pytest.approx(9.0 * made.forecast.chip_hours.lower)
+
+
+def test_the_overlap_of_several_chips_is_unknown() -> None:
     """Eight devices have a time for every group, and no expected step."""
     plan = of_gpus("8")
     benchmarks = [*accelerator_benchmarks(plan.devices), *calibrated.missing(plan, GPUS)]

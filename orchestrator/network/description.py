@@ -57,9 +57,9 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Sublayer:
-    """A norm, matmuls of its result side by side, and a matmul that adds to the residual stream.
+    """A norm, parallel matmuls of its result, and a matmul that adds to the residual stream.
 
-    Matmuls side by side are gathered and multiplied as one.
+    Parallel matmuls are gathered and multiplied as one.
     """
 
     norm: Weight

@@ -27,7 +27,7 @@ from orchestrator.types.chip_profile import Benchmark, ChipProfile, Operation, T
 from orchestrator.types.plan import Estimate, Forecast, LedgerLine, LineKind, Plan
 
 CORES, EXCHANGES = "cores", "exchanges"
-BLOCK_PRODUCTS = 4  # two in each sublayer: matmuls side by side are one product in the trainer
+BLOCK_PRODUCTS = 4  # two in each sublayer: the trainer multiplies parallel matmuls as one
 # On a machine at rest, four of five measured steps took between these shares of the forecast.
 FASTEST, SLOWEST = 0.8, 1.4
 # The operation that prices a line, and the calls of it in one block.

@@ -45,7 +45,7 @@ class Part:
 class Exchange:
     """What a step exchanges over some mesh axes for one purpose; `formula` names the payload.
 
-    `calls` is how often the links' latency is paid: parts that travel side by side pay it once.
+    `calls` is how often the links' latency is paid: parts that are sent in parallel pay it once.
     """
 
     line: LineKind
@@ -122,7 +122,7 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
 def weight_exchanges(layout: Layout) -> list[Exchange]:
     """Matrices gathered over fsdp x sequence in each microbatch, and their gradients scattered.
 
-    Matmuls side by side travel as one.
+    The weights of parallel matmuls are gathered as one.
     """
     block = [
         layout.total_elements(matmuls)

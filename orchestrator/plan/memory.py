@@ -144,7 +144,7 @@ def loss_lines(layout: Layout) -> list[LedgerLine]:
 
 
 def optimizer_lines(layout: Layout) -> list[LedgerLine]:
-    """All gradients, and beside the fp32 sums the part of them that travels between replicas."""
+    """All gradients: their fp32 sums, and the copies that replicas exchange."""
     owned, sums = layout.owned_elements, ACCUMULATION_BYTES * (layout.microbatches == 1)
     return [
         line("gradients", "gradients", "size x elements", size=sums, elements=owned),

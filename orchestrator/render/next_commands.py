@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.types.run import Run
 
-RUNS = Path("runs")  # where runs are stored when nothing else is said
+RUNS = Path("runs")  # where runs are stored by default
 
 
 def spec_command(name: str, spec: Path, overrides: Sequence[str], *more: str) -> str:
