@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +26,27 @@ for name in list(os.environ):
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
 
+# A suite in the background ignores Ctrl-C, and so would the processes that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The longest files come first, so that both workers end at about the same time.
+LONGEST = (
+    "test_trainer_numbers",
+    "test_launch",
+    "test_named_cluster",
+    "test_trainer_program",
+    "test_loop",
+    "test_prove_compiler",
+    "test_across_meshes",
+    "test_own_trainer",
+    "test_driver",
+    "test_tracking_faults",
+    "test_tracking_commands",
+    "test_multihost",
+    "test_journal_kills",
+    "test_documents",
+)
+
 # A busy machine does not fail a test.
 settings.register_profile("orch", deadline=None, print_blob=True)
 settings.load_profile("orch")
@@ -41,6 +63,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite tests/golden/ with the current output; review the diff",
     )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; within a file, and after them, the order stays."""
+    rank = {name: position for position, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -227,6 +227,7 @@ def test_trials_of_a_study_follow_each_other(four: Standing, tmp_path: Path) -> 
     assert (again.returncode, again.stdout.count("done before: ")) == (0, 2)
 
 
+@pytest.mark.slow
 def test_slices_of_two_hosts_are_followed_to_the_end(two: Standing, tmp_path: Path) -> None:
     """Four processes on two slices: every step, a trace of two of them, exit code 0."""
     steps = ("--yes", "--steps", "4", "--profile", "1:3")

@@ -13,6 +13,7 @@ from tests.records import empty_database
 __all__ = ["empty_database"]
 
 
+@pytest.mark.slow
 def test_a_kill_between_any_two_writes_misses_and_doubles_nothing(
     tmp_path: Path, empty_database: Path
 ) -> None:

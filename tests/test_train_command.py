@@ -15,6 +15,7 @@ from tests.trainer_plans import plan_of
 from trainers.__main__ import main
 
 
+@pytest.mark.slow
 def test_kills_and_a_stop_leave_no_trace(tmp_path: Path) -> None:
     """Killed at random steps, then told to stop, then finished: every bit is the undisturbed's."""
     chance = random.Random(0)

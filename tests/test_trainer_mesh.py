@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental import topologies
+from jax.sharding import Mesh
 
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import AXES
@@ -130,9 +131,14 @@ def test_another_number_of_devices_is_refused() -> None:
 
 def test_without_coordinates_devices_go_in_order() -> None:
     """One process: in order of their ids, pods outermost."""
-    grid = mesh_of(plan_of(pods=2, fsdp=4, tensor=2), jax.devices()).devices
-    assert [device.id for device in grid.flat] == list(range(16))
-    assert grid.shape == (2, 1, 4, 1, 2)
+    mesh = mesh_of(plan_of(pods=2, fsdp=4, tensor=2), jax.devices())
+    assert [device.id for device in mesh.devices.flat] == list(range(16))
+    assert split(mesh) == {"pods": 2, "fsdp": 4, "tensor": 2}
+
+
+def split(mesh: Mesh) -> dict[str, int]:
+    """The axes of more than one device, in order."""
+    return {str(axis): size for axis, size in mesh.shape.items() if size > 1}
 
 
 class OfProcess:
@@ -168,7 +174,7 @@ def test_slices_of_unlike_size_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_process_alone_is_one_slice_of_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number that the environment gives a slice is a name, not a count."""
     monkeypatch.setenv("MEGASCALE_SLICE_ID", "3")
-    assert mesh_of(plan_of(pods=2, data=8), jax.devices()).devices.shape == (2, 8, 1, 1, 1)
+    assert split(mesh_of(plan_of(pods=2, data=8), jax.devices())) == {"pods": 2, "data": 8}
 
 
 @pytest.mark.parametrize(("tensor", "split"), [(2, (2, 1)), (4, (4, 1)), (16, (4, 4))])

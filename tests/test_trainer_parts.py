@@ -23,7 +23,7 @@ from trainers.llama import ring, zigzag
 from trainers.llama.attention import attention, cudnn
 from trainers.llama.axes import MESH, TENSOR
 from trainers.llama.blockwise import blockwise
-from trainers.llama.collectives import summed, whole
+from trainers.llama.collectives import all_gather, reduce_scatter
 from trainers.llama.optimizer import learning_rate
 from trainers.llama.splash import ZigzagMask, splash
 
@@ -84,11 +84,11 @@ def test_gathered_matmul_is_gather_then_matmul(ways: int) -> None:
     """The ring gives the plain form's values and gradients, for odd and even numbers of chips."""
 
     def by_ring(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
-        y, back = jax.vjp(lambda *a: ring.in_order(ring.gathered_matmul(*a)), x, weight)
+        y, back = jax.vjp(lambda *a: ring.in_order(ring.all_gather_matmul(*a)), x, weight)
         return y, *back(dy)
 
     def plainly(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
-        y, back = jax.vjp(lambda x, weight: whole(x, TENSOR, 1) @ weight, x, weight)
+        y, back = jax.vjp(lambda x, weight: all_gather(x, TENSOR, 1) @ weight, x, weight)
         return y, *back(dy)
 
     hold_alike(by_ring, plainly, ways, sizes=((2, 3, 5), (5, 7), (2, 3 * ways, 7)))
@@ -99,11 +99,13 @@ def test_scattered_matmul_is_matmul_then_scatter(ways: int) -> None:
     """So does the ring that adds up."""
 
     def by_ring(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
-        y, back = jax.vjp(lambda x, w: ring.matmul_scattered(ring.as_come(x), w), x, weight)
+        y, back = jax.vjp(
+            lambda x, w: ring.matmul_reduce_scatter(ring.in_arrival_order(x), w), x, weight
+        )
         return y, *back(dy)
 
     def plainly(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
-        y, back = jax.vjp(lambda x, weight: summed(x @ weight, TENSOR, 1), x, weight)
+        y, back = jax.vjp(lambda x, weight: reduce_scatter(x @ weight, TENSOR, 1), x, weight)
         return y, *back(dy)
 
     hold_alike(by_ring, plainly, ways, sizes=((2, 3 * ways, 7), (7, 5), (2, 3, 5)))
@@ -127,7 +129,7 @@ def test_sum_and_gather_are_each_others_gradient(ways: int) -> None:
     """Summed shards gathered are the sum; and so backward."""
 
     def body(x: jax.Array) -> Tree:
-        total, back = jax.vjp(lambda x: whole(summed(x, "data", 1), "data", 1), x)
+        total, back = jax.vjp(lambda x: all_gather(reduce_scatter(x, "data", 1), "data", 1), x)
         return total, *back(x)
 
     x = np.random.default_rng(0).standard_normal((ways, 2 * ways), np.float32)

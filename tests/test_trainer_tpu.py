@@ -24,6 +24,7 @@ HBM_BYTES = 95.74 * 2**30  # what the compiler allows a v5p chip
 STATE_BYTES = 12 * 70_553_706_496 / 64  # fp32 parameters and moments, a chip's part
 
 
+@pytest.mark.slow
 def test_llama3_70b_compiles_for_v5p(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its step fits 64 chips, by the compiler's own account, and attention is splash."""
     pytest.importorskip("libtpu")

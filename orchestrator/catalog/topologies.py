@@ -56,7 +56,7 @@ def _fault(chip: Chip, shape: Shape) -> str | None:
 
 
 def _named(chip: Chip, text: str) -> Shape:
-    """The shape that an accelerator type stands for: the most cubic one of its chips."""
+    """The shape that an accelerator type means: the most cubic one with that many chips."""
     name = NAME.fullmatch(text)
     if not name or name[1] not in chip.slices.names:
         raise NoSuchSlice(f"unknown {chip.name} topology {text!r}", _examples(chip), "known")

@@ -21,7 +21,7 @@ SCHEMA = 2
 MEMORY_SHARE, MEMORY_BYTES = 0.10, 0.5 * 2**30
 PAYLOAD_SHARE = FLOPS_SHARE = 0.02
 
-# The Forecast's lines of memory → what the buffers of the compiled program hold.
+# The Forecast's lines of memory → classes of buffers of the compiled program.
 CLASS_OF: dict[LineKind, str] = {
     "parameters": "parameters",
     "optimizer_state": "optimizer",
@@ -225,7 +225,7 @@ def _change(one: CompiledCollective) -> str:
 
 
 def compared_flops(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
-    """Matrix products, what the compiler repeats of its own accord, and kernels."""
+    """Matrix products, those that the compiler itself repeats, and kernels."""
     counted = [line for line in plan.forecast.time if "flops" in line.inputs]
     attention = sum(line.inputs["flops"] for line in counted if line.kind in ATTENTION)
     products = sum(line.inputs["flops"] for line in counted) - attention

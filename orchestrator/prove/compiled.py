@@ -11,7 +11,7 @@ PRODUCTS, REPEATED = "matrix products", "repeated by the compiler"  # what compu
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest:
-    """A plan as JSON, and the file for the program's text, if it is wanted.
+    """A plan as JSON, and the file for the program's text, or None.
 
     `beyond_hbm`: compile even what the chip's memory cannot hold, to see what it needs.
     """
@@ -79,7 +79,7 @@ class ProgramSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """One compiled program in numbers, and what it took to compile it.
+    """One compiled program in numbers, with seconds, memory and versions of the compilation.
 
     `sources`: the sha256 of every module that the program and its reading depend on.
     """

@@ -1,6 +1,6 @@
 """The sources that a compiled program depends on: modules that import one another, by their text.
 
-Nothing is imported. Modules of installed packages are left out, because their versions stand for
+Nothing is imported. Modules of installed packages are left out, because their versions identify
 them, except those of the packages that the closure starts from.
 """
 

@@ -1,8 +1,8 @@
 """Compiled programs on disk, so that the same question is answered at once.
 
-An entry is found by what the plan does, its trainer and the compiler's versions. It holds as long
-as the sources that it was made from are the same: those of the trainer, of what it imports, and of
-what reads the program. The Forecast is no part of it: a program is compared with today's Forecast.
+The key of an entry is the plan's digest, its trainer and the versions of the compiler. An entry is
+valid while its sources are the same: those of the trainer, of what it imports, and of the modules
+that read the program. The Forecast is not cached: a program is compared with the current one.
 """
 
 import tempfile

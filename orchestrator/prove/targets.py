@@ -15,8 +15,8 @@ SETTINGS = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
-# What a person's shell may hold for real runs; it would change what is compiled.
-LEFT_OUT = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
+# Settings of a person's shell for real runs, which would change what is compiled.
+IGNORED_PREFIXES = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
 
 
 def target(plan: Plan) -> tuple[str, dict[str, Any]]:
@@ -40,5 +40,5 @@ def target(plan: Plan) -> tuple[str, dict[str, Any]]:
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of the compile process."""
-    kept = {key: value for key, value in inherited.items() if not key.startswith(LEFT_OUT)}
-    return kept | SETTINGS
+    own = {key: text for key, text in inherited.items() if not key.startswith(IGNORED_PREFIXES)}
+    return own | SETTINGS

@@ -235,7 +235,7 @@ def model_of(row: dict[str, str]) -> Model:
 
 
 def window_of(row: dict[str, str]) -> Window | None:
-    """Sliding windows stand in the notes alone: `5:1 local(1024):global`, `local window 1024`."""
+    """Only the notes state sliding windows: `5:1 local(1024):global`, `local window 1024`."""
     pattern = note(row, r"(\d+):1 local\((\d+)\):global")
     if pattern:
         return Window(int(pattern[2]), int(pattern[1]) + 1)

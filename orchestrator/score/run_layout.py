@@ -77,7 +77,7 @@ class LaidOutRun:
 
 
 def lay_out(run: PublishedRun) -> LaidOutRun:
-    """The run as it was run; `LeftOut` says why that cannot be planned."""
+    """The run as it was run; `Unscorable` says why it cannot be planned."""
     try:
         chip = catalog.chip(run.chip)
         topology = topology_of(run, chip)

@@ -56,7 +56,7 @@ class Sample:
 
 
 def sample_of(row: dict[str, str]) -> Sample:
-    """One row; `LeftOut` says why it cannot be scored."""
+    """One row; `Unscorable` says why it cannot be scored."""
     run = run_of(row)
     try:
         chip = catalog.chip(run.chip)

@@ -5,8 +5,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from orchestrator.network.mesh_axes import AXES, COPIED, LOGICAL_AXES
 
-# Where the kv heads are fewer than the chips of a tensor group, each stands on several of them. So
-# the plan's `tensor` axis is two here: kv heads lie over `tensor`, repeated over `copies`.
+# If there are fewer kv heads than chips in a tensor group, several chips have the same kv head. So
+# the plan's `tensor` axis is two axes here: `tensor` splits the kv heads, `copies` repeats them.
 COPIES = "copies"
 MESH = (*AXES, COPIES)
 
@@ -23,7 +23,7 @@ BATCH = mesh_axes("batch")
 (SEQUENCE,) = mesh_axes("length")
 WEIGHTS = mesh_axes("embed")  # the book's X
 TENSOR = mesh_axes("heads")  # the book's Y
-SLICE = (*WEIGHTS, *TENSOR)  # the chips that hold one copy of the parameters between them
+SLICE = (*WEIGHTS, *TENSOR)  # the chips that together have one copy of the parameters
 
 
 def with_copies(mesh: Mesh | AbstractMesh, kv_heads: int) -> Mesh | AbstractMesh:

@@ -21,16 +21,16 @@ Shardings = tuple[P, ...]  # of each leaf
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def whole(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
-    """The chips' shards side by side along a dimension."""
+def all_gather(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
+    """The shards of all chips, concatenated along a dimension."""
     if jax.lax.axis_size(axes) == 1:
         return x
     return jax.lax.all_gather(x, axes, axis=dimension, tiled=True)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def summed(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
-    """The chips' parts added up, each chip keeping its shard along a dimension.
+def reduce_scatter(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
+    """The sum of the chips' parts, of which each chip keeps its shard along a dimension.
 
     The dimension is first reshaped to (chip, rest). Without that XLA pads it on TPU, or uses an
     all-reduce if the dimensions before it are 1. TPU cannot reduce-scatter over an odd number of
@@ -46,71 +46,71 @@ def summed(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
     return jax.lax.psum_scatter(cut, axes, scatter_dimension=dimension)
 
 
-whole.defvjp(
-    lambda x, axes, dimension: (whole(x, axes, dimension), None),
-    lambda axes, dimension, _, gradient: (summed(gradient, axes, dimension),),
+all_gather.defvjp(
+    lambda x, axes, dimension: (all_gather(x, axes, dimension), None),
+    lambda axes, dimension, _, gradient: (reduce_scatter(gradient, axes, dimension),),
 )
-summed.defvjp(
-    lambda x, axes, dimension: (summed(x, axes, dimension), None),
-    lambda axes, dimension, _, gradient: (whole(gradient, axes, dimension),),
+reduce_scatter.defvjp(
+    lambda x, axes, dimension: (reduce_scatter(x, axes, dimension), None),
+    lambda axes, dimension, _, gradient: (all_gather(gradient, axes, dimension),),
 )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def matrix(shard: jax.Array, dimension: int, compute: Any, wire: Any) -> jax.Array:
+def gather_matrix(shard: jax.Array, dimension: int, compute: Any, wire: Any) -> jax.Array:
     """A matrix gathered along d_model. It travels in the compute type, its gradient in `wire`."""
-    return whole(shard.astype(compute), WEIGHTS, dimension)
+    return all_gather(shard.astype(compute), WEIGHTS, dimension)
 
 
 def _matrix_forward(
     shard: jax.Array, dimension: int, compute: Any, wire: Any
 ) -> tuple[jax.Array, jax.Array]:
-    return matrix(shard, dimension, compute, wire), jnp.empty((0,), shard.dtype)
+    return gather_matrix(shard, dimension, compute, wire), jnp.empty((0,), shard.dtype)
 
 
 def _matrix_backward(
     dimension: int, compute: Any, wire: Any, like: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array]:
-    return (summed(gradient.astype(wire), WEIGHTS, dimension).astype(like.dtype),)
+    return (reduce_scatter(gradient.astype(wire), WEIGHTS, dimension).astype(like.dtype),)
 
 
-matrix.defvjp(_matrix_forward, _matrix_backward)
+gather_matrix.defvjp(_matrix_forward, _matrix_backward)
 
 
-def added(x: jax.Array, axes: Axes) -> jax.Array:
-    """The chips' values added up, for every chip to have."""
+def all_reduce(x: jax.Array, axes: Axes) -> jax.Array:
+    """The sum of the chips' values, on every chip."""
     return jax.lax.psum(x, axes) if jax.lax.axis_size(axes) > 1 else x
 
 
-def reduced(gradients: Leaves, shardings: Shardings, wire: Any) -> Leaves:
-    """Parameters' gradients, added up over all chips that hold them, in fp32.
+def reduce_gradients(gradients: Leaves, shardings: Shardings, wire: Any) -> Leaves:
+    """The gradients of parameters, summed in fp32 over all chips that have a copy.
 
     First over the chips of a slice that repeat the parameter, then over replicas in three steps, so
     that only 1/data of it crosses pods: scatter over `data`, add over `pods`, gather back.
     """
     sent = [
-        added(gradient.astype(wire), repeats(sharding))
+        all_reduce(gradient.astype(wire), replicated_axes(sharding))
         for gradient, sharding in zip(gradients, shardings, strict=True)
     ]
     if jax.lax.axis_size("data") > 1:
         sent = _over_replicas(sent)
     else:
-        sent = [added(gradient, "pods") for gradient in sent]
+        sent = [all_reduce(gradient, "pods") for gradient in sent]
     return [gradient.astype(jnp.float32) for gradient in sent]
 
 
 def _over_replicas(gradients: Leaves) -> Leaves:
-    """They travel as one: each alone would be padded to a whole part for every chip."""
-    parcel = jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
+    """One message with all gradients: each alone would be padded to a part for every chip."""
+    message = jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
     quantum = jax.lax.axis_size("data") * TILE[0] * TILE[1]
-    padded = jnp.pad(parcel, (0, -parcel.size % quantum)).reshape(-1, *TILE)
-    total = whole(added(summed(padded, "data", 0), "pods"), "data", 0).reshape(-1)
+    padded = jnp.pad(message, (0, -message.size % quantum)).reshape(-1, *TILE)
+    total = all_gather(all_reduce(reduce_scatter(padded, "data", 0), "pods"), "data", 0).reshape(-1)
     ends = np.cumsum([gradient.size for gradient in gradients])
-    parts = jnp.split(total[: parcel.size], ends[:-1])
+    parts = jnp.split(total[: message.size], ends[:-1])
     return [part.reshape(like.shape) for part, like in zip(parts, gradients, strict=True)]
 
 
-def repeats(sharding: P) -> tuple[str, ...]:
+def replicated_axes(sharding: P) -> tuple[str, ...]:
     """The axes of a slice over which a parameter is repeated."""
     named = [(names,) if isinstance(names, str) else names or () for names in sharding]
     split = {name for names in named for name in names}
@@ -118,8 +118,8 @@ def repeats(sharding: P) -> tuple[str, ...]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def reduced_in_backward(parameters: Leaves, shardings: Shardings, wire: Any) -> Leaves:
-    """The parameters themselves; their gradients are `reduced` once the backward pass has them."""
+def reduce_in_backward(parameters: Leaves, shardings: Shardings, wire: Any) -> Leaves:
+    """The parameters unchanged; the backward pass reduces their gradients at once."""
     return parameters
 
 
@@ -128,11 +128,11 @@ def _same(parameters: Leaves, shardings: Shardings, wire: Any) -> tuple[Leaves, 
 
 
 def _reduce(shardings: Shardings, wire: Any, _: None, gradients: Leaves) -> tuple[Leaves]:
-    sums = reduced(gradients, shardings, wire)
+    sums = reduce_gradients(gradients, shardings, wire)
     return ([total.astype(like.dtype) for total, like in zip(sums, gradients, strict=True)],)
 
 
-reduced_in_backward.defvjp(_same, _reduce)
+reduce_in_backward.defvjp(_same, _reduce)
 
 
 @jax.custom_vjp

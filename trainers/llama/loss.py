@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from trainers.llama.axes import TENSOR
-from trainers.llama.collectives import whole
+from trainers.llama.collectives import all_gather
 
 LOGIT_BYTES = 4
 
@@ -82,7 +82,7 @@ token_loss.defvjp(_forward, _backward)
 def _of_group(logits: jax.Array, hit: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Log-sum-exp over all words and the target's logit, both [C], in one small exchange."""
     mine = jnp.stack([jax.nn.logsumexp(logits, axis=1), jnp.where(hit, logits, 0).sum(1)])
-    log_sums, targets = whole(mine[:, None], TENSOR, 1)  # [2, Y, C]
+    log_sums, targets = all_gather(mine[:, None], TENSOR, 1)  # [2, Y, C]
     return jax.nn.logsumexp(log_sums, axis=0), targets.sum(0)
 
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Optimizer
 from trainers.llama.axes import SLICE
-from trainers.llama.collectives import added, repeats
+from trainers.llama.collectives import all_reduce, replicated_axes
 from trainers.llama.parameters import Parameters, matrices, shardings
 
 Tree = Any
@@ -68,10 +68,10 @@ def global_norm(gradients: Parameters, specs: Parameters) -> jax.Array:
     """The norm of all gradients. Chips that repeat a parameter each count a fraction of it."""
 
     def squares(gradient: jax.Array, sharding: P) -> jax.Array:
-        return jnp.sum(gradient**2) / jax.lax.axis_size(repeats(sharding))
+        return jnp.sum(gradient**2) / jax.lax.axis_size(replicated_axes(sharding))
 
     parts = jax.tree.leaves(jax.tree.map(squares, gradients, specs))
-    return jnp.sqrt(added(jnp.sum(jnp.stack(parts)), SLICE))
+    return jnp.sqrt(all_reduce(jnp.sum(jnp.stack(parts)), SLICE))
 
 
 def update(

@@ -3,7 +3,7 @@
     b sequences, Y chips in the ring, each with t positions of its own; T = Y t
 
 A product with a gathered input starts with the chip's own positions while its neighbours' are on
-their way. A product that is summed and scattered sends what it has while it computes the rest. Both
+their way. A product with a reduce-scatter sends partial sums while it computes the rest. Both
 directions of the ring are used, Y/2 hops each. All hops but the first and the last are one loop: on
 thousands of chips the lists of senders and receivers are most of the program, once for each hop.
 
@@ -20,7 +20,7 @@ from trainers.llama.axes import TENSOR
 
 
 class Groups(NamedTuple):
-    """Everyone's positions. A pair is the chips k behind and k ahead side by side; there are h."""
+    """Everyone's positions. A pair joins the chips k behind and k ahead; there are h pairs."""
 
     own: jax.Array  # [b, t, ...]
     pairs: jax.Array | None = None  # [h - 1, b, 2 t, ...], k = 1, 2, ..., where h is over 1
@@ -29,39 +29,39 @@ class Groups(NamedTuple):
 
 
 @jax.custom_vjp
-def gathered_matmul(x: jax.Array, weight: jax.Array) -> Groups:
+def all_gather_matmul(x: jax.Array, weight: jax.Array) -> Groups:
     """Everyone's positions times a weight: x [b, t, D], weight [D, F] -> Groups of F."""
-    return _gathered(x, weight)[1]
+    return _gather_and_multiply(x, weight)[1]
 
 
 @jax.custom_vjp
-def matmul_scattered(groups: Groups, weight: jax.Array) -> jax.Array:
-    """Everyone's products summed, for own positions: Groups of F, weight [F, D] -> [b, t, D]."""
-    return _scattered(groups, weight)
+def matmul_reduce_scatter(groups: Groups, weight: jax.Array) -> jax.Array:
+    """The sum of all products for own positions: Groups of F, weight [F, D] -> [b, t, D]."""
+    return _multiply_and_scatter(groups, weight)
 
 
 def _gathered_forward(x: jax.Array, weight: jax.Array) -> tuple[Groups, Any]:
-    everyones, products = _gathered(x, weight)
+    everyones, products = _gather_and_multiply(x, weight)
     return products, (everyones, weight)
 
 
 def _gathered_backward(saved: Any, gradients: Groups) -> tuple[jax.Array, jax.Array]:
     everyones, weight = saved
-    return _scattered(gradients, weight.T), _weight_gradient(everyones, gradients)
+    return _multiply_and_scatter(gradients, weight.T), _weight_gradient(everyones, gradients)
 
 
 def _scattered_forward(groups: Groups, weight: jax.Array) -> tuple[jax.Array, Any]:
-    return matmul_scattered(groups, weight), (groups, weight)
+    return matmul_reduce_scatter(groups, weight), (groups, weight)
 
 
 def _scattered_backward(saved: Any, gradient: jax.Array) -> tuple[Groups, jax.Array]:
     groups, weight = saved
-    everyones, products = _gathered(gradient, weight.T)
+    everyones, products = _gather_and_multiply(gradient, weight.T)
     return products, _weight_gradient(groups, everyones)
 
 
-gathered_matmul.defvjp(_gathered_forward, _gathered_backward)
-matmul_scattered.defvjp(_scattered_forward, _scattered_backward)
+all_gather_matmul.defvjp(_gathered_forward, _gathered_backward)
+matmul_reduce_scatter.defvjp(_scattered_forward, _scattered_backward)
 
 
 def _weight_gradient(groups: Groups, gradients: Groups) -> jax.Array:
@@ -75,20 +75,20 @@ def _rows(groups: Groups) -> jax.Array:
     return jnp.concatenate([group.reshape(-1, group.shape[-1]) for group in present])
 
 
-def _gathered(x: jax.Array, weight: jax.Array) -> tuple[Groups, Groups]:
+def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[Groups, Groups]:
     """Everyone's positions, and each times the weight while the next are on their way."""
     Pair = tuple[jax.Array, jax.Array]
 
     def hop(arrived: Pair, _: None) -> tuple[Pair, Pair]:
         pair = jnp.concatenate(arrived, axis=1)
-        return (_sent(arrived[0], 1), _sent(arrived[1], -1)), (pair, pair @ weight)
+        return (_receive(arrived[0], 1), _receive(arrived[1], -1)), (pair, pair @ weight)
 
     ways = jax.lax.axis_size(TENSOR)
     hops = (ways - 1) // 2
     positions, products = Groups(x), Groups(x @ weight)
     arrived = x, x
     if hops:
-        arrived = _sent(x, 1), _sent(x, -1)
+        arrived = _receive(x, 1), _receive(x, -1)
     if hops > 1:
         arrived, (pairs, made) = jax.lax.scan(hop, arrived, length=hops - 1)
         positions, products = positions._replace(pairs=pairs), products._replace(pairs=made)
@@ -96,14 +96,14 @@ def _gathered(x: jax.Array, weight: jax.Array) -> tuple[Groups, Groups]:
         last = jnp.concatenate(arrived, axis=1)
         positions, products = positions._replace(last=last), products._replace(last=last @ weight)
     if ways % 2 == 0:
-        opposite = _sent(arrived[0], 1)
+        opposite = _receive(arrived[0], 1)
         positions = positions._replace(opposite=opposite)
         products = products._replace(opposite=opposite @ weight)
     return positions, products
 
 
-def _scattered(groups: Groups, weight: jax.Array) -> jax.Array:
-    """Everyone's products for this chip, summed: the farthest are sent first.
+def _multiply_and_scatter(groups: Groups, weight: jax.Array) -> jax.Array:
+    """The sum of all chips' products for this chip: the farthest are sent first.
 
     A partial sum travels while the next product is computed.
     """
@@ -112,7 +112,7 @@ def _scattered(groups: Groups, weight: jax.Array) -> jax.Array:
         return jnp.split(pair @ weight, 2, axis=1)
 
     def hop(waiting: list[jax.Array], pair: jax.Array) -> tuple[list[jax.Array], None]:
-        came = _sent_on(waiting)
+        came = _receive_sums(waiting)
         return jax.tree.map(jnp.add, sides(pair), came), None
 
     waiting: list[jax.Array] = []
@@ -120,18 +120,18 @@ def _scattered(groups: Groups, weight: jax.Array) -> jax.Array:
         waiting = [groups.opposite @ weight]
     if groups.last is not None:
         behind, ahead = sides(groups.last)
-        waiting = [sum(_sent_on(waiting), behind), ahead]
+        waiting = [sum(_receive_sums(waiting), behind), ahead]
     if groups.pairs is not None:
         waiting, _ = jax.lax.scan(hop, waiting, groups.pairs, reverse=True)
-    return sum(_sent_on(waiting), groups.own @ weight)
+    return sum(_receive_sums(waiting), groups.own @ weight)
 
 
-def _sent_on(waiting: list[jax.Array]) -> list[jax.Array]:
+def _receive_sums(waiting: list[jax.Array]) -> list[jax.Array]:
     """The waiting sums that reach this chip: those for behind, then those for ahead."""
-    return [_sent(x, step) for x, step in zip(waiting, (-1, 1), strict=False)]
+    return [_receive(x, step) for x, step in zip(waiting, (-1, 1), strict=False)]
 
 
-def _sent(x: jax.Array, step: int) -> jax.Array:
+def _receive(x: jax.Array, step: int) -> jax.Array:
     """The value of the chip `step` behind."""
     ways = jax.lax.axis_size(TENSOR)
     return jax.lax.ppermute(x, TENSOR, [(chip, (chip + step) % ways) for chip in range(ways)])
@@ -157,7 +157,7 @@ def in_order(groups: Groups) -> jax.Array:
 
 
 @jax.custom_vjp
-def as_come(x: jax.Array) -> Groups:
+def in_arrival_order(x: jax.Array) -> Groups:
     """[b, T, ...], chip after chip -> Groups."""
     ways = jax.lax.axis_size(TENSOR)
     if ways == 1:
@@ -174,5 +174,7 @@ def as_come(x: jax.Array) -> Groups:
     )
 
 
-in_order.defvjp(lambda groups: (in_order(groups), None), lambda _, dx: (as_come(dx),))
-as_come.defvjp(lambda x: (as_come(x), None), lambda _, groups: (in_order(groups),))
+in_order.defvjp(lambda groups: (in_order(groups), None), lambda _, dx: (in_arrival_order(dx),))
+in_arrival_order.defvjp(
+    lambda x: (in_arrival_order(x), None), lambda _, groups: (in_order(groups),)
+)

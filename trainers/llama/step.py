@@ -15,13 +15,13 @@ from trainers.contract import Program
 from trainers.llama import optimizer, parameters, zigzag
 from trainers.llama.attention import attention
 from trainers.llama.axes import BATCH, MESH, SEQUENCE, with_copies
-from trainers.llama.collectives import added, reduced
+from trainers.llama.collectives import all_reduce, reduce_gradients
 from trainers.llama.loss import Loss
 from trainers.llama.model import DTYPES, Runtime, batch_loss
 
 Tree = Any
 TOKENS = P(BATCH, SEQUENCE)  # of every batch leaf [sequences, length]
-# Initialization runs once; optimizing its program took four times as long as running it.
+# Initialization runs once. To optimize its program takes four times as long as to run it.
 ONCE = {"xla_backend_optimization_level": "0"}
 
 
@@ -30,7 +30,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     mesh = with_copies(mesh, plan.model.kv_heads)
     ways = plan.mesh[SEQUENCE]
     compute = DTYPES[plan.precision.compute]
-    net = Runtime(plan, attention(_platform(mesh), compute, plan.batch.length, ways))
+    runtime = Runtime(plan, attention(_platform(mesh), compute, plan.batch.length, ways))
     start = partial(_start, plan)
     state = _placed(mesh, jax.eval_shape(start, 0), _state_specs(plan))
     shape = (plan.batch.sequences, plan.batch.length)
@@ -42,7 +42,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         batch={"inputs": tokens, "targets": tokens},
         arrange=partial(arrange, ways),
         init=jax.jit(start, out_shardings=_shardings(state), compiler_options=ONCE),
-        step=_jitted(net, mesh, state),
+        step=_jitted(runtime, mesh, state),
         model_flops_per_step=flops.model_flops_per_step(plan.model, plan.batch),
     )
 
@@ -82,31 +82,33 @@ def _shardings(shapes: Tree) -> Tree:
     return jax.tree.map(lambda shape: shape.sharding, shapes)
 
 
-def _jitted(net: Runtime, mesh: Mesh | AbstractMesh, state: Tree) -> jax.stages.Wrapped:
-    specs = _state_specs(net.plan)
+def _jitted(runtime: Runtime, mesh: Mesh | AbstractMesh, state: Tree) -> jax.stages.Wrapped:
+    specs = _state_specs(runtime.plan)
     body = jax.shard_map(
-        partial(train_step, net),
+        partial(train_step, runtime),
         mesh=mesh,
         in_specs=(specs, TOKENS),
         out_specs=(specs, P()),
         axis_names=set(MESH),
         check_vma=False,  # every reduction is written out, none is inferred
     )
-    whole = NamedSharding(mesh, P())
-    return jax.jit(body, donate_argnums=0, out_shardings=(_shardings(state), whole))
+    replicated = NamedSharding(mesh, P())
+    return jax.jit(body, donate_argnums=0, out_shardings=(_shardings(state), replicated))
 
 
 def train_step(
-    net: Runtime, state: dict[str, Tree], batch: dict[str, jax.Array]
+    runtime: Runtime, state: dict[str, Tree], batch: dict[str, jax.Array]
 ) -> tuple[dict[str, Tree], dict[str, jax.Array]]:
     """The step of one chip, with its shards of state and batch [rows, S/s]."""
-    plan = net.plan
-    loss, gradients = accumulated(net, state["parameters"], batch)
+    plan = runtime.plan
+    loss, gradients = accumulate_gradients(runtime, state["parameters"], batch)
     if plan.gradient_reduction == "at_end":
         wire = DTYPES[plan.precision.gradients]
         specs = parameters.shardings(plan.model)
-        gradients = jax.tree.map(lambda g, spec: reduced([g], (spec,), wire)[0], gradients, specs)
-    _, entropy, penalty = added(jnp.stack(loss), MESH) / plan.batch.tokens
+        gradients = jax.tree.map(
+            lambda g, spec: reduce_gradients([g], (spec,), wire)[0], gradients, specs
+        )
+    _, entropy, penalty = all_reduce(jnp.stack(loss), MESH) / plan.batch.tokens
     weights, moments, norm = optimizer.update(
         plan, state["parameters"], gradients, state["optimizer"]
     )
@@ -120,10 +122,12 @@ def train_step(
     return state, metrics
 
 
-def accumulated(net: Runtime, weights: Tree, batch: dict[str, jax.Array]) -> tuple[Loss, Tree]:
-    """This chip's part of the summed loss and of the mean loss's gradient, which is fp32."""
-    count = net.plan.batch.microbatches
-    differentiate = jax.value_and_grad(partial(_mean_loss, net), has_aux=True)
+def accumulate_gradients(
+    runtime: Runtime, weights: Tree, batch: dict[str, jax.Array]
+) -> tuple[Loss, Tree]:
+    """This chip's share of the sum of losses, and of the gradient of their mean in fp32."""
+    count = runtime.plan.batch.microbatches
+    differentiate = jax.value_and_grad(partial(_mean_loss, runtime), has_aux=True)
 
     def one(micro: dict[str, jax.Array]) -> tuple[Loss, Tree]:
         (_, loss), gradients = differentiate(weights, micro)
@@ -142,9 +146,11 @@ def accumulated(net: Runtime, weights: Tree, batch: dict[str, jax.Array]) -> tup
     return loss, gradients
 
 
-def _mean_loss(net: Runtime, weights: Tree, batch: dict[str, jax.Array]) -> tuple[jax.Array, Loss]:
-    loss = batch_loss(net, weights, batch["inputs"], batch["targets"])
-    return loss.objective / net.plan.batch.tokens, loss
+def _mean_loss(
+    runtime: Runtime, weights: Tree, batch: dict[str, jax.Array]
+) -> tuple[jax.Array, Loss]:
+    loss = batch_loss(runtime, weights, batch["inputs"], batch["targets"])
+    return loss.objective / runtime.plan.batch.tokens, loss
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:

@@ -1,6 +1,6 @@
 """The order of positions over `sequence`, so that causal work is even.
 
-A sequence is cut into 2 s chunks; of s shards, shard i holds chunks i and 2 s - 1 - i. Every shard
+A sequence is cut into 2 s chunks; of s shards, shard i has chunks i and 2 s - 1 - i. Every shard
 then attends to the same number of keys. With one shard the order is the natural one.
 """
 
@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainers.llama.axes import SEQUENCE
-from trainers.llama.collectives import whole
+from trainers.llama.collectives import all_gather
 
 
 def order(length: int, ways: int) -> np.ndarray:
-    """The position that stands at each place: shard after shard, two chunks each."""
+    """The position at each place: shard after shard, two chunks each."""
     if ways == 1:
         return np.arange(length, dtype=np.int32)
     chunks = np.arange(length, dtype=np.int32).reshape(2 * ways, -1)
@@ -21,7 +21,7 @@ def order(length: int, ways: int) -> np.ndarray:
     return pairs.reshape(length)
 
 
-def here(length: int, ways: int) -> jax.Array:
+def own_positions(length: int, ways: int) -> jax.Array:
     """Positions of this chip's shard, int32 [S/s]."""
     shards = jnp.asarray(order(length, ways).reshape(ways, -1))
     return shards[jax.lax.axis_index(SEQUENCE)] if ways > 1 else shards[0]
@@ -32,6 +32,6 @@ def gather(x: jax.Array, ways: int) -> jax.Array:
     if ways == 1:
         return x
     batch, shard, *rest = x.shape
-    pairs = whole(x, SEQUENCE, 1).reshape(batch, ways, 2, shard // 2, *rest)
+    pairs = all_gather(x, SEQUENCE, 1).reshape(batch, ways, 2, shard // 2, *rest)
     chunks = jnp.concatenate([pairs[:, :, 0], pairs[:, ::-1, 1]], axis=1)
     return chunks.reshape(batch, ways * shard, *rest)

@@ -4,8 +4,8 @@ The compiler writes some collectives as others. A reduce-scatter becomes an all-
 device keeps its slice, an all-gather an all-reduce of what each device sets into zeros: both take
 twice the bytes. A ring of permutes around a matrix product is a gather or a scatter too, with the
 same bytes. The compiler may pad what it reduce-scatters, so that every device's part has a size
-that suits it; further permutes then move each part into place, and stand for no collective of the
-trainer. The meaning is read from who makes the operand and who reads the result.
+that suits it; further permutes then move each part into place, and are no collective of the
+trainer. Who makes the operand and who reads the result tells the meaning.
 """
 
 import re
@@ -28,7 +28,7 @@ SCATTERS = "all-reduce-scatter"  # begins the name of a fusion that is a reduce-
 
 @dataclass(frozen=True, kw_only=True)
 class CollectivePayload:
-    """One operand of a collective: what it stands for, and what runs. Bytes of one execution."""
+    """One operand of a collective: the trainer's kind, and what runs. Bytes of one execution."""
 
     name: str
     kind: str
@@ -62,17 +62,17 @@ def logical_payloads(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator
             where.name, instruction.name, place if len(instruction.operands) > 1 else None
         )
         runs = SCATTER if where.name.startswith(SCATTERS) else kind
-        meant = _meant(flow, runs, given, result)
+        logical = _logical_kind(flow, runs, given, result)
         array = flow.array(given)
         volume = array.bytes * (len(group) if kind == GATHER else 1)
-        unpadded = _unpadded_bytes(flow, where, given, meant, volume)
+        unpadded = _unpadded_bytes(flow, where, given, logical, volume)
         yield CollectivePayload(
             name=instruction.name,
-            kind=meant,
+            kind=logical,
             axes=mesh.axes_of(group),
             link="ici",
             dtype=array.dtype,
-            payload_bytes=sent_bytes(PERMUTE if runs == PERMUTE else meant, unpadded, len(group)),
+            payload_bytes=sent_bytes(PERMUTE if runs == PERMUTE else logical, unpadded, len(group)),
             executed_kind=runs,
             executed_bytes=sent_bytes(runs, volume, len(group)),
             times=times,
@@ -92,8 +92,8 @@ def _group(flow: Dataflow, instruction: Instruction, kind: str) -> tuple[int, ..
     return first_group(instruction, flow.program.partitions)
 
 
-def _meant(flow: Dataflow, runs: str, given: Value, result: Value) -> str:
-    """What a collective stands for."""
+def _logical_kind(flow: Dataflow, runs: str, given: Value, result: Value) -> str:
+    """The kind of collective that the trainer means."""
     if runs == PERMUTE:
         if _is_put_in_place(flow, given):
             return SCATTER
@@ -108,14 +108,14 @@ def _meant(flow: Dataflow, runs: str, given: Value, result: Value) -> str:
 
 
 def _unpadded_bytes(
-    flow: Dataflow, where: Computation, given: Value, meant: str, volume: float
+    flow: Dataflow, where: Computation, given: Value, logical: str, volume: float
 ) -> float:
     """The volume without padding; nothing for a permute that puts padded parts in place."""
     if where.name.startswith(SCATTERS) and where.parameters:
         arrays = [one.arrays[0] for one in where.parameters.values()]
         size = sum(array.bytes for array in arrays if array.dtype == flow.array(given).dtype)
         return min(volume, size) or volume
-    return 0.0 if meant == SCATTER and _is_put_in_place(flow, given) else volume
+    return 0.0 if logical == SCATTER and _is_put_in_place(flow, given) else volume
 
 
 def _is_put_in_place(flow: Dataflow, given: Value) -> bool:

@@ -175,7 +175,7 @@ def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
         elif NAMED.match(line):
             body.append(line)
         else:
-            body[-1] += line  # strings inside an instruction may hold line breaks
+            body[-1] += line  # strings inside an instruction may have line breaks
 
 
 def _computation(name: str, body: list[str]) -> Computation:
@@ -223,7 +223,7 @@ def _enclosed(text: str, start: int) -> str:
 
 
 def bits(dtype: str) -> int:
-    """Bits of an element: bf16 16, f8e4m3fn 8, pred 8; tokens and opaque values hold none."""
+    """Bits of an element: bf16 16, f8e4m3fn 8, pred 8; tokens and opaque values have none."""
     if dtype in {"token", "opaque"}:
         return 0
     match = BITS.match(dtype)

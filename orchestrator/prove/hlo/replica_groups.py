@@ -23,7 +23,7 @@ class DeviceMesh:
     places: tuple[int, ...] | None = None
 
     def axes_of(self, partitions: tuple[int, ...]) -> tuple[str, ...]:
-        """The axes in which the partitions differ; no partitions stand for the whole slice."""
+        """The axes in which the partitions differ; no partitions mean the whole slice."""
         at = np.array(partitions or range(prod(self.axes.values())))
         places = np.array(self.places)[at] if self.places else at
         indices = np.unravel_index(places, tuple(self.axes.values()))
