@@ -25,16 +25,16 @@ def proof(
 
 
 def test_a_program_as_forecast_agrees() -> None:
-    """Every line meets its own, and nothing is missing on either side."""
-    found = proof()
-    assert found.fits
-    assert found.agrees
-    assert found.passes
-    assert found.disagreements == ()
-    assert found.plan_digest == PLAN.digest
-    assert all(e.bytes_per_step == e.forecast_bytes_per_step for e in found.collectives)
-    assert found.flops_per_device == pytest.approx(found.forecast_flops_per_device)
-    assert found.margin_bytes == found.hbm_bytes_per_device - found.peak_hbm_bytes_per_device
+    """Every line has its equal, and nothing is missing on either side."""
+    result = proof()
+    assert result.fits
+    assert result.agrees
+    assert result.passes
+    assert result.disagreements == ()
+    assert result.plan_digest == PLAN.digest
+    assert all(e.bytes_per_step == e.forecast_bytes_per_step for e in result.collectives)
+    assert result.flops_per_device == pytest.approx(result.forecast_flops_per_device)
+    assert result.margin_bytes == result.hbm_bytes_per_device - result.peak_hbm_bytes_per_device
 
 
 def test_groups_leave_out_axes_of_one_device() -> None:
@@ -55,12 +55,12 @@ def test_a_peak_may_be_off_by_a_tenth_or_half_a_gibibyte(
     assert (memory_disagreements(compiled * GIB, forecast * GIB) == ()) is agrees
 
 
-def test_a_peak_that_is_off_is_said_to_be() -> None:
-    """By how much, the Forecast being one."""
-    found = proof(peak=PLAN.forecast.memory_bytes_per_device * 1.5)
-    [missed] = found.disagreements
+def test_a_peak_that_is_off_is_a_disagreement() -> None:
+    """The ratio of compiled to Forecast shows by how much."""
+    result = proof(peak=PLAN.forecast.memory_bytes_per_device * 1.5)
+    [missed] = result.disagreements
     assert (missed.code, missed.compiled / missed.forecast) == ("peak_memory", 1.5)
-    assert found.fits
+    assert result.fits
 
 
 def scaled(axes: tuple[str, ...], factor: float) -> Callable[[ProgramSummary], ProgramSummary]:
@@ -76,10 +76,10 @@ def scaled(axes: tuple[str, ...], factor: float) -> Callable[[ProgramSummary], P
 @pytest.mark.parametrize(("factor", "agrees"), [(1.015, True), (0.985, True), (1.03, False)])
 def test_payload_must_be_right_on_every_group(factor: float, agrees: bool) -> None:
     """Two per cent, on each group of axes by itself."""
-    found = proof(scaled(("fsdp",), factor))
-    assert found.agrees is agrees
+    result = proof(scaled(("fsdp",), factor))
+    assert result.agrees is agrees
     if not agrees:
-        [missed] = found.disagreements
+        [missed] = result.disagreements
         assert (missed.code, missed.axes) == ("payload", ("fsdp",))
         assert missed.compiled / missed.forecast == pytest.approx(factor)
 
@@ -95,9 +95,9 @@ def test_what_no_forecast_has_is_a_disagreement() -> None:
         return lambda r: replace(r, collectives=(*r.collectives, extra))
 
     assert proof(with_one(4096)).agrees
-    found = proof(with_one(5000))
-    assert not found.agrees
-    assert found.disagreements[0].axes == ("data", "tensor")
+    result = proof(with_one(5000))
+    assert not result.agrees
+    assert result.disagreements[0].axes == ("data", "tensor")
 
 
 def test_what_the_compiler_runs_instead_is_a_line_of_its_own() -> None:
@@ -108,35 +108,35 @@ def test_what_the_compiler_runs_instead_is_a_line_of_its_own() -> None:
         runs = replace(first, executed_kind="all-reduce", executed_bytes=3 * first.payload_bytes)
         return replace(r, collectives=(runs, *r.collectives[1:]))
 
-    found = proof(replaced)
-    assert found.agrees
-    assert found.changes[0].what.startswith("all-reduce in place of")
-    assert found.changes[0].bytes_per_step == pytest.approx(
+    result = proof(replaced)
+    assert result.agrees
+    assert result.changes[0].what.startswith("all-reduce in place of")
+    assert result.changes[0].bytes_per_step == pytest.approx(
         2 * as_forecast(PLAN).summary.collectives[0].payload_bytes
     )
-    padding = [change for change in found.changes if change.link == "dcn"]
+    padding = [change for change in result.changes if change.link == "dcn"]
     assert [change.bytes_per_step for change in padding] == [1000]
 
 
 def test_flops_count_what_the_compiler_repeats() -> None:
     """On a line of its own, and in the total that must agree."""
     expected = proof().flops_per_device
-    found = proof(
+    result = proof(
         lambda r: replace(r, flops={**r.flops, "repeated by the compiler": expected / 20})
     )
-    assert found.flops_per_device == pytest.approx(expected * 1.05)
-    [missed] = found.disagreements
+    assert result.flops_per_device == pytest.approx(expected * 1.05)
+    [missed] = result.disagreements
     assert missed.code == "flops"
     assert missed.compiled / missed.forecast == pytest.approx(1.05)
 
 
 def test_a_kernel_without_a_formula_is_a_disagreement() -> None:
-    """FLOPs that nobody counted are no agreement."""
-    found = proof(lambda r: replace(r, uncounted=("gmm",)))
-    assert found.disagreements == (Disagreement(code="uncounted_kernel", kernel="gmm"),)
+    """Uncounted FLOPs are no agreement."""
+    result = proof(lambda r: replace(r, uncounted=("gmm",)))
+    assert result.disagreements == (Disagreement(code="uncounted_kernel", kernel="gmm"),)
 
 
-def test_the_ledgers_meet_class_by_class() -> None:
+def test_memory_is_compared_class_by_class() -> None:
     """Copied kv heads are parameters, moments and gradients too; the rest is the working set."""
     largest = max(PLAN.forecast.memory, key=lambda phase: phase.bytes)
     lines = {line.name: line for line in proof().ledger}
@@ -157,11 +157,11 @@ def test_more_than_gradients_over_pods_fails_the_proof() -> None:
     def forward(r: ProgramSummary) -> ProgramSummary:
         return replace(r, sends=(*r.sends, replace(r.sends[0], in_backward=False)))
 
-    found = proof(forward)
-    assert found.fits
-    assert not found.only_gradients_cross_pods
-    assert not found.passes
-    assert len(found.crossing_faults) == 1
+    result = proof(forward)
+    assert result.fits
+    assert not result.only_gradients_cross_pods
+    assert not result.passes
+    assert len(result.crossing_faults) == 1
 
 
 def test_another_trainers_program_is_not_compared() -> None:
@@ -171,10 +171,10 @@ def test_another_trainers_program_is_not_compared() -> None:
     sends = tuple(
         replace(send, payload_bytes=9 * send.payload_bytes) for send in program.summary.sends
     )
-    found = proof_of(other, replace(program, summary=replace(program.summary, sends=sends)))
-    assert found.agrees is None
-    assert found.disagreements == ()
-    assert found.forecast_peak_hbm_bytes_per_device is None
-    assert {line.forecast for line in (*found.ledger, *found.flops)} == {None}
-    assert {one.forecast_bytes_per_step for one in found.collectives} == {None}
-    assert found.only_gradients_cross_pods
+    result = proof_of(other, replace(program, summary=replace(program.summary, sends=sends)))
+    assert result.agrees is None
+    assert result.disagreements == ()
+    assert result.forecast_peak_hbm_bytes_per_device is None
+    assert {line.forecast for line in (*result.ledger, *result.flops)} == {None}
+    assert {one.forecast_bytes_per_step for one in result.collectives} == {None}
+    assert result.only_gradients_cross_pods

@@ -132,18 +132,16 @@ def test_remat_is_read_tensor_by_tensor(
         ({"d_ff": "1e300"}, "positive whole number"),
     ],
 )
-def test_what_cannot_be_scored_is_left_out_with_its_reason(
-    change: dict[str, str], reason: str
-) -> None:
+def test_a_row_that_cannot_be_scored_has_a_reason(change: dict[str, str], reason: str) -> None:
     """One sentence for the row, and no guess."""
     with pytest.raises(Unscorable, match=re.escape(reason)):
         sample_of(LLAMA | change)
 
 
-def test_what_a_row_need_not_say() -> None:
-    """One slice, as many key heads as heads, heads that share the width: without a word."""
-    said = run_of(LLAMA | {"num_slices": "1", "n_kv_heads": "32", "head_dim": "128"})
-    assert run_of(LLAMA | {"num_slices": "", "n_kv_heads": "", "head_dim": ""}) == said
+def test_optional_columns_have_defaults() -> None:
+    """One slice, as many key heads as heads, and heads that share the width."""
+    stated = run_of(LLAMA | {"num_slices": "1", "n_kv_heads": "32", "head_dim": "128"})
+    assert run_of(LLAMA | {"num_slices": "", "n_kv_heads": "", "head_dim": ""}) == stated
 
 
 def test_a_batch_is_counted_by_devices() -> None:
@@ -173,8 +171,8 @@ CELLS = [
 @given(
     st.dictionaries(st.sampled_from(sorted(LLAMA)), st.sampled_from(CELLS), min_size=1, max_size=3)
 )
-def test_no_row_is_too_odd(change: dict[str, str]) -> None:
-    """Whatever stands in its cells, a row is scored or left out with one reason."""
+def test_any_row_is_scored_or_refused(change: dict[str, str]) -> None:
+    """Whatever its cells contain."""
     try:
         sample = sample_of(LLAMA | change)
     except Unscorable:
@@ -184,7 +182,7 @@ def test_no_row_is_too_odd(change: dict[str, str]) -> None:
     assert 0 < sample.lower_s <= sample.expected_s(known) < float("inf")
 
 
-def test_a_row_of_a_convention_that_nobody_knows_keeps_its_step_time() -> None:
+def test_an_unknown_convention_does_not_change_a_stated_step_time() -> None:
     """Nothing has to be converted where seconds are stated."""
     assert sample_of(LLAMA | {"flop_convention": "secret"}).measured_s == 3.443
 
@@ -230,7 +228,7 @@ def test_constants_come_back_from_runs_that_they_made(samples: list[Sample]) -> 
     assert found.shared == pytest.approx(true.shared, rel=0.1)
 
 
-def test_bounds_hold_however_odd_the_runs(samples: list[Sample]) -> None:
+def test_constants_stay_within_their_bounds(samples: list[Sample]) -> None:
     """Runs ten times faster or slower than any machine cannot teach the impossible."""
     for scale in (0.1, 10):
         odd = fit([replace(s, measured_s=s.measured_s * scale) for s in samples])
@@ -271,8 +269,8 @@ def test_every_interval_is_in_order(scores: dict[str, Score]) -> None:
             )
 
 
-def test_runs_of_documents_never_seen_are_met(scores: dict[str, Score]) -> None:
-    """The goals, on rows whose document the constants never saw; and the baseline is behind."""
+def test_held_out_documents_reach_the_goals(scores: dict[str, Score]) -> None:
+    """The errors are within the goals, and below half of the baseline's."""
     left_out = scores[score_table.DOCUMENTS]
     summary = left_out.summary
     assert summary.median_abs_error is not None
@@ -286,8 +284,8 @@ def test_runs_of_documents_never_seen_are_met(scores: dict[str, Score]) -> None:
     assert summary.median_abs_error < summary.baseline_median_abs_error / 2
 
 
-def test_runs_in_no_file_are_met() -> None:
-    """Constants that never saw any row of it meet another file, as docs/score.md says."""
+def test_runs_that_were_never_learned_from() -> None:
+    """The figures for another file are those of docs/score.md."""
     found = with_catalog_constants(UNSEEN)
     assert {row.id for row in found.rows}.isdisjoint(ROWS)
     summary = found.summary
@@ -301,7 +299,7 @@ def test_runs_in_no_file_are_met() -> None:
     assert max(abs(one.expected - one.measured) for one in kept.values()) < 0.015
 
 
-def test_retention_is_met_but_where_sources_disagree(scores: dict[str, Score]) -> None:
+def test_retention_is_within_two_points_but_for_three_rows(scores: dict[str, Score]) -> None:
     """A row that speeds up by compiler choices, and one model at two sizes of its slices."""
     off = {
         one.id: abs(one.expected - one.measured) for one in scores[score_table.DOCUMENTS].retention
@@ -311,8 +309,8 @@ def test_retention_is_met_but_where_sources_disagree(scores: dict[str, Score]) -
     }  # fmt: skip
 
 
-def test_the_rows_tell_of_waiting_as_it_is_counted(samples: list[Sample]) -> None:
-    """None of them has layers so short that its waiting is taken in proportion."""
+def test_no_row_has_layers_so_short_that_slices_wait_in_proportion(samples: list[Sample]) -> None:
+    """The constants are learned from full waits."""
     for sample in samples:
         known = catalog.efficiency(sample.run.chip)
         assert known is not None
@@ -368,10 +366,8 @@ def test_a_file_of_ones_own_is_scored(orch: RunOrch, tmp_path: Path) -> None:
     assert orch("score", str(path), "--without", "document").returncode == 2
 
 
-def test_a_file_may_be_written_otherwise(tmp_path: Path) -> None:
-    """Windows ends of lines, a mark at the beginning, names in capitals, columns of its own, rows
-    without a name, cells too many.
-    """
+def test_a_csv_may_be_written_by_other_programs(tmp_path: Path) -> None:
+    """Windows line ends, a byte-order mark, capitals, more columns and cells, no names of rows."""
     path = tmp_path / "runs.csv"
     names = [
         "\ufeff" + "ID",
@@ -388,18 +384,18 @@ def test_a_file_may_be_written_otherwise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(b"", "holds no runs"), (b"a,b\n1,2\n", "has no column id"), (b"\xff\xfe\n1\n", "no CSV")],
 )
 def test_a_file_that_is_none_is_refused(
-    content: bytes, said: str, orch: RunOrch, tmp_path: Path
+    content: bytes, message: str, orch: RunOrch, tmp_path: Path
 ) -> None:
-    """One line that says what is wrong."""
+    """The error is one line."""
     path = tmp_path / "runs.csv"
     path.write_bytes(content)
     done = orch("score", str(path))
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -80,7 +80,7 @@ def test_words_are_arranged_with_the_words_that_follow() -> None:
 
 
 @pytest.mark.parametrize("ways", [1, 2, 3, 4, 5, 8])
-def test_gathered_matmul_is_gather_then_matmul(ways: int) -> None:
+def test_all_gather_matmul_is_gather_then_matmul(ways: int) -> None:
     """The ring gives the plain form's values and gradients, for odd and even numbers of chips."""
 
     def by_ring(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
