@@ -5,11 +5,13 @@ from dataclasses import replace
 from orchestrator.calibrate import StoredProfile, for_plan, of_machine
 from orchestrator.extras import require
 from orchestrator.lifecycle.progress import Progress, silent, task
+from orchestrator.lifecycle.requests import Provenance
 from orchestrator.plan.calibrated import with_profile
 from orchestrator.plan.rehearsal import Rehearsal
-from orchestrator.types.chip_profile import ChipProfile
+from orchestrator.types.codec import to_pretty_json
 from orchestrator.types.events import Stage
 
+PROFILE_DOCUMENT = "chip_profile.json"
 TASK = "measuring this machine"
 
 
@@ -22,12 +24,16 @@ def measure_machine(progress: Progress | None = None) -> StoredProfile:
         return of_machine()
 
 
-def calibrated_rehearsal(rehearsal: Rehearsal, progress: Progress) -> tuple[Rehearsal, ChipProfile]:
-    """A rehearsal with a forecast from this machine's profile, and that profile.
+def calibrated_rehearsal(
+    rehearsal: Rehearsal, provenance: Provenance, progress: Progress
+) -> tuple[Rehearsal, Provenance]:
+    """A rehearsal with a forecast from this machine's profile, and its provenance with the profile.
 
     What the profile lacks for this plan is measured first, and stored for the next one.
     """
     with task(progress, TASK):
         progress(Stage(task=TASK, stage="up to half a minute for a new shape"))
         profile = for_plan(rehearsal.plan).profile
-    return replace(rehearsal, plan=with_profile(rehearsal.plan, profile)), profile
+    document = to_pretty_json(profile).encode()
+    plan = with_profile(rehearsal.plan, profile)
+    return replace(rehearsal, plan=plan), provenance.with_document(PROFILE_DOCUMENT, document)

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from orchestrator.lifecycle.interrupts import interruptible
-from orchestrator.types.events import Stage, TaskEnded
+from orchestrator.types.events import Event, Stage, TaskEnded
 
-Progress: TypeAlias = Callable[[object], None]  # called with each event of types/events.py
+Progress: TypeAlias = Callable[[Event], None]
 
 
-def silent(_: object) -> None:
+def silent(_: Event) -> None:
     """The progress that nobody watches."""
 
 

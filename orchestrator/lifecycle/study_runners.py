@@ -18,9 +18,8 @@ from orchestrator.lifecycle.requests import (
     SubmitOptions,
     provenance_of,
 )
-from orchestrator.lifecycle.submit import PROFILE_DOCUMENT, REHEARSED_STEPS, prove_before
+from orchestrator.lifecycle.submit import REHEARSED_STEPS, prove_before
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
-from orchestrator.types.codec import to_pretty_json
 from orchestrator.types.events import LeftRunning, TrialContinues, TrialEnded
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -108,10 +107,7 @@ class RehearsalRunner:
         small = rehearsal_of(spec, trial.plan, steps=self.steps, devices=options.devices_per_pod)
         provenance = _provenance(trial, self.steps, options, study)
         if options.calibrate:
-            small, profile = calibrated_rehearsal(small, options.progress)
-            provenance = provenance.with_document(
-                PROFILE_DOCUMENT, to_pretty_json(profile).encode()
-            )
+            small, provenance = calibrated_rehearsal(small, provenance, options.progress)
         key = start_trial(study, trial.trial.number, trial.repeat).run
         return rehearse.run_rehearsal(small, trial.plan, proof, provenance, key, options.progress)
 

@@ -23,7 +23,6 @@ from orchestrator.lifecycle.requests import (
 )
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
-from orchestrator.types.codec import to_pretty_json
 from orchestrator.types.events import (
     AlreadySubmitted,
     Planned,
@@ -38,7 +37,6 @@ from orchestrator.types.run import Run
 from orchestrator.types.spec import Spec
 
 REHEARSED_STEPS = 20
-PROFILE_DOCUMENT = "chip_profile.json"
 
 
 class ProofFailed(OrchError):
@@ -102,8 +100,7 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
     progress(Planned(plan=plan))
     proof = prove_before(spec, plan, progress) if options.prove else None
     if options.calibrate:
-        small, profile = calibrated_rehearsal(small, progress)
-        provenance = provenance.with_document(PROFILE_DOCUMENT, to_pretty_json(profile).encode())
+        small, provenance = calibrated_rehearsal(small, provenance, progress)
     progress(RehearsalReady(plan=plan, small=small.plan, steps=small.steps, changes=small.changes))
     options.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
     run = rehearse.run_rehearsal(small, plan, proof, provenance, options.key, progress)

@@ -79,8 +79,8 @@ def against_expected(expected: Ratio, report: Report) -> str:
 def against_bound(lower: Ratio, measured: Measurement, report: Report) -> str:
     text = f"{to_digits(lower.measured_over_predicted, 3)} times the lower bound"
     if measured.mfu:
-        roofline = percent(report.forecast.mfu.lower)
-        text += f"; MFU {percent(measured.mfu.median)}, where the roofline is {roofline}"
+        most = percent(report.forecast.mfu.lower)
+        text += f"; MFU {percent(measured.mfu.median)} of at most {most}"
     return text
 
 

@@ -111,20 +111,18 @@ def mfu_and_forecast(status: Status) -> str | None:
     if not status.forecast or is_for_chips(status):
         return percent(measured) if measured is not None else None
     forecast = status.forecast.mfu
+    bound = f"at most {percent(forecast.lower)}"
     parts = [percent(measured) if measured is not None else "not measured"]
     if status.forecast.chip_profile:
-        peak = "of the measured peak"
-        parts.append(
-            f"expected {percent(forecast.unoverlapped)}, bound {percent(forecast.lower)}, {peak}"
-        )
+        expected = percent(forecast.unoverlapped)
+        parts.append(f"expected {expected}, {bound}, of the measured peak")
         return "; ".join(parts)
     if forecast.expected is not None:
-        parts.append(f"expected {percent(forecast.expected)}, roofline {percent(forecast.lower)}")
+        parts.append(f"expected {percent(forecast.expected)}, {bound}")
     else:
-        low = percent(forecast.unoverlapped)
-        parts.append(f"roofline {percent(forecast.lower)}, unoverlapped {low}")
+        parts.append(f"{bound}, unoverlapped {percent(forecast.unoverlapped)}")
     if measured is not None and forecast.lower:
-        parts.append(f"{percent(measured / forecast.lower)} of the roofline")
+        parts.append(f"measured is {percent(measured / forecast.lower)} of that bound")
     return "; ".join(parts)
 
 

@@ -10,11 +10,16 @@ from orchestrator.types.run import Run, Step
 from orchestrator.types.study import Study, StudyForecast, Trial
 from orchestrator.types.tracking import ViewLink
 
+
+class Event:
+    """Anything that an act reports."""
+
+
 # --- tasks that take a while
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class Stage(Event):
     """A task has begun, or has come to another stage; `state` is a detail that changes often."""
 
     task: str
@@ -23,7 +28,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Count:
+class Count(Event):
     """How many of a task's units are done; `total` is None where nobody knows it."""
 
     task: str
@@ -33,14 +38,14 @@ class Count:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskEnded:
+class TaskEnded(Event):
     """A task has ended, well or not."""
 
     task: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class Problem(Event):
     """Something is amiss that ends nothing."""
 
     message: str
@@ -50,14 +55,14 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlreadySubmitted:
+class AlreadySubmitted(Event):
     """A run of the same plan has the key: nothing was submitted."""
 
     run: Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmitStarted:
+class SubmitStarted(Event):
     """A spec, or a study of so many runs, is about to be carried out.
 
     It runs on the cluster at `address`, which `named_by` names; it is rehearsed where that is None.
@@ -70,14 +75,14 @@ class SubmitStarted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class Planned(Event):
     """The plan of a spec."""
 
     plan: Plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proved:
+class Proved(Event):
     """The compiler's verdict on a plan; `age_s` is None where it was compiled just now."""
 
     plan: Plan
@@ -86,7 +91,7 @@ class Proved:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RehearsalReady:
+class RehearsalReady(Event):
     """The small copy of a plan that this machine is about to run; `changes` are what it lacks."""
 
     plan: Plan
@@ -96,7 +101,7 @@ class RehearsalReady:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterReady:
+class ClusterReady(Event):
     """What a named cluster has for runs, each a plan and its steps."""
 
     address: str
@@ -108,7 +113,7 @@ class ClusterReady:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobStarted:
+class JobStarted(Event):
     """The cluster has taken the job that drives a run."""
 
     run: Run
@@ -116,7 +121,7 @@ class JobStarted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resumed:
+class Resumed(Event):
     """A rehearsal is about to go on with a plan."""
 
     run: Run
@@ -127,7 +132,7 @@ class Resumed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FollowStarted:
+class FollowStarted(Event):
     """A run is followed from here on: it had so many attempts before."""
 
     task: str
@@ -135,7 +140,7 @@ class FollowStarted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodesUp:
+class NodesUp(Event):
     """Nodes of the local cluster have started."""
 
     up: int
@@ -143,7 +148,7 @@ class NodesUp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunUpdate:
+class RunUpdate(Event):
     """The run as it stands, and the steps since the last update. Sent on every look."""
 
     run: Run
@@ -151,7 +156,7 @@ class RunUpdate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trouble:
+class Trouble(Event):
     """Following a run meets trouble; the run may well go on. None of it is left in `cleared`."""
 
     kind: Literal["cluster silent", "journal unreadable", "no driver", "cluster failed", "cleared"]
@@ -159,14 +164,14 @@ class Trouble:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stopping:
+class Stopping(Event):
     """An interrupt was passed on to the run that is followed."""
 
     how: Literal["before it began", "with a checkpoint", "at once", "nothing to save"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftRunning:
+class LeftRunning(Event):
     """The run goes on, and is no longer followed."""
 
     run: Run
@@ -182,7 +187,7 @@ class Tracked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunEnded:
+class RunEnded(Event):
     """A followed run has ended: the plan it ran, and where it is tracked."""
 
     run: Run
@@ -194,14 +199,14 @@ class RunEnded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyPlanned:
+class StudyPlanned(Event):
     """The predicted scaling of a study that is about to be carried out."""
 
     forecast: StudyForecast
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialStarted:
+class TrialStarted(Event):
     """A repeat of a trial comes next."""
 
     study: Study
@@ -210,21 +215,21 @@ class TrialStarted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialDoneBefore:
+class TrialDoneBefore(Event):
     """The trial has a run that succeeded: it is not run again."""
 
     run: Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialContinues:
+class TrialContinues(Event):
     """The trial has a run that goes on: it is followed again."""
 
     run: Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialEnded:
+class TrialEnded(Event):
     """The run of a trial has ended."""
 
     run: Run
@@ -243,7 +248,7 @@ class ExperimentViews:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UiReady:
+class UiReady(Event):
     """An MLflow UI shows what is recorded in a place; `served` by this process."""
 
     address: str
