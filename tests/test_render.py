@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import SpecError
+from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.render import formatting, rehearsal_screen, study_screen
@@ -176,7 +177,7 @@ def test_runners_up_come_before_the_verdict(golden: HoldGolden, four_pods: list[
     golden("alternatives_70b_4pod.txt", table + "\n")
     assert shown.replace(f"\n\n{table}", "") == plan_screen(first, "x")
     for plan in others:
-        mesh = ".".join(str(plan.mesh[axis]) for axis in ("data", "fsdp", "sequence", "tensor"))
+        mesh = ".".join(str(plan.mesh[axis]) for axis in ICI_AXES)
         mfu = formatting.percent(plan.forecast.mfu.expected or 0)
         assert any(mesh in line and mfu in line for line in table.splitlines())
 

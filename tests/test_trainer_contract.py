@@ -24,7 +24,8 @@ TRAINERS = trainer_names()
 MIXTURES: list[dict[str, Any]] = [
     dict(zip(AXES, sizes, strict=True)) for sizes in product((1, 2), repeat=len(AXES))
 ]
-WIDE: dict[str, Any] = dict(zip(AXES, (4, 35, 8, 4, 8), strict=True))  # 35,840 devices
+# 35,840 devices
+WIDE: dict[str, Any] = {"pods": 4, "data": 35, "fsdp": 8, "sequence": 4, "tensor": 8}
 
 
 def abstract(name: str, plan: Plan) -> Program:

@@ -8,10 +8,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.network.mesh_axes import LOGICAL_AXES
 from orchestrator.types.plan import Plan
 from trainers.contract import Program
 
-ROWS = ("pods", "data", "fsdp")
+ROWS = LOGICAL_AXES["batch"]
 State = dict[str, Any]
 
 
