@@ -50,13 +50,18 @@ class UnknownRun(UnknownName):
         self.args = (f"no {kind} in {folder} begins with {name!r}; {runs}{next_step}",)
 
 
+def install_command(extra: str) -> str:
+    """What installs an extra. It names the wheel, because no package index carries this project."""
+    return f"pip install 'orch[{extra}] @ file:///PATH/TO/WHEEL'"
+
+
 class MissingExtra(OrchError):
     """Optional packages are not installed. `extra` installs them."""
 
     def __init__(self, extra: str, packages: list[str]) -> None:
         self.extra, self.packages = extra, packages
         missing = f"not installed here: {', '.join(packages)}"
-        super().__init__(f"{missing}\nNext: pip install 'orch[{extra}]'")
+        super().__init__(f"{missing}\nNext: {install_command(extra)}")
 
 
 class ProofUnavailable(OrchError):

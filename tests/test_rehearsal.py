@@ -15,8 +15,9 @@ from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import AXES
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import Rehearsal, environment, rehearse
+from orchestrator.types import codec
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import MeshRequest, Pods
+from orchestrator.types.spec import MeshRequest, Pods, Spec
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
 
@@ -40,6 +41,8 @@ def test_every_shipped_spec_can_be_rehearsed(path: Path) -> None:
     assert small.plan.chip == plan.chip
     assert small.plan.digest != plan.digest
     assert small.spec.run.steps == small.steps
+    assert codec.from_json(codec.to_json(small.spec), Spec) == small.spec
+    assert codec.from_json(codec.to_json(small.plan), Plan) == small.plan
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

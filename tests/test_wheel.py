@@ -131,5 +131,5 @@ def test_a_command_names_the_extra_that_it_lacks(
     installed("init", "mine.yaml", cwd=tmp_path)
     done = installed(*command, cwd=tmp_path)
     assert done.returncode == 1
-    assert f"pip install 'orch[{extra}]'" in done.stderr
+    assert f"pip install 'orch[{extra}] @ file://" in done.stderr
     assert "Traceback" not in done.stderr

@@ -60,7 +60,7 @@ def status(run: str, storage: Path, as_json: bool) -> None:
 @RUN
 @STORAGE
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the run has ended.")
-@click.option("--rank", type=click.IntRange(0), metavar="N", help="Of this rank alone, all lines.")
+@click.option("--rank", type=click.IntRange(0), metavar="N", help="Show all lines of this rank.")
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of an earlier attempt.")
 @click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
 def logs(

@@ -47,7 +47,7 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
 
 
 @click.command()
-@click.option("--study", "of_study", is_flag=True, help="That of a study instead.")
+@click.option("--study", "of_study", is_flag=True, help="Print the schema of a study.")
 def schema(of_study: bool) -> None:
     """Print the JSON Schema of a spec. Editors complete and check specs with it.
 

@@ -103,7 +103,7 @@ def submit(
 
     \b
     Exit status:
-      0    all steps are done; with --detach, it is submitted; with --dry-run, it is shown
+      0    all steps are done; submitted, with --detach; shown, with --dry-run
       1    it failed, run.storage takes no run, or the cluster cannot be used
       2    the spec has no plan, or --yes is missing where nobody can answer
       3    the plan does not fit, or more than gradients crosses pods
@@ -114,7 +114,7 @@ def submit(
       orch submit specs/llama3_70b_4pod.yaml
       orch submit specs/tiny_2pod.yaml --no-prove --steps 50
       orch submit specs/studies/tiny_weak.yaml --no-prove
-      orch submit specs/llama3_70b_4pod.yaml --address http://10.0.0.2:8265 --detach --key nightly
+      orch submit my-run.yaml --address http://10.0.0.2:8265 --detach
     """
     other_plans = spec_command("plan", spec, overrides, "--alternatives", "5")
     display = Display(other_plans, detach=detach)
@@ -184,7 +184,7 @@ def finish_study(result: "StudyResult") -> NoReturn:
 @DETACH
 @JSON
 def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **how: Any) -> None:
-    """Resume RUN from its last checkpoint. RUN failed, was cancelled or lost its driver.
+    """Resume RUN from its last checkpoint. It works for failed, cancelled and lost runs.
 
     A new attempt starts in the same journal, with fresh retry budgets. With --pods it has another
     plan: the same batch with more accumulation, or the nearest batch that those pods allow. The

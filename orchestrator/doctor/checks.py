@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from orchestrator import extras
+from orchestrator.errors import install_command
 from orchestrator.types.health import Finding
 from orchestrator.types.tracking import Destination
 
@@ -72,7 +73,7 @@ def optional_parts() -> Finding:
     detail = f"installed: {', '.join(installed) or 'none'}"
     if absent:
         names = ",".join(absent)
-        return limited("extras", f"{detail}; missing: {names}", f"pip install 'orch[{names}]'")
+        return limited("extras", f"{detail}; missing: {names}", install_command(names))
     return good("extras", detail)
 
 
@@ -102,7 +103,7 @@ def installed_version(name: str) -> str | None:
 def devices() -> Finding:
     """What JAX finds, in a process of its own: it may hang, or take an accelerator."""
     if extras.missing("prove"):
-        return limited("devices", "JAX is not installed", "pip install 'orch[prove]'")
+        return limited("devices", "JAX is not installed", install_command("prove"))
     command = [sys.executable, "-m", "orchestrator.doctor.child"]
     try:
         child = subprocess.run(

@@ -43,6 +43,12 @@ class RunRequest:
     study: str | None = None
 
 
+def check_key(key: str) -> None:
+    """Refuse a key that cannot name a run."""
+    if not KEY.fullmatch(key):
+        raise SpecError(f"run key {key!r}: must be 1 to 100 letters, digits, . _ and -")
+
+
 def create_run(
     storage: Path, request: RunRequest, key: str | None = None, clock: Clock = time.time
 ) -> Writer:
@@ -50,9 +56,8 @@ def create_run(
 
     By default the key is built from the spec's name, the plan and the next free number.
     """
-    if key is not None and not KEY.fullmatch(key):
-        legal = f"letters, digits, . _ and -, for example {request.spec.name}-1"
-        raise SpecError(f"run key {key!r}: must be 1 to 100 of {legal}")
+    if key is not None:
+        check_key(key)
     with files.building(storage) as prepared:
         submitted = _fill(RunPaths(prepared), request, clock)
         path = _publish(prepared, storage, request, key)

@@ -15,6 +15,7 @@ from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.interrupts import collected_interrupts
 from orchestrator.lifecycle.requests import Proposal, SubmitOptions, named_cluster
 from orchestrator.plan.elastic import plan_on
+from orchestrator.plan.rehearsal import MOST_PODS
 from orchestrator.render.next_commands import run_command
 from orchestrator.types.events import Resumed, RunEnded
 from orchestrator.types.plan import Plan
@@ -61,6 +62,8 @@ def check_resumable(run: Run, storage: Path) -> None:
 
 def plan_of(journal: Journal, pods: int | None) -> Plan:
     """The plan that the run was submitted with, on as many pods as it is to have now."""
+    if pods and pods > MOST_PODS and journal.run().rehearsal:
+        raise SpecError(f"--pods {pods}: a rehearsal has at most {MOST_PODS} pods")
     spec, submission = journal.spec(), journal.state().submitted.submission
     plan = journal.plan(submission.plan_digest)
     return plan_on(spec, plan, pods or spec.resources.pods.max)

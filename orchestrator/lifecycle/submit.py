@@ -6,6 +6,7 @@ from pathlib import Path
 from orchestrator import spec as specs
 from orchestrator.errors import OrchError, SpecError
 from orchestrator.journal import Journal, list_journals
+from orchestrator.journal.creation import check_key
 from orchestrator.launch.provenance import archive
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
@@ -47,6 +48,8 @@ class ProofFailed(OrchError):
 
 def submit(path: Path, overrides: Sequence[str], options: SubmitOptions) -> Run:
     """Submit a spec and follow its run to the end; the run as it stands then."""
+    if options.key is not None:
+        check_key(options.key)
     with interruptible("planning"):
         spec = specs.load(path, tuple(overrides))
         plan = make_plan(spec)

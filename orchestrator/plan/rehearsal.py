@@ -27,6 +27,7 @@ from orchestrator.types.spec import (
 )
 
 MOST_PODS = 8
+SMALLER, LONGEST_NAME = "-rehearsal", 52  # a name of a model has at most 63 letters
 FEWEST_DEVICES = 4
 STEPS = 20
 LENGTH = 128
@@ -145,7 +146,7 @@ def _model(plan: Plan, mesh: dict[str, int]) -> Model:
         "kv_heads": kv_heads,
         "head_dim": HEAD_DIM,
         "vocab": _multiple(full.vocab * scale, lcm(ways(mesh, "vocab"), 64)),
-        "name": f"{full.name} rehearsed",
+        "name": f"{full.name[:LONGEST_NAME]}{SMALLER}",
     }
     return Model(**(same | shrunk))
 
