@@ -46,7 +46,7 @@ class RunRequest:
 def check_key(key: str) -> None:
     """Refuse a key that cannot name a run."""
     if not KEY.fullmatch(key):
-        raise SpecError(f"run key {key!r}: must be 1 to 100 letters, digits, . _ and -")
+        raise SpecError(f"run key {key!r}: must be 1 to 100 of letters, digits, . _ and -")
 
 
 def create_run(
