@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from orchestrator.api import OrchError as OrchError
     from orchestrator.api import calibrate as calibrate
     from orchestrator.api import cancel as cancel
     from orchestrator.api import compare as compare
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from orchestrator.api import write_report as write_report
 
 __all__ = [
+    "OrchError",
     "calibrate",
     "cancel",
     "compare",

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from orchestrator import errors
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.types.study import StudyForecast, StudyReport, StudyStatus
     from orchestrator.types.tracking import SyncResult
 
+OrchError = errors.OrchError
 SpecSource: TypeAlias = "str | Path | Spec"  # the path of a spec, or a spec that was loaded
 RUNS = Path("runs")  # where runs are stored when nothing else is said
 
