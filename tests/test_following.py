@@ -183,7 +183,7 @@ def test_a_dropped_connection_is_said_once_and_survived(
     jobs.state_now = "RUNNING"
     assert following.look() is None
     output = capsys.readouterr().out
-    assert output.count("the cluster does not answer; the run goes on") == 1
+    assert output.count("the cluster does not answer; the run continues") == 1
     assert output.count("the connection is back") == 1
 
 
