@@ -1,4 +1,4 @@
-"""Answer sheets for tests of the explain room, each worked out once."""
+"""Explanations for tests, each derived once."""
 
 from collections.abc import Iterator
 from functools import cache

@@ -130,7 +130,7 @@ def test_an_error_in_the_thread_is_raised_by_the_reader() -> None:
 
 
 def test_leaving_early_ends_the_thread() -> None:
-    """A thread that waits for room does not outlive its reader."""
+    """A thread that waits for a free place ends with its reader."""
     before = threading.active_count()
     with Prefetched(lambda step: step, range(10**9)) as feed:
         feed.take()

@@ -1,4 +1,4 @@
-"""The explain room: formulas that are one text, and the book's derivation for any spec."""
+"""Explanations: formulas with their numbers, and the book's derivation for any spec."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_only_arithmetic_is_a_formula(text: str) -> None:
 
 @pytest.mark.parametrize("key", REQUESTS)
 def test_every_line_is_its_formula_with_its_numbers(key: str) -> None:
-    """Also where the value comes from the plan room: there is one way to count."""
+    """Plan and explanation count in one way."""
     lines = list(lines_of(explanation_of(key)))
     assert len(lines) > 25
     for line in lines:

@@ -209,7 +209,7 @@ def test_the_sheet_to_the_letter(key: str, golden: HoldGolden) -> None:
 
 
 def test_a_sheet_survives_json() -> None:
-    """To text and back it is the same station."""
+    """It is the same value after JSON and back."""
     for key in ("70b-four-pods", "tied-one-chip"):
         sheet = explanation_of(key)
         assert codec.from_json(codec.to_json(sheet), Explanation) == sheet

@@ -56,7 +56,7 @@ def recorded(tmp_path: Path) -> journal.Journal:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask at once, and record nothing: that is another room's work, in processes of its own."""
+    """Ask immediately, and record nothing: trackers run in processes of their own."""
     monkeypatch.setattr(follow, "ASK_EVERY_S", -1.0)
     for name in ("begin", "in_background"):
         monkeypatch.setattr(tracking, name, lambda *_: None)

@@ -51,7 +51,7 @@ def hold_to_contract(program: Program) -> None:
 
 
 def test_there_are_trainers() -> None:
-    """The two of the house are found; packages that are no trainers are not."""
+    """The two built-in trainers are found, and packages without a program are not."""
     assert {"llama", "mlp"} <= set(TRAINERS)
     assert "data" not in TRAINERS
 
