@@ -35,10 +35,13 @@ def load(kind: str, name: str, built_in: Mapping[str, str]) -> Any:
 
 
 def _find(kind: str, name: str, built_in: Mapping[str, str]) -> EntryPoint:
+    group = f"orch.{kind}s"
+    if name in built_in:  # the search through installed packages takes as long as a plan's search
+        return EntryPoint(name, built_in[name], group)
     registered = _registered(kind, built_in)
     if name in registered:
         return registered[name]
-    reference = EntryPoint(name, name, f"orch.{kind}s")
+    reference = EntryPoint(name, name, group)
     if EntryPoint.pattern.fullmatch(name) and set(name) & {".", ":"} and source(reference.module):
         return reference
     raise UnknownName(kind, name, list(registered))

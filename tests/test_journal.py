@@ -71,7 +71,7 @@ def test_of_many_submissions_with_one_key_one_succeeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["", ".hidden", "a/b", "..", "a b", "x" * 101, "ключ", "-f", "a\n"])
 def test_an_illegal_key_is_refused(tmp_path: Path, key: str) -> None:
     """A key must not leave the storage or look like an option."""
-    with pytest.raises(SpecError, match="for example asked-1"):
+    with pytest.raises(SpecError, match="letters, digits"):
         journal.create_run(tmp_path, run_request(), key)
     assert list(tmp_path.iterdir()) == []
 

@@ -9,7 +9,6 @@ from orchestrator.cli.display import Display
 from orchestrator.cli.terminal import JSON, RUN, RUN_HELP, STORAGE, say, show
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.next_commands import run_command, storage_command
-from orchestrator.types.study import StudyReport, StudyStatus
 
 
 @click.command()
@@ -39,6 +38,8 @@ def status(run: str, storage: Path, as_json: bool) -> None:
 
     Example: orch status llama3-70b-4pod-3f9a1c07-1
     """
+    from orchestrator.types.study import StudyReport, StudyStatus
+
     found = orch.status(run, storage)
     if as_json:
         show(found, as_json=True)
@@ -135,6 +136,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     from orchestrator.render.layout import fit
     from orchestrator.render.report_text import run_verdict
     from orchestrator.render.study_report_screen import study_verdict
+    from orchestrator.types.study import StudyReport
 
     found = orch.report(run, storage)
     if as_json:

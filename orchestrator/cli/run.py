@@ -25,12 +25,12 @@ from orchestrator.cli.terminal import (
 )
 from orchestrator.errors import SpecError
 from orchestrator.render.next_commands import run_command, spec_command
-from orchestrator.types.run import LIVE, Run
-from orchestrator.types.study import StudyReport, StudyStatus
 
 if TYPE_CHECKING:
     from orchestrator.lifecycle.requests import Confirm, Proposal
     from orchestrator.lifecycle.studies import StudyResult
+    from orchestrator.types.run import Run
+    from orchestrator.types.study import StudyStatus
 
 INTERRUPTED = 130
 EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}
@@ -151,8 +151,10 @@ def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
     return confirm if yes or dry_run or sys.stdin.isatty() else None
 
 
-def finish(run: Run, *, left: bool, as_json: bool) -> NoReturn:
+def finish(run: "Run", *, left: bool, as_json: bool) -> NoReturn:
     """Exit with the code for a run's state. A live run is a success, unless Ctrl-C left it."""
+    from orchestrator.types.run import LIVE
+
     if as_json:
         show(run, as_json=True)
     code = 0 if run.state in LIVE else EXIT_CODES.get(run.state, 1)
@@ -162,6 +164,7 @@ def finish(run: Run, *, left: bool, as_json: bool) -> NoReturn:
 def finish_study(result: "StudyResult") -> NoReturn:
     """Show the scaling measured so far, and exit with the code for the study's outcome."""
     from orchestrator.render.study_report_screen import study_report_screen
+    from orchestrator.types.study import StudyReport
 
     code = STUDY_EXIT_CODES[result.outcome]
     if result.study:
@@ -213,6 +216,7 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
     Example: orch cancel llama3-70b-4pod-3f9a1c07-1
     """
     from orchestrator.render.status_screen import cancel_text
+    from orchestrator.types.study import StudyStatus
 
     results = orch.cancel(run, storage, at_once=now)
     if as_json:
@@ -237,8 +241,9 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
     Example: orch rm llama3-70b-4pod-3f9a1c07-1
     """
     from orchestrator.render.status_screen import removal_question, removed_text
+    from orchestrator.types.study import StudyStatus
 
-    def confirm(doomed: Run | StudyStatus) -> bool:
+    def confirm(doomed: "Run | StudyStatus") -> bool:
         if not sys.stdin.isatty():
             raise SpecError(f"removing {run} needs --yes where nobody can answer")
         return click.confirm(removal_question(doomed), abort=True, err=True)

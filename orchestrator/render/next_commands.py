@@ -3,8 +3,10 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orchestrator.types.run import Run
+if TYPE_CHECKING:  # every command imports this module
+    from orchestrator.types.run import Run
 
 RUNS = Path("runs")  # where runs are stored by default
 
@@ -30,7 +32,7 @@ def storage_option(storage: Path) -> tuple[str, ...]:
     return () if storage.absolute() == RUNS.absolute() else ("--storage", str(storage))
 
 
-def storage_of(run: Run) -> Path:
+def storage_of(run: "Run") -> Path:
     """Where a run is stored, relative to the working directory where that is shorter."""
     path, here = Path(run.journal).parent, Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
