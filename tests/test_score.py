@@ -81,7 +81,7 @@ def test_a_run_is_laid_out_as_it_was_run() -> None:
         ("full", "", False, False),
         ("minimal", "q k v mid gate up", False, False),
         ("custom: offload decoder_layer_input;query_proj;key_proj;value_proj", "q k v", True, True),
-        ("custom: device out_proj;mlpwo", "mid", False, False),
+        ("custom: device out_proj;mlpwo", "mlp_input", False, False),
         ("custom: offload query_proj device out_proj", "q mid", False, False),
         ("save_dot_with_context_except_mlp", "q k v attention mid", False, False),
         ("custom device decoder_layer_input remat query_proj;key_proj", "", False, False),

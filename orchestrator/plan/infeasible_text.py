@@ -12,6 +12,10 @@ SENTENCES: dict[ReasonCode, str] = {
         "memory: each of {placements:,} placements needs {needed_gib:,.2f} GiB a device or more;"
         " {chip} has {usable_gib:,.2f} GiB"
     ),
+    "host_memory": (
+        "host: what is offloaded takes {needed_gib:,.2f} GiB a chip or more;"
+        " hosts of {chip} have {usable_gib:,.2f} GiB a chip"
+    ),
     "more_chips_needed": "this needs at least {times} times the chips, or a smaller model",
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
     "no_mesh": "no mesh of that many devices divides what its axes split",

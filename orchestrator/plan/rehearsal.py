@@ -12,7 +12,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, ways
-from orchestrator.network.rematerialization import policy
+from orchestrator.network.rematerialization import policy, text_of
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
@@ -199,7 +199,8 @@ def _changes(plan: Plan, copy: Plan) -> Iterator[str]:
     if plan.batch.microbatches > copy.batch.microbatches:
         yield f"{plan.batch.microbatches} microbatches became {copy.batch.microbatches}"
     if plan.remat != copy.remat:
-        yield f"remat {plan.remat} became {copy.remat}: CPU devices have no host to offload to"
+        became = f"remat {text_of(plan.remat)} became {text_of(copy.remat)}"
+        yield f"{became}: CPU devices have no host to offload to"
     if plan.compiler_options:
         yield "compiler_options are left out: the CPU compiler has none of them"
     if plan.data != copy.data:

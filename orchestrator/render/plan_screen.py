@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 
+from orchestrator.network.rematerialization import text_of
 from orchestrator.plan.plan_diff import lies_on
 from orchestrator.render.formatting import (
     count,
@@ -107,7 +108,7 @@ def batch(plan: Plan) -> str:
 def step(plan: Plan) -> str:
     precision = plan.precision
     return (
-        f"{counted(plan.batch.microbatches, 'microbatch', 'es')}, remat {plan.remat},"
+        f"{counted(plan.batch.microbatches, 'microbatch', 'es')}, remat {text_of(plan.remat)},"
         f" {precision.compute} on {precision.parameters} parameters,"
         f" gradients reduced {REDUCTIONS[plan.gradient_reduction]}"
     )
@@ -262,7 +263,7 @@ def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]
         ".".join(str(axis.size) for axis in plan.axes if axis.link == "ici"),
         count(plan.batch.sequences),
         str(plan.batch.microbatches),
-        plan.remat,
+        text_of(plan.remat),
         in_memory(forecast.memory_bytes_per_device),
         *speed,
         "-" if plan is first else percent(token_s(plan) / token_s(first) - 1),
@@ -273,4 +274,5 @@ def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]
 def token_s(plan: Plan) -> float:
     """Return the seconds per token by which plans are ranked."""
     step_s = plan.forecast.step_s
-    return (step_s.lower + step_s.unoverlapped) / 2 / plan.batch.tokens
+    unhidden_s = step_s.unoverlapped - plan.forecast.hidden_s
+    return (step_s.lower + unhidden_s) / 2 / plan.batch.tokens

@@ -1,5 +1,6 @@
 """Show a proof on one screen, next to the forecast that it checks."""
 
+from orchestrator.network.rematerialization import text_of
 from orchestrator.render.formatting import GIB, count, in_memory, percent, with_unit
 from orchestrator.render.layout import (
     Part,
@@ -242,7 +243,7 @@ def remat_screen(proofs: list[tuple[Plan, Proof]]) -> Screen:
     """Return the rematerialization policies that were compiled, the least recompute first."""
     rows = [
         (
-            f"remat {plan.remat}",
+            f"remat {text_of(plan.remat)}",
             in_memory(proof.peak_hbm_bytes_per_device),
             "fits" if proof.passes else "does not fit",
         )

@@ -108,7 +108,7 @@ def equations(samples: list[Sample], chips: list[str], width: int) -> tuple[Floa
         shared = (todo.attention_s, todo.links_s, todo.reductions, todo.hops, 1.0)
         rows[i, len(UNITS) + len(chips) :] = shared
         rows[i] /= sample.measured_s
-        target[i] = 1 - (todo.hbm_s + todo.passes_s) / sample.measured_s
+        target[i] = 1 - (todo.hbm_s + todo.passes_s + todo.host_s) / sample.measured_s
     return rows, target
 
 

@@ -15,11 +15,20 @@ from orchestrator import catalog
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.spec.file_types import ChipFile, HuggingFaceModel
 from orchestrator.spec.scalars import MOST, Misread, Value
-from orchestrator.types.spec import AxisSize, MeshRequest, Model, PodCount, Pods, about
+from orchestrator.types.spec import (
+    AxisSize,
+    MeshRequest,
+    Model,
+    PodCount,
+    Pods,
+    TensorTreatments,
+    about,
+)
 
 DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 AUTO = "auto"
+TENSORS = [one.name for one in fields(TensorTreatments)]
 SIZES = [one.name for one in fields(Model) if one.default is MISSING and one.name != "name"]
 
 
@@ -120,7 +129,14 @@ NOTATIONS = {
     "axis": Notation(((AUTO,), AxisSize), written=_auto),
     "mesh": Notation(((AUTO,), MeshRequest), written=_auto),
     "pods": Notation((PodCount, Pods), written=lambda pods: pods["max"]),
-    "remat": Notation(((AUTO, *POLICIES),)),
+    "remat": Notation(
+        (
+            (AUTO, *POLICIES),
+            Annotated[
+                TensorTreatments, Meta(title=f"a mapping of {', '.join(TENSORS)} to treatments")
+            ],
+        )
+    ),
     "chip": Notation((catalog.chips(), Annotated[ChipFile, Meta(title="{file: my-chip.toml}")])),
     "model": Notation(
         (

@@ -77,6 +77,7 @@ PodCount = Annotated[int, Meta(ge=1, le=10_000)]
 AxisSize = Annotated[int, Meta(ge=1, le=1_000_000)]
 Attempts = Annotated[int, Meta(ge=0, le=1_000_000)]
 DType = Literal["fp32", "bf16"]
+Treatment = Literal["keep", "offload", "recompute"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,29 @@ class Precision:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorTreatments:
+    """What becomes of each tensor of a block until its backward pass: kept in HBM, offloaded to the
+    host's memory, or recomputed. What is not named is recomputed; the block's input is kept.
+    """
+
+    block_input: Annotated[
+        Literal["keep", "offload"], about("The residual stream at the block's begin.")
+    ] = "keep"
+    query: Annotated[Treatment, about("Queries, after RoPE.")] = "recompute"
+    key: Annotated[Treatment, about("Keys, after RoPE.")] = "recompute"
+    value: Annotated[Treatment, about("Values.")] = "recompute"
+    attention: Annotated[
+        Treatment, about("What attention gives the output projection, with its log-sum-exp.")
+    ] = "recompute"
+    mlp_input: Annotated[Treatment, about("The residual stream after attention.")] = "recompute"
+    gate: Annotated[Treatment, about("The gate of a gated MLP.")] = "recompute"
+    up: Annotated[Treatment, about("The MLP's other projection.")] = "recompute"
+
+
+Remat = str | TensorTreatments  # a policy by its name, or tensor by tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSource:
     """What is trained on."""
 
@@ -194,10 +218,11 @@ class Experiment:
     optimizer: Optimizer = Optimizer()
     precision: Precision = Precision()
     remat: Annotated[
-        str,
+        Remat,
         about(
-            "What the backward pass recomputes: nothing (none), every layer (full), or what a"
-            " named policy does not keep; auto is the least recompute that fits.",
+            "What the backward pass recomputes: nothing (none), every layer (full), what a named"
+            " policy does not keep, or what a mapping of tensors says; auto is searched.",
+            {"block_input": "offload", "query": "keep"},
             notation="remat",
         ),
     ] = "auto"
