@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -229,8 +229,10 @@ def test_nothing_is_offloaded_to_a_host_without_a_source() -> None:
     """Where the rate of the link or the memory of the host is unknown, everything stays in HBM."""
     request = search_request(long_sequences(4096))
     assert best_policy(request).needs_host
-    for unknown in ("host_bytes", "host_link_bytes_per_s"):
-        chip = replace(request.chip, **{unknown: None})
+    for chip in (
+        replace(request.chip, host_bytes=None),
+        replace(request.chip, host_link_bytes_per_s=None),
+    ):
         assert not best_policy(replace(request, chip=chip)).needs_host
 
 
@@ -248,7 +250,7 @@ def test_a_full_host_offloads_no_more() -> None:
 
 def test_transfers_hide_behind_their_own_pass() -> None:
     """What takes longer than the forward pass is exposed there, whatever the backward pass does."""
-    layout = layout_of_choice(*offloading_everything())
+    layout = layout_of_choice(*offloading_mlp())
     moved = transfers(layout)
     line = next(line for line in time_lines(layout) if line.kind == "offload")
     assert 2 * moved.one_way_s == pytest.approx(line.value)
@@ -258,13 +260,11 @@ def test_transfers_hide_behind_their_own_pass() -> None:
     assert time.lower_s >= line.value
 
 
-def offloading_everything() -> tuple[SearchRequest, Choice]:
+def offloading_mlp() -> tuple[SearchRequest, Choice]:
+    """A request for a policy that offloads both projections of the MLP, and its choice."""
     spec = long_sequences(4096)
-    everything = TensorTreatments(
-        **dict.fromkeys(asdict(TensorTreatments()), "offload")  # type: ignore[arg-type]
-    )
-    experiment = replace(spec.experiment, remat=everything)
-    request = search_request(replace(spec, experiment=experiment))
+    mlp = TensorTreatments(gate="offload", up="offload")
+    request = search_request(replace(spec, experiment=replace(spec.experiment, remat=mlp)))
     return request, best_choices(request, search(request).candidates, 1)[0]
 
 

@@ -93,8 +93,7 @@ def winners(costs: Floats, key: Ints) -> Ints:
     best = costs.argmin(axis=0)
     least = costs[best, np.arange(len(key))]
     wins = least < before(least, key) * (1 - EQUAL)
-    places: Ints = best * len(key) + np.arange(len(key))
-    return places[wins]
+    return np.asarray((best * len(key) + np.arange(len(key)))[wins])
 
 
 def before(values: Floats, key: Ints) -> NDArray[np.float64]:

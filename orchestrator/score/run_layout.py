@@ -100,7 +100,7 @@ def topology_of(run: PublishedRun, chip: Chip) -> Topology:
     return topology
 
 
-def remat_of(run: PublishedRun) -> Policy:
+def policy_of(run: PublishedRun) -> Policy:
     """The policy that a source names, or its list of tensors."""
     name = run.remat
     if name in NAMED:
@@ -159,7 +159,7 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
         raise Unscorable(
             f"its mesh {mesh_text(mesh)} does not divide its model or lie on {topology}"
         )
-    return least_time(request, factors, remat_of(run))
+    return least_time(request, factors, policy_of(run))
 
 
 def mesh_text(mesh: MeshRequest) -> str:
