@@ -11,7 +11,8 @@ from orchestrator.catalog import Chip
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.errors import SpecError, UnknownName
 from orchestrator.plan import flops
-from orchestrator.types.spec import DType, Model
+from orchestrator.types.spec import Model
+from orchestrator.types.spec_fields import DType
 
 PUBLISHED = FOLDER / "published_runs.csv"
 # Without these nothing can be planned; the others may be empty.
