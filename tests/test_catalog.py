@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
+from orchestrator.catalog.published_figures import figures
+from orchestrator.catalog.sources import sources
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
 from orchestrator.types.spec import Model
 from tests.conftest import ROOT
@@ -236,13 +238,13 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         named |= {quantity.source for _, quantity in quantities(chip, chip.name)}
         named |= {chip.layout_source, chip.largest_slice_source, chip.slices.source}
         named |= {names.source for names in (chip.ray, chip.libtpu, chip.gke) if names}
-    named |= {"published-runs"} | {figure.source for figure in catalog.figures()}
-    assert named == catalog.sources().keys()
+    named |= {"published-runs"} | {figure.source for figure in figures()}
+    assert named == sources().keys()
 
 
 def test_every_source_says_what_where_and_when() -> None:
     """A date is that of publication, or `read` and the day."""
-    for key, source in catalog.sources().items():
+    for key, source in sources().items():
         assert source.key == key
         assert source.title
         assert source.where

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import catalog
+from orchestrator.catalog.sources import sources
 from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.types import codec
 from orchestrator.types.plan import Forecast, Plan
@@ -60,7 +60,7 @@ def test_the_ledgers_add_up(four_pods: Plan) -> None:
 
 def test_every_line_names_a_source_that_exists(four_pods: Plan) -> None:
     """Each published number of the time ledger has a source in the catalog."""
-    known = catalog.sources()
+    known = sources()
     for line in four_pods.forecast.time:
         assert line.sources, line.name
         assert set(line.sources) <= set(known), line.name

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from orchestrator import catalog
 from orchestrator.catalog import Efficiency, LearnedConstant
+from orchestrator.catalog.sources import sources
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times
 from orchestrator.explain.derivation import DerivationResult, derive
@@ -63,7 +64,7 @@ def cited(
 
 def citation(key: str) -> Citation:
     """A source of the catalog; or the text that a chip's own file gives as one."""
-    source = catalog.sources().get(key)
+    source = sources().get(key)
     if source is None:
         return Citation(key=key, title=key, where="the chip's file", date="")
     return Citation(key=key, title=source.title, where=source.where, date=source.date)

@@ -1,6 +1,7 @@
 """Compiled programs on disk, so that the same question is answered at once.
 
-The key of an entry is the plan's digest, its trainer and the versions of the compiler. An entry is
+A file's name begins with the plan's digest, and goes on with a digest of its trainer and of the
+versions of the compiler. An entry is
 valid while its sources are the same: those of the trainer, of what it imports, and of the modules
 that read the program. The Forecast is not cached: a program is compared with the current one.
 """
@@ -33,6 +34,11 @@ def folder() -> Path:
     return platformdirs.user_cache_path("orch") / "proofs"
 
 
+def has_plan(plan: Plan) -> bool:
+    """Whether any compiler's result for a plan is there: to know which is current takes longer."""
+    return any(folder().glob(f"{plan.digest}.*"))
+
+
 def find(plan: Plan) -> CachedProgram | None:
     """The result for that very program. A file that cannot be read counts as absent."""
     for path in folder().glob(f"{_key(plan)}.*.json"):
@@ -62,7 +68,8 @@ def save(plan: Plan, entry: CacheEntry) -> None:
 
 
 def _key(plan: Plan) -> str:
-    return codec.digest([plan.digest, plan.trainer, *versions().values()])
+    compiler = codec.digest([plan.trainer, *versions().values()])
+    return f"{plan.digest}.{codec.short(compiler)}"
 
 
 def versions() -> dict[str, str]:
