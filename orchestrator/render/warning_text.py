@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from orchestrator import catalog
 from orchestrator.render.formatting import count, counted, scaled
 from orchestrator.types.plan import PlanWarning, WarningCode
 
@@ -60,8 +61,9 @@ def long_warmup(warmup_steps: int, steps: int) -> str:
 def large_batch(
     batch_tokens: int, critical_tokens: float, tokens: int, token_factor: float, source: str
 ) -> str:
+    where = catalog.sources()[source].where
     return (
         f"a batch of {scaled(batch_tokens)} tokens is {batch_tokens / critical_tokens:.0f} times"
         f" the critical batch of a run of {scaled(tokens)}, about {scaled(critical_tokens, 2)}"
-        f" ({source}): the same loss takes about {token_factor:.1f} times the tokens"
+        f" ({where}): the same loss takes about {token_factor:.1f} times the tokens"
     )
