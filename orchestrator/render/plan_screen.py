@@ -28,6 +28,7 @@ from orchestrator.render.layout import (
     section,
     warning,
 )
+from orchestrator.render.warning_text import warning_text
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Estimate, LedgerLine, MeshAxis, Plan, SearchSummary
 
@@ -52,7 +53,7 @@ def plan_screen(
         time(plan),
         indent(figures(plan)),
         runners_up_table([plan, *runners_up]) if runners_up else [],
-        [warning(text) for text in plan.warnings],
+        [warning(warning_text(one)) for one in plan.warnings],
         [verdict(plan), *next_step(next_command)],
     )
 
