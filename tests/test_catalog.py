@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.catalog.published_figures import figures
-from orchestrator.catalog.sources import sources
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
 from orchestrator.plan.plan_warnings import CRITICAL_SOURCE
 from orchestrator.types.spec import Model
@@ -240,12 +239,12 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         named |= {chip.layout_source, chip.largest_slice_source, chip.slices.source}
         named |= {names.source for names in (chip.ray, chip.libtpu, chip.gke) if names}
     named |= {"published-runs", CRITICAL_SOURCE} | {figure.source for figure in figures()}
-    assert named == sources().keys()
+    assert named == catalog.sources().keys()
 
 
 def test_every_source_says_what_where_and_when() -> None:
     """A date is that of publication, or `read` and the day."""
-    for key, source in sources().items():
+    for key, source in catalog.sources().items():
         assert source.key == key
         assert source.title
         assert source.where

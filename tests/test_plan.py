@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.catalog.sources import sources
+from orchestrator import catalog
 from orchestrator.plan.plan_warnings import LARGE_BATCH, critical_batch_tokens
 from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.types import codec
@@ -67,7 +67,7 @@ def test_the_ledgers_add_up(four_pods: Plan) -> None:
 
 def test_every_line_names_a_source_that_exists(four_pods: Plan) -> None:
     """Each published number of the time ledger has a source in the catalog."""
-    known = sources()
+    known = catalog.sources()
     for line in four_pods.forecast.time:
         assert line.sources, line.name
         assert set(line.sources) <= set(known), line.name

@@ -3,6 +3,7 @@
 from orchestrator.catalog.chip import Chip, Quantity, Topology, chip, chip_of, chips, defined
 from orchestrator.catalog.efficiency import Efficiency, LearnedConstant, Reach, efficiency, reach
 from orchestrator.catalog.networks import model, model_source, models
+from orchestrator.catalog.sources import sources
 from orchestrator.catalog.topologies import hosts, schedulable, topologies, topology
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "models",
     "reach",
     "schedulable",
+    "sources",
     "topologies",
     "topology",
 ]

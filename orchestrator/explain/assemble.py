@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from orchestrator import catalog
 from orchestrator.catalog import Efficiency, LearnedConstant
-from orchestrator.catalog.sources import sources
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times
 from orchestrator.explain.derivation import DerivationResult, derive
@@ -64,7 +63,7 @@ def cited(
 
 def citation(key: str) -> Citation:
     """A source of the catalog; or the text that a chip's own file gives as one."""
-    source = sources().get(key)
+    source = catalog.sources().get(key)
     if source is None:
         return Citation(key=key, title=key, where="the chip's file", date="")
     return Citation(key=key, title=source.title, where=source.where, date=source.date)

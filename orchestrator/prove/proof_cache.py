@@ -1,9 +1,9 @@
 """Compiled programs on disk, so that the same question is answered at once.
 
-The name of a file begins with the plan's digest; a digest of the compiler's other input follows: the
-trainer, the topology as the compiler names it, and the versions of the compiler. An entry is valid
-while the code that the compile process loaded is the same. The Forecast is not cached: a program is
-compared with the current one.
+A file's name begins with the plan's digest. What follows is a digest of the compiler's other input:
+the trainer, the topology as the compiler names it, and the versions of the compiler. An entry is
+valid while the code that the compile process loaded is the same. The Forecast is not cached: a
+program is compared with the current one.
 """
 
 import tempfile
