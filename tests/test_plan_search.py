@@ -28,7 +28,8 @@ from orchestrator.plan.search import (
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import count_placements
 from orchestrator.prove.suggestions import recompute_flops
-from orchestrator.types.spec import DType, MeshRequest, Precision, Spec, TensorTreatments
+from orchestrator.types.spec import MeshRequest, Precision, Spec, TensorTreatments
+from orchestrator.types.spec_fields import DType
 from tests.example_specs import TINY, spec_of
 
 V5E: dict[str, Any] = {"chip": "v5e", "topology": "4x4", "pods": 1}

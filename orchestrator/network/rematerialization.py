@@ -6,7 +6,8 @@ from typing import Any, Protocol
 from orchestrator.errors import UnknownName
 from orchestrator.network import attention, mlp
 from orchestrator.network.decoder import BLOCK_INPUT
-from orchestrator.types.spec import Remat, TensorTreatments, Treatment
+from orchestrator.types.spec import Remat, TensorTreatments
+from orchestrator.types.spec_fields import Treatment
 
 AUTO = "auto"
 

@@ -13,7 +13,7 @@ from orchestrator.network.mesh_axes import REPLICA_AXES
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.types.plan import LedgerLine, LineKind, MemoryPhase
-from orchestrator.types.spec import Treatment
+from orchestrator.types.spec_fields import Treatment
 
 FP32_BYTES = 4
 ACCUMULATION_BYTES = FP32_BYTES  # gradients add up in fp32, whatever travels

@@ -14,7 +14,8 @@ from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Block
 from orchestrator.network.rematerialization import AUTO, Policy, policy
 from orchestrator.plan.host import knows_host
-from orchestrator.types.spec import Experiment, Model, Treatment
+from orchestrator.types.spec import Experiment, Model
+from orchestrator.types.spec_fields import Treatment
 
 TREATMENTS: tuple[Treatment, ...] = ("keep", "offload", "recompute")
 
