@@ -133,7 +133,7 @@ def fastest(request: SearchRequest, choice: Choice, margin: float) -> Iterator[P
 def cost_per_token(layout: Layout, sequences: int) -> Any:
     """The rule of the search."""
     time = step_time(layout, time_lines(layout))
-    total = time.lower_s + time.unoverlapped_s - transfers(layout).hidden_s
+    total = time.lower_s + time.unoverlapped_s - transfers(layout).hidden_s()
     return total / 2 / (sequences * layout.length)
 
 
@@ -171,7 +171,7 @@ def test_arrays_price_as_plain_numbers_do() -> None:
         for alone, column in (
             (time.lower_s, candidates.lower_s_per_token),
             (time.unoverlapped_s, candidates.unoverlapped_s_per_token),
-            (transfers(layout).hidden_s, candidates.hidden_s_per_token),
+            (transfers(layout).hidden_s(), candidates.hidden_s_per_token),
         ):
             assert alone / tokens == pytest.approx(column[row], rel=1e-12)
 
@@ -255,8 +255,10 @@ def test_transfers_hide_behind_their_own_pass() -> None:
     moved = transfers(layout)
     line = next(line for line in time_lines(layout) if line.kind == "offload")
     assert 2 * moved.one_way_s == pytest.approx(line.value)
-    assert moved.forward_s < moved.one_way_s < moved.backward_s
-    assert moved.exposed_s == pytest.approx(moved.one_way_s - moved.forward_s)
+    forward_s, backward_s = sum(moved.forward_s), sum(moved.backward_s)
+    assert forward_s < moved.one_way_s < backward_s
+    assert moved.exposed_s() == pytest.approx(moved.one_way_s - forward_s)
+    assert moved.exposed_s(matmul=0.5, attention=0.5) == 0
     time = step_time(layout, time_lines(layout))
     assert time.lower_s >= line.value
 

@@ -397,9 +397,9 @@ def test_runs_that_were_never_learned_from() -> None:
     summary = found.summary
     assert summary.rows == 23
     assert summary.below_lower_bound == 0
-    assert summary.median_abs_error == pytest.approx(0.057, abs=0.001)
-    assert summary.p90_abs_error == pytest.approx(0.079, abs=0.001)
-    assert summary.inside_interval == pytest.approx(19 / 23)
+    assert summary.median_abs_error == pytest.approx(0.059, abs=0.001)
+    assert summary.p90_abs_error == pytest.approx(0.082, abs=0.001)
+    assert summary.inside_interval == pytest.approx(18 / 23)
     kept = {one.id: one for one in found.retention if "v5e_32b" in one.id}
     assert len(kept) == 5
     assert max(abs(one.expected - one.measured) for one in kept.values()) < 0.015

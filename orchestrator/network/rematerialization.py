@@ -101,3 +101,12 @@ def text_of(remat: Remat) -> str:
     usual = asdict(TensorTreatments())
     said = {tensor: what for tensor, what in asdict(remat).items() if what != usual[tensor]}
     return "{" + ", ".join(f"{tensor}: {what}" for tensor, what in said.items()) + "}"
+
+
+def summary_of(remat: Remat) -> str:
+    """The policy in a few characters: its name, or how many tensors it keeps and offloads."""
+    if isinstance(remat, str):
+        return remat
+    treated = [*asdict(remat).values()]
+    counts = [f"{what} {treated.count(what)}" for what in ("keep", "offload") if what in treated]
+    return ", ".join(counts)

@@ -82,7 +82,7 @@ def costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
     return (
         repeated / device_peak(layout),
         activation_traffic_bytes(layout) / hbm_rate,
-        scattered_s + transfers(layout).exposed_s,
+        scattered_s + transfers(layout).exposed_s(),
     )
 
 

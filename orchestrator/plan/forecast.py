@@ -39,7 +39,7 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
         memory=tuple(plain_phase(phase) for phase in phases(layout)),
         time=tuple(plain_line(line) for line in lines if line.value > 0),
         step_s=step_bounds(layout, lines, time),
-        hidden_s=plain(transfers(layout).hidden_s),
+        hidden_s=plain(transfers(layout).hidden_s()),
         bottleneck=binding_resource(layout, time),
         expected_time=expected_ledger(layout, lines, time),
     )

@@ -32,29 +32,40 @@ def host_limit_bytes(chip: Chip) -> float:
 
 @dataclass(frozen=True)
 class Transfers:
-    """Seconds of a step's transfers one way, and of the computation of each pass at its peak."""
+    """Seconds of a step's transfers one way, and of the matmuls and the attention of each pass at
+    their peak.
+    """
 
     one_way_s: Number
-    forward_s: Number
-    backward_s: Number
+    forward_s: tuple[Number, Number]
+    backward_s: tuple[Number, Number]
 
-    @property
-    def hidden_s(self) -> Number:
-        """Seconds of both ways that computation hides."""
-        return np.minimum(self.one_way_s, self.forward_s) + np.minimum(
-            self.one_way_s, self.backward_s
+    def hidden_s(
+        self, matmul: float = 1.0, attention: float = 1.0, between_s: Number = 0.0
+    ) -> Number:
+        """Seconds of both ways that computation hides, at these shares of its peak and with so much
+        between the matmuls of a pass.
+        """
+        forward, backward = (
+            np.minimum(self.one_way_s, matmul_s / matmul + attention_s / attention + between_s)
+            for matmul_s, attention_s in (self.forward_s, self.backward_s)
         )
+        return forward + backward
 
-    @property
-    def exposed_s(self) -> Number:
-        return 2 * self.one_way_s - self.hidden_s
+    def exposed_s(
+        self, matmul: float = 1.0, attention: float = 1.0, between_s: Number = 0.0
+    ) -> Number:
+        return 2 * self.one_way_s - self.hidden_s(matmul, attention, between_s)
 
 
 def transfers(layout: Layout) -> Transfers:
     """What a step sends to the host and fetches again, beside the passes that hide it."""
     both_ways_s = sum(line.value for line in host_lines(layout))
     blocks, peak = flops.blocks_forward_flops(layout), device_peak(layout)
-    repeated = flops.blocks_recompute_flops(layout) + flops.attention_recompute_flops(layout)
-    forward = blocks + flops.attention_forward_flops(layout)
-    backward = flops.BACKWARD_OVER_FORWARD * blocks + flops.attention_backward_flops(layout)
-    return Transfers(both_ways_s / 2, forward / peak, (backward + repeated) / peak)
+    backward = flops.BACKWARD_OVER_FORWARD * blocks + flops.blocks_recompute_flops(layout)
+    attention = flops.attention_backward_flops(layout) + flops.attention_recompute_flops(layout)
+    return Transfers(
+        one_way_s=both_ways_s / 2,
+        forward_s=(blocks / peak, flops.attention_forward_flops(layout) / peak),
+        backward_s=(backward / peak, attention / peak),
+    )

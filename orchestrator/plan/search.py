@@ -265,7 +265,7 @@ def price_layouts(
         remat,
         time.lower_s / tokens,
         time.unoverlapped_s / tokens,
-        transfers(layout).hidden_s / tokens,
+        transfers(layout).hidden_s() / tokens,
         policies,
     )
 

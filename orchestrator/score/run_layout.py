@@ -174,7 +174,7 @@ def least_time(request: SearchRequest, factors: Ints, run: PublishedRun) -> Layo
     sizes = sizes_by_name(axis_sizes(factors))
     many = layout_of(request, sizes, run, find_links(request.torus, factors))
     time = step_time(many, time_lines(many))
-    cost = time.lower_s + time.unoverlapped_s - transfers(many).hidden_s
+    cost = time.lower_s + time.unoverlapped_s - transfers(many).hidden_s()
     row = int(np.argmin(np.broadcast_to(cost, len(factors))))
     best = factors[row : row + 1]
     sizes = {axis: prod(best[0, :, column].tolist()) for column, axis in enumerate(ICI_AXES)}

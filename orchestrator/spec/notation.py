@@ -21,7 +21,6 @@ from orchestrator.types.spec_fields import AxisSize, PodCount, about
 DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 AUTO = "auto"
-TENSORS = [one.name for one in fields(TensorTreatments)]
 SIZES = [one.name for one in fields(Model) if one.default is MISSING and one.name != "name"]
 
 
@@ -122,14 +121,7 @@ NOTATIONS = {
     "axis": Notation(((AUTO,), AxisSize), written=_auto),
     "mesh": Notation(((AUTO,), MeshRequest), written=_auto),
     "pods": Notation((PodCount, Pods), written=lambda pods: pods["max"]),
-    "remat": Notation(
-        (
-            (AUTO, *POLICIES),
-            Annotated[
-                TensorTreatments, Meta(title=f"a mapping of {', '.join(TENSORS)} to treatments")
-            ],
-        )
-    ),
+    "remat": Notation(((AUTO, *POLICIES), TensorTreatments)),
     "chip": Notation((catalog.chips(), Annotated[ChipFile, Meta(title="{file: my-chip.toml}")])),
     "model": Notation(
         (
