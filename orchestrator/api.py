@@ -143,16 +143,18 @@ def known_proof(plan: "Plan") -> "ProofResult | None":
 
 
 def score(
-    runs: str | Path | None = None, *, without: Literal["document", "group"] | None = None
+    runs: str | Path | None = None,
+    *,
+    without: Literal["document", "group", "software"] | None = None,
 ) -> "Score":
     """Forecasts of published runs against what the runs reached.
 
     `runs` is a CSV file with the columns of the project's own, which is the default. `without`
-    learns the constants anew without each document, or each group, and scores what it left out.
+    learns the constants anew without each document, group or software, and scores what it left out.
     """
-    from orchestrator.score import PUBLISHED, cross_validated, with_catalog_constants
+    from orchestrator.score import cross_validated, with_catalog_constants
 
-    path = Path(runs) if runs else PUBLISHED
+    path = Path(runs) if runs else None
     return cross_validated(without, path) if without else with_catalog_constants(path)
 
 
