@@ -1,5 +1,6 @@
 """The text of an infeasible spec, from its reasons and suggestions."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -83,7 +84,7 @@ def slice_lines(reason: Reason) -> Iterator[str]:
 
 def suggestion_text(suggestion: Suggestion) -> str:
     """The overrides as options, and what they lead to."""
-    options = " ".join(f"--set {override}" for override in suggestion.overrides)
+    options = " ".join(f"--set {shlex.quote(override)}" for override in suggestion.overrides)
     return f"{options}  ({effect_text(suggestion)})"
 
 

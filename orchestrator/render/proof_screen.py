@@ -1,5 +1,7 @@
 """Show a proof on one screen, next to the forecast that it checks."""
 
+import shlex
+
 from orchestrator.network.rematerialization import text_of
 from orchestrator.render.formatting import GIB, count, in_memory, percent, with_unit
 from orchestrator.render.plan_screen import headline
@@ -177,7 +179,7 @@ def advice(proof: Proof) -> list[Part]:
 
 def settings(change: PlanChange) -> str:
     """Return the overrides as they are typed."""
-    return " ".join(f"--set {override}" for override in change.overrides)
+    return " ".join(f"--set {shlex.quote(override)}" for override in change.overrides)
 
 
 def disagreement(one: Disagreement) -> str:
