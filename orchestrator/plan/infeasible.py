@@ -126,7 +126,7 @@ def broken_rules(request: SearchRequest) -> Iterator[Reason]:
     row = [[getattr(request.mesh, axis) or 1 for axis in ICI_AXES]]
     sizes = sizes_by_name(np.array(row, np.int64))
     for rule in model_rules(request.experiment.model, request.experiment.batch.length):
-        if not realizable([rule], sizes)[0]:
+        if not realizable([rule], request.mesh, sizes)[0]:
             yield reason(
                 "dimension_not_divisible", name=rule.name, total=rule.total, ways=rule.ways
             )
