@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 
-from orchestrator.plan.plan_diff import lies_on
 from orchestrator.render.formatting import (
     count,
     counted,
@@ -17,7 +16,7 @@ from orchestrator.render.formatting import (
     span,
     with_unit,
 )
-from orchestrator.render.layout import (
+from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
@@ -88,7 +87,7 @@ def searched(search: SearchSummary) -> str:
 
 def axis_text(axis: MeshAxis) -> str:
     """Return an axis with its torus axes: `tensor 8 (x)`, `data 35 (y/4 z/4)` when strided."""
-    where = lies_on(axis)
+    where = axis.torus_text
     return f"{axis.name} {axis.size}" + (f" ({where})" if where else "")
 
 

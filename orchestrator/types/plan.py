@@ -103,6 +103,11 @@ class MeshAxis:
     link: Link
     spans: tuple[TorusSpan, ...]
 
+    @property
+    def torus_text(self) -> str:
+        """Its torus axes, each with its stride where it has one: `y/4 z/4`."""
+        return " ".join(s.torus + (f"/{s.stride}" if s.stride > 1 else "") for s in self.spans)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceGroup:
