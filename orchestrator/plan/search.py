@@ -139,7 +139,7 @@ def make_layout(
 def slice_sizes(request: SearchRequest) -> dict[str, int]:
     """Sizes of the mesh axes that join slices."""
     shared = sharing(request.mesh)
-    return {SLICE_REPLICAS: request.pods // prod(shared.values()), **shared}
+    return {SLICE_REPLICAS: max(request.pods // prod(shared.values()), 1), **shared}
 
 
 def factors_of(choice: Choice) -> Ints:
@@ -165,6 +165,8 @@ def search(request: SearchRequest) -> SearchResult:
         request.torus, experiment.model, experiment.batch.length, request.mesh,
         most_replicas(request),
     )  # fmt: skip
+    if request.pods % prod(sharing(request.mesh).values()):
+        realizable = realizable[:0]
     factors, batch = with_batches(request, realizable)
     auto = experiment.remat == "auto"
     margin = MEMORY_MARGIN if auto else 0.0
