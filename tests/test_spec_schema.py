@@ -104,12 +104,12 @@ def is_required(path: str) -> bool:
 def test_it_is_generated_from_the_types() -> None:
     """A field, a bound, a default of a type, and a name of the catalog, stand in the schema."""
     keys = dict(leaves(spec_schema()))
-    held = {path for path, _ in fields_of(Spec)} - {
+    paths = {path for path, _ in fields_of(Spec)} - {
         "overrides",
         "resources.chip_definition",
         "run.hang_limit_s",
     }
-    assert held <= keys.keys()
+    assert paths <= keys.keys()
     assert keys["experiment.batch.length"]["maximum"] == 100_000_000
     assert keys["experiment.optimizer.warmup_steps"]["default"] == Optimizer().warmup_steps
     assert keys["run.hang_limit"]["default"] == "10m"
