@@ -20,6 +20,7 @@ from orchestrator.render import plan_screen as render
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import Benchmark, ChipProfile, Timing
 from orchestrator.types.plan import Plan
+from orchestrator.types.spec import TensorTreatments
 from tests.census import Counted, count_collectives
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
@@ -176,6 +177,19 @@ def test_a_chips_own_profile_makes_its_forecast() -> None:
     assert "cores" in {line.resource for line in made.forecast.time}
     screen = render.plan_screen(made, "orch plan x.yaml")
     assert f"profile {codec.short(made.chip_profile)}" in screen
+
+
+def test_a_chips_own_profile_charges_exposed_transfers() -> None:
+    """No benchmark measures the link to the host: the datasheet's rate prices what is exposed."""
+    everything = TensorTreatments(block_input="offload", query="offload", up="offload")
+    spec = spec_of(
+        TINY, chip="h200", topology="1", pods=1, sequences=64, length=128, remat=everything
+    )
+    plan = make_plan(spec)
+    [line] = [one for one in plan.forecast.time if one.kind == "offload"]
+    made = calibrated.with_own_profile(plan, profile_for(plan, H200)).forecast
+    [exposed] = [one for one in made.time if one.kind == "offload"]
+    assert 0 < exposed.value == pytest.approx(line.value - plan.forecast.hidden_s)
 
 
 def test_a_chips_own_profile_keeps_the_price_of_the_spec() -> None:

@@ -15,12 +15,13 @@ from orchestrator.network.rematerialization import policy
 from orchestrator.plan import flops
 from orchestrator.plan.expected import pass_bytes
 from orchestrator.plan.forecast import Terms, plain, plain_line, write_forecast
+from orchestrator.plan.host import transfers
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.messages import Message, messages
 from orchestrator.plan.plan_warnings import forecast_warnings, too_long
 from orchestrator.plan.planner import plan_digest
-from orchestrator.plan.time import device_peak, hbm_lines, math_lines
+from orchestrator.plan.time import device_peak, hbm_lines, host_lines, math_lines
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import Benchmark, ChipProfile, Operation, Timing
@@ -90,6 +91,8 @@ def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     """
     layout = layout_of(plan, chip_of(plan, profile))
     lines = [*computation_lines(plan, layout, profile), *message_lines(plan, layout, profile)]
+    if not profile.emulated:
+        lines += transfer_lines(layout)
     lines = sorted(map(plain_line, lines), key=lambda line: -line.value)
     step_s = step_bounds(plan, layout, profile, sum(line.value for line in lines))
     price = None if profile.emulated else plan.forecast.dollars_per_chip_hour
@@ -164,6 +167,12 @@ def computation_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Itera
             sources=sources,
             resource=CORES,
         )
+
+
+def transfer_lines(layout: Layout) -> list[LedgerLine]:
+    """What nothing hides of transfers to the host, at the rate of the datasheet."""
+    exposed_s = plain(transfers(layout).exposed_s())
+    return [replace(line, value=exposed_s) for line in host_lines(layout) if exposed_s]
 
 
 def timing_of(profile: ChipProfile, benchmark: Benchmark) -> Timing:
