@@ -10,6 +10,7 @@ from orchestrator import catalog, spec
 from orchestrator.spec import Problem, SpecProblems
 from orchestrator.spec.problem import SHOWN_PROBLEMS
 from orchestrator.spec.problem_messages import MESSAGES
+from orchestrator.types.spec import TensorTreatments
 from tests.conftest import ROOT, HoldGolden
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
 
@@ -76,6 +77,19 @@ def test_an_unknown_trainer_and_pods_in_the_wrong_order_have_their_codes(tmp_pat
     problems = problems_of(write(tmp_path, text))
     assert [problem.code for problem in problems] == ["pods-order", "unknown-trainer"]
     assert "llama" in problems[1].fields["known"]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_remat_names_tensors_that_the_model_has(tmp_path: Path, gated: bool) -> None:
+    """An MLP without a gate has none to keep."""
+    shape = "layers: 2, d_model: 64, d_ff: 64, heads: 2, kv_heads: 2, head_dim: 32, vocab: 64"
+    model = f"{{{shape}, gated: {str(gated).lower()}}}"
+    text = MINIMAL.replace("llama3-8b", f"{model}\n  remat: {{gate: keep}}")
+    if gated:
+        assert load_text(tmp_path, text).experiment.remat == TensorTreatments(gate="keep")
+    else:
+        [problem] = problems_of(write(tmp_path, text))
+        assert (problem.code, problem.key) == ("no-such-tensor", "experiment.remat.gate")
 
 
 def test_every_code_is_used() -> None:

@@ -23,7 +23,7 @@ from orchestrator.spec.schema import (
     schema_text,
     spec_schema,
 )
-from orchestrator.types.spec import Optimizer, Spec
+from orchestrator.types.spec import Optimizer, Spec, TensorTreatments
 from tests.conftest import ROOT
 from tests.spec_texts import COMPLETE, MINIMAL
 
@@ -116,7 +116,9 @@ def test_it_is_generated_from_the_types() -> None:
     assert keys["resources.mesh"]["default"] == keys["resources.mesh.fsdp"]["default"] == "auto"
     assert set(catalog.models()) <= set(constants(alternatives(keys["experiment.model"])[0]))
     assert set(catalog.chips()) <= set(constants(alternatives(keys["resources.chip"])[0]))
-    assert constants(keys["experiment.remat"]) == ["auto", *POLICIES]
+    names, tensors = alternatives(keys["experiment.remat"])
+    assert constants(names) == ["auto", *POLICIES]
+    assert [*tensors["properties"]] == [one.name for one in fields(TensorTreatments)]
 
 
 @pytest.mark.parametrize("name", [SCHEMA, STUDY_SCHEMA])

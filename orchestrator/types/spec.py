@@ -23,6 +23,7 @@ from orchestrator.types.spec_fields import (
     PositiveInteger,
     PositiveNumber,
     Text,
+    Treatment,
     about,
 )
 
@@ -171,6 +172,29 @@ class Precision:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorTreatments:
+    """What becomes of each tensor of a block until its backward pass: kept in HBM, offloaded to the
+    host's memory, or recomputed. What is not named is recomputed; the block's input is kept.
+    """
+
+    block_input: Annotated[
+        Literal["keep", "offload"], about("The residual stream at the block's begin.")
+    ] = "keep"
+    query: Annotated[Treatment, about("Queries, after RoPE.")] = "recompute"
+    key: Annotated[Treatment, about("Keys, after RoPE.")] = "recompute"
+    value: Annotated[Treatment, about("Values.")] = "recompute"
+    attention: Annotated[
+        Treatment, about("What attention gives the output projection, with its log-sum-exp.")
+    ] = "recompute"
+    mlp_input: Annotated[Treatment, about("The residual stream after attention.")] = "recompute"
+    gate: Annotated[Treatment, about("The gate of a gated MLP.")] = "recompute"
+    up: Annotated[Treatment, about("The MLP's other projection.")] = "recompute"
+
+
+Remat = str | TensorTreatments  # a policy by its name, or tensor by tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSource:
     """What is trained on."""
 
@@ -209,11 +233,12 @@ class Experiment:
     optimizer: Optimizer = Optimizer()
     precision: Precision = Precision()
     remat: Annotated[
-        str,
+        Remat,
         about(
             "What the backward pass recomputes: nothing (none), every layer (full), or all that a"
-            " policy does not keep or offload. `auto` recomputes as little as fits in"
-            " memory.",
+            " policy does not keep or offload. A mapping decides tensor by tensor. `auto` searches"
+            " all policies for the fastest that fits in memory.",
+            {"block_input": "offload", "query": "keep"},
             notation="remat",
         ),
     ] = "auto"
