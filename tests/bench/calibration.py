@@ -159,7 +159,7 @@ def work(path: Path, address: str, number: int, steps: int) -> None:
     import jax  # noqa: PLC0415  the parent does not need it
 
     from orchestrator.types.run import Step  # noqa: PLC0415
-    from orchestrator.types.spec import CheckpointOptions  # noqa: PLC0415
+    from orchestrator.types.run_options import CheckpointOptions  # noqa: PLC0415
     from trainers.loop import Assignment, train  # noqa: PLC0415
     from trainers.multihost import barrier  # noqa: PLC0415
 
