@@ -16,7 +16,8 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Step
-from orchestrator.types.spec import CheckpointOptions, MeshRequest, Pods, Spec
+from orchestrator.types.run_options import CheckpointOptions
+from orchestrator.types.spec import MeshRequest, Pods, Spec
 from tests.example_specs import spec_of
 from tests.spec_texts import MINIMAL, problems_of, write
 from tests.trainer_plans import plan_of
