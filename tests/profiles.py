@@ -7,7 +7,7 @@ from orchestrator.calibrate.profile_store import SCHEMA
 from orchestrator.plan.calibrated import shape_digest
 from orchestrator.types.chip_profile import ChipProfile, Machine, Operation, Timing
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import DType
+from orchestrator.types.spec_fields import DType
 
 MACHINE = Machine(
     platform="cpu",

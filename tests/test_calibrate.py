@@ -26,8 +26,8 @@ from orchestrator.plan.rehearsal import rehearse
 from orchestrator.render.calibration_screen import calibration_screen
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile, Measurements, Operation, Timing
-from orchestrator.types.events import Event
 from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import ProgressEvent
 from tests.conftest import HoldGolden
 from tests.example_specs import TINY, spec_of
 from tests.profiles import EMPTY, H200, chip_profile, device_timings, rehearsal_timings
@@ -130,7 +130,7 @@ def test_a_known_shape_reports_no_measurement(monkeypatch: pytest.MonkeyPatch) -
     """The first rehearsal says that it measures; the second has nothing to say."""
     FakeProcesses(monkeypatch)
     spec = spec_of(TINY, topology="2x2x1", pods=2, sequences=64, length=128)
-    small, events = rehearse(spec, make_plan(spec)), list[Event]()
+    small, events = rehearse(spec, make_plan(spec)), list[ProgressEvent]()
     provenance = Provenance(environment={}, documents={}, folder="", profile=None)
     for told in (True, False):
         events.clear()

@@ -72,7 +72,11 @@ def test_what_runs_beside_a_command_ends_with_it(
         (("submit", STUDY), "lifecycle.studies.make_plan", "planning; nothing is left running"),
         (("explain", TINY), "explain.explain", "working it out; nothing is left running"),
         (("score",), "score.with_catalog_constants", "scoring; nothing is left running"),
-        (("doctor",), "doctor.checks.python", "looking at this machine; nothing is left running"),
+        (
+            ("doctor",),
+            "doctor.machine_checks.python",
+            "looking at this machine; nothing is left running",
+        ),
         (("sync",), "journal.list_journals", "recording; what is recorded stays"),
         (
             ("report", "it"),
@@ -93,8 +97,8 @@ def test_each_command_that_takes_long_says_what_was_interrupted(
     module, _, name = slow.rpartition(".")
     monkeypatch.setattr(import_module(f"orchestrator.{module}"), name, interrupt)
     assert ended(monkeypatch, command) == 130
-    told = capsys.readouterr()
-    assert told.err == f"interrupted while {said}\nNext: {' '.join(['orch', *command])}\n"
+    output = capsys.readouterr()
+    assert output.err == f"interrupted while {said}\nNext: {' '.join(['orch', *command])}\n"
 
 
 def test_a_rehearsal_that_is_only_prepared_says_so(

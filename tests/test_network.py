@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from math import prod
 from typing import Any
 
@@ -11,13 +11,21 @@ import pytest
 from orchestrator import catalog
 from orchestrator.network import attention, mlp
 from orchestrator.network.decoder import BLOCK_INPUT, MODEL_KEYS, decoder, published_names
-from orchestrator.network.mesh_axes import AXES, GROUPS, ICI_AXES, LOGICAL_AXES, MESH_AXES
-from orchestrator.network.rematerialization import POLICIES
+from orchestrator.network.mesh_axes import (
+    AXES,
+    GROUPS,
+    ICI_AXES,
+    LOGICAL_AXES,
+    MESH_AXES,
+    SHARED_OVER_DCN,
+)
+from orchestrator.network.rematerialization import POLICIES, policy, remat_of, text_of
 from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.collectives import Exchange, exchanges
+from orchestrator.plan.policy_arrays import all_policies
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import MeshRequest, Model, Precision
-from tests.census import census
+from orchestrator.types.spec import MeshRequest, Model, Precision, TensorTreatments
+from tests.census import count_collectives
 from tests.trainer_plans import plan_of
 from trainers.contract import load
 from trainers.mesh import abstract_mesh_of
@@ -51,8 +59,8 @@ def test_every_logical_axis_of_the_network_is_in_the_table() -> None:
 
 
 def test_mesh_axes_are_those_that_a_spec_may_request() -> None:
-    """Every axis inside a pod has its key; each splits something or holds replicas."""
-    assert tuple(field.name for field in fields(MeshRequest)) == ICI_AXES
+    """Every axis has its key, but `pods`; each splits something or holds replicas."""
+    assert tuple(field.name for field in fields(MeshRequest)) == (*ICI_AXES, *SHARED_OVER_DCN)
     assert {axis for axes in LOGICAL_AXES.values() for axis in axes} == set(AXES)
 
 
@@ -79,10 +87,34 @@ def test_policies_name_the_tensors_of_the_block(gated: bool) -> None:
     tensors = {tensor.name for tensor in decoder(model_of(gated=gated)).block.tensors}
     known = {BLOCK_INPUT, *attention.TENSORS, *mlp.TENSORS}
     assert tensors <= POLICIES["none"].keep
-    for policy in POLICIES.values():
-        assert policy.keep | policy.offload <= known
-        assert not policy.keep & policy.offload
-        assert not policy.recomputes(BLOCK_INPUT)
+    for one in POLICIES.values():
+        assert one.keep | one.offload <= known
+        assert not one.keep & one.offload
+        assert not one.recomputes(BLOCK_INPUT)
+
+
+def test_a_policy_is_a_name_or_a_mapping_of_all_tensors() -> None:
+    """A mapping that is a named policy has its name; every other is written tensor by tensor."""
+    tensors = [tensor.name for tensor in decoder(model_of()).block.tensors]
+    assert sorted(tensors) == sorted(asdict(TensorTreatments()))
+    for name, one in POLICIES.items():
+        assert remat_of(one) == name
+        mapping = {tensor: one.treatment(tensor) for tensor in tensors}
+        assert policy(TensorTreatments(**mapping)) == one  # type: ignore[arg-type]
+    mixed = TensorTreatments(block_input="offload", query="keep", up="offload")
+    assert remat_of(policy(mixed)) == mixed
+    assert text_of(mixed) == "{block_input: offload, query: keep, up: offload}"
+
+
+def test_parallel_matmuls_are_searched_alike() -> None:
+    """Repeated as one, so keeping one result of several saves nothing: 2 x 3^4 policies."""
+    found = all_policies(model_of(), offloads=True)
+    assert len(found) == len(set(found)) == 162
+    assert set(POLICIES.values()) <= set(found)
+    assert all(one.treatment("query") == one.treatment("value") for one in found)
+    without_host = all_policies(model_of(), offloads=False)
+    assert len(without_host) == 16
+    assert not any(one.needs_host for one in without_host)
 
 
 def test_weights_have_the_names_of_published_checkpoints() -> None:
@@ -108,6 +140,7 @@ SHAPES: list[dict[str, Any]] = [
     {"pods": 2, "data": 2, "sequence": 2, "microbatches": 2},
     {"tensor": 8, "microbatches": 2, "remat": "none"},
     {"fsdp": 4, "tensor": 4, "remat": "keep_mlp"},
+    {"fsdp_dcn": 2, "fsdp": 2, "tensor": 2},
 ]
 BF16 = Precision(parameters="fp32", compute="bf16", gradients="bf16", optimizer="fp32")
 # What a device sends in a call, of the bytes that it puts in, over so many ways.
@@ -133,7 +166,7 @@ def test_every_byte_of_the_traced_step_is_in_the_ledger(shape: dict[str, Any]) -
             ways[axes] = int(one.ways)
     program = load("llama").program(plan, abstract_mesh_of(plan))
     traced: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for (kind, dtype, axes, size), calls in census(
+    for (kind, dtype, axes, size), calls in count_collectives(
         program.step.trace(program.state, program.batch).jaxpr.jaxpr
     ).items():
         if dtype == "bf16":

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from orchestrator import catalog, spec
+from orchestrator import catalog
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.spec.examples import SCHEMA, STUDY_SCHEMA, write_schema
+from orchestrator.spec.examples import SCHEMA, STUDY_SCHEMA, starter, write_schema
 from orchestrator.spec.expectations import example
 from orchestrator.spec.schema import (
     Schema,
@@ -20,9 +20,10 @@ from orchestrator.spec.schema import (
     constants,
     member,
     properties,
+    schema_text,
     spec_schema,
 )
-from orchestrator.types.spec import Optimizer, Spec
+from orchestrator.types.spec import Optimizer, Spec, TensorTreatments
 from tests.conftest import ROOT
 from tests.spec_texts import COMPLETE, MINIMAL
 
@@ -69,7 +70,7 @@ def test_the_contract_is_a_json_schema() -> None:
     Draft202012Validator.check_schema(spec_schema())
     assert spec_schema()["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert spec_schema()["$id"].endswith(f":{spec_schema()['properties']['schema']['default']}")
-    assert json.loads(spec.schema_text()) == spec_schema()
+    assert json.loads(schema_text()) == spec_schema()
 
 
 def test_every_key_says_what_it_is() -> None:
@@ -103,19 +104,21 @@ def is_required(path: str) -> bool:
 def test_it_is_generated_from_the_types() -> None:
     """A field, a bound, a default of a type, and a name of the catalog, stand in the schema."""
     keys = dict(leaves(spec_schema()))
-    held = {path for path, _ in fields_of(Spec)} - {
+    paths = {path for path, _ in fields_of(Spec)} - {
         "overrides",
         "resources.chip_definition",
         "run.hang_limit_s",
     }
-    assert held <= keys.keys()
+    assert paths <= keys.keys()
     assert keys["experiment.batch.length"]["maximum"] == 100_000_000
     assert keys["experiment.optimizer.warmup_steps"]["default"] == Optimizer().warmup_steps
     assert keys["run.hang_limit"]["default"] == "10m"
     assert keys["resources.mesh"]["default"] == keys["resources.mesh.fsdp"]["default"] == "auto"
     assert set(catalog.models()) <= set(constants(alternatives(keys["experiment.model"])[0]))
     assert set(catalog.chips()) <= set(constants(alternatives(keys["resources.chip"])[0]))
-    assert constants(keys["experiment.remat"]) == ["auto", *POLICIES]
+    names, tensors = alternatives(keys["experiment.remat"])
+    assert constants(names) == ["auto", *POLICIES]
+    assert [*tensors["properties"]] == [one.name for one in fields(TensorTreatments)]
 
 
 @pytest.mark.parametrize("name", [SCHEMA, STUDY_SCHEMA])
@@ -154,7 +157,7 @@ def test_editors_accept_the_shipped_specs(path: Path) -> None:
     assert list(VALIDATOR.iter_errors(loaded)) == []
 
 
-@pytest.mark.parametrize("text", [COMPLETE, MINIMAL, spec.starter(Path("a.yaml"))])
+@pytest.mark.parametrize("text", [COMPLETE, MINIMAL, starter(Path("a.yaml"))])
 def test_editors_accept_other_good_specs(text: str) -> None:
     """The texts of the tests and the starter pass the contract alone, too."""
     assert list(VALIDATOR.iter_errors(yaml.load(text, Loader=EditorLoader))) == []

@@ -23,8 +23,8 @@ from orchestrator.render.page import study_page
 from orchestrator.report.gap import reference
 from orchestrator.study import make_study_report, read_trial_runs
 from orchestrator.study.gap_explanation import explain_gaps
-from orchestrator.types.events import Tracked
 from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import Tracked
 from orchestrator.types.run import EndState
 from orchestrator.types.study import StudyReport
 from tests.conftest import RunOrch
@@ -196,7 +196,7 @@ run: {storage: STORAGE}
 
 
 class Rehearsals:
-    """Stands for the clusters of rehearsals: each run ends as it is told to, with a journal."""
+    """Stands for the clusters of rehearsals: each run ends as the test says, with a journal."""
 
     def __init__(self, *states: EndState) -> None:
         self.states, self.runs = list(states), []  # type: ignore[var-annotated]

@@ -8,18 +8,23 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times
-from orchestrator.explain.formatting import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.explain.inputs import axes_of
+from orchestrator.explain.wording import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
+from orchestrator.network.rematerialization import text_of
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.infeasible_text import effect_text, factored, reason_text
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.torus import Torus, group_rate, make_torus
 from orchestrator.types.explanation import Difference
-from orchestrator.types.plan import Plan, TorusSpan
+from orchestrator.types.plan import Plan, TorusSpan, WarningCode
 from orchestrator.types.spec import Batch, Spec
 
 GIB, GB = 2**30, 1e9
+RENTED: dict[WarningCode, str] = {
+    "slice_not_rented": "at most {most_chips:,} {chip} chips as one slice ({largest_slice})",
+    "slices_not_joined": "at most {most_chips:,.0f} {chip} chips by Multislice",
+}
 RECOMPUTED = ("matmul_recompute", "attention_recompute")
 
 
@@ -184,7 +189,7 @@ def memory(plan: Plan, numbers: dict[str, float]) -> Difference:
         f" {lines}",
         why=f"{precision.parameters} parameters, {precision.optimizer} moments, fp32 gradients;"
         f" state split {split_ways(plan):,} ways on the {plan.devices // plan.pods:,} devices of a"
-        f" pod; activations as remat `{plan.remat}` keeps them",
+        f" pod; activations as remat `{text_of(plan.remat)}` keeps them",
     )
 
 
@@ -199,7 +204,7 @@ def remat(plan: Plan) -> Difference:
     return Difference(
         about="recompute",
         derived="4 checkpoints a layer; what is computed again is not counted",
-        planned=f"remat `{plan.remat}`: {percent(share)} of the step, with nothing hidden",
+        planned=f"remat `{text_of(plan.remat)}`: {percent(share)} of the step, with nothing hidden",
         why="what is computed again is no model FLOP: where matmuls bind, it lowers MFU",
     )
 
@@ -236,7 +241,7 @@ def availability(spec: Spec, plan: Plan) -> Difference | None:
         about="renting",
         derived=f"{spec.resources.pods.max} x {plan.topology}",
         planned="the compiler takes it, Google Cloud does not rent it",
-        why="; ".join(obstacles),
+        why="; ".join(RENTED[one.code].format(**one.figures) for one in obstacles),
     )
 
 

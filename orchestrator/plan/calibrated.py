@@ -146,7 +146,8 @@ def chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         for line in (*was.time, between)
     ]
     bound = was.bound, was.bound_by
-    return write(plan, layout, lines, was.step_s.lower, bound, was.dollars_per_chip_hour)
+    made = write(plan, layout, lines, was.step_s.lower, bound, was.dollars_per_chip_hour)
+    return replace(made, hidden_s=was.hidden_s)
 
 
 def measured_line(line: LedgerLine, plan: Plan, profile: ChipProfile) -> LedgerLine:

@@ -15,8 +15,10 @@ from orchestrator.plan.feasibility import (
     placements,
     realizable,
     replicas_in_pod,
+    sharing,
     sizes_by_name,
 )
+from orchestrator.plan.host import host_limit_bytes
 from orchestrator.plan.infeasible_text import infeasible_text
 from orchestrator.plan.nearest_specs import (
     ANY_REPLICAS,
@@ -26,6 +28,7 @@ from orchestrator.plan.nearest_specs import (
     requested_axes,
     searched_mesh,
     smaller_slices,
+    unshared_weights,
 )
 from orchestrator.plan.search import SearchRequest, SearchResult
 from orchestrator.plan.torus import Ints, axis_sizes
@@ -45,6 +48,8 @@ class Infeasible(SpecError):
 
 def infeasible(request: SearchRequest, result: SearchResult) -> Infeasible:
     """The error for a search without a result."""
+    if undivided := tuple(undivided_pods(request)):
+        return Infeasible(undivided, tuple(unshared_weights(request)))
     if result.realizable:
         return memory_too_small(request, result)
     meshes = all_meshes(request)
@@ -59,6 +64,13 @@ def reason(code: ReasonCode, **figures: int | float | str) -> Reason:
     return Reason(code=code, figures=figures)
 
 
+def undivided_pods(request: SearchRequest) -> Iterator[Reason]:
+    """Slices cannot share weights in groups of that size."""
+    for axis, ways in sharing(request.mesh).items():
+        if request.pods % ways:
+            yield reason("pods_not_divisible", pods=request.pods, axis=axis, ways=ways)
+
+
 def all_meshes(request: SearchRequest) -> Ints:
     """Meshes that the model and the requested sizes allow, whatever the batch."""
     model, length = request.experiment.model, request.experiment.batch.length
@@ -67,8 +79,10 @@ def all_meshes(request: SearchRequest) -> Ints:
 
 
 def memory_too_small(request: SearchRequest, result: SearchResult) -> Infeasible:
-    """Every placement needs more memory than a device has."""
+    """Every placement needs more memory than a device has, or its host."""
     usable, needed = request.chip.hbm_usable_bytes.value, result.smallest_bytes
+    if needed <= usable:
+        return Infeasible((host_too_small(request, result),), tuple(full_recompute(request)))
     reasons = [
         reason("memory", placements=result.realizable, needed_bytes=needed,
                usable_bytes=usable, chip=request.chip.name),
@@ -76,6 +90,12 @@ def memory_too_small(request: SearchRequest, result: SearchResult) -> Infeasible
     if needed > usable:
         reasons.append(reason("more_chips_needed", times=int(np.ceil(needed / usable))))
     return Infeasible(tuple(reasons), tuple(full_recompute(request)))
+
+
+def host_too_small(request: SearchRequest, result: SearchResult) -> Reason:
+    """Every placement that fits HBM offloads more than its hosts hold."""
+    return reason("host_memory", needed_bytes=result.smallest_host_bytes,
+                  usable_bytes=host_limit_bytes(request.chip), chip=request.chip.name)  # fmt: skip
 
 
 def batch_not_divisible(request: SearchRequest, meshes: Ints) -> Infeasible:
@@ -126,7 +146,7 @@ def broken_rules(request: SearchRequest) -> Iterator[Reason]:
     row = [[getattr(request.mesh, axis) or 1 for axis in ICI_AXES]]
     sizes = sizes_by_name(np.array(row, np.int64))
     for rule in model_rules(request.experiment.model, request.experiment.batch.length):
-        if not realizable([rule], sizes)[0]:
+        if not realizable([rule], request.mesh, sizes)[0]:
             yield reason(
                 "dimension_not_divisible", name=rule.name, total=rule.total, ways=rule.ways
             )

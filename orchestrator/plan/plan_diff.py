@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Literal
 
-from orchestrator.types.plan import MeshAxis, Plan
+from orchestrator.network.rematerialization import text_of
+from orchestrator.types.plan import Plan
 from orchestrator.types.plan_diff import KeyDiff, LineDiff, PlanDiff, PlanReference
 from orchestrator.types.spec import Spec
 
@@ -62,6 +63,7 @@ def _reference(plan: Plan) -> PlanReference:
 def _requested(spec: Spec) -> dict[str, Any]:
     """What a spec requests; equal limits on pods are one number."""
     fields = asdict(spec)
+    fields["experiment"]["remat"] = text_of(spec.experiment.remat)
     pods = spec.resources.pods
     if pods.min == pods.max:
         fields["resources"]["pods"] = pods.max
@@ -69,16 +71,11 @@ def _requested(spec: Spec) -> dict[str, Any]:
 
 
 def _decided(plan: Plan) -> dict[str, Any]:
-    fields = asdict(plan)
+    fields = asdict(plan) | {"remat": text_of(plan.remat)}
     decided = _flat({key: fields[key] for key in DECIDED})
-    torus = {f"{axis.name} lies on": lies_on(axis) for axis in plan.axes if axis.spans}
+    torus = {f"{axis.name} lies on": axis.torus_text for axis in plan.axes if axis.spans}
     requested = ("batch.requested_sequences", "batch.length")
     return {key: decided[key] for key in decided if key not in requested} | torus
-
-
-def lies_on(axis: MeshAxis) -> str:
-    """The torus axes of a mesh axis, each with its stride where it has one: `y/4 z/4`."""
-    return " ".join(s.torus + (f"/{s.stride}" if s.stride > 1 else "") for s in axis.spans)
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:

@@ -11,8 +11,7 @@ from math import ceil, lcm, prod
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.errors import SpecError
-from orchestrator.network.mesh_axes import ICI_AXES, ways
-from orchestrator.network.rematerialization import policy
+from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, ways
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
@@ -70,9 +69,10 @@ def rehearse(
     with four or more.
     """
     chip = catalog.chip_of(plan)
-    pods, topology = min(plan.pods, MOST_PODS), _topology(chip, plan, devices)
+    shared = {axis: plan.mesh[axis] for axis in SHARED_OVER_DCN}
+    pods, topology = _pods(plan, prod(shared.values())), _topology(chip, plan, devices)
     mesh = _mesh(plan, topology.chips * chip.devices)
-    model = _model(plan, mesh)
+    model = _model(plan, mesh | shared)
     batch = _batch(plan, pods, mesh)
     small = replace(
         spec,
@@ -82,7 +82,7 @@ def rehearse(
             chip_definition=plan.chip_definition,
             topology=str(topology),
             pods=Pods(min=min(spec.resources.pods.min, pods), max=pods),
-            mesh=MeshRequest(**mesh),
+            mesh=MeshRequest(**mesh, **shared),
             goodput=spec.resources.goodput,
         ),
         run=replace(
@@ -93,6 +93,11 @@ def rehearse(
     )
     copy = make_plan(small)
     return Rehearsal(spec=small, plan=copy, steps=steps, changes=tuple(_changes(plan, copy)))
+
+
+def _pods(plan: Plan, sharing: int) -> int:
+    """As many pods as eight, in whole groups that share weights."""
+    return min(plan.pods, max(MOST_PODS // sharing, 1) * sharing)
 
 
 def _topology(chip: Chip, plan: Plan, devices: int | None) -> Topology:
@@ -182,7 +187,7 @@ def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps:
         tokens=steps * batch.sequences * batch.length,
         batch=batch,
         optimizer=replace(full.optimizer, warmup_steps=warmup),
-        remat="full" if policy(plan.remat).needs_host else plan.remat,
+        remat=plan.remat,
         compiler_options={},
         data=full.data if same_vocab else DataSource(),
     )
@@ -198,8 +203,6 @@ def _changes(plan: Plan, copy: Plan) -> Iterator[str]:
         yield f"{was} became 1: too few devices for all axes"
     if plan.batch.microbatches > copy.batch.microbatches:
         yield f"{plan.batch.microbatches} microbatches became {copy.batch.microbatches}"
-    if plan.remat != copy.remat:
-        yield f"remat {plan.remat} became {copy.remat}: CPU devices have no host to offload to"
     if plan.compiler_options:
         yield "compiler_options are left out: the CPU compiler has none of them"
     if plan.data != copy.data:

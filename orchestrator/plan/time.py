@@ -11,7 +11,7 @@ import numpy as np
 
 from orchestrator.catalog import Chip, Quantity
 from orchestrator.errors import SpecError, UnknownName
-from orchestrator.network.mesh_axes import DCN_AXES
+from orchestrator.network.mesh_axes import DCN_AXES, link_of
 from orchestrator.plan import flops
 from orchestrator.plan.collectives import ENDS, Exchange, block_passes, exchanges
 from orchestrator.plan.layout import Layout, Number
@@ -61,7 +61,7 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
         line("unembedding", "unembedding", "3 forward",
              passes * flops.unembedding_forward_flops(layout)),
         line("attention", "attention", "9/2 forward", attention),
-        line("matmul_recompute", "recompute", f"matmuls that {layout.remat.name} repeats",
+        line("matmul_recompute", "recompute", "matmuls that the policy repeats",
              flops.blocks_recompute_flops(layout)),
         line("attention_recompute", "attention recompute", "forward",
              flops.attention_recompute_flops(layout)),
@@ -74,7 +74,6 @@ def hbm_lines(layout: Layout) -> list[LedgerLine]:
     block, tables = layout.model.layers * layout.block_elements, ENDS * layout.table_elements
     # Two gathers write the weights and matmuls read them; their gradient is written and read.
     touched = 4 * layout.compute_bytes + 2 * layout.gradient_bytes
-    kept = 2 * block_passes(layout) * activation_bytes(layout, "keep")
     # The update reads and writes parameters and moments, and reads the fp32 gradient.
     update = 2 * (layout.parameter_bytes + layout.moment_bytes) + 4
 
@@ -84,10 +83,17 @@ def hbm_lines(layout: Layout) -> list[LedgerLine]:
     return [
         line("weight_traffic", "weight traffic", f"{touched} B x gathered weights",
              touched * (layout.microbatches * (block + tables))),
-        line("activation_traffic", "activation traffic", "2 x kept activations", kept),
+        line("activation_traffic", "activation traffic", "2 x kept + 4 x offloaded activations",
+             activation_traffic_bytes(layout)),
         line("optimizer_update", "optimizer update", f"{update} B x owned",
              update * layout.owned_elements),
     ]  # fmt: skip
+
+
+def activation_traffic_bytes(layout: Layout) -> Number:
+    """HBM traffic of activations: each is written and read, and twice if it is offloaded."""
+    kept, offloaded = (activation_bytes(layout, what) for what in ("keep", "offload"))
+    return 2 * block_passes(layout) * (kept + 2 * offloaded)
 
 
 def host_lines(layout: Layout) -> list[LedgerLine]:
@@ -97,8 +103,8 @@ def host_lines(layout: Layout) -> list[LedgerLine]:
     rate = layout.chip.host_link_bytes_per_s
     if rate is None:
         raise SpecError(
-            f"remat {layout.remat.name} has no price: no rate between {layout.chip.name} and"
-            " its host is known; choose a policy that keeps its tensors in HBM"
+            f"experiment.remat offloads, and no rate between {layout.chip.name} and its host is"
+            " known: choose a policy that keeps its tensors in HBM"
         )
     moved = 2 * block_passes(layout) * activation_bytes(layout, "offload")
     formula = "2 x offloaded activations"
@@ -131,7 +137,7 @@ def rated_line(
 def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
     """Payload over the rate of the group's links."""
     moved = exchange.moved_bytes
-    if exchange.axes == DCN_AXES:
+    if link_of(exchange.axes) == "dcn":
         link, rate = layout.chip.dcn_bytes_per_s, dcn_rate(layout.chip)
     else:
         link, rate = layout.chip.ici_link_bytes_per_s, layout.links.rates[exchange.group]
@@ -157,7 +163,7 @@ def latency_lines(layout: Layout, sent: list[Exchange]) -> list[LedgerLine]:
     """Hops of every collective in a slice, one after another; a line for each group."""
     calls: dict[str, Number] = {}
     for exchange in sent:
-        if exchange.axes != DCN_AXES:
+        if link_of(exchange.axes) == "ici":
             paid = exchange.calls * (exchange.ways > 1)
             calls[exchange.group] = calls.get(exchange.group, 0) + paid
     return [
@@ -186,11 +192,13 @@ class StepTime:
     @property
     def lower_s(self) -> Number:
         slowest_axis = np.max(self.torus_axis_s, axis=-1)
-        others = [self.busy_s[name] for name in NOT_ICI if name in self.busy_s]
-        return np.maximum.reduce(np.broadcast_arrays(slowest_axis, *others))
+        others = [self.busy_s[name] for name in ("mxu", "hbm", "host") if name in self.busy_s]
+        return np.maximum.reduce(np.broadcast_arrays(slowest_axis, self.dcn_s, *others))
 
-
-NOT_ICI = ("mxu", "hbm", "host", *DCN_AXES)
+    @property
+    def dcn_s(self) -> Number:
+        """Collectives between slices take turns on one network."""
+        return sum(self.busy_s.get(axis, 0.0) for axis in DCN_AXES)
 
 
 def step_time(layout: Layout, lines: list[LedgerLine]) -> StepTime:

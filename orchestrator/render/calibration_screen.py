@@ -1,7 +1,15 @@
 """Show a chip profile: the rate of each operation."""
 
 from orchestrator.render.formatting import percent, with_unit
-from orchestrator.render.layout import Command, Screen, Table, Title, indent, next_step, screen
+from orchestrator.render.screen_parts import (
+    Command,
+    Screen,
+    Table,
+    Title,
+    indent,
+    next_step,
+    screen,
+)
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile, Operation, Timing
 

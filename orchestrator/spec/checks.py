@@ -6,6 +6,7 @@ from typing import Any
 from orchestrator import catalog, plugins
 from orchestrator.catalog import Chip
 from orchestrator.errors import NoSuchSlice, UnknownName
+from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.spec.resolved import ResolvedSpec
 
 Check = Callable[[ResolvedSpec], None]
@@ -52,10 +53,33 @@ def _data_has_its_path(spec: ResolvedSpec) -> None:
         spec.report("experiment.data.path", "data-path-unused")
 
 
+def _remat_names_tensors_of_the_model(spec: ResolvedSpec) -> None:
+    model, remat = spec["experiment.model"], spec["experiment.remat"]
+    if not isinstance(remat, dict) or "gate" not in remat or model is None:
+        return
+    named = isinstance(model, str)
+    gated = catalog.model(model).gated if named else model.get("gated", True)
+    if not gated:
+        name = model if named else model.get("name", "the model")
+        spec.report("experiment.remat.gate", "no-such-tensor", model=name)
+
+
 def _pods_are_in_order(spec: ResolvedSpec) -> None:
     least, most = spec["resources.pods.min"], spec["resources.pods.max"]
     if None not in (least, most) and least > most:
         spec.report("resources.pods.min", "pods-order", least=least, most=most)
+
+
+def _pods_share_weights_evenly(spec: ResolvedSpec) -> None:
+    least, most = spec["resources.pods.min"], spec["resources.pods.max"]
+    for axis in SHARED_OVER_DCN:
+        key = f"resources.mesh.{axis}"
+        ways = spec[key]
+        for pods in dict.fromkeys((most, least)):
+            if isinstance(ways, int) and pods is not None and pods % ways:
+                near = max(n for n in range(1, ways) if pods % n == 0)
+                spec.report(key, "pods-not-divisible", ways=ways, pods=pods, near=near)
+                break
 
 
 def check_topology(spec: ResolvedSpec, chip: Chip) -> None:
@@ -95,6 +119,8 @@ CHECKS: tuple[Check, ...] = (
     _tokens_fill_a_batch,
     _learning_rate_falls,
     _data_has_its_path,
+    _remat_names_tensors_of_the_model,
     _pods_are_in_order,
+    _pods_share_weights_evenly,
     _shape_is_consistent,
 )

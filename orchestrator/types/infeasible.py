@@ -7,12 +7,14 @@ from orchestrator.types.plan import Estimate
 
 ReasonCode = Literal[
     "memory",
+    "host_memory",
     "more_chips_needed",
     "slice_factors",
     "batch_not_divisible",
     "dimension_not_divisible",
     "requested_mesh",
     "mesh_size",
+    "pods_not_divisible",
     "no_mesh",
 ]
 

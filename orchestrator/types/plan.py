@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
 
-from orchestrator.types.spec import DataSource, Model, Optimizer, Precision
+from orchestrator.types.spec import DataSource, Model, Optimizer, Precision, Remat
 
 Link = Literal["dcn", "ici"]
 CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce"]
@@ -53,6 +53,34 @@ LineKind = Literal[
 ]
 
 
+# What a person should know before paying for a plan.
+WarningCode = Literal[
+    "slice_not_rented",
+    "slices_not_joined",
+    "no_memory_margin",
+    "bf16_parameters",
+    "other_trainer",
+    "few_steps",
+    "long_warmup",
+    "large_batch",
+    "many_years",
+    "short_steps",
+    "many_chips",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanWarning:
+    """One warning: a code, and its figures."""
+
+    code: WarningCode
+    figures: dict[str, int | float | str]
+
+
+def plan_warning(code: WarningCode, **figures: int | float | str) -> PlanWarning:
+    return PlanWarning(code=code, figures=figures)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TorusSpan:
     """The part of a mesh axis, or of a group of them, that lies on one torus axis.
@@ -75,6 +103,11 @@ class MeshAxis:
     size: int
     link: Link
     spans: tuple[TorusSpan, ...]
+
+    @property
+    def torus_text(self) -> str:
+        """Its torus axes, each with its stride where it has one: `y/4 z/4`."""
+        return " ".join(s.torus + (f"/{s.stride}" if s.stride > 1 else "") for s in self.spans)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,15 +184,20 @@ class Forecast:
     """What the plan should take: bytes per device against HBM, seconds per step, money.
 
     `peak_flops_per_s` is what MFU is over: of one device, in the compute type. The lines of `time`
-    add up to `step_s.unoverlapped`, those of `expected_time` to `.expected`.
+    add up to `step_s.unoverlapped`, those of `expected_time` to `.expected`. Computation hides
+    `hidden_s` of the transfers to the host. The host's memory is counted for one chip; its size is
+    None where no source has it.
     """
 
     memory_bytes_per_device: float
     hbm_bytes_per_device: float
+    host_memory_bytes_per_chip: float = 0.0
+    host_bytes_per_chip: float | None = None
     fits: bool
     memory: tuple[MemoryPhase, ...]
     time: tuple[LedgerLine, ...]
     step_s: Estimate
+    hidden_s: float = 0.0
     bound: str
     bound_by: float
     peak_flops_per_s: float
@@ -227,7 +265,7 @@ class Plan:
     batch: PlannedBatch
     optimizer: Optimizer
     precision: Precision
-    remat: str
+    remat: Remat
     data: DataSource
     seed: int
     compiler_options: dict[str, bool | int | float | str]
@@ -245,7 +283,7 @@ class Plan:
     chip_profile: str | None
     forecast: Forecast
     search: SearchSummary
-    warnings: tuple[str, ...]
+    warnings: tuple[PlanWarning, ...]
 
     @property
     def total_steps(self) -> int:

@@ -18,11 +18,12 @@ from datetime import UTC, datetime
 from orchestrator.calibrate import processes
 from orchestrator.calibrate.measure import measured_timings, this_machine
 from orchestrator.calibrate.profile_store import SCHEMA
+from orchestrator.network.rematerialization import text_of
 from orchestrator.plan import calibrated
 from orchestrator.plan.planner import make_plan
 from orchestrator.render.formatting import percent, seconds
-from orchestrator.render.layout import Table, screen
 from orchestrator.render.score_screen import markdown
+from orchestrator.render.screen_parts import Table, screen
 from orchestrator.types.chip_profile import ChipProfile
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
@@ -129,7 +130,7 @@ class Result:
         return (
             str(self.shape.width), str(plan.model.layers),
             f"{plan.batch.sequences} x {plan.batch.length}", axes or "one device",
-            str(plan.hosts), plan.precision.compute, plan.remat,
+            str(plan.hosts), plan.precision.compute, text_of(plan.remat),
             seconds(plan.forecast.step_s.unoverlapped), seconds(self.measured_s),
             f"{self.error * 100:+.0f} %",
         )  # fmt: skip

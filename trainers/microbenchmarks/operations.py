@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from orchestrator.types.chip_profile import Operation, Timing
-from orchestrator.types.spec import DType
+from orchestrator.types.spec_fields import DType
 from trainers.llama.attention import attention
 from trainers.llama.model import DTYPES
 from trainers.microbenchmarks.rounds import in_rounds

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping
 
 from orchestrator.types.chip_profile import Operation, Timing
-from orchestrator.types.spec import DType
+from orchestrator.types.spec_fields import DType
 
 ROUNDS = 9
 
