@@ -12,7 +12,7 @@ import jax
 
 from orchestrator.types import codec
 from orchestrator.types.run import Step
-from orchestrator.types.spec import CheckpointOptions
+from orchestrator.types.run_options import CheckpointOptions
 from tests.test_loop import STEPS, stop_before, toy_plan_of, toy_program
 from trainers.loop import Assignment, run
 
