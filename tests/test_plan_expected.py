@@ -22,8 +22,14 @@ from orchestrator.plan.expected import (
 from orchestrator.plan.feasibility import sizes_by_name
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.plan_warnings import extrapolations
-from orchestrator.plan.planner import make_plan, plan_digest, search_request
-from orchestrator.plan.search import SearchRequest, layout_of_choice, make_layout, search
+from orchestrator.plan.planner import make_plan, plan_digest
+from orchestrator.plan.search import (
+    SearchRequest,
+    layout_of_choice,
+    make_layout,
+    search,
+    search_request,
+)
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import axis_sizes, find_links
 from orchestrator.score.evaluate import published

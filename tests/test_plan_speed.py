@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from orchestrator.plan.planner import search_request
+from orchestrator.plan.search import search_request
 from tests.bench.plan_speed import CASES, choose, imports_ratio, price_one_by_one, seconds
 from tests.conftest import ROOT
 

@@ -12,7 +12,7 @@ from orchestrator.explain.formatting import assumed, bound_by, lasting, percent,
 from orchestrator.explain.inputs import axes_of
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
 from orchestrator.plan.infeasible import Infeasible
-from orchestrator.plan.infeasible_text import effect_text, factored, reason_text
+from orchestrator.plan.infeasible_text import factored, reason_text
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.torus import Torus, group_rate, make_torus
 from orchestrator.types.explanation import Difference
@@ -79,11 +79,8 @@ def why_moved(spec: Spec, plan: Plan) -> str:
     try:
         unmoved = make_plan(replace(spec, experiment=replace(spec.experiment, batch=exact)))
     except Infeasible as error:
-        nearest = "; ".join(
-            f"{' '.join(one.overrides)} ({effect_text(one)})" for one in error.suggestions
-        )
         within = f"of those within {percent(requested.tolerance)} the plan takes the fastest"
-        return f"{reason_text(error.reasons[-1])}; nearest: {nearest}; {within}"
+        return f"{reason_text(error.reasons[-1])}; {within}"
     per_token = [p.forecast.step_s.unoverlapped / p.batch.tokens for p in (unmoved, plan)]
     longer = per_token[0] / per_token[1] - 1
     return f"with the requested batch, a token takes {percent(longer)} longer with nothing hidden"

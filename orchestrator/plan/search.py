@@ -5,6 +5,7 @@ from math import prod
 
 import numpy as np
 
+from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.network.rematerialization import POLICIES, Policy, policy
@@ -28,9 +29,10 @@ from orchestrator.plan.torus import (
     count_placements,
     divisors,
     find_links,
+    make_torus,
     plain_links,
 )
-from orchestrator.types.spec import Experiment, MeshRequest
+from orchestrator.types.spec import Experiment, MeshRequest, Spec
 
 # `remat: auto` leaves this share of HBM free, for the error of the memory forecast.
 MEMORY_MARGIN = 0.10
@@ -110,6 +112,20 @@ class SearchResult:
     smallest_bytes: float
     margin: float
     candidates: Candidates
+
+
+def search_request(spec: Spec) -> SearchRequest:
+    """What a spec asks for."""
+    chip = catalog.chip_of(spec.resources)
+    topology = catalog.topology(chip, spec.resources.topology)
+    return SearchRequest(
+        chip=chip,
+        topology=topology,
+        torus=make_torus(chip, topology),
+        experiment=spec.experiment,
+        mesh=spec.resources.mesh,
+        pods=spec.resources.pods.max,
+    )
 
 
 def make_layout(
