@@ -11,6 +11,7 @@ from orchestrator.prove.compiled import (
     DcnSend,
     ProgramSummary,
 )
+from orchestrator.prove.loaded_code import LoadedCode
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Buffer
 from orchestrator.types.spec import MeshRequest, Spec
@@ -75,7 +76,9 @@ def as_forecast(plan: Plan) -> Compiled:
                     padding_bytes=1e3,
                     calls=32,
                     places=("trainers/llama/collectives.py:80 (reduced)",),
-                    in_backward=True,
+                    in_backward=one.kind != "all-gather",
+                    is_stored=one.kind == "all-gather",
+                    axes=one.axes,
                 )
                 for one in moved
                 if one.link == "dcn"
@@ -90,7 +93,7 @@ def as_forecast(plan: Plan) -> Compiled:
         compile_s=30.0,
         compiler_memory_bytes=1.5e9,
         versions=VERSIONS,
-        sources={},
+        code=LoadedCode(modules={}, data={}, packages={}),
     )
 
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from orchestrator import catalog
-from orchestrator.explain import explain, formatting
+from orchestrator.catalog.published_figures import figures
+from orchestrator.explain import explain, wording
 from orchestrator.explain.assemble import likely
 from orchestrator.explain.formula import evaluate
+from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import explain_screen
 from orchestrator.score import PUBLISHED
@@ -67,7 +69,7 @@ def test_the_plan_compared_with_is_the_plan() -> None:
     said = {difference.about: difference for difference in sheet.differences}
     assert said["batch"].planned.startswith(f"{plan.batch.sequences:,} sequences")
     for axis, size in plan.mesh.items():
-        assert axis == "pods" or f"{axis} {size}" in said["mesh of a pod"].planned
+        assert axis in DCN_AXES or f"{axis} {size}" in said["mesh of a pod"].planned
     assert f"{plan.forecast.days.lower:.1f} days at the bound" in said["days"].planned
     assert plan.forecast.bound in said["what binds"].planned
     assert f"`{plan.remat}`" in said["recompute"].planned
@@ -80,11 +82,11 @@ def test_the_answer_has_the_days_that_the_plan_shows() -> None:
     assert days.low is not None
     assert days.high is not None
     assert days.expected is not None
-    between = formatting.lasting_between(days.low, days.high)
+    between = wording.lasting_between(days.low, days.high)
     sheet = explanation_of("70b-four-pods")
     assert sheet.summary.endswith(f"planned {between}.")
     said = {difference.about: difference.planned for difference in sheet.differences}
-    assert f"{formatting.lasting(days.expected)} expected" in said["days"]
+    assert f"{wording.lasting(days.expected)} expected" in said["days"]
     untold = replace(days, low=None, high=None)
     assert likely(untold) == (days.lower, days.unoverlapped)
 
@@ -166,7 +168,7 @@ def test_every_constant_names_the_runs_behind_it() -> None:
 )  # fmt: skip
 def test_a_duration_takes_the_unit_that_says_something(days: float, said: str) -> None:
     """A rehearsal takes no 0.0 days."""
-    assert formatting.lasting(days) == said
+    assert wording.lasting(days) == said
 
 
 @pytest.mark.parametrize("key", REQUESTS)
@@ -196,7 +198,7 @@ def test_every_source_that_is_named_is_listed(key: str) -> None:
 
 def test_every_quoted_source_is_in_the_catalog() -> None:
     """With title, place and date."""
-    assert {figure.source for figure in catalog.figures()} <= catalog.sources().keys()
+    assert {figure.source for figure in figures()} <= catalog.sources().keys()
 
 
 @pytest.mark.parametrize("key", ["70b-four-pods", "405b-eight-pods"])

@@ -102,7 +102,8 @@ ASKED = st.builds(
     st.integers(1, 3000),
     st.sampled_from([1024, 4096, 6000, 32_768]),
     st.sampled_from([
-        (), ("resources.mesh.tensor=3",), ("resources.mesh.fsdp=16", "experiment.remat=none"),
+        (), ("resources.mesh.tensor=3",), ("resources.mesh.fsdp_dcn=3",),
+        ("resources.mesh.fsdp=16", "experiment.remat=none"),
         ("experiment.precision.optimizer=bf16",), ("resources.dollars_per_chip_hour=1.5",),
         ("experiment.batch.tolerance=2%", "experiment.remat=offload_input"),
         ("experiment.tokens=10M",),
@@ -161,14 +162,16 @@ def test_the_pods_on_either_side_are_the_nearest() -> None:
 
 
 def test_a_domain_of_gpus_is_named_as_the_limit() -> None:
-    """70B on 64 nodes of 8 H100: each domain holds the whole model; larger chips are offered."""
+    """70B on 64 nodes of 8 H100: four domains have to share weights; larger chips are offered."""
     spec = spec_of("llama3-70b", chip="h100", topology="8", pods=64)
     refused = refusal(spec)
     assert refused
     assert [one.code for one in refused.reasons] == ["memory", "largest_domain"]
     assert refused.reasons[1].figures == {"chip": "h100", "most": 8}
+    first, *others = refused.suggestions
+    assert first.overrides == ("resources.mesh.fsdp_dcn=4",)
     assert {one.chips for one in refused.suggestions} == {512}
-    assert {one.chip for one in refused.suggestions} <= set(catalog.chips()) - {"h100"}
+    assert {one.chip for one in others} <= set(catalog.chips()) - {"h100"}
 
 
 def test_a_model_beyond_every_chip_is_refused_with_both_sizes() -> None:

@@ -17,14 +17,18 @@ from orchestrator import catalog
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.network.decoder import BLOCK_INPUT
+from orchestrator.network.mesh_axes import AXES
 from orchestrator.plan.expected import skew_share
 from orchestrator.score import PUBLISHED, with_catalog_constants
+from orchestrator.score.cells import Unscorable
 from orchestrator.score.evaluate import published
 from orchestrator.score.fit import Constants, fit, learn, unit_of, weighted_quantile
 from orchestrator.score.flop_counts import measured_step_s
-from orchestrator.score.published_runs import PublishedRun, Unscorable, read, run_of
+from orchestrator.score.published_runs import OTHER_SOFTWARE, PublishedRun, read, run_of
 from orchestrator.score.run_layout import lay_out, remat_of
 from orchestrator.score.samples import Sample, sample_of
+from orchestrator.score.samples import samples as samples_of
+from orchestrator.score.software import software_of
 from orchestrator.types.score import Score
 from tests.bench import score_table
 from tests.conftest import ROOT, RunOrch
@@ -70,7 +74,7 @@ def test_rows_that_state_both_count_the_flops_of_their_columns(samples: list[Sam
 def test_a_run_is_laid_out_as_it_was_run() -> None:
     """Mesh, slices and batch are the row's own; devices of a tpu7x chip are two."""
     layout = lay_out(run_of(ROWS["mx_v5p_512b_2x1024"])).layout
-    assert layout.mesh == {"pods": 2, "data": 1, "fsdp": 32, "sequence": 1, "tensor": 16}
+    assert layout.mesh == {**dict.fromkeys(AXES, 1), "pods": 2, "fsdp": 32, "tensor": 16}
     assert layout.sequences * layout.length == 4_194_304
     assert lay_out(run_of(ROWS["tr_iron_gemma4-31b_64_bf16_8192"])).layout.mesh["fsdp"] == 128
 
@@ -123,6 +127,8 @@ def test_remat_is_read_tensor_by_tensor(
         ({"step_time_s": "nan"}, "must be positive"),
         ({"tflops_per_chip": "800"}, "do not describe its model"),
         ({"notes": "trained with Muon"}, "Muon"),
+        ({"optimizer": "lion"}, "its optimizer is lion"),
+        ({"microbatches": "0"}, "microbatches says 0"),
         ({"global_batch_tokens": "1000"}, "whole sequences"),
         ({"global_batch_tokens": "", "batch_per_device_seqs": ""}, "neither global_batch_tokens"),
         (
@@ -185,6 +191,105 @@ def test_any_row_is_scored_or_refused(change: dict[str, str]) -> None:
 def test_an_unknown_convention_does_not_change_a_stated_step_time() -> None:
     """Nothing has to be converted where seconds are stated."""
     assert sample_of(LLAMA | {"flop_convention": "secret"}).measured_s == 3.443
+
+
+@pytest.mark.parametrize(
+    ("change", "software", "kernel", "averages", "assumed"),
+    [
+        ({}, "maxtext", "splash", "steps", ""),
+        (
+            {"software": "AXLearn", "kernel": "none", "averages": "run"},
+            "axlearn", "none", "run", "",
+        ),
+        ({"software": ""}, "maxtext", "splash", "steps", "software"),
+        (
+            {"software": "", "source_repo": "pytorch/xla"},
+            "pytorch-xla", "splash", "steps", "software",
+        ),
+        (
+            {"software": "", "source_repo": "me", "source_path": "x"},
+            "not stated", "splash", "steps", "software",
+        ),
+        ({"kernel": ""}, "maxtext", "splash", "steps", ""),
+        ({"kernel": "", "attention_kernel": "no flash kernel"}, "maxtext", "none", "steps", ""),
+        ({"kernel": "", "attention_kernel": ""}, "maxtext", "none", "steps", "kernel"),
+        ({"kernel": "", "attention_kernel": "mine"}, "maxtext", "fused", "steps", "kernel"),
+        ({"averages": "", "notes": "whole-run average"}, "maxtext", "splash", "run", "averages"),
+        ({"averages": ""}, "maxtext", "splash", "steps", "averages"),
+    ],
+)  # fmt: skip
+def test_software_is_read_or_assumed(
+    change: dict[str, str], software: str, kernel: str, averages: str, assumed: str
+) -> None:
+    """A row that states nothing of a column says so."""
+    found = run_of(LLAMA | change).software
+    assert (found.name, found.kernel, found.averages) == (software, kernel, averages)
+    assert found.assumed == tuple(assumed.split())
+
+
+def test_the_projects_files_state_their_software() -> None:
+    """Every row, in both files."""
+    for path in (PUBLISHED, OTHER_SOFTWARE, UNSEEN):
+        for row in read(path):
+            assert software_of(row).assumed == (), row["id"]
+
+
+def test_runs_of_other_software_state_their_source() -> None:
+    """At least 25 can be planned, none is of MaxText, and each names its document."""
+    rows = {row["id"]: row for row in read(OTHER_SOFTWARE)}
+    usable, skipped = samples_of(rows.values())
+    assert len(usable) >= 25
+    assert {row.id for row in skipped} == {"tp_v6e4_8b_2slices"}
+    assert {"axlearn", "levanter", "pytorch-xla"} <= {one.run.software.name for one in usable}
+    assert all(row["software"] != "maxtext" for row in rows.values())
+    assert all(row["source_repo"] and row["source_path"] for row in rows.values())
+    assert not rows.keys() & ROWS.keys()
+
+
+def test_microbatches_and_the_optimizer_are_laid_out() -> None:
+    """Adafactor has no moments to read and write; gradients of microbatches accumulate."""
+    adamw, adafactor = (sample_of(LLAMA | {"optimizer": name}) for name in ("adamw", "adafactor"))
+    assert update_s(adafactor) == pytest.approx(update_s(adamw) * (8 + 8) / (8 + 16 + 4))
+    assert update_s(sample_of(LLAMA | {"notes": "Adafactor"})) == update_s(adafactor)
+    assert sample_of(LLAMA | {"microbatches": "3"}).laid_out.layout.microbatches == 3
+
+
+def update_s(sample: Sample) -> float:
+    [line] = [line for line in sample.laid_out.lines if line.kind == "optimizer_update"]
+    return float(line.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"), [("software", "-?"), ("kernel", "quick"), ("averages", "months")]
+)
+def test_a_wrong_word_is_refused_with_its_place(
+    column: str, cell: str, orch: RunOrch, tmp_path: Path
+) -> None:
+    """The line is that of the file, also after a cell of several lines."""
+    path = write_rows(tmp_path, [LLAMA | {"notes": "two\nlines"}, LLAMA | {column: cell}])
+    done = orch("score", str(path))
+    assert done.returncode == 2
+    assert f"line 4, column {column}: '{cell}'" in done.stderr
+
+
+def test_a_file_without_these_columns_is_read(orch: RunOrch, tmp_path: Path) -> None:
+    """What is assumed stands on the screen and in JSON."""
+    newer = {"software", "kernel", "averages", "attention_kernel"}
+    old = {key: value for key, value in LLAMA.items() if key not in newer}
+    path = write_rows(tmp_path, [old])
+    [row] = json.loads(orch("score", str(path), "--json").stdout)["rows"]
+    assert (row["software"], row["kernel"], row["averages"]) == ("maxtext", "fused", "steps")
+    assert row["assumed"] == ["software", "kernel", "averages"]
+    assert "software not stated: assumed maxtext in 1" in orch("score", str(path)).stdout
+
+
+def write_rows(folder: Path, rows: list[dict[str, str]]) -> Path:
+    path = folder / "runs.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, [*rows[0]])
+        table.writeheader()
+        table.writerows(rows)
+    return path
 
 
 # --- what is learned
@@ -309,6 +414,39 @@ def test_retention_is_within_two_points_but_for_three_rows(scores: dict[str, Sco
     }  # fmt: skip
 
 
+TWO_SLICES = {"num_chips": "16", "num_slices": "2", "global_batch_tokens": "393216"}
+
+
+@pytest.mark.parametrize(
+    ("change", "pairs"),
+    [
+        ({}, 1),
+        ({"dcn_dp": "2"}, 1),
+        ({"ici_fsdp": "4", "ici_tp": "2"}, 0),
+        ({"global_batch_tokens": "786432"}, 0),
+        ({"software": "axlearn"}, 0),
+        ({"source_path": "another.md"}, 0),
+        ({"layers": "31", "step_time_s": "", "tflops_per_chip": "300"}, 0),
+        ({"remat_policy": "full"}, 0),
+        ({"microbatches": "3"}, 0),
+    ],
+)
+def test_retention_compares_one_job(change: dict[str, str], pairs: int, tmp_path: Path) -> None:
+    """Rows that differ by more than their slices are no pair."""
+    one = LLAMA | {"dcn_dp": ""}
+    path = write_rows(tmp_path, [one, one | TWO_SLICES | {"id": "two"} | change])
+    assert len(with_catalog_constants(path).retention) == pairs
+
+
+def test_each_software_has_its_figures(orch: RunOrch) -> None:
+    """Learned without any run of it; the rows add up, and the screen shows a line for each."""
+    found = json.loads(orch("score", "--without", "software", "--json").stdout)
+    by_name = {one["software"]: one for one in found["software"]}
+    assert by_name.keys() == {"maxtext", "pytorch-xla", "axlearn", "levanter", "t5x"}
+    assert sum(one["rows"] for one in by_name.values()) == found["summary"]["rows"]
+    assert found["learned_on"] == "without each software in turn"
+
+
 def test_no_row_has_layers_so_short_that_slices_wait_in_proportion(samples: list[Sample]) -> None:
     """The constants are learned from full waits."""
     for sample in samples:
@@ -351,13 +489,9 @@ def test_json_has_the_promised_keys(orch: RunOrch) -> None:
 
 def test_a_file_of_ones_own_is_scored(orch: RunOrch, tmp_path: Path) -> None:
     """Few columns suffice; a row that cannot be planned does not fail the command."""
-    path = tmp_path / "runs.csv"
-    mine = {key: value for key, value in LLAMA.items() if value and key != "source_repo"}
+    mine = {key: value if key != "source_repo" else "" for key, value in LLAMA.items()}
     gpu = LLAMA | {"id": "gpu", "chip": "h100", "topology": "8"}
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, [*LLAMA])
-        table.writeheader()
-        table.writerows([mine, LLAMA | {"id": "expert", "moe_experts": "8"}, gpu])
+    path = write_rows(tmp_path, [mine, LLAMA | {"id": "expert", "moe_experts": "8"}, gpu])
     done = orch("score", str(path))
     assert done.returncode == 0, done.stderr
     assert "Score: 1 published run," in done.stdout

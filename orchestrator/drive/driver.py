@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 
 from orchestrator import tracking
 from orchestrator.drive import select_slices
@@ -22,7 +23,8 @@ from orchestrator.journal import (
     liveness,
 )
 from orchestrator.journal.run_status import cancel_reason
-from orchestrator.launch.backend import Attempt, AttemptSpec, Backend, Slice, WorkerArgs
+from orchestrator.launch.backend import AttemptHandle, AttemptSpec, Backend, Slice, WorkerArgs
+from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.plan.elastic import plan_on
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import StateReason
@@ -104,7 +106,7 @@ class Driver:
         self.writer.end_attempt(end.reason, error=end.error, first_dead_rank=end.first_dead_rank)
         return decide_retry(self.writer.run(), self.spec.run.retries)
 
-    def _wait_for_slices(self, attempt: Attempt) -> tuple[Plan, tuple[str, ...]]:
+    def _wait_for_slices(self, attempt: AttemptHandle) -> tuple[Plan, tuple[str, ...]]:
         """Wait until enough slices are free, and plan for as many; note what the run waits for."""
         started_s, run = time.monotonic(), self.writer.run()
         previous = run.attempts[-1].slices if run.attempts else ()
@@ -113,6 +115,7 @@ class Driver:
             kind=f"{self.first_plan.chip} {self.first_plan.topology}",
             started=bool(run.attempts),
             private=self.submission.rehearsal,
+            sharing=prod(self.first_plan.mesh[axis] for axis in SHARED_OVER_DCN),
         )
         slices: tuple[Slice, ...] | None = None
         ahead: tuple[str, ...] = ()

@@ -8,18 +8,23 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times
-from orchestrator.explain.formatting import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.explain.inputs import axes_of
+from orchestrator.explain.wording import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
 from orchestrator.plan.infeasible import Infeasible
-from orchestrator.plan.infeasible_text import factored, reason_text
+from orchestrator.plan.infeasible_text import factored, likeliest, reason_text
+from orchestrator.plan.nearest_specs import nearest_batches
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.torus import Torus, group_rate, make_torus
 from orchestrator.types.explanation import Difference
-from orchestrator.types.plan import Plan, TorusSpan
+from orchestrator.types.plan import Plan, TorusSpan, WarningCode
 from orchestrator.types.spec import Batch, Spec
 
 GIB, GB = 2**30, 1e9
+RENTED: dict[WarningCode, str] = {
+    "slice_not_rented": "at most {most_chips:,} {chip} chips as one slice ({largest_slice})",
+    "slices_not_joined": "at most {most_chips:,.0f} {chip} chips by Multislice",
+}
 RECOMPUTED = ("matmul_recompute", "attention_recompute")
 
 
@@ -79,8 +84,12 @@ def why_moved(spec: Spec, plan: Plan) -> str:
     try:
         unmoved = make_plan(replace(spec, experiment=replace(spec.experiment, batch=exact)))
     except Infeasible as error:
+        nearest = "; ".join(
+            f"{' '.join(one.overrides)} (MFU {percent(likeliest(one.mfu))})"
+            for one in nearest_batches(error.spec)
+        )
         within = f"of those within {percent(requested.tolerance)} the plan takes the fastest"
-        return f"{reason_text(error.reasons[-1])}; {within}"
+        return f"{reason_text(error.reasons[-1])}; nearest: {nearest}; {within}"
     per_token = [p.forecast.step_s.unoverlapped / p.batch.tokens for p in (unmoved, plan)]
     longer = per_token[0] / per_token[1] - 1
     return f"with the requested batch, a token takes {percent(longer)} longer with nothing hidden"
@@ -233,7 +242,7 @@ def availability(spec: Spec, plan: Plan) -> Difference | None:
         about="renting",
         derived=f"{spec.resources.pods.max} x {plan.topology}",
         planned="the compiler takes it, Google Cloud does not rent it",
-        why="; ".join(obstacles),
+        why="; ".join(RENTED[one.code].format(**one.figures) for one in obstacles),
     )
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from orchestrator import tracking
 from orchestrator.errors import Superseded
-from orchestrator.journal import Journal, RunRequest, create_run, request_cancel
+from orchestrator.journal import Journal, RunRequest, Writer, create_run, request_cancel
 from orchestrator.launch.backend import LocalCluster, find_backend
 from orchestrator.lifecycle.follow import RunWatch
 from orchestrator.lifecycle.interrupts import collected_interrupts, interrupt_name
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.plan.rehearsal import Rehearsal
-from orchestrator.types.events import FollowStarted, NodesUp, Stopping, TaskEnded, Trouble
 from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import FollowStarted, NodesUp, StopSent, TaskEnded, Trouble
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import ReasonCode, Run, StateReason
 
@@ -53,13 +53,19 @@ def run_rehearsal(
         if proof:
             writer.save_proof(proof)
         error = drive(writer.journal, rehearsal.plan, signals, progress)
-    run = writer.run()
-    if run.ended_at_s is None and run.driver is None:
-        with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
-            code: ReasonCode = "cancel_requested" if signals else "error"
-            reason = StateReason(code=code, detail=error or "")
-            writer.end_run("cancelled" if signals else "failed", reason)
+    _end_without_driver(writer, error, interrupted=bool(signals))
     return writer.run()
+
+
+def _end_without_driver(writer: Writer, error: str | None, *, interrupted: bool) -> None:
+    """End a run whose driver never came."""
+    run = writer.run()
+    if run.ended_at_s is not None or run.driver is not None:
+        return
+    code: ReasonCode = "cancel_requested" if interrupted else "error"
+    with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
+        reason = StateReason(code=code, detail=error or "")
+        writer.end_run("cancelled" if interrupted else "failed", reason)
 
 
 def drive(
@@ -125,7 +131,7 @@ class RehearsalFollower:
         While there is no driver, or no step of the attempt is done, there is nothing to save.
         """
         if self.signals and not driven:
-            self.progress(Stopping(how="before it began"))
+            self.progress(StopSent(how="before it began"))
             return True
         while self.passed_on < len(self.signals):
             unsaved = self.journal.run().state in ("running", "stopping")
@@ -134,7 +140,7 @@ class RehearsalFollower:
             request_cancel(self.journal, at_once=at_once, source=why)
             self.passed_on += 1
             if at_once:
-                self.progress(Stopping(how="at once" if unsaved else "nothing to save"))
+                self.progress(StopSent(how="at once" if unsaved else "nothing to save"))
                 return True
-            self.progress(Stopping(how="with a checkpoint"))
+            self.progress(StopSent(how="with a checkpoint"))
         return False

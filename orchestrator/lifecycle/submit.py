@@ -24,7 +24,8 @@ from orchestrator.lifecycle.requests import (
 )
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
-from orchestrator.types.events import (
+from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import (
     AlreadySubmitted,
     Planned,
     Proved,
@@ -32,7 +33,6 @@ from orchestrator.types.events import (
     RunEnded,
     SubmitStarted,
 )
-from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run
 from orchestrator.types.spec import Spec
@@ -80,7 +80,7 @@ def run_with_key(request: SubmitRequest) -> Run | None:
 def prove_before(
     spec: Spec, plan: Plan, progress: Progress, *, report_passed: bool = True
 ) -> Proof:
-    """The proof of a plan; one that does not pass ends the act."""
+    """The proof of a plan; one that does not pass is an error."""
     result = prove_plan(spec, plan, progress)
     if report_passed or not result.proof.passes:
         progress(Proved(plan=plan, proof=result.proof, age_s=result.age_s))

@@ -16,6 +16,7 @@ from orchestrator.plan.feasibility import (
     model_rules,
     realizable,
     replicas_in_pod,
+    sharing,
     sizes_by_name,
 )
 from orchestrator.plan.infeasible_text import infeasible_text
@@ -67,6 +68,8 @@ def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infe
 
 def reasons_of(request: SearchRequest, result: SearchResult) -> tuple[Reason, ...]:
     """Why a search has no result."""
+    if undivided := tuple(undivided_pods(request)):
+        return undivided
     if result.realizable:
         return memory_too_small(request, result)
     meshes = all_meshes(request, request.mesh)
@@ -79,6 +82,13 @@ def reasons_of(request: SearchRequest, result: SearchResult) -> tuple[Reason, ..
 
 def reason(code: ReasonCode, **figures: int | float | str) -> Reason:
     return Reason(code=code, figures=figures)
+
+
+def undivided_pods(request: SearchRequest) -> Iterator[Reason]:
+    """Slices cannot share weights in groups of that size."""
+    for axis, ways in sharing(request.mesh).items():
+        if request.pods % ways:
+            yield reason("pods_not_divisible", pods=request.pods, axis=axis, ways=ways)
 
 
 def memory_too_small(request: SearchRequest, result: SearchResult) -> tuple[Reason, ...]:
@@ -163,7 +173,7 @@ def broken_rules(request: SearchRequest) -> Iterator[Reason]:
     row = [[getattr(request.mesh, axis) or 1 for axis in ICI_AXES]]
     sizes = sizes_by_name(np.array(row, np.int64))
     for rule in model_rules(request.experiment.model, request.experiment.batch.length):
-        if not realizable([rule], sizes)[0]:
+        if not realizable([rule], request.mesh, sizes)[0]:
             yield reason(
                 "dimension_not_divisible", name=rule.name, total=rule.total, ways=rule.ways
             )

@@ -14,13 +14,15 @@ SENTENCES: dict[ReasonCode, str] = {
     ),
     "more_chips_needed": "a slice needs at least {times:.2f} times as many chips to hold the model",
     "largest_slice": (
-        "no slice of {chip} has more than {most:,} chips, and each slice holds the whole model"
+        "no slice of {chip} has more than {most:,} chips; each slice holds the whole model, unless"
+        " slices share weights (resources.mesh.fsdp_dcn)"
     ),
     "largest_domain": (
-        "an NVLink domain of {chip} has {most:,} GPUs, and each domain holds the whole model:"
-        " several domains together are not planned yet"
+        "an NVLink domain of {chip} has {most:,} GPUs; each domain holds the whole model, unless"
+        " domains share weights (resources.mesh.fsdp_dcn)"
     ),
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
+    "pods_not_divisible": "{pods:,} pods are not divisible by {axis} {ways:,}",
     "no_mesh": "no mesh of that many devices divides what its axes split",
     "beyond_all_chips": (
         "no chip of the catalog can serve: parameters and optimizer state take {needed_gib:,.0f}"

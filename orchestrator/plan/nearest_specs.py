@@ -6,7 +6,7 @@ from math import log2
 
 import numpy as np
 
-from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.plan.feasibility import placements, replicas_in_pod, sizes_by_name
 from orchestrator.plan.nearest_slices import larger_slices, other_chips, smaller_slices
@@ -105,6 +105,19 @@ def all_meshes(request: SearchRequest, mesh: MeshRequest) -> Ints:
     return np.unique(axis_sizes(factors), axis=0)
 
 
+def shared_weights(near: Nearby) -> Iterator[Suggestion]:
+    """The fewest slices that must share weights; or another number where the requested is wrong."""
+    resources = near.changed.resources
+    pods = resources.pods.max
+    for axis in SHARED_OVER_DCN:
+        asked = getattr(resources.mesh, axis) or 1
+        if near.lacks_memory:
+            more = [{f"{MESH}.{axis}": ways} for ways in divisors(pods) if ways > asked]
+            yield from near.planned(more or [{PODS: 2 * pods, f"{MESH}.{axis}": 2 * asked}])
+        elif pods % asked:
+            yield from near.planned([{f"{MESH}.{axis}": AUTO}])
+
+
 def other_policies(near: Nearby) -> Iterator[Suggestion]:
     """What the search would choose, and the fastest policy that uses the host's memory."""
     if not near.lacks_memory:
@@ -122,6 +135,12 @@ def other_batches(near: Nearby) -> Iterator[Suggestion]:
     sizes = batches_by_doubling(near) if near.lacks_memory else divisible_batches(near)
     for side in sizes:
         yield from near.planned({SEQUENCES: size} for size in side)
+
+
+def nearest_batches(spec: Spec) -> list[Suggestion]:
+    """Batches near the requested one that a mesh divides, smallest first."""
+    found = {one.sequences: one for one in other_batches(Nearby(spec, {}, False, Budget()))}
+    return [found[sequences] for sequences in sorted(found)]
 
 
 def batches_by_doubling(near: Nearby) -> list[list[int]]:
@@ -174,6 +193,7 @@ def precision(near: Nearby) -> Iterator[Suggestion]:
 
 KINDS = (
     other_meshes,
+    shared_weights,
     other_policies,
     other_batches,
     other_pods,

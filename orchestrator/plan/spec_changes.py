@@ -4,9 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from math import prod
 from typing import Any
 
 from orchestrator.plan import flops
+from orchestrator.plan.feasibility import sharing
 from orchestrator.plan.forecast import forecast
 from orchestrator.plan.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.plan.search import (
@@ -47,7 +49,9 @@ def changed(spec: Spec, change: Change) -> Spec:
 def _meaning(key: str, value: Any) -> Any:
     if key == PODS:
         return Pods(min=value, max=value)
-    return MeshRequest() if key == MESH else value
+    if key == MESH:
+        return MeshRequest()
+    return None if value == AUTO and key.startswith(f"{MESH}.") else value
 
 
 def _with(part: Any, keys: list[str], value: Any) -> Any:
@@ -112,7 +116,7 @@ def attempt(spec: Spec, change: Change) -> Attempt:
         return Attempt(None, searched=False)
     request = search_request(other)
     # What follows saves the search of what it would refuse too.
-    times = state_bytes(other.experiment) / memory_of_pod(request)
+    times = state_bytes(other.experiment) / memory_that_shares(request)
     if times > 1 or not divides(request):
         return Attempt(None, times, searched=False)
     result = search(request)
@@ -159,7 +163,7 @@ def is_legal(spec: Spec) -> bool:
 
 
 def state_bytes(experiment: Experiment) -> int:
-    """Parameters and optimizer state of one replica: no plan needs less in a pod."""
+    """Parameters and optimizer state of one copy: no plan needs less."""
     each = DTYPE_BYTES[experiment.precision.parameters]
     each += moment_bytes(experiment.optimizer, experiment.precision)
     return each * flops.parameters(experiment.model)
@@ -178,6 +182,7 @@ def divides(request: SearchRequest) -> bool:
     return batch.sequences % request.pods == 0 and parts % request.torus.devices == 0
 
 
-def memory_of_pod(request: SearchRequest) -> float:
-    """What programs may use of all devices of a pod."""
-    return request.torus.devices * request.chip.hbm_usable_bytes.value
+def memory_that_shares(request: SearchRequest) -> float:
+    """What programs may use of all devices that share one copy of the weights."""
+    devices = request.torus.devices * prod(sharing(request.mesh).values())
+    return devices * request.chip.hbm_usable_bytes.value

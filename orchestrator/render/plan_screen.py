@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 
-from orchestrator.plan.plan_diff import lies_on
 from orchestrator.render.formatting import (
     count,
     counted,
@@ -17,7 +16,7 @@ from orchestrator.render.formatting import (
     span,
     with_unit,
 )
-from orchestrator.render.layout import (
+from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
@@ -29,6 +28,7 @@ from orchestrator.render.layout import (
     section,
     warning,
 )
+from orchestrator.render.warning_text import warning_text
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Estimate, LedgerLine, MeshAxis, Plan, SearchSummary
 
@@ -53,7 +53,7 @@ def plan_screen(
         time(plan),
         indent(figures(plan)),
         runners_up_table([plan, *runners_up]) if runners_up else [],
-        [warning(text) for text in plan.warnings],
+        [warning(warning_text(one)) for one in plan.warnings],
         [verdict(plan), *next_step(next_command)],
     )
 
@@ -68,7 +68,7 @@ def decisions(plan: Plan) -> list[Part]:
     inside = ", ".join(axis_text(axis) for axis in plan.axes if axis.link == "ici")
     rows = [
         ("model", f"{plan.model.name}, {scaled(plan.model.parameters, 4)} parameters"),
-        ("mesh", f"pods {plan.pods} dcn | {inside}"),
+        ("mesh", f"{slices_text(plan)} dcn | {inside}"),
         ("batch", batch(plan)),
         ("step", step(plan)),
         ("search", searched(plan.search)),
@@ -80,6 +80,13 @@ def decisions(plan: Plan) -> list[Part]:
     return [Table(rows=rows, columns="<w")]
 
 
+def slices_text(plan: Plan) -> str:
+    """Return the axes between slices; an axis over which weights are shared where it is used."""
+    between = [axis for axis in plan.axes if axis.link == "dcn"]
+    shown = [axis for axis in between if axis.size > 1] or between[:1]
+    return ", ".join(f"{axis.name} {axis.size}" for axis in shown)
+
+
 def searched(search: SearchSummary) -> str:
     realizable, priced = count(search.realizable), count(search.priced)
     return f"{count(search.enumerated)} placements, {realizable} realizable, {priced} priced"
@@ -87,7 +94,7 @@ def searched(search: SearchSummary) -> str:
 
 def axis_text(axis: MeshAxis) -> str:
     """Return an axis with its torus axes: `tensor 8 (x)`, `data 35 (y/4 z/4)` when strided."""
-    where = lies_on(axis)
+    where = axis.torus_text
     return f"{axis.name} {axis.size}" + (f" ({where})" if where else "")
 
 

@@ -1,5 +1,6 @@
 """Show a score: published runs against their forecasts, with totals and what was left out."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from orchestrator.render.formatting import (
@@ -10,7 +11,7 @@ from orchestrator.render.formatting import (
     signed_points,
     span,
 )
-from orchestrator.render.layout import (
+from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
@@ -20,7 +21,7 @@ from orchestrator.render.layout import (
     next_step,
     screen,
 )
-from orchestrator.types.score import Retention, Score, ScoredRow, Summary
+from orchestrator.types.score import Retention, Score, ScoredRow, SoftwareSummary, Summary
 
 
 def score_screen(score: Score, next_command: str) -> Screen:
@@ -31,7 +32,9 @@ def score_screen(score: Score, next_command: str) -> Screen:
         indent(table(score)),
         indent(outliers(score)),
         indent(totals(summary)),
+        indent(software(score)),
         indent(retention(score)),
+        indent(assumptions(score)),
         indent(labelled("left out:", f"{one.id}: {one.reason}") for one in score.left_out),
         [verdict(summary), *next_step(next_command)],
     )
@@ -92,6 +95,24 @@ def share(fraction: float | None) -> str:
     return "-" if fraction is None else percent(fraction)
 
 
+def software(score: Score) -> list[Part]:
+    """Return the errors of each software, where there is more than one."""
+    head = ("software", "runs", "median", "p90", "inside 80 %", "bias")
+    rows = [head, *map(software_row, score.software)]
+    return [Table(rows=rows, columns="<>>>>>")] if len(score.software) > 1 else []
+
+
+def software_row(one: SoftwareSummary) -> tuple[str, ...]:
+    return (
+        one.software,
+        str(one.rows),
+        share(one.median_abs_error),
+        share(one.p90_abs_error),
+        share(one.inside_interval),
+        signed_percent(one.median_error),
+    )
+
+
 def retention(score: Score) -> list[Part]:
     """Return tokens per second and chip on several slices over those on one."""
     head = ("rate per chip, over one slice", "slices", "measured", "expected", "")
@@ -102,6 +123,18 @@ def retention(score: Score) -> list[Part]:
 def retention_row(one: Retention) -> tuple[str, ...]:
     points = signed_points(one.expected - one.measured)
     return one.id, str(one.slices), percent(one.measured), percent(one.expected), points
+
+
+def assumptions(score: Score) -> list[Part]:
+    """Return what the rows do not state of their software, and what was assumed instead."""
+    given = {"software": "software", "kernel": "attention kernel", "averages": "averages"}
+    lines: list[Part] = []
+    for column, name in given.items():
+        rows = [row for row in score.rows if column in row.assumed]
+        counts = Counter(getattr(row, column) for row in rows)
+        assumed = ", ".join(f"{value} in {number}" for value, number in counts.most_common())
+        lines += [f"{name} not stated: assumed {assumed}"] if rows else []
+    return lines
 
 
 def verdict(summary: Summary) -> str:

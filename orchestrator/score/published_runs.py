@@ -1,34 +1,35 @@
 """Reads published runs from CSV, including what only their notes state."""
 
 import csv
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from orchestrator import catalog
 from orchestrator.catalog import Chip
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.errors import SpecError, UnknownName
 from orchestrator.plan import flops
-from orchestrator.types.spec import DType, Model
+from orchestrator.score import software
+from orchestrator.score.cells import Unscorable, dtype, note, noted_count, number, positive, whole
+from orchestrator.score.software import RunSoftware, software_of
+from orchestrator.types.spec import Model
+from orchestrator.types.spec_fields import DType
 
 PUBLISHED = FOLDER / "published_runs.csv"
+OTHER_SOFTWARE = FOLDER / "other_software_runs.csv"
 # Without these nothing can be planned; the others may be empty.
 NEEDED = ("id", "chip", "num_chips", "model", "layers", "d_model", "d_ff", "n_heads", "vocab",
           "seq_len")  # fmt: skip
 COLUMNS = (*NEEDED, "source_repo", "source_path", "num_slices", "topology", "n_kv_heads",
            "head_dim", "gated_mlp", "moe_experts", "batch_per_device_seqs", "global_batch_tokens",
-           "dcn_dp", "ici_fsdp", "ici_tp", "ici_sp", "pp", "params_b", "remat_policy",
-           "compute_dtype", "attention_kernel", "flop_convention", "step_time_s",
+           "dcn_dp", "dcn_fsdp", "ici_fsdp", "ici_tp", "ici_sp", "pp", "microbatches", "params_b",
+           "remat_policy", "compute_dtype", "optimizer", "flop_convention", "step_time_s",
            "tflops_per_chip", "mfu_pct", "notes")  # fmt: skip
-MOST = 10**15  # of anything counted; beyond it sums are no longer exact
+# Where a file lacks one of these, it is assumed; an empty cell means something else.
+NEWER = ("attention_kernel", *software.COLUMNS)
+OptimizerName = Literal["adamw", "adafactor"]
 GEMMA_EVERY = 6  # five local layers to one global layer
-TYPES: dict[str, DType] = {"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}
-
-
-class Unscorable(SpecError):
-    """A row cannot be scored: its run cannot be planned, or its figure not converted."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """One row. None where it states nothing; the mesh is that inside a slice."""
+    """One row. None where it states nothing; the mesh is that inside a slice, and the
+    slices that share weights.
+    """
 
     id: str
     group: str
@@ -62,12 +65,14 @@ class PublishedRun:
     length: int
     sequences: int
     mesh: dict[str, int | None]
+    microbatches: int
     remat: str
     hfu: float | None
     parallel_block: bool
     compute: DType
     parameters: DType
-    kernel: str
+    optimizer: OptimizerName
+    software: RunSoftware
     convention: str
     step_s: float | None
     flops_per_chip_s: float | None
@@ -80,28 +85,36 @@ def read(path: Path) -> list[dict[str, str]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file, restval="")
             table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
-            rows = list(table)
+            rows = [named(row, table.line_num) for row in table]
+            columns = table.fieldnames
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise SpecError(f"{path}: is no CSV in UTF-8: {error}") from None
     if not rows:
         raise SpecError(f"{path}: holds no runs; `orch score` alone scores the project's own file")
-    missing = [column for column in NEEDED if column not in rows[0]]
+    missing = [column for column in NEEDED if column not in columns]
     if missing:
         raise SpecError(f"{path}: has no column {', '.join(missing)}")
-    return [named(row, line) for line, row in enumerate(rows, start=2)]
+    try:
+        for row in rows:
+            software_of(row)
+    except Unscorable as reason:
+        raise SpecError(f"{path}: {reason}") from None
+    return rows
 
 
 def named(row: dict[str, str], line: int) -> dict[str, str]:
-    """The known columns, with a name for a row without one."""
+    """The known columns, with its line, and a name for a row without one."""
     cells = {column: (row.get(column) or "").strip() for column in COLUMNS}
-    return cells | {"id": cells["id"] or f"row {line}"}
+    newer = {column: (row[column] or "").strip() for column in NEWER if column in row}
+    return cells | newer | {"id": cells["id"] or f"row {line}", "line": str(line)}
 
 
 def run_of(row: dict[str, str]) -> PublishedRun:
     """The run of a row. `Unscorable` has the reason why there is none."""
     refuse_unplannable(row)
+    stated = software_of(row)
     chips, slices = whole(row, "num_chips"), whole(row, "num_slices", 1)
     length = whole(row, "seq_len")
     tensor, sequence = whole(row, "ici_tp", 1), whole(row, "ici_sp", 1)
@@ -120,13 +133,20 @@ def run_of(row: dict[str, str]) -> PublishedRun:
         window=window_of(row),
         length=length,
         sequences=sequences_of(row, chips * chip_of(row).devices, length),
-        mesh={"fsdp": fsdp, "sequence": sequence, "tensor": tensor},
+        mesh={
+            "fsdp": fsdp,
+            "sequence": sequence,
+            "tensor": tensor,
+            "fsdp_dcn": shared_slices(row),
+        },
+        microbatches=whole(row, "microbatches", 1),
         remat=row["remat_policy"],
         hfu=float(match[1]) / 100 if (match := note(row, r"\bHFU (\d+(?:\.\d+)?)")) else None,
         parallel_block=note(row, r"parallel attn") is not None,
         compute=dtype(row["compute_dtype"] or "bfloat16"),
         parameters=dtype(match[1] if (match := note(row, r"weight_dtype (\w+)")) else "fp32"),
-        kernel=row["attention_kernel"],
+        optimizer=optimizer_of(row),
+        software=stated,
         convention=row["flop_convention"],
         step_s=positive(row, "step_time_s"),
         flops_per_chip_s=positive(row, "tflops_per_chip", 1e12),
@@ -144,57 +164,20 @@ def refuse_unplannable(row: dict[str, str]) -> None:
     if whole(row, "moe_experts", 1) > 1:
         raise Unscorable(f"a mixture of {row['moe_experts']} experts: plans are of dense models")
     if note(row, r"\bMuon\b"):
-        raise Unscorable("its optimizer is Muon: plans have lines for AdamW alone")
+        raise Unscorable("its optimizer is Muon: rows may have AdamW or Adafactor")
     if whole(row, "pp", 1) > 1:
         raise Unscorable(f"{row['pp']} pipeline stages: plans have no pipeline")
-    slices = whole(row, "num_slices", 1)
-    if whole(row, "dcn_dp", slices) != slices:
-        raise Unscorable(f"its {slices} slices are not as many replicas: plans share out no weights"
-                      " between slices")  # fmt: skip
+    slices, shared = whole(row, "num_slices", 1), shared_slices(row)
+    replicas = whole(row, "dcn_dp", max(slices // shared, 1))
+    if replicas * shared != slices:
+        raise Unscorable(
+            f"its {slices} slices are not {replicas} replicas of {shared} slices that share weights"
+        )
 
 
-def number(row: dict[str, str], column: str) -> float:
-    try:
-        return float(row[column])
-    except ValueError:
-        content = f"says {row[column]!r}" if row[column] else "is empty"
-        raise Unscorable(f"{column} {content}: a number is needed") from None
-
-
-def positive(row: dict[str, str], column: str, scale: float = 1.0) -> float | None:
-    """A figure in base units; None where the row states none."""
-    if not row[column]:
-        return None
-    value = number(row, column)
-    if not 0 < value < float("inf"):
-        raise Unscorable(f"{column} says {row[column]}: it must be positive")
-    return value * scale
-
-
-def whole(row: dict[str, str], column: str, default: int | None = None) -> int:
-    """A positive count; an empty cell is the default, where there is one."""
-    if not row[column] and default is not None:
-        return default
-    value = number(row, column)
-    if not (1 <= value <= MOST and value.is_integer()):
-        raise Unscorable(f"{column} says {row[column]}: a positive whole number is needed")
-    return int(value)
-
-
-def dtype(text: str) -> DType:
-    if text.lower() not in TYPES:
-        raise Unscorable(f"the type {text!r} is none of {', '.join(TYPES)}")
-    return TYPES[text.lower()]
-
-
-def note(row: dict[str, str], pattern: str) -> re.Match[str] | None:
-    return re.search(pattern, row["notes"])
-
-
-def noted_count(row: dict[str, str], pattern: str, default: int) -> int:
-    """A count that only the notes state."""
-    match = note(row, pattern)
-    return int(match[1]) if match else default
+def shared_slices(row: dict[str, str]) -> int:
+    """Slices that share one copy of the weights: the cell, or what the notes state."""
+    return whole(row, "dcn_fsdp", noted_count(row, r"dcn_fsdp=(\d+)", 1))
 
 
 def chip_of(row: dict[str, str]) -> Chip:
@@ -202,6 +185,15 @@ def chip_of(row: dict[str, str]) -> Chip:
         return catalog.chip(row["chip"])
     except UnknownName as error:
         raise Unscorable(str(error)) from None
+
+
+def optimizer_of(row: dict[str, str]) -> OptimizerName:
+    """The cell, or what the notes name."""
+    stated = row["optimizer"].lower() or ("adafactor" if note(row, "(?i)adafactor") else "adamw")
+    known = get_args(OptimizerName)
+    if stated not in known:
+        raise Unscorable(f"its optimizer is {stated}: rows may have {' or '.join(known)}")
+    return cast(OptimizerName, stated)
 
 
 def sequences_of(row: dict[str, str], devices: int, length: int) -> int:

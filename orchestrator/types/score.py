@@ -8,11 +8,16 @@ class ScoredRow:
     """One run, measured and expected. `error` is expected over measured, less one.
 
     `baseline_step_s` follows from one MFU for each kind of chip, learned on the same rows.
+    `assumed` names the columns of software that the row does not state.
     """
 
     id: str
     group: str
     chip: str
+    software: str
+    kernel: str
+    averages: str
+    assumed: tuple[str, ...]
     slices: int
     measured_step_s: float
     expected_step_s: float
@@ -60,6 +65,18 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SoftwareSummary:
+    """The figures of one software's runs; `median_error` has its sign."""
+
+    software: str
+    rows: int
+    median_error: float
+    median_abs_error: float
+    p90_abs_error: float
+    inside_interval: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """`learned_on` tells which rows the constants had seen."""
 
@@ -67,4 +84,5 @@ class Score:
     rows: tuple[ScoredRow, ...]
     left_out: tuple[SkippedRow, ...]
     retention: tuple[Retention, ...]
+    software: tuple[SoftwareSummary, ...]
     summary: Summary
