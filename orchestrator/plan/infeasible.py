@@ -19,6 +19,7 @@ from orchestrator.plan.feasibility import (
     sharing,
     sizes_by_name,
 )
+from orchestrator.plan.host import host_limit_bytes
 from orchestrator.plan.infeasible_text import infeasible_text
 from orchestrator.plan.nearest_specs import all_meshes, nearest_specs, requested_axes
 from orchestrator.plan.search import SearchRequest, SearchResult
@@ -26,6 +27,8 @@ from orchestrator.plan.spec_changes import state_bytes
 from orchestrator.plan.torus import Ints
 from orchestrator.types.infeasible import Reason, ReasonCode, Refusal
 from orchestrator.types.spec import MeshRequest, Spec
+
+LACKING: tuple[ReasonCode, ...] = ("memory", "host_memory")
 
 
 class Infeasible(SpecError):
@@ -55,7 +58,7 @@ class Infeasible(SpecError):
     @cached_property
     def refusal(self) -> Refusal:
         """The reasons with suggestions, or with the reason why there are none."""
-        lacks_memory = any(one.code == "memory" for one in self.reasons)
+        lacks_memory = any(one.code in LACKING for one in self.reasons)
         suggestions = nearest_specs(self.spec, lacks_memory=lacks_memory)
         reasons = self.reasons if suggestions else (*self.reasons, nothing_near(self.spec))
         return Refusal(reasons=reasons, suggestions=suggestions)
@@ -92,9 +95,11 @@ def undivided_pods(request: SearchRequest) -> Iterator[Reason]:
 
 
 def memory_too_small(request: SearchRequest, result: SearchResult) -> tuple[Reason, ...]:
-    """Every placement needs more memory than a device has."""
+    """Every placement needs more memory than a device has, or its host."""
     chip, needed = request.chip, result.smallest_bytes
     usable = chip.hbm_usable_bytes.value
+    if needed <= usable:
+        return (host_too_small(request, result),)
     lacking = reason(
         "memory",
         placements=result.realizable,
@@ -102,12 +107,16 @@ def memory_too_small(request: SearchRequest, result: SearchResult) -> tuple[Reas
         usable_bytes=usable,
         chip=chip.name,
     )
-    if needed <= usable:
-        return (lacking,)
     if request.topology.chips * needed <= chip.pod_chips.value * usable:
         return lacking, reason("more_chips_needed", times=needed / usable)
     code: ReasonCode = "largest_domain" if chip.switched else "largest_slice"
     return lacking, reason(code, chip=chip.name, most=int(chip.pod_chips.value))
+
+
+def host_too_small(request: SearchRequest, result: SearchResult) -> Reason:
+    """Every placement that fits HBM offloads more than its hosts hold."""
+    return reason("host_memory", needed_bytes=result.smallest_host_bytes,
+                  usable_bytes=host_limit_bytes(request.chip), chip=request.chip.name)  # fmt: skip
 
 
 def nothing_near(spec: Spec) -> Reason:

@@ -1,8 +1,10 @@
 """The text of an infeasible spec, from its reasons and suggestions."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from orchestrator.network.rematerialization import summary_of
 from orchestrator.types.infeasible import Reason, ReasonCode, Refusal, Suggestion
 from orchestrator.types.plan import Estimate
 
@@ -11,6 +13,10 @@ SENTENCES: dict[ReasonCode, str] = {
     "memory": (
         "memory: each of {placements:,} placements needs {needed_gib:,.2f} GiB a device or more;"
         " {chip} has {usable_gib:,.2f} GiB"
+    ),
+    "host_memory": (
+        "host: what is offloaded takes {needed_gib:,.2f} GiB a chip or more;"
+        " hosts of {chip} have {usable_gib:,.2f} GiB a chip"
     ),
     "more_chips_needed": "a slice needs at least {times:.2f} times as many chips to hold the model",
     "largest_slice": (
@@ -99,7 +105,7 @@ def slice_lines(reason: Reason) -> Iterator[str]:
 
 def options_text(suggestion: Suggestion) -> str:
     """The overrides as options."""
-    return " ".join(f"--set {override}" for override in suggestion.overrides)
+    return " ".join(f"--set {shlex.quote(override)}" for override in suggestion.overrides)
 
 
 def effect_text(suggestion: Suggestion) -> str:
@@ -111,7 +117,7 @@ def effect_text(suggestion: Suggestion) -> str:
     takes = (
         f"{suggestion.chips:,} {suggestion.chip} chips",
         sequences,
-        f"remat {suggestion.remat}",
+        f"remat {summary_of(suggestion.remat)}",
         f"{memory / GIB:.2f} of {usable / GIB:.2f} GiB",
     )
     return f"{', '.join(takes)}; {cost_text(suggestion)}"

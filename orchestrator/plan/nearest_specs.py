@@ -7,7 +7,6 @@ from math import log2
 import numpy as np
 
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
-from orchestrator.network.rematerialization import POLICIES
 from orchestrator.plan.feasibility import placements, replicas_in_pod, sizes_by_name
 from orchestrator.plan.nearest_slices import larger_slices, other_chips, smaller_slices
 from orchestrator.plan.search import SearchRequest, best_choices, search, search_request
@@ -119,15 +118,9 @@ def shared_weights(near: Nearby) -> Iterator[Suggestion]:
 
 
 def other_policies(near: Nearby) -> Iterator[Suggestion]:
-    """What the search would choose, and the fastest policy that uses the host's memory."""
-    if not near.lacks_memory:
-        return
-    remat = near.changed.experiment.remat
-    if remat != AUTO:
+    """The policy that the search chooses: it keeps, offloads or recomputes any tensor."""
+    if near.lacks_memory and near.changed.experiment.remat != AUTO:
         yield from near.planned([{REMAT: AUTO}])
-    hosted = [{REMAT: name} for name, one in POLICIES.items() if one.needs_host and name != remat]
-    offloads = list(near.planned(hosted, len(hosted)))
-    yield from sorted(offloads, key=lambda one: one.step_s.unoverlapped / one.sequences)[:1]
 
 
 def other_batches(near: Nearby) -> Iterator[Suggestion]:

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.types.plan import Estimate
+from orchestrator.types.spec import Remat
 
 ReasonCode = Literal[
     "memory",
+    "host_memory",
     "more_chips_needed",
     "largest_slice",
     "largest_domain",
@@ -46,7 +48,7 @@ class Suggestion:
     mesh: dict[str, int]
     sequences: int
     batch_change: float
-    remat: str
+    remat: Remat
     memory_bytes_per_device: float
     hbm_bytes_per_device: float
     step_s: Estimate
