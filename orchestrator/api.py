@@ -133,22 +133,28 @@ def prove_less_recompute(
 
 def known_proof(plan: "Plan") -> "ProofResult | None":
     """The proof of a plan, if the cache has it; nothing is compiled."""
+    from orchestrator.prove import proof_cache
+
+    if not proof_cache.has_plan(plan):
+        return None
     from orchestrator.prove.verdict import cached
 
     return cached(plan)
 
 
 def score(
-    runs: str | Path | None = None, *, without: Literal["document", "group"] | None = None
+    runs: str | Path | None = None,
+    *,
+    without: Literal["document", "group", "software"] | None = None,
 ) -> "Score":
     """Forecasts of published runs against what the runs reached.
 
     `runs` is a CSV file with the columns of the project's own, which is the default. `without`
-    learns the constants anew without each document, or each group, and scores what it left out.
+    learns the constants anew without each document, group or software, and scores what it left out.
     """
-    from orchestrator.score import PUBLISHED, cross_validated, with_catalog_constants
+    from orchestrator.score import cross_validated, with_catalog_constants
 
-    path = Path(runs) if runs else PUBLISHED
+    path = Path(runs) if runs else None
     return cross_validated(without, path) if without else with_catalog_constants(path)
 
 
@@ -164,7 +170,7 @@ def study(
 ) -> "StudyForecast":
     """The predicted scaling of a study: every trial planned, or the reason why it has no plan."""
     from orchestrator.lifecycle.studies import plan_study
-    from orchestrator.spec import load_study
+    from orchestrator.spec.study import load_study
 
     return plan_study(load_study(Path(path), tuple(overrides)), progress)
 
