@@ -2,7 +2,7 @@
 
 Every function takes plain arguments and returns a plain value. It raises `OrchError`, whose
 `exit_code` is what the command would exit with. It prints nothing: whoever wants to see progress
-passes a function that takes events (`orchestrator.types.events`).
+passes a function that takes events (`orchestrator.types.progress_events`).
 
 Imports stand inside the functions, so that `import orchestrator` stays light.
 """
@@ -322,11 +322,11 @@ def runs(storage: str | Path = RUNS, *, progress: "Progress | None" = None) -> "
     from orchestrator import journal
     from orchestrator.lifecycle.progress import silent
     from orchestrator.lifecycle.recording import catch_up
-    from orchestrator.types.events import Problem
+    from orchestrator.types.progress_events import NonFatalProblem
 
     found, problems = journal.list_runs(Path(storage))
     for problem in problems:
-        (progress or silent)(Problem(message=problem))
+        (progress or silent)(NonFatalProblem(message=problem))
     catch_up(Path(storage), found)
     return found
 

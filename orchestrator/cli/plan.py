@@ -35,7 +35,7 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
     from orchestrator.spec.examples import create, examples
 
     if as_list:
-        from orchestrator.render.layout import Table, screen
+        from orchestrator.render.screen_parts import Table, screen
 
         say(screen([Table(rows=list(examples().items()), columns="<w")]))
         return

@@ -1,54 +1,34 @@
-"""What arrays take in memory. A TPU stores an array in tiles of its two minor dimensions.
+"""What arrays take in memory. A TPU stores an array in tiles of its two minor dimensions."""
 
-The compiler chooses the order of the dimensions of what the step is given, so that padding is
-least. It cannot choose for what the attention kernel reads and writes: heads are the minor
-dimension there, so that a head of 64 takes as much as one of 128.
-"""
-
+from collections.abc import Sequence
 from itertools import permutations
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from orchestrator.catalog.chip import Chip
-from orchestrator.network.description import Tensor, Weight
-from orchestrator.plan.layout import Layout, Number
+Number = Any  # a plain number, or a numpy array of them
 
-SUBLANES, LANES = 8, 128  # openxla.org/xla/tiled_layout
-HEAD_DIM = "head_dim"
-
-
-def has_tiles(chip: Chip) -> bool:
-    """Whether the chip is a TPU; GPUs store arrays as they are."""
-    return chip.matrix_unit is not None
+TPU_TILE = (8, 128)  # sublanes and lanes; openxla.org/xla/tiled_layout
+NO_TILE = (1, 1)
 
 
 def whole(size: Number, part: int) -> Number:
     """The size as a multiple of a part."""
-    return np.ceil(size / part) * part
+    return -(-size // part) * part if part > 1 else size
 
 
-def fewest_elements(layout: Layout, sizes: tuple[Number, ...]) -> Number:
-    """The elements of an array with the order of dimensions that pads least."""
-    if not has_tiles(layout.chip) or len(sizes) < 2:
+def tiled(second: Number, minor: Number, tile: tuple[int, int]) -> Number:
+    """The elements that an array with these two minor dimensions takes."""
+    return whole(second, tile[0]) * whole(minor, tile[1])
+
+
+def fewest_elements(sizes: Sequence[Number], tile: tuple[int, int]) -> Number:
+    """The elements that an array takes in the order of its dimensions that pads least."""
+    if len(sizes) < 2 or tile == NO_TILE:
         return prod(sizes)
-    orders = permutations(range(len(sizes)), 2)
-    return np.minimum.reduce(np.broadcast_arrays(*(_tiled(sizes, *order) for order in orders)))
-
-
-def _tiled(sizes: tuple[Number, ...], second: int, minor: int) -> Number:
-    rest = (size for place, size in enumerate(sizes) if place not in (second, minor))
-    return prod((*rest, whole(sizes[second], SUBLANES), whole(sizes[minor], LANES)))
-
-
-def weight_elements(layout: Layout, weight: Weight) -> Number:
-    """The elements that a device's part of a weight takes in memory."""
-    return fewest_elements(layout, tuple(layout.shard_size(one) for one in weight.dimensions))
-
-
-def tensor_elements(layout: Layout, tensor: Tensor) -> Number:
-    """The elements that an activation of one layer and microbatch takes in memory."""
-    if has_tiles(layout.chip) and tensor.dimensions[-1].axis == HEAD_DIM:
-        head = tensor.dimensions[-1].size
-        return layout.tensor_elements(tensor) * whole(head, LANES) / head
-    return layout.tensor_elements(tensor)
+    orders = []
+    for second, minor in permutations(range(len(sizes)), 2):
+        rest = prod(size for place, size in enumerate(sizes) if place not in (second, minor))
+        orders.append(rest * tiled(sizes[second], sizes[minor], tile))
+    return np.minimum.reduce(np.broadcast_arrays(*orders))

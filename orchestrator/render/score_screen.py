@@ -11,7 +11,7 @@ from orchestrator.render.formatting import (
     signed_points,
     span,
 )
-from orchestrator.render.layout import (
+from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
