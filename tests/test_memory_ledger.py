@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import pytest
 
@@ -20,12 +21,13 @@ MODEL = Model(
 GIB = 2**30
 
 
-def plan_of(model: Model = MODEL, *, chip: str = "v5e", **changes: object) -> Plan:
+def plan_of(model: Model = MODEL, *, chip: str = "v5e", **changes: Any) -> Plan:
     """A plan on 16 chips, weights over all of them unless told otherwise."""
-    options = {"sequences": 64, "length": 2048, "remat": "keep_qkv", "topology": "4x4"}
-    mesh = MeshRequest(data=1, fsdp=16, sequence=1, tensor=1)
-    merged = {"mesh": mesh, "tolerance": 0.0, "pods": 1, **options, **changes}
-    return make_plan(spec_of(model, chip=chip, **merged))  # type: ignore[arg-type]
+    merged: dict[str, Any] = {
+        "sequences": 64, "length": 2048, "remat": "keep_qkv", "topology": "4x4", "tolerance": 0.0,
+        "mesh": MeshRequest(data=1, fsdp=16, sequence=1, tensor=1), "pods": 1, **changes,
+    }  # fmt: skip
+    return make_plan(spec_of(model, chip=chip, **merged))
 
 
 def phases(plan: Plan) -> dict[str, MemoryPhase]:
@@ -71,8 +73,8 @@ def test_kept_heads_take_whole_lanes_of_a_tpu(head_dim: int, padded: int) -> Non
 def test_a_gpu_pads_nothing() -> None:
     """Half a head takes half the memory."""
     mesh = MeshRequest(data=1, fsdp=8, sequence=1, tensor=1)
-    options = {"chip": "h100", "topology": "8", "mesh": mesh}
-    whole, half = (plan_of(replace(MODEL, head_dim=n), **options) for n in (128, 64))
+    models = (replace(MODEL, head_dim=n) for n in (128, 64))
+    whole, half = (plan_of(model, chip="h100", topology="8", mesh=mesh) for model in models)
     streams = 8 * 2 * 8 * 2048 * 2048 * 2  # layers of block inputs and of mid
     statistics = 8 * 8 * 2048 * 16 * 4
     rest = streams + statistics

@@ -122,7 +122,8 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
 def weight_exchanges(layout: Layout) -> list[Exchange]:
     """Matrices gathered over fsdp x sequence in each microbatch, and their gradients scattered.
 
-    The weights of parallel matmuls are gathered as one.
+    The weights of parallel matmuls are gathered as one. A tied table is gathered once for both of
+    its uses; each of them has a gradient.
     """
     block = [
         layout.total_elements(matmuls)
@@ -134,9 +135,10 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
     each, ends = block_passes(layout), ENDS * layout.microbatches
+    tables = len(layout.network.tables) * layout.microbatches
     return [
         gather("weight gather", of_block, block, WEIGHT_GATHERS * each),
-        gather("table gather", of_table, table, ends),
+        gather("table gather", of_table, table, tables),
         scatter("gradient scatter", of_block, block, each),
         scatter("table gradient scatter", of_table, table, ends),
     ]

@@ -134,14 +134,15 @@ def arrives_turned(layout: Layout) -> Number:
 
     It does where a device's columns are few: in whole tiles they then take less as rows. An
     all-gather over a whole slice of a 3D torus is an all-reduce, which starts with the order that
-    is needed.
+    is needed. A tied table is there since the lookup, and was turned then.
     """
     words, embed = (layout.stored_size(one) for one in layout.network.head.dimensions)
     as_rows = tiled(embed, words, layout.tile)
     is_turned = as_rows < tiled(words, embed, layout.tile)
     slice_devices = layout.devices_along(ICI_AXES)
     is_all_reduce = (layout.ways(GATHERED) == slice_devices) & (layout.chip.torus_axes == 3)
-    return np.where(is_turned & ~np.asarray(is_all_reduce), 1, 0)
+    is_tied = layout.network.head is layout.network.embedding
+    return np.where(is_turned & ~np.asarray(is_all_reduce) & ~np.asarray(is_tied), 1, 0)
 
 
 def loss_lines(layout: Layout) -> list[LedgerLine]:

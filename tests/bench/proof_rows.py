@@ -135,7 +135,7 @@ ROWS = tuple(
         "llama-3b v5e 1 4x8 1.16.1.2 128 4096 keep_attention bf16-parameters",
         "llama3-8b v5e 1 8x8 1.64.1.1 64 4096 keep_qkv bf16",
         # 8, 16 and 32 sequences a device
-        "llama3-8b v6e 1 4x8 1.32.1.1 256 8192 full",
+        "llama3-8b v5p 1 4x4x4 1.64.1.1 512 8192 full",
         "llama2-7b v5p 1 4x4x4 1.64.1.1 1024 4096 keep_attention",
         "llama-1b v6e 1 4x4 1.16.1.1 512 2048 full",
         "tinyllama v5e 1 4x4 1.16.1.1 512 2048 full",
