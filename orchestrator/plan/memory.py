@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from orchestrator.network.description import Tensor
-from orchestrator.network.mesh_axes import GATHERED, ICI_AXES, REPLICA_AXES
+from orchestrator.network.mesh_axes import GATHERED, GROUPS, ICI_AXES, REPLICA_AXES
 from orchestrator.network.rematerialization import Treatment
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import Layout, Number
@@ -130,19 +130,21 @@ def unembedding_lines(layout: Layout) -> list[LedgerLine]:
 
 
 def arrives_turned(layout: Layout) -> Number:
-    """Whether the gathered unembedding lies in another order than its product needs.
+    """Whether the unembedding is alive in two orders at once, beside its gradient.
 
-    It does where a device's columns are few: in whole tiles they then take less as rows. An
-    all-gather over a whole slice of a 3D torus is an all-reduce, which starts with the order that
-    is needed. A tied table is there since the lookup, and was turned then.
+    Where a device's columns are few, they take less as rows in whole tiles: what is gathered lies
+    in another order than its product needs. The gradient's memory is taken while an asynchronous
+    gather is on its way. A gather over two mesh axes is not asynchronous; over a whole slice of a
+    3D torus it is an all-reduce, which starts with the order that is needed; and a tied table is
+    there since the lookup.
     """
     words, embed = (layout.stored_size(one) for one in layout.network.head.dimensions)
-    as_rows = tiled(embed, words, layout.tile)
-    is_turned = as_rows < tiled(words, embed, layout.tile)
-    slice_devices = layout.devices_along(ICI_AXES)
-    is_all_reduce = (layout.ways(GATHERED) == slice_devices) & (layout.chip.torus_axes == 3)
+    is_turned = tiled(embed, words, layout.tile) < tiled(words, embed, layout.tile)
+    ways = layout.ways(GATHERED)
+    along_one_axis = np.logical_or.reduce([layout.mesh[axis] == ways for axis in GROUPS["weights"]])
+    is_all_reduce = (ways == layout.devices_along(ICI_AXES)) & (layout.chip.torus_axes == 3)
     is_tied = layout.network.head is layout.network.embedding
-    return np.where(is_turned & ~np.asarray(is_all_reduce) & ~np.asarray(is_tied), 1, 0)
+    return np.where(is_turned & along_one_axis & ~np.asarray(is_all_reduce), not is_tied, False)
 
 
 def loss_lines(layout: Layout) -> list[LedgerLine]:
