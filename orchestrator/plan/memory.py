@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from orchestrator.network.description import Tensor
-from orchestrator.network.mesh_axes import GATHERED, GROUPS, ICI_AXES, REPLICA_AXES
+from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, REPLICA_AXES
 from orchestrator.network.rematerialization import Treatment
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import Layout, Number
@@ -140,7 +140,7 @@ def arrives_turned(layout: Layout) -> Number:
     """
     words, embed = (layout.stored_size(one) for one in layout.network.head.dimensions)
     is_turned = tiled(embed, words, layout.tile) < tiled(words, embed, layout.tile)
-    ways = layout.ways(GATHERED)
+    ways = layout.devices_along(GROUPS["weights"])
     along_one_axis = np.logical_or.reduce([layout.mesh[axis] == ways for axis in GROUPS["weights"]])
     is_all_reduce = (ways == layout.devices_along(ICI_AXES)) & (layout.chip.torus_axes == 3)
     is_tied = layout.network.head is layout.network.embedding
@@ -179,8 +179,8 @@ def mlp_lines(layout: Layout) -> list[LedgerLine]:
     block = layout.network.block
     count = len(block.mlp.inputs)
     product = layout.compute_bytes * layout.tensor_elements(block.mlp.inputs[0].output)
-    recomputed = layout.remat.recomputes(block.mlp.inputs[0].output.name)
-    inputs = np.where(recomputed | (layout.ways("ff") > 1), count, 0)
+    away = sum(layout.remat.treatment(one.output.name) != "keep" for one in block.mlp.inputs)
+    inputs = np.where(layout.ways("ff") > 1, count, away)
     return [
         line("gathered_weights", "gathered weights", "size x block",
              size=layout.compute_bytes, block=layout.block_elements),

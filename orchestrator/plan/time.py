@@ -11,7 +11,7 @@ import numpy as np
 
 from orchestrator.catalog import Chip, Quantity
 from orchestrator.errors import SpecError, UnknownName
-from orchestrator.network.mesh_axes import DCN_AXES
+from orchestrator.network.mesh_axes import DCN_AXES, link_of
 from orchestrator.plan import flops
 from orchestrator.plan.collectives import ENDS, Exchange, block_passes, exchanges
 from orchestrator.plan.layout import Layout, Number
@@ -131,7 +131,7 @@ def rated_line(
 def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
     """Payload over the rate of the group's links."""
     moved = exchange.moved_bytes
-    if exchange.axes == DCN_AXES:
+    if link_of(exchange.axes) == "dcn":
         link, rate = layout.chip.dcn_bytes_per_s, dcn_rate(layout.chip)
     else:
         link, rate = layout.chip.ici_link_bytes_per_s, layout.links.rates[exchange.group]
@@ -157,7 +157,7 @@ def latency_lines(layout: Layout, sent: list[Exchange]) -> list[LedgerLine]:
     """Hops of every collective in a slice, one after another; a line for each group."""
     calls: dict[str, Number] = {}
     for exchange in sent:
-        if exchange.axes != DCN_AXES:
+        if link_of(exchange.axes) == "ici":
             paid = exchange.calls * (exchange.ways > 1)
             calls[exchange.group] = calls.get(exchange.group, 0) + paid
     return [
@@ -186,11 +186,13 @@ class StepTime:
     @property
     def lower_s(self) -> Number:
         slowest_axis = np.max(self.torus_axis_s, axis=-1)
-        others = [self.busy_s[name] for name in NOT_ICI if name in self.busy_s]
-        return np.maximum.reduce(np.broadcast_arrays(slowest_axis, *others))
+        others = [self.busy_s[name] for name in ("mxu", "hbm", "host") if name in self.busy_s]
+        return np.maximum.reduce(np.broadcast_arrays(slowest_axis, self.dcn_s, *others))
 
-
-NOT_ICI = ("mxu", "hbm", "host", *DCN_AXES)
+    @property
+    def dcn_s(self) -> Number:
+        """Collectives between slices take turns on one network."""
+        return sum(self.busy_s.get(axis, 0.0) for axis in DCN_AXES)
 
 
 def step_time(layout: Layout, lines: list[LedgerLine]) -> StepTime:
