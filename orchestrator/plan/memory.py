@@ -118,9 +118,8 @@ def head_line(layout: Layout, name: str, tables: Number) -> LedgerLine:
 
 def head_stream_line(layout: Layout) -> LedgerLine:
     """The gathered stream and its gradient, and the stream that each device keeps its part of."""
-    split = layout.ways("residual_length") / layout.ways("length")
     return line("working_activations", "stream", "stages x stream",
-                stages=2 + 1 / split, stream=stream_bytes(layout))  # fmt: skip
+                stages=2 + 1 / split_ways(layout), stream=stream_bytes(layout))  # fmt: skip
 
 
 def unembedding_lines(layout: Layout) -> list[LedgerLine]:
@@ -173,23 +172,35 @@ def gradient_lines(layout: Layout) -> list[LedgerLine]:
 def mlp_lines(layout: Layout) -> list[LedgerLine]:
     """The MLP's backward pass, with all that the attention's will need.
 
-    The MLP's inputs and the gradients of its inner tensors are alive. An activation function of one
-    input is computed in place. Where `tensor` goes round a ring, kept products are joined first.
+    The stream is alive in four stages, and where `tensor` goes round a ring, in four more that are
+    gathered. Without a ring the MLP's inputs and the gradients of its inner tensors are alive at
+    once; an activation function of one input is computed in place. Round a ring the gradients take
+    the place of the inputs, part by part.
     """
-    block = layout.network.block
-    count = len(block.mlp.inputs)
-    product = layout.compute_bytes * layout.tensor_elements(block.mlp.inputs[0].output)
+    block, ways = layout.network.block, split_ways(layout)
+    inputs, ring = len(block.mlp.inputs), ways > 1
     away = sum(layout.remat.treatment(one.output.name) != "keep" for one in block.mlp.inputs)
-    inputs = np.where(layout.ways("ff") > 1, count, away)
+    at_once = away + inputs + (inputs > 1)
     return [
         line("gathered_weights", "gathered weights", "size x block",
              size=layout.compute_bytes, block=layout.block_elements),
         line("working_activations", "stream", "stages x stream",
-             stages=4, stream=stream_bytes(layout)),
+             stages=4 * ring + 4 / ways, stream=stream_bytes(layout)),
         line("working_activations", "mlp", "products x product",
-             products=inputs + count + (count > 1), product=product),
+             products=np.where(ring, inputs + 1, at_once), product=product_bytes(layout)),
         line("working_activations", "attention", "size", size=attention_bytes(layout)),
     ]  # fmt: skip
+
+
+def split_ways(layout: Layout) -> Number:
+    """The devices between which the positions of the stream are split outside of matmuls."""
+    return layout.ways("residual_length") / layout.ways("length")
+
+
+def product_bytes(layout: Layout) -> Number:
+    """The result of one of the MLP's first matmuls."""
+    first = layout.network.block.mlp.inputs[0].output
+    return layout.compute_bytes * layout.tensor_elements(first)
 
 
 def attention_bytes(layout: Layout) -> Number:
@@ -215,14 +226,13 @@ def attention_lines(layout: Layout) -> list[LedgerLine]:
     The gradients of the MLP's inputs wait for their product.
     """
     block = layout.network.block
-    product = layout.compute_bytes * layout.tensor_elements(block.mlp.inputs[0].output)
     return [
         line("gathered_weights", "gathered weights", "size x attention",
              size=layout.compute_bytes, attention=layout.total_elements(block.attention.matmuls)),
         line("working_activations", "stream", "stages x stream",
              stages=3, stream=stream_bytes(layout)),
         line("working_activations", "mlp", "products x product",
-             products=len(block.mlp.inputs), product=product),
+             products=len(block.mlp.inputs), product=product_bytes(layout)),
         line("working_activations", "attention", "size x heads",
              size=FP32_BYTES + 4 * layout.compute_bytes,
              heads=layout.stored_tensor_elements(block.attention.result)),
