@@ -13,6 +13,7 @@ import numpy as np
 
 from orchestrator.catalog import Efficiency
 from orchestrator.network.mesh_axes import DCN_AXES, GROUPS
+from orchestrator.plan.host import Transfers, transfers
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.time import StepTime
 from orchestrator.types.plan import LedgerLine, LineKind
@@ -24,6 +25,7 @@ NAMES: dict[LineKind, str] = {
     "attention": "attention",
     "weight_traffic": "weights and optimizer",
     "elementwise": "between matmuls",
+    "offload": "exposed transfers to the host",
     "exposed_collectives": "exposed collectives",
     "slice_wait": "waiting for slices",
     "between_steps": "between steps",
@@ -48,13 +50,14 @@ LOGITS_TOUCHES, LOGITS_BYTES = 7, 4
 @dataclass(frozen=True)
 class StepWork:
     """The work of a step: seconds at peak rates by kind, how often gradients are reduced between
-    slices, and the hops that takes.
+    slices, and the hops that takes. `host` are transfers, of which the passes hide some.
     """
 
     matmul_s: Number
     attention_s: Number
     hbm_s: Number
     passes_s: Number
+    host: Transfers
     links_s: Number
     reductions: Number
     hops: Number
@@ -72,6 +75,7 @@ def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
         attention_s=attention_s / head,
         hbm_s=seconds["hbm"],
         passes_s=pass_bytes(layout) / hbm_rate(layout),
+        host=transfers(layout),
         links_s=links,
         reductions=calls,
         hops=calls * (layout.devices_along(DCN_AXES) - 1),
@@ -98,7 +102,7 @@ def pass_bytes(layout: Layout) -> Number:
     heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
     rotated = ROTATION_TOUCHES * model.head_dim * heads
     touched = sum(
-        (FORWARD_AND_BACKWARD + layout.remat.recomputes(repeated.name)) * elements
+        (FORWARD_AND_BACKWARD + layout.remat.share(repeated.name, "recompute")) * elements
         for elements, repeated in (
             (stream, attention.output.output),
             (hidden, up),
@@ -135,6 +139,7 @@ def own_step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Num
         "attention": work.attention_s / efficiency.attention.value,
         "weight_traffic": work.hbm_s,
         "elementwise": work.passes_s,
+        "offload": work.host.exposed_s(*pace(work, efficiency)),
     }
 
 
@@ -169,6 +174,7 @@ def expected_lines(
             "bytes / rate",
             {"bytes": pass_bytes(layout), "rate": hbm_rate(layout)},
         ),
+        "offload": ("2 * way - hidden", transfer_inputs(work, efficiency)),
         "exposed_collectives": (
             EXPOSED,
             {"peak": work.links_s, "exposed": efficiency.exposed.value},
@@ -181,6 +187,16 @@ def expected_lines(
     inputs = {"lower": time.lower_s, "above": total_s}
     busiest = line("busiest_resource", time.lower_s - total_s, "lower - above", inputs)
     return tuple(one for one in [*ledger, busiest] if one.value > 0)
+
+
+def transfer_inputs(work: StepWork, efficiency: Efficiency) -> dict[str, Number]:
+    return {"way": work.host.one_way_s, "hidden": work.host.hidden_s(*pace(work, efficiency))}
+
+
+def pace(work: StepWork, efficiency: Efficiency) -> tuple[float, float, Number]:
+    """The shares of the peak that a pass reaches, and its seconds between the matmuls."""
+    between_s = work.passes_s / FORWARD_AND_BACKWARD
+    return efficiency.matmul.value, efficiency.attention.value, between_s
 
 
 def wait_inputs(work: StepWork, efficiency: Efficiency) -> dict[str, Number]:

@@ -10,11 +10,11 @@ import numpy as np
 
 from orchestrator.network.description import Tensor
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, REPLICA_AXES
-from orchestrator.network.rematerialization import Treatment
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.tiles import tiled
 from orchestrator.types.plan import LedgerLine, LineKind, MemoryPhase
+from orchestrator.types.spec_fields import Treatment
 
 FP32_BYTES = 4
 ACCUMULATION_BYTES = FP32_BYTES  # gradients add up in fp32, whatever travels
@@ -81,9 +81,8 @@ def tensor_bytes(layout: Layout, tensor: Tensor) -> Number:
 def activation_bytes(layout: Layout, treatment: Treatment) -> Number:
     """Activations of a layer that the policy keeps, offloads or recomputes."""
     return sum(
-        tensor_bytes(layout, tensor)
+        layout.remat.share(tensor.name, treatment) * tensor_bytes(layout, tensor)
         for tensor in layout.network.block.tensors
-        if layout.remat.treatment(tensor.name) == treatment
     )
 
 
@@ -179,7 +178,7 @@ def mlp_lines(layout: Layout) -> list[LedgerLine]:
     """
     block, ways = layout.network.block, split_ways(layout)
     inputs, ring = len(block.mlp.inputs), ways > 1
-    away = sum(layout.remat.treatment(one.output.name) != "keep" for one in block.mlp.inputs)
+    away = sum(1 - layout.remat.share(one.output.name, "keep") for one in block.mlp.inputs)
     at_once = away + inputs + (inputs > 1)
     return [
         line("gathered_weights", "gathered weights", "size x block",
@@ -214,10 +213,9 @@ def attention_bytes(layout: Layout) -> Number:
     written = layout.stored_tensor_elements(attention.result)
     others = whole * (layout.ways("length") - 1)
     tensors = layout.compute_bytes * (read + others + written)
-    if not layout.remat.recomputes(attention.result.name):
-        return tensors
     rows = Tensor("", attention.result.positions, attention.result.statistics)
-    return tensors + FP32_BYTES * layout.tile[1] * layout.tensor_elements(rows)
+    statistics = FP32_BYTES * layout.tile[1] * layout.tensor_elements(rows)
+    return tensors + layout.remat.share(attention.result.name, "recompute") * statistics
 
 
 def attention_lines(layout: Layout) -> list[LedgerLine]:
