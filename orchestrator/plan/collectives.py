@@ -1,6 +1,6 @@
 """Every collective of a step: what one device exchanges, with which others, how often.
 
-The ledger of seconds has a line for each exchange; `messages` lists the single messages.
+The ledger of seconds has a line for each exchange.
 """
 
 from dataclasses import dataclass
@@ -37,16 +37,10 @@ KV_GATHERS = 2  # forward, and again for the backward pass
 
 @dataclass(frozen=True)
 class Part:
-    """`calls` collectives a step of `bytes` each, `together` of which do not wait for each other.
-
-    `bytes` is the whole of what is gathered, scattered or reduced. A `ring` part travels piece by
-    piece while the device multiplies what it has.
-    """
+    """`calls` collectives a step; each gathers, scatters or reduces `bytes` in all."""
 
     bytes: Number
     calls: Number
-    together: int = 1
-    ring: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +112,7 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
         axes = GROUPS["tensor"]
         return Exchange(
             line, name, kind, axes, "tokens x d_model", layout.devices_along(axes), calls + ends,
-            (Part(stream, calls, ring=True), Part(stream, ends)), layout.precision.compute,
+            (Part(stream, calls + ends),), layout.precision.compute,
         )  # fmt: skip
 
     return [
@@ -130,8 +124,9 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
 def weight_exchanges(layout: Layout) -> list[Exchange]:
     """Matrices gathered in each microbatch, and their gradients scattered.
 
-    The weights of parallel matmuls are gathered as one. A device first gets its own part from the
-    other slices that share it, then the other parts over fsdp x sequence inside its slice.
+    The weights of parallel matmuls are gathered as one. A tied table is gathered once for both of
+    its uses; each of them has a gradient. A device first gets its own part from the other slices
+    that share it, then the other parts over fsdp x sequence inside its slice.
     """
     block = [
         layout.total_elements(matmuls)
@@ -143,12 +138,13 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
     each, ends = block_passes(layout), ENDS * layout.microbatches
+    tables = len(layout.network.tables) * layout.microbatches
     return [
         exchange
         for axes, suffix in ((GROUPS["weights"], ""), (SHARED_OVER_DCN, OVER_DCN))
         for exchange in (
             gather(axes, f"weight gather{suffix}", of_block, block, WEIGHT_GATHERS * each),
-            gather(axes, f"table gather{suffix}", of_table, table, ends),
+            gather(axes, f"table gather{suffix}", of_table, table, tables),
             scatter(axes, f"gradient scatter{suffix}", of_block, block, each),
             scatter(axes, f"table gradient scatter{suffix}", of_table, table, ends),
         )
@@ -201,8 +197,8 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     """
     wire, data = layout.gradient_bytes, layout.devices_along(GROUPS["data"])
     buckets = gradient_buckets(layout)
-    whole = tuple(Part(one.bytes * wire, one.calls, one.together) for one in buckets)
-    shares = tuple(Part(one.bytes / data, one.calls, one.together) for one in whole)
+    whole = tuple(Part(one.bytes * wire, one.calls) for one in buckets)
+    shares = tuple(Part(one.bytes / data, one.calls) for one in whole)
     payload = "owned gradient"
 
     def exchange(
@@ -272,7 +268,7 @@ def gradient_buckets(layout: Layout) -> list[Part]:
     ends.append(network.norm.elements)
     return [
         Part(padded(sum(weights), data), times * joined),
-        *(Part(padded(layers * one, data), times * (1 - joined), len(weights)) for one in weights),
+        *(Part(padded(layers * one, data), times * (1 - joined)) for one in weights),
         *(Part(padded(one, data), 1) for one in ends),
     ]
 

@@ -42,13 +42,14 @@ LineKind = Literal[
     "kv_gather",
     "kv_scatter",
     "gradient_reduction",
-    "control",
     "latency",
     # seconds that only measured runs show
     "exposed_collectives",
     "slice_wait",
     "between_steps",
     "busiest_resource",
+    "layers",
+    "outside_layers",
 ]
 
 
