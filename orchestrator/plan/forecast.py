@@ -126,7 +126,7 @@ def plain(value: Any) -> float:
 
 def plain_line(line: LedgerLine) -> LedgerLine:
     inputs = {name: plain(value) for name, value in line.inputs.items()}
-    return replace(line, value=plain(line.value), inputs=inputs)
+    return replace(line, value=plain(line.value), inputs=inputs, serial_s=plain(line.serial_s))
 
 
 def plain_phase(phase: MemoryPhase) -> MemoryPhase:

@@ -104,8 +104,9 @@ class LedgerLine:
     """One line of a ledger: what it counts, how it was computed and from which numbers.
 
     `resource` is what the seconds keep busy: mxu, hbm, host, or the links of a device group by its
-    name; latency occupies nothing. It is None on a line of bytes. `sources` are keys of the
-    catalog, or a profile.
+    name; latency occupies nothing. It is None on a line of bytes. Of a collective's seconds
+    `serial_s` come before the first layer or after the last backward pass, so that no matmul hides
+    them. `sources` are keys of the catalog, or a profile.
     """
 
     kind: LineKind
@@ -117,6 +118,7 @@ class LedgerLine:
     sources: tuple[str, ...] = ()
     resource: str | None = None
     collective: Collective | None = None
+    serial_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
