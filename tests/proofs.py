@@ -11,6 +11,7 @@ from orchestrator.prove.compiled import (
     DcnSend,
     ProgramSummary,
 )
+from orchestrator.prove.loaded_code import LoadedCode
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Buffer
 from orchestrator.types.spec import MeshRequest, Spec
@@ -90,7 +91,7 @@ def as_forecast(plan: Plan) -> Compiled:
         compile_s=30.0,
         compiler_memory_bytes=1.5e9,
         versions=VERSIONS,
-        sources={},
+        code=LoadedCode(modules={}, data={}, packages={}),
     )
 
 

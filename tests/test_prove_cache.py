@@ -1,20 +1,27 @@
 """The proof cache: a result is found again for the same program alone."""
 
 import json
+import os
+import platform
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from orchestrator.plan.planner import make_plan, plan_digest
-from orchestrator.prove import import_closure, proof_cache
+from orchestrator.prove import loaded_code, proof_cache
 from orchestrator.prove.compiled import CacheEntry
+from orchestrator.prove.loaded_code import LoadedCode
 from orchestrator.prove.verdict import cached, prove
 from orchestrator.spec import load
+from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
-from tests.conftest import RunOrch
+from tests.conftest import ROOT, RunOrch
 from tests.proofs import as_forecast, recorded
 
 Kept = tuple[Spec, Plan, CacheEntry]
@@ -63,62 +70,129 @@ def test_another_compiler_is_another_result(kept: Kept, monkeypatch: pytest.Monk
     assert proof_cache.find(kept[1]) is None
 
 
-@pytest.fixture(name="package")
-def package_of_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A trainer `mine` that imports in every way there is."""
-    folder = tmp_path / "site" / "mine"
-    texts = {
-        "__init__": "",
-        "trainer": "import mine.plainly\nfrom mine import by_name\nfrom .relative import value\n"
-        "from beside import other\nimport json, jax\n"
-        "from orchestrator.network import rematerialization\n",
-        "plainly": "",
-        "by_name": "def late():\n    from mine import lazily\n",
-        "lazily": "",
-        "relative": "value = 1\n",
-        "unused": "",
-    }
-    folder.mkdir(parents=True)
-    for name, text in texts.items():
-        (folder / f"{name}.py").write_text(text)
-    (folder.parent / "beside.py").write_text("other = 1\n")
-    monkeypatch.syspath_prepend(folder.parent)
+# --- what was loaded
+
+TEXTS = {
+    "mine/__init__.py": "",
+    "mine/trainer.py": "import mine.plainly\nfrom mine import by_name\n"
+    "from .relative import value\nfrom beside import other\nimport json, msgspec\n"
+    "from orchestrator.network import rematerialization\n"
+    "import importlib, pathlib\n"
+    "importlib.import_module('mine.' + 'by_text')\n"
+    "pathlib.Path(__file__).with_name('tiles.json').read_text()\n",
+    "mine/plainly.py": "",
+    "mine/by_name.py": "from mine import lazily\n",
+    "mine/lazily.py": "",
+    "mine/relative.py": "value = 1\n",
+    "mine/by_text.py": "",
+    "mine/tiles.json": "{}",
+    "mine/unused.py": "",
+    "mine/unused.json": "{}",
+    "beside.py": "other = 1\n",
+}
+LOADS = """
+import sys
+from orchestrator.prove.loaded_code import OpenedFiles, loaded_code
+from orchestrator.types import codec
+opened = OpenedFiles()
+__import__(sys.argv[1])
+print(codec.to_json(loaded_code(sys.argv[1], opened.paths)).decode())
+"""
+
+
+@pytest.fixture(name="site")
+def folder_of_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trainer `mine.trainer` outside this project, which loads others in every way there is."""
+    folder = tmp_path / "site"
+    (folder / "mine").mkdir(parents=True)
+    for name, text in TEXTS.items():
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(folder)
     return folder
 
 
-@pytest.mark.usefixtures("package")
-def test_sources_are_all_that_a_trainer_imports() -> None:
-    """However it imports them; what is installed is known by its version."""
-    names = import_closure.digests(["mine.trainer"]).keys()
-    own = {name for name in names if name.startswith("mine")}
-    assert own == {f"mine.{n}" for n in ("trainer", "plainly", "by_name", "lazily", "relative")}
-    assert {"beside", "orchestrator.network.rematerialization"} <= names
-    assert not {"jax", "json", "orchestrator.plan.planner"} & names
+def load_in_a_process(module: str, *folders: Path) -> LoadedCode:
+    """What a process that loads a trainer records."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, module],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *folders]))},
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    return codec.from_json(done.stdout, LoadedCode)
 
 
-@pytest.mark.parametrize("name", ["by_name", "lazily", "relative"])
-def test_a_changed_source_is_another_result(kept: Kept, package: Path, name: str) -> None:
-    """Found no more once a module of the trainer changes, found again once it is as before."""
+def test_everything_that_a_trainer_loads_counts(site: Path) -> None:
+    """However it loads it; what is installed counts by its version, the rest not at all."""
+    code = load_in_a_process("mine.trainer", site)
+    used = {name for name in code.modules if name.startswith("mine")}
+    parts = ("trainer", "plainly", "by_name", "lazily", "relative", "by_text")
+    assert used == {"mine", *(f"mine.{part}" for part in parts)}
+    assert {"beside", "orchestrator.network.rematerialization"} <= code.modules.keys()
+    assert not {"json", "msgspec", "orchestrator.plan.planner"} & code.modules.keys()
+    assert code.packages["msgspec"] == metadata.version("msgspec")
+    assert code.packages["python"] == platform.python_version()
+    assert list(code.data) == ["mine:tiles.json"]
+
+
+EDITED = [name for name in TEXTS if "unused" not in name]
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_a_changed_file_is_another_result(kept: Kept, site: Path, name: str) -> None:
+    """Not found once a file changes or is gone, found again once it is as before."""
     _, plan, entry = kept
     plan = replace(plan, trainer="mine.trainer")
-    compiled = replace(entry.compiled, sources=import_closure.digests(["mine.trainer"]))
-    proof_cache.save(plan, replace(entry, compiled=compiled))
+    code = load_in_a_process("mine.trainer", site)
+    proof_cache.save(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
     assert proof_cache.find(plan) is not None
-    text = (package / f"{name}.py").read_text()
-    (package / f"{name}.py").write_text(f"{text}# changed\n")
+    for unused in ("mine/unused.py", "mine/unused.json"):
+        (site / unused).write_text("changed = 1\n")
+    assert proof_cache.find(plan) is not None
+    (site / name).write_text(f"{TEXTS[name]} # changed\n")
     assert proof_cache.find(plan) is None
-    (package / f"{name}.py").unlink()
+    (site / name).unlink()
     assert proof_cache.find(plan) is None
-    (package / f"{name}.py").write_text(text)
+    (site / name).write_text(TEXTS[name])
     assert proof_cache.find(plan) is not None
 
 
-def test_the_forecast_is_no_source_of_llama() -> None:
-    """A mended formula of time or memory compiles nothing anew; the trainer's constants do."""
-    names = import_closure.digests(["trainers.llama"]).keys()
-    assert "trainers.llama.step" in names
-    assert "orchestrator.types.plan" in names
-    assert not {"orchestrator.plan.time", "orchestrator.plan.memory"} & names
+def test_a_file_in_the_place_of_another_is_another_result(kept: Kept, site: Path) -> None:
+    """A package hides the module of its name."""
+    _, plan, entry = kept
+    plan = replace(plan, trainer="mine.trainer")
+    code = load_in_a_process("mine.trainer", site)
+    proof_cache.save(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
+    (site / "mine" / "plainly").mkdir()
+    (site / "mine" / "plainly" / "__init__.py").write_text("other = 1\n")
+    assert proof_cache.find(plan) is None
+
+
+def test_another_version_of_a_loaded_package_is_another_result(
+    kept: Kept, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that the trainer alone uses too."""
+    _, plan, entry = kept
+    plan = replace(plan, trainer="mine.trainer")
+    code = load_in_a_process("mine.trainer", site)
+    proof_cache.save(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
+    monkeypatch.setattr(loaded_code, "version", lambda package: package)
+    assert proof_cache.find(plan) is None
+
+
+def test_the_policies_are_code_of_llama_and_the_forecast_is_not() -> None:
+    """A mended formula of time or memory compiles nothing anew; another policy does."""
+    modules = load_in_a_process("trainers.llama").modules
+    assert {"trainers.llama.step", "orchestrator.types.plan"} <= modules.keys()
+    assert "orchestrator.network.rematerialization" in modules
+    assert not {"orchestrator.plan.time", "orchestrator.plan.memory"} & modules.keys()
+
+
+def test_other_names_of_the_compiler_are_another_result(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chip's file names its topology; the plan's digest does not cover a chip of the catalog."""
+    monkeypatch.setattr(proof_cache, "target", lambda _: ("v6e:8x8", {}))
+    assert proof_cache.find(kept[1]) is None
 
 
 def test_the_forecast_of_the_day_is_compared(kept: Kept) -> None:

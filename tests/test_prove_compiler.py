@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.plan.planner import make_plan, plan_digest
-from orchestrator.prove.compile_client import compile_plan
+from orchestrator.prove import proof_cache
+from orchestrator.prove.compile_client import compile_plan, compile_request
 from orchestrator.prove.compile_errors import is_out_of_memory, message_of
-from orchestrator.prove.compiled import CompileRequest, ProgramSummary
+from orchestrator.prove.compiled import ProgramSummary
 from orchestrator.prove.targets import environment
 from orchestrator.prove.verdict import ProofResult, prove
 from orchestrator.types import codec
@@ -161,6 +162,23 @@ def test_the_second_time_nothing_is_compiled(proven: tuple[ProofResult, list[str
     assert again.proof == proven[0].proof
 
 
+def test_the_proof_depends_on_what_the_process_loaded(
+    proven: tuple[ProofResult, list[str], Path],
+) -> None:
+    """The trainer and the policies, what reads the program, and the compiler's packages."""
+    found = proof_cache.find(proven[0].plan)
+    assert found is not None
+    code = found.entry.compiled.code
+    assert {
+        "trainers.llama.model",
+        "orchestrator.network.rematerialization",
+        "orchestrator.prove.compile_process",
+        "orchestrator.prove.hlo.summary",
+    } <= code.modules.keys()
+    assert {"jax", "jaxlib", "numpy", "python"} <= code.packages.keys()
+    assert not {"orchestrator.plan.memory", "orchestrator.plan.time"} & code.modules.keys()
+
+
 def test_too_much_for_the_memory_is_refused_at_once() -> None:
     """The compiler's sentence says how much it wants and what there is."""
     asked = small()
@@ -169,7 +187,7 @@ def test_too_much_for_the_memory_is_refused_at_once() -> None:
     batch = replace(plan.batch, sequences=sequences, tokens=sequences * plan.batch.length)
     large = replace(plan, remat="none", batch=batch)
     large = replace(large, digest=plan_digest(large))
-    answer = compile_plan(CompileRequest(plan=codec.to_json(large).decode()), lambda _: None)
+    answer = compile_plan(compile_request(large), lambda _: None)
     assert answer.failure is not None
     assert is_out_of_memory(answer.failure)
     assert "exceeds available HBM (15.75G)" in message_of(answer.failure)
@@ -178,6 +196,6 @@ def test_too_much_for_the_memory_is_refused_at_once() -> None:
 def test_an_unknown_option_is_the_compilers_to_refuse() -> None:
     """Before anything is compiled."""
     plan = replace(make_plan(small()), compiler_options={"xla_no_such_thing": True})
-    answer = compile_plan(CompileRequest(plan=codec.to_json(plan).decode()), lambda _: None)
+    answer = compile_plan(compile_request(plan), lambda _: None)
     assert answer.failure is not None
     assert "No such compile option: 'xla_no_such_thing'" in answer.failure.message

@@ -19,12 +19,14 @@ from orchestrator.catalog.tables import FOLDER
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.plan.expected import skew_share
 from orchestrator.score import PUBLISHED, with_catalog_constants
+from orchestrator.score.cells import Unscorable
 from orchestrator.score.evaluate import published
 from orchestrator.score.fit import Constants, fit, learn, unit_of, weighted_quantile
 from orchestrator.score.flop_counts import measured_step_s
-from orchestrator.score.published_runs import PublishedRun, Unscorable, read, run_of
+from orchestrator.score.published_runs import PublishedRun, read, run_of
 from orchestrator.score.run_layout import lay_out, remat_of
 from orchestrator.score.samples import Sample, sample_of
+from orchestrator.score.software import software_of
 from orchestrator.types.score import Score
 from tests.bench import score_table
 from tests.conftest import ROOT, RunOrch
@@ -185,6 +187,80 @@ def test_any_row_is_scored_or_refused(change: dict[str, str]) -> None:
 def test_an_unknown_convention_does_not_change_a_stated_step_time() -> None:
     """Nothing has to be converted where seconds are stated."""
     assert sample_of(LLAMA | {"flop_convention": "secret"}).measured_s == 3.443
+
+
+@pytest.mark.parametrize(
+    ("change", "software", "kernel", "averages", "assumed"),
+    [
+        ({}, "maxtext", "splash", "steps", ""),
+        (
+            {"software": "AXLearn", "kernel": "none", "averages": "run"},
+            "axlearn", "none", "run", "",
+        ),
+        ({"software": ""}, "maxtext", "splash", "steps", "software"),
+        (
+            {"software": "", "source_repo": "pytorch/xla"},
+            "pytorch-xla", "splash", "steps", "software",
+        ),
+        (
+            {"software": "", "source_repo": "me", "source_path": "x"},
+            "not stated", "splash", "steps", "software",
+        ),
+        ({"kernel": ""}, "maxtext", "splash", "steps", ""),
+        ({"kernel": "", "attention_kernel": "no flash kernel"}, "maxtext", "none", "steps", ""),
+        ({"kernel": "", "attention_kernel": ""}, "maxtext", "none", "steps", "kernel"),
+        ({"kernel": "", "attention_kernel": "mine"}, "maxtext", "fused", "steps", "kernel"),
+        ({"averages": "", "notes": "whole-run average"}, "maxtext", "splash", "run", "averages"),
+        ({"averages": ""}, "maxtext", "splash", "steps", "averages"),
+    ],
+)  # fmt: skip
+def test_software_is_read_or_assumed(
+    change: dict[str, str], software: str, kernel: str, averages: str, assumed: str
+) -> None:
+    """A row that states nothing of a column says so."""
+    found = run_of(LLAMA | change).software
+    assert (found.name, found.kernel, found.averages) == (software, kernel, averages)
+    assert found.assumed == tuple(assumed.split())
+
+
+def test_the_projects_files_state_their_software() -> None:
+    """Every row, in both files."""
+    for path in (PUBLISHED, UNSEEN):
+        for row in read(path):
+            assert software_of(row).assumed == (), row["id"]
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"), [("software", "-?"), ("kernel", "quick"), ("averages", "months")]
+)
+def test_a_wrong_word_is_refused_with_its_place(
+    column: str, cell: str, orch: RunOrch, tmp_path: Path
+) -> None:
+    """The line is that of the file, also after a cell of several lines."""
+    path = write_rows(tmp_path, [LLAMA | {"notes": "two\nlines"}, LLAMA | {column: cell}])
+    done = orch("score", str(path))
+    assert done.returncode == 2
+    assert f"line 4, column {column}: '{cell}'" in done.stderr
+
+
+def test_a_file_without_these_columns_is_read(orch: RunOrch, tmp_path: Path) -> None:
+    """What is assumed stands on the screen and in JSON."""
+    newer = {"software", "kernel", "averages", "attention_kernel"}
+    old = {key: value for key, value in LLAMA.items() if key not in newer}
+    path = write_rows(tmp_path, [old])
+    [row] = json.loads(orch("score", str(path), "--json").stdout)["rows"]
+    assert (row["software"], row["kernel"], row["averages"]) == ("maxtext", "fused", "steps")
+    assert row["assumed"] == ["software", "kernel", "averages"]
+    assert "software not stated: assumed maxtext in 1" in orch("score", str(path)).stdout
+
+
+def write_rows(folder: Path, rows: list[dict[str, str]]) -> Path:
+    path = folder / "runs.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, [*rows[0]])
+        table.writeheader()
+        table.writerows(rows)
+    return path
 
 
 # --- what is learned
@@ -351,13 +427,9 @@ def test_json_has_the_promised_keys(orch: RunOrch) -> None:
 
 def test_a_file_of_ones_own_is_scored(orch: RunOrch, tmp_path: Path) -> None:
     """Few columns suffice; a row that cannot be planned does not fail the command."""
-    path = tmp_path / "runs.csv"
-    mine = {key: value for key, value in LLAMA.items() if value and key != "source_repo"}
+    mine = {key: value if key != "source_repo" else "" for key, value in LLAMA.items()}
     gpu = LLAMA | {"id": "gpu", "chip": "h100", "topology": "8"}
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, [*LLAMA])
-        table.writeheader()
-        table.writerows([mine, LLAMA | {"id": "expert", "moe_experts": "8"}, gpu])
+    path = write_rows(tmp_path, [mine, LLAMA | {"id": "expert", "moe_experts": "8"}, gpu])
     done = orch("score", str(path))
     assert done.returncode == 0, done.stderr
     assert "Score: 1 published run," in done.stdout

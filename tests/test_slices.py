@@ -4,11 +4,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from ray._common.usage import usage_lib
 from ray.util.tpu import get_tpu_worker_resources
 
 from orchestrator.errors import SpecError
-from orchestrator.launch.ray import local_cluster
 from orchestrator.launch.ray.local_cluster import short_folder
 from orchestrator.launch.ray.slices import (
     accelerator_type,
@@ -72,13 +70,3 @@ def test_a_cluster_lies_where_socket_paths_are_short(monkeypatch: pytest.MonkeyP
         folder.rmdir()
         Path(named).rmdir()
         assert folder.parent == Path(named if lies_below else "/tmp")
-
-
-def test_a_private_cluster_reports_to_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither usage, nor that its reports are switched off, which Ray sends too."""
-    for name, value in local_cluster._environment(tmp_path, "mark", 4).items():
-        monkeypatch.setenv(name, value)
-    assert not usage_lib.usage_stats_enabled()
-    assert usage_lib._usage_stats_report_url().startswith("http://127.0.0.1:")

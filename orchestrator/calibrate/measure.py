@@ -17,7 +17,7 @@ from orchestrator.calibrate.profile_store import StoredProfile
 from orchestrator.plan import calibrated
 from orchestrator.types.chip_profile import Benchmark, ChipProfile, Machine, Operation
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import DType
+from orchestrator.types.spec_fields import DType
 
 GIB = 2**30
 PACKAGES = ("jax", "jaxlib")

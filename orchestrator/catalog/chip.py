@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from orchestrator.catalog.tables import FOLDER, table
 from orchestrator.errors import UnknownName
-from orchestrator.types.spec import COMPUTED
+from orchestrator.types.spec_fields import COMPUTED
 
 Positive = Annotated[float, Meta(gt=0)]
 Size = Annotated[int, Meta(ge=1, le=1_000_000)]

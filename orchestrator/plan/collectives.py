@@ -12,7 +12,7 @@ from orchestrator.network.mesh_axes import DCN_AXES, GATHERED, GROUPS, REPLICA_A
 from orchestrator.plan.kernel_constants import TILE
 from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
 from orchestrator.types.plan import Collective, CollectiveKind, LineKind
-from orchestrator.types.spec import DType
+from orchestrator.types.spec_fields import DType
 
 GATHER: CollectiveKind = "all-gather"
 SCATTER: CollectiveKind = "reduce-scatter"

@@ -12,7 +12,7 @@ from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import DTYPE_BYTES, Layout
 from orchestrator.types.chip_profile import Operation
 from orchestrator.types.plan import CollectiveKind, LineKind
-from orchestrator.types.spec import DType
+from orchestrator.types.spec_fields import DType
 
 FP32_BYTES = DTYPE_BYTES["fp32"]
 

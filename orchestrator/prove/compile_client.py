@@ -11,11 +11,23 @@ from contextlib import suppress
 from typing import IO
 
 from orchestrator.prove.compiled import CompileFailure, CompileRequest, CompileResult
-from orchestrator.prove.targets import environment
+from orchestrator.prove.targets import environment, target
 from orchestrator.types import codec
+from orchestrator.types.plan import Plan
 
 COMMAND = (sys.executable, "-m", "orchestrator.prove.compile_process")
 OnStage = Callable[[str], None]
+
+
+def compile_request(plan: Plan, text_path: str | None = None) -> CompileRequest:
+    """The input of the process for a plan."""
+    topology, options = target(plan)
+    return CompileRequest(
+        plan=codec.to_json(plan).decode(),
+        topology=topology,
+        topology_options=options,
+        text_path=text_path,
+    )
 
 
 def compile_plan(request: CompileRequest, on_stage: OnStage) -> CompileResult:

@@ -23,7 +23,6 @@ from jax.experimental import topologies
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
-from orchestrator.prove import import_closure
 from orchestrator.prove.compiled import (
     PACKAGES,
     Compiled,
@@ -35,13 +34,12 @@ from orchestrator.prove.compiled import (
 from orchestrator.prove.hlo.program import program_of
 from orchestrator.prove.hlo.replica_groups import DeviceMesh
 from orchestrator.prove.hlo.summary import summarize
-from orchestrator.prove.targets import target
+from orchestrator.prove.loaded_code import OpenedFiles, loaded_code
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from trainers.contract import Program, build, load
 from trainers.mesh import mesh_of
 
-MODULE = "orchestrator.prove.compile_process"  # __name__ is "__main__" here
 RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 BEYOND_HBM = {"xla_tpu_no_crash_on_oom": True}
 clock = time.perf_counter
@@ -94,11 +92,11 @@ def result_of(request: CompileRequest, send: Send) -> CompileResult:
 
 def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
     """Lower the trainer's step for the plan's real topology, compile it, read its text."""
+    opened = OpenedFiles()
     send({"stage": "laying out"})
-    name, options = target(plan)
-    devices = topologies.get_topology_desc(name, "tpu", **options).devices
+    topology = topologies.get_topology_desc(request.topology, "tpu", **request.topology_options)
     send({"stage": "tracing"})
-    program = build(load(plan.trainer), plan, devices)
+    program = build(load(plan.trainer), plan, topology.devices)
     lowered = program.step.lower(program.state, program.batch)
     send({"stage": "compiling"})
     began = clock()
@@ -118,7 +116,7 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
         compile_s=compile_s,
         compiler_memory_bytes=_peak_memory_bytes(),
         versions={package: metadata.version(package) for package in PACKAGES},
-        sources=import_closure.digests([plugins.find_trainer(plan.trainer).module, MODULE]),
+        code=loaded_code(plugins.find_trainer(plan.trainer).module, opened.paths),
     )
 
 

@@ -1,8 +1,9 @@
 """What the compile process receives and reports, before anything is compared with a forecast."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from orchestrator.prove.loaded_code import LoadedCode
 from orchestrator.types.proof import Buffer
 
 PACKAGES = ("jax", "jaxlib", "libtpu")  # whose versions a compiled program depends on
@@ -11,12 +12,14 @@ PRODUCTS, REPEATED = "matrix products", "repeated by the compiler"  # what compu
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest:
-    """A plan as JSON, and the file for the program's text, or None.
+    """A plan as JSON, its topology as the compiler names it, and the file for the program's text.
 
     `beyond_hbm`: compile even what the chip's memory cannot hold, to see what it needs.
     """
 
     plan: str
+    topology: str
+    topology_options: dict[str, Any]
     text_path: str | None = None
     beyond_hbm: bool = False
 
@@ -81,7 +84,7 @@ class ProgramSummary:
 class Compiled:
     """One compiled program in numbers, with seconds, memory and versions of the compilation.
 
-    `sources`: the sha256 of every module that the program and its reading depend on.
+    `code` is what made the program and read it.
     """
 
     memory: CompiledMemory
@@ -89,7 +92,7 @@ class Compiled:
     compile_s: float
     compiler_memory_bytes: float
     versions: dict[str, str]
-    sources: dict[str, str]
+    code: LoadedCode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,22 +1,24 @@
 """Compiled programs on disk, so that the same question is answered at once.
 
-The key of an entry is the plan's digest, its trainer and the versions of the compiler. An entry is
-valid while its sources are the same: those of the trainer, of what it imports, and of the modules
-that read the program. The Forecast is not cached: a program is compared with the current one.
+The key of an entry is the input of the compiler: the plan's digest, its trainer, the topology as
+the compiler names it, and the versions of the compiler. An entry is valid while the code that the
+compile process loaded is the same. The Forecast is not cached: a program is compared with the
+current one.
 """
 
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
 import platformdirs
 
-from orchestrator.errors import ProofUnavailable
-from orchestrator.prove import import_closure
+from orchestrator import plugins
+from orchestrator.errors import ProofUnavailable, UnknownName
 from orchestrator.prove.compiled import PACKAGES, CacheEntry
+from orchestrator.prove.loaded_code import version
+from orchestrator.prove.targets import target
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 
@@ -35,21 +37,25 @@ def folder() -> Path:
 
 def find(plan: Plan) -> CachedProgram | None:
     """The result for that very program. A file that cannot be read counts as absent."""
-    for path in folder().glob(f"{_key(plan)}.*.json"):
+    try:
+        key = _key(plan)
+    except (ProofUnavailable, UnknownName):  # neither compiler nor trainer, and so no proof
+        return None
+    for path in folder().glob(f"{key}.*.json"):
         try:
             entry = codec.from_json(path.read_bytes(), CacheEntry)
             age_s = max(0.0, time.time() - path.stat().st_mtime)
         except (FileNotFoundError, msgspec.DecodeError):
             continue
-        if import_closure.are_current(entry.compiled.sources):
+        if entry.compiled.code.is_current():
             return CachedProgram(entry, age_s)
     return None
 
 
 def save(plan: Plan, entry: CacheEntry) -> None:
     """Write the entry whole or not at all, whoever else writes the same."""
-    sources = codec.short(codec.digest(entry.compiled.sources))
-    path = folder() / f"{_key(plan)}.{sources}.json"
+    code = codec.short(codec.digest(entry.compiled.code))
+    path = folder() / f"{_key(plan)}.{code}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
@@ -62,16 +68,10 @@ def save(plan: Plan, entry: CacheEntry) -> None:
 
 
 def _key(plan: Plan) -> str:
-    return codec.digest([plan.digest, plan.trainer, *versions().values()])
+    trainer = plugins.find_trainer(plan.trainer).value
+    return codec.digest([plan.digest, trainer, target(plan), versions()])
 
 
 def versions() -> dict[str, str]:
     """Versions of what compiles; empty for a package that this machine lacks."""
-    return {package: _version(package) for package in PACKAGES}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+    return {package: version(package) for package in PACKAGES}

@@ -9,9 +9,9 @@ from pathlib import Path
 from orchestrator.extras import require
 from orchestrator.prove import proof_cache, suggestions
 from orchestrator.prove.compare import proof_of
-from orchestrator.prove.compile_client import OnStage, compile_plan
+from orchestrator.prove.compile_client import OnStage, compile_plan, compile_request
 from orchestrator.prove.compile_errors import error_of, is_out_of_memory, message_of, no_compiler
-from orchestrator.prove.compiled import CacheEntry, CompileRequest
+from orchestrator.prove.compiled import CacheEntry
 from orchestrator.prove.targets import target
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
@@ -76,7 +76,7 @@ def _compile(plan: Plan, on_stage: OnStage, hlo: Path | None) -> Proof:
 def _compiled(plan: Plan, on_stage: OnStage, hlo: Path | None) -> CacheEntry:
     """The program in numbers. One that memory cannot hold is compiled again, to see its needs."""
     text_path = str(hlo / f"{plan.name}-{codec.short(plan.digest)}.txt") if hlo else None
-    request = CompileRequest(plan=codec.to_json(plan).decode(), text_path=text_path)
+    request = compile_request(plan, text_path)
     result, refusal = compile_plan(request, on_stage), None
     if result.failure and is_out_of_memory(result.failure):
         refusal = message_of(result.failure)

@@ -1,5 +1,6 @@
 """Show a score: published runs against their forecasts, with totals and what was left out."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from orchestrator.render.formatting import (
@@ -32,6 +33,7 @@ def score_screen(score: Score, next_command: str) -> Screen:
         indent(outliers(score)),
         indent(totals(summary)),
         indent(retention(score)),
+        indent(assumptions(score)),
         indent(labelled("left out:", f"{one.id}: {one.reason}") for one in score.left_out),
         [verdict(summary), *next_step(next_command)],
     )
@@ -102,6 +104,18 @@ def retention(score: Score) -> list[Part]:
 def retention_row(one: Retention) -> tuple[str, ...]:
     points = signed_points(one.expected - one.measured)
     return one.id, str(one.slices), percent(one.measured), percent(one.expected), points
+
+
+def assumptions(score: Score) -> list[Part]:
+    """Return what the rows do not state of their software, and what was assumed instead."""
+    given = {"software": "software", "kernel": "attention kernel", "averages": "averages"}
+    lines: list[Part] = []
+    for column, name in given.items():
+        rows = [row for row in score.rows if column in row.assumed]
+        counts = Counter(getattr(row, column) for row in rows)
+        assumed = ", ".join(f"{value} in {number}" for value, number in counts.most_common())
+        lines += [f"{name} not stated: assumed {assumed}"] if rows else []
+    return lines
 
 
 def verdict(summary: Summary) -> str:

@@ -79,10 +79,15 @@ def scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> ScoredR
     """One row against its prediction."""
     expected = sample.expected_s(efficiency)
     low, high = sample.interval(efficiency)
+    software = sample.run.software
     return ScoredRow(
         id=sample.run.id,
         group=sample.run.group,
         chip=sample.run.chip,
+        software=software.name,
+        kernel=software.kernel,
+        averages=software.averages,
+        assumed=software.assumed,
         slices=sample.run.slices,
         measured_step_s=sample.measured_s,
         expected_step_s=expected,

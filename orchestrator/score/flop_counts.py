@@ -6,7 +6,8 @@ from typing import Literal
 
 from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
-from orchestrator.score.published_runs import PublishedRun, Unscorable
+from orchestrator.score.cells import Unscorable
+from orchestrator.score.published_runs import PublishedRun
 
 # A row whose stated FLOPs differ by more from those of its columns describes another model.
 TOLERANCE = 0.05

@@ -1,7 +1,6 @@
 """Reads published runs from CSV, including what only their notes state."""
 
 import csv
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,11 @@ from orchestrator.catalog import Chip
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.errors import SpecError, UnknownName
 from orchestrator.plan import flops
-from orchestrator.types.spec import DType, Model
+from orchestrator.score import software
+from orchestrator.score.cells import Unscorable, dtype, note, noted_count, number, positive, whole
+from orchestrator.score.software import RunSoftware, software_of
+from orchestrator.types.spec import Model
+from orchestrator.types.spec_fields import DType
 
 PUBLISHED = FOLDER / "published_runs.csv"
 # Without these nothing can be planned; the others may be empty.
@@ -20,15 +23,11 @@ NEEDED = ("id", "chip", "num_chips", "model", "layers", "d_model", "d_ff", "n_he
 COLUMNS = (*NEEDED, "source_repo", "source_path", "num_slices", "topology", "n_kv_heads",
            "head_dim", "gated_mlp", "moe_experts", "batch_per_device_seqs", "global_batch_tokens",
            "dcn_dp", "ici_fsdp", "ici_tp", "ici_sp", "pp", "params_b", "remat_policy",
-           "compute_dtype", "attention_kernel", "flop_convention", "step_time_s",
-           "tflops_per_chip", "mfu_pct", "notes")  # fmt: skip
-MOST = 10**15  # of anything counted; beyond it sums are no longer exact
+           "compute_dtype", "flop_convention", "step_time_s", "tflops_per_chip", "mfu_pct",
+           "notes")  # fmt: skip
+# Where a file lacks one of these, it is assumed; an empty cell means something else.
+NEWER = ("attention_kernel", *software.COLUMNS)
 GEMMA_EVERY = 6  # five local layers to one global layer
-TYPES: dict[str, DType] = {"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}
-
-
-class Unscorable(SpecError):
-    """A row cannot be scored: its run cannot be planned, or its figure not converted."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class PublishedRun:
     parallel_block: bool
     compute: DType
     parameters: DType
-    kernel: str
+    software: RunSoftware
     convention: str
     step_s: float | None
     flops_per_chip_s: float | None
@@ -80,28 +79,36 @@ def read(path: Path) -> list[dict[str, str]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file, restval="")
             table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
-            rows = list(table)
+            rows = [named(row, table.line_num) for row in table]
+            columns = table.fieldnames
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise SpecError(f"{path}: is no CSV in UTF-8: {error}") from None
     if not rows:
         raise SpecError(f"{path}: holds no runs; `orch score` alone scores the project's own file")
-    missing = [column for column in NEEDED if column not in rows[0]]
+    missing = [column for column in NEEDED if column not in columns]
     if missing:
         raise SpecError(f"{path}: has no column {', '.join(missing)}")
-    return [named(row, line) for line, row in enumerate(rows, start=2)]
+    try:
+        for row in rows:
+            software_of(row)
+    except Unscorable as reason:
+        raise SpecError(f"{path}: {reason}") from None
+    return rows
 
 
 def named(row: dict[str, str], line: int) -> dict[str, str]:
-    """The known columns, with a name for a row without one."""
+    """The known columns, with its line, and a name for a row without one."""
     cells = {column: (row.get(column) or "").strip() for column in COLUMNS}
-    return cells | {"id": cells["id"] or f"row {line}"}
+    newer = {column: (row[column] or "").strip() for column in NEWER if column in row}
+    return cells | newer | {"id": cells["id"] or f"row {line}", "line": str(line)}
 
 
 def run_of(row: dict[str, str]) -> PublishedRun:
     """The run of a row. `Unscorable` has the reason why there is none."""
     refuse_unplannable(row)
+    stated = software_of(row)
     chips, slices = whole(row, "num_chips"), whole(row, "num_slices", 1)
     length = whole(row, "seq_len")
     tensor, sequence = whole(row, "ici_tp", 1), whole(row, "ici_sp", 1)
@@ -126,7 +133,7 @@ def run_of(row: dict[str, str]) -> PublishedRun:
         parallel_block=note(row, r"parallel attn") is not None,
         compute=dtype(row["compute_dtype"] or "bfloat16"),
         parameters=dtype(match[1] if (match := note(row, r"weight_dtype (\w+)")) else "fp32"),
-        kernel=row["attention_kernel"],
+        software=stated,
         convention=row["flop_convention"],
         step_s=positive(row, "step_time_s"),
         flops_per_chip_s=positive(row, "tflops_per_chip", 1e12),
@@ -151,50 +158,6 @@ def refuse_unplannable(row: dict[str, str]) -> None:
     if whole(row, "dcn_dp", slices) != slices:
         raise Unscorable(f"its {slices} slices are not as many replicas: plans share out no weights"
                       " between slices")  # fmt: skip
-
-
-def number(row: dict[str, str], column: str) -> float:
-    try:
-        return float(row[column])
-    except ValueError:
-        content = f"says {row[column]!r}" if row[column] else "is empty"
-        raise Unscorable(f"{column} {content}: a number is needed") from None
-
-
-def positive(row: dict[str, str], column: str, scale: float = 1.0) -> float | None:
-    """A figure in base units; None where the row states none."""
-    if not row[column]:
-        return None
-    value = number(row, column)
-    if not 0 < value < float("inf"):
-        raise Unscorable(f"{column} says {row[column]}: it must be positive")
-    return value * scale
-
-
-def whole(row: dict[str, str], column: str, default: int | None = None) -> int:
-    """A positive count; an empty cell is the default, where there is one."""
-    if not row[column] and default is not None:
-        return default
-    value = number(row, column)
-    if not (1 <= value <= MOST and value.is_integer()):
-        raise Unscorable(f"{column} says {row[column]}: a positive whole number is needed")
-    return int(value)
-
-
-def dtype(text: str) -> DType:
-    if text.lower() not in TYPES:
-        raise Unscorable(f"the type {text!r} is none of {', '.join(TYPES)}")
-    return TYPES[text.lower()]
-
-
-def note(row: dict[str, str], pattern: str) -> re.Match[str] | None:
-    return re.search(pattern, row["notes"])
-
-
-def noted_count(row: dict[str, str], pattern: str, default: int) -> int:
-    """A count that only the notes state."""
-    match = note(row, pattern)
-    return int(match[1]) if match else default
 
 
 def chip_of(row: dict[str, str]) -> Chip:

@@ -21,8 +21,9 @@ from orchestrator.plan.layout import Layout
 from orchestrator.plan.search import SearchRequest, make_layout
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import Ints, axis_sizes, find_links, make_torus, plain_links
+from orchestrator.score.cells import Unscorable
 from orchestrator.score.flop_counts import attention_share, extra_parameters_per_layer
-from orchestrator.score.published_runs import PublishedRun, Unscorable
+from orchestrator.score.published_runs import PublishedRun
 from orchestrator.types.plan import LedgerLine, LineKind
 from orchestrator.types.spec import Batch, Experiment, MeshRequest, Precision
 
@@ -219,7 +220,7 @@ def computed_share(run: PublishedRun) -> float:
     """
     block = min(ATTENTION_BLOCK, run.length)
     ours = (run.length + block) / 2
-    if not run.kernel:
+    if run.software.kernel == "none":
         return run.length / ours
     local = min((run.window.tokens + block) / ours, 1.0) if run.window else 1.0
     return attention_share(run, local)

@@ -8,13 +8,14 @@ from orchestrator.errors import OrchError
 from orchestrator.plan import flops
 from orchestrator.plan.expected import StepWork, expected_s, interval, step_work
 from orchestrator.plan.time import device_peak, peak, step_time
+from orchestrator.score.cells import Unscorable
 from orchestrator.score.flop_counts import (
     OURS,
     check_count,
     counted_flops_per_token,
     measured_step_s,
 )
-from orchestrator.score.published_runs import PublishedRun, Unscorable, run_of
+from orchestrator.score.published_runs import PublishedRun, run_of
 from orchestrator.score.run_layout import LaidOutRun, lay_out
 from orchestrator.types.score import SkippedRow
 

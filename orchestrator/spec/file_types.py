@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from orchestrator.types.spec import Name, Text, about
+from orchestrator.types.spec_fields import Name, Text, about
 from orchestrator.types.study import AfterFailure, Scaling
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.types.spec import DType
+from orchestrator.types.spec_fields import DType
 
 # What is timed. Each has an amount that its seconds grow with.
 Operation = Literal[

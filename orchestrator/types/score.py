@@ -8,11 +8,16 @@ class ScoredRow:
     """One run, measured and expected. `error` is expected over measured, less one.
 
     `baseline_step_s` follows from one MFU for each kind of chip, learned on the same rows.
+    `assumed` names the columns of software that the row does not state.
     """
 
     id: str
     group: str
     chip: str
+    software: str
+    kernel: str
+    averages: str
+    assumed: tuple[str, ...]
     slices: int
     measured_step_s: float
     expected_step_s: float

@@ -1,4 +1,4 @@
-"""The request of a person: a Spec and its parts. Holds nothing computed and no secrets.
+"""A Spec, which says what to train and on which chips. It holds nothing computed and no secrets.
 
 Docstrings, descriptions, bounds and examples are published: the JSON Schema of a spec is generated
 from them by `orchestrator.spec.schema`, which also knows the notations.
@@ -9,101 +9,87 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-
-def about(
-    description: str,
-    *examples: Any,
-    notation: str | None = None,
-    default: Any = None,
-    **constraints: Any,
-) -> Meta:
-    """What the schema publishes about a field.
-
-    A file may write the value in a `notation` (15T, 10%, auto), and leave out what has a `default`.
-    """
-    more = {"notation": notation, "default": default}
-    return Meta(
-        description=description,
-        examples=list(examples) or None,
-        extra_json_schema={key: value for key, value in more.items() if value is not None},
-        **constraints,
-    )
-
-
-# No key of a file: it follows from the others.
-COMPUTED = Meta(extra_json_schema={"computed": True})
-
-Name = Annotated[
-    str,
-    Meta(
-        title="a name: 1 to 63 of a-z, 0-9 and -, beginning with a letter or digit",
-        pattern="^[a-z0-9][a-z0-9-]{0,62}$",
-        examples=["my-run-2"],
-    ),
-]
-Text = Annotated[str, Meta(title="text", min_length=1, max_length=4096)]
-Address = Annotated[
-    str,
-    Meta(
-        title="a path or address, without a password",
-        pattern="^(?!.*://[^/]*@).",
-        max_length=4096,
-        extra_json_schema={"writeOnly": True},
-    ),
-]
-Variable = Annotated[
-    str,
-    Meta(
-        title="the name of an environment variable (A-Z, 0-9, _), never its value",
-        pattern="^[A-Z_][A-Z0-9_]{0,127}$",
-        examples=["HF_TOKEN"],
-        extra_json_schema={"writeOnly": True},
-    ),
-]
-OptionName = Annotated[
-    str,
-    Meta(
-        title="the name of an XLA option (a-z, 0-9, _)",
-        pattern="^[a-z][a-z0-9_]{0,127}$",
-        examples=["xla_tpu_enable_latency_hiding_scheduler"],
-    ),
-]
-Count = Annotated[int, Meta(ge=1, le=10**18, extra_json_schema={"notation": "count"})]
-CountOrZero = Annotated[int, Meta(ge=0, le=10**18, extra_json_schema={"notation": "count_or_zero"})]
-Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
-DecayRate = Annotated[float, Meta(ge=0, lt=1)]
-PodCount = Annotated[int, Meta(ge=1, le=10_000)]
-AxisSize = Annotated[int, Meta(ge=1, le=1_000_000)]
-Attempts = Annotated[int, Meta(ge=0, le=1_000_000)]
-DType = Literal["fp32", "bf16"]
+from orchestrator.types.spec_fields import (
+    COMPUTED,
+    Address,
+    AxisSize,
+    DecayRate,
+    DType,
+    Name,
+    NonNegativeInteger,
+    NonNegativeNumber,
+    OptionName,
+    PodCount,
+    PositiveInteger,
+    PositiveNumber,
+    RetryCount,
+    Text,
+    Variable,
+    about,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """The shape of a decoder-only transformer of the Llama family."""
 
-    name: Annotated[Name, about("What plans call the model.", default="custom")]
-    layers: Annotated[int, about("Transformer layers.", 32, ge=1, le=10_000)]
-    d_model: Annotated[int, about("Width of the residual stream.", 4096, ge=1, le=1_000_000)]
+    name: Annotated[Name, about("The name of the model in plans and reports.", default="custom")]
+    layers: Annotated[int, about("The number of transformer layers.", 32, ge=1, le=10_000)]
+    d_model: Annotated[
+        int,
+        about(
+            "The width of the residual stream: how many numbers a token has between layers.",
+            4096,
+            ge=1,
+            le=1_000_000,
+        ),
+    ]
     d_ff: Annotated[
         int,
         about(
-            "Width of the MLP; a gated MLP has three matrices of it.", 14_336, ge=1, le=10_000_000
+            "The hidden width of the MLP. A gated MLP has three matrices of this width.",
+            14_336,
+            ge=1,
+            le=10_000_000,
         ),
     ]
-    heads: Annotated[int, about("Attention (query) heads.", 32, ge=1, le=10_000)]
+    heads: Annotated[int, about("The number of attention (query) heads.", 32, ge=1, le=10_000)]
     kv_heads: Annotated[
-        int, about("Key and value heads; they divide the heads.", 8, ge=1, le=10_000)
+        int,
+        about(
+            "The number of key and value heads. It divides `heads`; with fewer of them this"
+            " is grouped-query attention.",
+            8,
+            ge=1,
+            le=10_000,
+        ),
     ]
     head_dim: Annotated[
-        int, about("Width of a head; even, because RoPE turns pairs.", 128, ge=2, le=10_000)
+        int,
+        about(
+            "The width of an attention head. It is even, because RoPE rotates pairs.",
+            128,
+            ge=2,
+            le=10_000,
+        ),
     ]
-    vocab: Annotated[int, about("Rows of the embedding table.", 128_256, ge=2, le=100_000_000)]
+    vocab: Annotated[
+        int,
+        about(
+            "The size of the vocabulary: the number of rows of the embedding table.",
+            128_256,
+            ge=2,
+            le=100_000_000,
+        ),
+    ]
     gated: Annotated[bool, about("Whether the MLP is gated (SwiGLU).")] = True
-    tied: Annotated[bool, about("Whether the embedding table is the unembedding too.")] = False
-    rope_theta: Annotated[Positive, about("Base of the rotary frequencies.")] = 500_000.0
-    norm_epsilon: Annotated[Positive, about("Added to the mean square in RMSNorm.")] = 1e-5
+    tied: Annotated[
+        bool, about("Whether the output layer shares its weights with the embedding table.")
+    ] = False
+    rope_theta: Annotated[PositiveNumber, about("The base of RoPE's frequencies.")] = 500_000.0
+    norm_epsilon: Annotated[
+        PositiveNumber, about("A small number that RMSNorm adds to the mean square.")
+    ] = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +97,14 @@ class Batch:
     """The global batch of a step."""
 
     sequences: Annotated[
-        int, about("Sequences per step, over all pods.", 1024, ge=1, le=10_000_000)
+        int, about("The number of sequences in a step, over all pods.", 1024, ge=1, le=10_000_000)
     ]
-    length: Annotated[int, about("Tokens per sequence.", 4096, ge=1, le=100_000_000)]
+    length: Annotated[int, about("The number of tokens in a sequence.", 4096, ge=1, le=100_000_000)]
     tolerance: Annotated[
         float,
         about(
-            "How far `sequences` may move, up or down, to suit the mesh.",
+            "The share by which the plan may raise or lower `sequences`, so that the mesh"
+            " divides it. 10% of 1024 allows 922 to 1126.",
             "10%",
             ge=0,
             le=0.5,
@@ -131,22 +118,43 @@ class Optimizer:
     """AdamW with linear warm-up."""
 
     name: Annotated[Literal["adamw"], about("The optimizer.")] = "adamw"
-    peak_lr: Annotated[Positive, about("Learning rate at the end of the warm-up.")] = 3e-4
-    end_lr: Annotated[NotNegative, about("Learning rate that a decay ends at.")] = 0.0
+    peak_lr: Annotated[
+        PositiveNumber,
+        about("The highest learning rate, at the end of the warm-up."),
+    ] = 3e-4
+    end_lr: Annotated[
+        NonNegativeNumber,
+        about("The learning rate at the last step; a constant schedule does not reach it."),
+    ] = 0.0
     warmup_steps: Annotated[
-        CountOrZero, about("Steps over which the learning rate rises to its peak.")
+        NonNegativeInteger,
+        about("The number of steps over which the learning rate rises from 0 to `peak_lr`."),
     ] = 2000
     decay: Annotated[
         Literal["cosine", "linear", "constant"],
-        about("How the learning rate falls after the warm-up."),
+        about("How the learning rate falls from `peak_lr` to `end_lr` after the warm-up."),
     ] = "cosine"
-    beta1: Annotated[DecayRate, about("Decay of the first moment.")] = 0.9
-    beta2: Annotated[DecayRate, about("Decay of the second moment.")] = 0.95
-    epsilon: Annotated[Positive, about("Added to the root of the second moment.")] = 1e-8
-    weight_decay: Annotated[NotNegative, about("Decoupled weight decay of the matrices.")] = 0.1
-    clip_norm: Annotated[Positive, about("Gradients are scaled down to this global norm.")] = 1.0
+    beta1: Annotated[DecayRate, about("The decay rate of the first moment, per step.")] = 0.9
+    beta2: Annotated[DecayRate, about("The decay rate of the second moment, per step.")] = 0.95
+    epsilon: Annotated[
+        PositiveNumber, about("A small number that is added to the root of the second moment.")
+    ] = 1e-8
+    weight_decay: Annotated[
+        NonNegativeNumber,
+        about(
+            "The decoupled weight decay of matrices. Vectors, such as the weights of a norm,"
+            " have none."
+        ),
+    ] = 0.1
+    clip_norm: Annotated[
+        PositiveNumber,
+        about(
+            "The limit of the global norm of the gradients. Larger gradients are scaled down to it."
+        ),
+    ] = 1.0
     z_loss: Annotated[
-        NotNegative, about("Weight of the squared log of the softmax's denominator.")
+        NonNegativeNumber,
+        about("The weight of the z-loss: the squared logarithm of the softmax's denominator."),
     ] = 0.0
 
 
@@ -154,10 +162,14 @@ class Optimizer:
 class Precision:
     """Types of what is stored, computed and sent. Accumulation is always fp32."""
 
-    parameters: Annotated[DType, about("The parameters as stored.")] = "fp32"
-    compute: Annotated[DType, about("Matrix multiplications and activations.")] = "bf16"
-    gradients: Annotated[DType, about("Gradients on the wire.")] = "bf16"
-    optimizer: Annotated[DType, about("The moments of the optimizer.")] = "fp32"
+    parameters: Annotated[DType, about("The type in which parameters are stored.")] = "fp32"
+    compute: Annotated[DType, about("The type of matrix multiplications and activations.")] = "bf16"
+    gradients: Annotated[
+        DType, about("The type in which devices send gradients to each other.")
+    ] = "bf16"
+    optimizer: Annotated[DType, about("The type in which the optimizer's moments are stored.")] = (
+        "fp32"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +178,14 @@ class DataSource:
 
     kind: Annotated[
         Literal["synthetic", "tokens"],
-        about("Made up (synthetic), or read from a token set (tokens)."),
+        about(
+            "The source of the tokens: random ones (synthetic), or a token set on disk (tokens)."
+        ),
     ] = "synthetic"
     path: Annotated[
         Text | None,
         about(
-            "The manifest of the token set, relative to the spec; for kind tokens alone.",
+            "The path of the token set's manifest, relative to the spec; for kind tokens alone.",
             "tokens/manifest.json",
         ),
     ] = None
@@ -184,20 +198,24 @@ class Experiment:
     model: Annotated[
         Model,
         about(
-            "A model by name, by shape, or by its Hugging Face config.json.",
+            "The model: the name of a known one, a shape, or a Hugging Face config.json.",
             "llama3-70b",
             notation="model",
         ),
     ]
-    tokens: Annotated[Count, about("Tokens to train on; days and dollars are for these.", "15T")]
+    tokens: Annotated[
+        PositiveInteger,
+        about("The number of tokens to train on. Days and dollars are counted for them.", "15T"),
+    ]
     batch: Annotated[Batch, Meta(examples=[{"sequences": 1024, "length": 4096}])]
     optimizer: Optimizer = Optimizer()
     precision: Precision = Precision()
     remat: Annotated[
         str,
         about(
-            "What the backward pass recomputes: nothing (none), every layer (full), or what a"
-            " named policy does not keep; auto is the least recompute that fits.",
+            "What the backward pass recomputes: nothing (none), every layer (full), or all that a"
+            " policy does not keep or offload. `auto` recomputes as little as fits in"
+            " memory.",
             notation="remat",
         ),
     ] = "auto"
@@ -206,11 +224,14 @@ class Experiment:
             OptionName,
             Annotated[bool | int | float | str, Meta(extra_json_schema={"notation": "option"})],
         ],
-        about("XLA options for the chip; part of the plan's digest.", default={}),
+        about(
+            "Options of the XLA compiler for the chip. The plan's digest covers them.", default={}
+        ),
     ] = field(default_factory=dict)
     data: DataSource = DataSource()
     seed: Annotated[
-        int, about("Of the first weights and of the order of the data.", ge=0, le=2**31 - 1)
+        int,
+        about("The seed of the initial weights and of the order of the data.", ge=0, le=2**31 - 1),
     ] = 0
 
 
@@ -218,8 +239,10 @@ class Experiment:
 class Pods:
     """How many pods the run may have."""
 
-    min: Annotated[PodCount, about("What the run may shrink to.", 2)]
-    max: Annotated[PodCount, about("How many are requested; the plan is for these.", 4)]
+    min: Annotated[PodCount, about("The smallest number of pods on which the run may continue.", 2)]
+    max: Annotated[
+        PodCount, about("The number of pods that are requested. The plan is for this number.", 4)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,17 +251,28 @@ class MeshRequest:
 
     # The search chooses what is None.
     data: Annotated[
-        AxisSize | None, about("Replicas of the model inside a pod.", notation="axis")
+        AxisSize | None, about("The number of replicas of the model inside a pod.", notation="axis")
     ] = None
     fsdp: Annotated[
-        AxisSize | None, about("Ways over which sequences and weights are split.", notation="axis")
+        AxisSize | None,
+        about(
+            "The number of parts into which the sequences of a batch and the weights are split.",
+            notation="axis",
+        ),
     ] = None
     sequence: Annotated[
-        AxisSize | None, about("Ways over which positions and weights are split.", notation="axis")
+        AxisSize | None,
+        about(
+            "The number of parts into which the positions of a sequence and the weights are split.",
+            notation="axis",
+        ),
     ] = None
     tensor: Annotated[
         AxisSize | None,
-        about("Ways over which heads, d_ff and vocabulary are split.", notation="axis"),
+        about(
+            "The number of parts into which heads, d_ff and the vocabulary are split.",
+            notation="axis",
+        ),
     ] = None
 
 
@@ -247,14 +281,20 @@ class Resources:
     """The requested chips. The same experiment on other chips has another plan."""
 
     chip: Annotated[
-        str, about("The kind of chip, by name or by its own file.", "v5p", notation="chip")
+        str,
+        about(
+            "The kind of chip: the name of a known one, or a file of your own.",
+            "v5p",
+            notation="chip",
+        ),
     ]
     # The content of the chip's file, where it is not a chip of the catalog.
     chip_definition: Annotated[dict[str, Any] | None, COMPUTED] = None
     topology: Annotated[
         str,
         about(
-            "One slice: its shape in chips (16x20x28), or an accelerator type (v5p-128).",
+            "The shape of one pod (slice) in chips, such as 16x20x28, or its accelerator"
+            " type, such as v5p-128.",
             "4x4x4",
             notation="topology",
         ),
@@ -262,22 +302,23 @@ class Resources:
     pods: Annotated[
         Pods,
         about(
-            "Slices, joined by the data-center network; or how few the run may shrink to (min)"
-            " and how many are requested (max).",
+            "The number of pods (slices), which the data-center network joins. With min and max"
+            " the run may go on with fewer than it requests.",
             notation="pods",
         ),
     ] = Pods(min=1, max=1)
     mesh: Annotated[
         MeshRequest,
         about(
-            "Sizes of the mesh axes inside a pod; what is auto or not named is chosen.",
+            "The sizes of the mesh axes inside a pod. The search chooses an axis that is auto"
+            " or left out.",
             notation="mesh",
         ),
     ] = MeshRequest()
     goodput: Annotated[
         float,
         about(
-            "Share of the time that makes progress; days and dollars count it.",
+            "The share of time that makes progress. Days and dollars are divided by it.",
             "90%",
             gt=0,
             le=1,
@@ -285,8 +326,12 @@ class Resources:
         ),
     ] = 1.0
     dollars_per_chip_hour: Annotated[
-        NotNegative | None,
-        about("What a chip costs; the list price of the catalog when left out.", 4.2),
+        NonNegativeNumber | None,
+        about(
+            "The price of a chip in US dollars per hour; the list price of the catalog when"
+            " left out.",
+            4.2,
+        ),
     ] = None
 
 
@@ -294,16 +339,22 @@ class Resources:
 class CheckpointOptions:
     """When checkpoints are written, and how many are kept."""
 
-    every: Annotated[Count, about("Steps between checkpoints.")] = 200
-    keep: Annotated[int, about("Checkpoints kept, newest first.", ge=1, le=1_000_000)] = 3
+    every: Annotated[PositiveInteger, about("The number of steps between checkpoints.")] = 200
+    keep: Annotated[
+        int, about("The number of checkpoints on disk. Older ones are deleted.", ge=1, le=1_000_000)
+    ] = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryLimits:
     """How often a run is started again."""
 
-    failures: Annotated[Attempts, about("After failures of the run itself.")] = 3
-    preemptions: Annotated[Attempts, about("After chips were taken away.")] = 100
+    failures: Annotated[
+        RetryCount, about("The number of restarts after failures of the run itself.")
+    ] = 3
+    preemptions: Annotated[
+        RetryCount, about("The number of restarts after the cluster took chips away.")
+    ] = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,32 +364,40 @@ class RunOptions:
     trainer: Annotated[
         str,
         about(
-            "The trainer: llama, mlp, one that an installed package registers, or a module of your"
-            " own.",
+            "The trainer: llama, mlp, the name that an installed package registers, or a module of"
+            " your own as package.module.",
             title="the name or the module of a trainer",
             pattern="^[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_.]*)?$",
         ),
     ] = "llama"
     steps: Annotated[
-        Count | None,
-        about("Stop after so many steps, whatever `tokens` says.", 1000, notation="count"),
+        PositiveInteger | None,
+        about(
+            "The number of steps after which the run stops; all of `tokens` when left out.",
+            1000,
+            notation="count",
+        ),
     ] = None
     storage: Annotated[
-        Address, about("Where journals, checkpoints and logs are kept: a path, mounted or local.")
+        Address,
+        about(
+            "The folder of journals, checkpoints and logs: a local path, or one that all"
+            " hosts mount."
+        ),
     ] = "runs/"
     checkpoint: CheckpointOptions = CheckpointOptions()
     retries: RetryLimits = RetryLimits()
     hang_limit_s: Annotated[
-        Positive,
+        PositiveNumber,
         about(
-            "A run that shows no progress for so long is ended and started again.",
+            "The time without progress after which a run is stopped and started again.",
             notation="duration",
         ),
     ] = 600.0
     secrets: Annotated[
         tuple[Variable, ...],
         about(
-            "Environment variables that the run is given: their names, never their values.",
+            "The names of environment variables that the run receives, never their values.",
             ["HF_TOKEN"],
         ),
         Meta(
@@ -354,11 +413,14 @@ class ClusterOptions:
 
     backend: Annotated[
         Text,
-        about("What starts processes: ray, or a backend of your own as package.module:class."),
+        about("The backend that starts processes: ray, or your own as package.module:class."),
     ] = "ray"
     address: Annotated[
         Address | None,
-        about("auto, or the address of a cluster; this machine when left out.", "auto"),
+        about(
+            "The address of a cluster; this machine rehearses the run with auto or when left out.",
+            "auto",
+        ),
     ] = None
 
 
@@ -368,23 +430,25 @@ class TrackingOptions:
 
     tracker: Annotated[
         Text,
-        about("What records runs: mlflow, or a tracker of your own as package.module:class."),
+        about("The tracker that records runs: mlflow, or your own as package.module:class."),
     ] = "mlflow"
-    uri: Annotated[Address, about("auto, or the address of an MLflow server.")] = "auto"
-    experiment: Annotated[Text, about("The MLflow experiment that runs are recorded in.")] = "orch"
+    uri: Annotated[
+        Address,
+        about("The address of an MLflow server; auto is a SQLite file beside the runs."),
+    ] = "auto"
+    experiment: Annotated[Text, about("The MLflow experiment in which runs are recorded.")] = "orch"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One training experiment, the chips it requests, and how to run, place and track it. What is
-    left out has the default named here. Suffixes K, M, B and T are decimal.
+    """One training experiment, the chips it requests, and how to run, place and track it. A key
+    that is left out has the default named here. Suffixes K, M, B and T are decimal.
     """
 
     name: Annotated[
         Name,
         about(
-            "What runs of this spec are called. Outside every digest: renaming makes no other"
-            " plan.",
+            "The name of runs of this spec. No digest covers it: a new name makes no other plan.",
             "llama3-70b-4pod",
         ),
     ]

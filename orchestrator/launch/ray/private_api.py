@@ -1,7 +1,11 @@
 """The parts of Ray that are private or meant for tests. No other file uses any.
 
-Ray's version is pinned because of these. They read what nodes have left and which jobs run, start
-a cluster of several nodes on one machine, and let slow machines take their time.
+They read what nodes have left and which jobs run, start a cluster of several nodes on one machine,
+and let slow machines take their time. Ray's public functions count the resources of the cluster as
+a whole, ask its dashboard for jobs, which may be down while the cluster works, and start one node.
+
+Ray's version is pinned because of these parts; tests/test_ray_private_api.py checks that a version
+has them.
 """
 
 import inspect
@@ -9,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+TRIED = ("2.60.0",)  # versions of Ray, the newest last
 NODE_LIMIT_S = 300.0  # for each node, on a machine that does other work too
 POLL_S = 0.2
 

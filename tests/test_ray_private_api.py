@@ -1,0 +1,101 @@
+"""The private parts of Ray that one file uses: the installed version has them, and was tried.
+
+For a new version of Ray: install it, run this file and tests/test_launch.py, and add the
+version to `private_api.TRIED`.
+"""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from ray._common.usage import usage_lib
+
+from orchestrator.launch.ray import local_cluster, private_api
+from tests.conftest import ROOT
+
+FENCED = {
+    ROOT / "orchestrator" / "launch" / "ray" / "private_api.py",
+    ROOT / "tests" / "test_ray_private_api.py",
+}
+
+
+def test_the_installed_ray_was_tried() -> None:
+    """It is the newest version that was, and the one that an installation gets."""
+    wanted = [Requirement(text) for text in metadata.requires("orch") or ()]
+    pinned = {str(one.specifier) for one in wanted if one.name == "ray"}
+    assert metadata.version("ray") in private_api.TRIED
+    assert pinned == {f"=={private_api.TRIED[-1]}"}
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "parameters"),
+    [
+        ("ray._private.state", "available_resources_per_node", ()),
+        ("ray._private.state", "jobs", ()),
+        ("ray._private.services", "get_node", ("gcs_address", "node_id")),
+        (
+            "ray._private.services",
+            "start_raylet",
+            ("session_dir", "node_id", "dashboard_agent_listen_port"),
+        ),
+        ("ray.cluster_utils", "Cluster", ("initialize_head", "head_node_args")),
+        ("ray.cluster_utils", "Cluster.add_node", ("wait", "node_args")),
+    ],
+)
+def test_ray_has_the_functions(module: str, function: str, parameters: tuple[str, ...]) -> None:
+    """With the parameters that are passed, or read."""
+    found: Any = import_module(module)
+    for name in function.split("."):
+        found = getattr(found, name)
+    assert set(parameters) <= inspect.signature(found).parameters.keys()
+
+
+def test_ray_waits_for_a_node_by_the_function_that_is_replaced() -> None:
+    """A node looks it up in its module, each time; it does not have its own."""
+    node = inspect.getsource(import_module("ray._private.node"))
+    assert "ray._private.services.get_node(" in node
+    assert "ray._private.services.start_raylet(" in node
+
+
+def test_an_agent_finds_the_port_that_was_written_for_it(tmp_path: Path) -> None:
+    """Where Ray's own agents write theirs, by the name that Ray looks for."""
+    raylet: Any = import_module("ray._raylet")
+    name = raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME
+    raylet.persist_port(str(tmp_path), "n0", name, 4321)
+    [written] = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert "4321" in written.read_text(encoding="utf-8")
+
+
+def test_a_private_cluster_reports_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither usage, nor that its reports are switched off, which Ray sends too."""
+    for name, value in local_cluster._environment(tmp_path, "mark", 4).items():
+        monkeypatch.setenv(name, value)
+    assert not usage_lib.usage_stats_enabled()
+    assert usage_lib._usage_stats_report_url().startswith("http://127.0.0.1:")
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """What a file imports of Ray that is private, or meant for Ray's own tests."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            top, *parts = name.split(".")
+            if top == "ray" and any(p.startswith("_") or p == "cluster_utils" for p in parts):
+                yield name
+
+
+def test_no_other_file_uses_private_parts() -> None:
+    """Neither code nor tests; the fenced file does use some."""
+    folders = ("orchestrator", "trainers", "tests")
+    files = {path for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    users = {path for path in files if any(private_names(path))}
+    assert users == FENCED
