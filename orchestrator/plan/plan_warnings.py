@@ -56,10 +56,8 @@ def too_long(plan: Plan) -> Iterator[str]:
 
 def extrapolations(plan: Plan) -> Iterator[str]:
     """The plan lies outside the published runs."""
-    published, expected = catalog.reach(plan.chip), plan.forecast.step_s.expected
-    if published is None or expected is None:
-        return
-    if expected < published.step_s:
-        yield f"expected is a guess: no published run has steps below {published.step_s:.2g} s"
-    if plan.chips > published.chips:
-        yield f"expected is extrapolated from {plan.chip} runs on up to {published.chips:,} chips"
+    for one in plan.forecast.extrapolations:
+        yield (
+            f"expected is extrapolated along {one.axis}: {one.value:.3g}, published runs have"
+            f" {one.low:.3g} to {one.high:.3g}"
+        )

@@ -45,9 +45,10 @@ LineKind = Literal[
     "control",
     "latency",
     # seconds that only measured runs show
-    "exposed_collectives",
+    "exposed_gathers",
+    "exposed_tensor",
+    "serial_collectives",
     "slice_wait",
-    "between_steps",
     "busiest_resource",
 ]
 
@@ -148,6 +149,16 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Extrapolation:
+    """An axis along which a plan lies outside `low` to `high`, the range of the published runs."""
+
+    axis: str
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """What the plan should take: bytes per device against HBM, seconds per step, money.
 
@@ -175,6 +186,7 @@ class Forecast:
     dollars: Estimate | None
     dollars_per_chip_hour: float | None
     expected_time: tuple[LedgerLine, ...] = ()
+    extrapolations: tuple[Extrapolation, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
