@@ -112,6 +112,7 @@ $(READY): requirements.lock pyproject.toml
 	@{ $(INSTALL) --progress-bar off --require-hashes --only-binary :all: -r requirements.lock \
 		2>&1 || echo failed; } | { $(FOLLOW); }
 	@$(INSTALL) -qq --no-build-isolation --no-deps -e .
+	@$(BIN)/python -m compileall -q orchestrator trainers
 	@$(BIN)/python -c "$$CHECK_BYTECODE"
 	@touch $@
 	@echo "setup: done"

@@ -133,6 +133,10 @@ def prove_less_recompute(
 
 def known_proof(plan: "Plan") -> "ProofResult | None":
     """The proof of a plan, if the cache has it; nothing is compiled."""
+    from orchestrator.prove import proof_cache
+
+    if not proof_cache.has_plan(plan):
+        return None
     from orchestrator.prove.verdict import cached
 
     return cached(plan)
@@ -164,7 +168,7 @@ def study(
 ) -> "StudyForecast":
     """The predicted scaling of a study: every trial planned, or the reason why it has no plan."""
     from orchestrator.lifecycle.studies import plan_study
-    from orchestrator.spec import load_study
+    from orchestrator.spec.study import load_study
 
     return plan_study(load_study(Path(path), tuple(overrides)), progress)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import cache
 
-from orchestrator import catalog
+from orchestrator.catalog.published_figures import questions
 from orchestrator.explain import explain
 from orchestrator.explain.published import quoted
 from orchestrator.types.explanation import Derivation, Explanation, QuotedFigure, Verdict
@@ -37,7 +37,7 @@ def explanation_of(key: str) -> Explanation:
 
 @cache
 def quotes_of(question: str) -> tuple[QuotedFigure, ...]:
-    return quoted(question, catalog.questions()[question]).figures
+    return quoted(question, questions()[question]).figures
 
 
 def lines_of(sheet: Explanation) -> Iterator[Derivation]:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
+from orchestrator.catalog.published_figures import figures
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
+from orchestrator.plan.plan_warnings import CRITICAL_SOURCE
 from orchestrator.types.spec import Model
 from tests.conftest import ROOT
 
@@ -236,7 +238,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         named |= {quantity.source for _, quantity in quantities(chip, chip.name)}
         named |= {chip.layout_source, chip.largest_slice_source, chip.slices.source}
         named |= {names.source for names in (chip.ray, chip.libtpu, chip.gke) if names}
-    named |= {"published-runs"} | {figure.source for figure in catalog.figures()}
+    named |= {"published-runs", CRITICAL_SOURCE} | {figure.source for figure in figures()}
     assert named == catalog.sources().keys()
 
 
@@ -359,8 +361,16 @@ def test_more_than_google_cloud_rents_is_legal_with_a_warning() -> None:
     """Four whole v5p pods exceed both the largest slice and Multislice."""
     chip = catalog.chip("v5p")
     one_slice, multislice = catalog.schedulable(chip, catalog.topology(chip, "16x20x28"), 4)
-    assert "at most 6,144 v5p chips as one slice (16x16x24); 16x20x28 is 8,960" in one_slice
-    assert "at most 18,432 v5p chips by Multislice; 4 x 16x20x28 is 35,840" in multislice
+    assert one_slice.code == "slice_not_rented"
+    assert one_slice.figures == {
+        "chip": "v5p",
+        "most_chips": 6144,
+        "largest_slice": "16x16x24",
+        "topology": "16x20x28",
+        "chips": 8960,
+    }
+    assert multislice.code == "slices_not_joined"
+    assert (multislice.figures["most_chips"], multislice.figures["chips"]) == (18_432, 35_840)
 
 
 @pytest.mark.parametrize(("name", "text", "pods", "warnings"), RENTED)

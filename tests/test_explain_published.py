@@ -6,6 +6,7 @@ from decimal import Decimal
 import pytest
 
 from orchestrator import catalog
+from orchestrator.catalog.published_figures import figures, questions
 from orchestrator.explain import explain
 from orchestrator.explain.formula import evaluate
 from orchestrator.explain.published import agreement
@@ -102,11 +103,11 @@ def test_the_published_figures_are_quoted(
 def test_no_figure_is_quoted_that_is_not_held_here() -> None:
     """Whoever adds a figure types it twice."""
     typed = {(q, s, u, p) for q, s, printed, u in PUBLISHED for p in printed.split()}
-    there = {(q, f.source, f.unit, f.printed) for f in catalog.figures() for q in f.questions}
+    there = {(q, f.source, f.unit, f.printed) for f in figures() for q in f.questions}
     assert there == typed
 
 
-@pytest.mark.parametrize("question", catalog.questions())
+@pytest.mark.parametrize("question", questions())
 def test_every_figure_is_reproduced_to_its_printed_digits(question: str) -> None:
     """From inputs that stand beside it; rounded, or cut where that is said."""
     for quote in quotes_of(question):
@@ -119,7 +120,7 @@ def test_every_figure_is_reproduced_to_its_printed_digits(question: str) -> None
 
 def test_no_figure_is_its_own_input() -> None:
     """A reproduction that starts from its result shows nothing."""
-    for question in catalog.questions():
+    for question in questions():
         for quote in quotes_of(question):
             quantities = {*quote.reproduced.inputs.values()}
             assert float(quote.printed) not in quantities, quote.about
@@ -137,7 +138,7 @@ def test_what_makes_the_difference_is_worked_out(
     assert has_digits(float(found[where]), digits)
 
 
-@pytest.mark.parametrize("question", catalog.questions())
+@pytest.mark.parametrize("question", questions())
 def test_a_figure_that_is_not_exact_says_why(question: str) -> None:
     """Unless it follows from one above, whose reason it shares."""
     for quote in quotes_of(question):
@@ -162,7 +163,7 @@ def quoted_titles(spec: Spec) -> list[str]:
 
 def test_a_question_is_quoted_for_its_own_slices() -> None:
     """The one-pod question also on four, which go on from it; 405B on H100 for any 405B."""
-    titles = {key: question.title for key, question in catalog.questions().items()}
+    titles = {key: question.title for key, question in questions().items()}
     assert [entry.title for entry in explanation_of("70b-one-pod").quotes] == [
         titles["70b-one-pod"]
     ]

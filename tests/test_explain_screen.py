@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator import catalog
+from orchestrator.catalog.published_figures import figures
 from orchestrator.explain import explain, formatting
 from orchestrator.explain.assemble import likely
 from orchestrator.explain.formula import evaluate
@@ -196,7 +197,7 @@ def test_every_source_that_is_named_is_listed(key: str) -> None:
 
 def test_every_quoted_source_is_in_the_catalog() -> None:
     """With title, place and date."""
-    assert {figure.source for figure in catalog.figures()} <= catalog.sources().keys()
+    assert {figure.source for figure in figures()} <= catalog.sources().keys()
 
 
 @pytest.mark.parametrize("key", ["70b-four-pods", "405b-eight-pods"])

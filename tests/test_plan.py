@@ -7,17 +7,24 @@ import sys
 from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator import catalog
+from orchestrator.plan.plan_warnings import LARGE_BATCH, critical_batch_tokens
 from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.types import codec
-from orchestrator.types.plan import Forecast, Plan
+from orchestrator.types.plan import Forecast, Plan, WarningCode
 from orchestrator.types.spec import MeshRequest, Precision
 from tests.example_specs import TINY, spec_of
 
 ROOT = Path(__file__).parent.parent
+
+
+def figures_of(plan: Plan, *codes: WarningCode) -> list[dict[str, Any]]:
+    """The figures of a plan's warnings of those codes."""
+    return [one.figures for one in plan.warnings if one.code in codes]
 
 
 @pytest.fixture(scope="module")
@@ -149,18 +156,55 @@ def test_alternatives_are_other_meshes_and_no_better(four_pods: Plan) -> None:
 
 def test_a_plan_warns_of_slices_that_cannot_be_rented(four_pods: Plan) -> None:
     """Four whole v5p pods exceed both the largest slice and Multislice."""
-    text = " ".join(four_pods.warnings)
-    assert "6,144" in text
-    assert "18,432" in text
+    one_slice, multislice = figures_of(four_pods, "slice_not_rented", "slices_not_joined")
+    assert (one_slice["most_chips"], one_slice["chips"]) == (6144, 8960)
+    assert (multislice["most_chips"], multislice["chips"]) == (18_432, 35_840)
 
 
 def test_a_plan_warns_of_a_batch_that_uses_up_the_tokens() -> None:
     """Seven steps are too few to train a model."""
     spec = spec_of(sequences=4_000_000, length=4096, topology="4x4x8", pods=1, tokens=10**11)
-    [text] = [one for one in make_plan(spec).warnings if "tokens are used up" in one]
-    assert "used up in 7 steps, too few" in text
+    assert figures_of(make_plan(spec), "few_steps") == [{"steps": 7}]
     fewer = replace(spec.experiment, batch=replace(spec.experiment.batch, sequences=1024))
-    assert not any("used up" in one for one in make_plan(replace(spec, experiment=fewer)).warnings)
+    assert not figures_of(make_plan(replace(spec, experiment=fewer)), "few_steps")
+
+
+@pytest.mark.parametrize(("warmup", "warned"), [(2000, True), (1001, True), (1000, False)])
+def test_a_plan_warns_of_a_warm_up_longer_than_the_run(warmup: int, warned: bool) -> None:
+    """A thousand steps never reach the peak of a longer warm-up; one that ends with them does."""
+    spec = spec_of(topology="4x4x8", pods=1, tokens=1000 * 1024 * 4096)
+    optimizer = replace(spec.experiment.optimizer, warmup_steps=warmup)
+    plan = make_plan(replace(spec, experiment=replace(spec.experiment, optimizer=optimizer)))
+    expected = [{"warmup_steps": warmup, "steps": 1000}] if warned else []
+    assert figures_of(plan, "long_warmup") == expected
+
+
+PUBLISHED_BATCHES = {  # sequences x length, and the tokens of the run
+    "Llama 3 405B": (2048, 8192, 15_600 * 10**9),
+    "DeepSeek-V3": (15_360, 4096, 14_800 * 10**9),
+    "GPT-3": (1600, 2000, 300 * 10**9),
+    "PaLM": (2048, 2048, 780 * 10**9),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_BATCHES)
+def test_published_batches_are_not_too_large(name: str) -> None:
+    """Large runs stay below twice the critical batch."""
+    sequences, length, tokens = PUBLISHED_BATCHES[name]
+    assert sequences * length < LARGE_BATCH * critical_batch_tokens(tokens)
+
+
+def test_a_plan_warns_of_a_batch_far_above_the_critical_one() -> None:
+    """537M tokens a step is 15 times the critical batch of 15T tokens: they train for 4T."""
+    spec = spec_of(
+        "llama3-8b", chip="v6e", topology="16x16", pods=16, sequences=65_536, length=8192
+    )
+    [figures] = figures_of(make_plan(spec), "large_batch")
+    assert figures["batch_tokens"] == 65_536 * 8192
+    assert figures["critical_tokens"] == pytest.approx(36e6, rel=0.02)
+    assert figures["token_factor"] == pytest.approx(4.0, rel=0.02)
+    assert figures["source"] in catalog.sources()
+    assert not figures_of(make_plan(spec_of()), "large_batch")
 
 
 def test_a_plan_warns_of_a_run_that_lasts_for_years() -> None:
@@ -168,9 +212,8 @@ def test_a_plan_warns_of_a_run_that_lasts_for_years() -> None:
     slow = make_plan(spec_of(topology="4x4x4", pods=1))
     days = slow.forecast.days.expected
     assert days is not None
-    years = f"the run would take {days / 365.25:,.0f} years"
-    assert any(years in one for one in slow.warnings)
-    assert not any("years" in one for one in make_plan(spec_of()).warnings)
+    assert figures_of(slow, "many_years") == [{"years": days / 365.25}]
+    assert not figures_of(make_plan(spec_of()), "many_years")
 
 
 def test_bf16_parameters_are_planned_with_a_warning() -> None:
@@ -180,7 +223,8 @@ def test_bf16_parameters_are_planned_with_a_warning() -> None:
     ours = make_plan(spec_of(mesh=MeshRequest(data=35, fsdp=8, tensor=8)))
     lines = [{line.name: line.value for line in p.forecast.memory[0].lines} for p in (plan, ours)]
     assert lines[0]["parameters"] * 2 == lines[1]["parameters"]
-    assert any("bf16 parameters" in warning for warning in plan.warnings)
+    assert figures_of(plan, "bf16_parameters") == [{}]
+    assert not figures_of(ours, "bf16_parameters")
 
 
 def test_goodput_and_price_scale_days_and_dollars() -> None:

@@ -4,10 +4,14 @@ import subprocess
 import sys
 from functools import partial
 
-import pytest
-
 from orchestrator.plan.planner import search_request
-from tests.bench.plan_speed import CASES, choose, imports_ratio, price_one_by_one, seconds
+from tests.bench.plan_speed import (
+    CASES,
+    choose,
+    price_one_by_one,
+    seconds,
+    seconds_of_imports_and_plan,
+)
 from tests.conftest import ROOT
 
 PLAN_AND_LIST_MODULES = """
@@ -22,10 +26,9 @@ print("modules:", *sorted({name.split(".")[0] for name in sys.modules}))
 """
 
 
-@pytest.mark.slow  # a ratio this close to its limit needs a machine without other work
 def test_a_plan_costs_at_most_three_bare_imports() -> None:
     """`orch plan` of the four pods against `import numpy, yaml, jsonschema`."""
-    bare, plan = imports_ratio(rounds=5)
+    bare, plan = seconds_of_imports_and_plan(rounds=5)
     assert plan / bare <= 3
 
 

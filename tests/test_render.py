@@ -27,7 +27,8 @@ from orchestrator.render.layout import (
 from orchestrator.render.plan_screen import plan_screen
 from orchestrator.render.score_screen import score_screen
 from orchestrator.score import PUBLISHED, with_catalog_constants
-from orchestrator.spec import load, load_study
+from orchestrator.spec import load
+from orchestrator.spec.study import load_study
 from orchestrator.study import forecast_study
 from orchestrator.types.plan import Plan
 from tests.conftest import GOLDEN, ROOT, HoldGolden

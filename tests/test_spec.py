@@ -9,6 +9,7 @@ import pytest
 from orchestrator import catalog, spec
 from orchestrator.errors import SpecError
 from orchestrator.spec import SpecProblems
+from orchestrator.spec.examples import starter
 from orchestrator.types import codec
 from orchestrator.types.spec import (
     Batch,
@@ -240,7 +241,7 @@ def test_a_shipped_spec_is_called_as_its_file(path: Path) -> None:
 
 def test_the_starter_loads_and_is_commented(tmp_path: Path) -> None:
     """What `orch init` writes is a spec of that name, with its sections explained."""
-    text = spec.starter(Path("first-run.yaml"))
+    text = starter(Path("first-run.yaml"))
     assert load_text(tmp_path, text).name == "first-run"
     assert "orch plan first-run.yaml" in text
     assert text.count("#") > 10
@@ -249,7 +250,7 @@ def test_the_starter_loads_and_is_commented(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["null", "true", "no", "010", "1e3"])
 def test_the_starter_quotes_names_that_may_be_misread(name: str, tmp_path: Path) -> None:
     """A name that looks like something else arrives as the name that it is."""
-    text = spec.starter(Path(f"{name}.yaml"))
+    text = starter(Path(f"{name}.yaml"))
     assert f'\nname: "{name}"\n' in text
     assert load_text(tmp_path, text).name == name
 
@@ -258,7 +259,7 @@ def test_the_starter_quotes_names_that_may_be_misread(name: str, tmp_path: Path)
 def test_the_starter_refuses_what_is_no_name(name: str) -> None:
     """A file that is called otherwise cannot name a spec."""
     with pytest.raises(SpecError, match="a name: 1 to 63"):
-        spec.starter(Path(f"{name}.yaml"))
+        starter(Path(f"{name}.yaml"))
 
 
 def test_loading_needs_no_framework() -> None:

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from orchestrator import catalog, spec
+from orchestrator import catalog
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.spec.examples import SCHEMA, STUDY_SCHEMA, write_schema
+from orchestrator.spec.examples import SCHEMA, STUDY_SCHEMA, starter, write_schema
 from orchestrator.spec.expectations import example
 from orchestrator.spec.schema import (
     Schema,
@@ -20,6 +20,7 @@ from orchestrator.spec.schema import (
     constants,
     member,
     properties,
+    schema_text,
     spec_schema,
 )
 from orchestrator.types.spec import Optimizer, Spec
@@ -69,7 +70,7 @@ def test_the_contract_is_a_json_schema() -> None:
     Draft202012Validator.check_schema(spec_schema())
     assert spec_schema()["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert spec_schema()["$id"].endswith(f":{spec_schema()['properties']['schema']['default']}")
-    assert json.loads(spec.schema_text()) == spec_schema()
+    assert json.loads(schema_text()) == spec_schema()
 
 
 def test_every_key_says_what_it_is() -> None:
@@ -154,7 +155,7 @@ def test_editors_accept_the_shipped_specs(path: Path) -> None:
     assert list(VALIDATOR.iter_errors(loaded)) == []
 
 
-@pytest.mark.parametrize("text", [COMPLETE, MINIMAL, spec.starter(Path("a.yaml"))])
+@pytest.mark.parametrize("text", [COMPLETE, MINIMAL, starter(Path("a.yaml"))])
 def test_editors_accept_other_good_specs(text: str) -> None:
     """The texts of the tests and the starter pass the contract alone, too."""
     assert list(VALIDATOR.iter_errors(yaml.load(text, Loader=EditorLoader))) == []

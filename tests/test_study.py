@@ -13,6 +13,7 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.render import study_screen as render
 from orchestrator.spec import SpecProblems
 from orchestrator.spec.schema import study_schema
+from orchestrator.spec.study import load_study
 from orchestrator.study import forecast_study
 from orchestrator.study.study_forecast import series_of
 from orchestrator.types.study import Study, Trial
@@ -29,7 +30,7 @@ def loaded(folder: Path, text: str, *overrides: str, base: str = MINIMAL) -> Stu
     """The study of a text whose base lies beside it as base.yaml."""
     (folder / "base.yaml").write_text(base, encoding="utf-8")
     (folder / "study.yaml").write_text(text, encoding="utf-8")
-    return spec.load_study(folder / "study.yaml", overrides)
+    return load_study(folder / "study.yaml", overrides)
 
 
 def refused(folder: Path, text: str) -> str:
@@ -169,7 +170,7 @@ def test_every_shipped_study_begins_with_a_comment(path: Path) -> None:
     text = "\n".join(opening[1:])
     assert re.search(rf"\borch plan {re.escape(str(path.relative_to(ROOT)))}", text)
     assert re.search(r"(?i)\bexpect", text)
-    assert spec.load_study(path).trials
+    assert load_study(path).trials
 
 
 # --- predicted scaling
@@ -256,7 +257,7 @@ def test_a_trial_without_a_plan_has_its_error() -> None:
 
 
 def test_the_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
-    study = spec.load_study(ROOT / "specs/studies/llama3_70b_pods.yaml")
+    study = load_study(ROOT / "specs/studies/llama3_70b_pods.yaml")
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
     text = render.study_screen(forecast_study(study, plans), "orch submit study.yaml")
     golden("study_70b_pods.txt", text)

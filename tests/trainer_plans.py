@@ -60,7 +60,7 @@ def _rest() -> dict[str, Any]:
         "mfu_definition": "", "goodput": 1.0, "dollars": None, "dollars_per_chip_hour": None,
     }  # fmt: skip
     return {
-        "schema": 2, "digest": "0" * 64, "name": "test", "trainer": "llama",
+        "schema": 3, "digest": "0" * 64, "name": "test", "trainer": "llama",
         "ledger_describes_trainer": True, "spec_digest": "0" * 64,
         "overrides": [], "optimizer": asdict(QUICK), "precision": asdict(FP32), "remat": "full",
         "data": asdict(DataSource()), "seed": 0, "compiler_options": {}, "chip": "v5p",

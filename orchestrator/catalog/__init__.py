@@ -3,7 +3,6 @@
 from orchestrator.catalog.chip import Chip, Quantity, Topology, chip, chip_of, chips, defined
 from orchestrator.catalog.efficiency import Efficiency, LearnedConstant, Range, efficiency
 from orchestrator.catalog.networks import model, model_source, models
-from orchestrator.catalog.published_figures import figures, questions
 from orchestrator.catalog.sources import sources
 from orchestrator.catalog.topologies import hosts, schedulable, topologies, topology
 
@@ -19,12 +18,10 @@ __all__ = [
     "chips",
     "defined",
     "efficiency",
-    "figures",
     "hosts",
     "model",
     "model_source",
     "models",
-    "questions",
     "schedulable",
     "sources",
     "topologies",

@@ -1,12 +1,14 @@
 """Which slices of a chip exist, their names and closed axes, and which ones Google Cloud rents."""
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from itertools import zip_longest
 from math import log, prod
 
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.errors import NoSuchSlice
+from orchestrator.types.plan import PlanWarning, plan_warning
 
 Shape = tuple[int, ...]
 
@@ -134,9 +136,9 @@ def _text(shape: Shape) -> str:
 # --- slices of Google Cloud: fewer than exist
 
 
-def schedulable(chip: Chip, topology: Topology, pods: int) -> tuple[str, ...]:
+def schedulable(chip: Chip, topology: Topology, pods: int) -> tuple[PlanWarning, ...]:
     """Why so many slices of that topology cannot be rented; empty if they can be."""
-    return tuple(filter(None, (_one_slice(chip, topology), _multislice(chip, topology, pods))))
+    return (*_one_slice(chip, topology), *_multislice(chip, topology, pods))
 
 
 def hosts(chip: Chip, topology: Topology) -> int:
@@ -146,22 +148,27 @@ def hosts(chip: Chip, topology: Topology) -> int:
     return topology.chips // chip.chips_per_host
 
 
-def _one_slice(chip: Chip, topology: Topology) -> str | None:
+def _one_slice(chip: Chip, topology: Topology) -> Iterator[PlanWarning]:
     most = prod(chip.largest_slice)
-    if topology.chips <= most:
-        return None
-    shape = "x".join(map(str, chip.largest_slice))
-    return (
-        f"Google Cloud schedules at most {most:,} {chip.name} chips as one slice ({shape});"
-        f" {topology} is {topology.chips:,}"
-    )
+    if topology.chips > most:
+        yield plan_warning(
+            "slice_not_rented",
+            chip=chip.name,
+            most_chips=most,
+            largest_slice="x".join(map(str, chip.largest_slice)),
+            topology=str(topology),
+            chips=topology.chips,
+        )
 
 
-def _multislice(chip: Chip, topology: Topology, pods: int) -> str | None:
-    chips = topology.chips * pods
-    if chip.multislice_chips is None or chips <= chip.multislice_chips.value:
-        return None
-    return (
-        f"Google Cloud joins at most {chip.multislice_chips.value:,.0f} {chip.name} chips by"
-        f" Multislice; {pods} x {topology} is {chips:,}"
-    )
+def _multislice(chip: Chip, topology: Topology, pods: int) -> Iterator[PlanWarning]:
+    chips, limit = topology.chips * pods, chip.multislice_chips
+    if limit is not None and chips > limit.value:
+        yield plan_warning(
+            "slices_not_joined",
+            chip=chip.name,
+            most_chips=limit.value,
+            topology=str(topology),
+            pods=pods,
+            chips=chips,
+        )

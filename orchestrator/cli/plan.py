@@ -32,17 +32,17 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
       orch init --list
       orch init --from llama3_70b_4pod my-pods.yaml
     """
-    from orchestrator import spec
+    from orchestrator.spec.examples import create, examples
 
     if as_list:
         from orchestrator.render.layout import Table, screen
 
-        say(screen([Table(rows=list(spec.examples().items()), columns="<w")]))
+        say(screen([Table(rows=list(examples().items()), columns="<w")]))
         return
     if path is None and example is None:
         raise click.UsageError("name the file to write, for example my-run.yaml")
     path = path or Path(f"{example}.yaml")
-    spec.create(path, example)
+    create(path, example)
     click.echo(f"wrote {path}\nNext: {spec_command('plan', path, ())}")
 
 
@@ -53,9 +53,9 @@ def schema(of_study: bool) -> None:
 
     Example: orch schema --study > study.schema.json
     """
-    from orchestrator import spec
+    from orchestrator.spec.schema import schema_text, study_schema_text
 
-    click.echo(spec.study_schema_text() if of_study else spec.schema_text(), nl=False)
+    click.echo(study_schema_text() if of_study else schema_text(), nl=False)
 
 
 @click.command()
@@ -106,11 +106,18 @@ def plan(
 
 def plans_screen(plans: "list[Plan]", following: str) -> str:
     from orchestrator.render.plan_screen import plan_screen
+
+    return plan_screen(plans[0], following, compiled_line(plans[0]), plans[1:])
+
+
+def compiled_line(plan: "Plan") -> str:
+    """What the compiler said of a plan, if it was asked before."""
+    known = orch.known_proof(plan)
+    if known is None:
+        return ""
     from orchestrator.render.proof_screen import proof_summary
 
-    known = orch.known_proof(plans[0])
-    compiled = proof_summary(known.proof, known.age_s or 0.0) if known else ""
-    return plan_screen(plans[0], following, compiled, plans[1:])
+    return proof_summary(known.proof, known.age_s or 0.0)
 
 
 def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:

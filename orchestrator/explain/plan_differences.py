@@ -16,10 +16,14 @@ from orchestrator.plan.infeasible_text import effect_text, factored, reason_text
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.torus import Torus, group_rate, make_torus
 from orchestrator.types.explanation import Difference
-from orchestrator.types.plan import Plan, TorusSpan
+from orchestrator.types.plan import Plan, TorusSpan, WarningCode
 from orchestrator.types.spec import Batch, Spec
 
 GIB, GB = 2**30, 1e9
+RENTED: dict[WarningCode, str] = {
+    "slice_not_rented": "at most {most_chips:,} {chip} chips as one slice ({largest_slice})",
+    "slices_not_joined": "at most {most_chips:,.0f} {chip} chips by Multislice",
+}
 RECOMPUTED = ("matmul_recompute", "attention_recompute")
 
 
@@ -236,7 +240,7 @@ def availability(spec: Spec, plan: Plan) -> Difference | None:
         about="renting",
         derived=f"{spec.resources.pods.max} x {plan.topology}",
         planned="the compiler takes it, Google Cloud does not rent it",
-        why="; ".join(obstacles),
+        why="; ".join(RENTED[one.code].format(**one.figures) for one in obstacles),
     )
 
 

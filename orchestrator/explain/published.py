@@ -4,7 +4,13 @@ from dataclasses import replace
 from decimal import Decimal
 
 from orchestrator import catalog
-from orchestrator.catalog.published_figures import BookQuestion, PublishedFigure, RemarkFormula
+from orchestrator.catalog.published_figures import (
+    BookQuestion,
+    PublishedFigure,
+    RemarkFormula,
+    figures,
+    questions,
+)
 from orchestrator.explain.derivation import derive
 from orchestrator.explain.formula import compute
 from orchestrator.explain.inputs import MFU, vendor_rates
@@ -15,9 +21,7 @@ from orchestrator.types.spec import Batch, Experiment, Model, Pods, Resources, S
 def published_figures(spec: Spec) -> tuple[QuotedFigures, ...]:
     """What was published about this model on these slices; mostly nothing."""
     return tuple(
-        quoted(key, question)
-        for key, question in catalog.questions().items()
-        if is_about(question, spec)
+        quoted(key, question) for key, question in questions().items() if is_about(question, spec)
     )
 
 
@@ -42,7 +46,7 @@ def same_shape(one: Model, other: Model) -> bool:
 
 def quoted(key: str, question: BookQuestion) -> QuotedFigures:
     numbers = exact_numbers(question)
-    chosen = [figure for figure in catalog.figures() if key in figure.questions]
+    chosen = [figure for figure in figures() if key in figure.questions]
     return QuotedFigures(
         title=question.title, figures=tuple(recomputed(figure, numbers) for figure in chosen)
     )

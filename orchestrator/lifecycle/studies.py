@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from orchestrator import spec as specs
 from orchestrator.errors import SpecError
 from orchestrator.journal import StudyJournal, StudyRequest, open_study
 from orchestrator.lifecycle.progress import Progress, silent, task
@@ -18,6 +17,7 @@ from orchestrator.lifecycle.study_runners import (
 )
 from orchestrator.lifecycle.submit import check_no_rehearsal_options
 from orchestrator.plan.planner import make_plan
+from orchestrator.spec.study import load_study
 from orchestrator.study import forecast_study
 from orchestrator.types.events import (
     Count,
@@ -69,7 +69,7 @@ def plan_trials(study: Study, progress: Progress) -> dict[int, Plan | str]:
 
 def submit_study(path: Path, overrides: Sequence[str], options: SubmitOptions) -> StudyResult:
     """Carry out every trial of a study that is not done, one after another."""
-    study = specs.load_study(path, tuple(overrides))
+    study = load_study(path, tuple(overrides))
     check_storage(study.trials[0].spec)
     runner = runner_of(study, path, options)
     plans = plan_trials(study, options.progress)

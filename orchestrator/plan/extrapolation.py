@@ -7,7 +7,7 @@ step that no run shows.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import exp, hypot
+from math import expm1, hypot
 
 from orchestrator.catalog import Efficiency, Range
 from orchestrator.network.mesh_axes import DCN_AXES, ICI_AXES
@@ -17,12 +17,7 @@ from orchestrator.plan.step_work import StepWork, step_work
 from orchestrator.plan.time import StepTime
 from orchestrator.types.plan import Extrapolation, LedgerLine, LineKind
 
-EXCHANGES: tuple[LineKind, ...] = (
-    "exposed_gathers",
-    "exposed_tensor",
-    "serial_collectives",
-    "slice_wait",
-)
+EXPOSED: tuple[LineKind, ...] = ("exposed_gathers", "exposed_tensor", "serial_collectives")
 STANDARD_DEVIATIONS = 1.28  # standard deviations that hold 80 % of a normal distribution
 
 
@@ -50,10 +45,14 @@ def hidden_s(work: StepWork, efficiency: Efficiency) -> float:
     return max(float(work.gathers_s + work.dcn_s + work.tensor_s - shown), 0.0)
 
 
-def exchanges_s(work: StepWork, efficiency: Efficiency) -> float:
-    """What other devices make a device wait for."""
+def exposed_s(work: StepWork, efficiency: Efficiency) -> float:
+    """Collectives that show: the more devices join, the more there are to be late."""
     parts = step_parts(work, efficiency)
-    return float(sum(parts[kind] for kind in EXCHANGES))
+    return float(sum(parts[kind] for kind in EXPOSED))
+
+
+def slice_wait_s(work: StepWork, efficiency: Efficiency) -> float:
+    return float(step_parts(work, efficiency)["slice_wait"])
 
 
 def overhead_s(_work: StepWork, efficiency: Efficiency) -> float:
@@ -65,7 +64,8 @@ UNCERTAIN = (
     Uncertain(axes=("tokens",), seconds=matmul_s),
     Uncertain(axes=("length", "attention_share", "sequence"), seconds=attention_s),
     Uncertain(axes=("microbatches", "data", "tensor", "links_share"), seconds=hidden_s),
-    Uncertain(axes=("chips", "slices"), seconds=exchanges_s),
+    Uncertain(axes=("chips",), seconds=exposed_s),
+    Uncertain(axes=("slices",), seconds=slice_wait_s),
     Uncertain(axes=("step_s",), seconds=overhead_s),
 )
 AXES = tuple(axis for part in UNCERTAIN for axis in part.axes)
@@ -119,7 +119,7 @@ def interval(
     expected = float(expected_s(layout, lines, time, efficiency))
     work = step_work(layout, lines)
     values = axis_values(layout, work, expected)
-    factor = exp(hypot(efficiency.spread.value, uncertainty(work, values, efficiency)))
+    factor = 1 + hypot(expm1(efficiency.spread.value), uncertainty(work, values, efficiency))
     return max(expected / factor, float(time.lower_s)), expected * factor
 
 

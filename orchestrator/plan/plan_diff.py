@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Literal
 
-from orchestrator.types.plan import MeshAxis, Plan
+from orchestrator.types.plan import Plan
 from orchestrator.types.plan_diff import KeyDiff, LineDiff, PlanDiff, PlanReference
 from orchestrator.types.spec import Spec
 
@@ -71,14 +71,9 @@ def _requested(spec: Spec) -> dict[str, Any]:
 def _decided(plan: Plan) -> dict[str, Any]:
     fields = asdict(plan)
     decided = _flat({key: fields[key] for key in DECIDED})
-    torus = {f"{axis.name} lies on": lies_on(axis) for axis in plan.axes if axis.spans}
+    torus = {f"{axis.name} lies on": axis.torus_text for axis in plan.axes if axis.spans}
     requested = ("batch.requested_sequences", "batch.length")
     return {key: decided[key] for key in decided if key not in requested} | torus
-
-
-def lies_on(axis: MeshAxis) -> str:
-    """The torus axes of a mesh axis, each with its stride where it has one: `y/4 z/4`."""
-    return " ".join(s.torus + (f"/{s.stride}" if s.stride > 1 else "") for s in axis.spans)
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:

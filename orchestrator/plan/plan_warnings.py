@@ -4,60 +4,81 @@ from collections.abc import Iterator
 
 from orchestrator import catalog
 from orchestrator.plan.search import SearchRequest, SearchResult
-from orchestrator.types.plan import Plan
+from orchestrator.types.plan import Plan, PlanWarning, plan_warning
 from orchestrator.types.spec import Spec
 
 LEDGER_TRAINER = "llama"  # whose program the ledger describes
 FEW_STEPS, MANY_YEARS, DAYS_OF_YEAR = 100, 5, 365.25
+# The critical batch, in tokens, of a run of D tokens: CRITICAL_SCALE x D^CRITICAL_EXPONENT. A run
+# with that batch takes CRITICAL_OVERHEAD more tokens than one with small batches.
+CRITICAL_SCALE, CRITICAL_EXPONENT, CRITICAL_OVERHEAD = 22.91, 0.47, 0.2
+CRITICAL_SOURCE = "zhang-critical-batch"
+# The largest published batch, DeepSeek-V3's 63M tokens in a run of 14.8T, is 1.8 times critical.
+LARGE_BATCH = 2.0
 
 
-def search_warnings(spec: Spec, request: SearchRequest, result: SearchResult) -> Iterator[str]:
+def search_warnings(
+    spec: Spec, request: SearchRequest, result: SearchResult
+) -> Iterator[PlanWarning]:
     """About the request and the result of its search."""
     yield from catalog.schedulable(request.chip, request.topology, request.pods)
     if spec.experiment.remat == "auto" and result.margin == 0:
-        yield "no plan leaves a tenth of HBM free: this one uses that margin"
+        yield plan_warning("no_memory_margin")
     if spec.experiment.precision.parameters == "bf16":
-        yield (
-            "bf16 parameters without an fp32 master copy lose small updates; the book counts"
-            " memory this way, but few runs train this way"
-        )
+        yield plan_warning("bf16_parameters")
 
 
-def trainer_warnings(plan: Plan) -> Iterator[str]:
+def trainer_warnings(plan: Plan) -> Iterator[PlanWarning]:
     """The forecast is about another trainer's program."""
     if not plan.ledger_describes_trainer:
-        yield (
-            f"the forecast describes the program of trainer {LEDGER_TRAINER}, not that of"
-            f" {plan.trainer}: memory, time and cost of {plan.trainer} are unknown"
+        yield plan_warning("other_trainer", ledger=LEDGER_TRAINER, trainer=plan.trainer)
+
+
+def recipe_warnings(plan: Plan) -> Iterator[PlanWarning]:
+    """Steps, warm-up and batch may be mistyped."""
+    steps, warmup = plan.total_steps, plan.optimizer.warmup_steps
+    if steps < FEW_STEPS:
+        yield plan_warning("few_steps", steps=steps)
+    if warmup > steps:
+        yield plan_warning("long_warmup", warmup_steps=warmup, steps=steps)
+    critical = critical_batch_tokens(plan.tokens)
+    if plan.batch.tokens > LARGE_BATCH * critical:
+        yield plan_warning(
+            "large_batch",
+            batch_tokens=plan.batch.tokens,
+            critical_tokens=critical,
+            tokens=plan.tokens,
+            token_factor=1 + CRITICAL_OVERHEAD * plan.batch.tokens / critical,
+            source=CRITICAL_SOURCE,
         )
 
 
-def few_steps(plan: Plan) -> Iterator[str]:
-    """So few steps that the batch may be mistyped."""
-    steps = plan.total_steps
-    if steps < FEW_STEPS:
-        count = f"{steps} step{'s' * (steps != 1)}"
-        advice = "ask for more tokens or a smaller batch"
-        yield f"all tokens are used up in {count}, too few to train a model: {advice}"
+def critical_batch_tokens(tokens: int) -> float:
+    """The batch beyond which more sequences save few steps, for a run of that many tokens.
+
+    It grows with the tokens of a run, hardly with its model (Zhang et al. 2024). The overhead of
+    other batches grows in proportion to them (McCandlish et al. 2018).
+    """
+    batch: float = CRITICAL_SCALE * tokens**CRITICAL_EXPONENT
+    return batch
 
 
-def forecast_warnings(plan: Plan) -> tuple[str, ...]:
+def forecast_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
     """About the forecast: a plan with another forecast has other ones."""
     return (*too_long(plan), *extrapolations(plan))
 
 
-def too_long(plan: Plan) -> Iterator[str]:
+def too_long(plan: Plan) -> Iterator[PlanWarning]:
     """The run takes longer than anybody waits."""
     days = plan.forecast.days
     years = (days.expected or days.unoverlapped) / DAYS_OF_YEAR
     if years >= MANY_YEARS:
-        yield f"the run would take {years:,.0f} years: ask for more chips or fewer tokens"
+        yield plan_warning("many_years", years=years)
 
 
-def extrapolations(plan: Plan) -> Iterator[str]:
+def extrapolations(plan: Plan) -> Iterator[PlanWarning]:
     """The plan lies outside the published runs."""
     for one in plan.forecast.extrapolations:
-        yield (
-            f"expected is extrapolated along {one.axis}: {one.value:.3g}, published runs have"
-            f" {one.low:.3g} to {one.high:.3g}"
+        yield plan_warning(
+            "extrapolation", axis=one.axis, value=one.value, low=one.low, high=one.high
         )

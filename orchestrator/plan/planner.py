@@ -12,8 +12,8 @@ from orchestrator.plan.infeasible import infeasible
 from orchestrator.plan.placed_mesh import device_groups, place_axes
 from orchestrator.plan.plan_warnings import (
     LEDGER_TRAINER,
-    few_steps,
     forecast_warnings,
+    recipe_warnings,
     search_warnings,
     trainer_warnings,
 )
@@ -31,7 +31,7 @@ from orchestrator.types import codec
 from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
 from orchestrator.types.spec import Experiment, Spec
 
-SCHEMA = 2
+SCHEMA = 3
 
 UNDIGESTED = {
     "digest", "name", "trainer", "ledger_describes_trainer", "overrides", "warnings", "search",
@@ -116,7 +116,7 @@ def write_plan(spec: Spec, request: SearchRequest, result: SearchResult, choice:
     warnings = (
         *trainer_warnings(plan),
         *search_warnings(spec, request, result),
-        *few_steps(plan),
+        *recipe_warnings(plan),
         *forecast_warnings(plan),
     )
     return replace(plan, digest=plan_digest(plan), warnings=warnings)

@@ -1,9 +1,9 @@
 """Compiled programs on disk, so that the same question is answered at once.
 
-The key of an entry is the input of the compiler: the plan's digest, its trainer, the topology as
-the compiler names it, and the versions of the compiler. An entry is valid while the code that the
-compile process loaded is the same. The Forecast is not cached: a program is compared with the
-current one.
+A file's name begins with the plan's digest. What follows is a digest of the compiler's other input:
+the trainer, the topology as the compiler names it, and the versions of the compiler. An entry is
+valid while the code that the compile process loaded is the same. The Forecast is not cached: a
+program is compared with the current one.
 """
 
 import tempfile
@@ -33,6 +33,11 @@ class CachedProgram:
 
 def folder() -> Path:
     return platformdirs.user_cache_path("orch") / "proofs"
+
+
+def has_plan(plan: Plan) -> bool:
+    """Whether any compiler's result for a plan is there: to know which is current takes longer."""
+    return any(folder().glob(f"{plan.digest}.*"))
 
 
 def find(plan: Plan) -> CachedProgram | None:
@@ -69,7 +74,8 @@ def save(plan: Plan, entry: CacheEntry) -> None:
 
 def _key(plan: Plan) -> str:
     trainer = plugins.find_trainer(plan.trainer).value
-    return codec.digest([plan.digest, trainer, target(plan), versions()])
+    compiler = codec.digest([trainer, target(plan), versions()])
+    return f"{plan.digest}.{codec.short(compiler)}"
 
 
 def versions() -> dict[str, str]:

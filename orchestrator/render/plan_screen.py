@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 
-from orchestrator.plan.plan_diff import lies_on
 from orchestrator.render.formatting import (
     count,
     counted,
@@ -29,6 +28,7 @@ from orchestrator.render.layout import (
     section,
     warning,
 )
+from orchestrator.render.warning_text import warning_texts
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Estimate, LedgerLine, MeshAxis, Plan, SearchSummary
 
@@ -53,7 +53,7 @@ def plan_screen(
         time(plan),
         indent(figures(plan)),
         runners_up_table([plan, *runners_up]) if runners_up else [],
-        [warning(text) for text in plan.warnings],
+        [warning(text) for text in warning_texts(plan.warnings)],
         [verdict(plan), *next_step(next_command)],
     )
 
@@ -87,7 +87,7 @@ def searched(search: SearchSummary) -> str:
 
 def axis_text(axis: MeshAxis) -> str:
     """Return an axis with its torus axes: `tensor 8 (x)`, `data 35 (y/4 z/4)` when strided."""
-    where = lies_on(axis)
+    where = axis.torus_text
     return f"{axis.name} {axis.size}" + (f" ({where})" if where else "")
 
 

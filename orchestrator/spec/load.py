@@ -32,6 +32,15 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
     return spec_of(root, problems, path.parent, tuple(overrides))
 
 
+def is_study(path: Path) -> bool:
+    """Whether a file is about a study; a file that cannot be read is for the loader to refuse."""
+    try:
+        root, _ = parse(read(path))
+    except SpecProblems:
+        return False
+    return isinstance(root, Mapping) and "study" in root.entries
+
+
 def _refuse_study(root: Node) -> None:
     """Report a study in place of a spec as one mistake."""
     if isinstance(root, Mapping) and "study" in root.entries:

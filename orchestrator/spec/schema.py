@@ -9,7 +9,6 @@ import msgspec
 from jsonschema import Draft202012Validator
 
 from orchestrator.catalog import Chip
-from orchestrator.spec.file_types import StudyFile
 from orchestrator.spec.nodes import Mapping, Node, Sequence
 from orchestrator.spec.notation import NOTATIONS, Notation
 from orchestrator.types.spec import Spec
@@ -39,7 +38,9 @@ def spec_schema() -> Schema:
 
 @cache
 def study_schema() -> Schema:
-    """The schema of a study."""
+    """The schema of a study. A spec is loaded without its types."""
+    from orchestrator.spec.study_file import StudyFile  # noqa: PLC0415
+
     return _document(StudyFile, "study", {})
 
 
@@ -159,17 +160,11 @@ def _choice(notation: Notation, of_types: Iterator[Schema]) -> Schema:
 
 
 def definition(name: str) -> Schema:
-    """A named part of a schema."""
-    return resolved(_definitions()[name])
-
-
-@cache
-def _definitions() -> dict[str, Schema]:
-    return {
-        **chip_schema()["$defs"],
-        **study_schema()["$defs"],
-        **spec_schema()["$defs"],
-    }
+    """A named part of a schema. No two schemas give a name to different parts."""
+    for schema in (spec_schema, chip_schema, study_schema):
+        if name in (parts := schema()["$defs"]):
+            return resolved(parts[name])
+    raise KeyError(name)
 
 
 def resolved(schema: Schema) -> Schema:

@@ -30,15 +30,6 @@ FIXED = {"run.storage": "their runs lie beside the study"}
 PLACEHOLDER = {"any": [0]}
 
 
-def is_study(path: Path) -> bool:
-    """Whether a file is about a study; one that cannot be read is for the loader to refuse."""
-    try:
-        root, _ = parse(read(path))
-    except SpecProblems:
-        return False
-    return isinstance(root, Mapping) and "study" in root.entries
-
-
 def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """The study of a file, its base changed by `--set`; `SpecProblems` has all that is wrong."""
     applied = tuple(overrides)

@@ -53,6 +53,33 @@ LineKind = Literal[
 ]
 
 
+# What a person should know before paying for a plan.
+WarningCode = Literal[
+    "slice_not_rented",
+    "slices_not_joined",
+    "no_memory_margin",
+    "bf16_parameters",
+    "other_trainer",
+    "few_steps",
+    "long_warmup",
+    "large_batch",
+    "many_years",
+    "extrapolation",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanWarning:
+    """One warning: a code, and its figures."""
+
+    code: WarningCode
+    figures: dict[str, int | float | str]
+
+
+def plan_warning(code: WarningCode, **figures: int | float | str) -> PlanWarning:
+    return PlanWarning(code=code, figures=figures)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TorusSpan:
     """The part of a mesh axis, or of a group of them, that lies on one torus axis.
@@ -75,6 +102,11 @@ class MeshAxis:
     size: int
     link: Link
     spans: tuple[TorusSpan, ...]
+
+    @property
+    def torus_text(self) -> str:
+        """Its torus axes, each with its stride where it has one: `y/4 z/4`."""
+        return " ".join(s.torus + (f"/{s.stride}" if s.stride > 1 else "") for s in self.spans)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +290,7 @@ class Plan:
     chip_profile: str | None
     forecast: Forecast
     search: SearchSummary
-    warnings: tuple[str, ...]
+    warnings: tuple[PlanWarning, ...]
 
     @property
     def total_steps(self) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.types.plan import Estimate
+from orchestrator.types.plan import Estimate, PlanWarning
 from orchestrator.types.report import NotCompared, Spread
 from orchestrator.types.run import ProcessIdentity, Run
 from orchestrator.types.spec import Spec
@@ -110,7 +110,7 @@ class PlannedTrial:
     bound: str
     days: Estimate
     dollars: Estimate | None
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[PlanWarning, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

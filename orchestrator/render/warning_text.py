@@ -1,0 +1,102 @@
+"""The sentences of a plan's warnings, from their codes and figures."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from orchestrator import catalog
+from orchestrator.render.formatting import count, counted, scaled
+from orchestrator.types.plan import PlanWarning, WarningCode
+
+SENTENCES: dict[WarningCode, str] = {
+    "slice_not_rented": (
+        "Google Cloud schedules at most {most_chips:,} {chip} chips as one slice"
+        " ({largest_slice}); {topology} is {chips:,}"
+    ),
+    "slices_not_joined": (
+        "Google Cloud joins at most {most_chips:,.0f} {chip} chips by Multislice;"
+        " {pods} x {topology} is {chips:,}"
+    ),
+    "no_memory_margin": "no plan leaves a tenth of HBM free: this one uses that margin",
+    "bf16_parameters": (
+        "bf16 parameters without an fp32 master copy lose small updates; the book counts memory"
+        " this way, but few runs train this way"
+    ),
+    "other_trainer": (
+        "the forecast describes the program of trainer {ledger}, not that of {trainer}: memory,"
+        " time and cost of {trainer} are unknown"
+    ),
+    "many_years": "the run would take {years:,.0f} years: ask for more chips or fewer tokens",
+}
+# What an axis of extrapolation is called, and how its values are written.
+AXES = {
+    "tokens": "tokens a chip in one microbatch {:,.0f}",
+    "length": "sequence length {:,.0f}",
+    "attention_share": "attention of all compute {:.0%}",
+    "microbatches": "microbatches {:,.0f}",
+    "data": "data {:,.0f}",
+    "sequence": "sequence {:,.0f}",
+    "tensor": "tensor {:,.0f}",
+    "links_share": "links over compute {:.0%}",
+    "chips": "chips {:,.0f}",
+    "slices": "slices {:,.0f}",
+    "step_s": "step {:.2g} s",
+}
+
+
+def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> list[str]:
+    """Return the sentences of a plan's warnings; one for all extrapolations, with their values."""
+    listed = list(warnings)
+    others = [warning_text(one) for one in listed if one.code != "extrapolation"]
+    axes = [axis_text(values, one.figures) for one in listed if one.code == "extrapolation"]
+    if axes:
+        others.append(f"expected is an extrapolation from published runs: {', '.join(axes)}")
+    return others
+
+
+def axis_text(values: bool, figures: dict[str, Any]) -> str:
+    """Return an axis, where the plan lies on it, and the range of the runs."""
+    text = AXES[figures["axis"]]
+    name, number = text.split("{")
+    if not values:
+        return name.strip()
+    low, high = (f"{{{number}".format(figures[end]) for end in ("low", "high"))
+    return f"{text.format(figures['value'])} ({low if low == high else f'{low} to {high}'})"
+
+
+def warning_text(warning: PlanWarning) -> str:
+    """Return the sentence of a warning."""
+    figures: dict[str, Any] = warning.figures
+    match warning.code:
+        case "few_steps":
+            return few_steps(**figures)
+        case "long_warmup":
+            return long_warmup(**figures)
+        case "large_batch":
+            return large_batch(**figures)
+        case code:
+            return SENTENCES[code].format(**figures)
+
+
+def few_steps(steps: int) -> str:
+    return (
+        f"all tokens are used up in {counted(steps, 'step')}, too few to train a model: ask for"
+        " more tokens or a smaller batch"
+    )
+
+
+def long_warmup(warmup_steps: int, steps: int) -> str:
+    return (
+        f"the warm-up of {count(warmup_steps)} steps is longer than the run, which ends after"
+        f" {count(steps)}: the learning rate reaches {steps / warmup_steps:.0%} of its peak"
+    )
+
+
+def large_batch(
+    batch_tokens: int, critical_tokens: float, tokens: int, token_factor: float, source: str
+) -> str:
+    where = catalog.sources()[source].where
+    return (
+        f"a batch of {scaled(batch_tokens)} tokens is {batch_tokens / critical_tokens:.0f} times"
+        f" the critical batch of a run of {scaled(tokens)}, about {scaled(critical_tokens, 2)}"
+        f" ({where}): the same loss takes about {token_factor:.1f} times the tokens"
+    )
