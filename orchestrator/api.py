@@ -2,7 +2,7 @@
 
 Every function takes plain arguments and returns a plain value. It raises `OrchError`, whose
 `exit_code` is what the command would exit with. It prints nothing: whoever wants to see progress
-passes a function that takes events (`orchestrator.types.events`).
+passes a function that takes events (`orchestrator.types.progress_events`).
 
 Imports stand inside the functions, so that `import orchestrator` stays light.
 """
@@ -143,16 +143,18 @@ def known_proof(plan: "Plan") -> "ProofResult | None":
 
 
 def score(
-    runs: str | Path | None = None, *, without: Literal["document", "group"] | None = None
+    runs: str | Path | None = None,
+    *,
+    without: Literal["document", "group", "software"] | None = None,
 ) -> "Score":
     """Forecasts of published runs against what the runs reached.
 
     `runs` is a CSV file with the columns of the project's own, which is the default. `without`
-    learns the constants anew without each document, or each group, and scores what it left out.
+    learns the constants anew without each document, group or software, and scores what it left out.
     """
-    from orchestrator.score import PUBLISHED, cross_validated, with_catalog_constants
+    from orchestrator.score import cross_validated, with_catalog_constants
 
-    path = Path(runs) if runs else PUBLISHED
+    path = Path(runs) if runs else None
     return cross_validated(without, path) if without else with_catalog_constants(path)
 
 
@@ -320,11 +322,11 @@ def runs(storage: str | Path = RUNS, *, progress: "Progress | None" = None) -> "
     from orchestrator import journal
     from orchestrator.lifecycle.progress import silent
     from orchestrator.lifecycle.recording import catch_up
-    from orchestrator.types.events import Problem
+    from orchestrator.types.progress_events import NonFatalProblem
 
     found, problems = journal.list_runs(Path(storage))
     for problem in problems:
-        (progress or silent)(Problem(message=problem))
+        (progress or silent)(NonFatalProblem(message=problem))
     catch_up(Path(storage), found)
     return found
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor import checks
+from orchestrator.doctor import machine_checks
 from orchestrator.render import doctor_screen as render
 from orchestrator.types.health import Finding, HealthReport
 from tests.conftest import RunOrch
@@ -61,7 +61,7 @@ def test_devices_that_jax_cannot_open_are_told_in_its_words(
 ) -> None:
     """The child's last line, and how to do without them."""
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
-    finding = checks.devices()
+    finding = machine_checks.devices()
     assert finding.health == "broken"
     assert "no_such_platform" in finding.detail
     assert finding.advice is not None
@@ -70,8 +70,10 @@ def test_devices_that_jax_cannot_open_are_told_in_its_words(
 
 def test_another_version_than_pinned_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """orch leans on how just these versions behave."""
-    monkeypatch.setattr(checks, "installed_version", lambda name: None if name == "ray" else "0.1")
-    finding = checks.packages()
+    monkeypatch.setattr(
+        machine_checks, "installed_version", lambda name: None if name == "ray" else "0.1"
+    )
+    finding = machine_checks.packages()
     assert finding.health == "broken"
     assert "ray" not in finding.detail
     assert "jax 0.1, not 0.10.2" in finding.detail
@@ -79,14 +81,14 @@ def test_another_version_than_pinned_is_broken(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_a_compiler_proofs_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS or Arm."""
-    monkeypatch.setattr(checks, "installed_version", lambda _: None)
-    assert checks.compiler().health == "limited"
+    monkeypatch.setattr(machine_checks, "installed_version", lambda _: None)
+    assert machine_checks.compiler().health == "limited"
 
 
 def test_too_little_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proof of thousands of chips would be killed."""
-    monkeypatch.setattr(checks, "available_bytes", lambda: 2**30)
-    assert checks.memory().health == "limited"
+    monkeypatch.setattr(machine_checks, "available_bytes", lambda: 2**30)
+    assert machine_checks.memory().health == "limited"
 
 
 def test_advice_stands_under_what_it_is_for() -> None:

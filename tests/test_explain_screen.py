@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.catalog.published_figures import figures
-from orchestrator.explain import explain, formatting
+from orchestrator.explain import explain, wording
 from orchestrator.explain.assemble import likely
 from orchestrator.explain.formula import evaluate
 from orchestrator.plan.planner import make_plan
@@ -81,11 +81,11 @@ def test_the_answer_has_the_days_that_the_plan_shows() -> None:
     assert days.low is not None
     assert days.high is not None
     assert days.expected is not None
-    between = formatting.lasting_between(days.low, days.high)
+    between = wording.lasting_between(days.low, days.high)
     sheet = explanation_of("70b-four-pods")
     assert sheet.summary.endswith(f"planned {between}.")
     said = {difference.about: difference.planned for difference in sheet.differences}
-    assert f"{formatting.lasting(days.expected)} expected" in said["days"]
+    assert f"{wording.lasting(days.expected)} expected" in said["days"]
     untold = replace(days, low=None, high=None)
     assert likely(untold) == (days.lower, days.unoverlapped)
 
@@ -143,8 +143,9 @@ def test_every_constant_names_the_runs_behind_it() -> None:
     assert found is not None
     rows = {(part.name, one.symbol): one.rows for part in found.parts for one in part.constants}
     assert {*rows} == {
-        ("matmuls", "share"), ("attention", "share"), ("exposed collectives", "exposed"),
-        ("waiting for slices", "wait"), ("waiting for slices", "hop"), ("between steps", "between"),
+        ("matmuls", "share"), ("attention", "share"), ("exposed gathers and scatters", "exposed"),
+        ("exposed tensor exchanges", "exposed"),
+        ("waiting for slices", "wait"), ("waiting for slices", "hop"),
     }  # fmt: skip
     known = {row["id"] for row in read(PUBLISHED)}
     assert all(names and set(names) <= known for names in rows.values())
@@ -167,7 +168,7 @@ def test_every_constant_names_the_runs_behind_it() -> None:
 )  # fmt: skip
 def test_a_duration_takes_the_unit_that_says_something(days: float, said: str) -> None:
     """A rehearsal takes no 0.0 days."""
-    assert formatting.lasting(days) == said
+    assert wording.lasting(days) == said
 
 
 @pytest.mark.parametrize("key", REQUESTS)

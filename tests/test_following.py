@@ -21,8 +21,8 @@ from orchestrator.lifecycle.rehearse import RehearsalFollower
 from orchestrator.lifecycle.requests import Provenance, SubmitOptions
 from orchestrator.render import rehearsal_screen as render
 from orchestrator.render import status_line
-from orchestrator.types.events import FollowStarted, Stopping, TaskEnded, Tracked
 from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import FollowStarted, StopSent, TaskEnded, Tracked
 from tests.journals import reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
 
@@ -252,9 +252,9 @@ def test_the_first_ctrl_c_waits_for_no_checkpoint_where_nothing_is_to_be_saved(
     signals.append(signal.SIGINT.value)
     assert steps == 0 or rehearsed.gives_up(driven=True)
     assert events == (
-        [Stopping(how="nothing to save")]
+        [StopSent(how="nothing to save")]
         if steps == 0
-        else [Stopping(how="with a checkpoint"), Stopping(how="at once")]
+        else [StopSent(how="with a checkpoint"), StopSent(how="at once")]
     )
 
 

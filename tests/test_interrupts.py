@@ -72,7 +72,11 @@ def test_what_runs_beside_a_command_ends_with_it(
         (("submit", STUDY), "lifecycle.studies.make_plan", "planning; nothing is left running"),
         (("explain", TINY), "explain.explain", "working it out; nothing is left running"),
         (("score",), "score.with_catalog_constants", "scoring; nothing is left running"),
-        (("doctor",), "doctor.checks.python", "looking at this machine; nothing is left running"),
+        (
+            ("doctor",),
+            "doctor.machine_checks.python",
+            "looking at this machine; nothing is left running",
+        ),
         (("sync",), "journal.list_journals", "recording; what is recorded stays"),
         (
             ("report", "it"),

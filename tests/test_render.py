@@ -11,7 +11,9 @@ from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.render import formatting, rehearsal_screen, study_screen
-from orchestrator.render.layout import (
+from orchestrator.render.plan_screen import plan_screen
+from orchestrator.render.score_screen import score_screen
+from orchestrator.render.screen_parts import (
     WIDTH,
     Screen,
     Table,
@@ -24,8 +26,6 @@ from orchestrator.render.layout import (
     screen,
     warning,
 )
-from orchestrator.render.plan_screen import plan_screen
-from orchestrator.render.score_screen import score_screen
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load
 from orchestrator.spec.study import load_study

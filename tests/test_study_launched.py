@@ -18,8 +18,8 @@ from orchestrator.lifecycle import follow, recording
 from orchestrator.lifecycle.cluster import ClusterLaunch
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
-from orchestrator.types.events import ClusterReady, Tracked
 from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import ClusterReady, Tracked
 from orchestrator.types.run import Run
 from tests.journals import reason, run_request
 from tests.reports import finished_run, timed

@@ -23,8 +23,8 @@ from orchestrator.render.page import study_page
 from orchestrator.report.gap import reference
 from orchestrator.study import make_study_report, read_trial_runs
 from orchestrator.study.gap_explanation import explain_gaps
-from orchestrator.types.events import Tracked
 from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import Tracked
 from orchestrator.types.run import EndState
 from orchestrator.types.study import StudyReport
 from tests.conftest import RunOrch

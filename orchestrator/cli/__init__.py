@@ -10,7 +10,7 @@ from orchestrator.cli import look, machine, plan, run
 from orchestrator.cli.terminal import as_typed, is_live
 from orchestrator.errors import Interrupted, OrchError
 from orchestrator.lifecycle.interrupts import ActInterrupted
-from orchestrator.render.layout import fit
+from orchestrator.render.screen_parts import fit
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 GROUPS = {

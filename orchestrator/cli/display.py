@@ -14,7 +14,7 @@ from orchestrator.cli.terminal import is_live, say
 from orchestrator.render.status_line import StatusLine
 
 if TYPE_CHECKING:
-    from orchestrator.types.events import Count
+    from orchestrator.types.progress_events import UnitsDone
 
 COUNT_EVERY_S = 2.0
 
@@ -30,19 +30,25 @@ class Display:
         self.left, self.stage, self.counted_at_s = False, "", time.monotonic()
 
     def __call__(self, event: object) -> None:
-        from orchestrator.types.events import Count, LeftRunning, Problem, Stage, TaskEnded
+        from orchestrator.types.progress_events import (
+            LeftRunning,
+            NonFatalProblem,
+            Stage,
+            TaskEnded,
+            UnitsDone,
+        )
 
         match event:
             case Stage():
                 self.status.update(self.text.stage(event))
                 self.say_stage(f"{event.task}: {event.stage}")
-            case Count():
+            case UnitsDone():
                 self.status.update(self.text.count(event))
                 self.say_count(event)
             case TaskEnded():
                 self.status.clear()
                 self.text.status = self.stage = ""
-            case Problem(message=message):
+            case NonFatalProblem(message=message):
                 click.echo(f"warning: {message}", err=True)
             case _:
                 self.left |= isinstance(event, LeftRunning)
@@ -57,7 +63,7 @@ class Display:
             click.echo(text, err=True)
         self.stage = text
 
-    def say_count(self, event: "Count") -> None:
+    def say_count(self, event: "UnitsDone") -> None:
         if not self.status.live and time.monotonic() - self.counted_at_s >= COUNT_EVERY_S:
             click.echo(self.text.count(event), err=True)
             self.counted_at_s = time.monotonic()

@@ -94,7 +94,7 @@ def logs(
 
 
 def show_end(event: object) -> None:
-    from orchestrator.types.events import RunUpdate
+    from orchestrator.types.progress_events import RunUpdate
 
     if isinstance(event, RunUpdate):
         click.echo(f"{event.run.run}: {event.run.state}", err=True)
@@ -133,8 +133,8 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
 
     Example: orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
     """
-    from orchestrator.render.layout import fit
     from orchestrator.render.report_text import run_verdict
+    from orchestrator.render.screen_parts import fit
     from orchestrator.render.study_report_screen import study_verdict
     from orchestrator.types.study import StudyReport
 

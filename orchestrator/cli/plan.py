@@ -35,7 +35,7 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
     from orchestrator.spec.examples import create, examples
 
     if as_list:
-        from orchestrator.render.layout import Table, screen
+        from orchestrator.render.screen_parts import Table, screen
 
         say(screen([Table(rows=list(examples().items()), columns="<w")]))
         return
@@ -216,12 +216,14 @@ def prove(
     "runs", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUNS.csv]"
 )
 @click.option(
-    "--without", type=click.Choice(["document", "group"]),
-    help="Learn anew without each document, or each source and chip, and score what was left out.",
+    "--without", type=click.Choice(["document", "group", "software"]),
+    help="Learn anew without each document, source and chip, or software; score what was left out.",
 )  # fmt: skip
 @JSON
 @interruptible("scoring")
-def score(runs: Path | None, without: Literal["document", "group"] | None, as_json: bool) -> None:
+def score(
+    runs: Path | None, without: Literal["document", "group", "software"] | None, as_json: bool
+) -> None:
     """Compare forecasts with published runs. Each run is planned as it ran.
 
     RUNS.csv has the columns of the project's own file, which is the default. A row that cannot be

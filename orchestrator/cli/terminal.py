@@ -11,7 +11,7 @@ from typing import TextIO
 
 import click
 
-from orchestrator.render.layout import Screen
+from orchestrator.render.screen_parts import Screen
 
 WIDEST = 120  # columns of a screen on a wide terminal
 RUNS = Path("runs")

@@ -22,7 +22,7 @@ from orchestrator.journal import (
     liveness,
 )
 from orchestrator.journal.run_status import cancel_reason
-from orchestrator.launch.backend import Attempt, AttemptSpec, Backend, Slice, WorkerArgs
+from orchestrator.launch.backend import AttemptHandle, AttemptSpec, Backend, Slice, WorkerArgs
 from orchestrator.plan.elastic import plan_on
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import StateReason
@@ -104,7 +104,7 @@ class Driver:
         self.writer.end_attempt(end.reason, error=end.error, first_dead_rank=end.first_dead_rank)
         return decide_retry(self.writer.run(), self.spec.run.retries)
 
-    def _wait_for_slices(self, attempt: Attempt) -> tuple[Plan, tuple[str, ...]]:
+    def _wait_for_slices(self, attempt: AttemptHandle) -> tuple[Plan, tuple[str, ...]]:
         """Wait until enough slices are free, and plan for as many; note what the run waits for."""
         started_s, run = time.monotonic(), self.writer.run()
         previous = run.attempts[-1].slices if run.attempts else ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.journal import Writer, heartbeat, liveness
 from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor
-from orchestrator.launch.backend import Attempt, AttemptEvent, Slice, WorkerArgs
+from orchestrator.launch.backend import AttemptEvent, AttemptHandle, Slice, WorkerArgs
 from orchestrator.types.run import AttemptReason
 
 POLL_S = 0.25
@@ -30,7 +30,7 @@ class Monitor:
     """One attempt while its workers run."""
 
     writer: Writer
-    attempt: Attempt
+    attempt: AttemptHandle
     args: WorkerArgs
     slices: Sequence[str]
     hang_limit_s: float

@@ -7,10 +7,10 @@ from orchestrator.catalog import Efficiency, LearnedConstant
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times
 from orchestrator.explain.derivation import DerivationResult, derive
-from orchestrator.explain.formatting import assumed, bound_by, lasting, lasting_between
 from orchestrator.explain.inputs import MFU
 from orchestrator.explain.plan_differences import differences, planned
 from orchestrator.explain.published import published_figures
+from orchestrator.explain.wording import assumed, bound_by, lasting, lasting_between
 from orchestrator.plan.expected import SOURCE
 from orchestrator.plan.flops import MFU_DEFINITION
 from orchestrator.types.explanation import (

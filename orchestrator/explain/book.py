@@ -5,9 +5,9 @@ Formulas are data. They use the symbols of `inputs` and of the formulas before t
 
 from collections.abc import Callable, Mapping
 
-from orchestrator.explain.formatting import bound_by, power_of_two, short
 from orchestrator.explain.formula import Formula, Worksheet
 from orchestrator.explain.inputs import AxisCounts
+from orchestrator.explain.wording import bound_by, power_of_two, short
 from orchestrator.types.explanation import DerivationSection, Verdict
 
 TOKENS = "tokens a chip"

@@ -8,8 +8,8 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times
-from orchestrator.explain.formatting import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.explain.inputs import axes_of
+from orchestrator.explain.wording import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.infeasible_text import effect_text, factored, reason_text

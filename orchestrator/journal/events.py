@@ -2,13 +2,7 @@
 
 import msgspec
 
-from orchestrator.types.run import (
-    AttemptReason,
-    EndState,
-    ProcessIdentity,
-    StateReason,
-    Submission,
-)
+from orchestrator.types.run import AttemptReason, EndState, ProcessIdentity, StateReason, Submission
 
 SCHEMA = 2
 

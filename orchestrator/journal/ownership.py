@@ -34,14 +34,7 @@ from orchestrator.journal.run_status import HEARTBEAT_S, process_name
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
-from orchestrator.types.run import (
-    LIVE,
-    AttemptReason,
-    EndState,
-    Run,
-    StateReason,
-    TrackedRun,
-)
+from orchestrator.types.run import LIVE, AttemptReason, EndState, Run, StateReason, TrackedRun
 
 
 class Writer:

@@ -13,12 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.errors import (
-    JournalUnreadable,
-    RunIsLive,
-    SpecError,
-    UnknownRun,
-)
+from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownRun
 from orchestrator.journal import event_log, files, liveness
 from orchestrator.journal.listing import find_run, list_journals, remove_run
 from orchestrator.journal.run_journal import Clock, Journal, read_value

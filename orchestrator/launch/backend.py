@@ -78,7 +78,7 @@ class AttemptEvent:
     error: str | None = None
 
 
-class Attempt(Protocol):
+class AttemptHandle(Protocol):
     """One attempt at a run. First it shows slices, then it runs workers on the chosen ones.
 
     Leaving the `with` stops every process of it.
@@ -181,7 +181,7 @@ class Backend(Protocol):
         """The cluster of that address."""
         ...
 
-    def attempt(self, spec: AttemptSpec) -> Attempt:
+    def attempt(self, spec: AttemptSpec) -> AttemptHandle:
         """Prepare an attempt: from now on it looks for slices of the kind that the run needs."""
         ...
 

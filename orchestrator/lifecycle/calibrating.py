@@ -9,7 +9,7 @@ from orchestrator.lifecycle.requests import Provenance
 from orchestrator.plan.calibrated import with_profile
 from orchestrator.plan.rehearsal import Rehearsal
 from orchestrator.types.codec import to_pretty_json
-from orchestrator.types.events import Stage
+from orchestrator.types.progress_events import Stage
 
 PROFILE_DOCUMENT = "chip_profile.json"
 TASK = "measuring this machine"

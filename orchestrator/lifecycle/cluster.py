@@ -16,8 +16,8 @@ from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.render.launch_screen import cluster_problems
 from orchestrator.render.next_commands import run_command
-from orchestrator.types.events import ClusterReady, JobStarted, Stage, TaskEnded
 from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import ClusterReady, JobStarted, Stage, TaskEnded
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run, StateReason
 from orchestrator.types.spec import Spec

@@ -14,7 +14,7 @@ from orchestrator.launch.backend import JOB_ENDED, ClusterClient, ClusterUnusabl
 from orchestrator.lifecycle import recording
 from orchestrator.lifecycle.interrupts import collected_interrupts
 from orchestrator.lifecycle.progress import Progress
-from orchestrator.types.events import (
+from orchestrator.types.progress_events import (
     FollowStarted,
     LeftRunning,
     RunEnded,

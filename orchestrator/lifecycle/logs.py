@@ -9,7 +9,7 @@ from orchestrator.errors import UnknownName
 from orchestrator.journal import Journal
 from orchestrator.journal.run_logs import Log, LogLine, LogReader, list_logs
 from orchestrator.lifecycle.progress import Progress
-from orchestrator.types.events import RunUpdate
+from orchestrator.types.progress_events import RunUpdate
 from orchestrator.types.run import LIVE, Run
 
 POLL_S = 0.5

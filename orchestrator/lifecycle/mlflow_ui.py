@@ -15,7 +15,13 @@ from orchestrator.tracking.mlflow import server
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.mlflow.tracking_uri import TRACKER, is_server
 from orchestrator.tracking.mlflow.views import links, set_views, views
-from orchestrator.types.events import ExperimentViews, Problem, Stage, TaskEnded, UiReady
+from orchestrator.types.progress_events import (
+    ExperimentViews,
+    NonFatalProblem,
+    Stage,
+    TaskEnded,
+    UiReady,
+)
 from orchestrator.types.tracking import Destination
 
 TASK = "MLflow UI"
@@ -75,7 +81,7 @@ def ready(address: str, places: list[Destination], progress: Progress, *, served
             set_views(store, shipped)
             of_experiment = tuple(links(address, store.experiment, shipped))
         except NotRecorded as error:
-            progress(Problem(message=f"the comparisons are not set up: {error}"))
+            progress(NonFatalProblem(message=f"the comparisons are not set up: {error}"))
             of_experiment = ()
         found.append(ExperimentViews(experiment=place.experiment, views=of_experiment))
     return UiReady(address=address, place=places[0].label, experiments=tuple(found), served=served)

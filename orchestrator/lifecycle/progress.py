@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from orchestrator.lifecycle.interrupts import interruptible
-from orchestrator.types.events import Event, Stage, TaskEnded
+from orchestrator.types.progress_events import ProgressEvent, Stage, TaskEnded
 
-Progress: TypeAlias = Callable[[Event], None]
+Progress: TypeAlias = Callable[[ProgressEvent], None]
 
 
-def silent(_: Event) -> None:
+def silent(_: ProgressEvent) -> None:
     """The progress that nobody watches."""
 
 

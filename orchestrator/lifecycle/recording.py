@@ -11,7 +11,7 @@ from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.render.next_commands import run_command
 from orchestrator.tracking.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S, Recorder
-from orchestrator.types.events import Count, Stage, TaskEnded, Tracked
+from orchestrator.types.progress_events import Stage, TaskEnded, Tracked, UnitsDone
 from orchestrator.types.run import LIVE, Run
 from orchestrator.types.tracking import Destination, SyncResult
 
@@ -40,7 +40,7 @@ def _sync_run(recorder: Recorder, journal: Journal, progress: Progress) -> SyncR
 
 
 def _counted(key: str, progress: Progress) -> Callable[[int], None]:
-    return lambda steps: progress(Count(task=key, done=steps, unit="steps recorded"))
+    return lambda steps: progress(UnitsDone(task=key, done=steps, unit="steps recorded"))
 
 
 def _waiting(key: str, progress: Progress) -> Callable[[float], None]:

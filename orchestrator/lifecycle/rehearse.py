@@ -16,8 +16,8 @@ from orchestrator.lifecycle.interrupts import collected_interrupts, interrupt_na
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.plan.rehearsal import Rehearsal
-from orchestrator.types.events import FollowStarted, NodesUp, Stopping, TaskEnded, Trouble
 from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import FollowStarted, NodesUp, StopSent, TaskEnded, Trouble
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import ReasonCode, Run, StateReason
 
@@ -125,7 +125,7 @@ class RehearsalFollower:
         While there is no driver, or no step of the attempt is done, there is nothing to save.
         """
         if self.signals and not driven:
-            self.progress(Stopping(how="before it began"))
+            self.progress(StopSent(how="before it began"))
             return True
         while self.passed_on < len(self.signals):
             unsaved = self.journal.run().state in ("running", "stopping")
@@ -134,7 +134,7 @@ class RehearsalFollower:
             request_cancel(self.journal, at_once=at_once, source=why)
             self.passed_on += 1
             if at_once:
-                self.progress(Stopping(how="at once" if unsaved else "nothing to save"))
+                self.progress(StopSent(how="at once" if unsaved else "nothing to save"))
                 return True
-            self.progress(Stopping(how="with a checkpoint"))
+            self.progress(StopSent(how="with a checkpoint"))
         return False

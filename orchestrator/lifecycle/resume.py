@@ -3,13 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import (
-    Interrupted,
-    OrchError,
-    RunHasEnded,
-    RunIsLive,
-    SpecError,
-)
+from orchestrator.errors import Interrupted, OrchError, RunHasEnded, RunIsLive, SpecError
 from orchestrator.journal import Journal
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.interrupts import collected_interrupts
@@ -17,8 +11,8 @@ from orchestrator.lifecycle.requests import Proposal, SubmitOptions, named_clust
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.rehearsal import MOST_PODS
 from orchestrator.render.next_commands import run_command
-from orchestrator.types.events import Resumed, RunEnded
 from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import Resumed, RunEnded
 from orchestrator.types.run import LIVE, Run
 
 

@@ -19,14 +19,14 @@ from orchestrator.lifecycle.submit import check_no_rehearsal_options
 from orchestrator.plan.planner import make_plan
 from orchestrator.spec.study import load_study
 from orchestrator.study import forecast_study
-from orchestrator.types.events import (
-    Count,
+from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import (
     StudyPlanned,
     SubmitStarted,
     TrialDoneBefore,
     TrialStarted,
+    UnitsDone,
 )
-from orchestrator.types.plan import Plan
 from orchestrator.types.run import LIVE
 from orchestrator.types.study import Study, StudyForecast
 
@@ -60,7 +60,7 @@ def plan_trials(study: Study, progress: Progress) -> dict[int, Plan | str]:
                 plans[trial.number] = make_plan(trial.spec)
             except SpecError as error:
                 plans[trial.number] = str(error)
-            progress(Count(task=TASK, done=len(plans), total=len(study.trials), unit="trials"))
+            progress(UnitsDone(task=TASK, done=len(plans), total=len(study.trials), unit="trials"))
     return plans
 
 

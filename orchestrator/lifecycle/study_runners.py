@@ -20,8 +20,8 @@ from orchestrator.lifecycle.requests import (
 )
 from orchestrator.lifecycle.submit import REHEARSED_STEPS, prove_before
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
-from orchestrator.types.events import LeftRunning, TrialContinues, TrialEnded
 from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import LeftRunning, TrialContinues, TrialEnded
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import LIVE, Run, State
 from orchestrator.types.study import Trial

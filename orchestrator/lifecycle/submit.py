@@ -24,7 +24,8 @@ from orchestrator.lifecycle.requests import (
 )
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
-from orchestrator.types.events import (
+from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import (
     AlreadySubmitted,
     Planned,
     Proved,
@@ -32,7 +33,6 @@ from orchestrator.types.events import (
     RunEnded,
     SubmitStarted,
 )
-from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run
 from orchestrator.types.spec import Spec

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from orchestrator.render.formatting import percent, seconds, with_unit
-from orchestrator.render.layout import (
+from orchestrator.render.screen_parts import (
     Command,
     Part,
     Screen,

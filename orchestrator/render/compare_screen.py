@@ -12,7 +12,8 @@ from orchestrator.render.formatting import (
     seconds,
     to_digits,
 )
-from orchestrator.render.layout import (
+from orchestrator.render.report_text import NOT_COMPARED
+from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
@@ -22,7 +23,6 @@ from orchestrator.render.layout import (
     screen,
     section,
 )
-from orchestrator.render.report_text import NOT_COMPARED
 from orchestrator.types.report import Goodput, Ratio, Report, Spread
 
 SAME = 0.01  # rates this close are equal

@@ -1,7 +1,7 @@
 """Show the health of this machine as a table."""
 
 from orchestrator.render.formatting import counted
-from orchestrator.render.layout import Part, Screen, Table, heading, indent, next_step, screen
+from orchestrator.render.screen_parts import Part, Screen, Table, heading, indent, next_step, screen
 from orchestrator.types.health import HealthReport
 
 SIGNS = {"good": "ok", "limited": "LIMITED", "broken": "BROKEN"}

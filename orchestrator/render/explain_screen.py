@@ -5,7 +5,7 @@ from decimal import Decimal
 from math import exp
 
 from orchestrator.render.formatting import count, counted, percent, seconds, span, with_unit
-from orchestrator.render.layout import (
+from orchestrator.render.screen_parts import (
     NO_BREAK,
     Command,
     Part,

@@ -12,8 +12,8 @@ from orchestrator.render.formatting import (
     seconds,
     span,
 )
-from orchestrator.render.layout import Screen, Table, fit, indent, screen
 from orchestrator.render.rehearsal_screen import result, why
+from orchestrator.render.screen_parts import Screen, Table, fit, indent, screen
 from orchestrator.types.plan import Estimate, Plan
 from orchestrator.types.run import Run
 

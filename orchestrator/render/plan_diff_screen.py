@@ -16,7 +16,15 @@ from orchestrator.render.formatting import (
     signed_points,
     to_digits,
 )
-from orchestrator.render.layout import Part, Screen, Table, heading, next_step, screen, section
+from orchestrator.render.screen_parts import (
+    Part,
+    Screen,
+    Table,
+    heading,
+    next_step,
+    screen,
+    section,
+)
 from orchestrator.types.codec import short
 from orchestrator.types.plan_diff import KeyDiff, LineDiff, PlanDiff, PlanReference
 

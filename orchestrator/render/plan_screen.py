@@ -16,7 +16,7 @@ from orchestrator.render.formatting import (
     span,
     with_unit,
 )
-from orchestrator.render.layout import (
+from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,

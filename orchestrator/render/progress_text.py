@@ -10,7 +10,7 @@ from orchestrator.render.plan_screen import plan_screen
 from orchestrator.render.proof_screen import proof_screen
 from orchestrator.render.status_screen import next_run_command
 from orchestrator.render.sync_screen import mlflow_links
-from orchestrator.types import events
+from orchestrator.types import progress_events
 from orchestrator.types.run import Run, Step
 
 SHOW_EVERY_S = 2.0
@@ -50,43 +50,45 @@ class ProgressText:
             f"{time.monotonic() - self.started_s:5.0f} s  {text}" for text in self._texts(event)
         ]
 
-    def stage(self, event: events.Stage) -> str:
+    def stage(self, event: progress_events.Stage) -> str:
         text = f"{event.task}: {event.stage}"
         return f"{text}: {event.state}" if event.state else text
 
-    def count(self, event: events.Count) -> str:
+    def count(self, event: progress_events.UnitsDone) -> str:
         of = "" if event.total is None else f" of {event.total:,}"
         return f"{event.task}: {event.done:,}{of} {event.unit}"
 
     def _preparation(self, event: object) -> tuple[str, ...]:
         match event:
-            case events.AlreadySubmitted(run=run):
+            case progress_events.AlreadySubmitted(run=run):
                 return (already_submitted(run),)
-            case events.SubmitStarted():
+            case progress_events.SubmitStarted():
                 return (intro(event),)
-            case events.Planned(plan=plan):
+            case progress_events.Planned(plan=plan):
                 return "\n", plan_screen(plan, None)
-            case events.Proved(plan=plan, proof=proof, age_s=age_s):
+            case progress_events.Proved(plan=plan, proof=proof, age_s=age_s):
                 following = None if proof.passes else self.other_plans
                 return "\n", proof_screen(plan, proof, age_s, following)
-            case events.RehearsalReady(plan=plan, small=small, steps=steps, changes=changes):
+            case progress_events.RehearsalReady(
+                plan=plan, small=small, steps=steps, changes=changes
+            ):
                 return "\n", rehearsal.rehearsal_screen(plan, small, steps, changes), "\n"
-            case events.ClusterReady():
+            case progress_events.ClusterReady():
                 return "\n", cluster_table(event)
-            case events.JobStarted(run=run, job=job):
+            case progress_events.JobStarted(run=run, job=job):
                 logs = f"\nNext: {run_command('logs', run.run, storage_of(run), '-f')}\n"
                 return "\n", launch.submitted_screen(run, job), "\n", logs if self.detach else ""
-            case events.Resumed(run=run, plan=plan):
+            case progress_events.Resumed(run=run, plan=plan):
                 return rehearsal.resume_intro(run, plan), "\n"
         return ()
 
     def _result(self, event: object) -> tuple[str, ...]:
         match event:
-            case events.LeftRunning(run=run):
+            case progress_events.LeftRunning(run=run):
                 return "\n", left_running(run)
-            case events.RunEnded():
+            case progress_events.RunEnded():
                 return "\n", result_text(event)
-            case events.UiReady(address=address, place=place, experiments=experiments):
+            case progress_events.UiReady(address=address, place=place, experiments=experiments):
                 links = [(one.experiment, one.views) for one in experiments]
                 ends = "Ctrl-C ends it.\n" if event.served else ""
                 return mlflow_links(address, place, links), ends
@@ -94,33 +96,33 @@ class ProgressText:
 
     def _trial(self, event: object) -> tuple[str, ...]:
         match event:
-            case events.StudyPlanned(forecast=forecast):
+            case progress_events.StudyPlanned(forecast=forecast):
                 return "\n", study.study_screen(forecast), "\n"
-            case events.TrialStarted(study=of, trial=trial, repeat=repeat):
+            case progress_events.TrialStarted(study=of, trial=trial, repeat=repeat):
                 return (study.trial_line(of, trial, repeat),)
-            case events.TrialDoneBefore(run=run):
+            case progress_events.TrialDoneBefore(run=run):
                 return (f"  done before: {run.run}\n",)
-            case events.TrialContinues(run=run):
+            case progress_events.TrialContinues(run=run):
                 return (f"  {run.run} is still running; following it again\n",)
-            case events.TrialEnded(run=run, tracked=tracked):
+            case progress_events.TrialEnded(run=run, tracked=tracked):
                 place = f"  {tracked.tracker} {tracked_text(run, tracked)}\n"
                 return place, f"  {run.run}: {run.state}, {run.steps_done} of {run.steps} steps\n\n"
         return ()
 
     def _texts(self, event: object) -> list[str]:
         match event:
-            case events.FollowStarted(task=task, attempts=attempts):
+            case progress_events.FollowStarted(task=task, attempts=attempts):
                 self.task, self.attempt, self.state = task, attempts, ("", "")
                 self.started_s, self.shown_at_s = time.monotonic(), 0.0
                 self.status = f"{task}: {rehearsal.WAITING_FOR_DRIVER}"
-            case events.NodesUp(up=up, total=total):
+            case progress_events.NodesUp(up=up, total=total):
                 return [f"node {up} of {total} is up"]
-            case events.RunUpdate(run=run, steps=steps):
+            case progress_events.RunUpdate(run=run, steps=steps):
                 self.status = f"{self.task}: {rehearsal.waiting_for(run)}"
                 return [*self._new_state(run), *self._new_attempt(run), *self._new(steps, run)]
-            case events.Stopping(how=how):
+            case progress_events.StopSent(how=how):
                 return [STOPPING[how]]
-            case events.Trouble(kind=kind, why=why):
+            case progress_events.Trouble(kind=kind, why=why):
                 return [TROUBLE.get(kind, "") + why]
         return []
 
@@ -161,7 +163,7 @@ def left_running(run: Run) -> str:
     return launch.detached_text(run.run, status, cancel)
 
 
-def intro(event: events.SubmitStarted) -> str:
+def intro(event: progress_events.SubmitStarted) -> str:
     if event.study and event.address and event.named_by:
         runs = len(event.study.trials) * event.study.repeats
         return launch.study_launch_intro(event.name, runs, event.address, event.named_by)
@@ -172,13 +174,13 @@ def intro(event: events.SubmitStarted) -> str:
     return rehearsal.rehearsal_intro(event.name)
 
 
-def cluster_table(event: events.ClusterReady) -> str:
+def cluster_table(event: progress_events.ClusterReady) -> str:
     price = launch.cost_of_runs(event.runs)
     hosts = launch.hosts(event.hosts, event.versions)
     return launch.cluster_screen(event.address, event.slices, hosts, event.storage, price)
 
 
-def result_text(event: events.RunEnded) -> str:
+def result_text(event: progress_events.RunEnded) -> str:
     """Return how a run ended, and where its journal and its record are."""
     run, tracked = event.run, event.tracked
     record = f"{tracked.tracker:8} {tracked_text(run, tracked)}"
@@ -188,7 +190,7 @@ def result_text(event: events.RunEnded) -> str:
     return launch.launch_result(run, record, following)
 
 
-def tracked_text(run: Run, tracked: events.Tracked) -> str:
+def tracked_text(run: Run, tracked: progress_events.Tracked) -> str:
     """Where a run is recorded, and what shows it there."""
     if tracked.problem:
         return f"not recorded yet: {tracked.problem}; orch sync records it"

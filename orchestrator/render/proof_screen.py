@@ -1,7 +1,8 @@
 """Show a proof on one screen, next to the forecast that it checks."""
 
 from orchestrator.render.formatting import GIB, count, in_memory, percent, with_unit
-from orchestrator.render.layout import (
+from orchestrator.render.plan_screen import headline
+from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
@@ -13,7 +14,6 @@ from orchestrator.render.layout import (
     section,
     warning,
 )
-from orchestrator.render.plan_screen import headline
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import (

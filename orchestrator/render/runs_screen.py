@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 
 from orchestrator.render.formatting import count, elapsed, percent
-from orchestrator.render.layout import Command, Screen, Table, Title, indent, next_step, screen
+from orchestrator.render.screen_parts import (
+    Command,
+    Screen,
+    Table,
+    Title,
+    indent,
+    next_step,
+    screen,
+)
 from orchestrator.types.run import Run
 from orchestrator.types.study import StudyStatus
 

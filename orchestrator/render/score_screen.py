@@ -11,7 +11,7 @@ from orchestrator.render.formatting import (
     signed_points,
     span,
 )
-from orchestrator.render.layout import (
+from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
@@ -21,7 +21,7 @@ from orchestrator.render.layout import (
     next_step,
     screen,
 )
-from orchestrator.types.score import Retention, Score, ScoredRow, Summary
+from orchestrator.types.score import Retention, Score, ScoredRow, SoftwareSummary, Summary
 
 
 def score_screen(score: Score, next_command: str) -> Screen:
@@ -32,6 +32,7 @@ def score_screen(score: Score, next_command: str) -> Screen:
         indent(table(score)),
         indent(outliers(score)),
         indent(totals(summary)),
+        indent(software(score)),
         indent(retention(score)),
         indent(assumptions(score)),
         indent(labelled("left out:", f"{one.id}: {one.reason}") for one in score.left_out),
@@ -92,6 +93,24 @@ def totals(summary: Summary) -> list[Part]:
 
 def share(fraction: float | None) -> str:
     return "-" if fraction is None else percent(fraction)
+
+
+def software(score: Score) -> list[Part]:
+    """Return the errors of each software, where there is more than one."""
+    head = ("software", "runs", "median", "p90", "inside 80 %", "bias")
+    rows = [head, *map(software_row, score.software)]
+    return [Table(rows=rows, columns="<>>>>>")] if len(score.software) > 1 else []
+
+
+def software_row(one: SoftwareSummary) -> tuple[str, ...]:
+    return (
+        one.software,
+        str(one.rows),
+        share(one.median_abs_error),
+        share(one.p90_abs_error),
+        share(one.inside_interval),
+        signed_percent(one.median_error),
+    )
 
 
 def retention(score: Score) -> list[Part]:

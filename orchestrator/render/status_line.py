@@ -38,12 +38,7 @@ class StatusLine:
 def start_line() -> "Progress":
     # Imported here: most commands draw no such line, and rich takes a while to import.
     from rich.console import Console  # noqa: PLC0415
-    from rich.progress import (  # noqa: PLC0415
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
     text = TextColumn("{task.description}", markup=False)
     drawn = Progress(

@@ -5,7 +5,9 @@ from pathlib import Path
 from orchestrator.journal.run_logs import Log, LogLine, list_logs
 from orchestrator.journal.run_status import first_line, last_attempt_text
 from orchestrator.render.formatting import count, counted, elapsed, percent, seconds
-from orchestrator.render.layout import (
+from orchestrator.render.next_commands import run_command
+from orchestrator.render.runs_screen import mfu
+from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
@@ -17,8 +19,6 @@ from orchestrator.render.layout import (
     section,
     warning,
 )
-from orchestrator.render.next_commands import run_command
-from orchestrator.render.runs_screen import mfu
 from orchestrator.types.codec import short
 from orchestrator.types.run import LIVE, Attempt, ProcessIdentity, Run, Status
 from orchestrator.types.study import StudyStatus

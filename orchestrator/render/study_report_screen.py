@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from orchestrator.render.compare_screen import spread
 from orchestrator.render.formatting import percent, resource, scaled, seconds, span, to_digits
-from orchestrator.render.layout import (
+from orchestrator.render.report_text import NOT_COMPARED
+from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
@@ -15,7 +16,6 @@ from orchestrator.render.layout import (
     screen,
     warning,
 )
-from orchestrator.render.report_text import NOT_COMPARED
 from orchestrator.render.study_screen import (
     SCALINGS,
     TrialEfficiency,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from orchestrator.render.formatting import count, counted
-from orchestrator.render.layout import (
+from orchestrator.render.screen_parts import (
     Command,
     Part,
     Screen,

@@ -1,5 +1,6 @@
 """Compares predictions with published runs, by the catalog's constants or by cross-validation."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,31 +11,54 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.catalog import Efficiency
 from orchestrator.errors import SpecError
+from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan.torus import Floats
-from orchestrator.score.fit import baseline, by_document, by_group, held_out, learn
-from orchestrator.score.published_runs import PUBLISHED, read
+from orchestrator.score.fit import baseline, by_document, by_group, by_software, held_out, learn
+from orchestrator.score.published_runs import OTHER_SOFTWARE, PUBLISHED, read
 from orchestrator.score.samples import Sample, samples
-from orchestrator.types.score import Retention, Score, ScoredRow, SkippedRow, Summary
+from orchestrator.types.score import (
+    Retention,
+    Score,
+    ScoredRow,
+    SkippedRow,
+    SoftwareSummary,
+    Summary,
+)
 
-HeldOut = Literal["document", "group"]
-KEYS = {"document": by_document, "group": by_group}
+HeldOut = Literal["document", "group", "software"]
+KEYS = {"document": by_document, "group": by_group, "software": by_software}
 LEARNED_ON = {
     "document": "without each document in turn",
     "group": "without each source and chip in turn",
+    "software": "without each software in turn",
 }
+Runs = tuple[list[Sample], list[SkippedRow]]
 
 
 @cache
-def published() -> tuple[list[Sample], list[SkippedRow]]:
+def published() -> Runs:
     """The project's own file, read once."""
     return samples(read(PUBLISHED))
 
 
-def with_catalog_constants(path: Path = PUBLISHED) -> Score:
+@cache
+def of_every_software() -> Runs:
+    """The same with the runs of other software."""
+    return samples([row for path in (PUBLISHED, OTHER_SOFTWARE) for row in read(path)])
+
+
+def runs_of(path: Path | None, hold_out: HeldOut | None = None) -> Runs:
+    """The runs of a file; without one, the project's own."""
+    if path:
+        return samples(read(path))
+    return of_every_software() if hold_out == "software" else published()
+
+
+def with_catalog_constants(path: Path | None = None) -> Score:
     """Every row of a file by the catalog's constants. The baseline knows the same rows."""
-    usable, skipped = samples(read(path))
+    usable, skipped = runs_of(path)
     scorable = [sample for sample in usable if catalog.efficiency(sample.run.chip)]
-    skipped += [
+    unknown = [
         SkippedRow(
             id=sample.run.id,
             reason=f"no run of {sample.run.chip} was learned from: `expected` is unknown",
@@ -44,7 +68,7 @@ def with_catalog_constants(path: Path = PUBLISHED) -> Score:
     ]
     baseline_s = baseline(published()[0])
     rows = [scored(s, catalog_efficiency(s.run.chip), baseline_s(s)) for s in scorable]
-    return score_of(scorable, rows, skipped, "learned on the project's own file")
+    return score_of(scorable, rows, [*skipped, *unknown], "learned on the project's own file")
 
 
 def catalog_efficiency(chip: str) -> Efficiency:
@@ -53,9 +77,9 @@ def catalog_efficiency(chip: str) -> Efficiency:
     return efficiency
 
 
-def cross_validated(hold_out: HeldOut, path: Path = PUBLISHED) -> Score:
-    """Every row of a file by constants from the rows of its other documents, or groups."""
-    usable, skipped = published() if path == PUBLISHED else samples(read(path))
+def cross_validated(hold_out: HeldOut, path: Path | None = None) -> Score:
+    """Every row of a file by constants from its rows of other documents, groups or software."""
+    usable, skipped = runs_of(path, hold_out)
     tpus = [sample for sample in usable if catalog.chip(sample.run.chip).matrix_unit]
     others = [
         SkippedRow(id=s.run.id, reason=f"{s.run.chip} has no matrix unit to learn about")
@@ -64,7 +88,9 @@ def cross_validated(hold_out: HeldOut, path: Path = PUBLISHED) -> Score:
     ]
     key = KEYS[hold_out]
     if len(set(map(key, tpus))) < 2:
-        raise SpecError(f"{path}: nothing to learn from: all its runs are of one {hold_out}")
+        raise SpecError(
+            f"{path or PUBLISHED}: nothing to learn from: all its runs are of one {hold_out}"
+        )
     rows: dict[str, ScoredRow] = {}
     for train, test in held_out(tpus, key):
         constants, baseline_s = learn(train, key), baseline(train)
@@ -109,8 +135,26 @@ def score_of(
         rows=tuple(rows),
         left_out=tuple(skipped),
         retention=tuple(retentions(samples, rows)),
+        software=tuple(software_summaries(rows)),
         summary=summary(rows, len(skipped)),
     )
+
+
+def software_summaries(rows: list[ScoredRow]) -> list[SoftwareSummary]:
+    """The figures of each software, those with the most rows first."""
+    counts = Counter(row.software for row in rows)
+    by_name = {name: [row for row in rows if row.software == name] for name in counts}
+    return [
+        SoftwareSummary(
+            software=name,
+            rows=count,
+            median_error=float(np.median([row.error for row in by_name[name]])),
+            median_abs_error=float(np.median([abs(row.error) for row in by_name[name]])),
+            p90_abs_error=float(p90(np.array([abs(row.error) for row in by_name[name]]))),
+            inside_interval=sum(row.inside_interval for row in by_name[name]) / count,
+        )
+        for name, count in counts.most_common()
+    ]
 
 
 def summary(rows: list[ScoredRow], skipped: int) -> Summary:
@@ -156,6 +200,7 @@ def retentions(samples: list[Sample], rows: list[ScoredRow]) -> list[Retention]:
 
 def job(sample: Sample) -> tuple[object, ...]:
     """What the rows of one job share: all but the number of slices."""
-    run = sample.run
-    per_slice = run.chips // run.slices, run.sequences // run.slices
-    return run.chip, run.model, per_slice, run.length, run.remat
+    run, mesh = sample.run, sample.laid_out.layout.mesh
+    inside = tuple(size for axis, size in mesh.items() if axis not in DCN_AXES)
+    per_slice = run.chips // run.slices, run.sequences / run.slices, run.microbatches
+    return run.document, run.software.name, run.model, inside, per_slice, run.length, run.remat

@@ -192,6 +192,11 @@ def by_document(sample: Sample) -> str:
     return sample.run.document
 
 
+def by_software(sample: Sample) -> str:
+    """What the run's trainer was written with."""
+    return sample.run.software.name
+
+
 def held_out(samples: list[Sample], key: Key) -> list[tuple[list[Sample], list[Sample]]]:
     """For each key: the rows to learn from, and the rows held out."""
     return [

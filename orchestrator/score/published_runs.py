@@ -3,7 +3,7 @@
 import csv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from orchestrator import catalog
 from orchestrator.catalog import Chip
@@ -17,16 +17,18 @@ from orchestrator.types.spec import Model
 from orchestrator.types.spec_fields import DType
 
 PUBLISHED = FOLDER / "published_runs.csv"
+OTHER_SOFTWARE = FOLDER / "other_software_runs.csv"
 # Without these nothing can be planned; the others may be empty.
 NEEDED = ("id", "chip", "num_chips", "model", "layers", "d_model", "d_ff", "n_heads", "vocab",
           "seq_len")  # fmt: skip
 COLUMNS = (*NEEDED, "source_repo", "source_path", "num_slices", "topology", "n_kv_heads",
            "head_dim", "gated_mlp", "moe_experts", "batch_per_device_seqs", "global_batch_tokens",
-           "dcn_dp", "ici_fsdp", "ici_tp", "ici_sp", "pp", "params_b", "remat_policy",
-           "compute_dtype", "flop_convention", "step_time_s", "tflops_per_chip", "mfu_pct",
-           "notes")  # fmt: skip
+           "dcn_dp", "ici_fsdp", "ici_tp", "ici_sp", "pp", "microbatches", "params_b",
+           "remat_policy", "compute_dtype", "optimizer", "flop_convention", "step_time_s",
+           "tflops_per_chip", "mfu_pct", "notes")  # fmt: skip
 # Where a file lacks one of these, it is assumed; an empty cell means something else.
 NEWER = ("attention_kernel", *software.COLUMNS)
+OptimizerName = Literal["adamw", "adafactor"]
 GEMMA_EVERY = 6  # five local layers to one global layer
 
 
@@ -61,11 +63,13 @@ class PublishedRun:
     length: int
     sequences: int
     mesh: dict[str, int | None]
+    microbatches: int
     remat: str
     hfu: float | None
     parallel_block: bool
     compute: DType
     parameters: DType
+    optimizer: OptimizerName
     software: RunSoftware
     convention: str
     step_s: float | None
@@ -128,11 +132,13 @@ def run_of(row: dict[str, str]) -> PublishedRun:
         length=length,
         sequences=sequences_of(row, chips * chip_of(row).devices, length),
         mesh={"fsdp": fsdp, "sequence": sequence, "tensor": tensor},
+        microbatches=whole(row, "microbatches", 1),
         remat=row["remat_policy"],
         hfu=float(match[1]) / 100 if (match := note(row, r"\bHFU (\d+(?:\.\d+)?)")) else None,
         parallel_block=note(row, r"parallel attn") is not None,
         compute=dtype(row["compute_dtype"] or "bfloat16"),
         parameters=dtype(match[1] if (match := note(row, r"weight_dtype (\w+)")) else "fp32"),
+        optimizer=optimizer_of(row),
         software=stated,
         convention=row["flop_convention"],
         step_s=positive(row, "step_time_s"),
@@ -151,7 +157,7 @@ def refuse_unplannable(row: dict[str, str]) -> None:
     if whole(row, "moe_experts", 1) > 1:
         raise Unscorable(f"a mixture of {row['moe_experts']} experts: plans are of dense models")
     if note(row, r"\bMuon\b"):
-        raise Unscorable("its optimizer is Muon: plans have lines for AdamW alone")
+        raise Unscorable("its optimizer is Muon: rows may have AdamW or Adafactor")
     if whole(row, "pp", 1) > 1:
         raise Unscorable(f"{row['pp']} pipeline stages: plans have no pipeline")
     slices = whole(row, "num_slices", 1)
@@ -165,6 +171,15 @@ def chip_of(row: dict[str, str]) -> Chip:
         return catalog.chip(row["chip"])
     except UnknownName as error:
         raise Unscorable(str(error)) from None
+
+
+def optimizer_of(row: dict[str, str]) -> OptimizerName:
+    """The cell, or what the notes name."""
+    stated = row["optimizer"].lower() or ("adafactor" if note(row, "(?i)adafactor") else "adamw")
+    known = get_args(OptimizerName)
+    if stated not in known:
+        raise Unscorable(f"its optimizer is {stated}: rows may have {' or '.join(known)}")
+    return cast(OptimizerName, stated)
 
 
 def sequences_of(row: dict[str, str], devices: int, length: int) -> int:

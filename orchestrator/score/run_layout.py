@@ -6,6 +6,7 @@ Only what no source states is searched: where on the torus each mesh axis lay.
 import re
 from dataclasses import dataclass, replace
 from math import ceil, prod
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.search import SearchRequest, make_layout
 from orchestrator.plan.time import step_time, time_lines
-from orchestrator.plan.torus import Ints, axis_sizes, find_links, make_torus, plain_links
+from orchestrator.plan.torus import Ints, Links, axis_sizes, find_links, make_torus, plain_links
 from orchestrator.score.cells import Unscorable
 from orchestrator.score.flop_counts import attention_share, extra_parameters_per_layer
 from orchestrator.score.published_runs import PublishedRun
@@ -44,6 +45,7 @@ TENSOR_NAMES = {
     "mlpwo": "",  # a layer's result: the next layer's input, which is always kept
     "decoder_layer_input": "",
 }
+GRADIENT_BYTES = 4  # fp32, as the ledger counts them
 DOTS = frozenset({"q", "k", "v", "mid", "gate", "up"})  # results of matmuls; the attention is none
 QKV = frozenset({"q", "k", "v"})
 NAMED = {
@@ -164,29 +166,30 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
         raise Unscorable(
             f"its mesh {mesh_text(mesh)} does not divide its model or lie on {topology}"
         )
-    return least_time(request, factors, remat_of(run))
+    return least_time(request, factors, run)
 
 
 def mesh_text(mesh: MeshRequest) -> str:
     return " x ".join(f"{axis} {getattr(mesh, axis)}" for axis in ICI_AXES)
 
 
-def least_time(request: SearchRequest, factors: Ints, remat: Policy) -> Layout:
+def least_time(request: SearchRequest, factors: Ints, run: PublishedRun) -> Layout:
     """The fastest placement as plain numbers, by the rule of the search."""
-    batch = request.experiment.batch.sequences
     sizes = sizes_by_name(axis_sizes(factors))
-    many = make_layout(request, sizes, batch, 1, remat, find_links(request.torus, factors))
+    many = layout_of(request, sizes, run, find_links(request.torus, factors))
     time = step_time(many, time_lines(many))
     row = int(np.argmin(np.broadcast_to(time.lower_s + time.unoverlapped_s, len(factors))))
-    return plain(request, factors[row : row + 1], batch, remat)
+    best = factors[row : row + 1]
+    sizes = {axis: prod(best[0, :, column].tolist()) for column, axis in enumerate(ICI_AXES)}
+    return layout_of(request, sizes, run, plain_links(request.torus, best))
 
 
-def plain(request: SearchRequest, factors: Ints, batch: int, remat: Policy) -> Layout:
-    """The layout of one placement, as plain numbers."""
-    columns = enumerate(ICI_AXES)
-    sizes = {axis: prod(factors[0, :, column].tolist()) for column, axis in columns}
-    own_links = plain_links(request.torus, factors)
-    return make_layout(request, sizes, batch, 1, remat, own_links)
+def layout_of(
+    request: SearchRequest, sizes: dict[str, Any], run: PublishedRun, links: Links
+) -> Layout:
+    """The run on a mesh, or on many."""
+    batch = request.experiment.batch.sequences
+    return make_layout(request, sizes, batch, run.microbatches, remat_of(run), links)
 
 
 def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
@@ -200,9 +203,17 @@ def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
         "matmul": wider,
         "matmul_recompute": wider,
     }
+    if run.optimizer == "adafactor":
+        factors["optimizer_update"] = adafactor_share(layout)
     if run.parallel_block:  # one gather and one scatter serve attention and MLP together
         factors |= {"activation_gather": 0.5, "activation_scatter": 0.5}
     return [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
+
+
+def adafactor_share(layout: Layout) -> float:
+    """Bytes of its update over those of AdamW. It has no moments, and reads each gradient twice."""
+    parameter, moments = 2 * layout.parameter_bytes, 2 * layout.moment_bytes
+    return (parameter + 2 * GRADIENT_BYTES) / (parameter + moments + GRADIENT_BYTES)
 
 
 def scaled(line: LedgerLine, factor: float) -> LedgerLine:

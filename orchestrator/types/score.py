@@ -65,6 +65,18 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SoftwareSummary:
+    """The figures of one software's runs; `median_error` has its sign."""
+
+    software: str
+    rows: int
+    median_error: float
+    median_abs_error: float
+    p90_abs_error: float
+    inside_interval: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """`learned_on` tells which rows the constants had seen."""
 
@@ -72,4 +84,5 @@ class Score:
     rows: tuple[ScoredRow, ...]
     left_out: tuple[SkippedRow, ...]
     retention: tuple[Retention, ...]
+    software: tuple[SoftwareSummary, ...]
     summary: Summary

@@ -26,8 +26,8 @@ from orchestrator.plan import calibrated, rehearsal
 from orchestrator.plan.planner import make_plan
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.render.formatting import percent, seconds
-from orchestrator.render.layout import Table, screen
 from orchestrator.render.score_screen import markdown
+from orchestrator.render.screen_parts import Table, screen
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (

@@ -19,7 +19,7 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.prove import proof_cache
 from orchestrator.prove.verdict import ProofResult, prove
 from orchestrator.render.formatting import GIB
-from orchestrator.render.layout import Table, screen
+from orchestrator.render.screen_parts import Table, screen
 from orchestrator.types.proof import Proof
 from orchestrator.types.spec import MeshRequest, Spec
 from tests.example_specs import spec_of

@@ -28,7 +28,7 @@ from orchestrator import journal
 from orchestrator.journal import RunRequest
 from orchestrator.launch.ray import process_tree
 from orchestrator.plan.planner import make_plan
-from orchestrator.render.layout import Table, screen
+from orchestrator.render.screen_parts import Table, screen
 from orchestrator.types.spec import Pods
 from tests.chaos.faults import Emulated, driven_on, losses, small_spec
 

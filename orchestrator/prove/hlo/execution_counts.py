@@ -71,7 +71,7 @@ class UnknownTrips(ValueError):
 
 
 @dataclass(frozen=True)
-class Count:
+class LoopValue:
     """A whole number, or the value in a slot of the loop's state plus a whole number."""
 
     offset: int
@@ -94,7 +94,7 @@ def trip_count(program: HloProgram, where: Computation, loop: Instruction) -> in
     return max(0, ceil((limit + HOLDS[direction] - start) / step))
 
 
-def _comparison(program: HloProgram, condition: Computation) -> tuple[Count, Count, str]:
+def _comparison(program: HloProgram, condition: Computation) -> tuple[LoopValue, LoopValue, str]:
     """The two sides of the condition, and how they are compared."""
     where, test = _inside(program, condition, condition.root)
     if test.opcode != "compare":
@@ -104,7 +104,7 @@ def _comparison(program: HloProgram, condition: Computation) -> tuple[Count, Cou
     return left, right, test.attribute("direction")
 
 
-def _step(program: HloProgram, body: Computation, side: Count) -> int:
+def _step(program: HloProgram, body: Computation, side: LoopValue) -> int:
     """What a round of the loop adds to one side of the comparison."""
     if side.slot is None:
         return 0
@@ -114,7 +114,7 @@ def _step(program: HloProgram, body: Computation, side: Count) -> int:
     return after.offset
 
 
-def _at_start(program: HloProgram, where: Computation, before: Instruction, side: Count) -> int:
+def _at_start(program: HloProgram, where: Computation, before: Instruction, side: LoopValue) -> int:
     """One side of the comparison before the first round."""
     if side.slot is None:
         return side.offset
@@ -136,13 +136,13 @@ def _inside(
 
 
 def _outside(
-    program: HloProgram, condition: Computation, where: Computation, value: Count
-) -> Count:
+    program: HloProgram, condition: Computation, where: Computation, value: LoopValue
+) -> LoopValue:
     """The value of a fusion's parameter in the condition that contains the fusion."""
     if where is condition or value.slot is None:
         return value
     given = _value(program, condition, condition.operand(condition.root, value.slot))
-    return Count(given.offset + value.offset, given.slot)
+    return LoopValue(given.offset + value.offset, given.slot)
 
 
 def _next_state(body: Computation, slot: int) -> Instruction:
@@ -150,16 +150,16 @@ def _next_state(body: Computation, slot: int) -> Instruction:
     return body.root if body.root.opcode != "tuple" else body.operand(body.root, slot)
 
 
-def _value(program: HloProgram, where: Computation, instruction: Instruction) -> Count:
+def _value(program: HloProgram, where: Computation, instruction: Instruction) -> LoopValue:
     """An integer as a constant, or as a slot and a constant."""
     if instruction.opcode in SAME:
         return _value(program, where, where.operand(instruction, 0))
     if instruction.opcode == "constant":
-        return Count(int(instruction.arguments))
+        return LoopValue(int(instruction.arguments))
     if instruction.opcode == "parameter":
-        return Count(0, int(instruction.arguments))
+        return LoopValue(0, int(instruction.arguments))
     if instruction.opcode == "get-tuple-element":
-        return Count(0, int(instruction.attribute("index")))
+        return LoopValue(0, int(instruction.attribute("index")))
     if instruction.opcode in {"add", "subtract"}:
         return _sum(program, where, instruction)
     if instruction.opcode == "fusion":
@@ -167,7 +167,7 @@ def _value(program: HloProgram, where: Computation, instruction: Instruction) ->
     raise UnknownTrips(f"{instruction.name} is a {instruction.opcode}")
 
 
-def _sum(program: HloProgram, where: Computation, instruction: Instruction) -> Count:
+def _sum(program: HloProgram, where: Computation, instruction: Instruction) -> LoopValue:
     left, right = (_value(program, where, where.operand(instruction, i)) for i in (0, 1))
     sign = 1 if instruction.opcode == "add" else -1
     if left.slot is not None and right.slot is not None:
@@ -175,14 +175,14 @@ def _sum(program: HloProgram, where: Computation, instruction: Instruction) -> C
     if right.slot is not None and sign < 0:
         raise UnknownTrips(f"{instruction.name} counts from a constant down")
     slot = left.slot if left.slot is not None else right.slot
-    return Count(left.offset + sign * right.offset, slot)
+    return LoopValue(left.offset + sign * right.offset, slot)
 
 
-def _fused(program: HloProgram, where: Computation, instruction: Instruction) -> Count:
+def _fused(program: HloProgram, where: Computation, instruction: Instruction) -> LoopValue:
     """The result of a fusion, with its operands in place of its parameters."""
     [fused] = program.called(instruction)
     inner = _value(program, fused, fused.root)
     if inner.slot is None:
         return inner
     given = _value(program, where, where.operand(instruction, inner.slot))
-    return Count(given.offset + inner.offset, given.slot)
+    return LoopValue(given.offset + inner.offset, given.slot)

@@ -11,7 +11,7 @@ from orchestrator.types.study import Study, StudyForecast, Trial
 from orchestrator.types.tracking import ViewLink
 
 
-class Event:
+class ProgressEvent:
     """Anything that an act reports."""
 
 
@@ -19,7 +19,7 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage(Event):
+class Stage(ProgressEvent):
     """A task has begun, or has come to another stage; `state` is a detail that changes often."""
 
     task: str
@@ -28,7 +28,7 @@ class Stage(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Count(Event):
+class UnitsDone(ProgressEvent):
     """How many of a task's units are done; `total` is None where nobody knows it."""
 
     task: str
@@ -38,14 +38,14 @@ class Count(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskEnded(Event):
+class TaskEnded(ProgressEvent):
     """A task has ended, well or not."""
 
     task: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem(Event):
+class NonFatalProblem(ProgressEvent):
     """Something is amiss that ends nothing."""
 
     message: str
@@ -55,14 +55,14 @@ class Problem(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlreadySubmitted(Event):
+class AlreadySubmitted(ProgressEvent):
     """A run of the same plan has the key: nothing was submitted."""
 
     run: Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmitStarted(Event):
+class SubmitStarted(ProgressEvent):
     """A spec, or a study of so many runs, is about to be carried out.
 
     It runs on the cluster at `address`, which `named_by` names; it is rehearsed where that is None.
@@ -75,14 +75,14 @@ class SubmitStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned(Event):
+class Planned(ProgressEvent):
     """The plan of a spec."""
 
     plan: Plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proved(Event):
+class Proved(ProgressEvent):
     """The compiler's verdict on a plan; `age_s` is None where it was compiled just now."""
 
     plan: Plan
@@ -91,7 +91,7 @@ class Proved(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RehearsalReady(Event):
+class RehearsalReady(ProgressEvent):
     """The small copy of a plan that this machine is about to run; `changes` are what it lacks."""
 
     plan: Plan
@@ -101,7 +101,7 @@ class RehearsalReady(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterReady(Event):
+class ClusterReady(ProgressEvent):
     """What a named cluster has for runs, each a plan and its steps."""
 
     address: str
@@ -113,7 +113,7 @@ class ClusterReady(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobStarted(Event):
+class JobStarted(ProgressEvent):
     """The cluster has taken the job that drives a run."""
 
     run: Run
@@ -121,7 +121,7 @@ class JobStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resumed(Event):
+class Resumed(ProgressEvent):
     """A rehearsal is about to go on with a plan."""
 
     run: Run
@@ -132,7 +132,7 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FollowStarted(Event):
+class FollowStarted(ProgressEvent):
     """A run is followed from here on: it had so many attempts before."""
 
     task: str
@@ -140,7 +140,7 @@ class FollowStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodesUp(Event):
+class NodesUp(ProgressEvent):
     """Nodes of the local cluster have started."""
 
     up: int
@@ -148,7 +148,7 @@ class NodesUp(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunUpdate(Event):
+class RunUpdate(ProgressEvent):
     """The run as it stands, and the steps since the last update. Sent on every look."""
 
     run: Run
@@ -156,7 +156,7 @@ class RunUpdate(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trouble(Event):
+class Trouble(ProgressEvent):
     """Following a run meets trouble; the run may well go on. None of it is left in `cleared`."""
 
     kind: Literal["cluster silent", "journal unreadable", "no driver", "cluster failed", "cleared"]
@@ -164,14 +164,14 @@ class Trouble(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stopping(Event):
+class StopSent(ProgressEvent):
     """An interrupt was passed on to the run that is followed."""
 
     how: Literal["before it began", "with a checkpoint", "at once", "nothing to save"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftRunning(Event):
+class LeftRunning(ProgressEvent):
     """The run goes on, and is no longer followed."""
 
     run: Run
@@ -187,7 +187,7 @@ class Tracked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunEnded(Event):
+class RunEnded(ProgressEvent):
     """A followed run has ended: the plan it ran, and where it is tracked."""
 
     run: Run
@@ -199,14 +199,14 @@ class RunEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyPlanned(Event):
+class StudyPlanned(ProgressEvent):
     """The predicted scaling of a study that is about to be carried out."""
 
     forecast: StudyForecast
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialStarted(Event):
+class TrialStarted(ProgressEvent):
     """A repeat of a trial comes next."""
 
     study: Study
@@ -215,21 +215,21 @@ class TrialStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialDoneBefore(Event):
+class TrialDoneBefore(ProgressEvent):
     """The trial has a run that succeeded: it is not run again."""
 
     run: Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialContinues(Event):
+class TrialContinues(ProgressEvent):
     """The trial has a run that goes on: it is followed again."""
 
     run: Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialEnded(Event):
+class TrialEnded(ProgressEvent):
     """The run of a trial has ended."""
 
     run: Run
@@ -248,7 +248,7 @@ class ExperimentViews:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UiReady(Event):
+class UiReady(ProgressEvent):
     """An MLflow UI shows what is recorded in a place; `served` by this process."""
 
     address: str
