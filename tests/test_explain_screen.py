@@ -152,10 +152,8 @@ def test_every_constant_names_the_runs_behind_it() -> None:
     assert all("v5p" in name for name in rows["matmuls", "share"])
     screen = explain_screen.explain_screen(explanation_of("70b-four-pods"), "orch plan x.yaml")
     assert "marin_v5p32_130m" in screen
-    assert (
-        f"exposed fitted to {len(rows['exposed collectives', 'exposed'])} runs, standard error"
-        in screen
-    )
+    count = len(rows["exposed gathers and scatters", "exposed"])
+    assert f"exposed fitted to {count} runs, standard error" in screen
 
 
 # --- the sheet

@@ -30,6 +30,9 @@ EMULATED_PODS = "emulated pods share this machine's cores, so more of them are s
 EFFICIENCY = "EFFICIENCY is tokens per second and chip over the smallest trial's"
 
 
+TOO_WIDE = 10_000  # larger ratios, of toy models, are written as 25K
+
+
 def study_report_screen(report: StudyReport, next_command: str) -> Screen:
     """Return a row for each trial, measured next to predicted, and what explains the gaps."""
     done = sum(one.done for one in report.trials)
@@ -91,7 +94,8 @@ def over_predicted(trial: TrialReport, measured: RepeatedTrial) -> str:
     if trial.predicted is None or trial.not_compared:
         return "-"
     reference_s = trial.expected_s or trial.predicted.step_s.lower
-    return f"{to_digits(measured.step_s.median / reference_s, 3)} x"
+    ratio = measured.step_s.median / reference_s
+    return f"{scaled(ratio) if ratio >= TOO_WIDE else to_digits(ratio, 3)} x"
 
 
 def notes(report: StudyReport) -> list[str]:
