@@ -17,6 +17,7 @@ from orchestrator import catalog
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.network.decoder import BLOCK_INPUT
+from orchestrator.network.mesh_axes import AXES
 from orchestrator.plan.expected import exposed_gathers_s, own_step_parts, skew_share
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.score.cells import Unscorable
@@ -73,7 +74,7 @@ def test_rows_that_state_both_count_the_flops_of_their_columns(samples: list[Sam
 def test_a_run_is_laid_out_as_it_was_run() -> None:
     """Mesh, slices and batch are the row's own; devices of a tpu7x chip are two."""
     layout = lay_out(run_of(ROWS["mx_v5p_512b_2x1024"])).layout
-    assert layout.mesh == {"pods": 2, "data": 1, "fsdp": 32, "sequence": 1, "tensor": 16}
+    assert layout.mesh == {**dict.fromkeys(AXES, 1), "pods": 2, "fsdp": 32, "tensor": 16}
     assert layout.sequences * layout.length == 4_194_304
     assert lay_out(run_of(ROWS["tr_iron_gemma4-31b_64_bf16_8192"])).layout.mesh["fsdp"] == 128
 
