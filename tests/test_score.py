@@ -133,7 +133,7 @@ def test_remat_is_read_tensor_by_tensor(
         ({"global_batch_tokens": "", "batch_per_device_seqs": ""}, "neither global_batch_tokens"),
         (
             {"num_chips": "16", "num_slices": "2", "dcn_dp": "1"},
-            "2 slices are not as many replicas",
+            "2 slices are not 1 replicas",
         ),
         ({"d_ff": "1e300"}, "positive whole number"),
     ],
@@ -239,7 +239,7 @@ def test_runs_of_other_software_state_their_source() -> None:
     rows = {row["id"]: row for row in read(OTHER_SOFTWARE)}
     usable, skipped = samples_of(rows.values())
     assert len(usable) >= 25
-    assert {row.id for row in skipped} == {"tp_v6e4_8b_2slices"}
+    assert not skipped
     assert {"axlearn", "levanter", "pytorch-xla"} <= {one.run.software.name for one in usable}
     assert all(row["software"] != "maxtext" for row in rows.values())
     assert all(row["source_repo"] and row["source_path"] for row in rows.values())
@@ -397,11 +397,11 @@ def test_runs_that_were_never_learned_from() -> None:
     found = with_catalog_constants(UNSEEN)
     assert {row.id for row in found.rows}.isdisjoint(ROWS)
     summary = found.summary
-    assert summary.rows == 23
+    assert summary.rows == 24
     assert summary.below_lower_bound == 0
-    assert summary.median_abs_error == pytest.approx(0.055, abs=0.001)
+    assert summary.median_abs_error == pytest.approx(0.054, abs=0.001)
     assert summary.p90_abs_error == pytest.approx(0.078, abs=0.001)
-    assert summary.inside_interval == pytest.approx(19 / 23)
+    assert summary.inside_interval == pytest.approx(20 / 24)
     kept = {one.id: one for one in found.retention if "v5e_32b" in one.id}
     assert len(kept) == 5
     assert max(abs(one.expected - one.measured) for one in kept.values()) < 0.015
