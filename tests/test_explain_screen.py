@@ -201,7 +201,7 @@ def test_every_quoted_source_is_in_the_catalog() -> None:
 
 @pytest.mark.parametrize("key", ["70b-four-pods", "405b-eight-pods"])
 def test_the_sheet_to_the_letter(key: str, golden: HoldGolden) -> None:
-    """Derivation and quotes; what the plan does is held where plans are."""
+    """Derivation and quotes; what the plan does is tested where plans are."""
     screen = explain_screen.explain_screen(explanation_of(key), "orch plan x.yaml")
     by_hand, _, planned = screen.partition("\n\nWhere the realizable plan differs\n")
     assert planned

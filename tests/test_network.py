@@ -1,6 +1,6 @@
 """The description of the network: what follows from it, and what it has to agree with."""
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
@@ -16,10 +16,11 @@ from orchestrator.network.mesh_axes import (
     MESH_AXES,
     SHARED_OVER_DCN,
 )
-from orchestrator.network.rematerialization import POLICIES
+from orchestrator.network.rematerialization import POLICIES, policy, remat_of, text_of
 from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.collectives import exchanges
-from orchestrator.types.spec import MeshRequest, Model
+from orchestrator.plan.policy_arrays import all_policies
+from orchestrator.types.spec import MeshRequest, Model, TensorTreatments
 from tests.trainer_plans import plan_of
 
 TREES: list[dict[str, Any]] = [{}, {"gated": False}, {"tied": True}]
@@ -79,10 +80,34 @@ def test_policies_name_the_tensors_of_the_block(gated: bool) -> None:
     tensors = {tensor.name for tensor in decoder(model_of(gated=gated)).block.tensors}
     known = {BLOCK_INPUT, *attention.TENSORS, *mlp.TENSORS}
     assert tensors <= POLICIES["none"].keep
-    for policy in POLICIES.values():
-        assert policy.keep | policy.offload <= known
-        assert not policy.keep & policy.offload
-        assert not policy.recomputes(BLOCK_INPUT)
+    for one in POLICIES.values():
+        assert one.keep | one.offload <= known
+        assert not one.keep & one.offload
+        assert not one.recomputes(BLOCK_INPUT)
+
+
+def test_a_policy_is_a_name_or_a_mapping_of_all_tensors() -> None:
+    """A mapping that is a named policy has its name; every other is written tensor by tensor."""
+    tensors = [tensor.name for tensor in decoder(model_of()).block.tensors]
+    assert sorted(tensors) == sorted(asdict(TensorTreatments()))
+    for name, one in POLICIES.items():
+        assert remat_of(one) == name
+        mapping = {tensor: one.treatment(tensor) for tensor in tensors}
+        assert policy(TensorTreatments(**mapping)) == one  # type: ignore[arg-type]
+    mixed = TensorTreatments(block_input="offload", query="keep", up="offload")
+    assert remat_of(policy(mixed)) == mixed
+    assert text_of(mixed) == "{block_input: offload, query: keep, up: offload}"
+
+
+def test_parallel_matmuls_are_searched_alike() -> None:
+    """Repeated as one, so keeping one result of several saves nothing: 2 x 3^4 policies."""
+    found = all_policies(model_of(), offloads=True)
+    assert len(found) == len(set(found)) == 162
+    assert set(POLICIES.values()) <= set(found)
+    assert all(one.treatment("query") == one.treatment("value") for one in found)
+    without_host = all_policies(model_of(), offloads=False)
+    assert len(without_host) == 16
+    assert not any(one.needs_host for one in without_host)
 
 
 def test_weights_have_the_names_of_published_checkpoints() -> None:

@@ -20,7 +20,7 @@ from orchestrator.render import plan_screen as render
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import Benchmark, ChipProfile, Timing
 from orchestrator.types.plan import Plan
-from tests.census import Counted, census
+from tests.census import Counted, count_collectives
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
 from tests.profiles import EMPTY, H200, LATENCY_S, PER_S, profile_for, timing_of
@@ -65,7 +65,7 @@ def test_every_message_of_the_trainer_is_counted(shape: dict[str, Any]) -> None:
     plan = plan_of(**shape)
     program = load("llama").program(plan, abstract_mesh_of(plan))
     traced = program.step.trace(program.state, program.batch).jaxpr
-    assert counted(plan) == census(traced.jaxpr)
+    assert counted(plan) == count_collectives(traced.jaxpr)
 
 
 def test_a_forecast_needs_exactly_the_missing_benchmarks() -> None:

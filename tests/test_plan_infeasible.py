@@ -129,6 +129,33 @@ def test_full_recompute_is_suggested_where_it_fits() -> None:
     assert overrides == [("experiment.remat=full",)]
 
 
+def test_a_host_that_is_too_small_is_named_with_the_memory_it_needs() -> None:
+    """HBM would hold the plan; what it offloads is more than hosts of the chip have."""
+    spec = spec_of(
+        "llama3-70b", sequences=128, length=262_144, chip="v5p", topology="4x4x8", pods=1,
+        remat="offload_input", mesh=MeshRequest(fsdp=128),
+    )  # fmt: skip
+    error = infeasible(spec)
+    [reason] = error.reasons
+    assert reason.code == "host_memory"
+    assert reason.figures["needed_bytes"] == 80 * 262_144 * 8192 * 2
+    assert reason.figures["usable_bytes"] == 112e9
+    assert "320.00 GiB a chip" in str(error)
+
+
+def test_a_batch_is_split_until_the_host_holds_it() -> None:
+    """70B with 16 sequences of 8,192 a chip offloads 172 GB at once; a v5p chip's host has 112."""
+    spec = spec_of(
+        "llama3-70b", sequences=2048, length=8192, chip="v5p", topology="4x4x8", pods=1,
+        tolerance=0.0, remat="offload_input", mesh=MeshRequest(fsdp=128),
+    )  # fmt: skip
+    plan = make_plan(spec)
+    at_once = plan.forecast.host_memory_bytes_per_chip
+    assert plan.batch.microbatches * at_once == 80 * 16 * 8192 * 8192 * 2
+    assert plan.batch.microbatches == 2
+    assert at_once < 112e9
+
+
 @pytest.mark.parametrize(
     ("number", "text"), [(8960, "2^8 x 5 x 7"), (1, "1"), (13, "13"), (128256, "2^8 x 3 x 167")]
 )

@@ -18,6 +18,7 @@ from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.mesh_axes import AXES
+from orchestrator.network.rematerialization import Policy
 from orchestrator.plan.expected import exposed_gathers_s, own_step_parts, skew_share
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.score.cells import Unscorable
@@ -25,7 +26,7 @@ from orchestrator.score.evaluate import published
 from orchestrator.score.fit import Constants, fit, learn, unit_of, weighted_quantile
 from orchestrator.score.flop_counts import measured_step_s
 from orchestrator.score.published_runs import OTHER_SOFTWARE, PublishedRun, read, run_of
-from orchestrator.score.run_layout import lay_out, remat_of
+from orchestrator.score.run_layout import lay_out, policy_of
 from orchestrator.score.samples import Sample, sample_of
 from orchestrator.score.samples import samples as samples_of
 from orchestrator.score.software import software_of
@@ -79,28 +80,29 @@ def test_a_run_is_laid_out_as_it_was_run() -> None:
     assert lay_out(run_of(ROWS["tr_iron_gemma4-31b_64_bf16_8192"])).layout.mesh["fsdp"] == 128
 
 
+INPUTS = "decoder_layer_input"
+OFFLOADED = f"custom: offload {INPUTS};query_proj;key_proj;value_proj"
+
+
 @pytest.mark.parametrize(
-    ("text", "kept", "offloaded", "inputs"),
+    ("text", "kept", "offloaded"),
     [
-        ("full", "", False, False),
-        ("minimal", "q k v mid gate up", False, False),
-        ("custom: offload decoder_layer_input;query_proj;key_proj;value_proj", "q k v", True, True),
-        ("custom: device out_proj;mlpwo", "mid", False, False),
-        ("custom: offload query_proj device out_proj", "q mid", False, False),
-        ("save_dot_with_context_except_mlp", "q k v attention mid", False, False),
-        ("custom device decoder_layer_input remat query_proj;key_proj", "", False, False),
-        ("custom: device decoder_layer_input;context;q;k;v_proj", "attention q k v", False, False),
+        ("full", BLOCK_INPUT, ""),
+        ("minimal", f"{BLOCK_INPUT} query key value mlp_input gate up", ""),
+        (OFFLOADED, "", f"{BLOCK_INPUT} query key value"),
+        ("custom: device out_proj;mlpwo", f"{BLOCK_INPUT} mlp_input", ""),
+        ("custom: offload query_proj device out_proj", f"{BLOCK_INPUT} mlp_input", "query"),
+        ("save_dot_with_context_except_mlp",
+         f"{BLOCK_INPUT} query key value attention mlp_input", ""),
+        (f"custom device {INPUTS} remat query_proj;key_proj", BLOCK_INPUT, ""),
+        (f"custom: device {INPUTS};context;q;k;v_proj",
+         f"{BLOCK_INPUT} attention query key value", ""),
     ],
-)
-def test_remat_is_read_tensor_by_tensor(
-    text: str, kept: str, offloaded: bool, inputs: bool
-) -> None:
-    """What each source's policy keeps, where, and what becomes of a layer's input."""
-    policy = remat_of(run_of(LLAMA | {"remat_policy": text}))
-    tensors = (policy.keep | policy.offload) - {BLOCK_INPUT}
-    assert tensors == set(kept.split())
-    on_host = (tensors if offloaded else set()) | ({BLOCK_INPUT} if inputs else set())
-    assert policy.offload == on_host
+)  # fmt: skip
+def test_remat_is_read_tensor_by_tensor(text: str, kept: str, offloaded: str) -> None:
+    """What each source's policy keeps, and where."""
+    policy = policy_of(run_of(LLAMA | {"remat_policy": text}))
+    assert policy == Policy(keep=frozenset(kept.split()), offload=frozenset(offloaded.split()))
 
 
 @pytest.mark.parametrize(

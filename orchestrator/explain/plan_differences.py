@@ -11,6 +11,7 @@ from orchestrator.explain.book import mixed_times
 from orchestrator.explain.inputs import axes_of
 from orchestrator.explain.wording import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
+from orchestrator.network.rematerialization import text_of
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.infeasible_text import effect_text, factored, reason_text
 from orchestrator.plan.planner import make_plan
@@ -188,7 +189,7 @@ def memory(plan: Plan, numbers: dict[str, float]) -> Difference:
         f" {lines}",
         why=f"{precision.parameters} parameters, {precision.optimizer} moments, fp32 gradients;"
         f" state split {split_ways(plan):,} ways on the {plan.devices // plan.pods:,} devices of a"
-        f" pod; activations as remat `{plan.remat}` keeps them",
+        f" pod; activations as remat `{text_of(plan.remat)}` keeps them",
     )
 
 
@@ -203,7 +204,7 @@ def remat(plan: Plan) -> Difference:
     return Difference(
         about="recompute",
         derived="4 checkpoints a layer; what is computed again is not counted",
-        planned=f"remat `{plan.remat}`: {percent(share)} of the step, with nothing hidden",
+        planned=f"remat `{text_of(plan.remat)}`: {percent(share)} of the step, with nothing hidden",
         why="what is computed again is no model FLOP: where matmuls bind, it lowers MFU",
     )
 

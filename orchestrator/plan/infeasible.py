@@ -18,6 +18,7 @@ from orchestrator.plan.feasibility import (
     sharing,
     sizes_by_name,
 )
+from orchestrator.plan.host import host_limit_bytes
 from orchestrator.plan.infeasible_text import infeasible_text
 from orchestrator.plan.nearest_specs import (
     ANY_REPLICAS,
@@ -78,8 +79,10 @@ def all_meshes(request: SearchRequest) -> Ints:
 
 
 def memory_too_small(request: SearchRequest, result: SearchResult) -> Infeasible:
-    """Every placement needs more memory than a device has."""
+    """Every placement needs more memory than a device has, or its host."""
     usable, needed = request.chip.hbm_usable_bytes.value, result.smallest_bytes
+    if needed <= usable:
+        return Infeasible((host_too_small(request, result),), tuple(full_recompute(request)))
     reasons = [
         reason("memory", placements=result.realizable, needed_bytes=needed,
                usable_bytes=usable, chip=request.chip.name),
@@ -87,6 +90,12 @@ def memory_too_small(request: SearchRequest, result: SearchResult) -> Infeasible
     if needed > usable:
         reasons.append(reason("more_chips_needed", times=int(np.ceil(needed / usable))))
     return Infeasible(tuple(reasons), tuple(full_recompute(request)))
+
+
+def host_too_small(request: SearchRequest, result: SearchResult) -> Reason:
+    """Every placement that fits HBM offloads more than its hosts hold."""
+    return reason("host_memory", needed_bytes=result.smallest_host_bytes,
+                  usable_bytes=host_limit_bytes(request.chip), chip=request.chip.name)  # fmt: skip
 
 
 def batch_not_divisible(request: SearchRequest, meshes: Ints) -> Infeasible:

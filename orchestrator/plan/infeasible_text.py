@@ -1,5 +1,6 @@
 """The text of an infeasible spec, from its reasons and suggestions."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,10 @@ SENTENCES: dict[ReasonCode, str] = {
     "memory": (
         "memory: each of {placements:,} placements needs {needed_gib:,.2f} GiB a device or more;"
         " {chip} has {usable_gib:,.2f} GiB"
+    ),
+    "host_memory": (
+        "host: what is offloaded takes {needed_gib:,.2f} GiB a chip or more;"
+        " hosts of {chip} have {usable_gib:,.2f} GiB a chip"
     ),
     "more_chips_needed": "this needs at least {times} times the chips, or a smaller model",
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
@@ -80,7 +85,7 @@ def slice_lines(reason: Reason) -> Iterator[str]:
 
 def suggestion_text(suggestion: Suggestion) -> str:
     """The overrides as options, and what they lead to."""
-    options = " ".join(f"--set {override}" for override in suggestion.overrides)
+    options = " ".join(f"--set {shlex.quote(override)}" for override in suggestion.overrides)
     return f"{options}  ({effect_text(suggestion)})"
 
 

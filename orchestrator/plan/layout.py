@@ -16,7 +16,7 @@ from orchestrator.catalog.chip import Chip
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Dimension, Matmul, Network, Tensor, Weight
 from orchestrator.network.mesh_axes import COPIED, GATHERED, LOGICAL_AXES, ways
-from orchestrator.network.rematerialization import Policy
+from orchestrator.network.rematerialization import Treatments
 from orchestrator.plan.torus import Links
 from orchestrator.types.spec import Model, Optimizer, Precision
 
@@ -39,7 +39,7 @@ class Layout:
     model: Model
     precision: Precision
     optimizer: Optimizer
-    remat: Policy
+    remat: Treatments
     length: int
     sequences: Number
     microbatches: Number
@@ -115,6 +115,11 @@ class Layout:
         """Elements of an activation on a device, of one layer and microbatch."""
         positions = self.tokens / (self.ways(tensor.positions) / self.ways("length"))
         return prod((positions, *(self.size(dimension) for dimension in tensor.dimensions)))
+
+    def recomputed(self, together: Iterable[Matmul]) -> Number:
+        """One if the policy recomputes the result of any of these matmuls, else zero."""
+        results = [self.remat.share(one.output.name, "recompute") for one in together]
+        return np.maximum.reduce(results)
 
     @cached_property
     def block_elements(self) -> Number:

@@ -10,10 +10,10 @@ import numpy as np
 
 from orchestrator.network.description import Tensor
 from orchestrator.network.mesh_axes import REPLICA_AXES
-from orchestrator.network.rematerialization import Treatment
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.types.plan import LedgerLine, LineKind, MemoryPhase
+from orchestrator.types.spec_fields import Treatment
 
 FP32_BYTES = 4
 ACCUMULATION_BYTES = FP32_BYTES  # gradients add up in fp32, whatever travels
@@ -76,9 +76,8 @@ def tensor_bytes(layout: Layout, tensor: Tensor) -> Number:
 def activation_bytes(layout: Layout, treatment: Treatment) -> Number:
     """Activations of a layer that the policy keeps, offloads or recomputes."""
     return sum(
-        tensor_bytes(layout, tensor)
+        layout.remat.share(tensor.name, treatment) * tensor_bytes(layout, tensor)
         for tensor in layout.network.block.tensors
-        if layout.remat.treatment(tensor.name) == treatment
     )
 
 

@@ -16,6 +16,7 @@ from orchestrator import catalog
 from orchestrator.catalog import Efficiency, LearnedConstant, Range
 from orchestrator.extras import require
 from orchestrator.plan.extrapolation import AXES
+from orchestrator.plan.step_work import FORWARD_AND_BACKWARD, StepWork
 from orchestrator.plan.torus import Floats
 from orchestrator.score.samples import Sample
 
@@ -38,8 +39,9 @@ class Unknown:
 
 
 # Efficiencies are unknown as their inverses, which are at least one.
+ATTENTION = 2.0  # the mean of its prior
 SHARED = (
-    Unknown(name="attention", mean=2.0, deviation=2.0, least=1.0, most=10.0),
+    Unknown(name="attention", mean=ATTENTION, deviation=2.0, least=1.0, most=10.0),
     Unknown(name="exposed_gathers", mean=0.25, deviation=0.1, least=0.0, most=1.0),
     Unknown(name="exposed_tensor", mean=0.5, deviation=0.1, least=0.0, most=1.0),
     Unknown(name="slice_wait_s", mean=0.005, deviation=0.005, least=0.0, most=1.0),
@@ -132,8 +134,14 @@ def equations(samples: list[Sample], chips: list[str], width: int) -> tuple[Floa
         )  # fmt: skip
         rows[i, len(UNITS) + len(chips) :] = shared
         rows[i] /= sample.measured_s
-        target[i] = 1 - (todo.hbm_s + todo.passes_s + todo.serial_s) / sample.measured_s
+        known_s = todo.hbm_s + todo.passes_s + todo.serial_s + todo.host.exposed_s(*pace(todo))
+        target[i] = 1 - known_s / sample.measured_s
     return rows, target
+
+
+def pace(todo: StepWork) -> tuple[float, float, float]:
+    """How fast passes are by the priors; the constants themselves are not known yet."""
+    return 1 / MATMUL.mean, 1 / ATTENTION, float(todo.passes_s) / FORWARD_AND_BACKWARD
 
 
 def priors(chips: list[str], unknowns: list[Unknown]) -> tuple[Floats, Floats]:

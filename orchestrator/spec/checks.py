@@ -53,6 +53,17 @@ def _data_has_its_path(spec: ResolvedSpec) -> None:
         spec.report("experiment.data.path", "data-path-unused")
 
 
+def _remat_names_tensors_of_the_model(spec: ResolvedSpec) -> None:
+    model, remat = spec["experiment.model"], spec["experiment.remat"]
+    if not isinstance(remat, dict) or "gate" not in remat or model is None:
+        return
+    named = isinstance(model, str)
+    gated = catalog.model(model).gated if named else model.get("gated", True)
+    if not gated:
+        name = model if named else model.get("name", "the model")
+        spec.report("experiment.remat.gate", "no-such-tensor", model=name)
+
+
 def _pods_are_in_order(spec: ResolvedSpec) -> None:
     least, most = spec["resources.pods.min"], spec["resources.pods.max"]
     if None not in (least, most) and least > most:
@@ -108,6 +119,7 @@ CHECKS: tuple[Check, ...] = (
     _tokens_fill_a_batch,
     _learning_rate_falls,
     _data_has_its_path,
+    _remat_names_tensors_of_the_model,
     _pods_are_in_order,
     _pods_share_weights_evenly,
     _shape_is_consistent,

@@ -7,6 +7,7 @@ from orchestrator.types.plan import Estimate
 
 ReasonCode = Literal[
     "memory",
+    "host_memory",
     "more_chips_needed",
     "slice_factors",
     "batch_not_divisible",

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.calibrate.measure import empty_profile, measured, this_machine
+from orchestrator.network.rematerialization import text_of
 from orchestrator.plan import calibrated, rehearsal
 from orchestrator.plan.planner import make_plan
 from orchestrator.ports import LOOPBACK, free_port
@@ -158,7 +159,7 @@ def work(path: Path, address: str, number: int, steps: int) -> None:
     import jax  # noqa: PLC0415  the parent does not need it
 
     from orchestrator.types.run import Step  # noqa: PLC0415
-    from orchestrator.types.spec import CheckpointOptions  # noqa: PLC0415
+    from orchestrator.types.run_options import CheckpointOptions  # noqa: PLC0415
     from trainers.loop import Assignment, train  # noqa: PLC0415
     from trainers.multihost import barrier  # noqa: PLC0415
 
@@ -209,7 +210,7 @@ class Result:
         return (
             str(self.shape.width), str(plan.model.layers),
             f"{plan.batch.sequences} x {plan.batch.length}", axes or "one device",
-            str(plan.hosts), plan.precision.compute, plan.remat,
+            str(plan.hosts), plan.precision.compute, text_of(plan.remat),
             seconds(forecast.step_s.unoverlapped), seconds(after_s), seconds(self.measured_s),
             f"{self.error * 100:+.0f} %",
         )  # fmt: skip
