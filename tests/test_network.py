@@ -1,6 +1,9 @@
 """The description of the network: what follows from it, and what it has to agree with."""
 
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, fields
+from math import prod
 from typing import Any
 
 import pytest
@@ -18,10 +21,14 @@ from orchestrator.network.mesh_axes import (
 )
 from orchestrator.network.rematerialization import POLICIES, policy, remat_of, text_of
 from orchestrator.plan.calibrated import layout_of
-from orchestrator.plan.collectives import exchanges
+from orchestrator.plan.collectives import Exchange, exchanges
 from orchestrator.plan.policy_arrays import all_policies
-from orchestrator.types.spec import MeshRequest, Model, TensorTreatments
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import MeshRequest, Model, Precision, TensorTreatments
+from tests.census import count_collectives
 from tests.trainer_plans import plan_of
+from trainers.contract import load
+from trainers.mesh import abstract_mesh_of
 
 TREES: list[dict[str, Any]] = [{}, {"gated": False}, {"tied": True}]
 
@@ -123,3 +130,53 @@ def test_weights_have_the_names_of_published_checkpoints() -> None:
         *(f"{layer}self_attn.{one}_proj.weight" for one in "qkvo"),
         *(f"{layer}mlp.{one}_proj.weight" for one in ("gate", "up", "down")),
     }
+
+
+# --- the trainer sends what the ledger counts
+
+SHAPES: list[dict[str, Any]] = [
+    {"pods": 2, "fsdp": 2, "tensor": 2, "gradient_reduction": "per_layer"},
+    {"pods": 2, "data": 2, "sequence": 2, "gradient_reduction": "per_layer"},
+    {"pods": 2, "data": 2, "sequence": 2, "microbatches": 2},
+    {"tensor": 8, "microbatches": 2, "remat": "none"},
+    {"fsdp": 4, "tensor": 4, "remat": "keep_mlp"},
+    {"fsdp_dcn": 2, "fsdp": 2, "tensor": 2},
+]
+BF16 = Precision(parameters="fp32", compute="bf16", gradients="bf16", optimizer="fp32")
+# What a device sends in a call, of the bytes that it puts in, over so many ways.
+SENT: dict[str, Callable[[int], float]] = {
+    "all-gather": lambda ways: ways - 1,
+    "reduce-scatter": lambda ways: (ways - 1) / ways,
+    "all-reduce": lambda ways: 2 * (ways - 1) / ways,
+    "permute": lambda _: 1,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_byte_of_the_traced_step_is_in_the_ledger(shape: dict[str, Any]) -> None:
+    """Over each group of axes; what the ledger leaves out are a few numbers in fp32."""
+    plan = plan_of(precision=BF16, **shape)
+    layout = layout_of(plan, catalog.chip(plan.chip))
+    counted: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    ways: dict[tuple[str, ...], int] = {}
+    for one in exchanges(layout):
+        if one.moved_bytes:
+            axes = traced_axes(plan, one)
+            counted[axes] += float(one.moved_bytes)
+            ways[axes] = int(one.ways)
+    program = load("llama").program(plan, abstract_mesh_of(plan))
+    traced: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for (kind, dtype, axes, size), calls in count_collectives(
+        program.step.trace(program.state, program.batch).jaxpr.jaxpr
+    ).items():
+        if dtype == "bf16":
+            traced[axes] += calls * size * SENT[kind](ways[axes])
+    assert traced == counted
+
+
+def traced_axes(plan: Plan, one: Exchange) -> tuple[str, ...]:
+    """The axes as the trainer names them, which splits `tensor` where kv heads are copied."""
+    if one.axes[-1] != "tensor":
+        return one.axes
+    whole = one.ways == prod(plan.mesh[axis] for axis in one.axes)
+    return (*one.axes, "copies") if whole else ("copies",)

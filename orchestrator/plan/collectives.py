@@ -1,6 +1,6 @@
 """Every collective of a step: what one device exchanges, with which others, how often.
 
-The ledger of seconds has a line for each exchange; `messages` lists the single messages.
+The ledger of seconds has a line for each exchange.
 """
 
 from dataclasses import dataclass, replace
@@ -37,17 +37,14 @@ KV_GATHERS = 2  # forward, and again for the backward pass
 
 @dataclass(frozen=True)
 class Part:
-    """`calls` collectives a step of `bytes` each, `together` of which do not wait for each other.
+    """`calls` collectives a step; each gathers, scatters or reduces `bytes` in all.
 
-    `bytes` is the whole of what is gathered, scattered or reduced. A `ring` part travels piece by
-    piece while the device multiplies what it has. `serial` of the calls come before the first layer
-    or after the last backward pass, where no matmul is left to hide them.
+    `serial` of the calls come before the first layer or after the last backward pass, where no
+    matmul is left to hide them.
     """
 
     bytes: Number
     calls: Number
-    together: int = 1
-    ring: bool = False
     serial: Number = 0
 
 
@@ -127,7 +124,7 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
         axes = GROUPS["tensor"]
         return Exchange(
             line, name, kind, axes, "tokens x d_model", layout.devices_along(axes), calls + ends,
-            (Part(stream, calls, ring=True), Part(stream, ends)), layout.precision.compute,
+            (Part(stream, calls + ends),), layout.precision.compute,
         )  # fmt: skip
 
     return [
@@ -287,10 +284,7 @@ def gradient_buckets(layout: Layout) -> list[Part]:
     alone, early = 1 - joined, per_layer(layout)
     return [
         Part(padded(sum(weights), data), times * joined, serial=1 * joined),
-        *(
-            Part(padded(layers * one, data), times * alone, len(weights), serial=alone)
-            for one in weights
-        ),
+        *(Part(padded(layers * one, data), times * alone, serial=alone) for one in weights),
         Part(padded(embedding, data), 1, serial=1),
         *(Part(padded(one, data), 1, serial=1 - early) for one in ends),
     ]

@@ -42,7 +42,6 @@ LineKind = Literal[
     "kv_gather",
     "kv_scatter",
     "gradient_reduction",
-    "control",
     "latency",
     # seconds that only measured runs show
     "exposed_gathers",
@@ -50,6 +49,8 @@ LineKind = Literal[
     "serial_collectives",
     "slice_wait",
     "busiest_resource",
+    "layers",
+    "outside_layers",
 ]
 
 
