@@ -132,15 +132,15 @@ def test_full_recompute_is_suggested_where_it_fits() -> None:
 def test_a_host_that_is_too_small_is_named_with_the_memory_it_needs() -> None:
     """HBM would hold the plan; what it offloads is more than hosts of the chip have."""
     spec = spec_of(
-        "llama3-70b", sequences=128, length=262_144, chip="v5p", topology="4x4x8", pods=1,
+        "llama3-70b", sequences=128, length=131_072, chip="v5p", topology="4x4x8", pods=1,
         remat="offload_input", mesh=MeshRequest(fsdp=128),
     )  # fmt: skip
     error = infeasible(spec)
     [reason] = error.reasons
     assert reason.code == "host_memory"
-    assert reason.figures["needed_bytes"] == 80 * 262_144 * 8192 * 2
+    assert reason.figures["needed_bytes"] == 80 * 131_072 * 8192 * 2
     assert reason.figures["usable_bytes"] == 112e9
-    assert "320.00 GiB a chip" in str(error)
+    assert "160.00 GiB a chip" in str(error)
 
 
 def test_a_batch_is_split_until_the_host_holds_it() -> None:

@@ -136,10 +136,11 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
 def weight_exchanges(layout: Layout) -> list[Exchange]:
     """Matrices gathered in each microbatch, and their gradients scattered.
 
-    The weights of parallel matmuls are gathered as one. A device first gets its own part from the
-    other slices that share it, then the other parts over fsdp x sequence inside its slice. Nothing
-    hides the first gathers, of the embedding and of the first matmuls, nor the scatters of their
-    gradients, which come last.
+    The weights of parallel matmuls are gathered as one. A tied table is gathered once for both of
+    its uses; each of them has a gradient. A device first gets its own part from the other slices
+    that share it, then the other parts over fsdp x sequence inside its slice. Nothing hides the
+    first gathers, of the embedding and of the first matmuls, nor the scatters of their gradients,
+    which come last.
     """
     block = [
         layout.total_elements(matmuls)
@@ -151,12 +152,13 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
     each, ends = block_passes(layout), ENDS * layout.microbatches
+    tables = len(layout.network.tables) * layout.microbatches
     return [
         exchange
         for axes, suffix in ((GROUPS["weights"], ""), (SHARED_OVER_DCN, OVER_DCN))
         for exchange in (
             gather(axes, f"weight gather{suffix}", of_block, block, WEIGHT_GATHERS * each),
-            gather(axes, f"table gather{suffix}", of_table, table, ends),
+            gather(axes, f"table gather{suffix}", of_table, table, tables),
             scatter(axes, f"gradient scatter{suffix}", of_block, block, each),
             scatter(axes, f"table gradient scatter{suffix}", of_table, table, ends),
         )
