@@ -7,7 +7,7 @@ import sys
 import click
 
 from orchestrator.cli import look, machine, plan, run
-from orchestrator.cli.terminal import as_typed, is_live
+from orchestrator.cli.terminal import as_typed, is_live, show
 from orchestrator.errors import Interrupted, OrchError
 from orchestrator.lifecycle.interrupts import OperationInterrupted
 from orchestrator.render.screen_parts import fit
@@ -71,7 +71,7 @@ def main() -> None:
         click.echo(f"{over_mark}{error}\nNext: {error.next_command or as_typed()}", err=True)
         raise SystemExit(error.exit_code) from None
     except OrchError as error:
-        click.echo(fit(str(error)) if error.is_prose else str(error), err=True)
+        report(error)
         raise SystemExit(error.exit_code) from None
     except OSError as error:
         if error.filename or error.errno not in (errno.EPIPE, *UNWRITABLE):
@@ -82,6 +82,13 @@ def main() -> None:
             raise SystemExit(0) from None
         report_unwritable(error.strerror)
         raise SystemExit(1) from None
+
+
+def report(error: OrchError) -> None:
+    """Print the message; with --json also what it says as a value, on stdout."""
+    if "--json" in sys.argv and error.value is not None:
+        show(error.value, as_json=True)
+    click.echo(fit(str(error)) if error.is_prose else str(error), err=True)
 
 
 def report_unwritable(why: str | None) -> None:
