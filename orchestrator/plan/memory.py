@@ -43,11 +43,9 @@ def phase(name: str, lines: list[LedgerLine]) -> MemoryPhase:
     return MemoryPhase(name=name, lines=tuple(lines), bytes=sum(line.value for line in lines))
 
 
-def line(
-    kind: LineKind, name: str, formula: str, *, copies: int = 1, **inputs: Number
-) -> LedgerLine:
-    """A line that is the product of its inputs, so many times."""
-    value = prod(inputs.values(), start=copies)
+def line(kind: LineKind, name: str, formula: str, **inputs: Number) -> LedgerLine:
+    """A line that is the product of its inputs."""
+    value = prod(inputs.values())
     return LedgerLine(
         kind=kind, name=name, value=value, unit="bytes", formula=formula, inputs=inputs
     )
