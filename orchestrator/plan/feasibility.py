@@ -12,13 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.network.decoder import MODEL_KEYS
-from orchestrator.network.mesh_axes import (
-    COPIED,
-    ICI_AXES,
-    LOGICAL_AXES,
-    SHARED_OVER_DCN,
-    ways,
-)
+from orchestrator.network.mesh_axes import COPIED, ICI_AXES, LOGICAL_AXES, SHARED_OVER_DCN, ways
 from orchestrator.plan.torus import Ints, Torus, factorizations
 from orchestrator.types.spec import Batch, MeshRequest, Model
 
