@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from orchestrator.catalog import Chip
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Block
-from orchestrator.network.rematerialization import AUTO, Policy, policy
+from orchestrator.network.rematerialization import AUTO, POLICIES, Policy, policy
 from orchestrator.plan.host import knows_host
 from orchestrator.types.spec import Experiment, Model
 from orchestrator.types.spec_fields import Treatment
@@ -64,12 +64,22 @@ def all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
     treatments = [one for one in TREATMENTS if offloads or one != "offload"]
     inputs = [one for one in treatments if one != "recompute"]
     groups = tensor_groups(block)
-    return tuple(
+    found = (
         Policy(
             keep=tensors_of(groups, chosen, "keep"), offload=tensors_of(groups, chosen, "offload")
         )
         for chosen in product(inputs, *(treatments for _ in groups[1:]))
     )
+    return tuple(named(one, block) for one in found)
+
+
+def named(one: Policy, block: Block) -> Policy:
+    """The policy with a name that treats the tensors of the block so; itself if there is none."""
+    tensors = [tensor.name for tensor in block.tensors]
+    for known in POLICIES.values():
+        if all(known.treatment(tensor) == one.treatment(tensor) for tensor in tensors):
+            return known
+    return one
 
 
 def tensor_groups(block: Block) -> list[tuple[str, ...]]:
