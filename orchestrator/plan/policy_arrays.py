@@ -70,16 +70,14 @@ def all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
         )
         for chosen in product(inputs, *(treatments for _ in groups[1:]))
     )
-    return tuple(named(one, block) for one in found)
+    # An MLP without a gate has fewer tensors, and policies with the names of those with one.
+    names = {treatments_of(known, block): known for known in POLICIES.values()}
+    return tuple(names.get(treatments_of(one, block), one) for one in found)
 
 
-def named(one: Policy, block: Block) -> Policy:
-    """The policy with a name that treats the tensors of the block so; itself if there is none."""
-    tensors = [tensor.name for tensor in block.tensors]
-    for known in POLICIES.values():
-        if all(known.treatment(tensor) == one.treatment(tensor) for tensor in tensors):
-            return known
-    return one
+def treatments_of(one: Policy, block: Block) -> tuple[Treatment, ...]:
+    """How a policy treats the tensors of a block, in their order."""
+    return tuple(one.treatment(tensor.name) for tensor in block.tensors)
 
 
 def tensor_groups(block: Block) -> list[tuple[str, ...]]:
