@@ -52,10 +52,9 @@ def calibrate(as_json: bool) -> None:
     from orchestrator.render.calibration_screen import calibration_screen
 
     stored = orch.calibrate(progress=Display())
-    following = "orch submit specs/tiny_2pod.yaml"
     show(
         stored.profile,
-        lambda: calibration_screen(stored.profile, str(stored.path), following),
+        lambda: calibration_screen(stored.profile, str(stored.path)),
         as_json=as_json,
     )
 
