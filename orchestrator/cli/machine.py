@@ -52,11 +52,8 @@ def calibrate(as_json: bool) -> None:
     from orchestrator.render.calibration_screen import calibration_screen
 
     stored = orch.calibrate(progress=Display())
-    show(
-        stored.profile,
-        lambda: calibration_screen(stored.profile, str(stored.path)),
-        as_json=as_json,
-    )
+    profile, path = stored.profile, str(stored.path)
+    show(profile, lambda: calibration_screen(profile, path), as_json=as_json)
 
 
 @click.command()
