@@ -168,7 +168,7 @@ def time(plan: Plan) -> list[Part]:
     rows.append(("unoverlapped", "", "all lines", seconds(step_s.unoverlapped), ""))
     rows.append(("lower bound", forecast.bound, "", seconds(step_s.lower), ""))
     if step_s.expected is not None:
-        interval = f"{INTERVAL} {span(*interval_of(step_s, seconds))}"
+        interval = f"{INTERVAL} {likely(step_s, seconds)}"
         rows.append(("expected", "", interval, seconds(step_s.expected), ""))
     table = Table(rows=rows, columns="<<<><")
     return section("time per step", [table, bottleneck(plan), *expected_parts(plan)])
@@ -232,15 +232,15 @@ def estimate_cells(estimate: Estimate, show: Callable[[float], str]) -> tuple[st
     """Return the lower bound, the expected value with its interval if known, and unoverlapped."""
     expected: tuple[str, ...] = ()
     if estimate.expected is not None:
-        expected = (show(estimate.expected), span(*interval_of(estimate, show)))
+        expected = (show(estimate.expected), likely(estimate, show))
     return (show(estimate.lower), *expected, show(estimate.unoverlapped))
 
 
-def interval_of(estimate: Estimate, show: Callable[[float], str]) -> tuple[str, str]:
-    """Return the ends of the 80 % interval, or of the range between both bounds."""
+def likely(estimate: Estimate, show: Callable[[float], str]) -> str:
+    """Return the 80 % interval; without one, what it is at best."""
     if estimate.low is None or estimate.high is None:
-        return show(estimate.lower), show(estimate.unoverlapped)
-    return show(estimate.low), show(estimate.high)
+        return f"{show(estimate.lower)} at best"
+    return span(show(estimate.low), show(estimate.high))
 
 
 def verdict(plan: Plan) -> str:
@@ -249,10 +249,10 @@ def verdict(plan: Plan) -> str:
     parts = [
         "fits" if forecast.fits else "does not fit",
         f"bound by {forecast.bound}",
-        span(*interval_of(forecast.days, lasting)),
+        likely(forecast.days, lasting),
     ]
     if forecast.dollars is not None:
-        parts.append(span(*interval_of(forecast.dollars, dollars)))
+        parts.append(likely(forecast.dollars, dollars))
     return f"Plan: {', '.join(parts)}."
 
 
