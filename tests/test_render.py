@@ -188,7 +188,7 @@ def test_runners_up_without_an_estimate_have_both_bounds() -> None:
     plans = make_plans(spec_of("llama3-8b", chip="h100", topology="8", pods=1, sequences=64), 3)
     shown = plan_screen(plans[0], "x", runners_up=plans[1:])
     _, head, *rows = shown[shown.index("the plan and 2 runners-up") :].splitlines()
-    assert head.split()[5:7] == ["lower", "unoverlapped"]
+    assert head.split()[4:6] == ["lower", "unoverlapped"]
     for plan, row in zip(plans, rows, strict=False):
         assert formatting.seconds(plan.forecast.step_s.unoverlapped) in row
 

@@ -14,7 +14,8 @@ from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.plan.feasibility import placements
 from orchestrator.plan.forecast import mfu, step_bounds
-from orchestrator.plan.search import Choice, SearchRequest, best_choices, layout_of_choice, search
+from orchestrator.plan.ranking import best_choices
+from orchestrator.plan.search import Choice, SearchRequest, layout_of_choice, search
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import Ints, axis_sizes, divisors, make_torus
 from orchestrator.types.infeasible import Suggestion

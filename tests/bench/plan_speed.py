@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.plan.planner import search_request
-from orchestrator.plan.search import Choice, SearchRequest, best_choices, layout_of_choice, search
+from orchestrator.plan.ranking import best_choices
+from orchestrator.plan.search import Choice, SearchRequest, layout_of_choice, search
 from orchestrator.plan.time import step_time, time_lines
 from tests.example_specs import spec_of
 
