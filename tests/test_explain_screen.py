@@ -12,6 +12,7 @@ from orchestrator.catalog.published_figures import figures
 from orchestrator.explain import explain, wording
 from orchestrator.explain.assemble import likely
 from orchestrator.explain.formula import evaluate
+from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import explain_screen
 from orchestrator.score import PUBLISHED
@@ -68,7 +69,7 @@ def test_the_plan_compared_with_is_the_plan() -> None:
     said = {difference.about: difference for difference in sheet.differences}
     assert said["batch"].planned.startswith(f"{plan.batch.sequences:,} sequences")
     for axis, size in plan.mesh.items():
-        assert axis == "pods" or f"{axis} {size}" in said["mesh of a pod"].planned
+        assert axis in DCN_AXES or f"{axis} {size}" in said["mesh of a pod"].planned
     assert f"{plan.forecast.days.lower:.1f} days at the bound" in said["days"].planned
     assert plan.forecast.bound in said["what binds"].planned
     assert f"`{plan.remat}`" in said["recompute"].planned
@@ -143,18 +144,17 @@ def test_every_constant_names_the_runs_behind_it() -> None:
     assert found is not None
     rows = {(part.name, one.symbol): one.rows for part in found.parts for one in part.constants}
     assert {*rows} == {
-        ("matmuls", "share"), ("attention", "share"), ("exposed collectives", "exposed"),
-        ("waiting for slices", "wait"), ("waiting for slices", "hop"), ("between steps", "between"),
+        ("matmuls", "share"), ("attention", "share"), ("exposed gathers and scatters", "exposed"),
+        ("exposed tensor exchanges", "exposed"),
+        ("waiting for slices", "wait"), ("waiting for slices", "hop"),
     }  # fmt: skip
     known = {row["id"] for row in read(PUBLISHED)}
     assert all(names and set(names) <= known for names in rows.values())
     assert all("v5p" in name for name in rows["matmuls", "share"])
     screen = explain_screen.explain_screen(explanation_of("70b-four-pods"), "orch plan x.yaml")
     assert "marin_v5p32_130m" in screen
-    assert (
-        f"exposed fitted to {len(rows['exposed collectives', 'exposed'])} runs, standard error"
-        in screen
-    )
+    count = len(rows["exposed gathers and scatters", "exposed"])
+    assert f"exposed fitted to {count} runs, standard error" in screen
 
 
 # --- the sheet

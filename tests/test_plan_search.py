@@ -11,11 +11,12 @@ import pytest
 
 from orchestrator.network.mesh_axes import AXES, ICI_AXES
 from orchestrator.network.rematerialization import Policy, policy, remat_of
+from orchestrator.plan.feasibility import placements
 from orchestrator.plan.forecast import step_bounds
 from orchestrator.plan.host import host_bytes, host_limit_bytes, transfers
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import peak_bytes
-from orchestrator.plan.planner import make_plan, search_request
+from orchestrator.plan.planner import make_plan
 from orchestrator.plan.policy_arrays import PolicyArray, policy_array, searched_policies
 from orchestrator.plan.ranking import (
     SAME,
@@ -31,6 +32,7 @@ from orchestrator.plan.search import (
     SearchRequest,
     layout_of_choice,
     search,
+    search_request,
 )
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import axis_sizes, count_placements
@@ -197,6 +199,17 @@ def test_arrays_price_as_plain_numbers_do() -> None:
             (transfers(layout).hidden_s(), candidates.hidden_s_per_token),
         ):
             assert alone / tokens == pytest.approx(column[row], rel=1e-12)
+
+
+def test_a_limit_on_replicas_loses_no_mesh() -> None:
+    """On 12x12x12 with so few replicas as a batch feeds: the meshes that the limit allows."""
+    request = search_request(spec_of("llama3-8b", chip="tpu7x", topology="12x12x12", length=8192))
+    arguments = (request.torus, request.experiment.model, 8192, request.mesh)
+    every, limited = (
+        {tuple(row) for row in axis_sizes(placements(*arguments, most))} for most in (2**62, 27)
+    )
+    assert limited == {mesh for mesh in every if mesh[0] * mesh[1] <= 27}
+    assert limited
 
 
 def test_mirror_images_are_priced_once() -> None:

@@ -51,13 +51,9 @@ def calibrate(as_json: bool) -> None:
     """
     from orchestrator.render.calibration_screen import calibration_screen
 
-    stored = orch.calibrate(progress=Display())
-    following = "orch submit specs/tiny_2pod.yaml"
-    show(
-        stored.profile,
-        lambda: calibration_screen(stored.profile, str(stored.path), following),
-        as_json=as_json,
-    )
+    stored, following = orch.calibrate(progress=Display()), "orch submit specs/tiny_2pod.yaml"
+    profile, path = stored.profile, str(stored.path)
+    show(profile, lambda: calibration_screen(profile, path, following), as_json=as_json)
 
 
 @click.command()

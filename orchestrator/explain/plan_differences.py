@@ -13,7 +13,8 @@ from orchestrator.explain.wording import assumed, bound_by, lasting, percent, po
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
 from orchestrator.network.rematerialization import text_of
 from orchestrator.plan.infeasible import Infeasible
-from orchestrator.plan.infeasible_text import effect_text, factored, reason_text
+from orchestrator.plan.infeasible_text import factored, likeliest, reason_text
+from orchestrator.plan.nearest_specs import nearest_batches
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.torus import Torus, group_rate, make_torus
 from orchestrator.types.explanation import Difference
@@ -85,7 +86,8 @@ def why_moved(spec: Spec, plan: Plan) -> str:
         unmoved = make_plan(replace(spec, experiment=replace(spec.experiment, batch=exact)))
     except Infeasible as error:
         nearest = "; ".join(
-            f"{' '.join(one.overrides)} ({effect_text(one)})" for one in error.suggestions
+            f"{' '.join(one.overrides)} (MFU {percent(likeliest(one.mfu))})"
+            for one in nearest_batches(error.spec)
         )
         within = f"of those within {percent(requested.tolerance)} the plan takes the fastest"
         return f"{reason_text(error.reasons[-1])}; nearest: {nearest}; {within}"

@@ -12,11 +12,11 @@ from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.errors import SpecError
 from orchestrator.network.rematerialization import policy
 from orchestrator.plan import flops
-from orchestrator.plan.expected import ATTENTION, pass_bytes
 from orchestrator.plan.forecast import Terms, plain, plain_line, write_forecast
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.plan_warnings import forecast_warnings, too_long
 from orchestrator.plan.planner import plan_digest
+from orchestrator.plan.step_work import ATTENTION, pass_bytes
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile, Operation, Timing

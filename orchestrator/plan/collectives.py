@@ -3,7 +3,7 @@
 The ledger of seconds has a line for each exchange.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -37,10 +37,15 @@ KV_GATHERS = 2  # forward, and again for the backward pass
 
 @dataclass(frozen=True)
 class Part:
-    """`calls` collectives a step; each gathers, scatters or reduces `bytes` in all."""
+    """`calls` collectives a step; each gathers, scatters or reduces `bytes` in all.
+
+    `serial` of the calls come before the first layer or after the last backward pass, where no
+    matmul is left to hide them.
+    """
 
     bytes: Number
     calls: Number
+    serial: Number = 0
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,15 @@ class Exchange:
     @property
     def moved_bytes(self) -> Number:
         """Logical payload of a device in a step: V (n - 1) / n a call, an all-reduce twice that."""
+        return self.moved(sum(part.calls * part.bytes for part in self.parts))
+
+    @property
+    def serial_bytes(self) -> Number:
+        """The part of it that no matmul hides."""
+        return self.moved(sum(p.serial * p.bytes for p in self.parts if np.any(p.serial)))
+
+    def moved(self, volume: Number) -> Number:
         twice = 2 if self.kind == REDUCE else 1
-        volume = sum(part.calls * part.bytes for part in self.parts)
         return twice * volume * (self.ways - 1) / self.ways
 
     def collective(self) -> Collective:
@@ -124,8 +136,11 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
 def weight_exchanges(layout: Layout) -> list[Exchange]:
     """Matrices gathered in each microbatch, and their gradients scattered.
 
-    The weights of parallel matmuls are gathered as one. A device first gets its own part from the
-    other slices that share it, then the other parts over fsdp x sequence inside its slice.
+    The weights of parallel matmuls are gathered as one. A tied table is gathered once for both of
+    its uses; each of them has a gradient. A device first gets its own part from the other slices
+    that share it, then the other parts over fsdp x sequence inside its slice. Nothing hides the
+    first gathers, of the embedding and of the first matmuls, nor the scatters of their gradients,
+    which come last.
     """
     block = [
         layout.total_elements(matmuls)
@@ -137,12 +152,13 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
     each, ends = block_passes(layout), ENDS * layout.microbatches
+    tables = len(layout.network.tables) * layout.microbatches
     return [
         exchange
         for axes, suffix in ((GROUPS["weights"], ""), (SHARED_OVER_DCN, OVER_DCN))
         for exchange in (
             gather(axes, f"weight gather{suffix}", of_block, block, WEIGHT_GATHERS * each),
-            gather(axes, f"table gather{suffix}", of_table, table, ends),
+            gather(axes, f"table gather{suffix}", of_table, table, tables),
             scatter(axes, f"gradient scatter{suffix}", of_block, block, each),
             scatter(axes, f"table gradient scatter{suffix}", of_table, table, ends),
         )
@@ -166,7 +182,7 @@ def weight_exchange(
         formula += " / fsdp / sequence"
         parts_elsewhere = layout.devices_along(GROUPS["weights"])
     size = DTYPE_BYTES[dtype] / parts_elsewhere
-    parts = tuple(Part(count * size, calls) for count in elements)
+    parts = tuple(Part(n * size, calls, serial=int(i == 0)) for i, n in enumerate(elements))
     return Exchange(line, name, kind, axes, formula, ways, calls, parts, dtype)
 
 
@@ -195,8 +211,8 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     """
     wire, data = layout.gradient_bytes, layout.devices_along(GROUPS["data"])
     buckets = gradient_buckets(layout)
-    whole = tuple(Part(one.bytes * wire, one.calls) for one in buckets)
-    shares = tuple(Part(one.bytes / data, one.calls) for one in whole)
+    whole = tuple(replace(one, bytes=one.bytes * wire) for one in buckets)
+    shares = tuple(replace(one, bytes=one.bytes / data) for one in whole)
     payload = "owned gradient"
 
     def exchange(
@@ -239,22 +255,25 @@ def copied_gradients(layout: Layout) -> tuple[Part, ...]:
     layers, times = reduced_at_a_time(layout)
     size = layers * layout.gradient_bytes / layout.ways(GATHERED)
     weights = [matmul.weight for matmul in layout.copied_matmuls]
-    return tuple(Part(size * layout.elements(weight), times) for weight in weights)
+    return tuple(Part(size * layout.elements(weight), times, serial=1) for weight in weights)
 
 
 def norm_gradients(layout: Layout) -> tuple[Part, ...]:
     """Gradients of norm scales, which every device of a slice holds."""
     layers, times = reduced_at_a_time(layout)
     wire, network = layout.gradient_bytes, layout.network
-    of_block = tuple(Part(layers * norm.elements * wire, times) for norm in network.block.norms)
-    return (*of_block, Part(network.norm.elements * wire, 1))
+    of_block = tuple(
+        Part(layers * norm.elements * wire, times, serial=1) for norm in network.block.norms
+    )
+    return (*of_block, Part(network.norm.elements * wire, 1, serial=1 - per_layer(layout)))
 
 
 def gradient_buckets(layout: Layout) -> list[Part]:
     """Elements whose gradients are reduced over replicas as one, filled up to whole tiles.
 
     The weights of a layer are one bucket over `data` where each layer is reduced on its own;
-    elsewhere each is one, and none waits for another.
+    elsewhere each is one, and none waits for another. The first layer and the embedding come after
+    the last backward pass, and where gradients accumulate all come there.
     """
     network, ways = layout.network, layout.ways(GATHERED)
     data = layout.devices_along(GROUPS["data"])
@@ -262,12 +281,14 @@ def gradient_buckets(layout: Layout) -> list[Part]:
     joined = per_layer(layout) & (data > 1)
     weights = [layout.elements(one.weight) / ways for one in network.block.matmuls]
     weights += [norm.elements for norm in network.block.norms]
-    ends = [layout.elements(table) / ways for table in network.tables]
+    embedding, *ends = [layout.elements(table) / ways for table in network.tables]
     ends.append(network.norm.elements)
+    alone, early = 1 - joined, per_layer(layout)
     return [
-        Part(padded(sum(weights), data), times * joined),
-        *(Part(padded(layers * one, data), times * (1 - joined)) for one in weights),
-        *(Part(padded(one, data), 1) for one in ends),
+        Part(padded(sum(weights), data), times * joined, serial=1 * joined),
+        *(Part(padded(layers * one, data), times * alone, serial=alone) for one in weights),
+        Part(padded(embedding, data), 1, serial=1),
+        *(Part(padded(one, data), 1, serial=1 - early) for one in ends),
     ]
 
 

@@ -24,8 +24,8 @@ from orchestrator.plan.search import (
     SearchResult,
     layout_of_choice,
     search,
+    search_request,
 )
-from orchestrator.plan.torus import make_torus
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
 from orchestrator.types.spec import Experiment, Spec
@@ -50,21 +50,8 @@ def make_plans(spec: Spec, most: int) -> list[Plan]:
     result = search(request)
     ranked = ranked_choices(request, result.candidates, most)
     if not ranked:
-        raise infeasible(request, result)
+        raise infeasible(spec, request, result)
     return [write_plan(spec, request, result, one) for one in ranked]
-
-
-def search_request(spec: Spec) -> SearchRequest:
-    chip = catalog.chip_of(spec.resources)
-    topology = catalog.topology(chip, spec.resources.topology)
-    return SearchRequest(
-        chip=chip,
-        topology=topology,
-        torus=make_torus(chip, topology),
-        experiment=spec.experiment,
-        mesh=spec.resources.mesh,
-        pods=spec.resources.pods.max,
-    )
 
 
 def write_plan(

@@ -5,6 +5,7 @@ from math import prod
 
 import numpy as np
 
+from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.network.mesh_axes import ICI_AXES, SLICE_REPLICAS
 from orchestrator.network.rematerialization import AUTO, Policy, Treatments, policy, remat_of
@@ -31,10 +32,11 @@ from orchestrator.plan.torus import (
     count_placements,
     divisors,
     find_links,
+    make_torus,
     plain_links,
     rows_of_links,
 )
-from orchestrator.types.spec import Experiment, MeshRequest, Remat
+from orchestrator.types.spec import Experiment, MeshRequest, Remat, Spec
 
 # `remat: auto` leaves this share of HBM, and of the host's memory, free: forecasts of memory err.
 MEMORY_MARGIN = 0.10
@@ -116,6 +118,20 @@ class SearchResult:
     smallest_host_bytes: float
     margin: float
     candidates: Candidates
+
+
+def search_request(spec: Spec) -> SearchRequest:
+    """What a spec asks for."""
+    chip = catalog.chip_of(spec.resources)
+    topology = catalog.topology(chip, spec.resources.topology)
+    return SearchRequest(
+        chip=chip,
+        topology=topology,
+        torus=make_torus(chip, topology),
+        experiment=spec.experiment,
+        mesh=spec.resources.mesh,
+        pods=spec.resources.pods.max,
+    )
 
 
 def make_layout(

@@ -44,9 +44,10 @@ LineKind = Literal[
     "gradient_reduction",
     "latency",
     # seconds that only measured runs show
-    "exposed_collectives",
+    "exposed_gathers",
+    "exposed_tensor",
+    "serial_collectives",
     "slice_wait",
-    "between_steps",
     "busiest_resource",
     "layers",
     "outside_layers",
@@ -64,8 +65,7 @@ WarningCode = Literal[
     "long_warmup",
     "large_batch",
     "many_years",
-    "short_steps",
-    "many_chips",
+    "extrapolation",
 ]
 
 
@@ -138,8 +138,9 @@ class LedgerLine:
     """One line of a ledger: what it counts, how it was computed and from which numbers.
 
     `resource` is what the seconds keep busy: mxu, hbm, host, or the links of a device group by its
-    name; latency occupies nothing. It is None on a line of bytes. `sources` are keys of the
-    catalog, or a profile.
+    name; latency occupies nothing. It is None on a line of bytes. Of a collective's seconds
+    `serial_s` come before the first layer or after the last backward pass, so that no matmul hides
+    them. `sources` are keys of the catalog, or a profile.
     """
 
     kind: LineKind
@@ -151,6 +152,7 @@ class LedgerLine:
     sources: tuple[str, ...] = ()
     resource: str | None = None
     collective: Collective | None = None
+    serial_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +179,16 @@ class Estimate:
     expected: float | None = None
     low: float | None = None
     high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extrapolation:
+    """An axis along which a plan lies outside `low` to `high`, the range of the published runs."""
+
+    axis: str
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +224,7 @@ class Forecast:
     dollars: Estimate | None
     dollars_per_chip_hour: float | None
     expected_time: tuple[LedgerLine, ...] = ()
+    extrapolations: tuple[Extrapolation, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
