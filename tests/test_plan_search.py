@@ -351,18 +351,11 @@ def test_offloading_is_priced_on_request() -> None:
 
 # --- the ranking
 
-CLOSE = {
-    "8B on two v6e-256": spec_of(
-        "llama3-8b", chip="v6e", topology="16x16", pods=2, sequences=2048, length=8192
-    ),
-    "70B on 1,024 v5p": spec_of(topology="8x8x16", pods=1, sequences=512, length=8192),
-}
 
-
-@pytest.mark.parametrize("name", CLOSE)
-def test_the_best_expected_time_breaks_a_tie(name: str) -> None:
-    """No plan within 1 % and with the same batch is expected to be faster; the cheapest is not."""
-    request = search_request(CLOSE[name])
+def test_the_best_expected_time_breaks_a_tie() -> None:
+    """8B on two v6e-256: no plan within 1 % is expected to be faster; the cheapest is 9 % slower."""
+    spec = spec_of("llama3-8b", chip="v6e", topology="16x16", pods=2, sequences=2048, length=8192)
+    request = search_request(spec)
     candidates = search(request).candidates
     cost = candidates.cost_s_per_token
     tied = np.flatnonzero(cost <= cost.min() * (1 + TIE))
@@ -372,7 +365,7 @@ def test_the_best_expected_time_breaks_a_tie(name: str) -> None:
     chosen = best_choices(request, candidates, 1)[0]
     seconds = expected_per_token(request, chosen) / request.experiment.batch.length
     assert seconds <= expected.min() * (1 + SAME)
-    assert cheapest > 1.01 * seconds
+    assert cheapest > 1.05 * seconds
 
 
 def test_fewer_axes_break_a_tie_of_equal_times() -> None:
