@@ -353,7 +353,7 @@ def test_offloading_is_priced_on_request() -> None:
 
 
 def test_the_best_expected_time_breaks_a_tie() -> None:
-    """8B on two v6e-256: no plan within 1 % is expected to be faster; the cheapest is 9 % slower."""
+    """8B on two v6e-256: none within 1 % is expected to be faster; the cheapest is 9 % slower."""
     spec = spec_of("llama3-8b", chip="v6e", topology="16x16", pods=2, sequences=2048, length=8192)
     request = search_request(spec)
     candidates = search(request).candidates
