@@ -30,9 +30,9 @@ from orchestrator.plan.extrapolation import (
 from orchestrator.plan.feasibility import sizes_by_name
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.planner import make_plan, plan_digest
+from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import (
     SearchRequest,
-    best_choices,
     layout_of_choice,
     make_layout,
     search,

@@ -31,12 +31,24 @@ from orchestrator.render.screen_parts import (
 )
 from orchestrator.render.warning_text import warning_texts
 from orchestrator.types.codec import short
-from orchestrator.types.plan import Estimate, Forecast, LedgerLine, MeshAxis, Plan, SearchSummary
+from orchestrator.types.plan import (
+    Estimate,
+    Forecast,
+    LedgerLine,
+    MeshAxis,
+    Plan,
+    PlannedBatch,
+    SearchSummary,
+)
 
 SMALL_LINE = 0.009  # of the unoverlapped step: smaller lines are shown as one
 SMALL_PART = 0.02  # of the expected step: smaller parts are left to `orch explain`
 INTERVAL = "80 % interval"
 REDUCTIONS = {"per_layer": "layer by layer", "at_end": "at the end"}
+ALIKE_RULE = (
+    "+n: other meshes with this tensor, remat and microbatches, slower by less than the forecast"
+    " knows"
+)
 LOSS_RULE = "loss: extra time per token, midway between lower bound and unoverlapped"
 
 
@@ -257,10 +269,10 @@ def runners_up_table(plans: Sequence[Plan]) -> list[Part]:
     first = plans[0]
     has_estimate = all(plan.forecast.step_s.expected is not None for plan in plans)
     columns = ("expected", "MFU") if has_estimate else ("lower", "unoverlapped")
-    head = ("mesh", "batch", "micro", "remat", "memory", *columns, "loss", "bound")
+    head = ("mesh", "batch", "remat", "memory", *columns, "loss", "bound")
     rows = [head, *(runner_up(plan, first, has_estimate=has_estimate) for plan in plans)]
     title = f"the plan and {counted(len(plans) - 1, 'runner')}-up (data.fsdp.sequence.tensor)"
-    return [title, *indent([Table(rows=rows, columns="<>><>>>><"), LOSS_RULE])]
+    return [title, *indent([Table(rows=rows, columns="<><>>>><"), ALIKE_RULE, LOSS_RULE])]
 
 
 def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]:
@@ -271,15 +283,26 @@ def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]
     else:
         speed = seconds(step_s.lower), seconds(step_s.unoverlapped)
     return (
-        ".".join(str(axis.size) for axis in plan.axes if axis.link == "ici"),
-        count(plan.batch.sequences),
-        str(plan.batch.microbatches),
+        mesh_with_alike(plan),
+        in_microbatches(plan.batch),
         summary_of(plan.remat),
         in_memory(forecast.memory_bytes_per_device),
         *speed,
         "-" if plan is first else percent(token_s(plan) / token_s(first) - 1),
         forecast.bound,
     )
+
+
+def mesh_with_alike(plan: Plan) -> str:
+    """Return the mesh inside a pod, and how many meshes are like it."""
+    mesh = ".".join(str(axis.size) for axis in plan.axes if axis.link == "ici")
+    return f"{mesh} +{plan.search.alike}" if plan.search.alike else mesh
+
+
+def in_microbatches(batch: PlannedBatch) -> str:
+    """Return the sequences of a step: 1,024, or 4 x 256 in four microbatches."""
+    each = count(batch.sequences / batch.microbatches)
+    return f"{batch.microbatches} x {each}" if batch.microbatches > 1 else each
 
 
 def token_s(plan: Plan) -> float:

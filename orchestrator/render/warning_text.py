@@ -29,7 +29,7 @@ SENTENCES: dict[WarningCode, str] = {
 }
 # What an axis of extrapolation is called, and how its values are written.
 AXES = {
-    "tokens": "tokens a chip in one microbatch {:,.0f}",
+    "tokens": "tokens a chip {:,.0f}",
     "length": "sequence length {:,.0f}",
     "attention_share": "attention of all compute {:.0%}",
     "microbatches": "microbatches {:,.0f}",
@@ -49,7 +49,7 @@ def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> li
     others = [warning_text(one) for one in listed if one.code != "extrapolation"]
     axes = [axis_text(values, one.figures) for one in listed if one.code == "extrapolation"]
     if axes:
-        others.append(f"expected is an extrapolation from published runs: {', '.join(axes)}")
+        others.append(f"expected is beyond published runs: {', '.join(axes)}")
     return others
 
 
