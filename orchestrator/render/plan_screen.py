@@ -134,18 +134,14 @@ def step(plan: Plan) -> str:
 
 
 def memory(plan: Plan) -> list[Part]:
-    """Return the ledger of the largest phase."""
+    """Return the ledger of the largest phase, and the size of the next."""
     forecast = plan.forecast
-    largest = max(forecast.memory, key=lambda phase: phase.bytes)
+    largest, second, *_ = sorted(forecast.memory, key=lambda phase: -phase.bytes)
     rows = [(line.name, with_numbers(line), in_memory(line.value), "") for line in largest.lines]
     usable = f"of {in_memory(forecast.hbm_bytes_per_device)}"
     rows.append((f"peak: {largest.name}", "", in_memory(largest.bytes), usable))
-    others = ", ".join(
-        f"{phase.name} {in_memory(phase.bytes)}"
-        for phase in forecast.memory
-        if phase is not largest
-    )
-    parts: list[Part] = [Table(rows=rows, columns="<<><"), f"other phases: {others}"]
+    others = f"next phase: {second.name} {in_memory(second.bytes)}"
+    parts: list[Part] = [Table(rows=rows, columns="<<><"), others]
     return section("memory per device", [*parts, *on_host(forecast)])
 
 
