@@ -9,8 +9,6 @@ from orchestrator.cli.display import Display
 from orchestrator.cli.terminal import JSON, STORAGE, show
 from orchestrator.lifecycle.interrupts import interruptible
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 @click.command()
 @STORAGE
@@ -57,7 +55,7 @@ def calibrate(as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the shell completion script.
 
