@@ -11,10 +11,10 @@ from orchestrator.plan import flops
 from orchestrator.plan.feasibility import sharing
 from orchestrator.plan.forecast import forecast
 from orchestrator.plan.layout import DTYPE_BYTES, moment_bytes
+from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import (
     Choice,
     SearchRequest,
-    best_choices,
     layout_of_choice,
     search,
     search_request,

@@ -25,6 +25,10 @@ SENTENCES: dict[WarningCode, str] = {
         "the forecast describes the program of trainer {ledger}, not that of {trainer}: memory,"
         " time and cost of {trainer} are unknown"
     ),
+    "no_expected": (
+        "what real runs on {chip} reach is unknown here: all figures are at best, and real runs"
+        " take longer"
+    ),
     "many_years": "the run would take {years:,.0f} years: ask for more chips or fewer tokens",
 }
 # What an axis of extrapolation is called, and how its values are written.
