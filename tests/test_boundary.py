@@ -20,9 +20,10 @@ from orchestrator.lifecycle.resume import resume
 from orchestrator.tracking import background, destinations, read_sync_state
 from orchestrator.tracking.mlflow.metadata import artifacts
 from orchestrator.types import codec
+from orchestrator.types.run import StateReason
 from orchestrator.types.tracking import Destination, SyncProgress, SyncState
 from tests.conftest import RunOrch
-from tests.journals import claimed_run, failed_once, run_request
+from tests.journals import claimed_run, failed_once, run_request, tiny_plan
 from tests.records import destination_in, finished_run, record_once
 
 NOBODY = 65534
@@ -286,3 +287,28 @@ def test_a_database_of_another_user_beside_the_runs_is_not_used(tmp_path: Path) 
     [result] = record_once(run)
     assert result.problem
     assert "MLFLOW_TRACKING_URI" in result.problem
+
+
+def test_a_command_shows_no_control_characters_of_others(tmp_path: Path, orch: RunOrch) -> None:
+    """An error with an OSC sequence, however it is shown; JSON keeps its value."""
+    osc = "\x1b]0;owned\x07\x9b31m\u202e"
+    writer = claimed_run(tmp_path)
+    writer.start_attempt(tiny_plan())
+    writer.journal.paths.rank_log(1, 0).write_text(f"{osc}\n")
+    writer.end_attempt("failure", error=f"ValueError: {osc}", first_dead_rank=0)
+    writer.end_run("failed", StateReason(code="error", detail=osc))
+    inside = "--storage", str(tmp_path)
+    shown = [
+        orch("status", "it", *inside),
+        orch("logs", "it", *inside),
+        orch("runs", *inside),
+        orch("runs", *inside, "--json"),
+        orch("logs", "it", *inside, "--json"),
+        orch("status", f"{tmp_path}/{osc}", *inside),
+        orch("plan", f"{tmp_path}/{osc}"),
+    ]
+    for one in shown:
+        text = one.stdout + one.stderr
+        assert not [sign for sign in text if sign != "\n" and not sign.isprintable()]
+    assert json.loads(shown[3].stdout)[0]["reason"]["detail"] == osc
+    assert osc in json.loads(shown[4].stdout)["line"]
