@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.render.formatting import (
+    at_least,
     count,
     counted,
     dollars,
@@ -168,8 +169,8 @@ def time(plan: Plan) -> list[Part]:
     rows.append(("unoverlapped", "", "all lines", seconds(step_s.unoverlapped), ""))
     rows.append(("lower bound", forecast.bound, "", seconds(step_s.lower), ""))
     if step_s.expected is not None:
-        interval = f"{INTERVAL} {span(*interval_of(step_s, seconds))}"
-        rows.append(("expected", "", interval, seconds(step_s.expected), ""))
+        between = f"{INTERVAL} {interval(step_s, seconds)}"
+        rows.append(("expected", "", between, seconds(step_s.expected), ""))
     table = Table(rows=rows, columns="<<<><")
     return section("time per step", [table, bottleneck(plan), *expected_parts(plan)])
 
@@ -221,38 +222,40 @@ def figures(plan: Plan) -> list[Part]:
     if forecast.dollars is not None:
         price = f"${forecast.dollars_per_chip_hour:,.2f} a chip-hour"
         rows.append((price, *estimate_cells(forecast.dollars, dollars)))
-    expected = ("expected", INTERVAL) if forecast.step_s.expected is not None else ()
-    head = ("", "lower bound", *expected, "unoverlapped")
+    known = forecast.step_s.expected is not None
+    head = ("", "lower bound", "expected", INTERVAL, "unoverlapped") if known else ("", "at best")
     table = Table(rows=[head, *rows], columns="<" + ">" * (len(head) - 1))
     goodput = [f"at a goodput of {percent(forecast.goodput)}"] if forecast.goodput != 1 else []
     return [table, *goodput]
 
 
 def estimate_cells(estimate: Estimate, show: Callable[[float], str]) -> tuple[str, ...]:
-    """Return the lower bound, the expected value with its interval if known, and unoverlapped."""
-    expected: tuple[str, ...] = ()
-    if estimate.expected is not None:
-        expected = (show(estimate.expected), span(*interval_of(estimate, show)))
+    """Return the bounds with the expected value and its interval; or the best alone."""
+    if estimate.expected is None:
+        return (show(estimate.lower),)
+    expected = show(estimate.expected), interval(estimate, show)
     return (show(estimate.lower), *expected, show(estimate.unoverlapped))
 
 
-def interval_of(estimate: Estimate, show: Callable[[float], str]) -> tuple[str, str]:
-    """Return the ends of the 80 % interval, or of the range between both bounds."""
+def interval(estimate: Estimate, show: Callable[[float], str]) -> str:
+    """Return the 80 % interval of a time or a cost; without one, the least it can be."""
     if estimate.low is None or estimate.high is None:
-        return show(estimate.lower), show(estimate.unoverlapped)
-    return show(estimate.low), show(estimate.high)
+        return at_least(show(estimate.lower))
+    return span(show(estimate.low), show(estimate.high))
 
 
 def verdict(plan: Plan) -> str:
     """Return the plan in one line."""
     forecast = plan.forecast
+    if not plan.ledger_describes_trainer:
+        return f"Plan: a mesh for {plan.trainer}, whose memory, time and cost are unknown."
     parts = [
         "fits" if forecast.fits else "does not fit",
         f"bound by {forecast.bound}",
-        span(*interval_of(forecast.days, lasting)),
+        interval(forecast.days, lasting),
     ]
     if forecast.dollars is not None:
-        parts.append(span(*interval_of(forecast.dollars, dollars)))
+        parts.append(interval(forecast.dollars, dollars))
     return f"Plan: {', '.join(parts)}."
 
 

@@ -26,6 +26,10 @@ SENTENCES: dict[WarningCode, str] = {
         " time and cost of {trainer} are unknown"
     ),
     "many_years": "the run would take {years:,.0f} years: ask for more chips or fewer tokens",
+    "no_published_run": (
+        "no run on {chip} is known here, so nothing is expected: step, days and cost are bounds,"
+        " which runs do not come near"
+    ),
 }
 # What an axis of extrapolation is called, and how its values are written.
 AXES = {

@@ -65,6 +65,7 @@ WarningCode = Literal[
     "long_warmup",
     "large_batch",
     "many_years",
+    "no_published_run",
     "extrapolation",
 ]
 
