@@ -144,10 +144,11 @@ def test_every_process_makes_the_same_bytes(seed: str, four_pods: Plan) -> None:
 
 
 def test_alternatives_are_other_meshes_and_no_better(four_pods: Plan) -> None:
-    """Runners-up follow the plan, each on another mesh."""
+    """Runners-up follow the plan, each of another kind."""
     plans = make_plans(spec_of(), 5)
     assert plans[0] == four_pods
-    assert len({tuple(plan.mesh.values()) for plan in plans}) == 5
+    kinds = {(p.mesh["tensor"], str(p.remat), p.batch.microbatches) for p in plans}
+    assert len(kinds) == 5
     costs = [
         (p.forecast.step_s.lower + p.forecast.step_s.unoverlapped) / p.batch.tokens for p in plans
     ]
@@ -267,6 +268,17 @@ def test_copied_kv_heads_have_their_own_lines() -> None:
     assert phase["copied kv heads"] == pytest.approx((4 + 8) * extra)
     assert times["copied kv heads"].value > 0
     assert times["kv weight copies"].collective is not None
+
+
+def test_a_host_of_unknown_memory_is_warned_of() -> None:
+    """Offloading on request is not checked where no source has the host's memory."""
+    spec = spec_of(TINY, sequences=64, length=128, chip="h100", topology="8", pods=1,
+                   remat="offload_input")  # fmt: skip
+    plan = make_plan(spec)
+    [figures] = figures_of(plan, "host_memory_unknown")
+    assert figures["offloaded_bytes"] == plan.forecast.host_memory_bytes_per_chip > 0
+    known = make_plan(replace(spec, resources=replace(spec.resources, chip="v5e", topology="2x4")))
+    assert figures_of(known, "host_memory_unknown") == []
 
 
 def test_every_key_is_documented() -> None:

@@ -71,7 +71,7 @@ def offloading() -> tuple[Plan, Compiled]:
     the host, and the buffers in HBM have another sum.
     """
     asked = spec_of(
-        "llama3-8b", sequences=64, length=8192, chip="v6e", topology="8x8", pods=1,
+        "llama3-8b", sequences=128, length=8192, chip="v6e", topology="8x8", pods=1,
         mesh=MeshRequest(fsdp=64), remat="offload_qkv",
     )  # fmt: skip
     plan = make_plan(asked)

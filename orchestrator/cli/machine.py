@@ -9,8 +9,6 @@ from orchestrator.cli.display import Display
 from orchestrator.cli.terminal import JSON, STORAGE, show
 from orchestrator.lifecycle.interrupts import interruptible
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 @click.command()
 @STORAGE
@@ -51,13 +49,13 @@ def calibrate(as_json: bool) -> None:
     """
     from orchestrator.render.calibration_screen import calibration_screen
 
-    stored, following = orch.calibrate(progress=Display()), "orch submit specs/tiny_2pod.yaml"
+    stored = orch.calibrate(progress=Display())
     profile, path = stored.profile, str(stored.path)
-    show(profile, lambda: calibration_screen(profile, path, following), as_json=as_json)
+    show(profile, lambda: calibration_screen(profile, path), as_json=as_json)
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the shell completion script.
 

@@ -83,14 +83,14 @@ def row(forecast: StudyForecast, trial: TrialForecast) -> tuple[str, ...]:
 
 
 def expected(estimate: Estimate, show: Callable[[float], str]) -> str:
-    """Return the expected value; if unknown, the bound."""
+    """Return the expected value; if unknown, what it is at best."""
     return show(estimate.lower if estimate.expected is None else estimate.expected)
 
 
 def legend(forecast: StudyForecast) -> str:
     planned: Sequence[PlannedTrial] = [one.planned for one in forecast.trials if one.planned]
     has_estimate = all(plan.step_s.expected is not None for plan in planned)
-    what = "Expected values" if has_estimate else "Values at best where nothing is expected"
+    what = "Expected values" if has_estimate else "Values at best, without known runs"
     return f"{what}. Efficiency is tokens per second and chip, over those of the smallest trial."
 
 
