@@ -90,7 +90,7 @@ def write(
 
 
 def emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
-    """`lower` is what MFU counts at the best measured rate of a matmul, which is MFU's peak."""
+    """`lower` is what MFU counts at the measured rate of a matmul, which is MFU's peak."""
     rate = timing_of(profile, "matmul", plan).per_s
     source = source_of(profile)
     chip = replace(
