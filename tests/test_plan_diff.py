@@ -124,16 +124,19 @@ def test_points_that_round_to_zero_have_no_sign() -> None:
     assert signed_points(-0.02) == "-2.0 points"
 
 
-def test_without_runs_of_a_chip_the_verdict_spans_both_figures() -> None:
-    """Without an estimate, it goes from the lower bound to no overlap."""
+def test_without_runs_of_a_chip_the_verdict_compares_bounds() -> None:
+    """Without an estimate, the lower bounds are compared, and shown alone."""
     diff = diff_of(tiny(), tiny(pods=4))
     assert "faster and costs 1.6 times as much" in render.verdict(diff)
     without_estimate = replace(
         diff, figures=tuple(p for p in diff.figures if "expected" not in p.key)
     )
-    low, high = render.ratios(without_estimate, "tokens_per_s")
-    assert low < high
-    assert len(render.ratios(diff, "tokens_per_s")) == 1
+    first, second = render.figure(without_estimate, "tokens_per_s.lower")
+    assert render.faster(second / first) in render.verdict(without_estimate)
+    assert "at best" in render.verdict(without_estimate)
+    shown = render.plan_diff_screen(without_estimate, "x")
+    figures = shown[shown.index("\n  figures") :]
+    assert "unoverlapped" not in figures
 
 
 def test_the_command_compares_two_files(orch: RunOrch) -> None:
