@@ -49,9 +49,9 @@ def calibrate(as_json: bool) -> None:
     """
     from orchestrator.render.calibration_screen import calibration_screen
 
-    stored, following = orch.calibrate(progress=Display()), "orch submit specs/tiny_2pod.yaml"
+    stored = orch.calibrate(progress=Display())
     profile, path = stored.profile, str(stored.path)
-    show(profile, lambda: calibration_screen(profile, path, following), as_json=as_json)
+    show(profile, lambda: calibration_screen(profile, path), as_json=as_json)
 
 
 @click.command()

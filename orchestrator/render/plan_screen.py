@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.render.formatting import (
+    at_least,
     count,
     counted,
     dollars,
@@ -134,18 +135,14 @@ def step(plan: Plan) -> str:
 
 
 def memory(plan: Plan) -> list[Part]:
-    """Return the ledger of the largest phase."""
+    """Return the ledger of the largest phase, and the size of the next."""
     forecast = plan.forecast
-    largest = max(forecast.memory, key=lambda phase: phase.bytes)
+    largest, second, *_ = sorted(forecast.memory, key=lambda phase: -phase.bytes)
     rows = [(line.name, with_numbers(line), in_memory(line.value), "") for line in largest.lines]
     usable = f"of {in_memory(forecast.hbm_bytes_per_device)}"
     rows.append((f"peak: {largest.name}", "", in_memory(largest.bytes), usable))
-    others = ", ".join(
-        f"{phase.name} {in_memory(phase.bytes)}"
-        for phase in forecast.memory
-        if phase is not largest
-    )
-    parts: list[Part] = [Table(rows=rows, columns="<<><"), f"other phases: {others}"]
+    others = f"next phase: {second.name} {in_memory(second.bytes)}"
+    parts: list[Part] = [Table(rows=rows, columns="<<><"), others]
     return section("memory per device", [*parts, *on_host(forecast)])
 
 
@@ -180,7 +177,7 @@ def time(plan: Plan) -> list[Part]:
     rows.append(("unoverlapped", "", "all lines", seconds(step_s.unoverlapped), ""))
     rows.append(("lower bound", forecast.bound, "", seconds(step_s.lower), ""))
     if step_s.expected is not None:
-        interval = f"{INTERVAL} {span(*interval_of(step_s, seconds))}"
+        interval = f"{INTERVAL} {likely(step_s, seconds)}"
         rows.append(("expected", "", interval, seconds(step_s.expected), ""))
     table = Table(rows=rows, columns="<<<><")
     return section("time per step", [table, bottleneck(plan), *expected_parts(plan)])
@@ -233,38 +230,40 @@ def figures(plan: Plan) -> list[Part]:
     if forecast.dollars is not None:
         price = f"${forecast.dollars_per_chip_hour:,.2f} a chip-hour"
         rows.append((price, *estimate_cells(forecast.dollars, dollars)))
-    expected = ("expected", INTERVAL) if forecast.step_s.expected is not None else ()
-    head = ("", "lower bound", *expected, "unoverlapped")
+    known = forecast.step_s.expected is not None
+    head = ("", "lower bound", "expected", INTERVAL, "unoverlapped") if known else ("", "at best")
     table = Table(rows=[head, *rows], columns="<" + ">" * (len(head) - 1))
     goodput = [f"at a goodput of {percent(forecast.goodput)}"] if forecast.goodput != 1 else []
     return [table, *goodput]
 
 
 def estimate_cells(estimate: Estimate, show: Callable[[float], str]) -> tuple[str, ...]:
-    """Return the lower bound, the expected value with its interval if known, and unoverlapped."""
-    expected: tuple[str, ...] = ()
-    if estimate.expected is not None:
-        expected = (show(estimate.expected), span(*interval_of(estimate, show)))
+    """Return the bounds with the expected value and its interval; or the best alone."""
+    if estimate.expected is None:
+        return (show(estimate.lower),)
+    expected = show(estimate.expected), likely(estimate, show)
     return (show(estimate.lower), *expected, show(estimate.unoverlapped))
 
 
-def interval_of(estimate: Estimate, show: Callable[[float], str]) -> tuple[str, str]:
-    """Return the ends of the 80 % interval, or of the range between both bounds."""
+def likely(estimate: Estimate, show: Callable[[float], str]) -> str:
+    """Return the 80 % interval of a time or a cost; without one, the least it can be."""
     if estimate.low is None or estimate.high is None:
-        return show(estimate.lower), show(estimate.unoverlapped)
-    return show(estimate.low), show(estimate.high)
+        return at_least(show(estimate.lower))
+    return span(show(estimate.low), show(estimate.high))
 
 
 def verdict(plan: Plan) -> str:
     """Return the plan in one line."""
     forecast = plan.forecast
+    if not plan.ledger_describes_trainer:
+        return f"Plan: a mesh for {plan.trainer}, whose memory, time and cost are unknown."
     parts = [
         "fits" if forecast.fits else "does not fit",
         f"bound by {forecast.bound}",
-        span(*interval_of(forecast.days, lasting)),
+        likely(forecast.days, lasting),
     ]
     if forecast.dollars is not None:
-        parts.append(span(*interval_of(forecast.dollars, dollars)))
+        parts.append(likely(forecast.dollars, dollars))
     return f"Plan: {', '.join(parts)}."
 
 

@@ -61,12 +61,14 @@ WarningCode = Literal[
     "slices_not_joined",
     "no_memory_margin",
     "bf16_parameters",
+    "host_memory_unknown",
     "other_trainer",
     "few_steps",
     "long_warmup",
     "large_batch",
     "many_years",
     "extrapolation",
+    "no_expected",
 ]
 
 
@@ -170,9 +172,10 @@ class Estimate:
     """`lower`: peak rates, perfect overlap, a bound. `unoverlapped`: peak rates, nothing hidden.
 
     `expected` is the estimate from real runs on such chips, `low` to `high` its 80 % prediction
-    interval; None for chips without published runs. For seconds, days and money
-    lower <= low <= expected <= high. For rates, MFU among them, each is the rate at that time:
-    `low` is the slow end and `high` the fast end.
+    interval. They are None for chips without published runs, and nothing takes their place: such a
+    run takes `lower` at best, and may well take longer than `unoverlapped`. For seconds, days and
+    money lower <= low <= expected <= high. For rates, MFU among them, each is the rate at that
+    time: `low` is the slow end and `high` the fast end.
     """
 
     lower: float
