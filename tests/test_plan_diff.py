@@ -11,7 +11,7 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.render import plan_diff_screen as render
 from orchestrator.render.formatting import signed_points
 from orchestrator.types.plan_diff import PlanDiff
-from orchestrator.types.spec import Spec
+from orchestrator.types.spec import Spec, TensorTreatments
 from tests.conftest import RunOrch
 from tests.example_specs import TINY, spec_of
 
@@ -56,6 +56,18 @@ def test_requested_and_decided_keys_are_listed_apart() -> None:
     assert decided["chips"] == (8, 16)
     assert decided["mesh.pods"] == (2, 4)
     assert not requested.keys() & decided.keys()
+
+
+def test_policies_are_compared_tensor_by_tensor() -> None:
+    """Where both are mappings, only what is treated otherwise is listed."""
+    first = TensorTreatments(block_input="offload", query="keep")
+    diff = diff_of(tiny(remat=first), tiny(remat=replace(first, query="offload")))
+    assert [(one.key, one.first, one.second) for one in diff.requested] == [
+        ("experiment.remat.query", "keep", "offload")
+    ]
+    assert [(one.key, one.first, one.second) for one in diff.decided] == [
+        ("remat.query", "keep", "offload")
+    ]
 
 
 def test_a_plan_does_not_differ_from_itself() -> None:
