@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import expm1, hypot
 
 from orchestrator.catalog import Efficiency, Range
-from orchestrator.network.mesh_axes import DCN_AXES, ICI_AXES
+from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan.expected import expected_s, own_step_parts, skew_share, step_parts
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.step_work import StepWork, step_work
@@ -50,7 +50,7 @@ def accumulated_s(work: StepWork, efficiency: Efficiency) -> float:
     one_wait_s = efficiency.slice_wait_s.value
     hops = work.hops / max(float(work.reductions), 1.0)
     one_wait_s += float(hops) * efficiency.slice_hop_s.value
-    spared = float(work.reductions_by_layer - work.reductions) * one_wait_s
+    spared = max(float(work.reductions_by_layer - work.reductions), 0.0) * one_wait_s
     own_s = sum(own_step_parts(work, efficiency).values())
     by_layer = replace(work, reductions=work.reductions_by_layer)
     return hidden_s(work, efficiency) + spared * float(skew_share(by_layer, own_s))
@@ -75,7 +75,7 @@ UNCERTAIN = (
     Uncertain(axes=("tokens",), seconds=matmul_s),
     Uncertain(axes=("length", "attention_share", "sequence"), seconds=attention_s),
     Uncertain(axes=("microbatches",), seconds=accumulated_s),
-    Uncertain(axes=("data", "tensor", "links_share"), seconds=hidden_s),
+    Uncertain(axes=("data", "fsdp_dcn", "tensor", "links_share"), seconds=hidden_s),
     Uncertain(axes=("chips",), seconds=exposed_s),
     Uncertain(axes=("slices",), seconds=slice_wait_s),
     Uncertain(axes=("step_s",), seconds=overhead_s),
@@ -101,7 +101,7 @@ def axis_values(layout: Layout, work: StepWork, step_s: float) -> dict[str, floa
         "chips": devices,
         "slices": layout.devices_along(DCN_AXES),
         "step_s": step_s,
-        **{axis: layout.mesh[axis] for axis in ICI_AXES if axis in AXES},
+        **{axis: layout.mesh[axis] for axis in layout.mesh if axis in AXES},
     }
     return {axis: float(values[axis]) for axis in AXES}
 
