@@ -85,7 +85,7 @@ def batch_text(
 ) -> str:
     size = f"{sequences:,}"
     if tolerance:
-        size += f" (within {tolerance:.0%}: {low:,} to {high:,})"
+        size += f" (within {tolerance * 100:g} %: {low:,} to {high:,})"
     if sequences % divisor:
         return (
             f"the number of pods x data x fsdp is a multiple of {divisor:,} in every mesh that"

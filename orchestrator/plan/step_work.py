@@ -36,6 +36,8 @@ LOGITS_TOUCHES, LOGITS_BYTES = 7, 4
 class StepWork:
     """Seconds of a step by kind, how often gradients are reduced between slices, and its hops.
 
+    `reductions_by_layer` is how often if nothing accumulated.
+
     Matmuls, attention and HBM are at peak rates, links at the rate that they reach. `gathers_s` of
     weights and gradients can run behind the layers before and after, `dcn_s` likewise between
     slices; matmuls wait for `tensor_s`, all but the part that they send piece by piece; nothing
@@ -52,6 +54,7 @@ class StepWork:
     tensor_s: Number
     serial_s: Number
     reductions: Number
+    reductions_by_layer: Number
     hops: Number
 
 
@@ -75,6 +78,7 @@ def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
             reached_s(line, line.value if line.kind in WHOLE else line.serial_s) for line in links
         ),
         reductions=calls,
+        reductions_by_layer=layout.model.layers * crosses(layout),
         hops=calls * (layout.devices_along(DCN_AXES) - 1),
     )
 
@@ -132,4 +136,9 @@ def reductions(layout: Layout) -> Number:
     shared = layout.devices_along(SHARED_OVER_DCN) > 1
     by_layer = shared | (layout.microbatches == 1)
     each = np.where(by_layer, layout.model.layers * layout.microbatches, 1)
-    return each * (layout.devices_along(DCN_AXES) > 1)
+    return each * crosses(layout)
+
+
+def crosses(layout: Layout) -> Number:
+    """Whether gradients go between slices at all."""
+    return layout.devices_along(DCN_AXES) > 1

@@ -270,8 +270,8 @@ class SearchSummary:
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What will be done. `digest` is over every field but itself, `name`, `trainer`,
-    `ledger_describes_trainer`, `overrides`, `warnings`, `search` and `forecast`: two plans that run
-    the same program of a trainer on the same chips share it.
+    `ledger_describes_trainer`, `run_steps`, `overrides`, `warnings`, `search` and `forecast`: two
+    plans that run the same program of a trainer on the same chips share it.
     `chip_profile` is the digest of the ChipProfile that the forecast is made with; None where it is
     made with datasheets. `ledger_describes_trainer`: whether the forecast is about the program that
     `trainer` runs; the ledger describes the built-in trainer `llama` alone.
@@ -286,6 +286,7 @@ class Plan:
     overrides: tuple[str, ...]
     model: PlannedModel
     tokens: int
+    run_steps: int | None
     batch: PlannedBatch
     optimizer: Optimizer
     precision: Precision
@@ -313,3 +314,8 @@ class Plan:
     def total_steps(self) -> int:
         """Steps until all tokens are trained on."""
         return ceil(self.tokens / self.batch.tokens)
+
+    @property
+    def run_share(self) -> float:
+        """The share of all steps after which `run.steps` of the spec ends the run; 1 without it."""
+        return min((self.run_steps or self.total_steps) / self.total_steps, 1.0)
