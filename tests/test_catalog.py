@@ -95,7 +95,7 @@ REFUSED = [
     ("v5e", "16x8", "nearest: 8x16,"),
     ("v6e", "16x32", "512 chips, v6e pods have 256; nearest: 16x16,"),
     ("h100", "3", "not among the h100 slices: 1, 2, 4, 8;"),
-    ("h100", "16", "16 chips, one NVLink domain has 8 h100 chips: more are further pods;"),
+    ("h100", "16", "for 16 GPUs write topology: 8 and pods: 2;"),
     ("h100", "2x2", "h100 slices have 1 dimension, 2x2 has 2; nearest: 4,"),
     ("v5p", "v5p-100", "no v5p slice is called v5p-100; nearest: v5p-64, v5p-128,"),
     ("v5e", "v5e-12", "nearest: v5e-8, v5e-16,"),
@@ -111,7 +111,7 @@ RENTED = [
     ("h100", "8", 2048, 0),
 ]
 
-UNREADABLE = ["", "x", "16X16", "16x", "04x4x4", "0x4x4", "4x4x4 ", "-8", "v5p", "v5p-", "v5p-0128"]
+UNREADABLE = ["", "x", "16X16", "16x", "04x4x4", "0x4x4", "-8", "v5p", "v5p-", "v5p-0128"]
 UNREADABLE += ["v4-128", "4x4x4x4x4", "9" * 5000, "٤x٤x٤"]
 
 
@@ -207,6 +207,19 @@ def test_memory_network_and_host_are_ever_slower(name: str) -> None:
     assert chip.host_link_bytes_per_s is not None
     assert chip.ici_link_bytes_per_s.value > chip.host_link_bytes_per_s.value
     assert chip.host_link_bytes_per_s.value > chip.dcn_bytes_per_s.value
+
+
+# Gigabytes of a machine with four chips, as Google's pages and AXLearn print them.
+MACHINES = {"v4": 407, "v5e": 192, "v5p": 448, "v6e": 720, "tpu7x": 960}
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_a_chips_share_of_its_host(name: str) -> None:
+    """A quarter of a machine of four chips; unknown where no source has it."""
+    found = catalog.chip(name).host_bytes
+    assert (None if found is None else found.value) == (
+        MACHINES[name] * 1e9 / 4 if name in MACHINES else None
+    )
 
 
 def test_the_books_figures_stand_beside_the_vendors() -> None:
@@ -313,6 +326,14 @@ def test_a_slice_that_cannot_exist_is_refused_with_the_nearest(
     with pytest.raises(SpecError) as caught:
         catalog.topology(catalog.chip(name), text)
     assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["4X4X4", "4*4*4", "4x4x4 ", "[4, 4, 4]", "(4,4,4)"])
+def test_a_shape_in_another_notation_names_the_shape(text: str) -> None:
+    """The slice that is meant, alone."""
+    with pytest.raises(NoSuchSlice) as caught:
+        catalog.topology(catalog.chip("v5p"), text)
+    assert caught.value.legal == ["4x4x4"]
 
 
 @pytest.mark.parametrize("text", UNREADABLE)

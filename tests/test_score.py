@@ -135,7 +135,7 @@ def test_remat_is_read_tensor_by_tensor(text: str, kept: str, offloaded: str) ->
         ({"global_batch_tokens": "", "batch_per_device_seqs": ""}, "neither global_batch_tokens"),
         (
             {"num_chips": "16", "num_slices": "2", "dcn_dp": "1"},
-            "2 slices are not 1 replicas",
+            "2 slices are not as many replicas",
         ),
         ({"d_ff": "1e300"}, "positive whole number"),
     ],

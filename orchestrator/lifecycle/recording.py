@@ -41,6 +41,7 @@ def _sync_run(recorder: Recorder, journal: Journal, progress: Progress) -> SyncR
     that goes on is recorded by its own driver.
     """
     key = journal.key
+    progress(Stage(task=key, stage="asking the tracker what it has"))
     try:
         limit_s = LOCK_LIMIT_S if journal.run().state in LIVE else ONCE_LIMIT_S
         return recorder.record(journal, _counted(key, progress), _waiting(key, progress), limit_s)
