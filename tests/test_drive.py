@@ -210,3 +210,11 @@ def step_of(index: int) -> Step:
         index=index, step_s=0.25, data_s=0.0, checkpoint_s=0.0, tokens=8, loss=2.5, grad_norm=1.0,
         learning_rate=1e-3,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_an_error_of_a_program_repeats(repeats: bool) -> None:
+    """The first dead rank says so; a backend does not know."""
+    dead = beat(0, error="ProgramFailed: it raised", error_repeats=repeats)
+    assert explain_failure(dead, "worker died", (), None).repeats is repeats
+    assert not explain_failure(None, "worker died", (), None).repeats
