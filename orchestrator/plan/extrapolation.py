@@ -47,13 +47,9 @@ def hidden_s(work: StepWork, efficiency: Efficiency) -> float:
 
 def accumulated_s(work: StepWork, efficiency: Efficiency) -> float:
     """What is assumed to hide, and the waits for slices that accumulated gradients spare."""
-    one_wait_s = efficiency.slice_wait_s.value
-    hops = work.hops / max(float(work.reductions), 1.0)
-    one_wait_s += float(hops) * efficiency.slice_hop_s.value
-    spared = max(float(work.reductions_by_layer - work.reductions), 0.0) * one_wait_s
-    own_s = sum(own_step_parts(work, efficiency).values())
     by_layer = replace(work, reductions=work.reductions_by_layer)
-    return hidden_s(work, efficiency) + spared * float(skew_share(by_layer, own_s))
+    spared_s = waits_s(by_layer, efficiency) - waits_s(work, efficiency)
+    return hidden_s(work, efficiency) + max(spared_s, 0.0)
 
 
 def exposed_s(work: StepWork, efficiency: Efficiency) -> float:
@@ -62,7 +58,7 @@ def exposed_s(work: StepWork, efficiency: Efficiency) -> float:
     return float(sum(parts[kind] for kind in EXPOSED))
 
 
-def slice_wait_s(work: StepWork, efficiency: Efficiency) -> float:
+def waits_s(work: StepWork, efficiency: Efficiency) -> float:
     return float(step_parts(work, efficiency)["slice_wait"])
 
 
@@ -77,7 +73,7 @@ UNCERTAIN = (
     Uncertain(axes=("microbatches",), seconds=accumulated_s),
     Uncertain(axes=("data", "fsdp_dcn", "tensor", "links_share"), seconds=hidden_s),
     Uncertain(axes=("chips",), seconds=exposed_s),
-    Uncertain(axes=("slices",), seconds=slice_wait_s),
+    Uncertain(axes=("slices",), seconds=waits_s),
     Uncertain(axes=("step_s",), seconds=overhead_s),
 )
 AXES = tuple(axis for part in UNCERTAIN for axis in part.axes)

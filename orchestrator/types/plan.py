@@ -100,7 +100,9 @@ class TorusSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshAxis:
-    """One mesh axis and where it lies. `pods` lies on no torus axis: its link is dcn."""
+    """One mesh axis and where it lies. Axes between pods lie on no torus axis: their link
+    is dcn.
+    """
 
     name: str
     size: int
@@ -240,7 +242,7 @@ class PlannedModel(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBatch:
-    """`sequences_per_replica` belong to one index of pods x data x fsdp."""
+    """`sequences_per_replica` belong to one index of pods x fsdp_dcn x data x fsdp."""
 
     sequences: int
     length: int
