@@ -110,11 +110,12 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
 
 
 def compare(runs: Sequence[str], storage: str | Path = RUNS) -> "list[Report]":
-    """The reports of several runs."""
+    """The reports of several runs; one that is named twice has one report."""
     from orchestrator import journal
     from orchestrator.report import make_report
 
-    return [make_report(journal.find_run(Path(storage), run)) for run in runs]
+    found = {one.key: one for one in (journal.find_run(Path(storage), run) for run in runs)}
+    return [make_report(one) for one in found.values()]
 
 
 def sync(

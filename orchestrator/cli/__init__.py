@@ -88,7 +88,8 @@ def report(error: OrchError) -> None:
     """Print the message; with --json also what it says as a value, on stdout."""
     if "--json" in sys.argv and error.value is not None:
         show(error.value, as_json=True)
-    click.echo(fit(str(error)) if error.is_prose else str(error), err=True)
+    text = fit(str(error), whole=error.quoted) if error.is_prose else str(error)
+    click.echo(text, err=True)
 
 
 def report_unwritable(why: str | None) -> None:

@@ -33,6 +33,7 @@ def _sync_run(recorder: Recorder, journal: Journal, progress: Progress) -> SyncR
     """
     limit_s = LOCK_LIMIT_S if journal.run().state in LIVE else ONCE_LIMIT_S
     key = journal.key
+    progress(Stage(task=key, stage="asking the tracker what it has"))
     try:
         return recorder.record(journal, _counted(key, progress), _waiting(key, progress), limit_s)
     finally:

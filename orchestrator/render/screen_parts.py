@@ -210,11 +210,12 @@ def section(name: str, parts: Sequence[Part], by: int = 2) -> list[Part]:
     return indent([name, *indent(parts)], by) if parts else []
 
 
-def fit(text: str, width: int = WIDTH) -> str:
-    """Return a message with its long lines wrapped. Commands stay whole."""
+def fit(text: str, width: int = WIDTH, *, whole: tuple[str, ...] = ()) -> str:
+    """Return a message with its long lines wrapped, but for commands and lines that begin so."""
     lines: list[str] = []
     for line in text.split("\n"):
-        long = len(line) > width and not line.lstrip().startswith(COMMANDS)
+        kept = line.startswith(whole) or line.lstrip().startswith(COMMANDS)
+        long = len(line) > width and not kept
         lines += hanging(line).lines(width) if long else [line]
     return "\n".join(lines)
 
