@@ -98,6 +98,10 @@ class JournalUnreadable(OrchError):
     """A folder has no readable journal, or that of a newer orch."""
 
 
+class ForeignRun(OrchError):
+    """A run belongs to another user: nothing is sent for it, and no credential used."""
+
+
 class RunExists(OrchError):
     """Another run has this key already."""
 
