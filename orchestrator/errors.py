@@ -82,6 +82,10 @@ class DataUnusable(SpecError):
     """A token set is missing, damaged, too small, or has another vocabulary."""
 
 
+class ProgramFailed(OrchError):
+    """A trainer cannot make its program of a plan. Every attempt would end so."""
+
+
 class CheckpointFailed(OrchError):
     """A checkpoint cannot be written, or no existing one can be read."""
 
@@ -96,6 +100,10 @@ class JournalUnwritable(OrchError):
 
 class JournalUnreadable(OrchError):
     """A folder has no readable journal, or that of a newer orch."""
+
+
+class ForeignRun(OrchError):
+    """A run belongs to another user: nothing is sent for it, and no credential used."""
 
 
 class RunExists(OrchError):

@@ -124,14 +124,13 @@ def sync(
     *,
     progress: "Progress | None" = None,
 ) -> "list[SyncResult]":
-    """Bring MLflow up to the journals of runs, or of all runs where none is named."""
+    """Bring MLflow up to the journals of runs, or of all runs of this user where none is named."""
     from orchestrator import journal
     from orchestrator.lifecycle.progress import silent
+    from orchestrator.lifecycle.recording import own_runs
     from orchestrator.lifecycle.recording import sync as sync_runs
 
-    records = [journal.find_run(Path(storage), run) for run in runs] or journal.list_journals(
-        Path(storage)
-    )
+    records = [journal.find_run(Path(storage), run) for run in runs] or own_runs(Path(storage))
     return sync_runs(records, progress or silent)
 
 
