@@ -8,7 +8,8 @@ class OrchError(Exception):
     """A failure with one message for the user."""
 
     exit_code = 1
-    is_prose = False  # whether long lines may be wrapped; a message that quotes a file keeps them
+    is_prose = False  # whether long lines may be wrapped
+    quoted: tuple[str, ...] = ()  # how lines begin that are quoted from a file, and stay whole
 
     @property
     def value(self) -> object:
@@ -81,6 +82,10 @@ class DataUnusable(SpecError):
     """A token set is missing, damaged, too small, or has another vocabulary."""
 
 
+class ProgramFailed(OrchError):
+    """A trainer cannot make its program of a plan. Every attempt would end so."""
+
+
 class CheckpointFailed(OrchError):
     """A checkpoint cannot be written, or no existing one can be read."""
 
@@ -95,6 +100,10 @@ class JournalUnwritable(OrchError):
 
 class JournalUnreadable(OrchError):
     """A folder has no readable journal, or that of a newer orch."""
+
+
+class ForeignRun(OrchError):
+    """A run belongs to another user: nothing is sent for it, and no credential used."""
 
 
 class RunExists(OrchError):

@@ -95,7 +95,7 @@ REFUSED = [
     ("v5e", "16x8", "nearest: 8x16,"),
     ("v6e", "16x32", "512 chips, v6e pods have 256; nearest: 16x16,"),
     ("h100", "3", "not among the h100 slices: 1, 2, 4, 8;"),
-    ("h100", "16", "16 chips, one NVLink domain has 8 h100 chips: more are further pods;"),
+    ("h100", "16", "for 16 GPUs write topology: 8 and pods: 2;"),
     ("h100", "2x2", "h100 slices have 1 dimension, 2x2 has 2; nearest: 4,"),
     ("v5p", "v5p-100", "no v5p slice is called v5p-100; nearest: v5p-64, v5p-128,"),
     ("v5e", "v5e-12", "nearest: v5e-8, v5e-16,"),
@@ -111,7 +111,7 @@ RENTED = [
     ("h100", "8", 2048, 0),
 ]
 
-UNREADABLE = ["", "x", "16X16", "16x", "04x4x4", "0x4x4", "4x4x4 ", "-8", "v5p", "v5p-", "v5p-0128"]
+UNREADABLE = ["", "x", "16X16", "16x", "04x4x4", "0x4x4", "-8", "v5p", "v5p-", "v5p-0128"]
 UNREADABLE += ["v4-128", "4x4x4x4x4", "9" * 5000, "٤x٤x٤"]
 
 
@@ -326,6 +326,14 @@ def test_a_slice_that_cannot_exist_is_refused_with_the_nearest(
     with pytest.raises(SpecError) as caught:
         catalog.topology(catalog.chip(name), text)
     assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["4X4X4", "4*4*4", "4x4x4 ", "[4, 4, 4]", "(4,4,4)"])
+def test_a_shape_in_another_notation_names_the_shape(text: str) -> None:
+    """The slice that is meant, alone."""
+    with pytest.raises(NoSuchSlice) as caught:
+        catalog.topology(catalog.chip("v5p"), text)
+    assert caught.value.legal == ["4x4x4"]
 
 
 @pytest.mark.parametrize("text", UNREADABLE)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import zip_longest
-from math import log, prod
+from math import ceil, log, prod
 
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.errors import NoSuchSlice
@@ -40,8 +40,11 @@ def _fault(chip: Chip, shape: Shape) -> str | None:
     if shape in slices.listed:
         return None
     if chip.switched and chips > chip.pod_chips.value:
-        most = f"{chip.pod_chips.value:,.0f} {chip.name} chips"
-        return f"{text} is {chips:,} chips, one NVLink domain has {most}: more are further pods"
+        most = int(chip.pod_chips.value)
+        return (
+            f"a slice of {chip.name} is one NVLink domain of up to {most:,} GPUs;"
+            f" for {chips:,} GPUs write topology: {most} and pods: {ceil(chips / most)}"
+        )
     if len(shape) != chip.torus_axes:
         axes = f"{chip.torus_axes} dimension{'s' * (chip.torus_axes != 1)}"
         return f"{chip.name} slices have {axes}, {text} has {len(shape)}"
@@ -60,6 +63,8 @@ def _fault(chip: Chip, shape: Shape) -> str | None:
 def _named(chip: Chip, text: str) -> Shape:
     """The shape that an accelerator type means: the most cubic one with that many chips."""
     name = NAME.fullmatch(text)
+    if meant := _respelt(chip, text):
+        raise NoSuchSlice(f"{text!r} is no shape", [meant], "did you mean")
     if not name or name[1] not in chip.slices.names:
         raise NoSuchSlice(f"unknown {chip.name} topology {text!r}", _examples(chip), "known")
     named = int(name[2])
@@ -69,6 +74,12 @@ def _named(chip: Chip, text: str) -> Shape:
         nearest = _near_names(chip, name[1], named)
         raise NoSuchSlice(f"no {chip.name} slice is called {text}", nearest, "nearest")
     return shape
+
+
+def _respelt(chip: Chip, text: str) -> str | None:
+    """The slice that a shape in another notation means: 4X4X4, 4*4*4, 4, 4, 4."""
+    shape = re.sub(r"[ ]*[xX*×,][ ]*", "x", text.strip("([ ])"))
+    return shape if shape != text and shape in topologies(chip) else None
 
 
 def _most_cubic(chip: Chip, chips: int) -> Shape | None:

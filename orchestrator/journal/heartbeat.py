@@ -15,8 +15,8 @@ from typing import Self
 
 import msgspec
 
-from orchestrator.errors import JournalUnreadable, JournalUnwritable
-from orchestrator.journal import files, liveness
+from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFailed
+from orchestrator.journal import boundary, files, liveness
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types.run import ProcessIdentity
 
@@ -33,7 +33,7 @@ class Heartbeat:
     """The last sign of life of a rank.
 
     `steps` counts the steps of its main thread. `ended` marks its last heartbeat, and `error` is
-    what ended it.
+    what ended it; whether every attempt would end so, `error_repeats`.
     """
 
     rank: int
@@ -43,6 +43,7 @@ class Heartbeat:
     steps: int = 0
     ended: bool = False
     error: str | None = None
+    error_repeats: bool = False
 
     @property
     def location(self) -> str:
@@ -58,13 +59,21 @@ def heartbeat_interval_s(ranks: int, hang_limit_s: float) -> float:
 def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
     """The heartbeats of an attempt by rank, without those that cannot be read at the moment."""
     heartbeats: dict[int, Heartbeat] = {}
-    for path in RunPaths(run).heartbeats(attempt).glob("[!.]*"):
+    for path in _whole_files(RunPaths(run).heartbeats(attempt)):
         try:
-            heartbeat = msgspec.json.decode(files.read(path), type=Heartbeat)
+            text = files.read(path, boundary.MAX_RECORD_BYTES)
+            heartbeat = msgspec.json.decode(text, type=Heartbeat)
         except (FileNotFoundError, JournalUnreadable, msgspec.DecodeError, UnicodeDecodeError):
             continue
         heartbeats[heartbeat.rank] = heartbeat
     return heartbeats
+
+
+def _whole_files(folder: Path) -> list[Path]:
+    try:
+        return [path for path in files.entries(folder) if not path.name.startswith(".")]
+    except JournalUnreadable:
+        return []
 
 
 class HeartbeatWriter:
@@ -112,7 +121,8 @@ class HeartbeatWriter:
         """
         self._ended.set()
         text = error_text(error) if error is not None else None
-        self._heartbeat = replace(self._heartbeat, ended=True, error=text)
+        repeats = isinstance(error, ProgramFailed)
+        self._heartbeat = replace(self._heartbeat, ended=True, error=text, error_repeats=repeats)
         self._write()
         if text:
             time.sleep(2 * self._interval_s)

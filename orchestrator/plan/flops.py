@@ -77,14 +77,11 @@ def copied_heads_flops(layout: Layout) -> Number:
 
 
 def blocks_recompute_flops(layout: Layout) -> Number:
-    """Matmuls that the backward pass repeats, because the policy did not keep their results.
-
-    Parallel matmuls are multiplied as one: all are repeated if the result of any is missing.
-    """
+    """Matmuls that the backward pass repeats, because the policy did not keep their results."""
     elements = sum(
-        layout.recomputed(together) * layout.total_elements(together)
+        layout.repeated_elements(parallel)
         for part in layout.network.block.sublayers
-        for together in (part.inputs, (part.output,))
+        for parallel in (part.inputs, (part.output,))
     )
     return layout.model.layers * matmul_flops(layout, elements)
 
@@ -113,4 +110,9 @@ def attention_recompute_flops(layout: Layout) -> Number:
 
 def unembedding_forward_flops(layout: Layout) -> Number:
     """Logits: 2 tokens D V."""
-    return matmul_flops(layout, layout.table_elements)
+    return matmul_flops(layout, layout.table_elements - layout.table_padding_elements)
+
+
+def padding_forward_flops(layout: Layout) -> Number:
+    """Logits of rows that fill up the vocabulary."""
+    return matmul_flops(layout, layout.table_padding_elements)

@@ -4,7 +4,7 @@ Every formula of this package takes a Layout. Given plain numbers it yields one 
 arrays it prices a whole search at once. There is no second, faster copy of any formula.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -15,7 +15,15 @@ import numpy as np
 from orchestrator.catalog.chip import Chip
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Dimension, Matmul, Network, Tensor, Weight
-from orchestrator.network.mesh_axes import COPIED, GATHERED, HEAD, LOGICAL_AXES, ways
+from orchestrator.network.mesh_axes import (
+    COPIED,
+    GATHERED,
+    HEAD,
+    LOGICAL_AXES,
+    PADDED,
+    padded,
+    ways,
+)
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, elements_in_order, fewest_elements, whole
 from orchestrator.plan.torus import Links
@@ -102,7 +110,10 @@ class Layout:
         axis = dimension.axis
         if axis == GATHERED or not LOGICAL_AXES[axis]:
             return dimension.size
-        share = dimension.size / self.ways(axis)
+        ways = self.ways(axis)
+        if axis == PADDED:
+            return padded(dimension.size, ways) / ways
+        share = dimension.size / ways
         return np.maximum(share, 1) if axis == COPIED else share
 
     def elements(self, weight: Weight) -> Number:
@@ -117,10 +128,21 @@ class Layout:
         positions = self.tokens / (self.ways(tensor.positions) / self.ways("length"))
         return prod((positions, *(self.size(dimension) for dimension in tensor.dimensions)))
 
-    def recomputed(self, together: Iterable[Matmul]) -> Number:
-        """One if the policy recomputes the result of any of these matmuls, else zero."""
-        results = [self.remat.share(one.output.name, "recompute") for one in together]
-        return np.maximum.reduce(results)
+    def recomputed(self, matmul: Matmul) -> Number:
+        """One if the policy recomputes the result of a matmul, else zero."""
+        return self.remat.share(matmul.output.name, "recompute")
+
+    def repeated_elements(self, parallel: Sequence[Matmul]) -> Number:
+        """Weights of parallel matmuls that the backward pass multiplies by again: those whose
+        results are missing; all of them where they travel round a ring of `tensor` as one.
+        """
+        missing = [self.recomputed(matmul) for matmul in parallel]
+        alone = sum(
+            one * self.elements(matmul.weight)
+            for one, matmul in zip(missing, parallel, strict=True)
+        )
+        together = np.maximum.reduce(missing) * self.total_elements(parallel)
+        return np.where(self.ways("ff") > 1, together, alone)
 
     @cached_property
     def block_elements(self) -> Number:
@@ -131,6 +153,17 @@ class Layout:
     def table_elements(self) -> Number:
         """Elements of one vocabulary table on a device, gathered for use."""
         return self.elements(self.network.embedding)
+
+    @cached_property
+    def table_padding_elements(self) -> Number:
+        """The part of these that no token has: zero where the mesh divides the vocabulary."""
+        ways = self.ways(PADDED)
+        return (padded(self.model.vocab, ways) - self.model.vocab) / ways * self.model.d_model
+
+    @cached_property
+    def padding_elements(self) -> Number:
+        """Stored elements of all tables that no token has."""
+        return len(self.network.tables) * self.table_padding_elements / self.ways(GATHERED)
 
     @cached_property
     def owned_elements(self) -> Number:
