@@ -61,8 +61,9 @@ def _rest() -> dict[str, Any]:
     }  # fmt: skip
     return {
         "schema": 3, "digest": "0" * 64, "name": "test", "trainer": "llama",
-        "ledger_describes_trainer": True, "run_steps": None, "spec_digest": "0" * 64,
-        "overrides": [], "optimizer": asdict(QUICK), "precision": asdict(FP32), "remat": "full",
+        "ledger_describes_trainer": True, "spec_digest": "0" * 64,
+        "overrides": [], "run_steps": None, "optimizer": asdict(QUICK),
+        "precision": asdict(FP32), "remat": "full",
         "data": asdict(DataSource()), "seed": 0, "compiler_options": {}, "chip": "v5p",
         "topology": "4x4x4", "hosts": 1, "groups": {},
         "gradient_reduction": "at_end", "chip_profile": None, "forecast": forecast,
