@@ -15,9 +15,10 @@ def check_made_by_user(journal: Journal) -> None:
     paths = journal.paths
     first = paths.events / event_log.file_name(1)
     for path in (paths.root, paths.events, first, paths.spec):
-        _check(journal, path, set())
+        _check(path, set())
     for folder in (paths.plans, paths.documents):
-        _check_folder(journal, folder, set())
+        for path in _with_entries(folder):
+            _check(path, set())
 
 
 def check_own(journal: Journal, trusted: set[int] | None = None) -> None:
@@ -27,7 +28,7 @@ def check_own(journal: Journal, trusted: set[int] | None = None) -> None:
     requests are left out; so are checkpoints and traces, which are never sent.
     """
     for path in _parts(journal):
-        _check(journal, path, trusted or set())
+        _check(path, trusted or set())
 
 
 def _parts(journal: Journal) -> Iterator[Path]:
@@ -46,12 +47,7 @@ def _with_entries(folder: Path) -> Iterator[Path]:
         yield from (folder / name for name in boundary.names_in(folder))
 
 
-def _check_folder(journal: Journal, folder: Path, trusted: set[int]) -> None:
-    for path in _with_entries(folder):
-        _check(journal, path, trusted)
-
-
-def _check(journal: Journal, path: Path, trusted: set[int]) -> None:
+def _check(path: Path, trusted: set[int]) -> None:
     try:
         owner = boundary.status_of(path).st_uid
     except FileNotFoundError:
@@ -60,7 +56,7 @@ def _check(journal: Journal, path: Path, trusted: set[int]) -> None:
         raise ForeignRun(f"{path}: {error.strerror}: this run is not trusted") from error
     if owner not in {os.geteuid(), *trusted}:
         why = f"{path} belongs to user {owner}, and this is user {os.geteuid()}"
-        raise ForeignRun(f"{journal.key}: is a run of another user: {why}")
+        raise ForeignRun(f"not a run of this user: {why}")
 
 
 def owner_of(journal: Journal) -> int | None:
