@@ -17,7 +17,7 @@ from orchestrator import catalog
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.network.decoder import BLOCK_INPUT
-from orchestrator.plan.expected import skew_share
+from orchestrator.plan.expected import exposed_gathers_s, own_step_parts, skew_share
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.score.cells import Unscorable
 from orchestrator.score.evaluate import published
@@ -309,8 +309,9 @@ def test_constants_are_within_physics(chip: str) -> None:
     assert known
     assert 0 < known.matmul.value <= 1
     assert 0 < known.attention.value <= 1
-    assert 0 <= known.exposed.value <= 1
-    assert min(known.slice_wait_s.value, known.between_steps_s.value, known.spread.value) >= 0
+    assert 0 <= known.exposed_gathers.value <= 1
+    assert 0 <= known.exposed_tensor.value <= 1
+    assert min(known.slice_wait_s.value, known.run_overhead_s.value, known.spread.value) >= 0
 
 
 def test_constants_come_back_from_runs_that_they_made(samples: list[Sample]) -> None:
@@ -320,10 +321,11 @@ def test_constants_come_back_from_runs_that_they_made(samples: list[Sample]) -> 
         of_unit={128: 0.71, 256: 0.59},
         shared={
             "attention": 0.6,
-            "exposed": 0.4,
+            "exposed_gathers": 0.35,
+            "exposed_tensor": 0.4,
             "slice_wait_s": 0.004,
             "slice_hop_s": 0.002,
-            "between_steps_s": 0.03,
+            "run_overhead_s": 0.03,
         },
     )
     made = [replace(s, measured_s=s.expected_s(true.efficiency(s.run.chip))) for s in samples]
@@ -337,7 +339,8 @@ def test_constants_stay_within_their_bounds(samples: list[Sample]) -> None:
     for scale in (0.1, 10):
         odd = fit([replace(s, measured_s=s.measured_s * scale) for s in samples])
         assert all(0 < share <= 1 for share in [*odd.matmul.values(), odd.shared["attention"]])
-        assert 0 <= odd.shared["exposed"] <= 1
+        assert 0 <= odd.shared["exposed_gathers"] <= 1
+        assert 0 <= odd.shared["exposed_tensor"] <= 1
         assert odd.shared["slice_wait_s"] >= 0
 
 
@@ -446,12 +449,17 @@ def test_each_software_has_its_figures(orch: RunOrch) -> None:
     assert found["learned_on"] == "without each software in turn"
 
 
-def test_no_row_has_layers_so_short_that_slices_wait_in_proportion(samples: list[Sample]) -> None:
-    """The constants are learned from full waits."""
+def test_the_rows_are_linear_in_what_is_learned(samples: list[Sample]) -> None:
+    """Slices wait in full, and of gathers the learned share shows, not what exceeds the work."""
     for sample in samples:
         known = catalog.efficiency(sample.run.chip)
         assert known is not None
-        assert sample.run.slices == 1 or skew_share(sample.todo, known) == 1
+        work = sample.todo
+        own_s = sum(own_step_parts(work, known).values())
+        assert sample.run.slices == 1 or skew_share(work, own_s) == 1
+        shown = exposed_gathers_s(work, own_s, known)
+        links_s = work.gathers_s + work.dcn_s
+        assert shown == pytest.approx(known.exposed_gathers.value * links_s)
 
 
 def test_the_pages_show_what_is_computed(scores: dict[str, Score]) -> None:

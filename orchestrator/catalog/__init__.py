@@ -1,7 +1,7 @@
 """Chips and models as data; every number names its source. It imports `types` alone."""
 
 from orchestrator.catalog.chip import Chip, Quantity, Topology, chip, chip_of, chips, defined
-from orchestrator.catalog.efficiency import Efficiency, LearnedConstant, Reach, efficiency, reach
+from orchestrator.catalog.efficiency import Efficiency, LearnedConstant, Range, efficiency
 from orchestrator.catalog.networks import model, model_source, models
 from orchestrator.catalog.sources import sources
 from orchestrator.catalog.topologies import hosts, schedulable, topologies, topology
@@ -11,7 +11,7 @@ __all__ = [
     "Efficiency",
     "LearnedConstant",
     "Quantity",
-    "Reach",
+    "Range",
     "Topology",
     "chip",
     "chip_of",
@@ -22,7 +22,6 @@ __all__ = [
     "model",
     "model_source",
     "models",
-    "reach",
     "schedulable",
     "sources",
     "topologies",

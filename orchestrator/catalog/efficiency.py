@@ -1,6 +1,7 @@
 """What real runs reach, learned by `make score` from published runs."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -23,30 +24,35 @@ class LearnedConstant:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Range:
+    """The least and the most of something among the published runs."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Efficiency:
     """What a kind of chip reaches on each kind of work.
 
-    `matmul` and `attention` are shares of the peak, in (0, 1]. `exposed` is the share of the time
-    of collectives that the compiler does not hide, in [0, 1]. A reduction between n slices
-    takes `slice_wait_s`, and `slice_hop_s` for each of its n - 1 hops. `spread` is the half width
-    of the 80 % interval, as the logarithm of a factor.
+    `matmul` and `attention` are shares of the peak, in (0, 1]. `exposed_gathers` and
+    `exposed_tensor` are the shares of the time of collectives that nothing hides, in [0, 1]: of
+    gathers and scatters of weights and gradients, and of exchanges over `tensor`. A reduction
+    between n slices takes `slice_wait_s`, and `slice_hop_s` for each of its n - 1 hops. A figure
+    that averages a whole run has `run_overhead_s` more than a steady step; a plan has none.
+    `spread` is the half width of the 80 % interval, as the logarithm of a factor. `ranges` are
+    those of the published runs, by the axes of `plan.extrapolation`.
     """
 
     matmul: LearnedConstant
     attention: LearnedConstant
-    exposed: LearnedConstant
+    exposed_gathers: LearnedConstant
+    exposed_tensor: LearnedConstant
     slice_wait_s: LearnedConstant
     slice_hop_s: LearnedConstant
-    between_steps_s: LearnedConstant
+    run_overhead_s: LearnedConstant
     spread: LearnedConstant
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reach:
-    """What the runs had that all of it was learned from: no step shorter, no run of more chips."""
-
-    step_s: float
-    chips: int
+    ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
 @cache
@@ -56,16 +62,18 @@ def efficiency(chip: str) -> Efficiency | None:
     if chip not in learned["matmul"]:
         return None
     shared = {name: _learned(entry) for name, entry in learned["shared"].items()}
-    return Efficiency(matmul=_learned(learned["matmul"][chip]), **shared)
+    return Efficiency(
+        matmul=_learned(learned["matmul"][chip]), ranges=_ranges(learned["range"], chip), **shared
+    )
 
 
-@cache
-def reach(chip: str) -> Reach | None:
-    """How far the published runs of that kind of chip go; None where there is none."""
-    known = table(LEARNED)["reach"]
-    if chip not in known["chips"]:
-        return None
-    return Reach(step_s=float(known["step_s"]), chips=int(known["chips"][chip]))
+def _ranges(entries: dict[str, Any], chip: str) -> dict[str, Range]:
+    """The ranges of all runs, and that of chips among the runs of that kind."""
+    own = entries["chips"][chip]
+    return {
+        axis: Range(low=float(low), high=float(high))
+        for axis, (low, high) in {**entries, "chips": own}.items()
+    }
 
 
 def _learned(entry: dict[str, Any]) -> LearnedConstant:

@@ -126,12 +126,12 @@ def learned(efficiency: Efficiency) -> dict[LineKind, tuple[Constant, ...]]:
     return {
         "matmul": (constant("share", efficiency.matmul),),
         "attention": (constant("share", efficiency.attention),),
-        "exposed_collectives": (constant("exposed", efficiency.exposed),),
+        "exposed_gathers": (constant("exposed", efficiency.exposed_gathers),),
+        "exposed_tensor": (constant("exposed", efficiency.exposed_tensor),),
         "slice_wait": (
             constant("wait", efficiency.slice_wait_s),
             constant("hop", efficiency.slice_hop_s),
         ),
-        "between_steps": (constant("between", efficiency.between_steps_s),),
     }
 
 

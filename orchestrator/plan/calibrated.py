@@ -13,13 +13,13 @@ from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.errors import SpecError
 from orchestrator.network.rematerialization import policy
 from orchestrator.plan import flops
-from orchestrator.plan.expected import pass_bytes
 from orchestrator.plan.forecast import Terms, plain, plain_line, write_forecast
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.messages import Message, messages
 from orchestrator.plan.plan_warnings import forecast_warnings, too_long
 from orchestrator.plan.planner import plan_digest
+from orchestrator.plan.step_work import pass_bytes
 from orchestrator.plan.time import device_peak, hbm_lines, math_lines
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec

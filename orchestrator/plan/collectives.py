@@ -3,7 +3,7 @@
 The ledger of seconds has a line for each exchange; `messages` lists the single messages.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -32,13 +32,15 @@ class Part:
     """`calls` collectives a step of `bytes` each, `together` of which do not wait for each other.
 
     `bytes` is the whole of what is gathered, scattered or reduced. A `ring` part travels piece by
-    piece while the device multiplies what it has.
+    piece while the device multiplies what it has. `serial` of the calls come before the first layer
+    or after the last backward pass, where no matmul is left to hide them.
     """
 
     bytes: Number
     calls: Number
     together: int = 1
     ring: bool = False
+    serial: Number = 0
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,15 @@ class Exchange:
     @property
     def moved_bytes(self) -> Number:
         """Logical payload of a device in a step: V (n - 1) / n a call, an all-reduce twice that."""
+        return self.moved(sum(part.calls * part.bytes for part in self.parts))
+
+    @property
+    def serial_bytes(self) -> Number:
+        """The part of it that no matmul hides."""
+        return self.moved(sum(p.serial * p.bytes for p in self.parts if np.any(p.serial)))
+
+    def moved(self, volume: Number) -> Number:
         twice = 2 if self.kind == REDUCE else 1
-        volume = sum(part.calls * part.bytes for part in self.parts)
         return twice * volume * (self.ways - 1) / self.ways
 
     def collective(self) -> Collective:
@@ -122,7 +131,8 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
 def weight_exchanges(layout: Layout) -> list[Exchange]:
     """Matrices gathered over fsdp x sequence in each microbatch, and their gradients scattered.
 
-    The weights of parallel matmuls are gathered as one.
+    The weights of parallel matmuls are gathered as one. Nothing hides the first gathers, of the
+    embedding and of the first matmuls, nor the scatters of their gradients, which come last.
     """
     block = [
         layout.total_elements(matmuls)
@@ -153,7 +163,7 @@ def weight_exchange(
     calls: Number,
 ) -> Exchange:
     axes, size = GROUPS["weights"], DTYPE_BYTES[dtype]
-    parts = tuple(Part(count * size, calls) for count in elements)
+    parts = tuple(Part(n * size, calls, serial=int(i == 0)) for i, n in enumerate(elements))
     return Exchange(line, name, kind, axes, formula, layout.ways(GATHERED), calls, parts, dtype)
 
 
@@ -181,8 +191,8 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     """
     wire, data = layout.gradient_bytes, layout.devices_along(GROUPS["data"])
     buckets = gradient_buckets(layout)
-    whole = tuple(Part(one.bytes * wire, one.calls, one.together) for one in buckets)
-    shares = tuple(Part(one.bytes / data, one.calls, one.together) for one in whole)
+    whole = tuple(replace(one, bytes=one.bytes * wire) for one in buckets)
+    shares = tuple(replace(one, bytes=one.bytes / data) for one in whole)
     payload = "owned gradient"
 
     def exchange(
@@ -223,22 +233,25 @@ def copied_gradients(layout: Layout) -> tuple[Part, ...]:
     layers, times = reduced_at_a_time(layout)
     size = layers * layout.gradient_bytes / layout.ways(GATHERED)
     weights = [matmul.weight for matmul in layout.copied_matmuls]
-    return tuple(Part(size * layout.elements(weight), times) for weight in weights)
+    return tuple(Part(size * layout.elements(weight), times, serial=1) for weight in weights)
 
 
 def norm_gradients(layout: Layout) -> tuple[Part, ...]:
     """Gradients of norm scales, which every device of a slice holds."""
     layers, times = reduced_at_a_time(layout)
     wire, network = layout.gradient_bytes, layout.network
-    of_block = tuple(Part(layers * norm.elements * wire, times) for norm in network.block.norms)
-    return (*of_block, Part(network.norm.elements * wire, 1))
+    of_block = tuple(
+        Part(layers * norm.elements * wire, times, serial=1) for norm in network.block.norms
+    )
+    return (*of_block, Part(network.norm.elements * wire, 1, serial=1 - per_layer(layout)))
 
 
 def gradient_buckets(layout: Layout) -> list[Part]:
     """Elements whose gradients are reduced over replicas as one, filled up to whole tiles.
 
     The weights of a layer are one bucket over `data` where each layer is reduced on its own;
-    elsewhere each is one, and none waits for another.
+    elsewhere each is one, and none waits for another. The first layer and the embedding come after
+    the last backward pass, and where gradients accumulate all come there.
     """
     network, ways = layout.network, layout.ways(GATHERED)
     data = layout.devices_along(GROUPS["data"])
@@ -246,12 +259,17 @@ def gradient_buckets(layout: Layout) -> list[Part]:
     joined = per_layer(layout) & (data > 1)
     weights = [layout.elements(one.weight) / ways for one in network.block.matmuls]
     weights += [norm.elements for norm in network.block.norms]
-    ends = [layout.elements(table) / ways for table in network.tables]
+    embedding, *ends = [layout.elements(table) / ways for table in network.tables]
     ends.append(network.norm.elements)
+    alone, early = 1 - joined, per_layer(layout)
     return [
-        Part(padded(sum(weights), data), times * joined),
-        *(Part(padded(layers * one, data), times * (1 - joined), len(weights)) for one in weights),
-        *(Part(padded(one, data), 1) for one in ends),
+        Part(padded(sum(weights), data), times * joined, serial=1 * joined),
+        *(
+            Part(padded(layers * one, data), times * alone, len(weights), serial=alone)
+            for one in weights
+        ),
+        Part(padded(embedding, data), 1, serial=1),
+        *(Part(padded(one, data), 1, serial=1 - early) for one in ends),
     ]
 
 

@@ -7,11 +7,13 @@ from typing import Any
 from orchestrator import catalog
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan import flops
-from orchestrator.plan.expected import expected_lines, expected_s, interval
+from orchestrator.plan.expected import expected_lines, expected_s
+from orchestrator.plan.extrapolation import axis_values, extrapolations, interval
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import phases
+from orchestrator.plan.step_work import step_work
 from orchestrator.plan.time import StepTime, device_peak, step_time, time_lines
-from orchestrator.types.plan import Estimate, Forecast, LedgerLine, MemoryPhase
+from orchestrator.types.plan import Estimate, Extrapolation, Forecast, LedgerLine, MemoryPhase
 from orchestrator.types.spec import Experiment, Resources
 
 DAY_S, HOUR_S = 86_400, 3_600
@@ -30,6 +32,7 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
     """The forecast of one layout of plain numbers."""
     lines = time_lines(layout)
     time = step_time(layout, lines)
+    step_s = step_bounds(layout, lines, time)
     listed = layout.chip.dollars_per_hour
     price = resources.dollars_per_chip_hour or (listed.value if listed else None)
     return write_forecast(
@@ -37,9 +40,10 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
         Terms(experiment.tokens, resources.goodput, price),
         memory=tuple(plain_phase(phase) for phase in phases(layout)),
         time=tuple(plain_line(line) for line in lines if line.value > 0),
-        step_s=step_bounds(layout, lines, time),
+        step_s=step_s,
         bottleneck=binding_resource(layout, time),
         expected_time=expected_ledger(layout, lines, time),
+        extrapolated=extrapolated(layout, lines, step_s),
     )
 
 
@@ -52,6 +56,7 @@ def write_forecast(
     step_s: Estimate,
     bottleneck: tuple[str, float],
     expected_time: tuple[LedgerLine, ...],
+    extrapolated: tuple[Extrapolation, ...] = (),
 ) -> Forecast:
     """The ledgers with every figure that follows from them."""
     peak_bytes, usable_bytes = max(p.bytes for p in memory), layout.chip.hbm_usable_bytes.value
@@ -81,6 +86,7 @@ def write_forecast(
         dollars=scale(chip_hours, price) if price is not None else None,
         dollars_per_chip_hour=price,
         expected_time=expected_time,
+        extrapolations=extrapolated,
     )
 
 
@@ -119,6 +125,17 @@ def expected_ledger(
     return tuple(plain_line(line) for line in expected_lines(layout, lines, time, efficiency))
 
 
+def extrapolated(
+    layout: Layout, lines: list[LedgerLine], step_s: Estimate
+) -> tuple[Extrapolation, ...]:
+    """The axes along which the plan leaves the range of published runs."""
+    efficiency = catalog.efficiency(layout.chip.name)
+    if efficiency is None or step_s.expected is None:
+        return ()
+    values = axis_values(layout, step_work(layout, lines), step_s.expected)
+    return extrapolations(values, efficiency.ranges)
+
+
 def plain(value: Any) -> float:
     """A numpy scalar as a plain float."""
     return float(value)
@@ -126,7 +143,7 @@ def plain(value: Any) -> float:
 
 def plain_line(line: LedgerLine) -> LedgerLine:
     inputs = {name: plain(value) for name, value in line.inputs.items()}
-    return replace(line, value=plain(line.value), inputs=inputs)
+    return replace(line, value=plain(line.value), inputs=inputs, serial_s=plain(line.serial_s))
 
 
 def plain_phase(phase: MemoryPhase) -> MemoryPhase:

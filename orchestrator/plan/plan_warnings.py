@@ -78,10 +78,7 @@ def too_long(plan: Plan) -> Iterator[PlanWarning]:
 
 def extrapolations(plan: Plan) -> Iterator[PlanWarning]:
     """The plan lies outside the published runs."""
-    published, expected = catalog.reach(plan.chip), plan.forecast.step_s.expected
-    if published is None or expected is None:
-        return
-    if expected < published.step_s:
-        yield plan_warning("short_steps", published_step_s=published.step_s)
-    if plan.chips > published.chips:
-        yield plan_warning("many_chips", chip=plan.chip, published_chips=published.chips)
+    for one in plan.forecast.extrapolations:
+        yield plan_warning(
+            "extrapolation", axis=one.axis, value=one.value, low=one.low, high=one.high
+        )

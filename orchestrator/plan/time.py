@@ -1,8 +1,9 @@
 """The ledger of seconds in a step, and the two figures it adds up to.
 
 Every line keeps one resource busy at its peak rate. `lower` overlaps all resources perfectly: the
-busiest one decides, so no run is faster. `unoverlapped` adds all lines up: nothing is hidden, but
-rates are still peaks, so real runs can be slower.
+busiest one decides, and what no matmul can hide comes in series, so no run is faster.
+`unoverlapped` adds all lines up: nothing is hidden, but rates are still peaks, so real runs can be
+slower.
 """
 
 from dataclasses import dataclass
@@ -145,6 +146,7 @@ def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
         sources=(link.source,),
         resource=exchange.group,
         collective=exchange.collective() if np.ndim(moved) == 0 else None,
+        serial_s=exchange.serial_bytes / rate,
     )
 
 
@@ -177,30 +179,75 @@ def latency_lines(layout: Layout, sent: list[Exchange]) -> list[LedgerLine]:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds by resource, the seconds that each torus axis is busy, and the sum of all lines."""
+    """Seconds by resource, the seconds that each torus axis is busy, and the sum of all lines.
+
+    `serial_s` come one after another, where no matmul hides them; `overlapped_s` is what the rest
+    of the step takes of its busiest resource.
+    """
 
     busy_s: dict[str, Number]
     torus_axis_s: Number
+    serial_s: Number
+    overlapped_s: Number
     unoverlapped_s: Number
 
     @property
     def lower_s(self) -> Number:
-        slowest_axis = np.max(self.torus_axis_s, axis=-1)
-        others = [self.busy_s[name] for name in NOT_ICI if name in self.busy_s]
-        return np.maximum.reduce(np.broadcast_arrays(slowest_axis, *others))
+        busiest = busiest_s(self.busy_s, self.torus_axis_s)
+        return np.maximum(busiest, self.overlapped_s + self.serial_s)
 
 
 NOT_ICI = ("mxu", "hbm", "host", *DCN_AXES)
+# A parameter is updated as soon as its gradient is reduced, while others are still on their way.
+DURING_REDUCTION: tuple[LineKind, ...] = ("optimizer_update",)
 
 
 def step_time(layout: Layout, lines: list[LedgerLine]) -> StepTime:
-    """Add up a ledger. Collectives that use the same torus axis take turns on it."""
+    """Add up a ledger. Collectives that use the same torus axis take turns on it.
+
+    Serial collectives wait for the matmuls, but not for each other: one bucket of gradients may
+    cross the slice while the one before crosses between slices.
+    """
     busy: dict[str, Number] = {}
+    serial: dict[str, Number] = {}
+    overlapped: dict[str, Number] = {}
     for line in lines:
-        busy[line.resource or ""] = busy.get(line.resource or "", 0.0) + line.value
-    torus_axis_s = sum(
-        np.expand_dims(np.asarray(busy[group]), -1) * uses
-        for group, uses in layout.links.uses.items()
-        if group in busy
+        add(busy, line, line.value)
+        if np.any(line.serial_s):
+            add(serial, line, line.serial_s)
+        if line.kind not in DURING_REDUCTION:
+            add(overlapped, line, line.value)
+    for name, seconds in serial.items():
+        overlapped[name] = overlapped[name] - seconds
+    torus_axis_s = axis_s(layout, busy)
+    return StepTime(
+        busy_s=busy,
+        torus_axis_s=torus_axis_s,
+        serial_s=busiest_s(serial, axis_s(layout, serial)),
+        overlapped_s=busiest_s(overlapped, axis_s(layout, overlapped)),
+        unoverlapped_s=sum(line.value for line in lines),
     )
-    return StepTime(busy, torus_axis_s, sum(line.value for line in lines))
+
+
+def add(by_resource: dict[str, Number], line: LedgerLine, seconds: Number) -> None:
+    name = line.resource or ""
+    by_resource[name] = by_resource.get(name, 0.0) + seconds
+
+
+def axis_s(layout: Layout, by_resource: dict[str, Number]) -> Number:
+    """Seconds that each torus axis is busy."""
+    return sum(
+        (
+            np.expand_dims(np.asarray(by_resource[group]), -1) * uses
+            for group, uses in layout.links.uses.items()
+            if group in by_resource
+        ),
+        start=np.zeros(1),
+    )
+
+
+def busiest_s(by_resource: dict[str, Number], torus_axis_s: Number) -> Number:
+    """Seconds of the busiest resource or torus axis."""
+    slowest_axis = np.max(torus_axis_s, axis=-1)
+    others = [by_resource[name] for name in NOT_ICI if name in by_resource]
+    return np.maximum.reduce(np.broadcast_arrays(slowest_axis, *others))

@@ -28,7 +28,7 @@ from orchestrator.render.screen_parts import (
     section,
     warning,
 )
-from orchestrator.render.warning_text import warning_text
+from orchestrator.render.warning_text import warning_texts
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Estimate, LedgerLine, MeshAxis, Plan, SearchSummary
 
@@ -53,7 +53,7 @@ def plan_screen(
         time(plan),
         indent(figures(plan)),
         runners_up_table([plan, *runners_up]) if runners_up else [],
-        [warning(warning_text(one)) for one in plan.warnings],
+        [warning(text) for text in warning_texts(plan.warnings)],
         [verdict(plan), *next_step(next_command)],
     )
 

@@ -15,7 +15,7 @@ from orchestrator.render.screen_parts import (
     screen,
     warning,
 )
-from orchestrator.render.warning_text import warning_text
+from orchestrator.render.warning_text import warning_texts
 from orchestrator.types.plan import Estimate
 from orchestrator.types.study import PlannedTrial, Study, StudyForecast, Trial, TrialForecast
 
@@ -108,7 +108,11 @@ def refusals(forecast: StudyForecast) -> list[Part]:
 def warnings(forecast: StudyForecast) -> list[Part]:
     """Return the warnings of the plans; those of all plans name no trial."""
     planned = [(one.number, one.planned) for one in forecast.trials if one.planned]
-    texts = ((number, warning_text(one)) for number, plan in planned for one in plan.warnings)
+    texts = (
+        (number, text)
+        for number, plan in planned
+        for text in warning_texts(plan.warnings, values=False)
+    )
     return [
         warning(text if len(numbers) == len(planned) else f"trial {', '.join(numbers)}: {text}")
         for text, numbers in grouped(texts).items()

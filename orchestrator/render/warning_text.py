@@ -1,5 +1,6 @@
 """The sentences of a plan's warnings, from their codes and figures."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from orchestrator import catalog
@@ -25,9 +26,41 @@ SENTENCES: dict[WarningCode, str] = {
         " time and cost of {trainer} are unknown"
     ),
     "many_years": "the run would take {years:,.0f} years: ask for more chips or fewer tokens",
-    "short_steps": "expected is a guess: no published run has steps below {published_step_s:.2g} s",
-    "many_chips": "expected is extrapolated from {chip} runs on up to {published_chips:,} chips",
 }
+# What an axis of extrapolation is called, and how its values are written.
+AXES = {
+    "tokens": "tokens a chip in one microbatch {:,.0f}",
+    "length": "sequence length {:,.0f}",
+    "attention_share": "attention of all compute {:.0%}",
+    "microbatches": "microbatches {:,.0f}",
+    "data": "data {:,.0f}",
+    "sequence": "sequence {:,.0f}",
+    "tensor": "tensor {:,.0f}",
+    "links_share": "links over compute {:.0%}",
+    "chips": "chips {:,.0f}",
+    "slices": "slices {:,.0f}",
+    "step_s": "step {:.2g} s",
+}
+
+
+def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> list[str]:
+    """Return the sentences of a plan's warnings; one for all extrapolations, with their values."""
+    listed = list(warnings)
+    others = [warning_text(one) for one in listed if one.code != "extrapolation"]
+    axes = [axis_text(values, one.figures) for one in listed if one.code == "extrapolation"]
+    if axes:
+        others.append(f"expected is an extrapolation from published runs: {', '.join(axes)}")
+    return others
+
+
+def axis_text(values: bool, figures: dict[str, Any]) -> str:
+    """Return an axis, where the plan lies on it, and the range of the runs."""
+    text = AXES[figures["axis"]]
+    name, number = text.split("{")
+    if not values:
+        return name.strip()
+    low, high = (f"{{{number}".format(figures[end]) for end in ("low", "high"))
+    return f"{text.format(figures['value'])} ({low if low == high else f'{low} to {high}'})"
 
 
 def warning_text(warning: PlanWarning) -> str:

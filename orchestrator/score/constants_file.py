@@ -1,5 +1,6 @@
 """Writes the learned constants as the catalog's file, each with the rows it was learned from."""
 
+from orchestrator.catalog import Range
 from orchestrator.score.fit import Constants, informative_rows
 from orchestrator.score.samples import Sample
 
@@ -7,12 +8,11 @@ HEAD = """\
 # What real runs reach. Written by `make score` from published_runs.csv: change the rows, never the
 # numbers. docs/score.md says what each constant means; `rows` are those that it was learned from.
 """
-# The shortest step and the most chips in these rows; plans beyond them warn that they extrapolate.
-REACH = """\
-[reach]
-step_s = {step_s}
-
-[reach.chips]
+# What these rows had at least and at most. Outside `expected` extrapolates, and plans say so.
+RANGES = """\
+[range]
+{axes}
+[range.chips]
 {chips}"""
 DIGITS = 4
 
@@ -27,7 +27,7 @@ def text(samples: list[Sample], constants: Constants) -> str:
     for chip, value in constants.matmul.items():
         of_chip = tuple(s.run.id for s in samples if s.run.chip == chip)
         blocks.append(entry(f"matmul.{chip}", value, 0.0, of_chip))
-    blocks.append(reach(samples))
+    blocks.append(ranges(constants))
     return "\n".join(blocks)
 
 
@@ -37,13 +37,15 @@ def entry(name: str, value: float, unsure: float, rows: tuple[str, ...]) -> str:
     return f"[{name}]\nvalue = {rounded(value)}\nunsure = {rounded(unsure)}\nrows = [\n{listed}]\n"
 
 
-def reach(samples: list[Sample]) -> str:
-    """The shortest step of all rows, and the most chips of each kind."""
-    most = {s.run.chip: 0 for s in samples}
-    for sample in samples:
-        most[sample.run.chip] = max(most[sample.run.chip], sample.run.chips)
-    chips = "".join(f"{name} = {most[name]}\n" for name in sorted(most))
-    return REACH.format(step_s=rounded(min(s.measured_s for s in samples)), chips=chips)
+def ranges(constants: Constants) -> str:
+    """The least and the most of all rows by axis, and of chips by kind."""
+    return RANGES.format(axes=listed(constants.ranges), chips=listed(constants.chips))
+
+
+def listed(of: dict[str, Range]) -> str:
+    return "".join(
+        f"{name} = [{rounded(of[name].low)}, {rounded(of[name].high)}]\n" for name in sorted(of)
+    )
 
 
 def rounded(value: float) -> float:

@@ -13,9 +13,9 @@ from math import log, sqrt
 import numpy as np
 
 from orchestrator import catalog
-from orchestrator.catalog import Efficiency, LearnedConstant
+from orchestrator.catalog import Efficiency, LearnedConstant, Range
 from orchestrator.extras import require
-from orchestrator.plan.expected import uncertainty
+from orchestrator.plan.extrapolation import AXES
 from orchestrator.plan.torus import Floats
 from orchestrator.score.samples import Sample
 
@@ -40,10 +40,11 @@ class Unknown:
 # Efficiencies are unknown as their inverses, which are at least one.
 SHARED = (
     Unknown(name="attention", mean=2.0, deviation=2.0, least=1.0, most=10.0),
-    Unknown(name="exposed", mean=0.3, deviation=0.3, least=0.0, most=1.0),
+    Unknown(name="exposed_gathers", mean=0.25, deviation=0.1, least=0.0, most=1.0),
+    Unknown(name="exposed_tensor", mean=0.5, deviation=0.1, least=0.0, most=1.0),
     Unknown(name="slice_wait_s", mean=0.005, deviation=0.005, least=0.0, most=1.0),
     Unknown(name="slice_hop_s", mean=0.001, deviation=0.001, least=0.0, most=1.0),
-    Unknown(name="between_steps_s", mean=0.05, deviation=0.05, least=0.0, most=1.0),
+    Unknown(name="run_overhead_s", mean=0.05, deviation=0.05, least=0.0, most=1.0),
 )
 UNITS = (128, 256)  # edges of matrix units
 MATMUL = Unknown(name="matmul", mean=1.35, deviation=0.5, least=1.0, most=10.0)
@@ -59,6 +60,8 @@ class Constants:
     shared: dict[str, float]
     unsure: dict[str, float] = field(default_factory=dict)
     spread: float = 0.0
+    ranges: dict[str, Range] = field(default_factory=dict)
+    chips: dict[str, Range] = field(default_factory=dict)
 
     def efficiency(self, chip: str) -> Efficiency:
         """As plans use it."""
@@ -70,6 +73,7 @@ class Constants:
         return Efficiency(
             matmul=LearnedConstant(value=matmul),
             spread=LearnedConstant(value=self.spread),
+            ranges=self.ranges | ({"chips": self.chips[chip]} if chip in self.chips else {}),
             **shared,
         )
 
@@ -92,11 +96,28 @@ def fit(samples: list[Sample]) -> Constants:
     x = robust_least_squares(rows, target, *priors(chips, unknowns), unknowns)
     first = len(UNITS) + len(chips)
     shared = {one.name: float(x[first + i]) for i, one in enumerate(SHARED)}
+    ranges, of_chips = reached(samples)
     return Constants(
+        ranges=ranges,
+        chips=of_chips,
         matmul={chip: 1 / float(x[len(UNITS) + i]) for i, chip in enumerate(chips)},
         of_unit={unit: 1 / float(x[i]) for i, unit in enumerate(UNITS)},
         shared=shared | {"attention": 1 / shared["attention"]},
     )
+
+
+def reached(samples: list[Sample]) -> tuple[dict[str, Range], dict[str, Range]]:
+    """The ranges of all rows by axis, and that of chips by kind of chip."""
+    values = [sample.axis_values() for sample in samples]
+    chips: dict[str, list[float]] = {s.run.chip: [] for s in samples}
+    for sample, value in zip(samples, values, strict=True):
+        chips[sample.run.chip].append(value["chips"])
+    ranges = {axis: range_of([v[axis] for v in values]) for axis in AXES if axis != "chips"}
+    return ranges, {chip: range_of(counts) for chip, counts in chips.items()}
+
+
+def range_of(values: list[float]) -> Range:
+    return Range(low=min(values), high=max(values))
 
 
 def equations(samples: list[Sample], chips: list[str], width: int) -> tuple[Floats, Floats]:
@@ -105,10 +126,13 @@ def equations(samples: list[Sample], chips: list[str], width: int) -> tuple[Floa
     for i, sample in enumerate(samples):
         todo = sample.todo
         rows[i, len(UNITS) + chips.index(sample.run.chip)] = todo.matmul_s
-        shared = (todo.attention_s, todo.links_s, todo.reductions, todo.hops, 1.0)
+        gathers_s, overhead = todo.gathers_s + todo.dcn_s, float(sample.averages_run)
+        shared = (
+            todo.attention_s, gathers_s, todo.tensor_s, todo.reductions, todo.hops, overhead,
+        )  # fmt: skip
         rows[i, len(UNITS) + len(chips) :] = shared
         rows[i] /= sample.measured_s
-        target[i] = 1 - (todo.hbm_s + todo.passes_s) / sample.measured_s
+        target[i] = 1 - (todo.hbm_s + todo.passes_s + todo.serial_s) / sample.measured_s
     return rows, target
 
 
@@ -201,7 +225,7 @@ def unexplained(sample: Sample, without: Constants, constants: Constants) -> flo
     """How far a row strays beyond the constants' own uncertainty, as the log of a factor."""
     chip = sample.run.chip
     strayed = log(sample.measured_s / sample.expected_s(without.efficiency(chip)))
-    explained = uncertainty(sample.todo, constants.efficiency(chip))
+    explained = sample.uncertainty(constants.efficiency(chip))
     return sqrt(max(strayed**2 - explained**2, 0.0))
 
 
@@ -255,8 +279,9 @@ def informative_rows(samples: list[Sample], constants: Constants) -> dict[str, t
 
     return {
         "attention": rows(lambda s: s.todo.attention_s / shared["attention"]),
-        "exposed": rows(lambda s: s.todo.links_s),
+        "exposed_gathers": rows(lambda s: s.todo.gathers_s + s.todo.dcn_s),
+        "exposed_tensor": rows(lambda s: s.todo.tensor_s),
         "slice_wait_s": rows(lambda s: s.todo.reductions * shared["slice_wait_s"]),
         "slice_hop_s": rows(lambda s: s.todo.hops * shared["slice_hop_s"]),
-        "between_steps_s": rows(lambda _: shared["between_steps_s"]),
+        "run_overhead_s": rows(lambda s: s.averages_run * shared["run_overhead_s"]),
     }

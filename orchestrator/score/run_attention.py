@@ -53,7 +53,7 @@ def scaled(line: LedgerLine, factor: float) -> LedgerLine:
         name: value * factor if name in {"flops", "bytes"} else value
         for name, value in line.inputs.items()
     }
-    return replace(line, value=line.value * factor, inputs=inputs)
+    return replace(line, value=line.value * factor, inputs=inputs, serial_s=line.serial_s * factor)
 
 
 def computed_share(run: PublishedRun) -> float:

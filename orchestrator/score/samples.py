@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from orchestrator import catalog
 from orchestrator.errors import OrchError
 from orchestrator.plan import flops
-from orchestrator.plan.expected import StepWork, expected_s, interval, step_work
+from orchestrator.plan.expected import expected_s
+from orchestrator.plan.extrapolation import axis_values, interval, uncertainty
+from orchestrator.plan.step_work import StepWork, step_work
 from orchestrator.plan.time import device_peak, peak, step_time
 from orchestrator.score.cells import Unscorable
 from orchestrator.score.flop_counts import (
@@ -47,13 +49,34 @@ class Sample:
         per_token = counted_flops_per_token(run, OURS)
         return per_token * run.sequences * run.length
 
+    @property
+    def averages_run(self) -> bool:
+        """Whether its figure includes what a run does beside its steps."""
+        return self.run.software.averages == "run"
+
+    def axis_values(self) -> dict[str, float]:
+        """Where the run lies on each axis of extrapolation."""
+        return axis_values(self.laid_out.layout, self.todo, self.measured_s)
+
     def expected_s(self, efficiency: catalog.Efficiency) -> float:
+        """The steady step, and what a whole run adds to its average."""
         layout, lines = self.laid_out.layout, self.laid_out.lines
-        return float(expected_s(layout, lines, step_time(layout, lines), efficiency))
+        steady_s = expected_s(layout, lines, step_time(layout, lines), efficiency)
+        return float(steady_s) + self.overhead_s(efficiency)
+
+    def overhead_s(self, efficiency: catalog.Efficiency) -> float:
+        return efficiency.run_overhead_s.value if self.averages_run else 0.0
 
     def interval(self, efficiency: catalog.Efficiency) -> tuple[float, float]:
+        """The interval of the steady step; what a whole run adds is uncertain as a whole."""
         layout, lines = self.laid_out.layout, self.laid_out.lines
-        return interval(layout, lines, step_time(layout, lines), efficiency)
+        low, high = interval(layout, lines, step_time(layout, lines), efficiency)
+        overhead_s = self.overhead_s(efficiency)
+        return low, high + 2 * overhead_s
+
+    def uncertainty(self, efficiency: catalog.Efficiency) -> float:
+        """That of its steady step from constants, and from where it lies outside other runs."""
+        return uncertainty(self.todo, self.axis_values(), efficiency)
 
 
 def sample_of(row: dict[str, str]) -> Sample:

@@ -45,9 +45,10 @@ LineKind = Literal[
     "control",
     "latency",
     # seconds that only measured runs show
-    "exposed_collectives",
+    "exposed_gathers",
+    "exposed_tensor",
+    "serial_collectives",
     "slice_wait",
-    "between_steps",
     "busiest_resource",
 ]
 
@@ -63,8 +64,7 @@ WarningCode = Literal[
     "long_warmup",
     "large_batch",
     "many_years",
-    "short_steps",
-    "many_chips",
+    "extrapolation",
 ]
 
 
@@ -137,8 +137,9 @@ class LedgerLine:
     """One line of a ledger: what it counts, how it was computed and from which numbers.
 
     `resource` is what the seconds keep busy: mxu, hbm, host, or the links of a device group by its
-    name; latency occupies nothing. It is None on a line of bytes. `sources` are keys of the
-    catalog, or a profile.
+    name; latency occupies nothing. It is None on a line of bytes. Of a collective's seconds
+    `serial_s` come before the first layer or after the last backward pass, so that no matmul hides
+    them. `sources` are keys of the catalog, or a profile.
     """
 
     kind: LineKind
@@ -150,6 +151,7 @@ class LedgerLine:
     sources: tuple[str, ...] = ()
     resource: str | None = None
     collective: Collective | None = None
+    serial_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +178,16 @@ class Estimate:
     expected: float | None = None
     low: float | None = None
     high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extrapolation:
+    """An axis along which a plan lies outside `low` to `high`, the range of the published runs."""
+
+    axis: str
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +218,7 @@ class Forecast:
     dollars: Estimate | None
     dollars_per_chip_hour: float | None
     expected_time: tuple[LedgerLine, ...] = ()
+    extrapolations: tuple[Extrapolation, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

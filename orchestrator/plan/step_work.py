@@ -1,0 +1,129 @@
+"""The work of a step by kind: what its parts would take at the rates that links and chips reach.
+
+It takes the ledger of `time`, adds the operations between the matmuls, which a roofline leaves out,
+and sorts the collectives by what can hide them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.network.mesh_axes import DCN_AXES, GROUPS
+from orchestrator.plan.layout import Layout, Number
+from orchestrator.types.plan import LedgerLine, LineKind
+
+ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
+ALONE = frozenset({"mxu", "hbm", "host"})  # what a device keeps busy without its links
+# Matmuls wait for these: the compiler can only send piece by piece what is multiplied piece by
+# piece. Keys and values of other devices are needed whole.
+TENSOR: tuple[LineKind, ...] = ("activation_gather", "activation_scatter")
+WHOLE: tuple[LineKind, ...] = ("kv_gather", "kv_scatter")
+# Measured all-gathers reach 95 % of 45 GB/s a link and direction, which datasheets call 50.
+ICI_RATE, ICI_RATE_SOURCE = 0.95 * 45 / 50, "scaling-book-sharding"
+LANES = 128  # attention kernels pad a head to whole lanes: 64 costs as much as 128
+FORWARD_AND_BACKWARD = 3  # passes over activations; one more where the policy repeats
+# Elements read and written in one pass: two norms and two residual additions over the stream, and
+# the rotation of queries and keys. The MLP's activation reads its inputs and writes one result.
+STREAM_TOUCHES, ROTATION_TOUCHES = 10, 2
+# fp32 logits: written; read for the largest and for the sum; read and written as their gradient;
+# read for both matmuls of the backward pass.
+LOGITS_TOUCHES, LOGITS_BYTES = 7, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """Seconds of a step by kind, how often gradients are reduced between slices, and its hops.
+
+    Matmuls, attention and HBM are at peak rates, links at the rate that they reach. `gathers_s` of
+    weights and gradients can run behind the layers before and after, `dcn_s` likewise between
+    slices; matmuls wait for `tensor_s`, all but the part that they send piece by piece; nothing
+    runs beside `serial_s`.
+    """
+
+    matmul_s: Number
+    attention_s: Number
+    hbm_s: Number
+    passes_s: Number
+    gathers_s: Number
+    dcn_s: Number
+    tensor_s: Number
+    serial_s: Number
+    reductions: Number
+    hops: Number
+
+
+def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
+    """The lines of a ledger by kind, with the passes that it leaves out."""
+    attention_s = total(line.value for line in lines if line.kind in ATTENTION)
+    head = np.minimum(layout.model.head_dim / LANES, 1.0)
+    links = [line for line in lines if line.resource not in ALONE]
+    hidden = [line for line in links if line.kind not in (*TENSOR, *WHOLE)]
+    calls = reductions(layout)
+    return StepWork(
+        matmul_s=total(line.value for line in lines if line.resource == "mxu") - attention_s,
+        attention_s=attention_s / head,
+        hbm_s=total(line.value for line in lines if line.resource == "hbm"),
+        passes_s=pass_bytes(layout) / hbm_rate(layout),
+        gathers_s=total(hidden_s(line) for line in hidden if not between_slices(line)),
+        dcn_s=total(hidden_s(line) for line in hidden if between_slices(line)),
+        tensor_s=total(reached_s(line, line.value) for line in links if line.kind in TENSOR),
+        serial_s=total(
+            reached_s(line, line.value if line.kind in WHOLE else line.serial_s) for line in links
+        ),
+        reductions=calls,
+        hops=calls * (layout.devices_along(DCN_AXES) - 1),
+    )
+
+
+def total(seconds: Iterable[Number]) -> Number:
+    return sum(seconds, start=0.0)
+
+
+def between_slices(line: LedgerLine) -> bool:
+    return line.resource in DCN_AXES
+
+
+def reached_s(line: LedgerLine, seconds: Number) -> Number:
+    """Seconds at the rate that a link reaches; nobody has published one for the slower network."""
+    at_rate = between_slices(line) or line.kind == "latency"
+    return seconds if at_rate else seconds / ICI_RATE
+
+
+def hidden_s(line: LedgerLine) -> Number:
+    """Seconds of a collective that may run behind other layers."""
+    return reached_s(line, line.value - line.serial_s)
+
+
+def hbm_rate(layout: Layout) -> float:
+    """Bytes per second of a device."""
+    return layout.chip.hbm_bytes_per_s.value / layout.chip.devices
+
+
+def pass_bytes(layout: Layout) -> Number:
+    """HBM traffic of operations between the matmuls, as if none were fused with another."""
+    model, block = layout.model, layout.network.block
+    attention, mlp = block.attention, block.mlp
+    query, key, _ = (matmul.output for matmul in attention.inputs)
+    up = mlp.inputs[-1].output
+    stream = STREAM_TOUCHES * model.d_model / layout.devices_along(GROUPS["tensor"])
+    hidden = (len(mlp.inputs) + 1) * layout.size(up.dimensions[0])
+    heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
+    rotated = ROTATION_TOUCHES * model.head_dim * heads
+    touched = sum(
+        (FORWARD_AND_BACKWARD + layout.remat.recomputes(repeated.name)) * elements
+        for elements, repeated in (
+            (stream, attention.output.output),
+            (hidden, up),
+            (rotated, query),
+        )
+    )
+    logits = LOGITS_TOUCHES * LOGITS_BYTES * layout.size(layout.network.head.dimensions[0])
+    return layout.step_tokens * (layout.compute_bytes * model.layers * touched + logits)
+
+
+def reductions(layout: Layout) -> Number:
+    """How often gradients go between slices: once a layer, or once a step where they accumulate."""
+    return np.where(layout.microbatches == 1, layout.model.layers, 1) * (
+        layout.devices_along(DCN_AXES) > 1
+    )
