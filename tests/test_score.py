@@ -21,8 +21,9 @@ from orchestrator.plan.expected import exposed_gathers_s, own_step_parts, skew_s
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.score.cells import Unscorable
 from orchestrator.score.evaluate import published
-from orchestrator.score.fit import Constants, fit, learn, unit_of, weighted_quantile
+from orchestrator.score.fit import Constants, fit, unit_of
 from orchestrator.score.flop_counts import measured_step_s
+from orchestrator.score.learn import learn, weighted_quantile
 from orchestrator.score.published_runs import OTHER_SOFTWARE, PublishedRun, read, run_of
 from orchestrator.score.run_layout import lay_out, remat_of
 from orchestrator.score.samples import Sample, sample_of

@@ -22,7 +22,8 @@ class RunSoftware:
     """What a run's program was. `assumed` names the columns that its row does not state.
 
     `kernel` is that of attention: `splash-fused` with one backward kernel, `fused` where the source
-    does not name it, `none` where scores go through HBM. A figure averages steady `steps`, or a whole `run` with its evaluations and saves.
+    does not name it, `none` where scores go through HBM. A figure averages steady `steps`, or a
+    whole `run` with its evaluations and saves.
     """
 
     name: str

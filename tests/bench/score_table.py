@@ -14,7 +14,7 @@ from orchestrator.render import score_screen as render
 from orchestrator.score import cross_validated, with_catalog_constants
 from orchestrator.score.constants_file import text
 from orchestrator.score.evaluate import HeldOut, published
-from orchestrator.score.fit import learn
+from orchestrator.score.learn import learn
 from orchestrator.types.score import Score
 from tests.bench.marked_block import with_block
 from tests.conftest import ROOT
