@@ -68,9 +68,8 @@ def learn(samples: list[Sample], key: Key = by_document) -> Constants:
     constants = replace(constants, unsure=jackknife(constants, without))
     rows = strayed(constants, without, folds)
     of_reference = spread([one for one in rows if of_the_reference(one)])
-    others = spread([one for one in rows if not of_the_reference(one)])
-    new = max(others, of_reference, of_software(constants, samples))
-    return replace(constants, reference_spread=of_reference or new, spread=new)
+    new = of_software(constants, samples) or spread(rows)
+    return replace(constants, reference_spread=of_reference or new, spread=max(new, of_reference))
 
 
 def of_software(constants: Constants, samples: list[Sample]) -> float:
