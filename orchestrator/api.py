@@ -204,16 +204,16 @@ def submit(
     from orchestrator.extras import require
 
     require("run")
-    from orchestrator.lifecycle import submit as acts
     from orchestrator.lifecycle.progress import silent
     from orchestrator.lifecycle.requests import SubmitOptions
+    from orchestrator.lifecycle.submit import submit as submit_spec
 
     options = SubmitOptions(
         address=address, prove=prove, calibrate=calibrate, steps=steps,
         devices_per_pod=devices_per_pod, key=key, profile=profile, code=code, detach=detach,
         confirm=confirm, progress=progress or silent,
     )  # fmt: skip
-    return acts.submit(Path(path), overrides, options)
+    return submit_spec(Path(path), overrides, options)
 
 
 def submit_study(
@@ -234,16 +234,16 @@ def submit_study(
     from orchestrator.extras import require
 
     require("run")
-    from orchestrator.lifecycle import studies as acts
     from orchestrator.lifecycle.progress import silent
     from orchestrator.lifecycle.requests import SubmitOptions
+    from orchestrator.lifecycle.studies import submit_study as submit_trials
 
     options = SubmitOptions(
         address=address, prove=prove, calibrate=calibrate, steps=steps,
         devices_per_pod=devices_per_pod, profile=profile, code=code, confirm=confirm,
         progress=progress or silent,
     )  # fmt: skip
-    return acts.submit_study(Path(path), overrides, options)
+    return submit_trials(Path(path), overrides, options)
 
 
 def resume(
@@ -261,28 +261,28 @@ def resume(
 
     require("run")
     from orchestrator import journal
-    from orchestrator.lifecycle import resume as acts
     from orchestrator.lifecycle.progress import silent
     from orchestrator.lifecycle.requests import SubmitOptions
+    from orchestrator.lifecycle.resume import resume as resume_run
 
     options = SubmitOptions(
         address=address, detach=detach, confirm=confirm, progress=progress or silent
     )
-    return acts.resume(journal.find_run(Path(storage), run), Path(storage), pods, options)
+    return resume_run(journal.find_run(Path(storage), run), Path(storage), pods, options)
 
 
 def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> "list[CancelResult]":
     """Ask a run, or the run of a study that goes on, to stop after a last checkpoint.
 
-    There is one result for each run that was meant, and none for a study that has no live run.
+    There is one result for each run, and none for a study that has no live run.
     """
     from orchestrator import journal
-    from orchestrator.lifecycle import cancel as acts
+    from orchestrator.lifecycle.cancel import cancel_run, cancel_study
 
-    found = journal.find_run_or_study(Path(storage), run)
-    if isinstance(found, journal.StudyJournal):
-        return acts.cancel_study(found, at_once=at_once)
-    return [acts.cancel_run(found, at_once=at_once)]
+    record = journal.find_run_or_study(Path(storage), run)
+    if isinstance(record, journal.StudyJournal):
+        return cancel_study(record, at_once=at_once)
+    return [cancel_run(record, at_once=at_once)]
 
 
 def remove(
@@ -296,22 +296,22 @@ def remove(
     `confirm` is called with it first, and says whether to go on.
     """
     from orchestrator import journal
-    from orchestrator.lifecycle import cancel as acts
+    from orchestrator.lifecycle.cancel import removable_run, removable_study
     from orchestrator.lifecycle.requests import NotConfirmed
 
-    found = journal.find_run_or_study(Path(storage), run)
-    doomed: Run | StudyStatus
-    if isinstance(found, journal.StudyJournal):
-        doomed = acts.removable_study(found, Path(storage))
+    record = journal.find_run_or_study(Path(storage), run)
+    target: Run | StudyStatus
+    if isinstance(record, journal.StudyJournal):
+        target = removable_study(record, Path(storage))
     else:
-        doomed = acts.removable_run(found, Path(storage))
-    if confirm and not confirm(doomed):
-        raise NotConfirmed(f"{found.key}: not confirmed, nothing was removed")
-    if isinstance(found, journal.StudyJournal):
-        journal.remove_study(found)
+        target = removable_run(record, Path(storage))
+    if confirm and not confirm(target):
+        raise NotConfirmed(f"{record.key}: not confirmed, nothing was removed")
+    if isinstance(record, journal.StudyJournal):
+        journal.remove_study(record)
     else:
-        journal.remove_run(found)
-    return doomed
+        journal.remove_run(record)
+    return target
 
 
 # --- runs: look
@@ -324,11 +324,11 @@ def runs(storage: str | Path = RUNS, *, progress: "Progress | None" = None) -> "
     from orchestrator.lifecycle.recording import catch_up
     from orchestrator.types.progress_events import NonFatalProblem
 
-    found, problems = journal.list_runs(Path(storage))
+    listed, problems = journal.list_runs(Path(storage))
     for problem in problems:
         (progress or silent)(NonFatalProblem(message=problem))
-    catch_up(Path(storage), found)
-    return found
+    catch_up(Path(storage), listed)
+    return listed
 
 
 def studies(storage: str | Path = RUNS) -> "list[StudyStatus]":
@@ -343,11 +343,11 @@ def status(run: str, storage: str | Path = RUNS) -> "Status | StudyStatus":
     from orchestrator import journal
     from orchestrator.lifecycle.recording import catch_up
 
-    found = journal.find_run_or_study(Path(storage), run)
-    if isinstance(found, journal.StudyJournal):
-        return found.status()
-    status = found.status()
-    catch_up(found.path.parent, [status])
+    record = journal.find_run_or_study(Path(storage), run)
+    if isinstance(record, journal.StudyJournal):
+        return record.status()
+    status = record.status()
+    catch_up(record.path.parent, [status])
     return status
 
 
@@ -389,10 +389,10 @@ def report(run: str, storage: str | Path = RUNS) -> "Report | StudyReport":
     from orchestrator.lifecycle.pages import report_of_study
     from orchestrator.report import make_report
 
-    found = journal.find_run_or_study(Path(storage), run)
-    if isinstance(found, journal.StudyJournal):
-        return report_of_study(found)
-    return make_report(found)
+    record = journal.find_run_or_study(Path(storage), run)
+    if isinstance(record, journal.StudyJournal):
+        return report_of_study(record)
+    return make_report(record)
 
 
 def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None = None) -> "Page":
@@ -400,10 +400,10 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
     from orchestrator import journal
     from orchestrator.lifecycle.pages import write_run_page, write_study_page
 
-    found, path = journal.find_run_or_study(Path(storage), run), Path(out) if out else None
-    if isinstance(found, journal.StudyJournal):
-        return write_study_page(found, path)
-    return write_run_page(found, path)
+    record, path = journal.find_run_or_study(Path(storage), run), Path(out) if out else None
+    if isinstance(record, journal.StudyJournal):
+        return write_study_page(record, path)
+    return write_run_page(record, path)
 
 
 def compare(runs: Sequence[str], storage: str | Path = RUNS) -> "list[Report]":
@@ -422,13 +422,13 @@ def sync(
 ) -> "list[SyncResult]":
     """Bring MLflow up to the journals of runs, or of all runs where none is named."""
     from orchestrator import journal
-    from orchestrator.lifecycle import recording as acts
     from orchestrator.lifecycle.progress import silent
+    from orchestrator.lifecycle.recording import sync as sync_runs
 
-    found = [journal.find_run(Path(storage), run) for run in runs] or journal.list_journals(
+    records = [journal.find_run(Path(storage), run) for run in runs] or journal.list_journals(
         Path(storage)
     )
-    return acts.sync(found, progress or silent)
+    return sync_runs(records, progress or silent)
 
 
 def ui(

@@ -76,7 +76,9 @@ def as_forecast(plan: Plan) -> Compiled:
                     padding_bytes=1e3,
                     calls=32,
                     places=("trainers/llama/collectives.py:80 (reduced)",),
-                    in_backward=True,
+                    in_backward=one.kind != "all-gather",
+                    is_stored=one.kind == "all-gather",
+                    axes=one.axes,
                 )
                 for one in moved
                 if one.link == "dcn"

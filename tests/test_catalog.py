@@ -17,6 +17,7 @@ from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.catalog.published_figures import figures
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
 from orchestrator.plan.plan_warnings import CRITICAL_SOURCE
+from orchestrator.plan.step_work import ICI_RATE_SOURCE
 from orchestrator.types.spec import Model
 from tests.conftest import ROOT
 
@@ -238,7 +239,9 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         named |= {quantity.source for _, quantity in quantities(chip, chip.name)}
         named |= {chip.layout_source, chip.largest_slice_source, chip.slices.source}
         named |= {names.source for names in (chip.ray, chip.libtpu, chip.gke) if names}
-    named |= {"published-runs", CRITICAL_SOURCE} | {figure.source for figure in figures()}
+    named |= {"published-runs", CRITICAL_SOURCE, ICI_RATE_SOURCE} | {
+        figure.source for figure in figures()
+    }
     assert named == catalog.sources().keys()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -79,10 +80,18 @@ def test_another_version_than_pinned_is_broken(monkeypatch: pytest.MonkeyPatch) 
     assert "jax 0.1, not 0.10.2" in finding.detail
 
 
-def test_without_a_compiler_proofs_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS or Arm."""
+@pytest.mark.parametrize(
+    ("system", "advice"), [("Linux", "pip install 'orch[prove]"), ("Darwin", "prove on Linux")]
+)
+def test_without_a_compiler_proofs_are_limited(
+    monkeypatch: pytest.MonkeyPatch, system: str, advice: str
+) -> None:
+    """Where it exists it can be installed; elsewhere a plan runs without a proof."""
     monkeypatch.setattr(machine_checks, "installed_version", lambda _: None)
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     assert machine_checks.compiler().health == "limited"
+    assert (machine_checks.compiler().advice or "").startswith(advice)
 
 
 def test_too_little_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,18 +143,17 @@ def test_every_constant_names_the_runs_behind_it() -> None:
     assert found is not None
     rows = {(part.name, one.symbol): one.rows for part in found.parts for one in part.constants}
     assert {*rows} == {
-        ("matmuls", "share"), ("attention", "share"), ("exposed collectives", "exposed"),
-        ("waiting for slices", "wait"), ("waiting for slices", "hop"), ("between steps", "between"),
+        ("matmuls", "share"), ("attention", "share"), ("exposed gathers and scatters", "exposed"),
+        ("exposed tensor exchanges", "exposed"),
+        ("waiting for slices", "wait"), ("waiting for slices", "hop"),
     }  # fmt: skip
     known = {row["id"] for row in read(PUBLISHED)}
     assert all(names and set(names) <= known for names in rows.values())
     assert all("v5p" in name for name in rows["matmuls", "share"])
     screen = explain_screen.explain_screen(explanation_of("70b-four-pods"), "orch plan x.yaml")
     assert "marin_v5p32_130m" in screen
-    assert (
-        f"exposed fitted to {len(rows['exposed collectives', 'exposed'])} runs, standard error"
-        in screen
-    )
+    count = len(rows["exposed gathers and scatters", "exposed"])
+    assert f"exposed fitted to {count} runs, standard error" in screen
 
 
 # --- the sheet

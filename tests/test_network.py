@@ -8,7 +8,14 @@ import pytest
 from orchestrator import catalog
 from orchestrator.network import attention, mlp
 from orchestrator.network.decoder import BLOCK_INPUT, MODEL_KEYS, decoder, published_names
-from orchestrator.network.mesh_axes import AXES, GROUPS, ICI_AXES, LOGICAL_AXES, MESH_AXES
+from orchestrator.network.mesh_axes import (
+    AXES,
+    GROUPS,
+    ICI_AXES,
+    LOGICAL_AXES,
+    MESH_AXES,
+    SHARED_OVER_DCN,
+)
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.collectives import exchanges
@@ -44,8 +51,8 @@ def test_every_logical_axis_of_the_network_is_in_the_table() -> None:
 
 
 def test_mesh_axes_are_those_that_a_spec_may_request() -> None:
-    """Every axis inside a pod has its key; each splits something or holds replicas."""
-    assert tuple(field.name for field in fields(MeshRequest)) == ICI_AXES
+    """Every axis has its key, but `pods`; each splits something or holds replicas."""
+    assert tuple(field.name for field in fields(MeshRequest)) == (*ICI_AXES, *SHARED_OVER_DCN)
     assert {axis for axes in LOGICAL_AXES.values() for axis in axes} == set(AXES)
 
 

@@ -115,7 +115,7 @@ def test_points_that_round_to_zero_have_no_sign() -> None:
 def test_without_runs_of_a_chip_the_verdict_spans_both_figures() -> None:
     """Without an estimate, it goes from the lower bound to no overlap."""
     diff = diff_of(tiny(), tiny(pods=4))
-    assert "as fast and costs 2 times as much" in render.verdict(diff)
+    assert "faster and costs 1.6 times as much" in render.verdict(diff)
     without_estimate = replace(
         diff, figures=tuple(p for p in diff.figures if "expected" not in p.key)
     )
@@ -131,7 +131,7 @@ def test_the_command_compares_two_files(orch: RunOrch) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
     _, _, last = done.stdout.rpartition("\n\n")
     verdict, _, next_command = last.replace("\n", " ").strip().rpartition(" Next: ")
-    assert verdict.startswith("The second is 2.4 times faster and costs 1.6 times as much.")
+    assert verdict.startswith("The second is 2.6 times faster and costs 1.5 times as much.")
     assert verdict.endswith("It is bound by ici tensor, not matmul.")
     assert next_command == f"orch plan {FOUR_PODS}"
     printed = json.loads(orch("plan", ONE_POD, FOUR_PODS, "--json").stdout)

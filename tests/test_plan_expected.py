@@ -312,7 +312,7 @@ TINY_STEP = spec_of(TINY, topology="2x2x1", pods=2, sequences=64, length=128)
     [
         (spec_of(), {"chips", "data", "sequence", "links_share", "tokens"}),
         (spec_of(topology="4x4x8", pods=1, sequences=128), set()),
-        (TINY_STEP, {"tokens", "length", "step_s"}),
+        (TINY_STEP, {"length", "step_s"}),
         (spec_of(chip="tpu7x", topology="4x4x8", pods=1), {"chips"}),
         (spec_of("llama3-8b", topology="4x4x8", pods=1, mesh=MeshRequest(data=2)), {"data"}),
         (spec_of(TINY, chip="h100", topology="8", pods=1, sequences=64), set()),

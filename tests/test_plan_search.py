@@ -187,7 +187,14 @@ def test_a_requested_mesh_is_planned() -> None:
     """Every axis gets its requested size."""
     mesh = MeshRequest(data=35, fsdp=8, sequence=4, tensor=8)
     plan = make_plan(spec_of(mesh=mesh))
-    assert plan.mesh == {"pods": 4, "data": 35, "fsdp": 8, "sequence": 4, "tensor": 8}
+    assert plan.mesh == {
+        "pods": 4,
+        "fsdp_dcn": 1,
+        "data": 35,
+        "fsdp": 8,
+        "sequence": 4,
+        "tensor": 8,
+    }
     assert plan.batch.sequences == 1120
 
 

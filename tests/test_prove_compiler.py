@@ -147,7 +147,7 @@ def test_what_crosses_pods_comes_from_the_trainer(
     proven: tuple[ProofResult, list[str], Path],
 ) -> None:
     """Each gradient's sum is traced to a line."""
-    gradients = [one for one in proven[0].proof.crossings if one.is_gradient]
+    gradients = [one for one in proven[0].proof.crossings if one.carries == "gradients"]
     assert gradients
     assert all(place.startswith("trainers/") for one in gradients for place in one.places)
 

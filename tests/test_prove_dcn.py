@@ -5,12 +5,18 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.prove.compiled import DcnSend
-from orchestrator.prove.dcn_check import crossings, faults, forecast_bytes
+from orchestrator.prove.dcn_check import (
+    carries_gradients_alone,
+    crossings,
+    faults,
+    forecast_bytes,
+)
 from orchestrator.prove.hlo.dataflow import Dataflow
 from orchestrator.prove.hlo.dcn import DcnPayload, dcn_payloads
 from orchestrator.prove.hlo.execution_counts import visits
 from orchestrator.prove.hlo.program import program_of
-from orchestrator.types.plan import Collective, LedgerLine, Plan
+from orchestrator.prove.hlo.replica_groups import DeviceMesh
+from orchestrator.types.plan import Collective, CollectiveKind, LedgerLine, LineKind, Plan
 from tests.trainer_plans import plan_of
 
 HEAD = """HloModule m, num_partitions=4
@@ -37,23 +43,31 @@ StackFrames
 """
 
 
-def sent(operand: str, shape: str, kind: str = "ALL_REDUCE") -> str:
-    """The instruction that sends an operand to four pods."""
+ALL = '"{1,2,3,4}x{0:3}"'
+
+
+def sent(operand: str, shape: str, kind: str = "ALL_REDUCE", target: str = ALL) -> str:
+    """The instruction that sends an operand to other pods, to all four or to the target."""
     return (
         f"%send.1 = ({shape}, u32[], token[]) send(%{operand}, %token), channel_id=2,"
         ' is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="'
         f'xla_megascale_runtime",_xla_host_transfer_rendezvous="psum.7_0",'
-        f'_xla_megascale_target="{{1,2,3,4}}x{{0:3}}",_xla_megascale_transfer_type="{kind}"}}'
+        f'_xla_megascale_target={target},_xla_megascale_transfer_type="{kind}"}}'
     )
 
 
-def program_that(*lines: str) -> list[DcnPayload]:
+def program_that(*lines: str, slices: DeviceMesh | None = None) -> list[DcnPayload]:
     """What a program of these lines sends to other pods."""
     body = "\n".join(f"  {line}" for line in (*lines, "ROOT %end = f32[] constant(0)"))
     read = program_of(f"{HEAD}ENTRY %main () -> f32[] {{\n{body}\n}}\n")
-    return [one for visit in visits(read) for one in dcn_payloads(Dataflow(read), visit)]
+    return [
+        one
+        for visit in visits(read)
+        for one in dcn_payloads(Dataflow(read), slices or SLICES, visit)
+    ]
 
 
+SLICES = DeviceMesh({"pods": 4, "fsdp_dcn": 1})
 DOT = 'metadata={{op_name="jit(step)/{}/dot_general" stack_frame_id={}}}'
 
 
@@ -89,6 +103,46 @@ def test_what_the_forward_pass_makes_is_no_gradient() -> None:
     assert one.places == ("trainers/toy/net.py:62 (reduced)",)
 
 
+def test_a_gradient_is_followed_through_another_exchange() -> None:
+    """Pods scatter it first, then others sum the part that they received."""
+    first = sent("g", "bf16[1000]", "REDUCE_SCATTER").replace("psum.7_0", "scatter.3_0")
+    received = first.replace("%send.1", "%recv.1").replace("send(%g, ", "recv(")
+    scatter, psum = program_that(
+        "%p = bf16[64,8] parameter(0)",
+        f"%g = bf16[1000] negate(%p), {DOT.format('transpose(jvp())/while/body', 1)}",
+        "%token = token[] after-all()",
+        first,
+        received,
+        "%done = (bf16[250], token[]) recv-done(%recv.1), channel_id=3",
+        "%part = bf16[250] get-tuple-element(%done), index=0",
+        sent("part", "bf16[250]").replace("%send.1", "%send.2"),
+    )
+    assert (scatter.kind, psum.kind) == ("reduce-scatter", "all-reduce")
+    assert scatter.in_backward
+    assert psum.in_backward
+
+
+@pytest.mark.parametrize(
+    ("target", "axes", "ways"),
+    [
+        (ALL, ("pods", "fsdp_dcn"), 4),
+        ("{{100000,300000},{100001,300001},{200000,400000},{200001,400001}}", ("pods",), 2),
+        ("{{100000,200000},{100001,200001},{300000,400000},{300001,400001}}", ("fsdp_dcn",), 2),
+    ],
+)
+def test_a_send_names_the_axes_that_it_joins(target: str, axes: tuple[str, ...], ways: int) -> None:
+    """Four pods, of which two share weights: all of them, every other one, or neighbours."""
+    lines = (
+        "%p = bf16[1000] parameter(0)",
+        "%token = token[] after-all()",
+        sent("p", "bf16[1000]", "REDUCE_SCATTER", target),
+    )
+    [one] = program_that(*lines, slices=DeviceMesh({"pods": 2, "fsdp_dcn": 2}))
+    assert one.axes == axes
+    assert one.payload_bytes == 2000 * (ways - 1) / ways
+    assert one.is_stored
+
+
 def test_a_send_to_the_host_crosses_nothing() -> None:
     """Offloading sends too, by another handler."""
     assert not program_that(
@@ -103,42 +157,58 @@ def test_a_send_to_the_host_crosses_nothing() -> None:
 GRADIENTS = 3_000_000.0
 
 
-def plan() -> Plan:
-    """A plan whose Forecast sends that many bytes between pods."""
-    made = plan_of(pods=4)
+def line(kind: LineKind, collective: CollectiveKind, size: float) -> LedgerLine:
+    """A line of a ledger that sends that many bytes between pods."""
     moved = Collective(
-        kind="all-reduce", axes=("pods",), link="dcn", dtype="bf16", bytes_per_step=GRADIENTS,
+        kind=collective, axes=("pods",), link="dcn", dtype="bf16", bytes_per_step=size,
         calls_per_step=1,
     )  # fmt: skip
-    line = LedgerLine(
-        kind="gradient_reduction",
-        name="pods",
-        value=1,
-        unit="s",
-        formula="",
-        inputs={},
-        collective=moved,
+    return LedgerLine(
+        kind=kind, name="", value=1, unit="s", formula="", inputs={}, collective=moved
     )
-    return replace(made, forecast=replace(made.forecast, time=(line,)))
+
+
+def plan(*lines: LedgerLine) -> Plan:
+    """A plan whose Forecast sends those gradients between pods, and what else is given."""
+    made = plan_of(pods=4)
+    reduction = line("gradient_reduction", "all-reduce", GRADIENTS)
+    return replace(made, forecast=replace(made.forecast, time=(reduction, *lines)))
+
+
+WEIGHTS = 2_000_000.0
+SHARED = (
+    line("weight_gather", "all-gather", WEIGHTS),
+    line("gradient_scatter", "reduce-scatter", WEIGHTS / 2),
+)
 
 
 def sending(
-    size: float, *, kind: str = "all-reduce", in_backward: bool = True, name: str = "psum.7_0"
+    size: float,
+    *,
+    kind: str = "all-reduce",
+    in_backward: bool = True,
+    is_stored: bool = False,
+    name: str = "psum.7_0",
 ) -> DcnSend:
     return DcnSend(
         name=name, kind=kind, dtype="bf16", payload_bytes=size, padding_bytes=0, calls=3,
         places=("trainers/toy/net.py:62 (reduced)",), in_backward=in_backward,
+        is_stored=is_stored, axes=("pods",),
     )  # fmt: skip
 
 
-def fault_codes(*sends: DcnSend) -> list[tuple[str, str]]:
-    found = faults(plan(), crossings(sends))
+def gathering(size: float, is_stored: bool = True) -> DcnSend:
+    return sending(size, kind="all-gather", is_stored=is_stored, in_backward=False, name="gather")
+
+
+def fault_codes(*sends: DcnSend, planned: Plan | None = None) -> list[tuple[str, str]]:
+    found = faults(planned or plan(), crossings(sends))
     return [(fault.code, fault.crossing.name) for fault in found]
 
 
 def test_gradients_and_a_few_scalars_may_cross() -> None:
     """All gradients once, and 4 KiB of anything."""
-    assert forecast_bytes(plan()) == GRADIENTS
+    assert forecast_bytes(plan(), "gradients") == GRADIENTS
     assert fault_codes(sending(GRADIENTS * 1.01), sending(4096, in_backward=False)) == []
 
 
@@ -147,11 +217,12 @@ def test_gradients_and_a_few_scalars_may_cross() -> None:
     [
         sending(4097, in_backward=False, name="all-gather.9_0"),
         sending(4097, kind="all-gather", name="all-gather.9_0"),
+        sending(4097, kind="all-gather", name="all-gather.9_0", is_stored=True),
     ],
 )
 def test_anything_else_is_a_fault(other: DcnSend) -> None:
     """What no backward pass made, and what is not summed."""
-    assert fault_codes(sending(GRADIENTS), other) == [("not_a_gradient", "all-gather.9_0")]
+    assert fault_codes(sending(GRADIENTS), other) == [("not_planned", "all-gather.9_0")]
 
 
 def test_gradients_that_cross_twice_are_seen_by_their_bytes() -> None:
@@ -159,3 +230,26 @@ def test_gradients_that_cross_twice_are_seen_by_their_bytes() -> None:
     [fault] = faults(plan(), crossings((sending(2 * GRADIENTS),)))
     assert (fault.code, fault.crossing.name) == ("too_many_bytes", "psum.7_0")
     assert (fault.bytes_per_step, fault.allowed_bytes_per_step) == (2 * GRADIENTS, GRADIENTS)
+
+
+def test_weights_cross_where_pods_share_them() -> None:
+    """What the plan gathers and scatters between pods is no fault; it is more than gradients."""
+    sends = (
+        sending(GRADIENTS),
+        sending(WEIGHTS / 2, kind="reduce-scatter", name="scatter"),
+        gathering(WEIGHTS),
+    )
+    assert fault_codes(*sends, planned=plan(*SHARED)) == []
+    assert [one.carries for one in crossings(sends)] == ["gradients", "weights", "gradients"]
+    assert not carries_gradients_alone(crossings(sends))
+    assert carries_gradients_alone(crossings(sends[:2]))
+    assert fault_codes(*sends) == [("not_planned", "gather"), ("too_many_bytes", "psum.7_0")]
+
+
+def test_an_activation_is_no_weight_where_pods_share_weights() -> None:
+    """A gather of something that a forward pass made, and weights that are gathered twice."""
+    twice = fault_codes(sending(GRADIENTS), gathering(2 * WEIGHTS), planned=plan(*SHARED))
+    assert twice == [("too_many_bytes", "gather")]
+    activation = gathering(WEIGHTS, is_stored=False)
+    codes = fault_codes(sending(GRADIENTS), activation, planned=plan(*SHARED))
+    assert codes == [("not_planned", "gather")]

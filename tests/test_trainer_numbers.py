@@ -32,6 +32,7 @@ GRADIENT_TOLERANCE = 1e-5  # of a leaf's largest value, in float32; about 2e-6 w
 ALONE: list[dict[str, Any]] = [
     {},
     {"pods": 4},
+    {"fsdp_dcn": 4},
     {"data": 4},
     {"data": 3, "sequences": 12},
     {"fsdp": 4},
@@ -46,6 +47,10 @@ MIXTURES: list[dict[str, Any]] = [
     {"pods": 2, "fsdp": 2, "sequence": 2, "tensor": 2},
     {"data": 2, "fsdp": 2, "sequence": 2, "tensor": 2},
     {"pods": 4, "sequence": 2, "tensor": 2},
+    {"fsdp_dcn": 2, "fsdp": 2, "sequence": 2, "tensor": 2},
+    {"pods": 2, "fsdp_dcn": 2, "data": 2, "fsdp": 2},
+    {"fsdp_dcn": 2, "data": 2, "tensor": 4},
+    {"fsdp_dcn": 2, "tensor": 8},
     {"fsdp": 4, "tensor": 4},
     {"sequence": 4, "tensor": 4},
     {"pods": 2, "tensor": 8},
@@ -110,7 +115,14 @@ def test_microbatches_give_the_reference(microbatches: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "mesh", [{"pods": 2, "data": 2, "fsdp": 2}, {"pods": 2, "sequence": 2, "tensor": 4}], ids=named
+    "mesh",
+    [
+        {"pods": 2, "data": 2, "fsdp": 2},
+        {"pods": 2, "sequence": 2, "tensor": 4},
+        {"pods": 2, "fsdp_dcn": 2, "data": 2, "fsdp": 2},
+        {"fsdp_dcn": 2, "data": 2, "tensor": 4},
+    ],
+    ids=named,
 )
 def test_reducing_layer_by_layer_gives_the_reference(mesh: dict[str, Any]) -> None:
     """When gradients are reduced does not change them."""

@@ -111,8 +111,9 @@ def compiled(body: Body, specs: Any, out: P, on: Mesh) -> str:
 def main() -> None:
     on = mesh()
     in_slice = replica_groups.DeviceMesh(dict(zip(AXES[1:], SHAPE[1:], strict=True)))
+    slices = replica_groups.DeviceMesh({AXES[0]: SHAPE[0]})
     for name in sys.argv[1:] or PROGRAMS:
-        reading = summarize(program_of(compiled(*PROGRAMS[name], on)), in_slice, LAYERS)
+        reading = summarize(program_of(compiled(*PROGRAMS[name], on)), in_slice, slices, LAYERS)
         print(json.dumps({"name": name, "summary": codec.to_json(reading).decode()}), flush=True)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.network.mesh_axes import AXES, ways
+from orchestrator.network.mesh_axes import AXES, DCN_AXES, link_of, ways
 from orchestrator.plan import flops
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import DataSource, Model, Optimizer, Precision
@@ -28,7 +28,7 @@ def plan_of(
     """A plan of that model; mesh axes (`data=2`, ...) and any other field of Plan by name."""
     mesh = {axis: changes.pop(axis, 1) for axis in AXES}
     axes = [
-        {"name": axis, "size": size, "link": "dcn" if axis == "pods" else "ici",
+        {"name": axis, "size": size, "link": link_of([axis]),
          "spans": (spans or {}).get(axis, [])}
         for axis, size in mesh.items()
     ]  # fmt: skip
@@ -41,7 +41,7 @@ def plan_of(
             "microbatches": microbatches,
         },
         "tokens": 100 * sequences * length,
-        "pods": mesh["pods"], "mesh": mesh, "axes": axes,
+        "pods": prod(mesh[axis] for axis in DCN_AXES), "mesh": mesh, "axes": axes,
         "chips": prod(mesh.values()), "devices": prod(mesh.values()),
     }  # fmt: skip
     plan = msgspec.convert({**_rest(), **fields}, Plan)

@@ -49,8 +49,10 @@ def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     if len(slices) != plan.pods:
         raise SpecError(f"the plan is for {plan.pods} pods, here are {len(slices)} slices")
     grid = np.empty(_shape(plan), dtype=object)
+    between = [axis.size for axis in plan.axes if axis.link == "dcn"]
     for index in np.ndindex(grid.shape):
-        place = (slices[index[0]], *_torus_place(plan, index))
+        pod = np.ravel_multi_index(index[: len(between)], between)
+        place = (slices[pod], *_torus_place(plan, index))
         if place not in at:
             raise SpecError(f"no device at {place[1:]}: this slice is not a {plan.topology}")
         grid[index] = at[place]

@@ -9,7 +9,7 @@ import click
 from orchestrator.cli import look, machine, plan, run
 from orchestrator.cli.terminal import as_typed, is_live
 from orchestrator.errors import Interrupted, OrchError
-from orchestrator.lifecycle.interrupts import ActInterrupted
+from orchestrator.lifecycle.interrupts import OperationInterrupted
 from orchestrator.render.screen_parts import fit
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
@@ -69,7 +69,7 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         raise SystemExit(error.exit_code) from None
-    except ActInterrupted as error:
+    except OperationInterrupted as error:
         over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
         text = f"{over_mark}{error}\nNext: {error.next_command or as_typed()}"
         click.echo(text, err=True)

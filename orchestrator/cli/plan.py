@@ -184,10 +184,10 @@ def prove(
 
     \b
     Exit status:
-      0  the plan fits, and nothing but gradients crosses pods
+      0  the plan fits, and only what is planned crosses pods
       1  there is no verdict: no compiler here, or it failed
       2  the spec has no plan
-      3  the plan does not fit, or more than gradients crosses pods
+      3  the plan does not fit, or more than planned crosses pods
 
     Example: orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full
     """

@@ -106,7 +106,7 @@ def submit(
       0    all steps are done; submitted, with --detach; shown, with --dry-run
       1    it failed, run.storage takes no run, or the cluster cannot be used
       2    the spec has no plan, or --yes is missing where nobody can answer
-      3    the plan does not fit, or more than gradients crosses pods
+      3    the plan does not fit, or more than planned crosses pods
       130  interrupted, cancelled or no longer followed, or the answer was no
 
     \b

@@ -25,6 +25,7 @@ DEVICES_LIMIT_S = 120
 CONNECT_LIMIT_S = 5
 PORTS = {"http": 80, "https": 443}
 OLDEST_PYTHON = (3, 11)
+COMPILER_PLATFORM = ("Linux", "x86_64")
 PROOF_MEMORY_BYTES = 4 * GIB  # of the largest specs, with the rest of the machine
 RUN_DISK_BYTES = 2 * GIB  # a rehearsal's checkpoints and logs, and Ray's files
 PINNED = re.compile(r"([\w.-]+)(?:\[[^]]*\])?==([\w.]+)(?:;.*)?")
@@ -123,6 +124,8 @@ def devices() -> Finding:
 
 def compiler() -> Finding:
     version = installed_version("libtpu")
+    if version is None and (platform.system(), platform.machine()) == COMPILER_PLATFORM:
+        return limited("TPU compiler", "libtpu is not installed", install_command("prove"))
     if version is None:
         detail = f"no libtpu for {platform.system()} {platform.machine()}"
         return limited("TPU compiler", detail, "prove on Linux x86-64, or orch submit --no-prove")

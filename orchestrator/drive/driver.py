@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 
 from orchestrator import tracking
 from orchestrator.drive import select_slices
@@ -23,6 +24,7 @@ from orchestrator.journal import (
 )
 from orchestrator.journal.run_status import cancel_reason
 from orchestrator.launch.backend import AttemptHandle, AttemptSpec, Backend, Slice, WorkerArgs
+from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.plan.elastic import plan_on
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import StateReason
@@ -113,6 +115,7 @@ class Driver:
             kind=f"{self.first_plan.chip} {self.first_plan.topology}",
             started=bool(run.attempts),
             private=self.submission.rehearsal,
+            sharing=prod(self.first_plan.mesh[axis] for axis in SHARED_OVER_DCN),
         )
         slices: tuple[Slice, ...] | None = None
         ahead: tuple[str, ...] = ()

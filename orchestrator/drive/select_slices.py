@@ -16,12 +16,14 @@ class SliceRequest:
     """The slices that a run needs.
 
     A run that has `started` may go on with fewer. On a `private` cluster no slice is ever added.
+    It takes a multiple of `sharing`: so many slices have one copy of the weights.
     """
 
     pods: Pods
     kind: str
     started: bool
     private: bool
+    sharing: int = 1
 
 
 def select(
@@ -40,9 +42,10 @@ def select(
     if request.private and settled and whole < request.pods.min:
         raise SpecError(f"{describe_wait(slices, request)}; this cluster gets no more")
     nothing_comes = request.private and settled and len(free) == whole
-    enough = request.started and len(free) >= request.pods.min
+    fewer = len(free) // request.sharing * request.sharing
+    enough = request.started and fewer >= request.pods.min
     goes_on = enough and (nothing_comes or waited_s > SPARE_WAIT_S)
-    return tuple(sorted(ranked)) if goes_on else ()
+    return tuple(sorted(ranked[:fewer])) if goes_on else ()
 
 
 def describe_wait(slices: Sequence[Slice], request: SliceRequest, ahead: Sequence[str] = ()) -> str:

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import Journal, StepLog
@@ -15,6 +16,9 @@ from orchestrator.launch import provenance
 from orchestrator.launch.backend import WorkerArgs
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Step
+
+if TYPE_CHECKING:
+    from trainers.data.batch_source import DataProgress
 
 
 def work(args: WorkerArgs, rank: int) -> None:
@@ -33,8 +37,7 @@ def work(args: WorkerArgs, rank: int) -> None:
 
 
 def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
-    from trainers.data.batch_source import DataProgress  # noqa: PLC0415  the driver itself needs no JAX
-    from trainers.loop import Assignment, train  # noqa: PLC0415
+    from trainers.loop import Assignment, train  # noqa: PLC0415  the driver itself needs no JAX
 
     journal = Journal(Path(args.run))
     spec, state, plan = journal.spec(), journal.state(), journal.plan(args.plan_digest)
@@ -59,12 +62,18 @@ def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
             profile_steps=range(*submission.profile) if submission.profile else range(0),
             folder=Path(submission.folder),
             peak_flops_per_s=_peak_flops_per_s(plan),
-            data_progress=DataProgress(
-                sequences=journal.plan(submission.plan_digest).batch.sequences,
-                sequences_after=lambda steps: sequences_taken(journal, steps),
-            ),
+            data_progress=_data_progress(journal, submission.plan_digest),
         )
         train(plan, assignment)
+
+
+def _data_progress(journal: Journal, first_plan_digest: str) -> "DataProgress":
+    from trainers.data.batch_source import DataProgress  # noqa: PLC0415
+
+    return DataProgress(
+        sequences=journal.plan(first_plan_digest).batch.sequences,
+        sequences_after=lambda steps: sequences_taken(journal, steps),
+    )
 
 
 def sequences_taken(journal: Journal, steps: int) -> int:

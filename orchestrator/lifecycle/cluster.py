@@ -116,18 +116,18 @@ def start_run(
     )
     where = tracking.destination(launch.spec.tracking, launch.storage, os.environ)
     writer = create_run(launch.storage, request, key)
-    tracking.begin(writer.journal, where)
-    tracking.in_background([writer.journal])
+    journal = writer.journal
+    tracking.begin(journal, where)
+    tracking.in_background([journal])
     if proof:
         writer.save_proof(proof)
-    status = run_command("status", writer.journal.key, Path(launch.spec.run.storage))
+    status = run_command("status", journal.key, Path(launch.spec.run.storage))
     try:
         with interruptible("the run's job was submitted", "it may have begun", status):
-            job = start_driver(launch, jobs, writer.journal, progress)
+            return journal, start_driver(launch, jobs, journal, progress)
     except ClusterUnusable as error:
         writer.end_run("failed", StateReason(code="error", detail=str(error)))
         raise
-    return writer.journal, job
 
 
 def start_driver(

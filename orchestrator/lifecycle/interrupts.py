@@ -1,4 +1,4 @@
-"""Interrupts of an act: turned into an error that says what they ended, or collected."""
+"""Interrupts of an operation: they become an error that says what ended, or are collected."""
 
 import signal
 import threading
@@ -11,8 +11,8 @@ from orchestrator.errors import Interrupted
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class ActInterrupted(Interrupted):
-    """Ctrl-C ended an act. `next_command` continues it; empty for the same command again."""
+class OperationInterrupted(Interrupted):
+    """Ctrl-C ended an operation. `next_command` continues it; empty for the same command again."""
 
     def __init__(
         self, doing: str, left: str = "nothing is left running", next_command: str = ""
@@ -29,7 +29,7 @@ def interruptible(
     try:
         yield
     except KeyboardInterrupt:
-        raise ActInterrupted(doing, left, next_command) from None
+        raise OperationInterrupted(doing, left, next_command) from None
 
 
 @contextmanager

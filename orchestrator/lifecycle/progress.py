@@ -1,4 +1,4 @@
-"""Report the progress of an act to whoever watches."""
+"""Report the progress of an operation to whoever watches."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator import tracking
 from orchestrator.errors import Superseded
-from orchestrator.journal import Journal, RunRequest, create_run, request_cancel
+from orchestrator.journal import Journal, RunRequest, Writer, create_run, request_cancel
 from orchestrator.launch.backend import LocalCluster, find_backend
 from orchestrator.lifecycle.follow import RunWatch
 from orchestrator.lifecycle.interrupts import collected_interrupts, interrupt_name
@@ -53,13 +53,19 @@ def run_rehearsal(
         if proof:
             writer.save_proof(proof)
         error = drive(writer.journal, rehearsal.plan, signals, progress)
-    run = writer.run()
-    if run.ended_at_s is None and run.driver is None:
-        with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
-            code: ReasonCode = "cancel_requested" if signals else "error"
-            reason = StateReason(code=code, detail=error or "")
-            writer.end_run("cancelled" if signals else "failed", reason)
+    _end_without_driver(writer, error, interrupted=bool(signals))
     return writer.run()
+
+
+def _end_without_driver(writer: Writer, error: str | None, *, interrupted: bool) -> None:
+    """End a run whose driver never came."""
+    run = writer.run()
+    if run.ended_at_s is not None or run.driver is not None:
+        return
+    code: ReasonCode = "cancel_requested" if interrupted else "error"
+    with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
+        reason = StateReason(code=code, detail=error or "")
+        writer.end_run("cancelled" if interrupted else "failed", reason)
 
 
 def drive(

@@ -80,7 +80,7 @@ def run_with_key(request: SubmitRequest) -> Run | None:
 def prove_before(
     spec: Spec, plan: Plan, progress: Progress, *, report_passed: bool = True
 ) -> Proof:
-    """The proof of a plan; one that does not pass ends the act."""
+    """The proof of a plan; one that does not pass is an error."""
     result = prove_plan(spec, plan, progress)
     if report_passed or not result.proof.passes:
         progress(Proved(plan=plan, proof=result.proof, age_s=result.age_s))

@@ -3,7 +3,7 @@
 A new mesh axis is an entry in MESH_AXES, its place in LOGICAL_AXES, and its own collectives.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -29,6 +29,7 @@ WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
 # Outermost first: neighbours along the last axis are the nearest on the torus.
 MESH_AXES = (
     Parallelism("pods", links=("dcn",), exchanges=("gradient_reduction",)),
+    Parallelism("fsdp_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),
     Parallelism("data", links=("ici",), exchanges=("gradient_reduction",)),
     Parallelism("fsdp", links=("ici",), exchanges=WEIGHT_EXCHANGES),
     Parallelism(
@@ -44,13 +45,15 @@ MESH_AXES = (
 # Logical axis → the mesh axes that split it, outermost first.
 LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     # activations
-    "batch": ("pods", "data", "fsdp"),
+    "batch": ("pods", "fsdp_dcn", "data", "fsdp"),
     "length": ("sequence",),
     "residual_length": ("sequence", "tensor"),  # positions of the stream between matmuls
     "residual": (),  # d_model of the stream, and of norm scales
     # weights
     "layers": (),
-    "embed": ("fsdp", "sequence"),  # d_model of matrices: stored split, gathered for use
+    # d_model of matrices: stored split, gathered for use. Each device first gets its own part from
+    # the other slices, so these parts are neighbours: `fsdp_dcn` is innermost.
+    "embed": ("fsdp", "sequence", "fsdp_dcn"),
     # both
     "heads": ("tensor",),
     "kv_heads": ("tensor",),  # copied where `tensor` has more devices than there are kv heads
@@ -64,18 +67,42 @@ COPIED = "kv_heads"
 AXES = tuple(axis.name for axis in MESH_AXES)
 DCN_AXES = tuple(axis.name for axis in MESH_AXES if axis.links == ("dcn",))
 ICI_AXES = tuple(axis.name for axis in MESH_AXES if "ici" in axis.links)
+
+
+def link_of(axes: Iterable[str]) -> Link:
+    """The slowest link between the devices that these axes join."""
+    return "dcn" if any(axis in DCN_AXES for axis in axes) else "ici"
+
+
+def in_slice(axes: Iterable[str]) -> tuple[str, ...]:
+    """Those of the axes that lie inside a slice."""
+    return tuple(axis for axis in axes if axis in ICI_AXES)
+
+
+def between_slices(axes: Iterable[str]) -> tuple[str, ...]:
+    """Those of the axes that join slices."""
+    return tuple(axis for axis in axes if axis in DCN_AXES)
+
+
 # The axes that split parameters; along the others each device has a copy.
-PARAMETER_AXES = (*LOGICAL_AXES[GATHERED], *LOGICAL_AXES["heads"])
+SPLITTING = {*LOGICAL_AXES[GATHERED], *LOGICAL_AXES["heads"]}
+PARAMETER_AXES = tuple(axis for axis in AXES if axis in SPLITTING)
 REPLICA_AXES = tuple(axis for axis in AXES if axis not in PARAMETER_AXES)
+# The one axis that joins slices and splits no parameters: it has what slices are left.
+(SLICE_REPLICAS,) = between_slices(REPLICA_AXES)
+# The axes that join slices and split parameters. They cost DCN traffic in every layer, so a plan
+# has them on request alone.
+SHARED_OVER_DCN = between_slices(PARAMETER_AXES)
 
 # The devices of a slice that one collective joins, by the name that plans give the group. The axes
-# of a group are neighbours in AXES, so that it is one span on every torus axis.
+# of a group are neighbours in AXES, so that it is one span on every torus axis. Each of DCN_AXES is
+# a group of its own, by its own name.
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": ("data",),
-    "weights": LOGICAL_AXES[GATHERED],
+    "weights": in_slice(LOGICAL_AXES[GATHERED]),
     "sequence": LOGICAL_AXES["length"],
     "tensor": LOGICAL_AXES["heads"],
-    "replicas": PARAMETER_AXES,
+    "replicas": in_slice(PARAMETER_AXES),
 }
 
 

@@ -8,7 +8,14 @@ from functools import partial
 
 import numpy as np
 
-from orchestrator.network.mesh_axes import DCN_AXES, GATHERED, GROUPS, REPLICA_AXES
+from orchestrator.network.mesh_axes import (
+    GATHERED,
+    GROUPS,
+    REPLICA_AXES,
+    SHARED_OVER_DCN,
+    SLICE_REPLICAS,
+    link_of,
+)
 from orchestrator.plan.kernel_constants import TILE
 from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
 from orchestrator.types.plan import Collective, CollectiveKind, LineKind
@@ -24,6 +31,7 @@ REDUCE: CollectiveKind = "all-reduce"
 STREAM_GATHERS, STREAM_SCATTERS = 3, 2
 ENDS = 2  # the embedding and the unembedding
 WEIGHT_GATHERS = 2  # forward and backward; recompute shares the backward's
+OVER_DCN = " over dcn"
 KV_GATHERS = 2  # forward, and again for the backward pass
 
 
@@ -84,7 +92,7 @@ class Exchange:
         return Collective(
             kind=self.kind,
             axes=self.axes,
-            link="dcn" if self.axes == DCN_AXES else "ici",
+            link=link_of(self.axes),
             dtype=self.dtype,
             bytes_per_step=float(self.moved_bytes),
             calls_per_step=float(self.calls),
@@ -129,10 +137,12 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
 
 
 def weight_exchanges(layout: Layout) -> list[Exchange]:
-    """Matrices gathered over fsdp x sequence in each microbatch, and their gradients scattered.
+    """Matrices gathered in each microbatch, and their gradients scattered.
 
-    The weights of parallel matmuls are gathered as one. Nothing hides the first gathers, of the
-    embedding and of the first matmuls, nor the scatters of their gradients, which come last.
+    The weights of parallel matmuls are gathered as one. A device first gets its own part from the
+    other slices that share it, then the other parts over fsdp x sequence inside its slice. Nothing
+    hides the first gathers, of the embedding and of the first matmuls, nor the scatters of their
+    gradients, which come last.
     """
     block = [
         layout.total_elements(matmuls)
@@ -145,10 +155,14 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
     each, ends = block_passes(layout), ENDS * layout.microbatches
     return [
-        gather("weight gather", of_block, block, WEIGHT_GATHERS * each),
-        gather("table gather", of_table, table, ends),
-        scatter("gradient scatter", of_block, block, each),
-        scatter("table gradient scatter", of_table, table, ends),
+        exchange
+        for axes, suffix in ((GROUPS["weights"], ""), (SHARED_OVER_DCN, OVER_DCN))
+        for exchange in (
+            gather(axes, f"weight gather{suffix}", of_block, block, WEIGHT_GATHERS * each),
+            gather(axes, f"table gather{suffix}", of_table, table, ends),
+            scatter(axes, f"gradient scatter{suffix}", of_block, block, each),
+            scatter(axes, f"table gradient scatter{suffix}", of_table, table, ends),
+        )
     ]
 
 
@@ -157,14 +171,20 @@ def weight_exchange(
     line: LineKind,
     kind: CollectiveKind,
     dtype: DType,
+    axes: tuple[str, ...],
     name: str,
     formula: str,
     elements: list[Number],
     calls: Number,
 ) -> Exchange:
-    axes, size = GROUPS["weights"], DTYPE_BYTES[dtype]
+    """One exchange of weights or their gradients over the axes of one link."""
+    parts_elsewhere, ways = 1, layout.devices_along(axes)
+    if link_of(axes) == "dcn":
+        formula += " / fsdp / sequence"
+        parts_elsewhere = layout.devices_along(GROUPS["weights"])
+    size = DTYPE_BYTES[dtype] / parts_elsewhere
     parts = tuple(Part(n * size, calls, serial=int(i == 0)) for i, n in enumerate(elements))
-    return Exchange(line, name, kind, axes, formula, layout.ways(GATHERED), calls, parts, dtype)
+    return Exchange(line, name, kind, axes, formula, ways, calls, parts, dtype)
 
 
 def key_value_exchanges(layout: Layout) -> list[Exchange]:
@@ -187,7 +207,8 @@ def key_value_exchanges(layout: Layout) -> list[Exchange]:
 
 def gradient_exchanges(layout: Layout) -> list[Exchange]:
     """Gradients over all devices that hold the parameter: first inside a slice where it is
-    repeated, then over its replicas. These scatter over `data`, reduce over `pods`, gather back.
+    repeated, and over the slices that share weights, then over its replicas. These scatter over
+    `data`, reduce over `pods`, gather back.
     """
     wire, data = layout.gradient_bytes, layout.devices_along(GROUPS["data"])
     buckets = gradient_buckets(layout)
@@ -207,9 +228,11 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
         exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
                  copied_gradients(layout), layout.copies),
         exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms", norm_gradients(layout)),
+        exchange(f"norm gradients{OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms",
+                 norm_gradients(layout)),
         exchange("data scatter", SCATTER, GROUPS["data"], payload, whole),
         exchange("data gather", GATHER, GROUPS["data"], payload, whole),
-        exchange("pods", REDUCE, DCN_AXES, f"{payload} / data", shares),
+        exchange("pods", REDUCE, (SLICE_REPLICAS,), f"{payload} / data", shares),
     ]  # fmt: skip
 
 

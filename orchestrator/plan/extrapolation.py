@@ -96,9 +96,11 @@ def axis_values(layout: Layout, work: StepWork, step_s: float) -> dict[str, floa
 
 def outside(axis: str, value: float, reached: Range) -> float:
     """How far a value lies outside, as a share of it that no run shows; zero inside."""
-    above = 0.0 if axis in BELOW_ALONE or not value else 1 - reached.high / value
-    below = 1 - value / reached.low if axis in BELOW else 0.0
-    return max(above, below, 0.0)
+    if value > reached.high and axis not in BELOW_ALONE:
+        return 1 - reached.high / value
+    if value < reached.low and axis in BELOW:
+        return 1 - value / reached.low
+    return 0.0
 
 
 def extrapolations(

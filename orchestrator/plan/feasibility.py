@@ -6,17 +6,24 @@ rules; `infeasible` names the rules that a request breaks.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.network.decoder import MODEL_KEYS
-from orchestrator.network.mesh_axes import COPIED, ICI_AXES, LOGICAL_AXES, ways
+from orchestrator.network.mesh_axes import (
+    COPIED,
+    ICI_AXES,
+    LOGICAL_AXES,
+    SHARED_OVER_DCN,
+    ways,
+)
 from orchestrator.plan.torus import Ints, Torus, factorizations
 from orchestrator.types.spec import Batch, MeshRequest, Model
 
 Bools = NDArray[np.bool_]
-Sizes = dict[str, Ints]  # of each mesh axis inside a pod
+Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints
 
 
 @dataclass(frozen=True)
@@ -71,9 +78,15 @@ def length_rule(length: int) -> Rule:
     return Rule("length", length, f"{axes}, in two halves for zigzag", divides)
 
 
-def realizable(rules: list[Rule], sizes: Sizes) -> Bools:
+def realizable(rules: list[Rule], mesh: MeshRequest, sizes: Sizes) -> Bools:
     """Meshes that break no rule."""
-    return np.asarray(np.logical_and.reduce([rule.holds(sizes) for rule in rules]))
+    every: Sizes = {**sizes, **sharing(mesh)}
+    return np.asarray(np.logical_and.reduce([rule.holds(every) for rule in rules]))
+
+
+def sharing(mesh: MeshRequest) -> dict[str, int]:
+    """Slices that share weights, by mesh axis: only where it is requested."""
+    return {axis: getattr(mesh, axis) or 1 for axis in SHARED_OVER_DCN}
 
 
 def requested(mesh: MeshRequest, sizes: Sizes) -> Bools:
@@ -117,7 +130,7 @@ def placements(
             keep &= rank(factors[:, i]) <= rank(factors[:, i - twin])
         factors = factors[keep]
     sizes = sizes_by_name(factors.prod(axis=1))
-    return factors[realizable(rules, sizes) & requested(mesh, sizes)]
+    return factors[realizable(rules, mesh, sizes) & requested(mesh, sizes)]
 
 
 def last_twin(slice_torus: Torus, i: int) -> int:
@@ -139,7 +152,7 @@ def partly_realizable(
     rules: list[Rule], mesh: MeshRequest, sizes: Sizes, most_replicas: int
 ) -> Bools:
     """Whether sizes can still grow, by whole factors, into a realizable mesh."""
-    holds = realizable([rule for rule in rules if rule.inherited], sizes)
+    holds = realizable([rule for rule in rules if rule.inherited], mesh, sizes)
     for axis in ICI_AXES:
         if size := getattr(mesh, axis):
             holds &= size % sizes[axis] == 0

@@ -154,8 +154,9 @@ def plain_phase(phase: MemoryPhase) -> MemoryPhase:
 def binding_resource(layout: Layout, time: StepTime) -> tuple[str, float]:
     """The resource that sets the lower bound, and by what fraction it exceeds the next."""
     names = {"mxu": "matmul", "hbm": "hbm", "host": "host"}
-    names |= {axis: f"dcn {axis}" for axis in DCN_AXES}
     busy = {names[name]: float(s) for name, s in time.busy_s.items() if name in names}
+    most_sent = max(DCN_AXES, key=lambda axis: float(time.busy_s.get(axis, 0.0)))
+    busy[f"dcn {most_sent}"] = float(time.dcn_s)
     slowest = max(range(len(time.torus_axis_s)), key=lambda i: float(time.torus_axis_s[i]))
     on_axis = {g: time.busy_s[g] for g, uses in layout.links.uses.items() if uses[slowest]}
     if on_axis:

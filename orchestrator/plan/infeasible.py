@@ -15,6 +15,7 @@ from orchestrator.plan.feasibility import (
     placements,
     realizable,
     replicas_in_pod,
+    sharing,
     sizes_by_name,
 )
 from orchestrator.plan.infeasible_text import infeasible_text
@@ -26,6 +27,7 @@ from orchestrator.plan.nearest_specs import (
     requested_axes,
     searched_mesh,
     smaller_slices,
+    unshared_weights,
 )
 from orchestrator.plan.search import SearchRequest, SearchResult
 from orchestrator.plan.torus import Ints, axis_sizes
@@ -45,6 +47,8 @@ class Infeasible(SpecError):
 
 def infeasible(request: SearchRequest, result: SearchResult) -> Infeasible:
     """The error for a search without a result."""
+    if undivided := tuple(undivided_pods(request)):
+        return Infeasible(undivided, tuple(unshared_weights(request)))
     if result.realizable:
         return memory_too_small(request, result)
     meshes = all_meshes(request)
@@ -57,6 +61,13 @@ def infeasible(request: SearchRequest, result: SearchResult) -> Infeasible:
 
 def reason(code: ReasonCode, **figures: int | float | str) -> Reason:
     return Reason(code=code, figures=figures)
+
+
+def undivided_pods(request: SearchRequest) -> Iterator[Reason]:
+    """Slices cannot share weights in groups of that size."""
+    for axis, ways in sharing(request.mesh).items():
+        if request.pods % ways:
+            yield reason("pods_not_divisible", pods=request.pods, axis=axis, ways=ways)
 
 
 def all_meshes(request: SearchRequest) -> Ints:
@@ -126,7 +137,7 @@ def broken_rules(request: SearchRequest) -> Iterator[Reason]:
     row = [[getattr(request.mesh, axis) or 1 for axis in ICI_AXES]]
     sizes = sizes_by_name(np.array(row, np.int64))
     for rule in model_rules(request.experiment.model, request.experiment.batch.length):
-        if not realizable([rule], sizes)[0]:
+        if not realizable([rule], request.mesh, sizes)[0]:
             yield reason(
                 "dimension_not_divisible", name=rule.name, total=rule.total, ways=rule.ways
             )

@@ -14,6 +14,7 @@ SENTENCES: dict[ReasonCode, str] = {
     ),
     "more_chips_needed": "this needs at least {times} times the chips, or a smaller model",
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
+    "pods_not_divisible": "{pods:,} pods are not divisible by {axis} {ways:,}",
     "no_mesh": "no mesh of that many devices divides what its axes split",
 }
 

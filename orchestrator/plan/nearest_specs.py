@@ -11,7 +11,7 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.catalog.chip import Topology
 from orchestrator.errors import SpecError
-from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.plan.feasibility import placements
 from orchestrator.plan.forecast import mfu, step_bounds
 from orchestrator.plan.search import Choice, SearchRequest, best_choices, layout_of_choice, search
@@ -96,13 +96,22 @@ def other_meshes(request: SearchRequest) -> list[Suggestion]:
         mesh = dict(zip(requested, map(int, row), strict=True))
         if len(suggestions) < MESHES:
             overrides = [f"resources.mesh.{axis}={size}" for axis, size in mesh.items()]
-            suggestions += suggestion(replace(request, mesh=MeshRequest(**mesh)), *overrides)
+            suggestions += suggestion(
+                replace(request, mesh=replace(request.mesh, **mesh)), *overrides
+            )
     return suggestions
 
 
 def searched_mesh(request: SearchRequest) -> Iterator[Suggestion]:
     """The mesh that the search chooses on its own."""
     yield from suggestion(replace(request, mesh=MeshRequest()), "resources.mesh=auto")
+
+
+def unshared_weights(request: SearchRequest) -> Iterator[Suggestion]:
+    """Each slice with its own copy of the weights."""
+    alone = dict.fromkeys(SHARED_OVER_DCN)
+    overrides = [f"resources.mesh.{axis}=auto" for axis in alone]
+    yield from suggestion(replace(request, mesh=replace(request.mesh, **alone)), *overrides)
 
 
 def smaller_slices(request: SearchRequest) -> Iterator[Suggestion]:

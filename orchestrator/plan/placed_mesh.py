@@ -4,7 +4,7 @@ from math import prod
 
 from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, ICI_AXES
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.search import Choice, SearchRequest, factors_of
+from orchestrator.plan.search import Choice, SearchRequest, factors_of, slice_sizes
 from orchestrator.plan.time import dcn_rate
 from orchestrator.plan.torus import spans_of
 from orchestrator.types.plan import DeviceGroup, MeshAxis
@@ -13,7 +13,10 @@ from orchestrator.types.plan import DeviceGroup, MeshAxis
 def place_axes(request: SearchRequest, choice: Choice) -> tuple[MeshAxis, ...]:
     """Each mesh axis with its link and the torus axes it lies on, outermost first."""
     factors = factors_of(choice)[0]
-    between = (MeshAxis(name=axis, size=request.pods, link="dcn", spans=()) for axis in DCN_AXES)
+    between = (
+        MeshAxis(name=axis, size=size, link="dcn", spans=())
+        for axis, size in slice_sizes(request).items()
+    )
     inside = (
         MeshAxis(
             name=axis,

@@ -11,7 +11,7 @@ from math import ceil, lcm, prod
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.errors import SpecError
-from orchestrator.network.mesh_axes import ICI_AXES, ways
+from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, ways
 from orchestrator.network.rematerialization import policy
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
@@ -70,9 +70,10 @@ def rehearse(
     with four or more.
     """
     chip = catalog.chip_of(plan)
-    pods, topology = min(plan.pods, MOST_PODS), _topology(chip, plan, devices)
+    shared = {axis: plan.mesh[axis] for axis in SHARED_OVER_DCN}
+    pods, topology = _pods(plan, prod(shared.values())), _topology(chip, plan, devices)
     mesh = _mesh(plan, topology.chips * chip.devices)
-    model = _model(plan, mesh)
+    model = _model(plan, mesh | shared)
     batch = _batch(plan, pods, mesh)
     small = replace(
         spec,
@@ -82,7 +83,7 @@ def rehearse(
             chip_definition=plan.chip_definition,
             topology=str(topology),
             pods=Pods(min=min(spec.resources.pods.min, pods), max=pods),
-            mesh=MeshRequest(**mesh),
+            mesh=MeshRequest(**mesh, **shared),
             goodput=spec.resources.goodput,
         ),
         run=replace(
@@ -93,6 +94,11 @@ def rehearse(
     )
     copy = make_plan(small)
     return Rehearsal(spec=small, plan=copy, steps=steps, changes=tuple(_changes(plan, copy)))
+
+
+def _pods(plan: Plan, sharing: int) -> int:
+    """As many pods as eight, in whole groups that share weights."""
+    return min(plan.pods, max(MOST_PODS // sharing, 1) * sharing)
 
 
 def _topology(chip: Chip, plan: Plan, devices: int | None) -> Topology:

@@ -6,13 +6,14 @@ from math import prod
 import numpy as np
 
 from orchestrator.catalog.chip import Chip, Topology
-from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.network.mesh_axes import ICI_AXES, SLICE_REPLICAS
 from orchestrator.network.rematerialization import POLICIES, Policy, policy
 from orchestrator.plan.feasibility import (
     batch_range,
     batches_next_to,
     placements,
     replicas_in_pod,
+    sharing,
     sizes_by_name,
 )
 from orchestrator.plan.layout import Layout, Number
@@ -130,9 +131,15 @@ def make_layout(
         length=request.experiment.batch.length,
         sequences=batch,
         microbatches=microbatches,
-        mesh={"pods": request.pods, **sizes},
+        mesh={**slice_sizes(request), **sizes},
         links=group_links,
     )
+
+
+def slice_sizes(request: SearchRequest) -> dict[str, int]:
+    """Sizes of the mesh axes that join slices."""
+    shared = sharing(request.mesh)
+    return {SLICE_REPLICAS: max(request.pods // prod(shared.values()), 1), **shared}
 
 
 def factors_of(choice: Choice) -> Ints:
@@ -158,6 +165,8 @@ def search(request: SearchRequest) -> SearchResult:
         request.torus, experiment.model, experiment.batch.length, request.mesh,
         most_replicas(request),
     )  # fmt: skip
+    if request.pods % prod(sharing(request.mesh).values()):
+        realizable = realizable[:0]
     factors, batch = with_batches(request, realizable)
     auto = experiment.remat == "auto"
     margin = MEMORY_MARGIN if auto else 0.0

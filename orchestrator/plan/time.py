@@ -12,7 +12,7 @@ import numpy as np
 
 from orchestrator.catalog import Chip, Quantity
 from orchestrator.errors import SpecError, UnknownName
-from orchestrator.network.mesh_axes import DCN_AXES
+from orchestrator.network.mesh_axes import DCN_AXES, link_of
 from orchestrator.plan import flops
 from orchestrator.plan.collectives import ENDS, Exchange, block_passes, exchanges
 from orchestrator.plan.layout import Layout, Number
@@ -132,7 +132,7 @@ def rated_line(
 def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
     """Payload over the rate of the group's links."""
     moved = exchange.moved_bytes
-    if exchange.axes == DCN_AXES:
+    if link_of(exchange.axes) == "dcn":
         link, rate = layout.chip.dcn_bytes_per_s, dcn_rate(layout.chip)
     else:
         link, rate = layout.chip.ici_link_bytes_per_s, layout.links.rates[exchange.group]
@@ -159,7 +159,7 @@ def latency_lines(layout: Layout, sent: list[Exchange]) -> list[LedgerLine]:
     """Hops of every collective in a slice, one after another; a line for each group."""
     calls: dict[str, Number] = {}
     for exchange in sent:
-        if exchange.axes != DCN_AXES:
+        if link_of(exchange.axes) == "ici":
             paid = exchange.calls * (exchange.ways > 1)
             calls[exchange.group] = calls.get(exchange.group, 0) + paid
     return [
@@ -196,8 +196,11 @@ class StepTime:
         busiest = busiest_s(self.busy_s, self.torus_axis_s)
         return np.maximum(busiest, self.overlapped_s + self.serial_s)
 
+    @property
+    def dcn_s(self) -> Number:
+        return between_slices_s(self.busy_s)
 
-NOT_ICI = ("mxu", "hbm", "host", *DCN_AXES)
+
 # A parameter is updated as soon as its gradient is reduced, while others are still on their way.
 DURING_REDUCTION: tuple[LineKind, ...] = ("optimizer_update",)
 
@@ -249,5 +252,11 @@ def axis_s(layout: Layout, by_resource: dict[str, Number]) -> Number:
 def busiest_s(by_resource: dict[str, Number], torus_axis_s: Number) -> Number:
     """Seconds of the busiest resource or torus axis."""
     slowest_axis = np.max(torus_axis_s, axis=-1)
-    others = [by_resource[name] for name in NOT_ICI if name in by_resource]
-    return np.maximum.reduce(np.broadcast_arrays(slowest_axis, *others))
+    others = [by_resource[name] for name in ("mxu", "hbm", "host") if name in by_resource]
+    between = between_slices_s(by_resource)
+    return np.maximum.reduce(np.broadcast_arrays(slowest_axis, between, *others))
+
+
+def between_slices_s(by_resource: dict[str, Number]) -> Number:
+    """Collectives between slices take turns on one network."""
+    return sum(by_resource.get(axis, 0.0) for axis in DCN_AXES)

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 from orchestrator.plan.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.prove.compiled import PRODUCTS, REPEATED, Compiled, CompiledCollective
-from orchestrator.prove.dcn_check import SCALARS_BYTES, crossings, faults
+from orchestrator.prove.dcn_check import SCALARS_BYTES, carries_gradients_alone, crossings, faults
 from orchestrator.types.plan import LedgerLine, LineKind, Link, Plan
 from orchestrator.types.proof import (
     ComparedCollective,
@@ -15,7 +15,7 @@ from orchestrator.types.proof import (
     Proof,
 )
 
-SCHEMA = 2
+SCHEMA = 3
 
 # A Forecast agrees within these; for memory, within the larger of the two.
 MEMORY_SHARE, MEMORY_BYTES = 0.10, 0.5 * 2**30
@@ -59,7 +59,8 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
         buffers=compiled.summary.buffers,
         collectives=compared_collectives(plan, compiled),
         changes=changes(compiled),
-        only_gradients_cross_pods=not crossing_faults,
+        only_gradients_cross_pods=carries_gradients_alone(crossed),
+        crosses_as_planned=not crossing_faults,
         crossing_faults=crossing_faults,
         crossings=crossed,
         flops_per_device=sum(line.compiled for line in flops),
@@ -174,7 +175,7 @@ def _compiled_collectives(compiled: Compiled) -> list[tuple[Key, float, float]]:
         if one.payload_bytes
     ]
     across: list[tuple[Key, float, float]] = [
-        ((("pods",), "dcn", one.kind, one.dtype), one.payload_bytes, one.calls)
+        ((one.axes, "dcn", one.kind, one.dtype), one.payload_bytes, one.calls)
         for one in compiled.summary.sends
     ]
     return [*inside, *across]
@@ -206,10 +207,14 @@ def changes(compiled: Compiled) -> tuple[CompilerChange, ...]:
         for one in compiled.summary.collectives
         if one.executed_bytes > one.payload_bytes
     ]
-    padding = sum(send.padding_bytes for send in compiled.summary.sends)
-    if padding:
-        what = "padding to tiles"
-        added.append(CompilerChange(what=what, axes=("pods",), link="dcn", bytes_per_step=padding))
+    padding: dict[tuple[str, ...], float] = defaultdict(float)
+    for send in compiled.summary.sends:
+        padding[send.axes] += send.padding_bytes
+    added += [
+        CompilerChange(what="padding to tiles", axes=axes, link="dcn", bytes_per_step=size)
+        for axes, size in padding.items()
+        if size
+    ]
     return tuple(sorted(added, key=lambda change: -change.bytes_per_step))
 
 

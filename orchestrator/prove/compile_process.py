@@ -112,7 +112,9 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
         Path(request.text_path).write_text(text, encoding="utf-8")
     return Compiled(
         memory=_memory(executable.memory_analysis()),
-        summary=summarize(program_of(text), _mesh(plan, program), plan.model.layers),
+        summary=summarize(
+            program_of(text), _mesh(plan, program), _between(plan), plan.model.layers
+        ),
         compile_s=compile_s,
         compiler_memory_bytes=_peak_memory_bytes(),
         versions={package: metadata.version(package) for package in PACKAGES},
@@ -128,6 +130,11 @@ def _mesh(plan: Plan, program: Program) -> DeviceMesh:
     places = tuple(planned[device] % in_slice for device in devices[:in_slice])
     axes = {axis.name: axis.size for axis in plan.axes if axis.link == "ici"}
     return DeviceMesh(axes, None if places == tuple(range(in_slice)) else places)
+
+
+def _between(plan: Plan) -> DeviceMesh:
+    """The mesh of slices."""
+    return DeviceMesh({axis.name: axis.size for axis in plan.axes if axis.link == "dcn"})
 
 
 def _memory(analysis: Any) -> CompiledMemory:

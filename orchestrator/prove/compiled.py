@@ -52,7 +52,11 @@ class CompiledCollective:
 
 @dataclass(frozen=True, kw_only=True)
 class DcnSend:
-    """One operation that sends to other pods, and the trainer's lines that ask for it."""
+    """One operation that sends to other pods, and the trainer's lines that ask for it.
+
+    `in_backward`: it depends on a backward pass, as gradients do. `is_stored`: on no computation
+    with tokens, as weights do.
+    """
 
     name: str
     kind: str
@@ -62,6 +66,8 @@ class DcnSend:
     calls: float
     places: tuple[str, ...]
     in_backward: bool
+    is_stored: bool
+    axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from orchestrator.errors import SpecError
+from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.plan.planner import make_plan, search_request
 from orchestrator.plan.search import best_choices, search
@@ -28,8 +29,9 @@ def plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanCha
 
 def _variants(spec: Spec, plan: Plan) -> Iterator[Spec]:
     """The spec with any remat, on any mesh, with any of both."""
-    pinned = replace(spec.resources, mesh=MeshRequest(**_mesh_in_pod(plan)))
-    free = replace(spec.resources, mesh=MeshRequest())
+    pinned = replace(spec.resources, mesh=_with_sizes(spec, plan.mesh))
+    shared = {axis: getattr(spec.resources.mesh, axis) for axis in SHARED_OVER_DCN}
+    free = replace(spec.resources, mesh=MeshRequest(**shared))
     any_remat = replace(spec.experiment, remat="auto")
     same_remat = replace(spec.experiment, remat=plan.remat)
     yield replace(spec, experiment=any_remat, resources=pinned)
@@ -51,7 +53,7 @@ def _best_within(spec: Spec, limit_bytes: float) -> Plan | None:
 def _plan_with(spec: Spec, remat: str, mesh: dict[str, int]) -> Plan | None:
     """The plan of the spec with that policy on that mesh, if there is one."""
     experiment = replace(spec.experiment, remat=remat)
-    resources = replace(spec.resources, mesh=MeshRequest(**mesh))
+    resources = replace(spec.resources, mesh=_with_sizes(spec, mesh))
     return _plan_or_none(replace(spec, experiment=experiment, resources=resources))
 
 
@@ -67,7 +69,7 @@ def change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
     overrides = [f"experiment.remat={other.remat}"]
     alone = _plan_or_none(replace(spec, experiment=replace(spec.experiment, remat=other.remat)))
     if alone is None or alone.digest != other.digest:
-        overrides += [f"resources.mesh.{axis}={n}" for axis, n in _mesh_in_pod(other).items()]
+        overrides += [f"resources.mesh.{axis}={other.mesh[axis]}" for axis in ICI_AXES]
     return PlanChange(
         overrides=tuple(overrides),
         peak_hbm_bytes_per_device=other.forecast.memory_bytes_per_device + missed_bytes,
@@ -75,14 +77,15 @@ def change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
     )
 
 
-def _mesh_in_pod(plan: Plan) -> dict[str, int]:
-    return {axis: size for axis, size in plan.mesh.items() if axis != "pods"}
+def _with_sizes(spec: Spec, mesh: dict[str, int]) -> MeshRequest:
+    """The spec's request with those sizes of the axes inside a pod."""
+    return replace(spec.resources.mesh, **{axis: mesh[axis] for axis in ICI_AXES})
 
 
 def less_recompute(spec: Spec, plan: Plan) -> list[Plan]:
     """Plans on the same mesh that compute less twice, by the Forecast; the least first."""
     names = [name for name, policy in POLICIES.items() if not policy.needs_host]
-    candidates = [_plan_with(spec, name, _mesh_in_pod(plan)) for name in names]
+    candidates = [_plan_with(spec, name, plan.mesh) for name in names]
     better = [one for one in candidates if one and recompute_flops(one) < recompute_flops(plan)]
     return sorted(better, key=recompute_flops)
 

@@ -68,7 +68,7 @@ def decisions(plan: Plan) -> list[Part]:
     inside = ", ".join(axis_text(axis) for axis in plan.axes if axis.link == "ici")
     rows = [
         ("model", f"{plan.model.name}, {scaled(plan.model.parameters, 4)} parameters"),
-        ("mesh", f"pods {plan.pods} dcn | {inside}"),
+        ("mesh", f"{slices_text(plan)} dcn | {inside}"),
         ("batch", batch(plan)),
         ("step", step(plan)),
         ("search", searched(plan.search)),
@@ -78,6 +78,13 @@ def decisions(plan: Plan) -> list[Part]:
     if plan.overrides:
         rows.append(("set", " ".join(plan.overrides)))
     return [Table(rows=rows, columns="<w")]
+
+
+def slices_text(plan: Plan) -> str:
+    """Return the axes between slices; an axis over which weights are shared where it is used."""
+    between = [axis for axis in plan.axes if axis.link == "dcn"]
+    shown = [axis for axis in between if axis.size > 1] or between[:1]
+    return ", ".join(f"{axis.name} {axis.size}" for axis in shown)
 
 
 def searched(search: SearchSummary) -> str:

@@ -23,6 +23,7 @@ from orchestrator.types.proof import (
     CrossingFault,
     DcnCrossing,
     Disagreement,
+    Payload,
     PlanChange,
     Proof,
 )
@@ -133,17 +134,25 @@ def figure(size: float | None) -> str:
 
 
 def dcn_check(proof: Proof) -> list[Part]:
-    """Return whether pods exchange gradients and nothing else."""
+    """Return whether pods exchange what is planned and nothing else."""
     if not proof.crossings:
         return []
+    if not proof.crosses_as_planned:
+        return ["pods exchange more than planned", *indent(map(fault, proof.crossing_faults))]
+    gradients = f"{exchanged(proof, 'gradients')} reductions"
     if not proof.only_gradients_cross_pods:
-        return ["pods exchange more than gradients", *indent(map(fault, proof.crossing_faults))]
-    gradients = [one for one in proof.crossings if one.is_gradient]
-    others = sum(one.bytes_per_step for one in proof.crossings if not one.is_gradient)
-    total = with_unit(sum(one.bytes_per_step for one in gradients), "B", 4)
-    calls = count(sum(one.calls_per_step for one in gradients))
+        weights = f"weights, {exchanged(proof, 'weights')} gathers"
+        return [f"pods exchange only what is planned: gradients, {gradients}; {weights}"]
+    others = sum(one.bytes_per_step for one in proof.crossings if one.carries != "gradients")
     scalars = f" and {count(others)} B of scalars" if others else ""
-    return [f"pods exchange only gradients: {total} in {calls} reductions{scalars}"]
+    return [f"pods exchange only gradients: {gradients}{scalars}"]
+
+
+def exchanged(proof: Proof, what: Payload) -> str:
+    """Return how much of a payload crosses pods in a step, and in how many calls."""
+    sent = [one for one in proof.crossings if one.carries == what]
+    total = with_unit(sum(one.bytes_per_step for one in sent), "B", 4)
+    return f"{total} in {count(sum(one.calls_per_step for one in sent))}"
 
 
 def flops(proof: Proof) -> list[Part]:
@@ -195,11 +204,11 @@ def disagreement(one: Disagreement) -> str:
 
 def fault(one: CrossingFault) -> str:
     """Return what crosses pods and may not."""
-    if one.code == "not_a_gradient":
-        return f"{crossing(one.crossing)} crosses pods and is no gradient"
+    if one.code == "not_planned":
+        return f"{crossing(one.crossing)} crosses pods and is not in the plan"
     return (
-        f"{one.bytes_per_step:,.0f} B from the backward pass cross pods each step, but gradients"
-        f" are {one.allowed_bytes_per_step:,.0f} B; the largest: {crossing(one.crossing)}"
+        f"{one.bytes_per_step:,.0f} B of {one.crossing.carries} cross pods each step, but the plan"
+        f" has {one.allowed_bytes_per_step:,.0f} B; the largest: {crossing(one.crossing)}"
     )
 
 
@@ -220,8 +229,8 @@ def verdict(proof: Proof) -> str:
     else:
         parts = [f"fits with {margin} ({share}) to spare"]
     parts.append(agreement(proof))
-    if not proof.only_gradients_cross_pods:
-        parts.append("pods exchange more than gradients")
+    if not proof.crosses_as_planned:
+        parts.append("pods exchange more than planned")
     return f"Proof: {', '.join(parts)}."
 
 

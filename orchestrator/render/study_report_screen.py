@@ -28,6 +28,7 @@ from orchestrator.types.study import RepeatedTrial, StudyExplanation, StudyRepor
 
 EMULATED_PODS = "emulated pods share this machine's cores, so more of them are slower each"
 EFFICIENCY = "EFFICIENCY is tokens per second and chip over the smallest trial's"
+TOO_WIDE = 1_000  # larger ratios, of toy models, have two digits
 
 
 def study_report_screen(report: StudyReport, next_command: str) -> Screen:
@@ -91,7 +92,8 @@ def over_predicted(trial: TrialReport, measured: RepeatedTrial) -> str:
     if trial.predicted is None or trial.not_compared:
         return "-"
     reference_s = trial.expected_s or trial.predicted.step_s.lower
-    return f"{to_digits(measured.step_s.median / reference_s, 3)} x"
+    ratio = measured.step_s.median / reference_s
+    return f"{scaled(ratio, 2) if ratio >= TOO_WIDE else to_digits(ratio, 3)} x"
 
 
 def notes(report: StudyReport) -> list[str]:

@@ -23,7 +23,7 @@ NEEDED = ("id", "chip", "num_chips", "model", "layers", "d_model", "d_ff", "n_he
           "seq_len")  # fmt: skip
 COLUMNS = (*NEEDED, "source_repo", "source_path", "num_slices", "topology", "n_kv_heads",
            "head_dim", "gated_mlp", "moe_experts", "batch_per_device_seqs", "global_batch_tokens",
-           "dcn_dp", "ici_fsdp", "ici_tp", "ici_sp", "pp", "microbatches", "params_b",
+           "dcn_dp", "dcn_fsdp", "ici_fsdp", "ici_tp", "ici_sp", "pp", "microbatches", "params_b",
            "remat_policy", "compute_dtype", "attention_block", "optimizer", "flop_convention",
            "step_time_s", "tflops_per_chip", "mfu_pct", "notes")  # fmt: skip
 # Where a file lacks one of these, it is assumed; an empty cell means something else.
@@ -49,7 +49,9 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """One row. None where it states nothing; the mesh is that inside a slice."""
+    """One row. None where it states nothing; the mesh is that inside a slice, and the
+    slices that share weights.
+    """
 
     id: str
     group: str
@@ -132,7 +134,12 @@ def run_of(row: dict[str, str]) -> PublishedRun:
         window=window_of(row),
         length=length,
         sequences=sequences_of(row, chips * chip_of(row).devices, length),
-        mesh={"fsdp": fsdp, "sequence": sequence, "tensor": tensor},
+        mesh={
+            "fsdp": fsdp,
+            "sequence": sequence,
+            "tensor": tensor,
+            "fsdp_dcn": shared_slices(row),
+        },
         microbatches=whole(row, "microbatches", 1),
         remat=row["remat_policy"],
         hfu=float(match[1]) / 100 if (match := note(row, r"\bHFU (\d+(?:\.\d+)?)")) else None,
@@ -162,10 +169,17 @@ def refuse_unplannable(row: dict[str, str]) -> None:
         raise Unscorable("its optimizer is Muon: rows may have AdamW or Adafactor")
     if whole(row, "pp", 1) > 1:
         raise Unscorable(f"{row['pp']} pipeline stages: plans have no pipeline")
-    slices = whole(row, "num_slices", 1)
-    if whole(row, "dcn_dp", slices) != slices:
-        raise Unscorable(f"its {slices} slices are not as many replicas: plans share out no weights"
-                      " between slices")  # fmt: skip
+    slices, shared = whole(row, "num_slices", 1), shared_slices(row)
+    replicas = whole(row, "dcn_dp", max(slices // shared, 1))
+    if replicas * shared != slices:
+        raise Unscorable(
+            f"its {slices} slices are not {replicas} replicas of {shared} slices that share weights"
+        )
+
+
+def shared_slices(row: dict[str, str]) -> int:
+    """Slices that share one copy of the weights: the cell, or what the notes state."""
+    return whole(row, "dcn_fsdp", noted_count(row, r"dcn_fsdp=(\d+)", 1))
 
 
 def chip_of(row: dict[str, str]) -> Chip:

@@ -151,7 +151,13 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
             f"{slice_torus.devices} devices are not fsdp {fsdp} x sequence {sequence} x tensor"
             f" {tensor} and whole replicas"
         )
-    mesh = MeshRequest(data=rest // fsdp, fsdp=fsdp, sequence=sequence, tensor=tensor)
+    mesh = MeshRequest(
+        data=rest // fsdp,
+        fsdp=fsdp,
+        sequence=sequence,
+        tensor=tensor,
+        fsdp_dcn=run.mesh["fsdp_dcn"],
+    )
     model = replace(run.model, vocab=ceil(run.model.vocab / tensor) * tensor)  # tables are padded
     experiment = Experiment(
         model=model,

@@ -6,6 +6,7 @@ from typing import Any
 from orchestrator import catalog, plugins
 from orchestrator.catalog import Chip
 from orchestrator.errors import NoSuchSlice, UnknownName
+from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.spec.resolved import ResolvedSpec
 
 Check = Callable[[ResolvedSpec], None]
@@ -58,6 +59,18 @@ def _pods_are_in_order(spec: ResolvedSpec) -> None:
         spec.report("resources.pods.min", "pods-order", least=least, most=most)
 
 
+def _pods_share_weights_evenly(spec: ResolvedSpec) -> None:
+    least, most = spec["resources.pods.min"], spec["resources.pods.max"]
+    for axis in SHARED_OVER_DCN:
+        key = f"resources.mesh.{axis}"
+        ways = spec[key]
+        for pods in dict.fromkeys((most, least)):
+            if isinstance(ways, int) and pods is not None and pods % ways:
+                near = max(n for n in range(1, ways) if pods % n == 0)
+                spec.report(key, "pods-not-divisible", ways=ways, pods=pods, near=near)
+                break
+
+
 def check_topology(spec: ResolvedSpec, chip: Chip) -> None:
     """Add the problem of a slice that the chip does not have."""
     topology = spec["resources.topology"]
@@ -96,5 +109,6 @@ CHECKS: tuple[Check, ...] = (
     _learning_rate_falls,
     _data_has_its_path,
     _pods_are_in_order,
+    _pods_share_weights_evenly,
     _shape_is_consistent,
 )

@@ -83,6 +83,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "remove it, or set kind: tokens",
     ),
     "pods-order": ("is {least}, must be at most the max of {most}", "for example min: {most}"),
+    "pods-not-divisible": (
+        "is {ways}, must divide the number of pods, also the fewest: {pods}",
+        "for example {near}",
+    ),
     "no-such-slice": ("is {topology}, must be a slice that exists: {reason}", "{legal}"),
     "unknown-trainer": (
         "is {name!r}, must be a trainer that can be found",

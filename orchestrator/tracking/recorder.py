@@ -50,28 +50,19 @@ class Recorder:
         Another process that records it is waited for until the limit; `on_wait` hears how long.
         """
         state = sync_state.read_sync_state(journal) or SyncState(destination=self._default(journal))
-        recorded, problem, by_driver = None, None, False
+        recorded, problem = None, None
         try:
             with only_one(journal, limit_s, on_wait):
                 recorded = self._sync(journal, state.destination, on_steps)
         except NotRecorded as error:
+            if isinstance(error, RecordedElsewhere) and journal.run().state in LIVE:
+                # The driver records the run, and notes its own progress.
+                return _result(journal, state, state.recorded, by_driver=True)
             problem = str(error)
-            by_driver = isinstance(error, RecordedElsewhere) and journal.run().state in LIVE
             if not isinstance(error, RunNotRecorded):
                 self.failures[state.destination] = error
-        if by_driver:  # the driver notes its own progress
-            recorded, problem = state.recorded, None
-        else:
-            sync_state.note(journal, state, recorded=recorded, problem=problem)
-        tracked = journal.run().tracking
-        return SyncResult(
-            run=journal.key,
-            destination=state.destination,
-            run_id=tracked.run_id if tracked else None,
-            recorded=recorded,
-            problem=problem,
-            by_driver=by_driver,
-        )
+        sync_state.note(journal, state, recorded=recorded, problem=problem)
+        return _result(journal, state, recorded, problem)
 
     def forget(self) -> None:
         """Connect anew the next time."""
@@ -91,6 +82,25 @@ class Recorder:
         run = journal.run()
         self.trackers[where.tracker].sync(journal, run, where, on_steps)
         return sync_state.progress_of(run)
+
+
+def _result(
+    journal: Journal,
+    state: SyncState,
+    recorded: SyncProgress | None,
+    problem: str | None = None,
+    *,
+    by_driver: bool = False,
+) -> SyncResult:
+    tracked = journal.run().tracking
+    return SyncResult(
+        run=journal.key,
+        destination=state.destination,
+        run_id=tracked.run_id if tracked else None,
+        recorded=recorded,
+        problem=problem,
+        by_driver=by_driver,
+    )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ ReasonCode = Literal[
     "dimension_not_divisible",
     "requested_mesh",
     "mesh_size",
+    "pods_not_divisible",
     "no_mesh",
 ]
 

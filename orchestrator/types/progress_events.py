@@ -1,4 +1,4 @@
-"""What an act on a run reports while it goes on: plain values for whoever shows them."""
+"""What an operation on a run reports while it lasts: plain values for whoever shows them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from orchestrator.types.tracking import ViewLink
 
 
 class ProgressEvent:
-    """Anything that an act reports."""
+    """Anything that an operation reports."""
 
 
 # --- tasks that take a while
@@ -46,7 +46,7 @@ class TaskEnded(ProgressEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class NonFatalProblem(ProgressEvent):
-    """Something is amiss that ends nothing."""
+    """Something is wrong, and the operation goes on."""
 
     message: str
 

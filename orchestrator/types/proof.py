@@ -5,7 +5,8 @@ from typing import Literal
 
 from orchestrator.types.plan import Estimate, Link
 
-FaultCode = Literal["not_a_gradient", "too_many_bytes"]
+FaultCode = Literal["not_planned", "too_many_bytes"]
+Payload = Literal["gradients", "weights", "other"]
 DisagreementCode = Literal["peak_memory", "payload", "flops", "uncounted_kernel"]
 
 
@@ -56,7 +57,10 @@ class CompilerChange:
 
 @dataclass(frozen=True, kw_only=True)
 class DcnCrossing:
-    """One operation that crosses pods, the trainer's lines that ask for it, and what it sends."""
+    """One operation that crosses pods, the trainer's lines that ask for it, and what it sends.
+
+    `gradients` are sums of what a backward pass made, `weights` are gathered as they are stored.
+    """
 
     name: str
     kind: str
@@ -64,16 +68,18 @@ class DcnCrossing:
     bytes_per_step: float
     calls_per_step: float
     places: tuple[str, ...]
-    is_gradient: bool
+    carries: Payload
+    axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrossingFault:
     """What crosses pods and may not.
 
-    `not_a_gradient`: the operation sends something that no backward pass made. `too_many_bytes`:
-    all gradients together are `bytes_per_step`, more than the Forecast's `allowed_bytes_per_step`;
-    the operation sends the most of them.
+    `not_planned`: the operation sends something else than the plan's gradients, and its weights
+    where pods share them. `too_many_bytes`: all gradients, or all weights, together are
+    `bytes_per_step`, more than the Forecast's `allowed_bytes_per_step`; the operation sends the
+    most of them.
     """
 
     code: FaultCode
@@ -132,8 +138,9 @@ class Proof:
     None, and so are all figures of the Forecast, where the ledger does not describe the trainer.
     `memory` is the compiler's own account by class. `ledger` is what is alive at the peak, while
     `peak_at` runs. FLOPs are those of the compiled program: what is computed twice counts twice.
-    `only_gradients_cross_pods` is also true where nothing crosses. `hints` lead to plans that
-    compute less twice and should fit.
+    `only_gradients_cross_pods` is also true where nothing crosses; it is false of a plan whose pods
+    share weights. `crosses_as_planned`: all that crosses is part of the plan. `hints` lead to plans
+    that compute less twice and should fit.
     """
 
     schema: int
@@ -153,6 +160,7 @@ class Proof:
     collectives: tuple[ComparedCollective, ...]
     changes: tuple[CompilerChange, ...]
     only_gradients_cross_pods: bool
+    crosses_as_planned: bool
     crossing_faults: tuple[CrossingFault, ...]
     crossings: tuple[DcnCrossing, ...]
     flops_per_device: float
@@ -167,4 +175,4 @@ class Proof:
     @property
     def passes(self) -> bool:
         """Whether the plan may run as it is."""
-        return self.fits and self.only_gradients_cross_pods
+        return self.fits and self.crosses_as_planned

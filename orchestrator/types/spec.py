@@ -247,9 +247,9 @@ class Pods:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshRequest:
-    """Sizes of the mesh axes inside a pod."""
+    """Sizes of the mesh axes inside a pod, and the number of pods that share weights."""
 
-    # The search chooses what is None.
+    # The search chooses what is None. It shares weights between pods on request alone.
     data: Annotated[
         AxisSize | None, about("The number of replicas of the model inside a pod.", notation="axis")
     ] = None
@@ -271,6 +271,16 @@ class MeshRequest:
         AxisSize | None,
         about(
             "The number of parts into which heads, d_ff and the vocabulary are split.",
+            notation="axis",
+        ),
+    ] = None
+    fsdp_dcn: Annotated[
+        AxisSize | None,
+        about(
+            "The number of pods that share one copy of the weights over the data-center network;"
+            " it divides the number of pods. With auto it is 1: each pod has its own copy, and only"
+            " gradients cross.",
+            2,
             notation="axis",
         ),
     ] = None
@@ -310,8 +320,7 @@ class Resources:
     mesh: Annotated[
         MeshRequest,
         about(
-            "The sizes of the mesh axes inside a pod. The search chooses an axis that is auto"
-            " or left out.",
+            "The sizes of the mesh axes. The search chooses an axis that is auto or left out.",
             notation="mesh",
         ),
     ] = MeshRequest()

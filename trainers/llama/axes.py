@@ -3,7 +3,15 @@
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from orchestrator.network.mesh_axes import AXES, COPIED, LOGICAL_AXES
+from orchestrator.network.mesh_axes import (
+    AXES,
+    COPIED,
+    GATHERED,
+    LOGICAL_AXES,
+    PARAMETER_AXES,
+    between_slices,
+    in_slice,
+)
 
 # If there are fewer kv heads than chips in a tensor group, several chips have the same kv head. So
 # the plan's `tensor` axis is two axes here: `tensor` splits the kv heads, `copies` repeats them.
@@ -21,9 +29,10 @@ def mesh_axes(logical_axis: str) -> tuple[str, ...]:
 
 BATCH = mesh_axes("batch")
 (SEQUENCE,) = mesh_axes("length")
-WEIGHTS = mesh_axes("embed")  # the book's X
+# The chips along which a matrix is split, inside a slice (the book's X) and between slices.
+WEIGHTS, WEIGHTS_OVER_DCN = in_slice(mesh_axes(GATHERED)), between_slices(mesh_axes(GATHERED))
 TENSOR = mesh_axes("heads")  # the book's Y
-SLICE = (*WEIGHTS, *TENSOR)  # the chips that together have one copy of the parameters
+COPY = (*PARAMETER_AXES, COPIES)  # the chips that together have one copy of the parameters
 
 
 def with_copies(mesh: Mesh | AbstractMesh, kv_heads: int) -> Mesh | AbstractMesh:

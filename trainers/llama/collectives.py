@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.network.mesh_axes import SLICE_REPLICAS, between_slices
 from orchestrator.plan.kernel_constants import TILE
-from trainers.llama.axes import SLICE, WEIGHTS
+from trainers.llama.axes import COPY, WEIGHTS, WEIGHTS_OVER_DCN
 
 Axes = str | tuple[str, ...]
 Leaves = list[jax.Array]  # parameters, or their gradients
@@ -58,8 +59,12 @@ reduce_scatter.defvjp(
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def gather_matrix(shard: jax.Array, dimension: int, compute: Any, wire: Any) -> jax.Array:
-    """A matrix gathered along d_model. It travels in the compute type, its gradient in `wire`."""
-    return all_gather(shard.astype(compute), WEIGHTS, dimension)
+    """A matrix gathered along d_model. It travels in the compute type, its gradient in `wire`.
+
+    Between slices goes a chip's own part alone: first of the gather, last of the scatter.
+    """
+    own = all_gather(shard.astype(compute), WEIGHTS_OVER_DCN, dimension)
+    return all_gather(own, WEIGHTS, dimension)
 
 
 def _matrix_forward(
@@ -71,7 +76,8 @@ def _matrix_forward(
 def _matrix_backward(
     dimension: int, compute: Any, wire: Any, like: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array]:
-    return (reduce_scatter(gradient.astype(wire), WEIGHTS, dimension).astype(like.dtype),)
+    own = reduce_scatter(gradient.astype(wire), WEIGHTS, dimension)
+    return (reduce_scatter(own, WEIGHTS_OVER_DCN, dimension).astype(like.dtype),)
 
 
 gather_matrix.defvjp(_matrix_forward, _matrix_backward)
@@ -85,18 +91,26 @@ def all_reduce(x: jax.Array, axes: Axes) -> jax.Array:
 def reduce_gradients(gradients: Leaves, shardings: Shardings, wire: Any) -> Leaves:
     """The gradients of parameters, summed in fp32 over all chips that have a copy.
 
-    First over the chips of a slice that repeat the parameter, then over replicas in three steps, so
-    that only 1/data of it crosses pods: scatter over `data`, add over `pods`, gather back.
+    First over the chips that repeat the parameter within one copy of all parameters, then over
+    replicas in three steps, so that only 1/data of it crosses pods: scatter over `data`, add over
+    `pods`, gather back.
     """
     sent = [
-        all_reduce(gradient.astype(wire), replicated_axes(sharding))
+        over_copies(gradient.astype(wire), replicated_axes(sharding))
         for gradient, sharding in zip(gradients, shardings, strict=True)
     ]
     if jax.lax.axis_size("data") > 1:
         sent = _over_replicas(sent)
     else:
-        sent = [all_reduce(gradient, "pods") for gradient in sent]
+        sent = [all_reduce(gradient, SLICE_REPLICAS) for gradient in sent]
     return [gradient.astype(jnp.float32) for gradient in sent]
+
+
+def over_copies(gradient: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """The sum over chips that repeat a parameter: inside each slice, then between slices."""
+    across = between_slices(axes)
+    inside = tuple(axis for axis in axes if axis not in across)
+    return all_reduce(all_reduce(gradient, inside), across)
 
 
 def _over_replicas(gradients: Leaves) -> Leaves:
@@ -104,17 +118,18 @@ def _over_replicas(gradients: Leaves) -> Leaves:
     message = jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
     quantum = jax.lax.axis_size("data") * TILE[0] * TILE[1]
     padded = jnp.pad(message, (0, -message.size % quantum)).reshape(-1, *TILE)
-    total = all_gather(all_reduce(reduce_scatter(padded, "data", 0), "pods"), "data", 0).reshape(-1)
+    parts = all_reduce(reduce_scatter(padded, "data", 0), SLICE_REPLICAS)
+    total = all_gather(parts, "data", 0).reshape(-1)
     ends = np.cumsum([gradient.size for gradient in gradients])
-    parts = jnp.split(total[: message.size], ends[:-1])
-    return [part.reshape(like.shape) for part, like in zip(parts, gradients, strict=True)]
+    pieces = jnp.split(total[: message.size], ends[:-1])
+    return [piece.reshape(like.shape) for piece, like in zip(pieces, gradients, strict=True)]
 
 
 def replicated_axes(sharding: P) -> tuple[str, ...]:
-    """The axes of a slice over which a parameter is repeated."""
+    """The axes, among those of one copy of all parameters, over which this one is repeated."""
     named = [(names,) if isinstance(names, str) else names or () for names in sharding]
     split = {name for names in named for name in names}
-    return tuple(axis for axis in SLICE if axis not in split)
+    return tuple(axis for axis in COPY if axis not in split)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Optimizer
-from trainers.llama.axes import SLICE
+from trainers.llama.axes import COPY
 from trainers.llama.collectives import all_reduce, replicated_axes
 from trainers.llama.parameters import Parameters, matrices, shardings
 
@@ -71,7 +71,7 @@ def global_norm(gradients: Parameters, specs: Parameters) -> jax.Array:
         return jnp.sum(gradient**2) / jax.lax.axis_size(replicated_axes(sharding))
 
     parts = jax.tree.leaves(jax.tree.map(squares, gradients, specs))
-    return jnp.sqrt(all_reduce(jnp.sum(jnp.stack(parts)), SLICE))
+    return jnp.sqrt(all_reduce(jnp.sum(jnp.stack(parts)), COPY))
 
 
 def update(

@@ -15,6 +15,7 @@ MOVES = frozenset(
 )
 CROP = "ZeroCrop"  # a custom call that rounds a size up to whole tiles
 CALLS = {"fusion", "call"}
+RENDEZVOUS = "_xla_host_transfer_rendezvous"
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,8 @@ class Dataflow:
         """The operands of an instruction. Each result of a collective has one operand."""
         instruction = self.instruction(value)
         operands = instruction.operands
+        if instruction.opcode == "recv":  # its own operand is a token: it depends on what is sent
+            return self._sent[instruction.quoted(RENDEZVOUS)]
         if value.element is not None and len(operands) == len(instruction.arrays):
             operands = (operands[value.element],)
         return [Value(value.computation, operand) for operand in operands]
@@ -170,6 +173,17 @@ class Dataflow:
                 for called in instruction.called:
                     callers[called].append((where, instruction))
         return callers
+
+    @cached_property
+    def _sent(self) -> dict[str, list[Value]]:
+        """What is sent to the host, by the name under which it meets what is received."""
+        sent: dict[str, list[Value]] = defaultdict(list)
+        for where in self.program.computations.values():
+            for instruction in where.instructions.values():
+                if instruction.opcode == "send":
+                    name = instruction.quoted(RENDEZVOUS)
+                    sent[name].append(Value(where.name, instruction.operands[0]))
+        return sent
 
     @cached_property
     def _readers(self) -> dict[tuple[str, str], list[tuple[Instruction, int]]]:

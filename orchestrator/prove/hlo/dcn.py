@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.prove.hlo.dataflow import Dataflow, Value, is_crop
+from orchestrator.prove.hlo.dataflow import RENDEZVOUS, Dataflow, Value, is_crop
 from orchestrator.prove.hlo.execution_counts import Visit
 from orchestrator.prove.hlo.logical_collectives import (
     ALL_TO_ALL,
@@ -19,18 +19,26 @@ from orchestrator.prove.hlo.logical_collectives import (
     SCATTER,
     sent_bytes,
 )
-from orchestrator.prove.hlo.program import Array, Instruction
+from orchestrator.prove.hlo.program import Array, Instruction, numbers
+from orchestrator.prove.hlo.replica_groups import DeviceMesh
 
 MEGASCALE = "xla_megascale_runtime"
 KINDS = {"ALL_REDUCE": REDUCE, "ALL_GATHER": GATHER, "REDUCE_SCATTER": SCATTER}
 KINDS |= {"ALL_TO_ALL": ALL_TO_ALL, "ONE_TO_ONE": PERMUTE}
 BACKWARD = "transpose("  # jax's scope of everything that a backward pass computes
+# All slices by their numbers, times the devices of each; or groups of single devices.
+TARGET = re.compile(r'_xla_megascale_target=(?:"\{([\d,]+)\}x|\{\{([\d,]+)\})')
+OF_A_SLICE = 100_000  # a single device is its slice's number times this, plus its own
 MOST_PLACES = 4
+# Operations that mix weights with tokens. Weights that are gathered depend on none of them.
+MIXES = frozenset({"dot", "convolution", "gather", "scatter", "exponential"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class DcnPayload:
-    """One send. `in_backward`: it depends on a backward pass, as gradients do."""
+    """One send. `in_backward`: it depends on a backward pass, as gradients do. `is_stored`: on no
+    computation with tokens, as weights do.
+    """
 
     name: str
     kind: str
@@ -40,21 +48,24 @@ class DcnPayload:
     times: int
     places: tuple[str, ...]
     in_backward: bool
+    is_stored: bool
+    axes: tuple[str, ...]
 
 
-def dcn_payloads(flow: Dataflow, visit: Visit) -> Iterator[DcnPayload]:
+def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[DcnPayload]:
     """The payload of a `send` to other pods; nothing for other instructions."""
     where, send, times = visit
     if send.opcode != "send" or send.quoted("_xla_host_transfer_handler_name") != MEGASCALE:
         return
     given = Value(where.name, send.operands[0])
-    pods = len(re.findall(r"\d+", send.quoted("_xla_megascale_target").split("x")[0]))
+    members = _members(send)
+    pods = len(members)
     kind = KINDS.get(send.quoted("_xla_megascale_transfer_type"), PERMUTE)
     padded = flow.array(given)
     logical = _logical(flow, given)
     shards = pods if kind == GATHER else 1
     yield DcnPayload(
-        name=send.quoted("_xla_host_transfer_rendezvous"),
+        name=send.quoted(RENDEZVOUS),
         kind=kind,
         dtype=padded.dtype,
         payload_bytes=sent_bytes(kind, logical.bytes * shards, pods),
@@ -62,7 +73,20 @@ def dcn_payloads(flow: Dataflow, visit: Visit) -> Iterator[DcnPayload]:
         times=times,
         places=tuple(_places(flow, given)),
         in_backward=_is_in_backward(flow, given),
+        is_stored=_is_stored(flow, given),
+        axes=slices.axes_of(members),
     )
+
+
+def _members(send: Instruction) -> tuple[int, ...]:
+    """The slices of the first group that exchange something; the compiler counts them from one."""
+    target = TARGET.search(send.rest)
+    if target is None:
+        return ()
+    every, group = target.groups()
+    if every:
+        return tuple(number - 1 for number in numbers(every))
+    return tuple(number // OF_A_SLICE - 1 for number in numbers(group))
 
 
 def _logical(flow: Dataflow, sent: Value) -> Array:
@@ -91,6 +115,12 @@ def _places(flow: Dataflow, sent: Value) -> list[str]:
 
 def _line(flow: Dataflow, instruction: Instruction) -> str:
     return flow.program.sources.trainer_line(instruction.frame)
+
+
+def _is_stored(flow: Dataflow, sent: Value) -> bool:
+    """Whether it comes from the program's arguments, without a computation that mixes them."""
+    ancestors = flow.ancestors(sent, lambda at: at.opcode in MIXES)
+    return all(one.opcode not in MIXES for one in ancestors)
 
 
 def _is_in_backward(flow: Dataflow, sent: Value) -> bool:

@@ -24,8 +24,13 @@ AGAIN = ".remat"  # in the names of what the compiler itself computes twice, to 
 DTYPES = {"f32": "fp32"}  # as the Plan calls them
 
 
-def summarize(program: HloProgram, mesh: DeviceMesh, layers: int) -> ProgramSummary:
-    """The numbers of a program with that many layers on that mesh."""
+def summarize(
+    program: HloProgram, mesh: DeviceMesh, between: DeviceMesh, layers: int
+) -> ProgramSummary:
+    """The numbers of a program with that many layers.
+
+    `mesh` has the devices of a slice, `between` the slices.
+    """
     flow, visited = Dataflow(program), list(visits(program))
     classes = BufferClasses(flow, peak(program), layers)
     kernels = [visit for visit in visited if is_kernel(visit[1])]
@@ -35,7 +40,7 @@ def summarize(program: HloProgram, mesh: DeviceMesh, layers: int) -> ProgramSumm
         peak_at=classes.peak_at(),
         buffers=classes.largest(),
         collectives=_collectives(one for v in visited for one in logical_payloads(flow, mesh, v)),
-        sends=tuple(_send(one) for visit in visited for one in dcn_payloads(flow, visit)),
+        sends=tuple(_send(one) for visit in visited for one in dcn_payloads(flow, between, visit)),
         flops=_flops(program, visited),
         uncounted=tuple(sorted(uncounted)),
     )
@@ -51,6 +56,8 @@ def _send(one: DcnPayload) -> DcnSend:
         calls=one.times,
         places=one.places,
         in_backward=one.in_backward,
+        is_stored=one.is_stored,
+        axes=one.axes,
     )
 
 

@@ -24,6 +24,26 @@ MOST_COLUMNS = 2
 GENERATED = ("learning", "perf", "plan", "predicted", "proof", "summary", "trainer")
 # MLflow always has these, and puts them last.
 BUILT_IN = ("MODEL_METRICS", "SYSTEM_METRICS")
+# The page as MLflow opens it, but ordered by a metric: otherwise MLflow folds a study's runs under
+# their parent.
+PAGE: dict[str, Any] = {
+    "orderByKey": "metrics.`plan/pods`",
+    "orderByAsc": True,
+    "searchFilter": "",
+    "lifecycleFilter": "Active",
+    "startTime": "ALL",
+    "datasetsFilter": [],
+    "selectedColumns": [],
+    "runsExpanded": {},
+    "runsPinned": [],
+    "runsHidden": [],
+    "runsHiddenMode": "FIRST_20_RUNS",
+    "viewMaximized": False,
+    "runListHidden": False,
+    "isAccordionReordered": True,
+    "hideEmptyCharts": True,
+    "groupBy": None,
+}
 
 
 class Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,10 +126,7 @@ def stored_view(view: View) -> dict[str, Any]:
 
 
 def state(view: View) -> dict[str, Any]:
-    """The state of the page: our sections open, MLflow's own closed.
-
-    It is ordered by a metric, because MLflow otherwise folds a study's runs under their parent.
-    """
+    """The state of the page: our sections open, MLflow's own closed."""
     keys = {one.name: identity(f"{view.name}: {one.name}") for one in view.sections}
     sections = [
         section(one.name, keys[one.name], shown=True)
@@ -118,26 +135,7 @@ def state(view: View) -> dict[str, Any]:
     ]
     sections += [section(name, identity(name), shown=False) for name in GENERATED + BUILT_IN]
     cards = [card(chart, keys[one.name]) for one in view.sections for chart in one.charts]
-    return {
-        "orderByKey": "metrics.`plan/pods`",
-        "orderByAsc": True,
-        "searchFilter": "",
-        "lifecycleFilter": "Active",
-        "startTime": "ALL",
-        "datasetsFilter": [],
-        "selectedColumns": [],
-        "runsExpanded": {},
-        "runsPinned": [],
-        "runsHidden": [],
-        "runsHiddenMode": "FIRST_20_RUNS",
-        "viewMaximized": False,
-        "runListHidden": False,
-        "isAccordionReordered": True,
-        "hideEmptyCharts": True,
-        "groupBy": None,
-        "compareRunSections": sections,
-        "compareRunCharts": cards,
-    }
+    return {**PAGE, "compareRunSections": sections, "compareRunCharts": cards}
 
 
 def section(name: str, key: str, *, shown: bool) -> dict[str, Any]:
