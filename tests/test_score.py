@@ -32,6 +32,7 @@ from orchestrator.score.samples import samples as samples_of
 from orchestrator.score.software import software_of
 from orchestrator.types.score import Score
 from tests.bench import score_table
+from tests.bench.marked_block import with_block
 from tests.conftest import ROOT, RunOrch
 
 UNSEEN = ROOT / "tests" / "unseen_runs.csv"
@@ -466,9 +467,9 @@ def test_the_rows_are_linear_in_what_is_learned(samples: list[Sample]) -> None:
 
 def test_the_pages_show_what_is_computed(scores: dict[str, Score]) -> None:
     """The tables of the README and of docs/score.md are those of `make score`."""
-    for page, made in score_table.pages(scores).items():
+    for page, mark, made in score_table.tables(scores):
         text = page.read_text(encoding="utf-8")
-        assert score_table.written(text, made) == text, f"{page.name}: run `make score`"
+        assert with_block(text, mark, made) == text, f"{page.name}: run `make score`"
         assert made in text
 
 

@@ -9,8 +9,7 @@ from math import log, sqrt
 
 import numpy as np
 
-from orchestrator.catalog.efficiency import REFERENCE
-from orchestrator.score.fit import Constants, fit
+from orchestrator.score.fit import Constants, fit, is_reference
 from orchestrator.score.run_efficiency import IN_PIECES
 from orchestrator.score.samples import Sample
 
@@ -67,7 +66,7 @@ def learn(samples: list[Sample], key: Key = by_document) -> Constants:
     without = [fit(fold.train) for fold in folds]
     constants = replace(constants, unsure=jackknife(constants, without))
     rows = strayed(constants, without, folds)
-    of_reference = spread([one for one in rows if of_the_reference(one)])
+    of_reference = spread([one for one in rows if is_reference(one.sample)])
     new = of_software(constants, samples) or spread(rows)
     return replace(constants, reference_spread=of_reference or new, spread=max(new, of_reference))
 
@@ -75,13 +74,13 @@ def learn(samples: list[Sample], key: Key = by_document) -> Constants:
 def of_software(constants: Constants, samples: list[Sample]) -> float:
     """How far the rows of a software stray that nothing was learned from.
 
-    There are too few kinds of software for a quantile that also covers the next one.
+    Every row counts the same: there are too few kinds of software for a quantile over them.
     """
     folds = held_out(samples, by_software)
     if len(folds) < 2:
         return 0.0
     rows = strayed(constants, [fit(fold.train) for fold in folds], folds)
-    return weighted_quantile([(one.log_factor, one.weight) for one in rows], INTERVAL_SHARE)
+    return weighted_quantile([(one.log_factor, 1.0) for one in rows], INTERVAL_SHARE)
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,6 @@ class Strayed:
     key: str
     log_factor: float
     weight: float
-
-
-def of_the_reference(strayed: Strayed) -> bool:
-    return strayed.sample.run.software.name == REFERENCE
 
 
 def strayed(constants: Constants, without: list[Constants], folds: list[Fold]) -> list[Strayed]:

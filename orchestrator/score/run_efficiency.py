@@ -43,7 +43,5 @@ def flash_cost(run: PublishedRun) -> float:
 
 def added_share(efficiency: Efficiency, run: PublishedRun) -> float:
     """The share of the figure that its software adds, and that a whole run does beside steps."""
-    name = run.software.name
-    software = efficiency.software.get(name, efficiency.software.get(OTHER, NOTHING))
-    own = 0.0 if name == REFERENCE else software.value
-    return own + (efficiency.run_share.value if run.software.averages == "run" else 0.0)
+    software = efficiency.software.get(run.software.name, efficiency.software.get(OTHER, NOTHING))
+    return software.value + (efficiency.run_share.value if run.software.averages == "run" else 0.0)
