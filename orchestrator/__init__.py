@@ -4,7 +4,7 @@
     plan = orch.plan("specs/llama3_70b_4pod.yaml")
     plan.forecast.step_s.expected
 
-`orchestrator/api.py` defines every name; docs/api.md shows them. Importing this package loads
+`orchestrator/api/` defines every name; docs/api.md shows them. Importing this package loads
 nothing else: each function imports what it needs when it is called.
 """
 

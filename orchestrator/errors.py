@@ -10,6 +10,11 @@ class OrchError(Exception):
     exit_code = 1
     is_prose = False  # whether long lines may be wrapped; a message that quotes a file keeps them
 
+    @property
+    def value(self) -> object:
+        """What `--json` prints beside the message; None where the message is all."""
+        return None
+
 
 class SpecError(OrchError):
     """The spec is wrong, or no plan satisfies it."""

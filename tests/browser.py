@@ -134,13 +134,13 @@ class Browser:
         page = self.pages.get(event.get("sessionId", ""))
         if page is None:
             return
-        told = event.get("params", {})
+        params = event.get("params", {})
         if event["method"] == "Runtime.exceptionThrown":
-            page.errors.append(str(told["exceptionDetails"].get("exception", told)))
-        elif event["method"] == "Runtime.consoleAPICalled" and told["type"] == "error":
-            page.errors.append(" ".join(str(one.get("value", one)) for one in told["args"]))
-        elif event["method"] == "Log.entryAdded" and told["entry"]["level"] == "error":
-            page.errors.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
+            page.errors.append(str(params["exceptionDetails"].get("exception", params)))
+        elif event["method"] == "Runtime.consoleAPICalled" and params["type"] == "error":
+            page.errors.append(" ".join(str(one.get("value", one)) for one in params["args"]))
+        elif event["method"] == "Log.entryAdded" and params["entry"]["level"] == "error":
+            page.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 
 
 @contextmanager

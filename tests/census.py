@@ -15,7 +15,7 @@ DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 Counted = tuple[str, str, tuple[str, ...], float]
 
 
-def census(jaxpr: Any) -> Counter[Counted]:
+def count_collectives(jaxpr: Any) -> Counter[Counted]:
     """Every collective of a jaxpr and of what it calls."""
     found: Counter[Counted] = Counter()
     for equation, times in equations(jaxpr, 1):

@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator import journal as journals
 from orchestrator.journal import Journal
 from orchestrator.types.run import LIVE, Run, TrackedRun
-from orchestrator.types.spec import TrackingOptions
+from orchestrator.types.run_options import TrackingOptions
 from orchestrator.types.tracking import Destination
 
 NAME = "tests.file_tracker:FileTracker"

@@ -12,7 +12,7 @@ import jax
 
 from orchestrator.types import codec
 from orchestrator.types.run import Step
-from orchestrator.types.spec import CheckpointOptions
+from orchestrator.types.run_options import CheckpointOptions
 from tests.test_loop import STEPS, stop_before, toy_plan_of, toy_program
 from trainers.loop import Assignment, run
 
@@ -30,8 +30,8 @@ def main(rank: int, port: int, folder: Path, stop_at: int) -> None:
         stop=stop_before(stop_at if rank == 1 else STEPS + 1),
     )
     outcome = run(toy_program(toy_plan_of(data=4)), assignment)
-    told = {"losses": [step.loss for step in steps], "outcome": json.loads(codec.to_json(outcome))}
-    print(json.dumps(told))
+    losses = [step.loss for step in steps]
+    print(json.dumps({"losses": losses, "outcome": json.loads(codec.to_json(outcome))}))
 
 
 if __name__ == "__main__":

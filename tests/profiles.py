@@ -1,11 +1,13 @@
 """Chip profiles for tests, with round rates."""
 
 from dataclasses import replace
+from typing import get_args
 
 from orchestrator.calibrate.profile_store import SCHEMA
-from orchestrator.plan import calibrated
-from orchestrator.types.chip_profile import Benchmark, ChipProfile, Machine, Timing
+from orchestrator.plan.calibrated import shape_digest
+from orchestrator.types.chip_profile import ChipProfile, Machine, Operation, Timing
 from orchestrator.types.plan import Plan
+from orchestrator.types.spec_fields import DType
 
 MACHINE = Machine(
     platform="cpu",
@@ -17,18 +19,41 @@ MACHINE = Machine(
 )
 H200 = replace(MACHINE, platform="gpu", device_kind="NVIDIA H200")
 EMPTY = ChipProfile(schema=SCHEMA, machine=MACHINE, measured_on="2026-01-02")
-PER_S = 1e11  # FLOPs or bytes, of all devices
-LATENCY_S, BYTES_PER_S = 1e-3, 1e9
+PER_S = 1e11  # FLOPs or bytes
+LAYER_S, OUTSIDE_S = 0.2, 0.1  # of a step
 
 
-def profile_for(plan: Plan, machine: Machine = MACHINE) -> ChipProfile:
-    """A profile with all that the plan needs: flat rates, and a latency for every collective."""
-    empty = replace(EMPTY, machine=machine)
-    return replace(empty, timings=tuple(map(timing_of, calibrated.missing(plan, empty))))
+def profile_for(plan: Plan) -> ChipProfile:
+    """A profile of this machine with all that a rehearsal needs."""
+    return replace(EMPTY, timings=rehearsal_timings(plan))
 
 
-def timing_of(benchmark: Benchmark) -> Timing:
-    latency_s, rate = (LATENCY_S, BYTES_PER_S) if benchmark.group > 1 else (0.0, PER_S)
-    per_device = rate if benchmark.group > 1 else rate / benchmark.devices
-    points = tuple((amount, latency_s + amount / per_device) for amount in (1.0, 1e3, 1e9))
-    return Timing(benchmark=benchmark, points=points, best_per_s=per_device, spread=0.1)
+def rehearsal_timings(plan: Plan) -> tuple[Timing, Timing]:
+    dtype = plan.precision.compute
+    points = tuple((layers, OUTSIDE_S + layers * LAYER_S) for layers in (1.0, 2.0))
+    step = Timing(
+        operation="step", dtype=dtype, points=points, spread=0.1, shape=shape_digest(plan)
+    )
+    return flat("matmul", dtype), step
+
+
+def chip_profile(machine: Machine = H200) -> ChipProfile:
+    """A profile of what one device of a chip does."""
+    return replace(EMPTY, machine=machine, timings=device_timings())
+
+
+def device_timings() -> tuple[Timing, ...]:
+    operations: tuple[tuple[Operation, int], ...] = (
+        ("matmul", 0), ("copy", 0), ("attention", 64), ("attention", 128),
+    )  # fmt: skip
+    return tuple(
+        flat(operation, dtype, head_dim)
+        for operation, head_dim in operations
+        for dtype in get_args(DType)
+    )
+
+
+def flat(operation: Operation, dtype: DType, head_dim: int = 0) -> Timing:
+    """The same rate for every amount."""
+    points = tuple((amount, amount / PER_S) for amount in (1.0, 1e3, 1e9))
+    return Timing(operation=operation, dtype=dtype, points=points, spread=0.1, head_dim=head_dim)

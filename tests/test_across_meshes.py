@@ -14,7 +14,8 @@ import jax
 import pytest
 
 from orchestrator.types.run import Step
-from orchestrator.types.spec import CheckpointOptions, Precision
+from orchestrator.types.run_options import CheckpointOptions
+from orchestrator.types.spec import Precision
 from tests.trainer_plans import FP32, plan_of
 from trainers import llama
 from trainers.contract import build

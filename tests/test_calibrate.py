@@ -1,30 +1,40 @@
 """Calibration: what is measured, in which processes, what is stored, and what is shown."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.calibrate import for_plan, measure, of_machine, processes, profile_store
-from orchestrator.calibrate.measure import this_machine
+from orchestrator.calibrate import (
+    measure,
+    measure_devices,
+    measure_plan,
+    processes,
+    profile_store,
+    stored_profile,
+)
+from orchestrator.calibrate.measure import this_machine, trainer_source
 from orchestrator.cli.machine import calibrate as command
 from orchestrator.cli.plan import plan as planning
 from orchestrator.errors import MeasurementFailed, UnknownName
-from orchestrator.plan import calibrated
+from orchestrator.lifecycle.calibrating import calibrated_rehearsal
+from orchestrator.lifecycle.requests import Provenance
+from orchestrator.plan.planner import make_plan
+from orchestrator.plan.rehearsal import rehearse
 from orchestrator.render.calibration_screen import calibration_screen
 from orchestrator.types import codec
-from orchestrator.types.chip_profile import Benchmark, BenchmarkResult, ChipProfile, Operation
+from orchestrator.types.chip_profile import ChipProfile, Measurements, Operation, Timing
 from orchestrator.types.plan import Plan
+from orchestrator.types.progress_events import ProgressEvent
 from tests.conftest import HoldGolden
-from tests.profiles import EMPTY, H200, MACHINE, profile_for, timing_of
+from tests.example_specs import TINY, spec_of
+from tests.profiles import EMPTY, H200, chip_profile, device_timings, rehearsal_timings
 from tests.trainer_plans import plan_of
+from trainers.microbenchmarks import operations
 
 PLAN = plan_of(pods=2, tensor=2, hosts=2)
-Run = Callable[..., BenchmarkResult]
 
 
 @pytest.fixture(autouse=True)
@@ -35,80 +45,98 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class FakeProcesses:
-    """Replaces the measuring processes: answers at once, and notes what it was asked to time."""
+    """Replaces the measuring processes: answers at once, and notes the plans."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, platform: str = "cpu") -> None:
-        self.platform, self.requests = platform, list[tuple[Benchmark, ...]]()
+        self.platform, self.plans = platform, list[Plan | None]()
         monkeypatch.setattr(measure, "run", self.run)
 
-    def run(
-        self, benchmarks: tuple[Benchmark, ...], *, processes: int, devices: int | None
-    ) -> BenchmarkResult:
-        self.requests.append(benchmarks)
-        assert {one.processes for one in benchmarks} <= {processes}
-        assert devices is None or {one.devices for one in benchmarks} <= {devices}
-        return BenchmarkResult(
-            platform=self.platform,
-            device_kind="an H200",
-            devices=8,
-            timings=tuple(map(timing_of, benchmarks)),
-        )
+    def run(self, plan: Plan | None = None) -> Measurements:
+        self.plans.append(plan)
+        timings: tuple[Timing, ...] = rehearsal_timings(plan) if plan else device_timings()
+        kind = "cpu" if self.platform == "cpu" else "an H200"
+        return Measurements(platform=self.platform, device_kind=kind, timings=timings)
 
 
-def benchmark(operation: Operation, processes: int = 1) -> Benchmark:
-    """On two emulated devices; a collective joins both."""
-    alone = operation in {"matmul", "attention", "elementwise", "copy"}
-    return Benchmark(
-        operation=operation,
-        dtype="bf16",
-        devices=2,
-        processes=processes,
-        group=1 if alone else 2,
-        length=32 if operation == "attention" else 0,
-        head_dim=16 if operation == "attention" else 0,
-    )
+@pytest.mark.parametrize("operation", ["matmul", "copy", "attention"])
+def test_every_operation_is_timed_on_a_real_device(operation: Operation) -> None:
+    """Its amounts grow until a run takes long."""
+    timing = operations.timed(operation, "bf16", 16)
+    amounts, seconds = zip(*timing.points, strict=True)
+    assert (timing.operation, timing.dtype, timing.head_dim) == (operation, "bf16", 16)
+    assert list(amounts) == sorted(amounts)
+    assert min(seconds) > 0
+    assert timing.per_s >= amounts[-1] / seconds[-1]
 
 
-def test_every_operation_is_timed_on_real_devices() -> None:
-    """Each benchmark comes back, in its order, with seconds that grow with the amount."""
-    benchmarks = tuple(benchmark(operation) for operation in get_args(Operation))
-    result = processes.run(benchmarks, processes=1, devices=2)
-    assert (result.platform, result.devices) == ("cpu", 2)
-    assert tuple(timing.benchmark for timing in result.timings) == benchmarks
-    for timing in result.timings:
-        amounts, seconds = zip(*timing.points, strict=True)
-        assert list(amounts) == sorted(amounts)
-        assert 0 < seconds[0] < seconds[-1]
-        assert timing.best_per_s >= max(a / s for a, s in timing.points)
-
-
-def test_processes_are_timed_together() -> None:
-    """Two processes of one device each reduce between them."""
-    between = benchmark("all-reduce", processes=2)
-    result = processes.run((between,), processes=2, devices=2)
-    assert result.devices == 2
-    assert [timing.benchmark for timing in result.timings] == [between]
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_trainers_step_is_timed_in_the_processes_of_the_plan(hosts: int) -> None:
+    """With one layer and with half of them, on as many emulated devices."""
+    plan = plan_of(replace(PLAN.model, layers=6), pods=2, tensor=2, hosts=hosts)
+    matmul, step = processes.run(plan).timings
+    assert (matmul.operation, step.operation) == ("matmul", "step")
+    assert [layers for layers, _ in step.points] == [1, 3]
+    assert min(seconds for _, seconds in step.points) > 0
 
 
 def test_a_failed_measurement_is_one_message() -> None:
     """It has the end of what the process printed."""
-    impossible = replace(benchmark("permute"), group=3)
-    with pytest.raises(MeasurementFailed, match=r"cannot be measured:(.|\n)*ValueError"):
-        processes.run((impossible,), processes=1, devices=2)
+    plan = replace(PLAN, trainer="trainers.mesh")
+    with pytest.raises(MeasurementFailed, match=r"cannot be measured:(.|\n)*no function program"):
+        processes.run(plan)
 
 
 def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second rehearsal of a shape measures nothing; another shape measures what is new."""
+    """The second rehearsal of a shape measures nothing; another shape is added."""
     fake = FakeProcesses(monkeypatch)
-    first = for_plan(PLAN)
-    assert len(fake.requests) == 1
-    assert for_plan(PLAN).profile == first.profile
-    assert len(fake.requests) == 1
+    assert stored_profile(PLAN) is None
+    first = measure_plan(PLAN)
+    assert stored_profile(PLAN) == first
     other = plan_of(pods=2, fsdp=2, tensor=2, hosts=2)
-    both = for_plan(other).profile
-    assert set(fake.requests[1]).isdisjoint(fake.requests[0])
-    assert calibrated.missing(PLAN, both) == calibrated.missing(other, both) == ()
-    assert codec.digest(both) != codec.digest(first.profile)
+    assert stored_profile(other) is None
+    both = measure_plan(other)
+    assert fake.plans == [PLAN, other]
+    assert stored_profile(PLAN) == stored_profile(other) == both
+    assert codec.digest(both.profile) != codec.digest(first.profile)
+
+
+def test_a_changed_trainer_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module by its file, a package by all its files."""
+    FakeProcesses(monkeypatch)
+    module = tmp_path / "my_trainer.py"
+    module.write_text("program = None", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = replace(PLAN, trainer="my_trainer:program")
+    measure_plan(plan)
+    assert stored_profile(plan) is not None
+    module.write_text("program = 1", encoding="utf-8")
+    assert stored_profile(plan) is None
+    measure_plan(plan)
+    assert stored_profile(plan) is not None
+    assert trainer_source("llama") != trainer_source("mlp")
+
+
+def test_orch_calibrate_measures_steps_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest profile counts, and it has no step yet."""
+    FakeProcesses(monkeypatch)
+    measure_plan(PLAN)
+    measure_devices()
+    assert stored_profile(PLAN) is None
+
+
+def test_a_known_shape_reports_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rehearsal says that it measures; the second has nothing to say."""
+    FakeProcesses(monkeypatch)
+    spec = spec_of(TINY, topology="2x2x1", pods=2, sequences=64, length=128)
+    small, events = rehearse(spec, make_plan(spec)), list[ProgressEvent]()
+    provenance = Provenance(environment={}, documents={}, folder="", profile=None)
+    for told in (True, False):
+        events.clear()
+        made, _ = calibrated_rehearsal(small, provenance, events.append)
+        assert made.plan.forecast.step_s.expected is not None
+        assert bool(events) is told
 
 
 def test_a_profile_is_found_by_its_digest(cache: Path) -> None:
@@ -145,13 +173,12 @@ def test_a_store_that_cannot_be_written_is_one_message(cache: Path) -> None:
 
 
 def test_an_accelerator_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One device alone, and all of them together; nothing is emulated."""
-    FakeProcesses(monkeypatch, platform="gpu")
-    profile = of_machine().profile
-    assert (profile.machine.platform, profile.machine.device_kind) == ("gpu", "an H200")
-    benchmarks = [timing.benchmark for timing in profile.timings]
-    assert {one.devices for one in benchmarks if one.group == 1} == {1}
-    assert {one.group for one in benchmarks if one.group > 1} == {2, 4, 8}
+    """Its kind is what JAX calls it; nothing is emulated."""
+    fake = FakeProcesses(monkeypatch, platform="gpu")
+    profile = measure_devices().profile
+    assert fake.plans == [None]
+    assert not profile.emulated
+    assert profile.machine.device_kind == "an H200"
 
 
 def test_a_plan_is_forecast_on_the_profile_that_it_names() -> None:
@@ -160,7 +187,7 @@ def test_a_plan_is_forecast_on_the_profile_that_it_names() -> None:
     words = ["specs/tiny_2pod.yaml", "--json", *(x for one in settings for x in ("--set", one))]
     plain = CliRunner().invoke(planning, words)
     plan = codec.from_json(plain.stdout.encode(), Plan)
-    stored = profile_store.store(profile_for(plan, H200))
+    stored = profile_store.store(chip_profile())
     done = CliRunner().invoke(planning, [*words, "--profile", codec.digest(stored.profile)[:8]])
     assert done.exit_code == 0, done.output
     made = codec.from_json(done.stdout.encode(), Plan)
@@ -172,8 +199,8 @@ def test_a_plan_is_forecast_on_the_profile_that_it_names() -> None:
 
 
 def test_a_profile_is_one_screen(golden: HoldGolden) -> None:
-    """Rates and collectives, each with its spread, and the digest."""
-    profile = profile_for(PLAN, replace(MACHINE, versions={"jax": "1", "jaxlib": "1"}))
+    """Each rate with its spread, and the digest."""
+    profile = chip_profile(replace(H200, versions={"jax": "1", "jaxlib": "1"}))
     golden("calibration.txt", calibration_screen(profile, "/cache/it.json", "orch submit it.yaml"))
 
 

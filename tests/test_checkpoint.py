@@ -291,11 +291,11 @@ def failure_of_a_save(folder: Path, how: str, limit_bytes: int = NO_LIMIT) -> st
 
 @pytest.mark.parametrize("how", ["finish", "check"])
 def test_a_full_disk_is_named_and_the_last_step_stays(how: str, small_disk: Path) -> None:
-    """The error is not one save late, and nobody is told that all is well."""
+    """The error is not one save late, and nothing says that all is well."""
     save_steps(small_disk, 10)
-    told = failure_of_a_save(small_disk, how)
-    assert told.startswith(f"{small_disk}: step 20 cannot be saved: ")
-    assert "No space left on device" in told
+    message = failure_of_a_save(small_disk, how)
+    assert message.startswith(f"{small_disk}: step 20 cannot be saved: ")
+    assert "No space left on device" in message
     assert_restores(small_disk, 10)
     assert not list(small_disk.glob("20*")), "the next attempt did not sweep"
 
@@ -303,9 +303,9 @@ def test_a_full_disk_is_named_and_the_last_step_stays(how: str, small_disk: Path
 def test_a_file_too_large_is_named_and_the_last_step_stays(tmp_path: Path) -> None:
     """The same with a limit that any user can set."""
     save_steps(tmp_path, 10)
-    told = failure_of_a_save(tmp_path, "finish", limit_bytes=1 << 20)
-    assert "step 20 cannot be saved: " in told
-    assert "File too large" in told
+    message = failure_of_a_save(tmp_path, "finish", limit_bytes=1 << 20)
+    assert "step 20 cannot be saved: " in message
+    assert "File too large" in message
     assert_restores(tmp_path, 10)
 
 
@@ -323,7 +323,7 @@ def test_a_lost_folder_is_named_and_not_made_anew(tmp_path: Path) -> None:
 
 
 def test_a_step_that_vanished_is_named(tmp_path: Path) -> None:
-    """Orbax's word that all is well is held against the disk."""
+    """Orbax's word that all is well is compared with the disk."""
     saved = open_at(tmp_path)
     saved.save(10, state_on(mesh_of(4, 2), 10))
     saved._checkpointer.wait_until_finished()

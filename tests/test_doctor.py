@@ -45,7 +45,7 @@ def test_a_folder_that_takes_no_file_is_broken(orch: RunOrch) -> None:
 def test_servers_that_are_named_and_silent_are_broken(
     orch: RunOrch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster and a tracking server; the file that records otherwise is told."""
+    """A cluster and a tracking server; otherwise the file of records is named."""
     done = orch("doctor", "--storage", str(tmp_path))
     assert f"recorded in {tmp_path}" in " ".join(done.stdout.split())
     nobody = "http://127.0.0.1:9"

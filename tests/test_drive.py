@@ -50,7 +50,7 @@ def test_a_run_that_lost_a_slice_waits_and_goes_on_with_fewer() -> None:
 
 
 def test_where_nothing_comes_nobody_waits() -> None:
-    """A cluster of one's own goes on at once, once what the last attempt held is free again."""
+    """A cluster of one's own goes on at once, once the slices of the last attempt are free."""
     alone = SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=True, private=True)
     assert select(slices(*"acd", broken=("b",)), alone, "abcd", 0.0) == ("a", "c", "d")
     assert select(slices("a", busy=("c", "d"), broken=("b",)), alone, "abcd", 0.0) == ()

@@ -14,7 +14,8 @@ from orchestrator.drive.driver import Driver, run_to_end
 from orchestrator.launch.backend import find_backend
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
-from orchestrator.types.spec import Pods, RetryLimits, RunOptions, Spec
+from orchestrator.types.run_options import RetryLimits, RunOptions
+from orchestrator.types.spec import Pods, Spec
 from tests.clusters import eventually
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of

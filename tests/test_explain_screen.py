@@ -12,6 +12,7 @@ from orchestrator.catalog.published_figures import figures
 from orchestrator.explain import explain, wording
 from orchestrator.explain.assemble import likely
 from orchestrator.explain.formula import evaluate
+from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import explain_screen
 from orchestrator.score import PUBLISHED
@@ -68,7 +69,7 @@ def test_the_plan_compared_with_is_the_plan() -> None:
     said = {difference.about: difference for difference in sheet.differences}
     assert said["batch"].planned.startswith(f"{plan.batch.sequences:,} sequences")
     for axis, size in plan.mesh.items():
-        assert axis == "pods" or f"{axis} {size}" in said["mesh of a pod"].planned
+        assert axis in DCN_AXES or f"{axis} {size}" in said["mesh of a pod"].planned
     assert f"{plan.forecast.days.lower:.1f} days at the bound" in said["days"].planned
     assert plan.forecast.bound in said["what binds"].planned
     assert f"`{plan.remat}`" in said["recompute"].planned
@@ -201,7 +202,7 @@ def test_every_quoted_source_is_in_the_catalog() -> None:
 
 @pytest.mark.parametrize("key", ["70b-four-pods", "405b-eight-pods"])
 def test_the_sheet_to_the_letter(key: str, golden: HoldGolden) -> None:
-    """Derivation and quotes; what the plan does is held where plans are."""
+    """Derivation and quotes; what the plan does is tested where plans are."""
     screen = explain_screen.explain_screen(explanation_of(key), "orch plan x.yaml")
     by_hand, _, planned = screen.partition("\n\nWhere the realizable plan differs\n")
     assert planned

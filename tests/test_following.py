@@ -28,7 +28,7 @@ from tests.journals import reason, run_request, step, tiny_plan, tiny_spec, writ
 
 @dataclass
 class FakeJobs:
-    """A cluster that answers as it is told to."""
+    """A cluster with answers that the test sets."""
 
     state_now: str | None = "RUNNING"
     submits: list[tuple[str, str | None]] = field(default_factory=list)

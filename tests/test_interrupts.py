@@ -97,8 +97,8 @@ def test_each_command_that_takes_long_says_what_was_interrupted(
     module, _, name = slow.rpartition(".")
     monkeypatch.setattr(import_module(f"orchestrator.{module}"), name, interrupt)
     assert ended(monkeypatch, command) == 130
-    told = capsys.readouterr()
-    assert told.err == f"interrupted while {said}\nNext: {' '.join(['orch', *command])}\n"
+    output = capsys.readouterr()
+    assert output.err == f"interrupted while {said}\nNext: {' '.join(['orch', *command])}\n"
 
 
 def test_a_rehearsal_that_is_only_prepared_says_so(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
-from orchestrator.journal import event_log, files
+from orchestrator.journal import event_log, files, line_files
 from tests.journals import claimed_run, failed_once, reason, run_request, tiny_plan, write_steps
 
 # --- foreign and damaged files
@@ -151,8 +151,8 @@ def test_last_lines_equal_those_of_the_whole_file(
     path = tmp_path_factory.mktemp("lines") / "lines"
     path.write_bytes(b"".join(line + b"\n" for line in lines) + torn)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(files, "TAIL_BYTES", 7)
-        read, end = files.last_lines(path, at_least)
+        patched.setattr(line_files, "TAIL_BYTES", 7)
+        read, end = line_files.last_lines(path, at_least)
     assert len(read) >= min(at_least, len(lines))
     assert read == lines[len(lines) - len(read) :]
     assert end == path.stat().st_size - len(torn)

@@ -59,7 +59,7 @@ def test_the_campaign_catches_a_journal_that_writes_in_place(in_memory: Path) ->
 NEED_ROOM = ("open", "write", "link", "mkdir")
 
 
-class Full:
+class FullDisk:
     """A disk that is full at the `at`-th change that needs space, and only then."""
 
     def __init__(self, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_a_full_disk_loses_nothing(in_memory: Path, monkeypatch: pytest.MonkeyPa
     while met:
         at += 1
         with monkeypatch.context() as patched:
-            disk = Full(at, patched)
+            disk = FullDisk(at, patched)
             run = persistent_life(in_memory / str(at))
             met = disk.count >= at
         assert (run.state, run.steps_done, run.problems) == ("succeeded", 3, ())
@@ -227,7 +227,7 @@ def test_a_step_that_does_not_fit_leaves_no_partial_line(
     with StepLog(writer.journal.path, number) as log:
         log.append(step(0, restored=0))
         with monkeypatch.context() as patched:
-            Full(1, patched)
+            FullDisk(1, patched)
             with pytest.raises(JournalUnwritable):
                 log.append(step(1))
         log.append(step(1, loss=9.0))

@@ -1,4 +1,4 @@
-"""Runs that are hurt on purpose, on real Ray clusters of emulated slices, and go on."""
+"""Runs with injected faults, on real Ray clusters of emulated slices, and go on."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def test_lost_slices_and_a_hang_are_survived(tmp_path: Path) -> None:
     a rank is stopped, found within twice the limit, and tried again. The data stays in order.
     """
     spec = small_spec(Pods(min=1, max=2))
-    with emulated(spec, tmp_path / "hurt", steps=40, spares=1) as run:
+    with emulated(spec, tmp_path / "faulty", steps=40, spares=1) as run:
         run.until_step(1, 6)
         run.lose_host("pod-1")
         first = run.until_ended(1)
@@ -61,7 +61,7 @@ def test_three_pods_of_four_go_on_in_the_same_order(tmp_path: Path) -> None:
     step sees the sequences that it would have seen.
     """
     spec = small_spec(Pods(min=3, max=4))
-    with emulated(spec, tmp_path / "hurt", steps=24) as run:
+    with emulated(spec, tmp_path / "faulty", steps=24) as run:
         run.until_step(1, 9)
         run.lose_host("pod-2")
         ended = run.to_the_end()

@@ -20,7 +20,8 @@ from orchestrator.errors import (
 from orchestrator.plugins import trainer_names
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Step
-from orchestrator.types.spec import CheckpointOptions, DataSource, Optimizer
+from orchestrator.types.run_options import CheckpointOptions
+from orchestrator.types.spec import DataSource, Optimizer
 from tests import toy
 from tests.conftest import HoldGolden
 from tests.trainer_plans import plan_of

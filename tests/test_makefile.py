@@ -71,7 +71,7 @@ def test_setup_refuses_a_python_that_cannot_serve(python: str, message: str, pro
 
 
 def test_setup_says_that_there_is_no_python(project: Path) -> None:
-    """A command that does not exist is told apart from one that is too old."""
+    """A command that does not exist has another message than one that is too old."""
     done = make(project, "setup", "PYTHON=python-of-nowhere")
     assert done.returncode == 2
     assert "setup: no python-of-nowhere on PATH" in done.stderr

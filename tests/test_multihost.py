@@ -18,7 +18,7 @@ Told = dict[str, Any]
 
 
 def two_processes(folder: Path, *, stop_at: int = STEPS + 1) -> list[Told]:
-    """Run both; what each told."""
+    """Run both; the outcome of each."""
     port = free_port()
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     processes = [
@@ -32,12 +32,12 @@ def two_processes(folder: Path, *, stop_at: int = STEPS + 1) -> list[Told]:
         for rank in range(2)
     ]
     try:
-        told = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0, 0]
-    return [json.loads(lines.splitlines()[-1]) for lines in told]
+    return [json.loads(lines.splitlines()[-1]) for lines in outputs]
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
@@ -45,13 +45,13 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     _, alone = run_toy(tmp_path / "alone", toy_plan_of(data=4))
     first = two_processes(tmp_path / "two", stop_at=7)
     assert first[0] == first[1] | {"outcome": first[0]["outcome"]}
-    assert [told["outcome"]["steps_done"] for told in first] == [8, 8]
-    assert all(told["outcome"]["stopped"] for told in first)
+    assert [one["outcome"]["steps_done"] for one in first] == [8, 8]
+    assert all(one["outcome"]["stopped"] for one in first)
 
     flip_a_byte(a_data_file(tmp_path / "two" / "checkpoints" / "8"))
     second = two_processes(tmp_path / "two")
-    for told in second:
-        opening = told["outcome"]["startup"]
+    for one in second:
+        opening = one["outcome"]["startup"]
         assert opening["steps_done"] == 6
         assert [skip["step"] for skip in opening["skipped"]] == [8]
         assert "has sha256" in opening["skipped"][0]["why"]

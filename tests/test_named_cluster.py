@@ -27,7 +27,7 @@ CANARY = "canary-d41d8cd98f00b204"
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunningCluster:
     """A cluster that somebody else started, and what a person must know to use it."""
 
     address: str
@@ -48,7 +48,7 @@ class Standing:
 
 
 @contextmanager
-def standing(topology: str, pods: int) -> Iterator[Standing]:
+def standing(topology: str, pods: int) -> Iterator[RunningCluster]:
     """A named cluster of so many emulated v5p slices, whose hosts have a secret in their shell."""
     plan = make_plan(spec_of(TINY, topology=topology, pods=pods, sequences=64 * pods, length=64))
     with pytest.MonkeyPatch.context() as shell:
@@ -57,7 +57,7 @@ def standing(topology: str, pods: int) -> Iterator[Standing]:
         hosts = emulated_hosts(plan)
         with private_cluster(hosts, devices_per_host(plan), "sleep 100000") as cluster:
             token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(cluster.folder / "token")}
-            yield Standing(address_of(cluster), {**os.environ, **token}, cluster.folder)
+            yield RunningCluster(address_of(cluster), {**os.environ, **token}, cluster.folder)
 
 
 def address_of(cluster: PrivateCluster) -> str:
@@ -73,14 +73,14 @@ def address_of(cluster: PrivateCluster) -> str:
 
 
 @pytest.fixture(scope="module")
-def four() -> Iterator[Standing]:
+def four() -> Iterator[RunningCluster]:
     """Four slices of one host."""
     with standing("2x2x1", 4) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Standing]:
+def two() -> Iterator[RunningCluster]:
     """Two slices of two hosts."""
     with standing("2x2x2", 2) as cluster:
         yield cluster
@@ -96,7 +96,7 @@ TWO_HOSTS = ("--set", "resources.chip=v5p", "--set", "resources.topology=2x2x2")
 
 
 def test_what_a_cluster_cannot_serve_is_refused_with_all_that_is_missing(
-    two: Standing, tmp_path: Path
+    two: RunningCluster, tmp_path: Path
 ) -> None:
     """Slices requested, present and free, and secrets by name; no run is made, nothing is taken."""
     more = ("--set", "resources.pods=6", "--set", "experiment.batch.sequences=48")
@@ -109,7 +109,7 @@ def test_what_a_cluster_cannot_serve_is_refused_with_all_that_is_missing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_its_token_a_cluster_refuses(two: Standing, tmp_path: Path) -> None:
+def test_without_its_token_a_cluster_refuses(two: RunningCluster, tmp_path: Path) -> None:
     """The message names the variables to set, and no run is made."""
     done = two.orch(*two.submit(tmp_path, *TWO_HOSTS, "--yes"), RAY_AUTH_MODE="disabled")
     assert done.returncode == 1
@@ -122,7 +122,7 @@ THREE = (*V5P, "--set", "resources.pods=3", "--set", "experiment.batch.sequences
 
 @pytest.mark.chaos
 def test_runs_outlive_their_terminals_and_take_slices_in_turn(
-    four: Standing, tmp_path: Path
+    four: RunningCluster, tmp_path: Path
 ) -> None:
     """Two runs want three slices of four. The first goes on when its `orch` is killed; the second,
     submitted meanwhile, says what it waits for, and begins when somebody cancels the first.
@@ -159,7 +159,7 @@ def test_runs_outlive_their_terminals_and_take_slices_in_turn(
 
 
 @pytest.mark.chaos
-def test_a_cancelled_run_goes_on_with_fewer_pods(four: Standing, tmp_path: Path) -> None:
+def test_a_cancelled_run_goes_on_with_fewer_pods(four: RunningCluster, tmp_path: Path) -> None:
     """Resumed on the cluster that its journal names, in the code that it was submitted with."""
     submit = four.submit(tmp_path, *THREE, "--yes", "--detach", "--steps", "3000", "--key", "it")
     assert four.orch(*submit).returncode == 0
@@ -199,7 +199,7 @@ study:
 
 
 @pytest.mark.chaos
-def test_trials_of_a_study_follow_each_other(four: Standing, tmp_path: Path) -> None:
+def test_trials_of_a_study_follow_each_other(four: RunningCluster, tmp_path: Path) -> None:
     """First the cost of all trials is shown, and nothing starts. Then each trial is a real run, one
     after another. Submitted again, nothing is left to do. A study without a length is refused.
     """
@@ -228,7 +228,7 @@ def test_trials_of_a_study_follow_each_other(four: Standing, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_slices_of_two_hosts_are_followed_to_the_end(two: Standing, tmp_path: Path) -> None:
+def test_slices_of_two_hosts_are_followed_to_the_end(two: RunningCluster, tmp_path: Path) -> None:
     """Four processes on two slices: every step, a trace of two of them, exit code 0."""
     steps = ("--yes", "--steps", "4", "--profile", "1:3")
     done = two.orch(*two.submit(tmp_path, *TWO_HOSTS, *steps))

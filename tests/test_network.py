@@ -1,6 +1,9 @@
 """The description of the network: what follows from it, and what it has to agree with."""
 
-from dataclasses import fields
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from math import prod
 from typing import Any
 
 import pytest
@@ -16,11 +19,16 @@ from orchestrator.network.mesh_axes import (
     MESH_AXES,
     SHARED_OVER_DCN,
 )
-from orchestrator.network.rematerialization import POLICIES
+from orchestrator.network.rematerialization import POLICIES, policy, remat_of, text_of
 from orchestrator.plan.calibrated import layout_of
-from orchestrator.plan.collectives import exchanges
-from orchestrator.types.spec import MeshRequest, Model
+from orchestrator.plan.collectives import Exchange, exchanges
+from orchestrator.plan.policy_arrays import all_policies
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import MeshRequest, Model, Precision, TensorTreatments
+from tests.census import count_collectives
 from tests.trainer_plans import plan_of
+from trainers.contract import load
+from trainers.mesh import abstract_mesh_of
 
 TREES: list[dict[str, Any]] = [{}, {"gated": False}, {"tied": True}]
 
@@ -79,10 +87,34 @@ def test_policies_name_the_tensors_of_the_block(gated: bool) -> None:
     tensors = {tensor.name for tensor in decoder(model_of(gated=gated)).block.tensors}
     known = {BLOCK_INPUT, *attention.TENSORS, *mlp.TENSORS}
     assert tensors <= POLICIES["none"].keep
-    for policy in POLICIES.values():
-        assert policy.keep | policy.offload <= known
-        assert not policy.keep & policy.offload
-        assert not policy.recomputes(BLOCK_INPUT)
+    for one in POLICIES.values():
+        assert one.keep | one.offload <= known
+        assert not one.keep & one.offload
+        assert not one.recomputes(BLOCK_INPUT)
+
+
+def test_a_policy_is_a_name_or_a_mapping_of_all_tensors() -> None:
+    """A mapping that is a named policy has its name; every other is written tensor by tensor."""
+    tensors = [tensor.name for tensor in decoder(model_of()).block.tensors]
+    assert sorted(tensors) == sorted(asdict(TensorTreatments()))
+    for name, one in POLICIES.items():
+        assert remat_of(one) == name
+        mapping = {tensor: one.treatment(tensor) for tensor in tensors}
+        assert policy(TensorTreatments(**mapping)) == one  # type: ignore[arg-type]
+    mixed = TensorTreatments(block_input="offload", query="keep", up="offload")
+    assert remat_of(policy(mixed)) == mixed
+    assert text_of(mixed) == "{block_input: offload, query: keep, up: offload}"
+
+
+def test_parallel_matmuls_are_searched_alike() -> None:
+    """Repeated as one, so keeping one result of several saves nothing: 2 x 3^4 policies."""
+    found = all_policies(model_of(), offloads=True)
+    assert len(found) == len(set(found)) == 162
+    assert set(POLICIES.values()) <= set(found)
+    assert all(one.treatment("query") == one.treatment("value") for one in found)
+    without_host = all_policies(model_of(), offloads=False)
+    assert len(without_host) == 16
+    assert not any(one.needs_host for one in without_host)
 
 
 def test_weights_have_the_names_of_published_checkpoints() -> None:
@@ -98,3 +130,53 @@ def test_weights_have_the_names_of_published_checkpoints() -> None:
         *(f"{layer}self_attn.{one}_proj.weight" for one in "qkvo"),
         *(f"{layer}mlp.{one}_proj.weight" for one in ("gate", "up", "down")),
     }
+
+
+# --- the trainer sends what the ledger counts
+
+SHAPES: list[dict[str, Any]] = [
+    {"pods": 2, "fsdp": 2, "tensor": 2, "gradient_reduction": "per_layer"},
+    {"pods": 2, "data": 2, "sequence": 2, "gradient_reduction": "per_layer"},
+    {"pods": 2, "data": 2, "sequence": 2, "microbatches": 2},
+    {"tensor": 8, "microbatches": 2, "remat": "none"},
+    {"fsdp": 4, "tensor": 4, "remat": "keep_mlp"},
+    {"fsdp_dcn": 2, "fsdp": 2, "tensor": 2},
+]
+BF16 = Precision(parameters="fp32", compute="bf16", gradients="bf16", optimizer="fp32")
+# What a device sends in a call, of the bytes that it puts in, over so many ways.
+SENT: dict[str, Callable[[int], float]] = {
+    "all-gather": lambda ways: ways - 1,
+    "reduce-scatter": lambda ways: (ways - 1) / ways,
+    "all-reduce": lambda ways: 2 * (ways - 1) / ways,
+    "permute": lambda _: 1,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_byte_of_the_traced_step_is_in_the_ledger(shape: dict[str, Any]) -> None:
+    """Over each group of axes; what the ledger leaves out are a few numbers in fp32."""
+    plan = plan_of(precision=BF16, **shape)
+    layout = layout_of(plan, catalog.chip(plan.chip))
+    counted: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    ways: dict[tuple[str, ...], int] = {}
+    for one in exchanges(layout):
+        if one.moved_bytes:
+            axes = traced_axes(plan, one)
+            counted[axes] += float(one.moved_bytes)
+            ways[axes] = int(one.ways)
+    program = load("llama").program(plan, abstract_mesh_of(plan))
+    traced: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for (kind, dtype, axes, size), calls in count_collectives(
+        program.step.trace(program.state, program.batch).jaxpr.jaxpr
+    ).items():
+        if dtype == "bf16":
+            traced[axes] += calls * size * SENT[kind](ways[axes])
+    assert traced == counted
+
+
+def traced_axes(plan: Plan, one: Exchange) -> tuple[str, ...]:
+    """The axes as the trainer names them, which splits `tensor` where kv heads are copied."""
+    if one.axes[-1] != "tensor":
+        return one.axes
+    whole = one.ways == prod(plan.mesh[axis] for axis in one.axes)
+    return (*one.axes, "copies") if whole else ("copies",)

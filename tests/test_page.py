@@ -162,9 +162,9 @@ def test_memory_is_forecast_compiled_and_measured() -> None:
     silent = report_words(run_page(shown(run, steps)))
     assert "The devices did not report their memory" in silent
     first = replace(steps[2][0], step=replace(steps[2][0].step, peak_hbm_bytes=5 << 30))
-    told = run_page(shown(run, {**steps, 2: [first, *steps[2][1:]]}))
-    assert "did not report their memory" not in told
-    block = told[told.index("Memory per device") : told.index("Where the time went")]
+    text = run_page(shown(run, {**steps, 2: [first, *steps[2][1:]]}))
+    assert "did not report their memory" not in text
+    block = text[text.index("Memory per device") : text.index("Where the time went")]
     assert 'aria-label="measured: 5.00 GiB"' in block
 
 

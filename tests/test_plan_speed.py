@@ -4,7 +4,7 @@ import subprocess
 import sys
 from functools import partial
 
-from orchestrator.plan.planner import search_request
+from orchestrator.plan.search import search_request
 from tests.bench.plan_speed import (
     CASES,
     choose,

@@ -1,4 +1,4 @@
-"""Ports: none is told twice, and none that somebody listens on."""
+"""Ports: none is chosen twice, and none that a process listens on."""
 
 import socket
 

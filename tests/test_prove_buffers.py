@@ -31,7 +31,7 @@ def test_a_buffer_lives_from_its_first_write_to_its_last_read() -> None:
     )
     worst = peak(read)
     assert worst.bytes == (1 + 2 + 8) * KIB
-    assert {held.instruction for held in worst.buffers} == {"p", "b", "c"}
+    assert {buffer.instruction for buffer in worst.buffers} == {"p", "b", "c"}
     assert worst.at == ("main", "c")
 
 

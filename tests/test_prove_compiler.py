@@ -133,10 +133,10 @@ def test_the_trainers_step_is_as_forecast(proven: tuple[ProofResult, list[str], 
 
 
 def test_every_byte_of_the_peak_has_a_name(proven: tuple[ProofResult, list[str], Path]) -> None:
-    """What the text says is held adds up to the peak that the compiler reports."""
+    """The buffers in the text add up to the peak that the compiler reports."""
     proof = proven[0].proof
-    held = sum(line.compiled for line in proof.ledger)
-    assert held == pytest.approx(proof.peak_hbm_bytes_per_device, rel=0.01)
+    total = sum(line.compiled for line in proof.ledger)
+    assert total == pytest.approx(proof.peak_hbm_bytes_per_device, rel=0.01)
     assert proof.peak_at.startswith("trainers/llama/")
     names = [buffer.name for buffer in proof.buffers]
     assert any(name.startswith("parameters.") for name in names)

@@ -7,6 +7,7 @@ from importlib import util
 from pathlib import Path
 
 import pytest
+import yaml
 
 from orchestrator.errors import ProofUnavailable
 from orchestrator.plan.planner import make_plan
@@ -16,7 +17,7 @@ from orchestrator.prove.verdict import ProofResult, cached, least_recompute, pro
 from orchestrator.render import proof_screen as render
 from orchestrator.spec import load
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import MeshRequest, Spec
+from orchestrator.types.spec import MeshRequest, Spec, TensorTreatments
 from tests.conftest import HoldGolden, RunOrch
 from tests.example_specs import spec_of
 from tests.proofs import as_forecast, recorded
@@ -68,7 +69,9 @@ def test_the_nearest_plans_fit_with_the_error_that_was_seen() -> None:
     for change in proposed:
         settings = dict(override.split("=") for override in change.overrides)
         mesh = {k.rsplit(".", 1)[1]: int(v) for k, v in settings.items() if ".mesh." in k}
-        experiment = replace(asked.experiment, remat=settings["experiment.remat"])
+        remat = yaml.safe_load(settings["experiment.remat"])
+        chosen = TensorTreatments(**remat) if isinstance(remat, dict) else remat
+        experiment = replace(asked.experiment, remat=chosen)
         resources = replace(asked.resources, mesh=replace(asked.resources.mesh, **mesh))
         other = make_plan(replace(asked, experiment=experiment, resources=resources))
         peak = other.forecast.memory_bytes_per_device + missed

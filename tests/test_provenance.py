@@ -38,7 +38,7 @@ def test_the_versions_of_a_process_do_not_differ_from_themselves() -> None:
 
 
 def test_a_difference_names_both_sides() -> None:
-    """What a host lacks is a difference; what the submitter lacks cannot be held against it."""
+    """What a host lacks is a difference; what the submitter lacks is no difference."""
     submitted = {"python": "3.11", "jax": "0.10.2", "ray": "2.60.0", "code": "abc"}
     here = {"python": "3.11", "jax": "0.9.0", "libtpu": "0.0.42", "code": "abc"}
     assert provenance.differences(submitted, here) == [

@@ -158,8 +158,8 @@ def test_a_rehearsal_is_not_compared_with_chips() -> None:
 def test_the_peak_memory_is_the_largest_measured() -> None:
     run, steps = preempted_run()
     assert compare_run(run, PLAN, steps).memory.measured_bytes is None
-    steps[2] = [replace(one, step=replace(one.step, peak_hbm_bytes=held))
-                for one, held in zip(steps[2], [3, 8, 5, *[None] * 12], strict=True)]  # fmt: skip
+    steps[2] = [replace(one, step=replace(one.step, peak_hbm_bytes=peak))
+                for one, peak in zip(steps[2], [3, 8, 5, *[None] * 12], strict=True)]  # fmt: skip
     assert compare_run(run, PLAN, steps).memory.measured_bytes == 8
 
 

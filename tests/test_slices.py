@@ -1,4 +1,4 @@
-"""What slices are called: held against Ray's own arithmetic, on which its trainer relies."""
+"""The names of slices, compared with Ray's own arithmetic, on which its trainer relies."""
 
 import tempfile
 from pathlib import Path

@@ -59,8 +59,8 @@ def test_a_model_is_a_table(copy: Path) -> None:
 def test_a_policy_is_a_row(copy: Path) -> None:
     """What it keeps are tensors that the trainer's layer names already."""
     policies = copy / "orchestrator" / "network" / "rematerialization.py"
-    before, full, rest = policies.read_text(encoding="utf-8").partition('        keeping("full")')
-    row = '        keeping("keep_gate", "gate"),\n'
+    before, full, rest = policies.read_text(encoding="utf-8").partition('    "full": ')
+    row = '    "keep_gate": keeping("gate"),\n'
     policies.write_text(f"{before}{row}{full}{rest}", encoding="utf-8")
     assert "remat keep_gate" in planned(copy, "experiment.remat=keep_gate")
 

@@ -11,10 +11,15 @@ from orchestrator.errors import SpecError
 from orchestrator.spec import SpecProblems
 from orchestrator.spec.examples import starter
 from orchestrator.types import codec
-from orchestrator.types.spec import (
-    Batch,
+from orchestrator.types.run_options import (
     CheckpointOptions,
     ClusterOptions,
+    RetryLimits,
+    RunOptions,
+    TrackingOptions,
+)
+from orchestrator.types.spec import (
+    Batch,
     DataSource,
     Experiment,
     MeshRequest,
@@ -23,10 +28,7 @@ from orchestrator.types.spec import (
     Pods,
     Precision,
     Resources,
-    RetryLimits,
-    RunOptions,
     Spec,
-    TrackingOptions,
 )
 from tests.conftest import ROOT
 from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write

@@ -14,7 +14,7 @@ HEAD = "| key | what it is | must be | default |\n|---|---|---|---|\n"
 
 
 def rows(schema: Schema, prefix: str = "") -> Iterator[str]:
-    """A row for each key that holds a value; sections are told by the keys within."""
+    """A row for each key that holds a value. The keys of a section stand for it."""
     for one in alternatives(schema):
         for key in properties(one):
             inside = member(one, key) or {}

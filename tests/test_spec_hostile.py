@@ -74,7 +74,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_a_clear_error(name: str, tmp_path: Path) -> None:
-    """Depth, size, aliases, digits: told within two seconds, on a page, in bounded memory."""
+    """Depth, size, aliases, digits: reported within two seconds, on a page, in bounded memory."""
     path = write(tmp_path, BOMBS[name])
     held_bytes = peak_bytes()
     began = time.perf_counter()
@@ -86,7 +86,7 @@ def test_a_bomb_is_a_clear_error(name: str, tmp_path: Path) -> None:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held."""
+    """The most memory that this process has used."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -136,7 +136,7 @@ SETTINGS = settings(max_examples=150, suppress_health_check=[HealthCheck.functio
 @SETTINGS
 @given(text=nearly())
 def test_nearly_good_files_are_answered(text: str, tmp_path: Path) -> None:
-    """Whatever slips into a spec, it loads as a whole or its problems are told."""
+    """Whatever slips into a spec, it loads as a whole or its problems are reported."""
     (tmp_path / "spec.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
     answer(tmp_path / "spec.yaml")
 
@@ -181,7 +181,7 @@ LEAVES += ["resources.mesh", "run.checkpoint", "cluster", "experiment.compiler_o
 @SETTINGS
 @given(key=st.sampled_from(LEAVES), value=VALUES)
 def test_any_value_anywhere_is_answered(key: str, value: object, tmp_path: Path) -> None:
-    """A value of any kind, under any key, is taken or told."""
+    """A value of any kind, under any key, is accepted or reported."""
     answer(write(tmp_path, COMPLETE), f"{key}={json.dumps(value)}")
 
 

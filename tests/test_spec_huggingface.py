@@ -73,7 +73,7 @@ def model_of(folder: Path, config: dict[str, Any], named: str = "") -> Model:
     return load_text(folder, text).experiment.model
 
 
-def told(folder: Path, config: Any) -> list[Problem]:
+def problems_in(folder: Path, config: Any) -> list[Problem]:
     """What is wrong with a config.json."""
     return problems_of(spec_of(folder, config))
 
@@ -111,7 +111,7 @@ def test_a_head_may_have_a_width_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_newer_form_of_rope_is_read(tmp_path: Path) -> None:
-    """`rope_parameters` holds what `rope_theta` held."""
+    """`rope_parameters` has what `rope_theta` had."""
     rope = {"rope_type": "default", "rope_theta": 250000.0}
     config = changed(LLAMA, rope_theta=ABSENT, rope_scaling=ABSENT, rope_parameters=rope)
     assert model_of(tmp_path, config).rope_theta == 250_000.0
@@ -131,7 +131,7 @@ HARMLESS = {
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_changes_nothing_is_let_through(name: str, tmp_path: Path) -> None:
     """Keys without an effect on the computation are no reason to refuse."""
-    assert told(tmp_path, HARMLESS[name]) == []
+    assert problems_in(tmp_path, HARMLESS[name]) == []
 
 
 REFUSED = {
@@ -176,7 +176,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_trainer_cannot_run_is_refused(name: str, tmp_path: Path) -> None:
     """Every refusal names the config.json, and a place in it."""
-    problems = told(tmp_path, REFUSED[name])
+    problems = problems_in(tmp_path, REFUSED[name])
     assert problems
     assert {problem.file for problem in problems} == {str(tmp_path / "config.json")}
     assert all(problem.line for problem in problems)
@@ -187,12 +187,14 @@ def test_refusals_name_the_key_and_the_reason(
 ) -> None:
     """What the trainer cannot run, key by key, in words."""
     monkeypatch.chdir(tmp_path)
-    texts = [f"{name}\n{SpecProblems(told(Path(), config))}" for name, config in REFUSED.items()]
+    texts = [
+        f"{name}\n{SpecProblems(problems_in(Path(), config))}" for name, config in REFUSED.items()
+    ]
     golden("spec_huggingface.txt", "\n\n".join(texts) + "\n")
 
 
 def test_a_config_s_problems_come_with_those_of_the_spec(tmp_path: Path) -> None:
-    """Both files are told at once."""
+    """The problems of both files are reported at once."""
     path = spec_of(tmp_path, changed(LLAMA, hidden_act="gelu"))
     assert [problem.key for problem in problems_of(path, "resources.chip=v9")] == [
         "resources.chip",
@@ -201,7 +203,7 @@ def test_a_config_s_problems_come_with_those_of_the_spec(tmp_path: Path) -> None
 
 
 def test_a_config_is_relative_to_the_spec(tmp_path: Path) -> None:
-    """A missing config.json is told by its path from here."""
+    """A missing config.json is named by its path from here."""
     text = MINIMAL.replace("llama3-8b", "{huggingface: models/config.json}")
     [problem] = problems_of(write(tmp_path, text))
     assert problem.file == str(tmp_path / "models/config.json")
@@ -212,4 +214,4 @@ def test_compact_and_tabbed_json_is_read(tmp_path: Path) -> None:
     """Any legal layout of JSON has places."""
     for text in (json.dumps(LLAMA, separators=(",", ":")), json.dumps(LLAMA, indent="\t")):
         spec_of(tmp_path, text)
-        assert told(tmp_path, text) == []
+        assert problems_in(tmp_path, text) == []

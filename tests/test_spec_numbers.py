@@ -113,7 +113,7 @@ CASES = [(key, written) for key, many in REFUSED for written in many]
 
 @pytest.mark.parametrize(("key", "written"), CASES, ids=["=".join(case) for case in CASES])
 def test_other_spellings_are_one_clear_error(key: str, written: str, tmp_path: Path) -> None:
-    """What might be read in two ways, or in none, is told at its place with what must be."""
+    """What might be read in two ways, or in none, is reported with what it must be."""
     override = f"{key}={written}"
     [problem] = problems_of(write(tmp_path, TEXT), override)
     assert (problem.file, problem.line, problem.col) == ("--set", 1, len(key) + 2)

@@ -10,7 +10,7 @@ from tests.conftest import HoldGolden
 from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write
 
 
-def told(tmp_path: Path, *overrides: str) -> list[Problem]:
+def problems_of_overrides(tmp_path: Path, *overrides: str) -> list[Problem]:
     """What is wrong with the minimal spec under overrides."""
     return problems_of(write(tmp_path, MINIMAL), *overrides)
 
@@ -78,8 +78,8 @@ def test_an_override_mends_a_problem_of_the_file(tmp_path: Path) -> None:
 
 
 def test_an_override_is_checked_against_the_file(tmp_path: Path) -> None:
-    """A contradiction between an override and the file is told where the key stands."""
-    [problem] = told(tmp_path, "resources.chip=v6e")
+    """A contradiction between an override and the file is reported where the key stands."""
+    [problem] = problems_of_overrides(tmp_path, "resources.chip=v6e")
     assert problem.key == "resources.topology"
     assert problem.file == str(tmp_path / "spec.yaml")
 
@@ -110,7 +110,7 @@ MISTAKES = [
 def test_what_is_wrong_with_overrides(tmp_path: Path, golden: HoldGolden) -> None:
     """Each mistake has the number of its `--set`, a column, the text, a caret and a hint."""
     texts = [
-        f"--set {override!r}\n" + "\n".join(map(str, told(tmp_path, override)))
+        f"--set {override!r}\n" + "\n".join(map(str, problems_of_overrides(tmp_path, override)))
         for override in MISTAKES
     ]
     golden("spec_overrides.txt", "\n\n".join(texts) + "\n")
@@ -119,11 +119,11 @@ def test_what_is_wrong_with_overrides(tmp_path: Path, golden: HoldGolden) -> Non
 @pytest.mark.parametrize("override", MISTAKES)
 def test_a_mistake_in_an_override_is_told_there(override: str, tmp_path: Path) -> None:
     """The file itself is not blamed."""
-    problems = told(tmp_path, "run.steps=5", override)
+    problems = problems_of_overrides(tmp_path, "run.steps=5", override)
     assert {(problem.file, problem.line) for problem in problems} == {("--set", 2)}
 
 
 def test_all_overrides_are_told_at_once(tmp_path: Path) -> None:
     """Mistakes of notation and of content, in several overrides, come together."""
-    problems = told(tmp_path, "name=[", "run.steps=0", "zebra=1")
+    problems = problems_of_overrides(tmp_path, "name=[", "run.steps=0", "zebra=1")
     assert [problem.line for problem in problems] == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Specs: what a bad file is told, as golden texts, and that the hints are right."""
+"""Specs: the problems of bad files, as golden texts, and that the hints are right."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from orchestrator import catalog, spec
 from orchestrator.spec import Problem, SpecProblems
 from orchestrator.spec.problem import SHOWN_PROBLEMS
 from orchestrator.spec.problem_messages import MESSAGES
+from orchestrator.types.spec import TensorTreatments
 from tests.conftest import ROOT, HoldGolden
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
 
@@ -78,6 +79,19 @@ def test_an_unknown_trainer_and_pods_in_the_wrong_order_have_their_codes(tmp_pat
     assert "llama" in problems[1].fields["known"]
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_remat_names_tensors_that_the_model_has(tmp_path: Path, gated: bool) -> None:
+    """An MLP without a gate has none to keep."""
+    shape = "layers: 2, d_model: 64, d_ff: 64, heads: 2, kv_heads: 2, head_dim: 32, vocab: 64"
+    model = f"{{{shape}, gated: {str(gated).lower()}}}"
+    text = MINIMAL.replace("llama3-8b", f"{model}\n  remat: {{gate: keep}}")
+    if gated:
+        assert load_text(tmp_path, text).experiment.remat == TensorTreatments(gate="keep")
+    else:
+        [problem] = problems_of(write(tmp_path, text))
+        assert (problem.code, problem.key) == ("no-such-tensor", "experiment.remat.gate")
+
+
 def test_every_code_is_used() -> None:
     """No message without a problem."""
     sources = "".join(path.read_text() for path in (ROOT / "orchestrator/spec").glob("*.py"))
@@ -130,7 +144,7 @@ def test_problems_come_in_the_order_of_the_text() -> None:
 
 
 def test_all_kinds_of_problems_come_together(tmp_path: Path) -> None:
-    """Notation, contract and contradiction are told in one go."""
+    """Notation, contract and contradiction are reported at once."""
     text = (
         MINIMAL.replace("15T", "&t 15T")
         .replace("512", "0")
@@ -148,7 +162,7 @@ def test_all_kinds_of_problems_come_together(tmp_path: Path) -> None:
 
 
 def test_one_mistake_is_one_problem(tmp_path: Path) -> None:
-    """A misspelt key is not told again as a missing one, nor a bad size as a bad pair."""
+    """A misspelt key is not reported again as a missing one, nor a bad size as a bad pair."""
     [problem] = problems_of(write(tmp_path, MINIMAL.replace("sequences", "sequenses")))
     assert problem.hint == "did you mean sequences?"
     shape = "{layers: 2, d_model: 64, d_ff: 9, heads: 0, kv_heads: 4, head_dim: 16, vocab: 512}"
@@ -157,11 +171,11 @@ def test_one_mistake_is_one_problem(tmp_path: Path) -> None:
 
 
 def test_secrets_are_not_repeated() -> None:
-    """What stands where the name of a secret belongs is in no line of what is told."""
+    """What stands where the name of a secret belongs is in no line of a message."""
     for name in ("secrets", "secret_alone", "passwords"):
-        [told] = [str(SpecProblems(problems_of(Path(f"{name}.yaml"))))]
+        [message] = [str(SpecProblems(problems_of(Path(f"{name}.yaml"))))]
         for secret in ("hf_abc", "sk-123", "lovelace"):
-            assert secret not in told
+            assert secret not in message
 
 
 def test_secrets_are_not_repeated_beside_other_problems(tmp_path: Path) -> None:
@@ -187,5 +201,5 @@ def test_a_long_list_of_problems_ends(tmp_path: Path) -> None:
 def test_what_is_told_is_safe_to_print(tmp_path: Path) -> None:
     """No escape sequence, line break or invisible character of a file reaches the terminal."""
     text = MINIMAL.replace("small", '"\\e[2J\\n\u202e"') + "\u202ezebra\u2066: '\u202e\U0001f600'\n"
-    told = str(SpecProblems(problems_of(write(tmp_path, text))))
-    assert all(line.isprintable() for line in told.split("\n"))
+    message = str(SpecProblems(problems_of(write(tmp_path, text))))
+    assert all(line.isprintable() for line in message.split("\n"))

@@ -23,7 +23,7 @@ from orchestrator.spec.schema import (
     schema_text,
     spec_schema,
 )
-from orchestrator.types.spec import Optimizer, Spec
+from orchestrator.types.spec import Optimizer, Spec, TensorTreatments
 from tests.conftest import ROOT
 from tests.spec_texts import COMPLETE, MINIMAL
 
@@ -104,19 +104,21 @@ def is_required(path: str) -> bool:
 def test_it_is_generated_from_the_types() -> None:
     """A field, a bound, a default of a type, and a name of the catalog, stand in the schema."""
     keys = dict(leaves(spec_schema()))
-    held = {path for path, _ in fields_of(Spec)} - {
+    paths = {path for path, _ in fields_of(Spec)} - {
         "overrides",
         "resources.chip_definition",
         "run.hang_limit_s",
     }
-    assert held <= keys.keys()
+    assert paths <= keys.keys()
     assert keys["experiment.batch.length"]["maximum"] == 100_000_000
     assert keys["experiment.optimizer.warmup_steps"]["default"] == Optimizer().warmup_steps
     assert keys["run.hang_limit"]["default"] == "10m"
     assert keys["resources.mesh"]["default"] == keys["resources.mesh.fsdp"]["default"] == "auto"
     assert set(catalog.models()) <= set(constants(alternatives(keys["experiment.model"])[0]))
     assert set(catalog.chips()) <= set(constants(alternatives(keys["resources.chip"])[0]))
-    assert constants(keys["experiment.remat"]) == ["auto", *POLICIES]
+    names, tensors = alternatives(keys["experiment.remat"])
+    assert constants(names) == ["auto", *POLICIES]
+    assert [*tensors["properties"]] == [one.name for one in fields(TensorTreatments)]
 
 
 @pytest.mark.parametrize("name", [SCHEMA, STUDY_SCHEMA])

@@ -196,7 +196,7 @@ run: {storage: STORAGE}
 
 
 class Rehearsals:
-    """Stands for the clusters of rehearsals: each run ends as it is told to, with a journal."""
+    """Stands for the clusters of rehearsals: each run ends as the test says, with a journal."""
 
     def __init__(self, *states: EndState) -> None:
         self.states, self.runs = list(states), []  # type: ignore[var-annotated]

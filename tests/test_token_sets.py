@@ -24,7 +24,7 @@ COUNTING = pack.Tokenizer(name="counting", vocab=1 << 20)
 
 
 def counting_set(folder: Path, tokens: int, shard_tokens: int = 1 << 20) -> Path:
-    """A set in which token i is i, so that every use of a token can be told."""
+    """A set in which token i is i, so that every use of a token can be seen."""
     array = folder / "counting.npy"
     np.save(array, np.arange(tokens))
     pack.pack(folder / "set", [array], COUNTING, shard_tokens=shard_tokens)
@@ -215,7 +215,7 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_plan_names_its_batches(tmp_path: Path) -> None:
-    """Synthetic text and token sets are found by the plan, and told apart by their digests."""
+    """Synthetic text and token sets are found by the plan, and differ in their digests."""
     np.save(tmp_path / "a.npy", np.arange(5000) % TINY.vocab)
     tokenizer = pack.Tokenizer(name="x", vocab=TINY.vocab)
     pack.pack(tmp_path / "set", [tmp_path / "a.npy"], tokenizer)

@@ -17,7 +17,7 @@ from orchestrator.tracking.mlflow.metrics import MetricPoint, finite
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.mlflow.tracking_uri import is_server
 from orchestrator.tracking.recorder import Recorder, only_one
-from orchestrator.types.spec import TrackingOptions
+from orchestrator.types.run_options import TrackingOptions
 from tests import records
 from tests.journals import reason, step, tiny_plan, tiny_spec
 from tests.records import (

@@ -127,9 +127,9 @@ def test_sync_waits_for_what_records_in_the_background(storage: Path) -> None:
         )
         assert syncing.stderr
         line = syncing.stderr.readline()
-    told, _ = syncing.communicate(timeout=120)
+    output, _ = syncing.communicate(timeout=120)
     assert line == "it: waiting for another process that records it\n"
-    assert (syncing.returncode, "Sync: 1 run recorded in " in told) == (0, True)
+    assert (syncing.returncode, "Sync: 1 run recorded in " in output) == (0, True)
 
 
 def test_sync_gives_up_on_a_run_that_is_held_for_ever(

@@ -107,7 +107,7 @@ def test_a_server_comes_and_goes_while_a_run_goes_on(storage: Path) -> None:
 
 
 def trouble(server: Server, index: int) -> None:
-    """What befalls the server after so many steps; somebody has met it before more are done."""
+    """The trouble of the server after so many steps; a client meets it before the next."""
     if index == 10:
         server.trouble = "hangs"
     elif index == 25:

@@ -1,4 +1,4 @@
-"""`python -m trainers`: a run on this machine, told to stop, killed, continued, refused."""
+"""`python -m trainers`: a run on this machine, stopped, killed, continued, refused."""
 
 import random
 import signal
@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.types import codec
-from tests.chaos.train_campaign import Course, Violation, campaign, hold, said, seen, wait_for_steps
+from tests.chaos.train_campaign import (
+    TrainedPlan,
+    Violation,
+    campaign,
+    check_attempts,
+    losses_and_norms,
+    output_of,
+    wait_for_steps,
+)
 from tests.conftest import ROOT
 from tests.trainer_plans import plan_of
 from trainers.__main__ import main
@@ -17,15 +25,15 @@ from trainers.__main__ import main
 
 @pytest.mark.slow
 def test_kills_and_a_stop_leave_no_trace(tmp_path: Path) -> None:
-    """Killed at random steps, then told to stop, then finished: every bit is the undisturbed's."""
+    """Killed at random steps, then stopped, then finished: every bit is the undisturbed's."""
     chance = random.Random(0)
-    course = Course(tmp_path, plan_of(data=2, fsdp=2), steps=200)
+    course = TrainedPlan(tmp_path, plan_of(data=2, fsdp=2), steps=200)
     assert len(campaign(course, 2, chance)) == 2
 
     with course.begin("stopped") as process:
         wait_for_steps(course, "stopped", process, chance)
         process.send_signal(signal.SIGTERM)
-        text = said(process)
+        text = output_of(process)
     done = course.attempts("stopped")[0][-1].index + 1
     assert f"stopped on request after {done} steps" in text
     assert 0 < done < 200
@@ -33,15 +41,15 @@ def test_kills_and_a_stop_leave_no_trace(tmp_path: Path) -> None:
     assert text.startswith("test: rehearsal of 4 x v5p on 4 x emulated devices, plan 00000000\n")
     assert f"continued after {done} steps: compiled in " in text
     assert "finished after 200 steps, saved in " in text
-    undisturbed = dict(seen(course.attempts("undisturbed")))
-    hold(course, "stopped", undisturbed)
+    undisturbed = dict(losses_and_norms(course.attempts("undisturbed")))
+    check_attempts(course, "stopped", undisturbed)
 
     with pytest.raises(Violation, match="step 3 gave"):
-        hold(course, "stopped", undisturbed | {3: (0.0, 0.0)})
+        check_attempts(course, "stopped", undisturbed | {3: (0.0, 0.0)})
 
 
 def test_a_spec_is_planned_first(tmp_path: Path) -> None:
-    """What stands in specs/ can be run as it is; a loss too high is told by the exit code."""
+    """What stands in specs/ can be run as it is; the exit code shows a loss that is too high."""
     command = [sys.executable, "-m", "trainers", "specs/tiny_2pod.yaml", str(tmp_path / "run")]
     done = subprocess.run(
         [*command, "--emulate", "--steps", "2", "--profile", "1:2", "--loss-below", "1"],
@@ -51,10 +59,10 @@ def test_a_spec_is_planned_first(tmp_path: Path) -> None:
         timeout=300,
         check=False,
     )
-    first, *_, end, held = done.stdout.splitlines()
+    first, *_, end, loss_line = done.stdout.splitlines()
     assert first.startswith("tiny-2pod: rehearsal of 8 x v5e on 8 x emulated devices, plan ")
     assert end == f"finished after 2 steps, saved in {tmp_path / 'run' / 'checkpoints'}"
-    assert held.startswith("mean loss of the last 2 steps ")
+    assert loss_line.startswith("mean loss of the last 2 steps ")
     assert done.returncode == 1
     assert list((tmp_path / "run").rglob("*.xplane.pb"))
 

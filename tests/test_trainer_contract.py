@@ -36,7 +36,7 @@ def shape_of(leaf: Any) -> tuple[Any, ...]:
     return leaf.shape, leaf.dtype
 
 
-def hold_to_contract(program: Program) -> None:
+def check_contract(program: Program) -> None:
     """What `trainers.contract` promises about shapes, types and shardings."""
     leaves = jax.tree.leaves((program.state, program.batch))
     assert all(isinstance(leaf.sharding, NamedSharding) for leaf in leaves)
@@ -60,14 +60,14 @@ def test_there_are_trainers() -> None:
 @pytest.mark.parametrize("name", TRAINERS)
 def test_every_trainer_traces_on_every_mixture(name: str, mesh: dict[str, Any]) -> None:
     """Each axis at one or two, alone and mixed: the step traces, and keeps its state's shapes."""
-    hold_to_contract(abstract(name, plan_of(**mesh)))
+    check_contract(abstract(name, plan_of(**mesh)))
 
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_every_trainer_traces_on_four_pods(name: str) -> None:
     """Tracing needs no device, so it works for 35,840 of them."""
     wide = replace(TINY, d_model=64)
-    hold_to_contract(abstract(name, plan_of(wide, sequences=1120, length=256, **WIDE)))
+    check_contract(abstract(name, plan_of(wide, sequences=1120, length=256, **WIDE)))
 
 
 @pytest.mark.parametrize("optimizer", ["fp32", "bf16"])
@@ -77,7 +77,7 @@ def test_every_type_keeps_its_place(parameters: Any, compute: Any, optimizer: An
     """A step leaves parameters and moments in the types that the plan gives them."""
     types = Precision(parameters=parameters, compute=compute, gradients="bf16", optimizer=optimizer)
     program = abstract("llama", plan_of(precision=types, fsdp=2, tensor=2))
-    hold_to_contract(program)
+    check_contract(program)
     moments = program.state["optimizer"][0]
     found = [program.state["parameters"], moments.mu, moments.nu]
     names = [{str(leaf.dtype) for leaf in jax.tree.leaves(tree)} for tree in found]

@@ -15,7 +15,7 @@ from tests.trainer_plans import plan_of
 from trainers.llama.axes import with_copies
 from trainers.mesh import abstract_mesh_of, mesh_of
 
-# libtpu compiles without a TPU once it is told not to look for one.
+# libtpu compiles without a TPU when it does not look for one.
 WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5p-8",

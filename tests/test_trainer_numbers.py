@@ -14,14 +14,14 @@ from tests import trainer_reference
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import (
     QUICK_COMPILE,
-    Taken,
+    StepOutcome,
     expected,
-    farthest,
-    opening,
+    initial_state,
+    largest_difference,
+    plan_showing_gradients,
     random_parameters,
-    showing,
+    random_tokens,
     take_step,
-    words,
 )
 from trainers import llama
 from trainers.contract import build, place
@@ -63,13 +63,13 @@ def named(mesh: dict[str, Any]) -> str:
     return "-".join(f"{axis}{size}" for axis, size in mesh.items()) or "single"
 
 
-def hold_to_reference(plan: Plan) -> Taken:
+def check_against_reference(plan: Plan) -> StepOutcome:
     """Loss, gradients and their norm are the reference's."""
-    plan = showing(plan)
+    plan = plan_showing_gradients(plan)
     taken, (loss, gradients) = take_step(plan), expected(plan)
     found = taken.metrics["loss"] + taken.metrics["z_loss"]
     assert found == pytest.approx(loss, rel=LOSS_TOLERANCE)
-    assert farthest(taken.gradients, gradients) < GRADIENT_TOLERANCE
+    assert largest_difference(taken.gradients, gradients) < GRADIENT_TOLERANCE
     squares = sum(np.sum(np.square(g)) for g in jax.tree.leaves(gradients))
     assert taken.metrics["grad_norm"] == pytest.approx(np.sqrt(squares), rel=GRADIENT_TOLERANCE)
     return taken
@@ -78,13 +78,13 @@ def hold_to_reference(plan: Plan) -> Taken:
 @pytest.mark.parametrize("mesh", ALONE, ids=named)
 def test_each_axis_alone_gives_the_reference(mesh: dict[str, Any]) -> None:
     """Whatever one axis splits, loss and gradients are those of a single device."""
-    hold_to_reference(plan_of(**mesh))
+    check_against_reference(plan_of(**mesh))
 
 
 @pytest.mark.parametrize("mesh", MIXTURES, ids=named)
 def test_mixtures_of_axes_give_the_reference(mesh: dict[str, Any]) -> None:
     """Axes do not disturb one another."""
-    hold_to_reference(plan_of(**mesh))
+    check_against_reference(plan_of(**mesh))
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -99,19 +99,19 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_every_kind_of_model_gives_the_reference(kind: str) -> None:
     """Tied tables, an MLP without gate, and any number of kv heads, on a mixture of axes."""
     model = replace(TINY, **KINDS[kind])
-    hold_to_reference(plan_of(model, fsdp=2, sequence=2, tensor=4))
+    check_against_reference(plan_of(model, fsdp=2, sequence=2, tensor=4))
 
 
 def test_z_loss_gives_the_reference() -> None:
     """The penalty on the log-sum-exp is in the gradients; the metrics show it apart."""
-    taken = hold_to_reference(plan_of(pods=2, tensor=4, optimizer=Optimizer(z_loss=0.01)))
+    taken = check_against_reference(plan_of(pods=2, tensor=4, optimizer=Optimizer(z_loss=0.01)))
     assert taken.metrics["z_loss"] > 0.05
 
 
 @pytest.mark.parametrize("microbatches", [2, 4])
 def test_microbatches_give_the_reference(microbatches: int) -> None:
     """Accumulated gradients are those of the whole batch."""
-    hold_to_reference(plan_of(pods=2, fsdp=2, tensor=2, microbatches=microbatches))
+    check_against_reference(plan_of(pods=2, fsdp=2, tensor=2, microbatches=microbatches))
 
 
 @pytest.mark.parametrize(
@@ -126,33 +126,35 @@ def test_microbatches_give_the_reference(microbatches: int) -> None:
 )
 def test_reducing_layer_by_layer_gives_the_reference(mesh: dict[str, Any]) -> None:
     """When gradients are reduced does not change them."""
-    hold_to_reference(plan_of(gradient_reduction="per_layer", **mesh))
+    check_against_reference(plan_of(gradient_reduction="per_layer", **mesh))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_remat_policy_gives_the_reference(policy: str) -> None:
     """What is kept, recomputed or offloaded does not change the numbers."""
-    hold_to_reference(plan_of(remat=policy, fsdp=2, sequence=2, tensor=2))
+    check_against_reference(plan_of(remat=policy, fsdp=2, sequence=2, tensor=2))
 
 
 def test_a_vocabulary_in_many_chunks_gives_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss may see a few tokens at a time; here 4 of 128."""
     monkeypatch.setattr("trainers.llama.loss.LOSS_CHUNK_BYTES", 4 * 4 * TINY.vocab // 2)
-    hold_to_reference(plan_of(data=4, tensor=2))
+    check_against_reference(plan_of(data=4, tensor=2))
 
 
 def test_keys_in_many_blocks_give_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention may see a few keys at a time; here 8 of 32."""
     monkeypatch.setattr("trainers.llama.blockwise.MOST_KEYS", 8)
-    hold_to_reference(plan_of(sequence=2))
+    check_against_reference(plan_of(sequence=2))
 
 
 def test_low_precision_stays_near_the_reference() -> None:
     """With bf16 in compute and on the wire, about three digits of the gradients remain."""
-    plan = showing(plan_of(precision=Precision(), pods=2, fsdp=2, sequence=2, tensor=2))
+    plan = plan_showing_gradients(
+        plan_of(precision=Precision(), pods=2, fsdp=2, sequence=2, tensor=2)
+    )
     taken, (loss, gradients) = take_step(plan), expected(plan)
     assert taken.metrics["loss"] == pytest.approx(loss, rel=5e-3)
-    assert 1e-4 < farthest(taken.gradients, gradients) < 5e-2
+    assert 1e-4 < largest_difference(taken.gradients, gradients) < 5e-2
 
 
 def test_three_steps_follow_adamw_by_hand() -> None:
@@ -161,8 +163,8 @@ def test_three_steps_follow_adamw_by_hand() -> None:
     plan = plan_of(pods=2, data=2, fsdp=2, tensor=2, optimizer=how)
     program = build(llama, plan, jax.devices())
     right = random_parameters(program)
-    state, moments = opening(program, right), (jax.tree.map(np.zeros_like, right),) * 2
-    tokens = words(plan)
+    state, moments = initial_state(program, right), (jax.tree.map(np.zeros_like, right),) * 2
+    tokens = random_tokens(plan)
     batch = place(program, lambda start, stop: tokens[start:stop])
     compiled = program.step.lower(program.state, program.batch).compile(QUICK_COMPILE)
     differentiate = jax.jit(
@@ -177,4 +179,4 @@ def test_three_steps_follow_adamw_by_hand() -> None:
         assert float(metrics["learning_rate"]) == pytest.approx(rate)
         assert int(state["step"]) == step
     assert size > how.clip_norm
-    assert farthest(jax.tree.map(np.asarray, state["parameters"]), right) < 1e-4
+    assert largest_difference(jax.tree.map(np.asarray, state["parameters"]), right) < 1e-4

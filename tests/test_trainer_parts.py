@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from orchestrator.errors import SpecError
 from orchestrator.types.spec import Optimizer
 from tests.trainer_plans import TINY, plan_of
-from tests.trainer_steps import QUICK_COMPILE, farthest
+from tests.trainer_steps import QUICK_COMPILE, largest_difference
 from trainers import llama
 from trainers.contract import build
 from trainers.llama import ring, zigzag
@@ -30,7 +30,7 @@ from trainers.llama.splash import ZigzagMask, splash
 Tree = Any
 
 
-def spread(
+def run_on_axis(
     body: Callable[..., Any], axis: str, ways: int, specs: tuple[P, ...], out: Any
 ) -> Callable[..., Any]:
     """A body run on so many devices along one axis of the trainer's mesh."""
@@ -63,7 +63,7 @@ def test_gathered_positions_are_in_natural_order(ways: int) -> None:
     """What was split in zigzag order comes back as it was."""
     natural = jnp.arange(2 * 24 * 3).reshape(2, 24, 3)
     spec = P(None, "sequence")
-    gather = spread(partial(zigzag.gather, ways=ways), "sequence", ways, (spec,), P())
+    gather = run_on_axis(partial(zigzag.gather, ways=ways), "sequence", ways, (spec,), P())
     assert (gather(natural[:, zigzag.order(24, ways)]) == natural).all()
 
 
@@ -91,7 +91,7 @@ def test_all_gather_matmul_is_gather_then_matmul(ways: int) -> None:
         y, back = jax.vjp(lambda x, weight: all_gather(x, TENSOR, 1) @ weight, x, weight)
         return y, *back(dy)
 
-    hold_alike(by_ring, plainly, ways, sizes=((2, 3, 5), (5, 7), (2, 3 * ways, 7)))
+    check_same(by_ring, plainly, ways, sizes=((2, 3, 5), (5, 7), (2, 3 * ways, 7)))
 
 
 @pytest.mark.parametrize("ways", [1, 2, 3, 4, 5, 8])
@@ -108,20 +108,20 @@ def test_scattered_matmul_is_matmul_then_scatter(ways: int) -> None:
         y, back = jax.vjp(lambda x, weight: reduce_scatter(x @ weight, TENSOR, 1), x, weight)
         return y, *back(dy)
 
-    hold_alike(by_ring, plainly, ways, sizes=((2, 3 * ways, 7), (7, 5), (2, 3, 5)))
+    check_same(by_ring, plainly, ways, sizes=((2, 3 * ways, 7), (7, 5), (2, 3, 5)))
 
 
-def hold_alike(
+def check_same(
     one: Callable[..., Tree], other: Callable[..., Tree], ways: int, sizes: tuple[Any, ...]
 ) -> None:
     """Two bodies of three arrays give the same on every chip; each chip has arrays of its own."""
     random = np.random.default_rng(0)
     arrays = [random.standard_normal((ways * n, *rest), np.float32) for n, *rest in sizes]
     found, right = (
-        spread(body, "tensor", ways, (P("tensor"),) * 3, P("tensor"))(*arrays)
+        run_on_axis(body, "tensor", ways, (P("tensor"),) * 3, P("tensor"))(*arrays)
         for body in (one, other)
     )
-    assert farthest(found, right) < 1e-6
+    assert largest_difference(found, right) < 1e-6
 
 
 @pytest.mark.parametrize("ways", [2, 3])
@@ -133,7 +133,7 @@ def test_sum_and_gather_are_each_others_gradient(ways: int) -> None:
         return total, *back(x)
 
     x = np.random.default_rng(0).standard_normal((ways, 2 * ways), np.float32)
-    total, gradient = spread(body, "data", ways, (P("data"),), P("data"))(x)
+    total, gradient = run_on_axis(body, "data", ways, (P("data"),), P("data"))(x)
     everywhere = np.broadcast_to(x.sum(0), x.shape)
     assert np.allclose(total, everywhere, atol=1e-6)
     assert np.allclose(gradient, everywhere, atol=1e-6)
@@ -159,7 +159,7 @@ def differentiated(attend: Any, ways: int) -> Callable[..., Tree]:
         return out, *back(dy)
 
     spec = P(None, "sequence")
-    return spread(body, "sequence", ways, (spec,) * 4, spec)
+    return run_on_axis(body, "sequence", ways, (spec,) * 4, spec)
 
 
 @pytest.mark.parametrize("ways", [1, 2])
@@ -170,7 +170,7 @@ def test_splash_is_blockwise_attention(ways: int) -> None:
     inputs = [x[:, places] for x in queries_keys_values(4, 2, length, 128)]
     found = differentiated(splash(length, ways, interpret=True), ways)(*inputs)
     right = differentiated(attention("cpu", jnp.dtype("float32"), length, ways), ways)(*inputs)
-    assert farthest(found, right) < 1e-5
+    assert largest_difference(found, right) < 1e-5
 
 
 def test_blockwise_rounds_as_its_inputs_do() -> None:
@@ -179,7 +179,7 @@ def test_blockwise_rounds_as_its_inputs_do() -> None:
     right = blockwise(*wide, jnp.arange(64))
     narrow = blockwise(*(jnp.bfloat16(x) for x in wide), jnp.arange(64))
     assert narrow.dtype == jnp.bfloat16
-    assert 1e-4 < farthest(np.float32(narrow), right) < 2e-2
+    assert 1e-4 < largest_difference(np.float32(narrow), right) < 2e-2
 
 
 @pytest.mark.parametrize("ways", [1, 2, 4])
@@ -219,7 +219,7 @@ def test_the_start_is_the_same_on_every_mesh() -> None:
     meshes: list[dict[str, Any]] = [{}, {"pods": 2, "fsdp": 2, "sequence": 2, "tensor": 2}]
     programs = [build(llama, p, jax.devices()[: p.devices]) for p in (plan_of(**m) for m in meshes)]
     one, other = (jax.tree.map(np.asarray, p.init(3)["parameters"]) for p in programs)
-    assert farthest(one, other) < 1e-6
-    assert farthest(programs[0].init(4)["parameters"], one) > 0.1
+    assert largest_difference(one, other) < 1e-6
+    assert largest_difference(programs[0].init(4)["parameters"], one) > 0.1
     assert one["layers"]["query"].std() == pytest.approx(TINY.d_model**-0.5, rel=0.05)
     assert (one["norm"] == 1).all()

@@ -1,4 +1,4 @@
-"""A transformer as a textbook has it, on one device in float32: what trainers are held against.
+"""A transformer as a textbook has it, on one device in float32: what trainers are compared with.
 
 Whole sequences, whole score and logit matrices, no sharding, no code of the trainers. Parameters
 come under the trainer's names, since those are what is compared.

@@ -23,7 +23,7 @@ Tree = Any
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepOutcome:
     """What a step reports and leaves behind, as numpy arrays."""
 
     metrics: dict[str, float]
@@ -31,7 +31,7 @@ class Taken:
     parameters: Tree
 
 
-def words(plan: Plan, seed: int = 0) -> np.ndarray:
+def random_tokens(plan: Plan, seed: int = 0) -> np.ndarray:
     """Random words [sequences, length + 1]."""
     shape = (plan.batch.sequences, plan.batch.length + 1)
     return np.asarray(np.random.default_rng(seed).integers(0, plan.model.vocab, shape))
@@ -49,7 +49,7 @@ def random_parameters(program: Program) -> Tree:
     return jax.tree_util.tree_map_with_path(leaf, program.state["parameters"])
 
 
-def opening(program: Program, parameters: Tree) -> dict[str, Tree]:
+def initial_state(program: Program, parameters: Tree) -> dict[str, Tree]:
     """A state before the first step, with these parameters, on the devices."""
 
     def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
@@ -61,21 +61,21 @@ def opening(program: Program, parameters: Tree) -> dict[str, Tree]:
     return state
 
 
-def showing(plan: Plan) -> Plan:
+def plan_showing_gradients(plan: Plan) -> Plan:
     """The plan with an optimizer whose state shows the gradients; its z-loss stays."""
     return replace(plan, optimizer=replace(SHOWING, z_loss=plan.optimizer.z_loss))
 
 
-def take_step(plan: Plan) -> Taken:
+def take_step(plan: Plan) -> StepOutcome:
     """The plan's first step on random parameters and words."""
     program = build(llama, plan, jax.devices()[: plan.devices])
-    state = opening(program, random_parameters(program))
-    tokens = words(plan)
+    state = initial_state(program, random_parameters(program))
+    tokens = random_tokens(plan)
     batch = place(program, lambda start, stop: tokens[start:stop])
     compiled = program.step.lower(program.state, program.batch).compile(QUICK_COMPILE)
     state, metrics = compiled(state, batch)
     first_moment = state["optimizer"][0].mu
-    return Taken(
+    return StepOutcome(
         metrics={name: float(value) for name, value in metrics.items()},
         gradients=jax.tree.map(lambda m: np.float32(m) / (1 - SHOWING.beta1), first_moment),
         parameters=jax.tree.map(np.asarray, state["parameters"]),
@@ -87,7 +87,7 @@ def expected(plan: Plan) -> tuple[float, Tree]:
     one = replace(plan, mesh=dict.fromkeys(plan.mesh, 1))
     parameters = random_parameters(llama.program(one, abstract_mesh_of(one)))
     plain = Model(**{field: getattr(plan.model, field) for field in Model.__dataclass_fields__})
-    loss, gradients = _reference(plain, plan.optimizer.z_loss)(parameters, words(plan))
+    loss, gradients = _reference(plain, plan.optimizer.z_loss)(parameters, random_tokens(plan))
     return float(loss), gradients
 
 
@@ -99,7 +99,7 @@ def _reference(model: Model, z_loss: float) -> Callable[[Tree, np.ndarray], tupl
     return jax.jit(jax.value_and_grad(loss), compiler_options=QUICK_COMPILE)
 
 
-def farthest(found: Tree, right: Tree) -> float:
+def largest_difference(found: Tree, right: Tree) -> float:
     """The largest difference in any leaf, over the largest value of that leaf."""
 
     def off(a: np.ndarray, b: np.ndarray) -> float:

@@ -25,7 +25,7 @@ from orchestrator.errors import OrchError, SpecError
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Startup, Step
-from orchestrator.types.spec import CheckpointOptions
+from orchestrator.types.run_options import CheckpointOptions
 from trainers.loop import Assignment, train
 
 LAST = 10  # steps whose mean loss is compared with a limit

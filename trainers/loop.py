@@ -15,7 +15,7 @@ import jax
 from orchestrator.errors import SpecError
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Startup, Step
-from orchestrator.types.spec import CheckpointOptions
+from orchestrator.types.run_options import CheckpointOptions
 from trainers.checkpoint.checkpoints import Checkpoints
 from trainers.contract import Program, build, load, place
 from trainers.data.batch_source import BatchSource, DataProgress, ResumedData, batch_source

@@ -3,7 +3,7 @@
 It starts processes that load JAX and the trainers, and knows neither itself.
 """
 
-from orchestrator.calibrate.measure import for_plan, of_machine
+from orchestrator.calibrate.measure import measure_devices, measure_plan, stored_profile
 from orchestrator.calibrate.profile_store import StoredProfile, find
 
-__all__ = ["StoredProfile", "find", "for_plan", "of_machine"]
+__all__ = ["StoredProfile", "find", "measure_devices", "measure_plan", "stored_profile"]

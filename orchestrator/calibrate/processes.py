@@ -4,78 +4,72 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from orchestrator.errors import MeasurementFailed
 from orchestrator.plan import rehearsal
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.types import codec
-from orchestrator.types.chip_profile import Benchmark, BenchmarkRequest, BenchmarkResult
+from orchestrator.types.chip_profile import Measurements
+from orchestrator.types.plan import Plan
 
-COMMAND = (sys.executable, "-m", "trainers.microbenchmarks")
-REQUEST, RESULT = "request.json", "result.json"
+COMMAND: tuple[str, ...] = (sys.executable, "-m", "trainers.microbenchmarks")
+PLAN, RESULT, LOG = "plan.json", "result.json", "log"
 LIMIT_S = 600.0
 LAST_LINES = 5
 # A shell's settings for real runs, which would change the measurement.
 IGNORED_PREFIXES = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "XLA_")
 
 
-def run(
-    benchmarks: tuple[Benchmark, ...], *, processes: int, devices: int | None
-) -> BenchmarkResult:
-    """Time the benchmarks in so many processes.
-
-    Together they emulate `devices` CPU devices; None takes the machine's own devices.
+def run(plan: Plan | None = None) -> Measurements:
+    """Time a plan's step on emulated devices, in as many processes as it has hosts; without a plan,
+    what one of this machine's own devices does.
     """
-    address = f"{LOOPBACK}:{free_port()}" if processes > 1 else ""
-    request = BenchmarkRequest(benchmarks=benchmarks, processes=processes, address=address)
-    environment = clean_environment(devices and devices // processes)
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / REQUEST).write_bytes(codec.to_json(request))
-        first, *_ = [
-            stack.enter_context(process(folder, number, environment)) for number in range(processes)
-        ]
+        command = [*COMMAND, str(folder / RESULT)]
+        if plan:
+            (folder / PLAN).write_bytes(codec.to_json(plan))
+            command += [str(folder / PLAN), f"{LOOPBACK}:{free_port()}"]
+        started = [start(command, plan, number, folder) for number in range(hosts(plan))]
         try:
-            status = first.wait(LIMIT_S)
+            status = started[0].wait(LIMIT_S)
         except subprocess.TimeoutExpired as error:
             raise MeasurementFailed(
                 f"this machine was not measured within {LIMIT_S / 60:.0f} minutes"
             ) from error
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
         if status:
-            raise MeasurementFailed(f"this machine cannot be measured:\n{last_lines(folder)}")
-        return codec.from_json((folder / RESULT).read_bytes(), BenchmarkResult)
+            text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
+            last = "\n".join(text.strip().splitlines()[-LAST_LINES:])
+            raise MeasurementFailed(f"this machine cannot be measured:\n{last}")
+        return codec.from_json((folder / RESULT).read_bytes(), Measurements)
 
 
-@contextmanager
-def process(
-    folder: Path, number: int, environment: dict[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """One process, with what it prints in the folder; it is killed at the end."""
-    with (folder / f"{number}.log").open("wb") as log:
-        started = subprocess.Popen(
-            [*COMMAND, str(folder / REQUEST), str(folder / RESULT), str(number)],
+def hosts(plan: Plan | None) -> int:
+    return plan.hosts if plan else 1
+
+
+def start(
+    command: list[str], plan: Plan | None, number: int, folder: Path
+) -> subprocess.Popen[bytes]:
+    """Start one process; the first one's output goes into the log."""
+    environment = {
+        key: text for key, text in os.environ.items() if not key.startswith(IGNORED_PREFIXES)
+    }
+    if plan:
+        command = [*command, str(number)]
+        environment |= rehearsal.environment(plan.devices // plan.hosts)
+        environment["MEGASCALE_SLICE_ID"] = str(number * plan.pods // plan.hosts)
+    with (folder / LOG if number == 0 else Path(os.devnull)).open("wb") as log:
+        return subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=environment,
             start_new_session=True,
         )
-        try:
-            yield started
-        finally:
-            started.kill()
-            started.wait()
-
-
-def clean_environment(emulated: int | None) -> dict[str, str]:
-    own = {key: text for key, text in os.environ.items() if not key.startswith(IGNORED_PREFIXES)}
-    return own if emulated is None else own | rehearsal.environment(emulated)
-
-
-def last_lines(folder: Path) -> str:
-    """The end of what the first process printed."""
-    text = (folder / "0.log").read_text(encoding="utf-8", errors="replace")
-    return "\n".join(text.strip().splitlines()[-LAST_LINES:])

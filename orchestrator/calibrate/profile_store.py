@@ -1,6 +1,7 @@
 """Stores chip profiles, each in a file with its digest as the name."""
 
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile, Machine
 
-SCHEMA = 4
+SCHEMA = 5
 
 
 @dataclass(frozen=True)
@@ -41,33 +42,27 @@ def store(profile: ChipProfile) -> StoredProfile:
 
 
 def newest(machine: Machine) -> StoredProfile | None:
-    """The machine's profile that was stored last. An unreadable file counts as absent."""
-    paths = sorted(folder().glob("*.json"), key=modified_s, reverse=True)
-    stored = (read(path) for path in paths)
-    return next((one for one in stored if one and one.profile.machine == machine), None)
+    """The machine's profile that was stored last."""
+    return next((one for one in stored_profiles() if one.profile.machine == machine), None)
 
 
 def find(prefix: str) -> StoredProfile:
     """The profile whose digest has that prefix."""
-    paths = sorted(folder().glob(f"{prefix}*.json")) if prefix.isalnum() else []
-    if len(paths) == 1 and (stored := read(paths[0])):
-        return stored
-    stored_names = [codec.short(path.stem) for path in sorted(folder().glob("*.json"))]
-    raise UnknownName("chip profile", prefix, stored_names or ["none: orch calibrate makes one"])
+    profiles = stored_profiles()
+    same = [one for one in profiles if prefix and one.path.stem.startswith(prefix)]
+    if len(same) == 1:
+        return same[0]
+    known = [codec.short(one.path.stem) for one in profiles]
+    raise UnknownName("chip profile", prefix, known or ["none: orch calibrate makes one"])
 
 
-def read(path: Path) -> StoredProfile | None:
-    try:
-        profile = codec.from_json(path.read_bytes(), ChipProfile)
-    except (OSError, msgspec.DecodeError):
-        return None
-    if profile.schema != SCHEMA or codec.digest(profile) != path.stem:
-        return None
-    return StoredProfile(profile, path)
-
-
-def modified_s(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+def stored_profiles() -> list[StoredProfile]:
+    """All of them, the newest first. A file that cannot be read counts as absent."""
+    ages = {}
+    for path in folder().glob("*.json"):
+        with suppress(OSError, msgspec.DecodeError):
+            profile = codec.from_json(path.read_bytes(), ChipProfile)
+            if profile.schema == SCHEMA and codec.digest(profile) == path.stem:
+                ages[path] = path.stat().st_mtime, profile
+    ordered = sorted(ages.items(), key=lambda one: -one[1][0])
+    return [StoredProfile(profile, path) for path, (_, profile) in ordered]

@@ -80,6 +80,7 @@ class Chip:
     Every rate of a link is one direction. `ici_link_bytes_per_s` is one link, and every torus axis
     has two links a chip. A `switched` chip (a GPU in its NVLink domain) has one all-to-all axis
     instead of a torus, and `ici_link_bytes_per_s` is then all its links together.
+    `host_bytes` is the memory of a host over its chips.
     `die_link_bytes_per_s` joins the devices of a chip that is more than one device.
     A slice of up to `single_host_chips` has one host; the hosts of a larger one have
     `chips_per_host` each. `layout_source` holds for both, for `devices` and for `torus_axes`.
@@ -106,6 +107,7 @@ class Chip:
     die_link_bytes_per_s: Quantity | None = None
     dcn_bytes_per_s: Quantity
     host_link_bytes_per_s: Quantity | None = None
+    host_bytes: Quantity | None = None
     dollars_per_hour: Quantity | None = None
     pod_chips: Quantity
     largest_slice: Shape

@@ -7,7 +7,7 @@ import sys
 import click
 
 from orchestrator.cli import look, machine, plan, run
-from orchestrator.cli.terminal import as_typed, is_live
+from orchestrator.cli.terminal import as_typed, is_live, show
 from orchestrator.errors import Interrupted, OrchError
 from orchestrator.lifecycle.interrupts import OperationInterrupted
 from orchestrator.render.screen_parts import fit
@@ -75,7 +75,7 @@ def main() -> None:
         click.echo(text, err=True)
         raise SystemExit(error.exit_code) from None
     except OrchError as error:
-        click.echo(fit(str(error)) if error.is_prose else str(error), err=True)
+        report(error)
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:
         # Whoever read our output has read enough; the interpreter must not complain at exit.
@@ -87,6 +87,13 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         report_unwritable(error.strerror)
         raise SystemExit(1) from None
+
+
+def report(error: OrchError) -> None:
+    """Print the message; with --json also what it says as a value, on stdout."""
+    if "--json" in sys.argv and error.value is not None:
+        show(error.value, as_json=True)
+    click.echo(fit(str(error)) if error.is_prose else str(error), err=True)
 
 
 def report_unwritable(why: str | None) -> None:

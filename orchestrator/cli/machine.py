@@ -38,9 +38,9 @@ def doctor(storage: Path, address: str | None, as_json: bool) -> None:
 def calibrate(as_json: bool) -> None:
     """Measure the rates of this machine's devices. It takes a minute or two.
 
-    It times matmuls, the trainer's attention, elementwise operations, copies, and collectives in
-    one process and between two. The result is a chip profile; its digest is its name. A rehearsal
-    is forecast with the newest profile of this machine, and measures what that profile lacks.
+    It times matmuls, copies and the trainer's attention on one device. The result is a chip
+    profile; its digest is its name, and `orch plan --profile DIGEST` forecasts with its rates. A
+    rehearsal measures its own step, and adds it to the newest profile of this machine.
 
     \b
     Exit status:

@@ -9,6 +9,7 @@ import orchestrator as orch
 from orchestrator.cli.display import Display
 from orchestrator.cli.terminal import JSON, SET, SPEC, say, show
 from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.network.rematerialization import text_of
 from orchestrator.render.next_commands import spec_command
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def prove(
         if others:
             say("\n", render.remat_screen([(one.plan, one.proof) for one in others]))
         elif search_remat:
-            remat = found.plan.remat
+            remat = text_of(found.plan.remat)
             say(f"\nno plan on this mesh that recomputes less than remat {remat} may fit\n")
     if not found.proof.passes:
         raise SystemExit(NO_FIT)

@@ -11,8 +11,10 @@ from orchestrator.explain.book import mixed_times
 from orchestrator.explain.inputs import axes_of
 from orchestrator.explain.wording import assumed, bound_by, lasting, percent, power_of_two, short
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
+from orchestrator.network.rematerialization import text_of
 from orchestrator.plan.infeasible import Infeasible
-from orchestrator.plan.infeasible_text import effect_text, factored, reason_text
+from orchestrator.plan.infeasible_text import factored, likeliest, reason_text
+from orchestrator.plan.nearest_specs import nearest_batches
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.torus import Torus, group_rate, make_torus
 from orchestrator.types.explanation import Difference
@@ -84,7 +86,8 @@ def why_moved(spec: Spec, plan: Plan) -> str:
         unmoved = make_plan(replace(spec, experiment=replace(spec.experiment, batch=exact)))
     except Infeasible as error:
         nearest = "; ".join(
-            f"{' '.join(one.overrides)} ({effect_text(one)})" for one in error.suggestions
+            f"{' '.join(one.overrides)} (MFU {percent(likeliest(one.mfu))})"
+            for one in nearest_batches(error.spec)
         )
         within = f"of those within {percent(requested.tolerance)} the plan takes the fastest"
         return f"{reason_text(error.reasons[-1])}; nearest: {nearest}; {within}"
@@ -188,7 +191,7 @@ def memory(plan: Plan, numbers: dict[str, float]) -> Difference:
         f" {lines}",
         why=f"{precision.parameters} parameters, {precision.optimizer} moments, fp32 gradients;"
         f" state split {split_ways(plan):,} ways on the {plan.devices // plan.pods:,} devices of a"
-        f" pod; activations as remat `{plan.remat}` keeps them",
+        f" pod; activations as remat `{text_of(plan.remat)}` keeps them",
     )
 
 
@@ -203,7 +206,7 @@ def remat(plan: Plan) -> Difference:
     return Difference(
         about="recompute",
         derived="4 checkpoints a layer; what is computed again is not counted",
-        planned=f"remat `{plan.remat}`: {percent(share)} of the step, with nothing hidden",
+        planned=f"remat `{text_of(plan.remat)}`: {percent(share)} of the step, with nothing hidden",
         why="what is computed again is no model FLOP: where matmuls bind, it lowers MFU",
     )
 

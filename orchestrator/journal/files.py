@@ -1,6 +1,6 @@
-"""All access to a journal's files: whole files, appended lines, folders, and reading them.
+"""Access to a journal's files and folders: each file is written whole or not at all.
 
-Every operation on the file system is in this module, so that a test can interrupt each of them.
+This module and `line_files` change the disk through `os` alone: a test can interrupt each change.
 """
 
 import errno
@@ -11,8 +11,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
 
@@ -30,7 +28,6 @@ ADVICE = {
 NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
 # A partial or removed file this old was left by a process that was killed.
 LEFT_OVER_S = 3600.0
-TAIL_BYTES = 1 << 15
 
 # --- errors
 
@@ -110,13 +107,13 @@ def _partial(path: Path) -> Path:
 def _write_whole(path: Path, content: bytes) -> None:
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        _write_all(target, content)
+        write_all(target, content)
         os.fsync(target)
     finally:
         os.close(target)
 
 
-def _write_all(target: int, content: bytes) -> None:
+def write_all(target: int, content: bytes) -> None:
     while content:
         content = content[os.write(target, content) :]
 
@@ -272,84 +269,3 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:  # a folder that cannot be examined cannot be written either
         return False
-
-
-# --- lines
-
-
-class LineWriter:
-    """A new file of one writer, to which whole lines are appended."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._size = path, 0
-        with writing(path):
-            self._target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-        self._named = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Sync and close the file; an error of the `with` block takes precedence."""
-        try:
-            self.sync()
-        except JournalUnwritable:
-            if error is None:
-                raise
-        finally:
-            os.close(self._target)
-
-    def append(self, line: bytes) -> None:
-        """Add a line; nothing of it stays when it does not fit."""
-        content = line + b"\n"
-        with writing(self._path):
-            try:
-                _write_all(self._target, content)
-            except OSError:
-                os.ftruncate(self._target, self._size)
-                raise
-        self._size += len(content)
-
-    def sync(self) -> None:
-        """Make the lines survive a power failure, and show them to other machines."""
-        with writing(self._path):
-            os.fsync(self._target)
-            if not self._named:
-                sync_folder(self._path.parent)
-                self._named = True
-
-
-def first_line(path: Path) -> bytes | None:
-    """The first line of a file; None while there is no whole one."""
-    with reading(path), path.open("rb") as file:
-        line = file.readline()
-    return line[:-1] if line.endswith(b"\n") else None
-
-
-def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
-    """At least that many whole lines from the end of a file, or all, and the offset after them.
-
-    Only the end of the file is read. An incomplete last line is left out.
-    """
-    with reading(path), path.open("rb") as file:
-        size, window = file.seek(0, os.SEEK_END), TAIL_BYTES
-        while True:
-            start = file.seek(max(0, size - window))
-            *lines, incomplete = file.read(size - start).split(b"\n")
-            if start > 0:
-                lines = lines[1:]  # the window may begin in the middle of a line
-            if start == 0 or len(lines) >= at_least:
-                return lines, size - len(incomplete)
-            window *= 2
-
-
-def lines_from(path: Path, offset: int) -> Iterator[bytes]:
-    """The lines of a file after `offset`, with their ends; the last one may be incomplete."""
-    with reading(path), path.open("rb") as file:
-        file.seek(offset)
-        yield from file

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.journal import files
+from orchestrator.journal import files, line_files
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types.run import Run
 
@@ -67,12 +67,12 @@ class LogReader:
 
     def tail(self, max_lines: int) -> list[LogLine]:
         """The last whole lines. A later `read` continues after them."""
-        lines, self._offset = files.last_lines(self.log.path, max_lines)
+        lines, self._offset = line_files.last_lines(self.log.path, max_lines)
         return [self._line(text) for text in lines[-max_lines:]]
 
     def read(self, *, incomplete: bool = False) -> Iterator[LogLine]:
         """The whole lines since the last call and, on request, an incomplete last one."""
-        for text in files.lines_from(self.log.path, self._offset):
+        for text in line_files.lines_from(self.log.path, self._offset):
             if not (text.endswith(b"\n") or incomplete):
                 return
             self._offset += len(text)

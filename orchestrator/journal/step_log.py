@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from orchestrator.errors import Superseded
-from orchestrator.journal import files
+from orchestrator.journal import files, line_files
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_status import StepSummary
 from orchestrator.types.run import Step, TimedStep
@@ -31,7 +31,7 @@ class StepLog:
     def __init__(self, run: Path, attempt: int, *, clock: Callable[[], float] = time.time) -> None:
         path = RunPaths(run).steps(attempt)
         try:
-            self._lines = files.LineWriter(path)
+            self._lines = line_files.LineWriter(path)
         except FileExistsError as error:
             raise Superseded(f"{path}: another process writes these steps") from error
         self._clock, self._synced_s = clock, clock()
@@ -86,7 +86,7 @@ def summarize_steps(run: Path, attempt: int) -> tuple[StepSummary, list[str]]:
     """
     path = RunPaths(run).steps(attempt)
     try:
-        first, (last, _) = files.first_line(path), files.last_lines(path, RECENT_STEPS)
+        first, (last, _) = line_files.first_line(path), line_files.last_lines(path, RECENT_STEPS)
     except FileNotFoundError:
         return StepSummary(), []
     opening, problems = _decode(path, [first] if first is not None else [])

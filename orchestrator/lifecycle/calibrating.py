@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from orchestrator.calibrate import StoredProfile, for_plan, of_machine
+from orchestrator.calibrate import StoredProfile, measure_devices, measure_plan, stored_profile
 from orchestrator.extras import require
 from orchestrator.lifecycle.progress import Progress, silent, task
 from orchestrator.lifecycle.requests import Provenance
@@ -21,7 +21,7 @@ def measure_machine(progress: Progress | None = None) -> StoredProfile:
     progress = progress or silent
     with task(progress, TASK):
         progress(Stage(task=TASK, stage="it takes a minute or two"))
-        return of_machine()
+        return measure_devices()
 
 
 def calibrated_rehearsal(
@@ -31,9 +31,11 @@ def calibrated_rehearsal(
 
     What the profile lacks for this plan is measured first, and stored for the next one.
     """
-    with task(progress, TASK):
-        progress(Stage(task=TASK, stage="up to half a minute for a new shape"))
-        profile = for_plan(rehearsal.plan).profile
-    document = to_pretty_json(profile).encode()
-    plan = with_profile(rehearsal.plan, profile)
+    stored = stored_profile(rehearsal.plan)
+    if stored is None:
+        with task(progress, TASK):
+            progress(Stage(task=TASK, stage="up to half a minute for a new shape"))
+            stored = measure_plan(rehearsal.plan)
+    document = to_pretty_json(stored.profile).encode()
+    plan = with_profile(rehearsal.plan, stored.profile)
     return replace(rehearsal, plan=plan), provenance.with_document(PROFILE_DOCUMENT, document)

@@ -7,7 +7,7 @@ from orchestrator.doctor import machine_checks
 from orchestrator.launch.backend import ClusterUnusable, find_backend
 from orchestrator.tracking import destination
 from orchestrator.types.health import Finding, HealthReport
-from orchestrator.types.spec import TrackingOptions
+from orchestrator.types.run_options import TrackingOptions
 
 
 def health(storage: Path, address: str | None) -> HealthReport:

@@ -16,6 +16,7 @@ from orchestrator.lifecycle.study_runners import (
     TrialRunner,
 )
 from orchestrator.lifecycle.submit import check_no_rehearsal_options
+from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.planner import make_plan
 from orchestrator.spec.study import load_study
 from orchestrator.study import forecast_study
@@ -58,6 +59,8 @@ def plan_trials(study: Study, progress: Progress) -> dict[int, Plan | str]:
         for trial in study.trials:
             try:
                 plans[trial.number] = make_plan(trial.spec)
+            except Infeasible as error:
+                plans[trial.number] = error.why  # what is varied cannot be overridden
             except SpecError as error:
                 plans[trial.number] = str(error)
             progress(UnitsDone(task=TASK, done=len(plans), total=len(study.trials), unit="trials"))

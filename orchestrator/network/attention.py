@@ -3,7 +3,7 @@
 from orchestrator.network.description import Attention, Dimension, Matmul, Tensor, Weight
 from orchestrator.types.spec import Model
 
-TENSORS = ("q", "k", "v", "attention", "mid")
+TENSORS = ("query", "key", "value", "attention", "mlp_input")
 
 
 def grouped_query_attention(model: Model, residual_scale: float) -> Attention:
@@ -14,10 +14,10 @@ def grouped_query_attention(model: Model, residual_scale: float) -> Attention:
     kv_heads = Dimension("kv_heads", model.kv_heads), Dimension("head_dim", model.head_dim)
     q, k, v = (
         Matmul(
-            Weight(name, (embed, *dimensions), model.d_model**-0.5, f"self_attn.{tensor}_proj"),
-            Tensor(tensor, "length", dimensions),
+            Weight(name, (embed, *dimensions), model.d_model**-0.5, f"self_attn.{letter}_proj"),
+            Tensor(name, "length", dimensions),
         )
-        for name, tensor, dimensions in (
+        for name, letter, dimensions in (
             ("query", "q", heads),
             ("key", "k", kv_heads),
             ("value", "v", kv_heads),
@@ -29,7 +29,7 @@ def grouped_query_attention(model: Model, residual_scale: float) -> Attention:
         inputs=(q, k, v),
         output=Matmul(
             Weight("output", (*heads, embed), deviation, "self_attn.o_proj"),
-            Tensor("mid", "residual_length", (stream,)),
+            Tensor("mlp_input", "residual_length", (stream,)),
         ),
         result=Tensor("attention", "length", heads, statistics=heads[:1]),
         whole=(k.output, v.output),

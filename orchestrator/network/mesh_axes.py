@@ -63,6 +63,7 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
 }
 GATHERED = "embed"
 COPIED = "kv_heads"
+HEAD = "head_dim"
 
 AXES = tuple(axis.name for axis in MESH_AXES)
 DCN_AXES = tuple(axis.name for axis in MESH_AXES if axis.links == ("dcn",))

@@ -1,13 +1,26 @@
 """Rematerialization policies: what happens to each tensor of a block."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 from orchestrator.errors import UnknownName
 from orchestrator.network import attention, mlp
 from orchestrator.network.decoder import BLOCK_INPUT
+from orchestrator.types.spec import Remat, TensorTreatments
+from orchestrator.types.spec_fields import Treatment
 
-Treatment = Literal["keep", "offload", "recompute"]
+AUTO = "auto"
+
+
+class Treatments(Protocol):
+    """One policy, or an array of policies."""
+
+    def share(self, tensor: str, treatment: Treatment) -> Any:
+        """One where the tensor is treated so, zero elsewhere."""
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether any tensor goes to the host."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +31,6 @@ class Policy:
     attention kernel does not run again.
     """
 
-    name: str
     keep: frozenset[str] = frozenset({BLOCK_INPUT})
     offload: frozenset[str] = frozenset()
 
@@ -26,6 +38,9 @@ class Policy:
         if tensor in self.offload:
             return "offload"
         return "keep" if tensor in self.keep else "recompute"
+
+    def share(self, tensor: str, treatment: Treatment) -> int:
+        return int(self.treatment(tensor) == treatment)
 
     def recomputes(self, tensor: str) -> bool:
         return self.treatment(tensor) == "recompute"
@@ -35,32 +50,63 @@ class Policy:
         return bool(self.offload)
 
 
-def keeping(name: str, *tensors: str) -> Policy:
+def keeping(*tensors: str) -> Policy:
     """A policy that keeps these tensors and each block's input."""
-    return Policy(name, keep=frozenset({BLOCK_INPUT, *tensors}))
+    return Policy(keep=frozenset({BLOCK_INPUT, *tensors}))
 
 
-def offloading(name: str, *tensors: str) -> Policy:
-    """A policy that offloads these tensors and keeps each block's input."""
-    return Policy(name, offload=frozenset(tensors))
+def offloading(*tensors: str) -> Policy:
+    """A policy that offloads these tensors, and keeps each block's input unless it is one."""
+    return Policy(keep=frozenset({BLOCK_INPUT}) - {*tensors}, offload=frozenset(tensors))
 
 
 POLICIES = {
-    policy.name: policy
-    for policy in (
-        keeping("none", *attention.TENSORS, *mlp.TENSORS),
-        keeping("keep_qkv", *attention.TENSORS),
-        keeping("keep_mlp", *mlp.TENSORS),
-        keeping("keep_attention", "attention"),
-        keeping("full"),
-        offloading("offload_qkv", *attention.TENSORS),
-        Policy("offload_input", keep=frozenset(), offload=frozenset({BLOCK_INPUT})),
-    )
+    "none": keeping(*attention.TENSORS, *mlp.TENSORS),
+    "keep_qkv": keeping(*attention.TENSORS),
+    "keep_mlp": keeping(*mlp.TENSORS),
+    "keep_attention": keeping("attention"),
+    "full": keeping(),
+    "offload_qkv": offloading(*attention.TENSORS),
+    "offload_input": offloading(BLOCK_INPUT),
 }
 
 
-def policy(name: str) -> Policy:
-    """The policy of that name; unknown is an error that lists the known."""
-    if name not in POLICIES:
-        raise UnknownName("remat policy", name, [*POLICIES, "auto"])
-    return POLICIES[name]
+def policy(remat: Remat) -> Policy:
+    """The policy of that name, or that a mapping describes; an unknown name is an error."""
+    if isinstance(remat, TensorTreatments):
+        treated = asdict(remat)
+        kept, offloaded = (
+            frozenset(tensor for tensor, treatment in treated.items() if treatment == wanted)
+            for wanted in ("keep", "offload")
+        )
+        return Policy(keep=kept, offload=offloaded)
+    if remat not in POLICIES:
+        raise UnknownName("remat policy", remat, [*POLICIES, AUTO])
+    return POLICIES[remat]
+
+
+def remat_of(one: Policy) -> Remat:
+    """The policy as a spec has it: by name if it has one, else tensor by tensor."""
+    names = [name for name, known in POLICIES.items() if known == one]
+    if names:
+        return names[0]
+    treated = {tensor: one.treatment(tensor) for tensor in asdict(TensorTreatments())}
+    return TensorTreatments(**treated)  # type: ignore[arg-type]
+
+
+def text_of(remat: Remat) -> str:
+    """The policy as a person writes it: `full`, or `{block_input: offload, query: keep}`."""
+    if isinstance(remat, str):
+        return remat
+    usual = asdict(TensorTreatments())
+    said = {tensor: what for tensor, what in asdict(remat).items() if what != usual[tensor]}
+    return "{" + ", ".join(f"{tensor}: {what}" for tensor, what in said.items()) + "}"
+
+
+def summary_of(remat: Remat) -> str:
+    """The policy in a few characters: its name, or how many tensors it keeps and offloads."""
+    if isinstance(remat, str):
+        return remat
+    treated = [*asdict(remat).values()]
+    counts = [f"{what} {treated.count(what)}" for what in ("keep", "offload") if what in treated]
+    return ", ".join(counts)

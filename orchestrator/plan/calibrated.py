@@ -1,12 +1,11 @@
-"""Forecasts a plan with the rates that were measured on a machine.
+"""Forecasts a plan with what was measured on a machine.
 
-It is the plan's own ledger: each line at a measured rate, not at a datasheet's. Emulated devices
-take turns on the cores of one machine, so nothing overlaps and the lines add up to the step.
+A plan on chips keeps its ledger: what a device does alone takes the measured rates, and links keep
+those of the datasheet. Emulated devices take turns on the cores of one machine: there the trainer's
+own step is timed with fewer layers, and every further layer takes as long as those.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
@@ -14,40 +13,31 @@ from orchestrator.errors import SpecError
 from orchestrator.network.rematerialization import policy
 from orchestrator.plan import flops
 from orchestrator.plan.forecast import Terms, plain, plain_line, write_forecast
-from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.messages import Message, messages
 from orchestrator.plan.plan_warnings import forecast_warnings, too_long
 from orchestrator.plan.planner import plan_digest
-from orchestrator.plan.step_work import pass_bytes
-from orchestrator.plan.time import device_peak, hbm_lines, math_lines
+from orchestrator.plan.step_work import ATTENTION, pass_bytes
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec
-from orchestrator.types.chip_profile import Benchmark, ChipProfile, Operation, Timing
+from orchestrator.types.chip_profile import ChipProfile, Operation, Timing
 from orchestrator.types.plan import Estimate, Forecast, LedgerLine, LineKind, Plan
 
-CORES, EXCHANGES = "cores", "exchanges"
-BLOCK_PRODUCTS = 4  # two in each sublayer: the trainer multiplies parallel matmuls as one
-# On a machine at rest, four of five measured steps took between these shares of the forecast.
-FASTEST, SLOWEST = 0.8, 1.4
-# The operation that prices a line, and the calls of it in one block.
-PRICED_BY: dict[LineKind, tuple[Operation, int]] = {
-    "matmul": ("matmul", BLOCK_PRODUCTS),
-    "copied_heads": ("matmul", BLOCK_PRODUCTS),
-    "unembedding": ("matmul", BLOCK_PRODUCTS),
-    "matmul_recompute": ("matmul", BLOCK_PRODUCTS),
-    "attention": ("attention", 1),
-    "attention_recompute": ("attention", 1),
-    "elementwise": ("elementwise", BLOCK_PRODUCTS),
-    "weight_traffic": ("copy", 1),
-    "activation_traffic": ("copy", 1),
-    "optimizer_update": ("copy", 1),
-}
+CORES = "cores"
+FASTEST, SLOWEST = 0.8, 1.4  # measured steps over forecasts: docs/calibrate.md has the table
+OPERATIONS: dict[str | None, Operation] = {"mxu": "matmul", "hbm": "copy"}  # by resource
+
+
+def shape_digest(plan: Plan) -> str:
+    """The identity of all that a step's seconds depend on, beside the trainer's source."""
+    model = replace(plan.model, name="")
+    split = plan.pods, plan.hosts, plan.mesh, plan.gradient_reduction, plan.remat
+    return codec.digest((plan.trainer, model, plan.batch, plan.precision, *split))
 
 
 def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
     """The plan with a forecast from a profile, which it names. Its digest changes with it."""
     replaced = forecast_warnings(plan)  # of the forecast by datasheets
+    forecast = emulated_forecast if profile.emulated else chip_forecast
     calibrated = replace(
         plan,
         chip_profile=codec.digest(profile),
@@ -68,211 +58,128 @@ def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
     return with_profile(plan, profile)
 
 
-def missing(plan: Plan, profile: ChipProfile) -> tuple[Benchmark, ...]:
-    """The benchmarks that the forecast needs and the profile lacks."""
-    layout = layout_of(plan, catalog.chip_of(plan))
-    needed = [
-        *(benchmark_of(line, plan, profile) for line in own_lines(layout)),
-        *(
-            collective_benchmark(message, plan)
-            for message in messages(layout, processes=plan.hosts)
-        ),
-    ]
-    measured = {timing.benchmark for timing in profile.timings}
-    return tuple(dict.fromkeys(one for one in needed if one not in measured))
-
-
-def forecast(plan: Plan, profile: ChipProfile) -> Forecast:
-    """The forecast at measured rates. `unoverlapped` is the sum of all lines.
-
-    On emulated devices `lower` takes only the FLOPs, at the best measured rate of a matmul. On
-    chips it stays the datasheet's, as does the peak that MFU is over.
+def write(
+    plan: Plan,
+    layout: Layout,
+    lines: list[LedgerLine],
+    lower_s: float,
+    bound: tuple[str, float],
+    price: float | None = None,
+) -> Forecast:
+    """The forecast of these lines. Where nothing overlaps, on emulated devices and on a single
+    chip, their sum is expected.
     """
-    layout = layout_of(plan, chip_of(plan, profile))
-    lines = [*computation_lines(plan, layout, profile), *message_lines(plan, layout, profile)]
-    lines = sorted(map(plain_line, lines), key=lambda line: -line.value)
-    step_s = step_bounds(plan, layout, profile, sum(line.value for line in lines))
-    price = None if profile.emulated else plan.forecast.dollars_per_chip_hour
+    sum_s = max(sum(line.value for line in lines), lower_s)
+    step_s = Estimate(lower=lower_s, unoverlapped=sum_s)
+    if bound[0] == CORES or plan.devices == 1:
+        low_s, high_s = max(sum_s * FASTEST, lower_s), sum_s * SLOWEST
+        step_s = replace(step_s, expected=sum_s, low=low_s, high=high_s)
+    time = tuple(sorted(map(plain_line, lines), key=lambda line: -line.value))
     return write_forecast(
         layout,
         Terms(plan.tokens, plan.forecast.goodput, price),
         memory=plan.forecast.memory,
-        time=tuple(lines),
+        time=time,
         step_s=step_s,
-        bottleneck=binding(lines),
-        expected_time=tuple(lines) if step_s.expected else (),
+        bottleneck=bound,
+        expected_time=time if step_s.expected else (),
     )
 
 
-# --- what a device does alone
+# --- emulated devices: the trainer's own step
 
 
-def own_lines(layout: Layout) -> list[LedgerLine]:
-    """The ledger's lines for math and memory, and the operations between the matmuls."""
+def emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
+    """`lower` is what MFU counts at the best measured rate of a matmul, which is MFU's peak."""
+    rate = timing_of(profile, "matmul", plan).per_s
+    source = source_of(profile)
+    chip = replace(
+        catalog.chip_of(plan),
+        peak_flops_per_s={plan.precision.compute: Quantity(value=rate / plan.chips, source=source)},
+        hbm_usable_bytes=Quantity(value=profile.machine.memory_bytes / plan.devices, source=source),
+        dollars_per_hour=None,
+    )
+    lower_s = plain(flops.model_flops_per_step(plan.model, plan.batch) / rate)
+    return write(plan, layout_of(plan, chip), step_lines(plan, profile), lower_s, (CORES, 0.0))
+
+
+def step_lines(plan: Plan, profile: ChipProfile) -> list[LedgerLine]:
+    """The layers, and all else: what is left of a measured step without its layers."""
+    (few, few_s), (more, more_s) = timing_of(profile, "step", plan).points
+    layer_s = min(max(more_s - few_s, 0.0) / (more - few), few_s / few)
+    parts: tuple[tuple[LineKind, str, float, float], ...] = (
+        ("layers", "layers", plan.model.layers, layer_s),
+        ("outside_layers", "outside the layers", 1, few_s - few * layer_s),
+    )
+    return [
+        LedgerLine(
+            kind=kind,
+            name=name,
+            value=calls * measured_s,
+            unit="s",
+            formula="calls x measured",
+            inputs={"calls": calls, "measured": measured_s},
+            sources=(source_of(profile),),
+            resource=CORES,
+        )
+        for kind, name, calls, measured_s in parts
+    ]
+
+
+# --- chips: the ledger at measured rates
+
+
+def chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
+    """Bound, peak and price stay those of the plan, and so do the seconds of links and hosts."""
+    was, layout = plan.forecast, layout_of(plan, catalog.chip_of(plan))
     between = LedgerLine(
         kind="elementwise",
         name="between matmuls",
         value=0.0,
         unit="s",
-        formula="bytes / rate",
+        formula="",
         inputs={"bytes": plain(pass_bytes(layout))},
+        resource="hbm",
     )
-    return [*math_lines(layout), *hbm_lines(layout), between]
+    lines = [
+        measured_line(line, plan, profile) if line.resource in OPERATIONS else line
+        for line in (*was.time, between)
+    ]
+    bound = was.bound, was.bound_by
+    made = write(plan, layout, lines, was.step_s.lower, bound, was.dollars_per_chip_hour)
+    return replace(made, hidden_s=was.hidden_s)
 
 
-def amount_of(line: LedgerLine) -> tuple[str, float]:
-    """The FLOPs or the bytes of a line."""
+def measured_line(line: LedgerLine, plan: Plan, profile: ChipProfile) -> LedgerLine:
+    """A line at the measured rate of its operation."""
+    operation = "attention" if line.kind in ATTENTION else OPERATIONS[line.resource]
+    rate = timing_of(profile, operation, plan).per_s
     unit = "flops" if "flops" in line.inputs else "bytes"
-    return unit, line.inputs[unit]
-
-
-def benchmark_of(line: LedgerLine, plan: Plan, profile: ChipProfile) -> Benchmark:
-    """The benchmark that prices a line. Emulated devices compete, so all of them run it."""
-    operation, _ = PRICED_BY[line.kind]
-    alone = Benchmark(
-        operation=operation,
-        dtype=plan.precision.compute,
-        devices=plan.devices if profile.emulated else 1,
-        processes=plan.hosts if profile.emulated else 1,
-    )
-    if operation != "attention":
-        return alone
-    length = min(plan.batch.length, ATTENTION_BLOCK)
-    return replace(alone, length=length, head_dim=plan.model.head_dim)
-
-
-def computation_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Iterator[LedgerLine]:
-    """Lines of one operation have one rate, which depends on the size of a call."""
-    lines, sources = own_lines(layout), (source_of(profile),)
-    totals: dict[Benchmark, float] = {}
-    for line in lines:
-        benchmark = benchmark_of(line, plan, profile)
-        totals[benchmark] = totals.get(benchmark, 0.0) + amount_of(line)[1]
-    for line in lines:
-        benchmark, (unit, amount) = benchmark_of(line, plan, profile), amount_of(line)
-        if not amount:
-            continue
-        _, calls = PRICED_BY[line.kind]
-        call = totals[benchmark] / (calls * plan.model.layers * plan.batch.microbatches)
-        rate = call / timing_of(profile, benchmark).seconds(call)
-        inputs = {unit: amount, "rate": rate}
-        yield replace(
-            line,
-            value=amount / rate,
-            formula=f"{unit} / measured rate",
-            inputs=inputs,
-            sources=sources,
-            resource=CORES,
-        )
-
-
-def timing_of(profile: ChipProfile, benchmark: Benchmark) -> Timing:
-    for timing in profile.timings:
-        if timing.benchmark == benchmark:
-            return timing
-    what = f"{benchmark.operation} in {benchmark.dtype} on {benchmark.devices} devices"
-    raise SpecError(f"the profile has no {what}: orch calibrate measures it")
-
-
-# --- what devices send each other
-
-
-def collective_benchmark(message: Message, plan: Plan) -> Benchmark:
-    return Benchmark(
-        operation=message.operation,
-        dtype=message.dtype,
-        devices=plan.devices,
-        processes=plan.hosts,
-        group=message.ways,
-        stride=message.stride,
-    )
-
-
-def message_lines(plan: Plan, layout: Layout, profile: ChipProfile) -> Iterator[LedgerLine]:
-    """The collectives; those of one name share a line."""
-    sent = sorted(messages(layout, processes=plan.hosts), key=lambda message: message.name)
-    for name, group in groupby(sent, key=lambda message: message.name):
-        same = list(group)
-        calls = sum(one.calls for one in same)
-        total_s = sum(one.calls * message_s(one, plan, profile) for one in same)
-        moved = sum(one.calls * one.bytes for one in same)
-        yield LedgerLine(
-            kind=same[0].line,
-            name=name,
-            value=total_s,
-            unit="s",
-            formula="calls x measured",
-            inputs={"calls": calls, "bytes": moved, "measured": total_s / calls},
-            sources=(source_of(profile),),
-            resource=EXCHANGES,
-        )
-
-
-def message_s(message: Message, plan: Plan, profile: ChipProfile) -> float:
-    """Seconds of one collective; those that travel at the same time share their latency."""
-    timing = timing_of(profile, collective_benchmark(message, plan))
-    return timing.seconds(message.bytes * message.together) / message.together
-
-
-# --- bounds and peaks
-
-
-def step_bounds(plan: Plan, layout: Layout, profile: ChipProfile, sum_s: float) -> Estimate:
-    """The sum is expected where nothing overlaps: on emulated devices and on a single chip."""
-    lower_s = plan.forecast.step_s.lower
-    if profile.emulated:
-        lower_s = plain(least_flops(plan, layout) / device_peak(layout))
-    sum_s = max(sum_s, lower_s)
-    if not (profile.emulated or plan.devices == 1):
-        return Estimate(lower=lower_s, unoverlapped=sum_s)
-    low_s, high_s = max(sum_s * FASTEST, lower_s), sum_s * SLOWEST
-    return Estimate(lower=lower_s, unoverlapped=sum_s, expected=sum_s, low=low_s, high=high_s)
-
-
-def least_flops(plan: Plan, layout: Layout) -> float:
-    """FLOPs that a device has to do: all that MFU counts, and repeated matmuls."""
-    matmuls = [
-        line.inputs["flops"] for line in math_lines(layout) if PRICED_BY[line.kind][0] == "matmul"
-    ]
-    forward = flops.attention_flops_per_token(plan.model, plan.batch.length) * plan.batch.tokens
-    return sum(matmuls) + (1 + flops.BACKWARD_OVER_FORWARD) * forward / plan.devices
-
-
-def binding(lines: list[LedgerLine]) -> tuple[str, float]:
-    """Whether computing or exchanging takes longer, and by what share."""
-    computing_s = sum(line.value for line in lines if line.resource == CORES)
-    exchanging_s = sum(line.value for line in lines if line.resource == EXCHANGES)
-    less, more = sorted((computing_s, exchanging_s))
-    slower = CORES if computing_s >= exchanging_s else EXCHANGES
-    return slower, more / less - 1 if less else 0.0
-
-
-def peak_flops_per_s(profile: ChipProfile, dtype: str) -> float:
-    """The best measured rate of a matmul, over all devices."""
-    rates = [
-        timing.best_per_s * timing.benchmark.devices
-        for timing in profile.timings
-        if (timing.benchmark.operation, timing.benchmark.dtype) == ("matmul", dtype)
-    ]
-    if not rates:
-        raise SpecError(f"the profile has no matmul in {dtype}: orch calibrate measures it")
-    return max(rates)
-
-
-def chip_of(plan: Plan, profile: ChipProfile) -> Chip:
-    """The plan's chip; an emulated one has its share of the machine."""
-    chip, dtype = catalog.chip_of(plan), plan.precision.compute
-    if not profile.emulated:
-        return chip
-    source = source_of(profile)
-    rate = Quantity(value=peak_flops_per_s(profile, dtype) / plan.chips, source=source)
-    memory_bytes = profile.machine.memory_bytes / plan.devices
+    amount = line.inputs[unit]
     return replace(
-        chip,
-        peak_flops_per_s={dtype: rate},
-        hbm_usable_bytes=Quantity(value=memory_bytes, source=source),
-        dollars_per_hour=None,
+        line,
+        value=amount / rate,
+        formula=f"{unit} / measured rate",
+        inputs={unit: amount, "rate": rate},
+        sources=(source_of(profile),),
     )
+
+
+# --- what was measured
+
+
+def timing_of(profile: ChipProfile, operation: Operation, plan: Plan) -> Timing:
+    """The newest timing of an operation for a plan; of attention, that of the nearest head."""
+    dtype, head_dim = plan.precision.compute, plan.model.head_dim
+    shape = shape_digest(plan) if operation == "step" else ""
+    same = [
+        one
+        for one in reversed(profile.timings)
+        if (one.operation, one.dtype, one.shape) == (operation, dtype, shape)
+    ]
+    if not same:
+        raise SpecError(f"the profile has no {operation} in {dtype}: orch calibrate measures it")
+    return min(same, key=lambda one: abs(one.head_dim - head_dim))
 
 
 def source_of(profile: ChipProfile) -> str:

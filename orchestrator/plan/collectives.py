@@ -1,6 +1,6 @@
 """Every collective of a step: what one device exchanges, with which others, how often.
 
-The ledger of seconds has a line for each exchange; `messages` lists the single messages.
+The ledger of seconds has a line for each exchange.
 """
 
 from dataclasses import dataclass, replace
@@ -37,17 +37,14 @@ KV_GATHERS = 2  # forward, and again for the backward pass
 
 @dataclass(frozen=True)
 class Part:
-    """`calls` collectives a step of `bytes` each, `together` of which do not wait for each other.
+    """`calls` collectives a step; each gathers, scatters or reduces `bytes` in all.
 
-    `bytes` is the whole of what is gathered, scattered or reduced. A `ring` part travels piece by
-    piece while the device multiplies what it has. `serial` of the calls come before the first layer
-    or after the last backward pass, where no matmul is left to hide them.
+    `serial` of the calls come before the first layer or after the last backward pass, where no
+    matmul is left to hide them.
     """
 
     bytes: Number
     calls: Number
-    together: int = 1
-    ring: bool = False
     serial: Number = 0
 
 
@@ -117,7 +114,7 @@ def block_passes(layout: Layout) -> Number:
 def stream_exchanges(layout: Layout) -> list[Exchange]:
     """The residual stream, split by position over `tensor`: around sublayers and at both ends."""
     sublayers = layout.network.block.sublayers
-    again = sum(layout.remat.recomputes(part.output.output.name) for part in sublayers)
+    again = sum(layout.recomputed([part.output]) for part in sublayers)
     gathers = STREAM_GATHERS * len(sublayers) * block_passes(layout)
     scatters = (STREAM_SCATTERS * len(sublayers) + again) * block_passes(layout)
     ends = ENDS * layout.microbatches
@@ -127,7 +124,7 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
         axes = GROUPS["tensor"]
         return Exchange(
             line, name, kind, axes, "tokens x d_model", layout.devices_along(axes), calls + ends,
-            (Part(stream, calls, ring=True), Part(stream, ends)), layout.precision.compute,
+            (Part(stream, calls + ends),), layout.precision.compute,
         )  # fmt: skip
 
     return [
@@ -139,10 +136,11 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
 def weight_exchanges(layout: Layout) -> list[Exchange]:
     """Matrices gathered in each microbatch, and their gradients scattered.
 
-    The weights of parallel matmuls are gathered as one. A device first gets its own part from the
-    other slices that share it, then the other parts over fsdp x sequence inside its slice. Nothing
-    hides the first gathers, of the embedding and of the first matmuls, nor the scatters of their
-    gradients, which come last.
+    The weights of parallel matmuls are gathered as one. A tied table is gathered once for both of
+    its uses; each of them has a gradient. A device first gets its own part from the other slices
+    that share it, then the other parts over fsdp x sequence inside its slice. Nothing hides the
+    first gathers, of the embedding and of the first matmuls, nor the scatters of their gradients,
+    which come last.
     """
     block = [
         layout.total_elements(matmuls)
@@ -154,12 +152,13 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
     each, ends = block_passes(layout), ENDS * layout.microbatches
+    tables = len(layout.network.tables) * layout.microbatches
     return [
         exchange
         for axes, suffix in ((GROUPS["weights"], ""), (SHARED_OVER_DCN, OVER_DCN))
         for exchange in (
             gather(axes, f"weight gather{suffix}", of_block, block, WEIGHT_GATHERS * each),
-            gather(axes, f"table gather{suffix}", of_table, table, ends),
+            gather(axes, f"table gather{suffix}", of_table, table, tables),
             scatter(axes, f"gradient scatter{suffix}", of_block, block, each),
             scatter(axes, f"table gradient scatter{suffix}", of_table, table, ends),
         )
@@ -287,10 +286,7 @@ def gradient_buckets(layout: Layout) -> list[Part]:
     alone, early = 1 - joined, per_layer(layout)
     return [
         Part(padded(sum(weights), data), times * joined, serial=1 * joined),
-        *(
-            Part(padded(layers * one, data), times * alone, len(weights), serial=alone)
-            for one in weights
-        ),
+        *(Part(padded(layers * one, data), times * alone, serial=alone) for one in weights),
         Part(padded(embedding, data), 1, serial=1),
         *(Part(padded(one, data), 1, serial=1 - early) for one in ends),
     ]

@@ -9,7 +9,13 @@ import numpy as np
 
 from orchestrator.catalog import Efficiency
 from orchestrator.plan.layout import Layout, Number
-from orchestrator.plan.step_work import StepWork, hbm_rate, pass_bytes, step_work
+from orchestrator.plan.step_work import (
+    FORWARD_AND_BACKWARD,
+    StepWork,
+    hbm_rate,
+    pass_bytes,
+    step_work,
+)
 from orchestrator.plan.time import StepTime
 from orchestrator.types.plan import LedgerLine, LineKind
 
@@ -19,6 +25,7 @@ NAMES: dict[LineKind, str] = {
     "attention": "attention",
     "weight_traffic": "weights and optimizer",
     "elementwise": "between matmuls",
+    "offload": "exposed transfers to the host",
     "exposed_gathers": "exposed gathers and scatters",
     "exposed_tensor": "exposed tensor exchanges",
     "serial_collectives": "collectives in series",
@@ -55,7 +62,14 @@ def own_step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Num
         "attention": work.attention_s / efficiency.attention.value,
         "weight_traffic": work.hbm_s,
         "elementwise": work.passes_s,
+        "offload": work.host.exposed_s(*pace(work, efficiency)),
     }
+
+
+def pace(work: StepWork, efficiency: Efficiency) -> tuple[float, float, Number]:
+    """The shares of the peak that a pass reaches, and its seconds between the matmuls."""
+    between_s = work.passes_s / FORWARD_AND_BACKWARD
+    return efficiency.matmul.value, efficiency.attention.value, between_s
 
 
 def exposed_gathers_s(work: StepWork, own_s: Number, efficiency: Efficiency) -> Number:
@@ -117,11 +131,13 @@ def step_formulas(
         "hop": efficiency.slice_hop_s.value,
         "skew": skew_share(work, own_s),
     }
+    hidden_s = work.host.hidden_s(*pace(work, efficiency))
     return {
         "matmul": (SHARE, {"peak": work.matmul_s, "share": efficiency.matmul.value}),
         "attention": (SHARE, {"peak": work.attention_s, "share": efficiency.attention.value}),
         "weight_traffic": ("peak", {"peak": work.hbm_s}),
         "elementwise": ("bytes / rate", {"bytes": pass_bytes(layout), "rate": hbm_rate(layout)}),
+        "offload": ("2 * way - hidden", {"way": work.host.one_way_s, "hidden": hidden_s}),
         "exposed_gathers": (GATHERS, gathers),
         "exposed_tensor": (EXPOSED, tensor),
         "serial_collectives": ("links", {"links": work.serial_s}),

@@ -127,7 +127,7 @@ def placements(
         sizes = sizes_by_name(factors.prod(axis=1))
         keep = partly_realizable(rules, mesh, sizes, most_replicas)
         if twin := last_twin(slice_torus, i):
-            keep &= rank(factors[:, i]) <= rank(factors[:, i - twin])
+            keep &= rank(factors[:, i], axis.length) <= rank(factors[:, i - twin], axis.length)
         factors = factors[keep]
     sizes = sizes_by_name(factors.prod(axis=1))
     return factors[realizable(rules, mesh, sizes) & requested(mesh, sizes)]
@@ -142,10 +142,9 @@ def last_twin(slice_torus: Torus, i: int) -> int:
     return 0
 
 
-def rank(parts: Ints) -> Ints:
-    """A number that orders the factors on one torus axis, the largest `tensor` last."""
-    most = 1 + int(parts.max(initial=1))
-    return np.asarray(parts @ most ** np.arange(parts.shape[1]))
+def rank(parts: Ints, length: int) -> Ints:
+    """A number that orders the factors on torus axes of a length, the largest `tensor` last."""
+    return np.asarray(parts @ (1 + length) ** np.arange(parts.shape[1]))
 
 
 def partly_realizable(

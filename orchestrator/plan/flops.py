@@ -77,13 +77,16 @@ def copied_heads_flops(layout: Layout) -> Number:
 
 
 def blocks_recompute_flops(layout: Layout) -> Number:
-    """Matmuls that the backward pass repeats, because the policy did not keep their results."""
-    repeated = [
-        matmul
-        for matmul in layout.network.block.matmuls
-        if layout.remat.recomputes(matmul.output.name)
-    ]
-    return layout.model.layers * matmul_flops(layout, layout.total_elements(repeated))
+    """Matmuls that the backward pass repeats, because the policy did not keep their results.
+
+    Parallel matmuls are multiplied as one: all are repeated if the result of any is missing.
+    """
+    elements = sum(
+        layout.recomputed(together) * layout.total_elements(together)
+        for part in layout.network.block.sublayers
+        for together in (part.inputs, (part.output,))
+    )
+    return layout.model.layers * matmul_flops(layout, elements)
 
 
 def attention_forward_flops(layout: Layout) -> Number:
@@ -105,7 +108,7 @@ def attention_backward_flops(layout: Layout) -> Number:
 def attention_recompute_flops(layout: Layout) -> Number:
     """The forward kernel again, where the policy did not keep its result."""
     result = layout.network.block.attention.result.name
-    return attention_forward_flops(layout) if layout.remat.recomputes(result) else 0.0
+    return attention_forward_flops(layout) * layout.remat.share(result, "recompute")
 
 
 def unembedding_forward_flops(layout: Layout) -> Number:

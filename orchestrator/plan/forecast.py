@@ -10,6 +10,7 @@ from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan import flops
 from orchestrator.plan.expected import expected_lines, expected_s
 from orchestrator.plan.extrapolation import axis_values, extrapolations, interval
+from orchestrator.plan.host import host_bytes, host_limit_bytes, transfers
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import phases
 from orchestrator.plan.step_work import step_work
@@ -50,6 +51,7 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
         memory=tuple(plain_phase(phase) for phase in phases(layout)),
         time=tuple(plain_line(line) for line in lines if line.value > 0),
         step_s=step_s,
+        hidden_s=plain(transfers(layout).hidden_s()),
         bottleneck=binding_resource(layout, time),
         expected_time=expected_ledger(layout, lines, time),
         extrapolated=extrapolated(layout, lines, step_s),
@@ -63,12 +65,14 @@ def write_forecast(
     memory: tuple[MemoryPhase, ...],
     time: tuple[LedgerLine, ...],
     step_s: Estimate,
+    hidden_s: float = 0.0,
     bottleneck: tuple[str, float],
     expected_time: tuple[LedgerLine, ...],
     extrapolated: tuple[Extrapolation, ...] = (),
 ) -> Forecast:
     """The ledgers with every figure that follows from them."""
     peak_bytes, usable_bytes = max(p.bytes for p in memory), layout.chip.hbm_usable_bytes.value
+    on_host_bytes, host = plain(host_bytes(layout)), layout.chip.host_bytes
     tokens = tokens_per_step(layout)
     total_s = scale(step_s, terms.tokens / tokens / terms.goodput)
     chips = int(layout.devices) // layout.chip.devices
@@ -77,10 +81,13 @@ def write_forecast(
     return Forecast(
         memory_bytes_per_device=peak_bytes,
         hbm_bytes_per_device=usable_bytes,
-        fits=peak_bytes <= usable_bytes,
+        host_memory_bytes_per_chip=on_host_bytes,
+        host_bytes_per_chip=host.value if host else None,
+        fits=peak_bytes <= usable_bytes and on_host_bytes <= host_limit_bytes(layout.chip),
         memory=memory,
         time=time,
         step_s=step_s,
+        hidden_s=hidden_s,
         bound=bottleneck[0],
         bound_by=bottleneck[1],
         peak_flops_per_s=device_peak(layout),

@@ -1,62 +1,86 @@
 """Why a spec has no plan: reasons with their arithmetic."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import cached_property
 from math import gcd, prod
 
 import numpy as np
 
+from orchestrator import catalog
+from orchestrator.catalog.chip import Chip
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import MODEL_KEYS
 from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.plan.feasibility import (
     batch_range,
     model_rules,
-    placements,
     realizable,
     replicas_in_pod,
     sharing,
     sizes_by_name,
 )
+from orchestrator.plan.host import host_limit_bytes
 from orchestrator.plan.infeasible_text import infeasible_text
-from orchestrator.plan.nearest_specs import (
-    ANY_REPLICAS,
-    full_recompute,
-    other_batches,
-    other_meshes,
-    requested_axes,
-    searched_mesh,
-    smaller_slices,
-    unshared_weights,
-)
+from orchestrator.plan.nearest_specs import all_meshes, nearest_specs, requested_axes
 from orchestrator.plan.search import SearchRequest, SearchResult
-from orchestrator.plan.torus import Ints, axis_sizes
-from orchestrator.types.infeasible import Reason, ReasonCode, Suggestion
-from orchestrator.types.spec import MeshRequest
+from orchestrator.plan.spec_changes import state_bytes
+from orchestrator.plan.torus import Ints
+from orchestrator.types.infeasible import Reason, ReasonCode, Refusal
+from orchestrator.types.spec import MeshRequest, Spec
+
+LACKING: tuple[ReasonCode, ...] = ("memory", "host_memory")
 
 
 class Infeasible(SpecError):
-    """No plan: the reasons, and specs near the requested one that have a plan."""
+    """No plan: the reasons, and specs near the requested one that have a plan.
+
+    Suggestions take a second or two of planning; nobody waits for them who does not read them.
+    """
 
     is_prose = True
 
-    def __init__(self, reasons: tuple[Reason, ...], suggestions: tuple[Suggestion, ...]) -> None:
-        self.reasons, self.suggestions = reasons, suggestions
-        super().__init__(infeasible_text(reasons, suggestions))
+    def __init__(self, spec: Spec, reasons: tuple[Reason, ...]) -> None:
+        super().__init__(spec, reasons)
+        self.spec, self.reasons = spec, reasons
+
+    def __str__(self) -> str:
+        return infeasible_text(self.refusal)
+
+    @property
+    def value(self) -> Refusal:
+        return self.refusal
+
+    @property
+    def why(self) -> str:
+        """The text without suggestions."""
+        return infeasible_text(Refusal(reasons=self.reasons, suggestions=()))
+
+    @cached_property
+    def refusal(self) -> Refusal:
+        """The reasons with suggestions, or with the reason why there are none."""
+        lacks_memory = any(one.code in LACKING for one in self.reasons)
+        suggestions = nearest_specs(self.spec, lacks_memory=lacks_memory)
+        reasons = self.reasons if suggestions else (*self.reasons, nothing_near(self.spec))
+        return Refusal(reasons=reasons, suggestions=suggestions)
 
 
-def infeasible(request: SearchRequest, result: SearchResult) -> Infeasible:
+def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infeasible:
     """The error for a search without a result."""
+    return Infeasible(spec, reasons_of(request, result))
+
+
+def reasons_of(request: SearchRequest, result: SearchResult) -> tuple[Reason, ...]:
+    """Why a search has no result."""
     if undivided := tuple(undivided_pods(request)):
-        return Infeasible(undivided, tuple(unshared_weights(request)))
+        return undivided
     if result.realizable:
         return memory_too_small(request, result)
-    meshes = all_meshes(request)
+    meshes = all_meshes(request, request.mesh)
     if len(meshes):
         return batch_not_divisible(request, meshes)
-    if len(all_meshes(replace(request, mesh=MeshRequest()))):
+    if len(all_meshes(request, MeshRequest())):
         return mesh_not_realizable(request)
-    return Infeasible((slice_factors(request), reason("no_mesh")), tuple(smaller_slices(request)))
+    return slice_factors(request), reason("no_mesh")
 
 
 def reason(code: ReasonCode, **figures: int | float | str) -> Reason:
@@ -70,26 +94,49 @@ def undivided_pods(request: SearchRequest) -> Iterator[Reason]:
             yield reason("pods_not_divisible", pods=request.pods, axis=axis, ways=ways)
 
 
-def all_meshes(request: SearchRequest) -> Ints:
-    """Meshes that the model and the requested sizes allow, whatever the batch."""
-    model, length = request.experiment.model, request.experiment.batch.length
-    factors = placements(request.torus, model, length, request.mesh, ANY_REPLICAS)
-    return np.unique(axis_sizes(factors), axis=0)
+def memory_too_small(request: SearchRequest, result: SearchResult) -> tuple[Reason, ...]:
+    """Every placement needs more memory than a device has, or its host."""
+    chip, needed = request.chip, result.smallest_bytes
+    usable = chip.hbm_usable_bytes.value
+    if needed <= usable:
+        return (host_too_small(request, result),)
+    lacking = reason(
+        "memory",
+        placements=result.realizable,
+        needed_bytes=needed,
+        usable_bytes=usable,
+        chip=chip.name,
+    )
+    if request.topology.chips * needed <= chip.pod_chips.value * usable:
+        return lacking, reason("more_chips_needed", times=needed / usable)
+    code: ReasonCode = "largest_domain" if chip.switched else "largest_slice"
+    return lacking, reason(code, chip=chip.name, most=int(chip.pod_chips.value))
 
 
-def memory_too_small(request: SearchRequest, result: SearchResult) -> Infeasible:
-    """Every placement needs more memory than a device has."""
-    usable, needed = request.chip.hbm_usable_bytes.value, result.smallest_bytes
-    reasons = [
-        reason("memory", placements=result.realizable, needed_bytes=needed,
-               usable_bytes=usable, chip=request.chip.name),
-    ]  # fmt: skip
-    if needed > usable:
-        reasons.append(reason("more_chips_needed", times=int(np.ceil(needed / usable))))
-    return Infeasible(tuple(reasons), tuple(full_recompute(request)))
+def host_too_small(request: SearchRequest, result: SearchResult) -> Reason:
+    """Every placement that fits HBM offloads more than its hosts hold."""
+    return reason("host_memory", needed_bytes=result.smallest_host_bytes,
+                  usable_bytes=host_limit_bytes(request.chip), chip=request.chip.name)  # fmt: skip
 
 
-def batch_not_divisible(request: SearchRequest, meshes: Ints) -> Infeasible:
+def nothing_near(spec: Spec) -> Reason:
+    """Why there is no suggestion: no chip has slices of that much memory, or other rules forbid."""
+    needed = state_bytes(spec.experiment)
+    pods = {name: memory_of_largest_pod(catalog.chip(name)) for name in catalog.chips()}
+    roomiest = max(pods, key=lambda name: pods[name])
+    if needed <= pods[roomiest]:
+        return reason("nothing_near")
+    chips = int(catalog.chip(roomiest).pod_chips.value)
+    figures = {"needed_bytes": needed, "usable_bytes": pods[roomiest]}
+    return reason("beyond_all_chips", chip=roomiest, chips=chips, **figures)
+
+
+def memory_of_largest_pod(chip: Chip) -> float:
+    """What programs may use of all devices of the largest slice that may be rented."""
+    return prod(chip.largest_slice) * chip.devices * chip.hbm_usable_bytes.value
+
+
+def batch_not_divisible(request: SearchRequest, meshes: Ints) -> tuple[Reason, ...]:
     """No mesh divides a batch within the tolerance."""
     batch = request.experiment.batch
     replicas = np.unique(request.pods * replicas_in_pod(sizes_by_name(meshes)))
@@ -103,8 +150,7 @@ def batch_not_divisible(request: SearchRequest, meshes: Ints) -> Infeasible:
         divisor=gcd(*map(int, replicas)),
         ways=", ".join(f"{ways:,}" for ways in replicas[:8]),
     )
-    suggestions = (*other_batches(request, replicas), *smaller_slices(request))
-    return Infeasible((slice_factors(request), not_divisible), suggestions)
+    return slice_factors(request), not_divisible
 
 
 def slice_factors(request: SearchRequest) -> Reason:
@@ -123,13 +169,12 @@ def slice_factors(request: SearchRequest) -> Reason:
     )
 
 
-def mesh_not_realizable(request: SearchRequest) -> Infeasible:
+def mesh_not_realizable(request: SearchRequest) -> tuple[Reason, ...]:
     """The requested mesh breaks rules: a reason for each."""
     sizes = requested_axes(request.mesh)
     broken = [*broken_rules(request), *wrong_size(request, sizes)]
     reasons = broken or [slice_factors(request), reason("no_mesh")]
-    suggestions = (*other_meshes(request), *searched_mesh(request))
-    return Infeasible((reason("requested_mesh", **sizes), *reasons), suggestions)
+    return (reason("requested_mesh", **sizes), *reasons)
 
 
 def broken_rules(request: SearchRequest) -> Iterator[Reason]:

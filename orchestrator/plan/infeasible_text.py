@@ -1,9 +1,11 @@
 """The text of an infeasible spec, from its reasons and suggestions."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.types.infeasible import Reason, ReasonCode, Suggestion
+from orchestrator.network.rematerialization import summary_of
+from orchestrator.types.infeasible import Reason, ReasonCode, Refusal, Suggestion
 from orchestrator.types.plan import Estimate
 
 GIB = 2**30
@@ -12,19 +14,42 @@ SENTENCES: dict[ReasonCode, str] = {
         "memory: each of {placements:,} placements needs {needed_gib:,.2f} GiB a device or more;"
         " {chip} has {usable_gib:,.2f} GiB"
     ),
-    "more_chips_needed": "this needs at least {times} times the chips, or a smaller model",
+    "host_memory": (
+        "host: what is offloaded takes {needed_gib:,.2f} GiB a chip or more;"
+        " hosts of {chip} have {usable_gib:,.2f} GiB a chip"
+    ),
+    "more_chips_needed": "a slice needs at least {times:.2f} times as many chips to hold the model",
+    "largest_slice": (
+        "no slice of {chip} has more than {most:,} chips; each slice holds the whole model, unless"
+        " slices share weights (resources.mesh.fsdp_dcn)"
+    ),
+    "largest_domain": (
+        "an NVLink domain of {chip} has {most:,} GPUs; each domain holds the whole model, unless"
+        " domains share weights (resources.mesh.fsdp_dcn)"
+    ),
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
     "pods_not_divisible": "{pods:,} pods are not divisible by {axis} {ways:,}",
     "no_mesh": "no mesh of that many devices divides what its axes split",
+    "beyond_all_chips": (
+        "no chip of the catalog can serve: parameters and optimizer state take {needed_gib:,.0f}"
+        " GiB, the largest slice that can be rented ({chips:,} {chip} chips) has {usable_gib:,.0f}"
+        " GiB"
+    ),
+    "nothing_near": (
+        "no other mesh, policy, batch, precision, slice or chip of the catalog that is near has a"
+        " plan either"
+    ),
 }
 
 
-def infeasible_text(reasons: Iterable[Reason], suggestions: Iterable[Suggestion]) -> str:
+def infeasible_text(refusal: Refusal) -> str:
+    """The reasons, then the suggestions: lines to paste, each with what it leads to."""
     lines = ["no realizable plan"]
-    lines += [f"  {line}" for reason in reasons for line in reason_lines(reason)]
-    offers = [f"  {suggestion_text(one)}" for one in suggestions]
-    if offers:
-        lines += ["", "closest specs that work:", *offers]
+    lines += [f"  {line}" for reason in refusal.reasons for line in reason_lines(reason)]
+    if refusal.suggestions:
+        lines += ["", "closest specs that work:"]
+    for one in refusal.suggestions:
+        lines += [f"  {options_text(one)}", f"    {effect_text(one)}"]
     return "\n".join(lines)
 
 
@@ -78,26 +103,47 @@ def slice_lines(reason: Reason) -> Iterator[str]:
         yield f"  {name:10}{size:9,} = {factored(int(size))}"
 
 
-def suggestion_text(suggestion: Suggestion) -> str:
-    """The overrides as options, and what they lead to."""
-    options = " ".join(f"--set {override}" for override in suggestion.overrides)
-    return f"{options}  ({effect_text(suggestion)})"
+def options_text(suggestion: Suggestion) -> str:
+    """The overrides as options."""
+    return " ".join(f"--set {shlex.quote(override)}" for override in suggestion.overrides)
 
 
 def effect_text(suggestion: Suggestion) -> str:
-    if suggestion.idle_chips is not None:
-        return f"{suggestion.chips:,} chips, {suggestion.idle_chips:,} left idle"
-    parts = [mfu_text(suggestion.mfu), f"mesh {sizes_text(suggestion.mesh)}"]
-    if suggestion.batch_change is not None:
-        parts.insert(0, f"{suggestion.batch_change:+.1%}")
-    return "; ".join(parts)
+    """What the plan takes and costs."""
+    sequences = f"{suggestion.sequences:,} sequences"
+    if suggestion.batch_change:
+        sequences += f" ({suggestion.batch_change * 100:+.1f} %)"
+    memory, usable = suggestion.memory_bytes_per_device, suggestion.hbm_bytes_per_device
+    takes = (
+        f"{suggestion.chips:,} {suggestion.chip} chips",
+        sequences,
+        f"remat {summary_of(suggestion.remat)}",
+        f"{memory / GIB:.2f} of {usable / GIB:.2f} GiB",
+    )
+    return f"{', '.join(takes)}; {cost_text(suggestion)}"
 
 
-def mfu_text(mfu: Estimate) -> str:
-    """The expected MFU; the bound where there is no estimate."""
-    if mfu.expected is None:
-        return f"MFU {mfu.lower:.1%} at most"
-    return f"MFU {mfu.expected:.1%} expected"
+def cost_text(suggestion: Suggestion) -> str:
+    """The step, MFU, days and dollars that are expected, or the bound where nothing is."""
+    parts = [
+        f"{three_digits(suggestion.step_s)} s a step",
+        f"MFU {likeliest(suggestion.mfu) * 100:.1f} %",
+        f"{three_digits(suggestion.days)} days",
+    ]
+    if suggestion.dollars is not None:
+        parts.append(f"${three_digits(suggestion.dollars)}")
+    return f"{', '.join(parts)} {'at best' if suggestion.step_s.expected is None else 'expected'}"
+
+
+def likeliest(estimate: Estimate) -> float:
+    """What is expected, or the bound where nothing is."""
+    return estimate.lower if estimate.expected is None else estimate.expected
+
+
+def three_digits(estimate: Estimate) -> str:
+    """Its first digits without an exponent: 0.0334, 31.3, 1,290, 13,500,000."""
+    value = float(f"{likeliest(estimate):.3g}")
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def sizes_text(sizes: Mapping[str, object]) -> str:

@@ -15,8 +15,9 @@ import numpy as np
 from orchestrator.catalog.chip import Chip
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Dimension, Matmul, Network, Tensor, Weight
-from orchestrator.network.mesh_axes import COPIED, GATHERED, LOGICAL_AXES, ways
-from orchestrator.network.rematerialization import Policy
+from orchestrator.network.mesh_axes import COPIED, GATHERED, HEAD, LOGICAL_AXES, ways
+from orchestrator.network.rematerialization import Treatments
+from orchestrator.plan.tiles import NO_TILE, TPU_TILE, fewest_elements, whole
 from orchestrator.plan.torus import Links
 from orchestrator.types.spec import Model, Optimizer, Precision
 
@@ -39,7 +40,7 @@ class Layout:
     model: Model
     precision: Precision
     optimizer: Optimizer
-    remat: Policy
+    remat: Treatments
     length: int
     sequences: Number
     microbatches: Number
@@ -116,6 +117,11 @@ class Layout:
         positions = self.tokens / (self.ways(tensor.positions) / self.ways("length"))
         return prod((positions, *(self.size(dimension) for dimension in tensor.dimensions)))
 
+    def recomputed(self, together: Iterable[Matmul]) -> Number:
+        """One if the policy recomputes the result of any of these matmuls, else zero."""
+        results = [self.remat.share(one.output.name, "recompute") for one in together]
+        return np.maximum.reduce(results)
+
     @cached_property
     def block_elements(self) -> Number:
         """Matrix elements of a block on a device, gathered for use."""
@@ -127,16 +133,51 @@ class Layout:
         return self.elements(self.network.embedding)
 
     @cached_property
-    def blocks_owned_elements(self) -> Number:
-        """Matrix elements of all blocks that a device stores."""
-        return self.model.layers * self.block_elements / self.ways(GATHERED)
-
-    @cached_property
     def owned_elements(self) -> Number:
         """All parameters that a device stores; every device stores all norm scales."""
         tables = len(self.network.tables) * self.table_elements
         matrices = self.model.layers * self.block_elements + tables
         return matrices / self.ways(GATHERED) + self.network.norm_parameters
+
+    # --- what that takes in memory, where arrays are stored in tiles
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """The tile of the chip. One without a matrix unit is a GPU and does not pad."""
+        return TPU_TILE if self.chip.matrix_unit else NO_TILE
+
+    def stored_size(self, dimension: Dimension) -> Number:
+        """The part of a weight's dimension that a device stores."""
+        if dimension.axis == GATHERED:
+            return dimension.size / self.ways(GATHERED)
+        return self.size(dimension)
+
+    def stored_elements(self, weight: Weight) -> Number:
+        """What a device's part of a weight takes, in elements: parameters lie as they pad least."""
+        return fewest_elements([self.stored_size(one) for one in weight.dimensions], self.tile)
+
+    @cached_property
+    def stored_block_elements(self) -> Number:
+        """What a device's part of all blocks' matrices takes, in elements."""
+        matrices = sum(self.stored_elements(one.weight) for one in self.network.block.matmuls)
+        return self.model.layers * matrices
+
+    @cached_property
+    def stored_parameter_elements(self) -> Number:
+        """What all parameters of a device take, in elements; every device has all norm scales."""
+        tables = sum(self.stored_elements(table) for table in self.network.tables)
+        return self.stored_block_elements + tables + self.network.norm_parameters
+
+    def stored_tensor_elements(self, tensor: Tensor) -> Number:
+        """What an activation of one layer and microbatch takes, in elements.
+
+        The attention kernel fixes the order of what it reads and writes: a head's numbers are the
+        minor dimension there, so that a head of 64 takes as much as one of 128.
+        """
+        minor = tensor.dimensions[-1]
+        if minor.axis != HEAD:
+            return self.tensor_elements(tensor)
+        return self.tensor_elements(tensor) * whole(minor.size, self.tile[1]) / minor.size
 
     # --- copies: where a mesh axis has more devices than there are kv heads
 

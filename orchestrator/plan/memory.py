@@ -1,4 +1,4 @@
-"""The ledger of bytes on one device: the largest of three phases.
+"""The ledger of bytes on one device: the largest of the phases of a step.
 
 What is alive in a layer's backward pass, in the loss, and in the optimizer is not alive at once:
 the peak is the largest phase, not the sum of all lines.
@@ -9,11 +9,12 @@ from math import prod
 import numpy as np
 
 from orchestrator.network.description import Tensor
-from orchestrator.network.mesh_axes import REPLICA_AXES
-from orchestrator.network.rematerialization import Treatment
+from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, REPLICA_AXES
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import Layout, Number
+from orchestrator.plan.tiles import tiled
 from orchestrator.types.plan import LedgerLine, LineKind, MemoryPhase
+from orchestrator.types.spec_fields import Treatment
 
 FP32_BYTES = 4
 ACCUMULATION_BYTES = FP32_BYTES  # gradients add up in fp32, whatever travels
@@ -21,10 +22,14 @@ ACCUMULATION_BYTES = FP32_BYTES  # gradients add up in fp32, whatever travels
 
 def phases(layout: Layout) -> tuple[MemoryPhase, ...]:
     """All phases of a step, each with its lines."""
-    resting, saved = resting_lines(layout), saved_lines(layout)
+    resting = resting_lines(layout)
+    saved, gradients = [*resting, *saved_lines(layout)], gradient_lines(layout)
     return (
-        phase("layer backward", [*resting, *saved, *layer_lines(layout)]),
-        phase("loss", [*resting, *saved, *loss_lines(layout)]),
+        phase("unembedding", [*saved, *unembedding_lines(layout)]),
+        phase("loss", [*saved, *loss_lines(layout)]),
+        phase("mlp backward", [*saved, *gradients, *mlp_lines(layout)]),
+        phase("attention backward", [*saved, *gradients, *attention_lines(layout)]),
+        phase("embedding backward", [*resting, *gradients, *embedding_lines(layout)]),
         phase("optimizer", [*resting, *optimizer_lines(layout)]),
     )
 
@@ -51,7 +56,7 @@ def line(
 def resting_lines(layout: Layout) -> list[LedgerLine]:
     """What a device holds all through the step; copied kv heads have a line of their own."""
     copied = layout.copied_elements
-    own = layout.owned_elements - copied
+    own = layout.stored_parameter_elements - copied
     parameter, moments = layout.parameter_bytes, layout.moment_bytes
     sums = ACCUMULATION_BYTES * (layout.microbatches > 1)
     return [
@@ -60,13 +65,13 @@ def resting_lines(layout: Layout) -> list[LedgerLine]:
         line("copied_heads", "copied kv heads", "size x copied",
              size=parameter + moments, copied=copied),
         line("gradient_sums", "gradient sums", "size x elements",
-             size=sums, elements=layout.owned_elements),
+             size=sums, elements=own + copied),
     ]  # fmt: skip
 
 
 def tensor_bytes(layout: Layout, tensor: Tensor) -> Number:
     """An activation of one layer and microbatch, with its fp32 statistics."""
-    size = layout.compute_bytes * layout.tensor_elements(tensor)
+    size = layout.compute_bytes * layout.stored_tensor_elements(tensor)
     if not tensor.statistics:
         return size
     statistics = Tensor(tensor.name, tensor.positions, tensor.statistics)
@@ -76,9 +81,8 @@ def tensor_bytes(layout: Layout, tensor: Tensor) -> Number:
 def activation_bytes(layout: Layout, treatment: Treatment) -> Number:
     """Activations of a layer that the policy keeps, offloads or recomputes."""
     return sum(
-        tensor_bytes(layout, tensor)
+        layout.remat.share(tensor.name, treatment) * tensor_bytes(layout, tensor)
         for tensor in layout.network.block.tensors
-        if layout.remat.treatment(tensor.name) == treatment
     )
 
 
@@ -91,7 +95,7 @@ def saved_lines(layout: Layout) -> list[LedgerLine]:
     differ = layout.precision.parameters != layout.precision.compute
     return [
         line("compute_copy", "compute copy", "size x layers",
-             size=layout.compute_bytes * differ, layers=layout.blocks_owned_elements),
+             size=layout.compute_bytes * differ, layers=layout.stored_block_elements),
         line("kept_activations", "kept activations", "layers x size",
              layers=layout.model.layers, size=activation_bytes(layout, "keep")),
     ]  # fmt: skip
@@ -102,50 +106,148 @@ def stream_bytes(layout: Layout) -> Number:
     return layout.tokens * layout.model.d_model * layout.compute_bytes
 
 
-def layer_lines(layout: Layout) -> list[LedgerLine]:
-    """Gradients of the layers, and the working set of one layer's backward pass.
+# --- the loss
 
-    It peaks in the MLP, of which the product and its gradient are alive, with the residual stream
-    in its several stages: normed, gathered, and the gradients of both. Where `tensor` goes round a
-    ring, the pieces of one more product wait to be joined, and one stage of the stream is split.
+
+def head_line(layout: Layout, name: str, tables: Number) -> LedgerLine:
+    """The gathered unembedding in the compute type, so many times, and its fp32 gradient."""
+    size = tables * layout.compute_bytes + ACCUMULATION_BYTES
+    return line("gathered_weights", name, "size x table", size=size, table=layout.table_elements)
+
+
+def head_stream_line(layout: Layout) -> LedgerLine:
+    """The gathered stream and its gradient, and the stream that each device keeps its part of."""
+    return line("working_activations", "stream", "stages x stream",
+                stages=2 + 1 / split_ways(layout), stream=stream_bytes(layout))  # fmt: skip
+
+
+def unembedding_lines(layout: Layout) -> list[LedgerLine]:
+    """The unembedding as it arrives, and once more where it has to be turned."""
+    tables = 1 + arrives_turned(layout)
+    return [head_line(layout, "unembedding arriving", tables), head_stream_line(layout)]
+
+
+def arrives_turned(layout: Layout) -> Number:
+    """Whether the unembedding is alive in two orders at once, beside its gradient.
+
+    Where a device's columns are few, they take less as rows in whole tiles: what is gathered lies
+    in another order than its product needs. The gradient's memory is taken while an asynchronous
+    gather is on its way. A gather over two mesh axes is not asynchronous; over a whole slice of a
+    3D torus it is an all-reduce, which starts with the order that is needed; and a tied table is
+    there since the lookup.
     """
-    block = layout.network.block
-    ring = layout.ways("ff") > 1
-    product = layout.tensor_elements(block.mlp.inputs[-1].output) * layout.compute_bytes
-    heads = layout.tensor_elements(block.attention.result)
-    alone = (layout.microbatches == 1) & (layout.devices_along(REPLICA_AXES) == 1)
-    # Nothing is added to a gradient that is alone: it stays in the type it came in.
-    gradient = np.where(alone, layout.gradient_bytes, ACCUMULATION_BYTES)
-    return [
-        line("gradients", "gradients", "size x elements",
-             size=gradient, elements=layout.blocks_owned_elements),
-        line("gathered_weights", "gathered weights", "size x mlp",
-             size=layout.compute_bytes, mlp=layout.total_elements(block.mlp.matmuls)),
-        line("working_activations", "stream", "stages x stream",
-             stages=6 - ring, stream=stream_bytes(layout)),
-        line("working_activations", "mlp", "products x product",
-             products=2 + ring, product=product),
-        line("working_activations", "attention", "size x heads",
-             size=FP32_BYTES + layout.compute_bytes, heads=heads),
-    ]  # fmt: skip
+    words, embed = (layout.stored_size(one) for one in layout.network.head.dimensions)
+    is_turned = tiled(embed, words, layout.tile) < tiled(words, embed, layout.tile)
+    ways = layout.devices_along(GROUPS["weights"])
+    along_one_axis = np.logical_or.reduce([layout.mesh[axis] == ways for axis in GROUPS["weights"]])
+    is_all_reduce = (ways == layout.devices_along(ICI_AXES)) & (layout.chip.torus_axes == 3)
+    is_tied = layout.network.head is layout.network.embedding
+    return np.where(is_turned & along_one_axis & ~np.asarray(is_all_reduce), not is_tied, False)
 
 
 def loss_lines(layout: Layout) -> list[LedgerLine]:
-    """The unembedding gathered, its fp32 gradient, and one chunk of logits with its gradient."""
+    """The unembedding gathered, its fp32 gradient, and one chunk of logits."""
     vocab, _ = layout.network.head.dimensions
     logits = FP32_BYTES * layout.tokens * layout.size(vocab)
     return [
-        line("gathered_weights", "unembedding", "size x table",
-             size=layout.compute_bytes + ACCUMULATION_BYTES, table=layout.table_elements),
+        head_line(layout, "unembedding", 1),
         line("logits", "logits", "chunk", chunk=np.minimum(LOSS_CHUNK_BYTES, logits)),
-        line("working_activations", "gathered stream", "2 x stream", copies=2,
-             stream=stream_bytes(layout)),
+        head_stream_line(layout),
+    ]
+
+
+# --- the backward pass of a layer
+
+
+def gradient_lines(layout: Layout) -> list[LedgerLine]:
+    """Gradients of the layers and of the unembedding."""
+    alone = (layout.microbatches == 1) & (layout.devices_along(REPLICA_AXES) == 1)
+    # Nothing is added to a gradient that is alone: it stays in the type it came in.
+    gradient = np.where(alone, layout.gradient_bytes, ACCUMULATION_BYTES)
+    elements = layout.stored_block_elements + layout.stored_elements(layout.network.head)
+    return [line("gradients", "gradients", "size x elements", size=gradient, elements=elements)]
+
+
+def mlp_lines(layout: Layout) -> list[LedgerLine]:
+    """The MLP's backward pass, with all that the attention's will need.
+
+    The stream is alive in four stages, and where `tensor` goes round a ring, in four more that are
+    gathered. Without a ring the MLP's inputs and the gradients of its inner tensors are alive at
+    once; an activation function of one input is computed in place. Round a ring the gradients take
+    the place of the inputs, part by part.
+    """
+    block, ways = layout.network.block, split_ways(layout)
+    inputs, ring = len(block.mlp.inputs), ways > 1
+    away = sum(1 - layout.remat.share(one.output.name, "keep") for one in block.mlp.inputs)
+    at_once = away + inputs + (inputs > 1)
+    return [
+        line("gathered_weights", "gathered weights", "size x block",
+             size=layout.compute_bytes, block=layout.block_elements),
+        line("working_activations", "stream", "stages x stream",
+             stages=4 * ring + 4 / ways, stream=stream_bytes(layout)),
+        line("working_activations", "mlp", "products x product",
+             products=np.where(ring, inputs + 1, at_once), product=product_bytes(layout)),
+        line("working_activations", "attention", "size", size=attention_bytes(layout)),
     ]  # fmt: skip
+
+
+def split_ways(layout: Layout) -> Number:
+    """The devices between which the positions of the stream are split outside of matmuls."""
+    return layout.ways("residual_length") / layout.ways("length")
+
+
+def product_bytes(layout: Layout) -> Number:
+    """The result of one of the MLP's first matmuls."""
+    first = layout.network.block.mlp.inputs[0].output
+    return layout.compute_bytes * layout.tensor_elements(first)
+
+
+def attention_bytes(layout: Layout) -> Number:
+    """What the attention kernel reads and writes in one layer, keys and values of all positions.
+
+    Its log-sum-exp comes as a whole row of fp32 lanes for each query and head.
+    """
+    attention = layout.network.block.attention
+    read = sum(layout.stored_tensor_elements(matmul.output) for matmul in attention.inputs)
+    whole = sum(layout.stored_tensor_elements(tensor) for tensor in attention.whole)
+    written = layout.stored_tensor_elements(attention.result)
+    others = whole * (layout.ways("length") - 1)
+    tensors = layout.compute_bytes * (read + others + written)
+    rows = Tensor("", attention.result.positions, attention.result.statistics)
+    statistics = FP32_BYTES * layout.tile[1] * layout.tensor_elements(rows)
+    return tensors + layout.remat.share(attention.result.name, "recompute") * statistics
+
+
+def attention_lines(layout: Layout) -> list[LedgerLine]:
+    """The attention's backward pass: q, the result and their gradients, that of q also in fp32.
+
+    The gradients of the MLP's inputs wait for their product.
+    """
+    block = layout.network.block
+    return [
+        line("gathered_weights", "gathered weights", "size x attention",
+             size=layout.compute_bytes, attention=layout.total_elements(block.attention.matmuls)),
+        line("working_activations", "stream", "stages x stream",
+             stages=3, stream=stream_bytes(layout)),
+        line("working_activations", "mlp", "products x product",
+             products=len(block.mlp.inputs), product=product_bytes(layout)),
+        line("working_activations", "attention", "size x heads",
+             size=FP32_BYTES + 4 * layout.compute_bytes,
+             heads=layout.stored_tensor_elements(block.attention.result)),
+    ]  # fmt: skip
+
+
+# --- the end of a step
+
+
+def embedding_lines(layout: Layout) -> list[LedgerLine]:
+    """The gradient of the gathered embedding, in fp32 and in the compute type."""
+    return [head_line(layout, "embedding", 1)]
 
 
 def optimizer_lines(layout: Layout) -> list[LedgerLine]:
     """All gradients: their fp32 sums, and the copies that replicas exchange."""
-    owned, sums = layout.owned_elements, ACCUMULATION_BYTES * (layout.microbatches == 1)
+    owned, sums = layout.stored_parameter_elements, ACCUMULATION_BYTES * (layout.microbatches == 1)
     return [
         line("gradients", "gradients", "size x elements", size=sums, elements=owned),
         line("gradient_payload", "gradients on the wire", "size x elements",

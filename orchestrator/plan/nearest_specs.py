@@ -1,80 +1,95 @@
 """Specs near one that has no plan. Each suggestion has been planned."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import product
-from math import prod
-from typing import Any
+from itertools import chain
+from math import log2
 
 import numpy as np
 
-from orchestrator import catalog
-from orchestrator.catalog.chip import Topology
-from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
-from orchestrator.plan.feasibility import placements
-from orchestrator.plan.forecast import mfu, step_bounds
-from orchestrator.plan.search import Choice, SearchRequest, best_choices, layout_of_choice, search
-from orchestrator.plan.time import step_time, time_lines
-from orchestrator.plan.torus import Ints, axis_sizes, divisors, make_torus
+from orchestrator.plan.feasibility import placements, replicas_in_pod, sizes_by_name
+from orchestrator.plan.nearest_slices import larger_slices, other_chips, smaller_slices
+from orchestrator.plan.search import SearchRequest, best_choices, search, search_request
+from orchestrator.plan.spec_changes import (
+    AUTO,
+    MESH,
+    MOMENTS,
+    PARAMETERS,
+    PODS,
+    REMAT,
+    SEQUENCES,
+    Budget,
+    Change,
+    Nearby,
+    changed,
+)
+from orchestrator.plan.torus import Ints, axis_sizes, divisors
 from orchestrator.types.infeasible import Suggestion
-from orchestrator.types.plan import Estimate
-from orchestrator.types.spec import MeshRequest
+from orchestrator.types.spec import MeshRequest, Spec
 
 ANY_REPLICAS = 2**62
-NEAR = 0.05  # how far a suggested batch may be from the requested one
+NEAR = 0.05  # how far the fastest suggested batch may be from the requested one
 MESHES = 2  # most meshes that are suggested in place of a requested one
+DOUBLINGS = 2  # how often the batch is halved and doubled
+NEXT = 4  # batches that are tried on either side
+NEXT_PODS = 6  # numbers of slices that are tried on either side: those next, and any that divide
 
 
-def suggestion(request: SearchRequest, *overrides: str, **changes: Any) -> Iterator[Suggestion]:
-    """The plan of a changed request, if there is one."""
-    choice = best_choice(request)
-    if choice:
-        yield Suggestion(
-            overrides=overrides,
-            mesh=choice.mesh,
-            chips=request.topology.chips * request.pods,
-            mfu=mfu_of_choice(request, choice),
-            **changes,
-        )
+def nearest_specs(spec: Spec, *, lacks_memory: bool) -> tuple[Suggestion, ...]:
+    """The nearest specs that have a plan: those that need the fewest changes beside their own."""
+    budget = Budget()
+    for base in bases(spec, lacks_memory=lacks_memory):
+        near = Nearby(spec, base, lacks_memory, budget)
+        found = [near.plan({}) if base else None, *chain.from_iterable(k(near) for k in KINDS)]
+        suggestions = {one.overrides: one for one in found if one}
+        if suggestions:
+            return tuple(suggestions.values())
+    return ()
 
 
-def best_choice(request: SearchRequest) -> Choice | None:
-    return next(iter(best_choices(request, search(request).candidates, 1)), None)
+def bases(spec: Spec, *, lacks_memory: bool) -> Iterator[Change]:
+    """What else is changed where one change is not enough, step by step."""
+    experiment = spec.experiment
+    base: Change = {}
+    steps: list[tuple[str, int | str, bool]] = [
+        (MESH, AUTO, spec.resources.mesh != MeshRequest()),
+        (REMAT, AUTO, lacks_memory and experiment.remat != AUTO),
+        (SEQUENCES, even := even_batch(spec), even != experiment.batch.sequences),
+        (MOMENTS, "bf16", experiment.precision.optimizer != "bf16"),
+        (PARAMETERS, "bf16", experiment.precision.parameters != "bf16"),
+    ]
+    yield base
+    for key, value, helps in steps:
+        if helps:
+            base = {**base, key: value}
+            yield base
 
 
-def mfu_of_choice(request: SearchRequest, choice: Choice) -> Estimate:
-    layout = layout_of_choice(request, choice)
-    lines = time_lines(layout)
-    return mfu(layout, step_bounds(layout, lines, step_time(layout, lines)))
+def even_batch(spec: Spec) -> int:
+    """The nearest batch that is a power of two on each pod, which most meshes divide."""
+    pods = spec.resources.pods.max
+    on_each = max(spec.experiment.batch.sequences / pods, 1)
+    return int(pods * 2 ** round(log2(on_each)))
 
 
-def full_recompute(request: SearchRequest) -> Iterator[Suggestion]:
-    """The policy that keeps least, if another one was requested."""
-    if request.experiment.remat not in ("auto", "full"):
-        experiment = replace(request.experiment, remat="full")
-        yield from suggestion(replace(request, experiment=experiment), "experiment.remat=full")
+# --- the same chips
 
 
-def other_batches(request: SearchRequest, replicas: Ints) -> Iterator[Suggestion]:
-    """The next batch on either side, and the fastest one nearby."""
-    batch = request.experiment.batch
-    below = {int(batch.sequences // ways * ways) for ways in replicas} - {0}
-    above = {int(-(-batch.sequences // ways) * ways) for ways in replicas}
-    sizes = {*sorted(below)[-1:], *sorted(above)[:1]}
-    if fastest := best_choice(with_batch(request, batch.sequences, max(NEAR, batch.tolerance))):
-        sizes.add(fastest.sequences)
-    for sequences in sorted(sizes):
-        yield from suggestion(
-            with_batch(request, sequences, 0.0),
-            f"experiment.batch.sequences={sequences}",
-            batch_change=sequences / batch.sequences - 1,
-        )
-
-
-def with_batch(request: SearchRequest, sequences: int, tolerance: float) -> SearchRequest:
-    batch = replace(request.experiment.batch, sequences=sequences, tolerance=tolerance)
-    return replace(request, experiment=replace(request.experiment, batch=batch))
+def other_meshes(near: Nearby) -> Iterator[Suggestion]:
+    """The sizes of the same axes that are nearest to the requested ones, by ratio; then any."""
+    requested = requested_axes(near.changed.resources.mesh)
+    if not requested:
+        return
+    request = search_request(near.changed)
+    columns = [ICI_AXES.index(axis) for axis in requested]
+    sizes = np.unique(all_meshes(request, MeshRequest())[:, columns], axis=0)
+    distance = np.abs(np.log(sizes / np.array(list(requested.values())))).sum(axis=1)
+    nearest = (
+        {f"{MESH}.{axis}": int(size) for axis, size in zip(requested, row, strict=True)}
+        for row in sizes[np.argsort(distance, kind="stable")[: 2 * MESHES]]
+    )
+    yield from near.planned(nearest, MESHES)
+    yield from near.planned([{MESH: AUTO}])
 
 
 def requested_axes(mesh: MeshRequest) -> dict[str, int]:
@@ -82,56 +97,101 @@ def requested_axes(mesh: MeshRequest) -> dict[str, int]:
     return {axis: size for axis in ICI_AXES if (size := getattr(mesh, axis))}
 
 
-def other_meshes(request: SearchRequest) -> list[Suggestion]:
-    """The sizes of the same axes that are nearest to the requested ones, by ratio."""
-    requested = requested_axes(request.mesh)
-    columns = [ICI_AXES.index(axis) for axis in requested]
+def all_meshes(request: SearchRequest, mesh: MeshRequest) -> Ints:
+    """Meshes that the model and these sizes allow, whatever the batch."""
     model, length = request.experiment.model, request.experiment.batch.length
-    factors = placements(request.torus, model, length, MeshRequest(), ANY_REPLICAS)
-    sizes = np.unique(axis_sizes(factors)[:, columns], axis=0)
-    distance = np.abs(np.log(sizes / np.array(list(requested.values())))).sum(axis=1)
-    nearest = sizes[np.argsort(distance, kind="stable")[: 2 * MESHES]]
-    suggestions: list[Suggestion] = []
-    for row in nearest:
-        mesh = dict(zip(requested, map(int, row), strict=True))
-        if len(suggestions) < MESHES:
-            overrides = [f"resources.mesh.{axis}={size}" for axis, size in mesh.items()]
-            suggestions += suggestion(
-                replace(request, mesh=replace(request.mesh, **mesh)), *overrides
-            )
-    return suggestions
+    factors = placements(request.torus, model, length, mesh, ANY_REPLICAS)
+    return np.unique(axis_sizes(factors), axis=0)
 
 
-def searched_mesh(request: SearchRequest) -> Iterator[Suggestion]:
-    """The mesh that the search chooses on its own."""
-    yield from suggestion(replace(request, mesh=MeshRequest()), "resources.mesh=auto")
+def shared_weights(near: Nearby) -> Iterator[Suggestion]:
+    """The fewest slices that must share weights; or another number where the requested is wrong."""
+    resources = near.changed.resources
+    pods = resources.pods.max
+    for axis in SHARED_OVER_DCN:
+        asked = getattr(resources.mesh, axis) or 1
+        if near.lacks_memory:
+            more = [{f"{MESH}.{axis}": ways} for ways in divisors(pods) if ways > asked]
+            yield from near.planned(more or [{PODS: 2 * pods, f"{MESH}.{axis}": 2 * asked}])
+        elif pods % asked:
+            yield from near.planned([{f"{MESH}.{axis}": AUTO}])
 
 
-def unshared_weights(request: SearchRequest) -> Iterator[Suggestion]:
-    """Each slice with its own copy of the weights."""
-    alone = dict.fromkeys(SHARED_OVER_DCN)
-    overrides = [f"resources.mesh.{axis}=auto" for axis in alone]
-    yield from suggestion(replace(request, mesh=replace(request.mesh, **alone)), *overrides)
+def other_policies(near: Nearby) -> Iterator[Suggestion]:
+    """The policy that the search chooses: it keeps, offloads or recomputes any tensor."""
+    if near.lacks_memory and near.changed.experiment.remat != AUTO:
+        yield from near.planned([{REMAT: AUTO}])
 
 
-def smaller_slices(request: SearchRequest) -> Iterator[Suggestion]:
-    """The largest smaller slice on which the spec has a plan without other changes."""
-    for topology in smaller_topologies(request):
-        smaller = replace(request, topology=topology, torus=make_torus(request.chip, topology))
-        idle = (request.topology.chips - topology.chips) * request.pods
-        planned = list(suggestion(smaller, f"resources.topology={topology}", idle_chips=idle))
-        if planned:
-            yield from planned
-            return
+def other_batches(near: Nearby) -> Iterator[Suggestion]:
+    """The next batch on either side, and the fastest one nearby."""
+    sizes = batches_by_doubling(near) if near.lacks_memory else divisible_batches(near)
+    for side in sizes:
+        yield from near.planned({SEQUENCES: size} for size in side)
 
 
-def smaller_topologies(request: SearchRequest) -> Iterator[Topology]:
-    """Slices within the requested one that the chip has, the largest first."""
-    ranges = [divisors(length) + list(range(4, length + 1, 4)) for length in request.topology.shape]
-    shapes = {tuple(sorted(shape)) for shape in product(*ranges)}
-    for shape in sorted(shapes, key=lambda shape: -prod(shape)):
-        if prod(shape) < request.topology.chips:
-            try:
-                yield catalog.topology(request.chip, "x".join(map(str, shape)))
-            except SpecError:
-                continue  # the chip has no such slice
+def nearest_batches(spec: Spec) -> list[Suggestion]:
+    """Batches near the requested one that a mesh divides, smallest first."""
+    found = {one.sequences: one for one in other_batches(Nearby(spec, {}, False, Budget()))}
+    return [found[sequences] for sequences in sorted(found)]
+
+
+def batches_by_doubling(near: Nearby) -> list[list[int]]:
+    """Smaller batches need no sums of gradients; larger ones may be split more ways."""
+    asked = near.changed.experiment.batch.sequences
+    return [
+        [asked // 2**power for power in range(1, DOUBLINGS + 1) if asked // 2**power],
+        [asked * 2**power for power in range(1, DOUBLINGS + 1)],
+    ]
+
+
+def divisible_batches(near: Nearby) -> list[list[int]]:
+    """Batches that a mesh of these devices divides: the next on either side, the fastest nearby."""
+    spec = near.changed
+    request, batch = search_request(spec), spec.experiment.batch
+    meshes = all_meshes(request, request.mesh)
+    replicas = np.unique(request.pods * replicas_in_pod(sizes_by_name(meshes)))
+    below = {int(batch.sequences // ways * ways) for ways in replicas} - {0}
+    above = {int(-(-batch.sequences // ways) * ways) for ways in replicas}
+    tolerance = {"experiment.batch.tolerance": max(NEAR, batch.tolerance)}
+    nearby = search_request(changed(spec, tolerance))
+    fastest = best_choices(nearby, search(nearby).candidates, 1)
+    return [
+        sorted(below, reverse=True)[:NEXT],
+        sorted(above)[:NEXT],
+        [choice.sequences for choice in fastest],
+    ]
+
+
+def other_pods(near: Nearby) -> Iterator[Suggestion]:
+    """The nearest numbers of slices on either side."""
+    asked = near.changed.resources.pods.max
+    sequences = near.changed.experiment.batch.sequences
+    counts = set(divisors(sequences)) | {asked + n for n in range(-NEXT, NEXT + 1)}
+    fewer = sorted((n for n in counts if 0 < n < asked), reverse=True)
+    more = sorted(n for n in counts if n > asked)
+    yield from near.planned({PODS: n} for n in fewer[:NEXT_PODS])
+    yield from near.planned({PODS: n} for n in more[:NEXT_PODS])
+
+
+def precision(near: Nearby) -> Iterator[Suggestion]:
+    """bf16 moments, or bf16 parameters too."""
+    if not near.lacks_memory:
+        return
+    now = near.changed.experiment.precision
+    moments: Change = {MOMENTS: "bf16"} if now.optimizer != "bf16" else {}
+    parameters: Change = {PARAMETERS: "bf16"} if now.parameters != "bf16" else {}
+    yield from near.planned(change for change in (moments, {**moments, **parameters}) if change)
+
+
+KINDS = (
+    other_meshes,
+    shared_weights,
+    other_policies,
+    other_batches,
+    other_pods,
+    smaller_slices,
+    larger_slices,
+    precision,
+    other_chips,
+)

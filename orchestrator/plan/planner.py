@@ -25,8 +25,8 @@ from orchestrator.plan.search import (
     best_choices,
     layout_of_choice,
     search,
+    search_request,
 )
-from orchestrator.plan.torus import make_torus
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
 from orchestrator.types.spec import Experiment, Spec
@@ -51,21 +51,8 @@ def make_plans(spec: Spec, most: int) -> list[Plan]:
     result = search(request)
     choices = best_choices(request, result.candidates, most)
     if not choices:
-        raise infeasible(request, result)
+        raise infeasible(spec, request, result)
     return [write_plan(spec, request, result, choice) for choice in choices]
-
-
-def search_request(spec: Spec) -> SearchRequest:
-    chip = catalog.chip_of(spec.resources)
-    topology = catalog.topology(chip, spec.resources.topology)
-    return SearchRequest(
-        chip=chip,
-        topology=topology,
-        torus=make_torus(chip, topology),
-        experiment=spec.experiment,
-        mesh=spec.resources.mesh,
-        pods=spec.resources.pods.max,
-    )
 
 
 def write_plan(spec: Spec, request: SearchRequest, result: SearchResult, choice: Choice) -> Plan:

@@ -12,7 +12,6 @@ from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, ways
-from orchestrator.network.rematerialization import policy
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
@@ -188,7 +187,7 @@ def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps:
         tokens=steps * batch.sequences * batch.length,
         batch=batch,
         optimizer=replace(full.optimizer, warmup_steps=warmup),
-        remat="full" if policy(plan.remat).needs_host else plan.remat,
+        remat=plan.remat,
         compiler_options={},
         data=full.data if same_vocab else DataSource(),
     )
@@ -204,8 +203,6 @@ def _changes(plan: Plan, copy: Plan) -> Iterator[str]:
         yield f"{was} became 1: too few devices for all axes"
     if plan.batch.microbatches > copy.batch.microbatches:
         yield f"{plan.batch.microbatches} microbatches became {copy.batch.microbatches}"
-    if plan.remat != copy.remat:
-        yield f"remat {plan.remat} became {copy.remat}: CPU devices have no host to offload to"
     if plan.compiler_options:
         yield "compiler_options are left out: the CPU compiler has none of them"
     if plan.data != copy.data:

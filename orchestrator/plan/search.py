@@ -1,13 +1,15 @@
 """The search: prices every realizable way to run, and chooses the fastest."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.network.mesh_axes import ICI_AXES, SLICE_REPLICAS
-from orchestrator.network.rematerialization import POLICIES, Policy, policy
+from orchestrator.network.rematerialization import AUTO, Policy, Treatments, policy, remat_of
+from orchestrator.plan.fastest_ways import LeastMemory, fastest_ways
 from orchestrator.plan.feasibility import (
     batch_range,
     batches_next_to,
@@ -16,8 +18,9 @@ from orchestrator.plan.feasibility import (
     sharing,
     sizes_by_name,
 )
+from orchestrator.plan.host import transfers
 from orchestrator.plan.layout import Layout, Number
-from orchestrator.plan.memory import peak_bytes
+from orchestrator.plan.policy_arrays import policy_array, searched_policies
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import (
     NO_LINKS,
@@ -29,17 +32,20 @@ from orchestrator.plan.torus import (
     count_placements,
     divisors,
     find_links,
+    make_torus,
     plain_links,
+    rows_of_links,
 )
-from orchestrator.types.spec import Experiment, MeshRequest
+from orchestrator.types.spec import Experiment, MeshRequest, Remat, Spec
 
-# `remat: auto` leaves this share of HBM free, for the error of the memory forecast.
+# `remat: auto` leaves this share of HBM, and of the host's memory, free: forecasts of memory err.
 MEMORY_MARGIN = 0.10
 # Plans this close are equal within the accuracy of a forecast: the batch decides.
 TIE = 0.01
 RULE = (
     "fastest per token, by the mean of lower and unoverlapped time (a run hides some of its"
-    f" exchanges, not all); of plans within {TIE:.0%}, the batch nearest to the requested one"
+    " exchanges, not all, and transfers to the host that computation hides cost nothing); of plans"
+    f" within {TIE:.0%}, the batch nearest to the requested one"
 )
 
 
@@ -62,7 +68,7 @@ class Choice:
     factors: tuple[tuple[int, ...], ...]
     sequences: int
     microbatches: int
-    remat: str
+    remat: Remat
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -73,7 +79,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Candidates:
-    """One row a candidate: factors of its placement, what it runs, and what it costs."""
+    """One row a candidate: factors of its placement, what it runs, and what it costs.
+
+    `remat` is a place in `policies`; `hidden` is what computation hides of transfers to the host.
+    """
 
     factors: Ints
     sequences: Ints
@@ -81,6 +90,8 @@ class Candidates:
     remat: Ints
     lower_s_per_token: Floats
     unoverlapped_s_per_token: Floats
+    hidden_s_per_token: Floats
+    policies: tuple[Policy, ...]
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -88,29 +99,46 @@ class Candidates:
     @property
     def cost_s_per_token(self) -> Floats:
         """What RULE ranks by."""
-        return (self.lower_s_per_token + self.unoverlapped_s_per_token) / 2
+        overlapping = self.unoverlapped_s_per_token - self.hidden_s_per_token
+        return (self.lower_s_per_token + overlapping) / 2
 
     def choice(self, row: int) -> Choice:
         return Choice(
             factors=tuple(tuple(int(f) for f in axis) for axis in self.factors[row]),
             sequences=int(self.sequences[row]),
             microbatches=int(self.microbatches[row]),
-            remat=list(POLICIES)[self.remat[row]],
+            remat=remat_of(self.policies[self.remat[row]]),
         )
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search went through. `smallest_bytes` is the least peak of any realizable plan.
+    """What a search went through. `smallest_bytes` is the least peak of any realizable plan,
+    `smallest_host_bytes` the least memory of the host for one chip where HBM suffices.
 
-    `margin` is the share of HBM that the candidates leave free.
+    `margin` is the share of memory that the candidates leave free.
     """
 
     enumerated: int
     realizable: int
     smallest_bytes: float
+    smallest_host_bytes: float
     margin: float
     candidates: Candidates
+
+
+def search_request(spec: Spec) -> SearchRequest:
+    """What a spec asks for."""
+    chip = catalog.chip_of(spec.resources)
+    topology = catalog.topology(chip, spec.resources.topology)
+    return SearchRequest(
+        chip=chip,
+        topology=topology,
+        torus=make_torus(chip, topology),
+        experiment=spec.experiment,
+        mesh=spec.resources.mesh,
+        pods=spec.resources.pods.max,
+    )
 
 
 def make_layout(
@@ -118,7 +146,7 @@ def make_layout(
     sizes: dict[str, Number],
     batch: Number,
     microbatches: Number,
-    remat: Policy,
+    remat: Treatments,
     group_links: Links,
 ) -> Layout:
     """Meshes and what they run; plain numbers make one layout, arrays many."""
@@ -168,14 +196,21 @@ def search(request: SearchRequest) -> SearchResult:
     if request.pods % prod(sharing(request.mesh).values()):
         realizable = realizable[:0]
     factors, batch = with_batches(request, realizable)
-    auto = experiment.remat == "auto"
+    auto = experiment.remat == AUTO
     margin = MEMORY_MARGIN if auto else 0.0
-    candidates, smallest = price(request, factors, batch, margin)
+    candidates, least = price(request, factors, batch, margin)
     if auto and not len(candidates):
         margin = 0.0
-        candidates, smallest = price(request, factors, batch, margin)
+        candidates, least = price(request, factors, batch, margin)
     count = count_placements(request.torus)
-    return SearchResult(count, len(np.unique(factors, axis=0)), smallest, margin, candidates)
+    return SearchResult(
+        enumerated=count,
+        realizable=len(np.unique(factors, axis=0)),
+        smallest_bytes=least.hbm_bytes,
+        smallest_host_bytes=least.host_bytes,
+        margin=margin,
+        candidates=candidates,
+    )
 
 
 def most_replicas(request: SearchRequest) -> int:
@@ -192,73 +227,71 @@ def with_batches(request: SearchRequest, factors: Ints) -> tuple[Ints, Ints]:
     return np.concatenate([factors, factors])[exists], batch[exists]
 
 
-def policies(request: SearchRequest) -> list[Policy]:
-    """Policies to price. The search offloads only on request: few host links have a known rate."""
-    if request.experiment.remat != "auto":
-        return [policy(request.experiment.remat)]
-    return [one for one in POLICIES.values() if not one.needs_host]
-
-
 def price(
     request: SearchRequest, factors: Ints, batch: Ints, margin: float
-) -> tuple[Candidates, float]:
-    """All rows under all policies, each with the fewest microbatches that fit."""
-    limit = request.chip.hbm_usable_bytes.value * (1 - margin)
-    parts, smallest = [], np.inf
-    for remat in policies(request):
-        microbatches, least = fewest_microbatches(request, factors, batch, remat, limit)
-        smallest = min(smallest, least)
-        fits = microbatches > 0
-        parts.append(price_rows(request, factors[fits], batch[fits], microbatches[fits], remat))
-    return concatenate(parts), float(smallest)
+) -> tuple[Candidates, LeastMemory]:
+    """Each row under the policies, and with the microbatches, that may be its fastest."""
+    policies = searched_policies(request.chip, request.experiment)
+    keys, key_of_row = meshes_with_batch(factors, batch)
+    key, microbatches = splits(request, keys)
+    treated = policy_array(policies, request.experiment.model)
+    ways, least = fastest_ways(
+        make_layout(
+            request, sizes_by_name(keys[key]), keys[key, -1], microbatches, treated[:, None],
+            NO_LINKS,
+        ),
+        key,
+        margin,
+    )  # fmt: skip
+    row, way = matching(key_of_row, ways.key)
+    remat = ways.remat[way]
+    links = rows_of_links(find_links(request.torus, factors), row)
+    layout = make_layout(
+        request, sizes_by_name(axis_sizes(factors)[row]), batch[row], ways.microbatches[way],
+        treated[remat], links,
+    )  # fmt: skip
+    return price_layouts(layout, factors[row], remat, policies), least
 
 
-def concatenate(parts: list[Candidates]) -> Candidates:
-    columns = [[getattr(part, field.name) for part in parts] for field in fields(Candidates)]
-    return Candidates(*map(np.concatenate, columns))
+def meshes_with_batch(factors: Ints, batch: Ints) -> tuple[Ints, Ints]:
+    """Each mesh and batch once, and which of them a row has: memory depends on no link."""
+    rows = np.column_stack([axis_sizes(factors), batch])
+    keys, key_of_row = np.unique(rows, axis=0, return_inverse=True)
+    return keys, key_of_row.reshape(-1)
 
 
-def fewest_microbatches(
-    request: SearchRequest, factors: Ints, batch: Ints, remat: Policy, limit_bytes: float
-) -> tuple[Ints, float]:
-    """For each row the fewest microbatches that fit (more only cost time), zero where none does.
-
-    Memory depends on meshes, not on links, so each mesh and batch is computed once.
-    """
-    if not len(batch):
-        return np.zeros(0, np.int64), np.inf
-    keys, key_of_row = np.unique(
-        np.column_stack([axis_sizes(factors), batch]), axis=0, return_inverse=True
-    )
+def splits(request: SearchRequest, keys: Ints) -> tuple[Ints, Ints]:
+    """Every number of microbatches of each mesh and batch, ascending, with the place of its key."""
     per_replica = keys[:, -1] // (request.pods * replicas_in_pod(sizes_by_name(keys)))
     counts = {int(k): divisors(int(k)) for k in np.unique(per_replica)}
-    rows = np.repeat(np.arange(len(keys)), [len(counts[int(k)]) for k in per_replica])
-    microbatches = np.concatenate([counts[int(k)] for k in per_replica])
-    sizes = sizes_by_name(keys[rows])
-    peaks = peak_bytes(make_layout(request, sizes, keys[rows, -1], microbatches, remat, NO_LINKS))
-    none, fits = np.iinfo(np.int64).max, peaks <= limit_bytes
-    fewest = np.full(len(keys), none)
-    np.minimum.at(fewest, rows[fits], microbatches[fits])
-    fewest[fewest == none] = 0
-    return fewest[key_of_row.reshape(-1)], float(peaks.min())
+    key = np.repeat(np.arange(len(keys)), [len(counts[int(k)]) for k in per_replica])
+    listed = [counts[int(k)] for k in per_replica]
+    return key, np.array([n for numbers in listed for n in numbers], np.int64)
 
 
-def price_rows(
-    request: SearchRequest, factors: Ints, batch: Ints, microbatches: Ints, remat: Policy
+def matching(key_of_row: Ints, key_of_way: Ints) -> tuple[Ints, Ints]:
+    """Pairs of a row and a way to run it; ways are in the order of their keys."""
+    first, last = (np.searchsorted(key_of_way, key_of_row, side) for side in ("left", "right"))
+    row = np.repeat(np.arange(len(key_of_row)), last - first)
+    before = np.repeat(np.cumsum(last - first) - (last - first), last - first)
+    return row, np.repeat(first, last - first) + np.arange(len(row)) - before
+
+
+def price_layouts(
+    layout: Layout, factors: Ints, remat: Ints, policies: tuple[Policy, ...]
 ) -> Candidates:
     """The cost of each row per token of the batch."""
-    group_links = find_links(request.torus, factors)
-    sizes = sizes_by_name(axis_sizes(factors))
-    layout = make_layout(request, sizes, batch, microbatches, remat, group_links)
     time = step_time(layout, time_lines(layout))
-    tokens = batch * request.experiment.batch.length
+    tokens = layout.sequences * layout.length
     return Candidates(
         factors,
-        batch,
-        microbatches,
-        np.full(len(batch), list(POLICIES).index(remat.name)),
+        layout.sequences,
+        layout.microbatches,
+        remat,
         time.lower_s / tokens,
         time.unoverlapped_s / tokens,
+        transfers(layout).hidden_s() / tokens,
+        policies,
     )
 
 

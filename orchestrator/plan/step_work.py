@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.network.mesh_axes import DCN_AXES, GROUPS
+from orchestrator.plan.host import Transfers, transfers
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.types.plan import LedgerLine, LineKind
 
@@ -38,13 +39,14 @@ class StepWork:
     Matmuls, attention and HBM are at peak rates, links at the rate that they reach. `gathers_s` of
     weights and gradients can run behind the layers before and after, `dcn_s` likewise between
     slices; matmuls wait for `tensor_s`, all but the part that they send piece by piece; nothing
-    runs beside `serial_s`.
+    runs beside `serial_s`. `host` are transfers, of which the passes hide some.
     """
 
     matmul_s: Number
     attention_s: Number
     hbm_s: Number
     passes_s: Number
+    host: Transfers
     gathers_s: Number
     dcn_s: Number
     tensor_s: Number
@@ -65,6 +67,7 @@ def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
         attention_s=attention_s / head,
         hbm_s=total(line.value for line in lines if line.resource == "hbm"),
         passes_s=pass_bytes(layout) / hbm_rate(layout),
+        host=transfers(layout),
         gathers_s=total(hidden_s(line) for line in hidden if not between_slices(line)),
         dcn_s=total(hidden_s(line) for line in hidden if between_slices(line)),
         tensor_s=total(reached_s(line, line.value) for line in links if line.kind in TENSOR),
@@ -111,7 +114,7 @@ def pass_bytes(layout: Layout) -> Number:
     heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
     rotated = ROTATION_TOUCHES * model.head_dim * heads
     touched = sum(
-        (FORWARD_AND_BACKWARD + layout.remat.recomputes(repeated.name)) * elements
+        (FORWARD_AND_BACKWARD + layout.remat.share(repeated.name, "recompute")) * elements
         for elements, repeated in (
             (stream, attention.output.output),
             (hidden, up),

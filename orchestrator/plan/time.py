@@ -62,7 +62,7 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
         line("unembedding", "unembedding", "3 forward",
              passes * flops.unembedding_forward_flops(layout)),
         line("attention", "attention", "9/2 forward", attention),
-        line("matmul_recompute", "recompute", f"matmuls that {layout.remat.name} repeats",
+        line("matmul_recompute", "recompute", "matmuls that the policy repeats",
              flops.blocks_recompute_flops(layout)),
         line("attention_recompute", "attention recompute", "forward",
              flops.attention_recompute_flops(layout)),
@@ -75,7 +75,6 @@ def hbm_lines(layout: Layout) -> list[LedgerLine]:
     block, tables = layout.model.layers * layout.block_elements, ENDS * layout.table_elements
     # Two gathers write the weights and matmuls read them; their gradient is written and read.
     touched = 4 * layout.compute_bytes + 2 * layout.gradient_bytes
-    kept = 2 * block_passes(layout) * activation_bytes(layout, "keep")
     # The update reads and writes parameters and moments, and reads the fp32 gradient.
     update = 2 * (layout.parameter_bytes + layout.moment_bytes) + 4
 
@@ -85,10 +84,17 @@ def hbm_lines(layout: Layout) -> list[LedgerLine]:
     return [
         line("weight_traffic", "weight traffic", f"{touched} B x gathered weights",
              touched * (layout.microbatches * (block + tables))),
-        line("activation_traffic", "activation traffic", "2 x kept activations", kept),
+        line("activation_traffic", "activation traffic", "2 x kept + 4 x offloaded activations",
+             activation_traffic_bytes(layout)),
         line("optimizer_update", "optimizer update", f"{update} B x owned",
              update * layout.owned_elements),
     ]  # fmt: skip
+
+
+def activation_traffic_bytes(layout: Layout) -> Number:
+    """HBM traffic of activations: each is written and read, and twice if it is offloaded."""
+    kept, offloaded = (activation_bytes(layout, what) for what in ("keep", "offload"))
+    return 2 * block_passes(layout) * (kept + 2 * offloaded)
 
 
 def host_lines(layout: Layout) -> list[LedgerLine]:
@@ -98,8 +104,8 @@ def host_lines(layout: Layout) -> list[LedgerLine]:
     rate = layout.chip.host_link_bytes_per_s
     if rate is None:
         raise SpecError(
-            f"remat {layout.remat.name} has no price: no rate between {layout.chip.name} and"
-            " its host is known; choose a policy that keeps its tensors in HBM"
+            f"experiment.remat offloads, and no rate between {layout.chip.name} and its host is"
+            " known: choose a policy that keeps its tensors in HBM"
         )
     moved = 2 * block_passes(layout) * activation_bytes(layout, "offload")
     formula = "2 x offloaded activations"

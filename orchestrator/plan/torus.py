@@ -160,6 +160,15 @@ def find_links(slice_torus: Torus, factors: Ints) -> Links:
     )
 
 
+def rows_of_links(links: Links, rows: Ints) -> Links:
+    """The links of these placements, by their places."""
+    return Links(
+        rates={name: rate[rows] for name, rate in links.rates.items()},
+        hops={name: hops[rows] for name, hops in links.hops.items()},
+        uses={name: uses[rows] for name, uses in links.uses.items()},
+    )
+
+
 def plain_links(slice_torus: Torus, factors: Ints) -> Links:
     """The links of one placement, as plain numbers."""
     rows = find_links(slice_torus, factors)

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
-from orchestrator.network.rematerialization import POLICIES
-from orchestrator.plan.planner import make_plan, search_request
-from orchestrator.plan.search import best_choices, search
+from orchestrator.network.rematerialization import POLICIES, text_of
+from orchestrator.plan.planner import make_plan
+from orchestrator.plan.search import best_choices, search, search_request
 from orchestrator.types.plan import LineKind, Plan
 from orchestrator.types.proof import PlanChange
-from orchestrator.types.spec import MeshRequest, Spec
+from orchestrator.types.spec import MeshRequest, Remat, Spec
 
 RECOMPUTE: tuple[LineKind, ...] = ("matmul_recompute", "attention_recompute")
 
@@ -50,7 +50,7 @@ def _best_within(spec: Spec, limit_bytes: float) -> Plan | None:
     return _plan_with(spec, choices[0].remat, choices[0].mesh)
 
 
-def _plan_with(spec: Spec, remat: str, mesh: dict[str, int]) -> Plan | None:
+def _plan_with(spec: Spec, remat: Remat, mesh: dict[str, int]) -> Plan | None:
     """The plan of the spec with that policy on that mesh, if there is one."""
     experiment = replace(spec.experiment, remat=remat)
     resources = replace(spec.resources, mesh=_with_sizes(spec, mesh))
@@ -66,7 +66,7 @@ def _plan_or_none(spec: Spec) -> Plan | None:
 
 def change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
     """What leads from a spec to a plan: the remat, and the mesh where that is not enough."""
-    overrides = [f"experiment.remat={other.remat}"]
+    overrides = [f"experiment.remat={text_of(other.remat)}"]
     alone = _plan_or_none(replace(spec, experiment=replace(spec.experiment, remat=other.remat)))
     if alone is None or alone.digest != other.digest:
         overrides += [f"resources.mesh.{axis}={other.mesh[axis]}" for axis in ICI_AXES]

@@ -7,6 +7,7 @@ from importlib import util
 from pathlib import Path
 
 from orchestrator.extras import require
+from orchestrator.network.rematerialization import text_of
 from orchestrator.prove import proof_cache, suggestions
 from orchestrator.prove.compare import proof_of
 from orchestrator.prove.compile_client import OnStage, compile_plan, compile_request
@@ -56,7 +57,7 @@ def least_recompute(
     """Plans that compute less twice, each compiled, up to the first that fits; it is the last."""
     results = []
     for other in suggestions.less_recompute(spec, plan):
-        on_stage(f"remat {other.remat}")
+        on_stage(f"remat {text_of(other.remat)}")
         results.append(prove(spec, other, on_stage))
         if results[-1].proof.passes:
             break

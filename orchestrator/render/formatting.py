@@ -11,7 +11,7 @@ RESOURCES = {
     "mxu": "matmul",
     "pods": "dcn pods",
     "latency": "ici",
-    **{name: name for name in ("hbm", "host", "cores", "exchanges")},
+    **{name: name for name in ("hbm", "host", "cores")},
 }
 
 

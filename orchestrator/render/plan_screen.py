@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 
+from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.render.formatting import (
     count,
     counted,
@@ -30,7 +31,7 @@ from orchestrator.render.screen_parts import (
 )
 from orchestrator.render.warning_text import warning_texts
 from orchestrator.types.codec import short
-from orchestrator.types.plan import Estimate, LedgerLine, MeshAxis, Plan, SearchSummary
+from orchestrator.types.plan import Estimate, Forecast, LedgerLine, MeshAxis, Plan, SearchSummary
 
 SMALL_LINE = 0.009  # of the unoverlapped step: smaller lines are shown as one
 SMALL_PART = 0.02  # of the expected step: smaller parts are left to `orch explain`
@@ -114,7 +115,7 @@ def batch(plan: Plan) -> str:
 def step(plan: Plan) -> str:
     precision = plan.precision
     return (
-        f"{counted(plan.batch.microbatches, 'microbatch', 'es')}, remat {plan.remat},"
+        f"{counted(plan.batch.microbatches, 'microbatch', 'es')}, remat {text_of(plan.remat)},"
         f" {precision.compute} on {precision.parameters} parameters,"
         f" gradients reduced {REDUCTIONS[plan.gradient_reduction]}"
     )
@@ -132,9 +133,17 @@ def memory(plan: Plan) -> list[Part]:
         for phase in forecast.memory
         if phase is not largest
     )
-    return section(
-        "memory per device", [Table(rows=rows, columns="<<><"), f"other phases: {others}"]
-    )
+    parts: list[Part] = [Table(rows=rows, columns="<<><"), f"other phases: {others}"]
+    return section("memory per device", [*parts, *on_host(forecast)])
+
+
+def on_host(forecast: Forecast) -> list[Part]:
+    """Return what the host holds for each chip, if anything."""
+    if not forecast.host_memory_bytes_per_chip:
+        return []
+    limit = forecast.host_bytes_per_chip
+    known = f"of {in_memory(limit)}" if limit else "of an unknown size"
+    return [f"host memory per chip: {in_memory(forecast.host_memory_bytes_per_chip)} {known}"]
 
 
 def with_numbers(line: LedgerLine) -> str:
@@ -285,7 +294,7 @@ def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]
         ".".join(str(axis.size) for axis in plan.axes if axis.link == "ici"),
         count(plan.batch.sequences),
         str(plan.batch.microbatches),
-        plan.remat,
+        summary_of(plan.remat),
         in_memory(forecast.memory_bytes_per_device),
         *speed,
         "-" if plan is first else percent(token_s(plan) / token_s(first) - 1),
@@ -296,4 +305,5 @@ def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]
 def token_s(plan: Plan) -> float:
     """Return the seconds per token by which plans are ranked."""
     step_s = plan.forecast.step_s
-    return (step_s.lower + step_s.unoverlapped) / 2 / plan.batch.tokens
+    unhidden_s = step_s.unoverlapped - plan.forecast.hidden_s
+    return (step_s.lower + unhidden_s) / 2 / plan.batch.tokens

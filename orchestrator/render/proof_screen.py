@@ -1,5 +1,8 @@
 """Show a proof on one screen, next to the forecast that it checks."""
 
+import shlex
+
+from orchestrator.network.rematerialization import text_of
 from orchestrator.render.formatting import GIB, count, in_memory, percent, with_unit
 from orchestrator.render.plan_screen import headline
 from orchestrator.render.screen_parts import (
@@ -185,7 +188,7 @@ def advice(proof: Proof) -> list[Part]:
 
 def settings(change: PlanChange) -> str:
     """Return the overrides as they are typed."""
-    return " ".join(f"--set {override}" for override in change.overrides)
+    return " ".join(f"--set {shlex.quote(override)}" for override in change.overrides)
 
 
 def disagreement(one: Disagreement) -> str:
@@ -251,7 +254,7 @@ def remat_screen(proofs: list[tuple[Plan, Proof]]) -> Screen:
     """Return the rematerialization policies that were compiled, the least recompute first."""
     rows = [
         (
-            f"remat {plan.remat}",
+            f"remat {text_of(plan.remat)}",
             in_memory(proof.peak_hbm_bytes_per_device),
             "fits" if proof.passes else "does not fit",
         )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from orchestrator.journal.run_status import first_line
+from orchestrator.network.rematerialization import summary_of
 from orchestrator.render.formatting import (
     count,
     counted,
@@ -68,7 +69,7 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
         ("mesh", *(mesh(plan) for plan in plans)),
         ("model", *(model(plan) for plan in plans)),
         ("batch", *(batch(plan) for plan in plans)),
-        ("remat", full.remat, small.remat),
+        ("remat", summary_of(full.remat), summary_of(small.remat)),
     ]
     processes = (
         f"{steps} steps in {small.hosts} processes, which Ray Train joins on emulated slices"

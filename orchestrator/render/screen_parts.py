@@ -15,6 +15,7 @@ RESET = "\033[0m"
 # A line never ends between a number and its unit or its label, nor before a path.
 UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+COMMANDS = ("Next: ", "--set ")  # lines that stay whole, so that a person can copy them
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -213,7 +214,7 @@ def fit(text: str, width: int = WIDTH) -> str:
     """Return a message with its long lines wrapped. Commands stay whole."""
     lines: list[str] = []
     for line in text.split("\n"):
-        long = len(line) > width and not line.startswith("Next: ")
+        long = len(line) > width and not line.lstrip().startswith(COMMANDS)
         lines += hanging(line).lines(width) if long else [line]
     return "\n".join(lines)
 

@@ -16,6 +16,7 @@ from orchestrator.catalog import Efficiency, LearnedConstant, Range
 from orchestrator.catalog.efficiency import OTHER, REFERENCE
 from orchestrator.extras import require
 from orchestrator.plan.extrapolation import AXES
+from orchestrator.plan.step_work import FORWARD_AND_BACKWARD, StepWork
 from orchestrator.plan.torus import Floats
 from orchestrator.score.run_efficiency import IN_PIECES, flash_cost
 from orchestrator.score.samples import Sample
@@ -204,7 +205,13 @@ def given_s(sample: Sample) -> float:
     """Seconds in which nothing is unknown."""
     todo = sample.todo
     whole = 0.0 if sample.run.software.name in IN_PIECES else todo.tensor_s
-    return float(todo.hbm_s + todo.passes_s + todo.serial_s + whole)
+    host_s = todo.host.exposed_s(*pace(todo))
+    return float(todo.hbm_s + todo.passes_s + todo.serial_s + whole + host_s)
+
+
+def pace(todo: StepWork) -> tuple[float, float, float]:
+    """How fast passes are by the priors; the constants themselves are not known yet."""
+    return 1 / MATMUL.mean, 1 / ATTENTION.mean, float(todo.passes_s) / FORWARD_AND_BACKWARD
 
 
 def priors(unknowns: dict[str, Unknown]) -> tuple[Floats, Floats]:

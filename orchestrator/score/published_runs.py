@@ -173,7 +173,7 @@ def refuse_unplannable(row: dict[str, str]) -> None:
     replicas = whole(row, "dcn_dp", max(slices // shared, 1))
     if replicas * shared != slices:
         raise Unscorable(
-            f"its {slices} slices are not {replicas} replicas of {shared} slices that share weights"
+            f"its {slices} slices are not as many replicas, each of {shared}: dcn_dp is {replicas}"
         )
 
 

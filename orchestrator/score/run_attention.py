@@ -76,7 +76,7 @@ def block_of(run: PublishedRun) -> int:
 
 def square_line(layout: Layout) -> LedgerLine:
     """The whole square of scores, as matmuls."""
-    again = layout.remat.recomputes(layout.network.block.attention.result.name)
+    again = layout.remat.share(layout.network.block.attention.result.name, "recompute")
     seen = layout.length + min(ATTENTION_BLOCK, layout.length)
     square = flops.attention_forward_flops(layout) * 2 * layout.length / seen
     rate = device_peak(layout)

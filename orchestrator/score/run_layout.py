@@ -17,6 +17,7 @@ from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import POLICIES, Policy, keeping, offloading
 from orchestrator.plan.feasibility import placements, sizes_by_name
+from orchestrator.plan.host import transfers
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.search import SearchRequest, make_layout
 from orchestrator.plan.time import step_time, time_lines
@@ -30,15 +31,15 @@ from orchestrator.types.spec import Batch, Experiment, MeshRequest, Precision
 
 # The sources' names for the tensors of a block; `custom` policies use MaxText's.
 TENSOR_NAMES = {
-    "query_proj": "q",
-    "key_proj": "k",
-    "value_proj": "v",
-    "q": "q",
-    "k": "k",
-    "v_proj": "v",
-    "qkv_proj": "q k v",
+    "query_proj": "query",
+    "key_proj": "key",
+    "value_proj": "value",
+    "q": "query",
+    "k": "key",
+    "v_proj": "value",
+    "qkv_proj": "query key value",
     "context": "attention",
-    "out_proj": "mid",
+    "out_proj": "mlp_input",
     "mlpwi_0": "gate",
     "mlpwi_1": "up",
     "mlpwi": "gate up",
@@ -46,24 +47,21 @@ TENSOR_NAMES = {
     "decoder_layer_input": "",
 }
 GRADIENT_BYTES = 4  # fp32, as the ledger counts them
-DOTS = frozenset({"q", "k", "v", "mid", "gate", "up"})  # results of matmuls; the attention is none
-QKV = frozenset({"q", "k", "v"})
+QKV = frozenset({"query", "key", "value"})
+DOTS = QKV | {"mlp_input", "gate", "up"}  # results of matmuls; the attention is none
 NAMED = {
-    policy.name: policy
-    for policy in (
-        POLICIES["full"],
-        POLICIES["none"],
-        keeping("minimal", *DOTS),
-        keeping("minimal_flash", *DOTS, "attention"),
-        keeping("minimal_with_context", *DOTS, "attention"),
-        keeping("save_dot_with_context_except_mlp", *QKV, "attention", "mid"),
-        keeping("save_dot_except_mlp", *QKV, "mid"),
-        keeping("save_dot_except_mlpwi", *QKV, "mid"),  # `mlpwo` is the next block's input
-        keeping("save_qkv_proj", *QKV),
-        keeping("save_out_proj", "mid"),
-        offloading("qkv_proj_offloaded", *QKV),
-        offloading("minimal_offloaded", *DOTS),
-    )
+    "full": POLICIES["full"],
+    "none": POLICIES["none"],
+    "minimal": keeping(*DOTS),
+    "minimal_flash": keeping(*DOTS, "attention"),
+    "minimal_with_context": keeping(*DOTS, "attention"),
+    "save_dot_with_context_except_mlp": keeping(*QKV, "attention", "mlp_input"),
+    "save_dot_except_mlp": keeping(*QKV, "mlp_input"),
+    "save_dot_except_mlpwi": keeping(*QKV, "mlp_input"),  # `mlpwo` is the next block's input
+    "save_qkv_proj": keeping(*QKV),
+    "save_out_proj": keeping("mlp_input"),
+    "qkv_proj_offloaded": offloading(*QKV),
+    "minimal_offloaded": offloading(*DOTS),
 }
 
 
@@ -105,7 +103,7 @@ def topology_of(run: PublishedRun, chip: Chip) -> Topology:
     return topology
 
 
-def remat_of(run: PublishedRun) -> Policy:
+def policy_of(run: PublishedRun) -> Policy:
     """The policy that a source names, or its list of tensors."""
     name = run.remat
     if name in NAMED:
@@ -133,11 +131,9 @@ def custom(text: str) -> Policy:
             inputs = where
         elif where in tensors:
             tensors[where].update(TENSOR_NAMES[word].split())
-    # A plan has one memory for all; if a run used both, HBM is the cheaper of the two.
-    on_host = tensors["offload"] if not tensors["device"] else set()
-    keep, offload = (tensors["device"] | tensors["offload"]) - on_host, set(on_host)
+    keep, offload = tensors["device"], tensors["offload"]
     (offload if inputs == "offload" else keep).add(BLOCK_INPUT)
-    return Policy("custom", keep=frozenset(keep), offload=frozenset(offload))
+    return Policy(keep=frozenset(keep), offload=frozenset(offload))
 
 
 def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
@@ -184,7 +180,8 @@ def least_time(request: SearchRequest, factors: Ints, run: PublishedRun) -> Layo
     sizes = sizes_by_name(axis_sizes(factors))
     many = layout_of(request, sizes, run, find_links(request.torus, factors))
     time = step_time(many, time_lines(many))
-    row = int(np.argmin(np.broadcast_to(time.lower_s + time.unoverlapped_s, len(factors))))
+    cost = time.lower_s + time.unoverlapped_s - transfers(many).hidden_s()
+    row = int(np.argmin(np.broadcast_to(cost, len(factors))))
     best = factors[row : row + 1]
     sizes = {axis: prod(best[0, :, column].tolist()) for column, axis in enumerate(ICI_AXES)}
     return layout_of(request, sizes, run, plain_links(request.torus, best))
@@ -195,7 +192,7 @@ def layout_of(
 ) -> Layout:
     """The run on a mesh, or on many."""
     batch = request.experiment.batch.sequences
-    return make_layout(request, sizes, batch, run.microbatches, remat_of(run), links)
+    return make_layout(request, sizes, batch, run.microbatches, policy_of(run), links)
 
 
 def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:

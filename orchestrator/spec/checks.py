@@ -53,6 +53,17 @@ def _data_has_its_path(spec: ResolvedSpec) -> None:
         spec.report("experiment.data.path", "data-path-unused")
 
 
+def _remat_names_tensors_of_the_model(spec: ResolvedSpec) -> None:
+    model, remat = spec["experiment.model"], spec["experiment.remat"]
+    if not isinstance(remat, dict) or "gate" not in remat or model is None:
+        return
+    named = isinstance(model, str)
+    gated = catalog.model(model).gated if named else model.get("gated", True)
+    if not gated:
+        name = model if named else model.get("name", "the model")
+        spec.report("experiment.remat.gate", "no-such-tensor", model=name)
+
+
 def _pods_are_in_order(spec: ResolvedSpec) -> None:
     least, most = spec["resources.pods.min"], spec["resources.pods.max"]
     if None not in (least, most) and least > most:
@@ -60,15 +71,19 @@ def _pods_are_in_order(spec: ResolvedSpec) -> None:
 
 
 def _pods_share_weights_evenly(spec: ResolvedSpec) -> None:
-    least, most = spec["resources.pods.min"], spec["resources.pods.max"]
+    pods = spec["resources.pods"]
+    counts = [pods["max"], pods["min"]] if _is_range(pods) else [pods]
     for axis in SHARED_OVER_DCN:
         key = f"resources.mesh.{axis}"
         ways = spec[key]
-        for pods in dict.fromkeys((most, least)):
-            if isinstance(ways, int) and pods is not None and pods % ways:
-                near = max(n for n in range(1, ways) if pods % n == 0)
-                spec.report(key, "pods-not-divisible", ways=ways, pods=pods, near=near)
-                break
+        wrong = [n for n in counts if isinstance(n, int) and isinstance(ways, int) and n % ways]
+        if wrong:
+            near = max(n for n in range(1, ways) if wrong[0] % n == 0)
+            spec.report(key, "pods-not-divisible", ways=ways, pods=wrong[0], near=near)
+
+
+def _is_range(pods: Any) -> bool:
+    return isinstance(pods, dict) and {"min", "max"} <= pods.keys()
 
 
 def check_topology(spec: ResolvedSpec, chip: Chip) -> None:
@@ -108,6 +123,7 @@ CHECKS: tuple[Check, ...] = (
     _tokens_fill_a_batch,
     _learning_rate_falls,
     _data_has_its_path,
+    _remat_names_tensors_of_the_model,
     _pods_are_in_order,
     _pods_share_weights_evenly,
     _shape_is_consistent,

@@ -5,7 +5,7 @@ from typing import Any
 
 from orchestrator.spec.nodes import Mapping, Node, Scalar
 from orchestrator.spec.notation import meaning
-from orchestrator.spec.problem import SHOWN_VALUE, Suggestion, shortened
+from orchestrator.spec.problem import SHOWN_VALUE, Correction, shortened
 from orchestrator.spec.scalars import Misread, as_written, respellings
 from orchestrator.spec.schema import (
     Schema,
@@ -61,16 +61,16 @@ def shown(node: Node, schema: Schema) -> str:
 
 def suggestion(
     path: tuple[str | int, ...], schema: Schema, node: Node | None = None
-) -> Suggestion | None:
+) -> Correction | None:
     """A legal value instead of an illegal or missing one: what was meant, or an example."""
     if isinstance(node, Scalar) and not schema.get("writeOnly"):
         meant = likely(schema, node)
         if meant is not None:
             quoted = meant == node.text and not node.plain
-            return Suggestion("unquoted" if quoted else "meant", meant)
+            return Correction("unquoted" if quoted else "meant", meant)
     value = example(schema)
     key = f"{path[-1]}: " if path and isinstance(path[-1], str) else ""
-    return None if value is None else Suggestion("example", f"{key}{plain(value)}")
+    return None if value is None else Correction("example", f"{key}{plain(value)}")
 
 
 def likely(schema: Schema, node: Scalar) -> str | None:
@@ -115,16 +115,16 @@ def example(schema: Schema) -> Any:
     return candidates[0] if candidates else required or inside or None
 
 
-def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Suggestion:
+def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Correction:
     """What to write instead of an unknown key; in a spec, it may belong elsewhere."""
     if key.isdigit():
-        return Suggestion("commas")
+        return Correction("commas")
     if key in SECTIONS and key not in legal:
-        return Suggestion("top")
+        return Correction("top")
     meant = [meant_key(key, legal), *(homes(key) if in_spec else ())]
     if len(key) > SHOWN_VALUE:
         meant = []
-    return next((Suggestion("meant", one) for one in meant if one), Suggestion("remove"))
+    return next((Correction("meant", one) for one in meant if one), Correction("remove"))
 
 
 def meant_key(key: str, legal: list[str]) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.spec.checks import SHAPE_KEYS, shape_faults
 from orchestrator.spec.expectations import example, must
 from orchestrator.spec.nodes import Mapping, parse
-from orchestrator.spec.problem import SpecPosition, SpecProblems, SpecText, Suggestion, shortened
+from orchestrator.spec.problem import Correction, SpecPosition, SpecProblems, SpecText, shortened
 from orchestrator.spec.scalars import Value, as_written
 from orchestrator.spec.schema import Schema, definition, member, validator
 from orchestrator.spec.source import read
@@ -158,7 +158,7 @@ class _Config:
         schema: Schema = member(definition("Model"), SIZES[key]) or {}
         if validator().evolve(schema=schema).is_valid(value):
             return True
-        right = Suggestion("example", f"{_shown(key)}: {_shown(example(schema))}")
+        right = Correction("example", f"{_shown(key)}: {_shown(example(schema))}")
         if value is None:
             self._report(key, "missing-key", right, expected=must(schema))
         else:
@@ -221,7 +221,7 @@ class _Config:
         self._report("sliding_window", "config-window", **fields)
 
     def _report(
-        self, key: str, code: str, suggestion: Suggestion | None = None, **fields: Any
+        self, key: str, code: str, suggestion: Correction | None = None, **fields: Any
     ) -> None:
         entry = self._root.entries.get(key)
         place: SpecPosition = entry.key_place if entry else self._root.place

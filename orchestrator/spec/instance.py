@@ -6,7 +6,7 @@ from typing import Any
 from orchestrator.spec import schema as schemas
 from orchestrator.spec.expectations import likely, may_mean_either, must, shown, suggestion
 from orchestrator.spec.nodes import Broken, Mapping, Node, Scalar, Sequence
-from orchestrator.spec.problem import Problem, SpecPosition, Suggestion
+from orchestrator.spec.problem import Correction, Problem, SpecPosition
 from orchestrator.spec.scalars import Value, ambiguous, as_written
 from orchestrator.spec.schema import Schema
 
@@ -89,7 +89,7 @@ def _scalar(instance: SpecInstance, path: Path, here: Field, node: Scalar) -> Va
     value = as_written(node.text, types) if node.plain else node.text
     if node.empty or not node.text.isprintable():
         code, fields = "empty-value" if node.empty else "unprintable", {}
-        meant: Suggestion | None = suggestion(path, schema, node)
+        meant: Correction | None = suggestion(path, schema, node)
     elif node.plain and may_mean_either(types) and ambiguous(node.text, value):
         code, meant, other = "ambiguous", None, likely(schema, node)
         alternative = f"{other}, or " if other else ""

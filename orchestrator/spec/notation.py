@@ -15,7 +15,7 @@ from orchestrator import catalog
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.spec.file_types import ChipFile, HuggingFaceModel
 from orchestrator.spec.scalars import MOST, Misread, Value
-from orchestrator.types.spec import MeshRequest, Model, Pods
+from orchestrator.types.spec import MeshRequest, Model, Pods, TensorTreatments
 from orchestrator.types.spec_fields import AxisSize, PodCount, about
 
 DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -121,7 +121,7 @@ NOTATIONS = {
     "axis": Notation(((AUTO,), AxisSize), written=_auto),
     "mesh": Notation(((AUTO,), MeshRequest), written=_auto),
     "pods": Notation((PodCount, Pods), written=lambda pods: pods["max"]),
-    "remat": Notation(((AUTO, *POLICIES),)),
+    "remat": Notation(((AUTO, *POLICIES), TensorTreatments)),
     "chip": Notation((catalog.chips(), Annotated[ChipFile, Meta(title="{file: my-chip.toml}")])),
     "model": Notation(
         (

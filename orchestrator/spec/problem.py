@@ -44,13 +44,13 @@ class SpecPosition:
     col: int
 
     def problem(
-        self, code: str, /, key: str = "", suggestion: "Suggestion | None" = None, **fields: Any
+        self, code: str, /, key: str = "", suggestion: "Correction | None" = None, **fields: Any
     ) -> "Problem":
         return Problem(place=self, code=code, key=key, suggestion=suggestion, fields=fields)
 
 
 @dataclass(frozen=True)
-class Suggestion:
+class Correction:
     """A legal value or key to write instead; SUGGESTIONS has the kinds."""
 
     kind: str
@@ -67,7 +67,7 @@ class Problem:
     place: SpecPosition
     code: str
     key: str
-    suggestion: Suggestion | None
+    suggestion: Correction | None
     fields: dict[str, Any]
 
     @property

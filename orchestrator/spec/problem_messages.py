@@ -82,6 +82,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is given, must be left out for synthetic data",
         "remove it, or set kind: tokens",
     ),
+    "no-such-tensor": (
+        "is given, must be left out: the MLP of {model} is not gated",
+        "remove it",
+    ),
     "pods-order": ("is {least}, must be at most the max of {most}", "for example min: {most}"),
     "pods-not-divisible": (
         "is {ways}, must divide the number of pods, also the fewest: {pods}",

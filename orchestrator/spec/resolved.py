@@ -70,7 +70,7 @@ def _meaning(spec: SpecInstance, value: Any, path: Path) -> Any:
     try:
         return meaning(value, schemas.kind(schema))
     except Misread as error:
-        meant = suggestion(path, schema)
-        problem = here.node.place.problem(error.code, dotted(path), meant, **error.fields)
+        hint = suggestion(path, schema)
+        problem = here.node.place.problem(error.code, dotted(path), hint, **error.fields)
         spec.reject(path, problem)
         return None

@@ -60,8 +60,8 @@ def _in_alternative(spec: SpecInstance, path: Path, error: ValidationError) -> I
 def _illegal(path: Path, here: Field) -> Located:
     schema = here.schema or {}
     fields = {"value": shown(here.node, schema), "expected": must(schema)}
-    meant = suggestion(path, schema, here.node)
-    return path, here.node.place.problem("illegal-value", dotted(path), meant, **fields)
+    hint = suggestion(path, schema, here.node)
+    return path, here.node.place.problem("illegal-value", dotted(path), hint, **fields)
 
 
 def _unknown(spec: SpecInstance, path: Path, key: str, known: list[str]) -> Located:
@@ -69,32 +69,32 @@ def _unknown(spec: SpecInstance, path: Path, key: str, known: list[str]) -> Loca
     place = spec.fields[inside].key_place
     name = dotted((*path, shortened(key)))
     in_spec = spec.fields[()].schema is not schemas.chip_schema()
-    meant = key_suggestion(key, known, in_spec=in_spec)
-    return inside, place.problem("unknown-key", name, meant, expected=", ".join(known))
+    hint = key_suggestion(key, known, in_spec=in_spec)
+    return inside, place.problem("unknown-key", name, hint, expected=", ".join(known))
 
 
 def _missing(path: Path, here: Field, key: str, schema: schemas.Schema) -> Located:
     inside = (*path, key)
     expected = schemas.member(schema, key) or {}
-    meant = suggestion(inside, expected)
-    problem = here.key_place.problem("missing-key", dotted(inside), meant, expected=must(expected))
+    hint = suggestion(inside, expected)
+    problem = here.key_place.problem("missing-key", dotted(inside), hint, expected=must(expected))
     return inside, problem
 
 
 def _missing_keys(schema: schemas.Schema, instance: dict[str, Any]) -> list[str]:
     """The keys that are missing, but for those that an unknown key was meant to be."""
     known = list(schema["properties"])
-    meant = {meant_key(key, known) for key in instance if key not in known}
-    return [key for key in schema["required"] if key not in instance and key not in meant]
+    misspelt = {meant_key(key, known) for key in instance if key not in known}
+    return [key for key in schema["required"] if key not in instance and key not in misspelt]
 
 
 def _illegal_name(spec: SpecInstance, path: Path, name: str) -> Located:
     inside = (*path, name)
     expected = schemas.resolved((spec.fields[path].schema or {})["propertyNames"])
     place = spec.fields[inside].key_place
-    meant = suggestion((), expected, Scalar(place, name, plain=True))
+    hint = suggestion((), expected, Scalar(place, name, plain=True))
     key = dotted((*path, shortened(name)))
-    return inside, place.problem("illegal-key", key, meant, expected=must(expected))
+    return inside, place.problem("illegal-key", key, hint, expected=must(expected))
 
 
 def _repeated(spec: SpecInstance, path: Path, items: list[object]) -> Iterator[Located]:

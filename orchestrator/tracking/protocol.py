@@ -8,7 +8,7 @@ from orchestrator import plugins
 from orchestrator.errors import OrchError
 from orchestrator.journal import Journal
 from orchestrator.types.run import Run
-from orchestrator.types.spec import TrackingOptions
+from orchestrator.types.run_options import TrackingOptions
 from orchestrator.types.tracking import Destination
 
 BUILT_IN = {"mlflow": "orchestrator.tracking.mlflow:MLflowTracker"}

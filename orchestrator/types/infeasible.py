@@ -4,10 +4,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.types.plan import Estimate
+from orchestrator.types.spec import Remat
 
 ReasonCode = Literal[
     "memory",
+    "host_memory",
     "more_chips_needed",
+    "largest_slice",
+    "largest_domain",
     "slice_factors",
     "batch_not_divisible",
     "dimension_not_divisible",
@@ -15,6 +19,8 @@ ReasonCode = Literal[
     "mesh_size",
     "pods_not_divisible",
     "no_mesh",
+    "beyond_all_chips",
+    "nothing_near",
 ]
 
 
@@ -28,15 +34,32 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """Overrides that lead to a plan, and the mesh, chips and MFU of that plan.
+    """Overrides that lead to a plan, and what that plan takes and costs.
 
-    `batch_change` is the relative change of the batch; `idle_chips` are requested chips that the
-    plan does not use. Each is None where the overrides do not change it.
+    `batch_change` is the relative change of the requested batch. `dollars` is None where the chip
+    has no price.
     """
 
     overrides: tuple[str, ...]
-    mesh: dict[str, int]
+    chip: str
+    topology: str
+    pods: int
     chips: int
+    mesh: dict[str, int]
+    sequences: int
+    batch_change: float
+    remat: Remat
+    memory_bytes_per_device: float
+    hbm_bytes_per_device: float
+    step_s: Estimate
     mfu: Estimate
-    batch_change: float | None = None
-    idle_chips: int | None = None
+    days: Estimate
+    dollars: Estimate | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """What `--json` prints for a spec without a plan. Each suggestion has been planned."""
+
+    reasons: tuple[Reason, ...]
+    suggestions: tuple[Suggestion, ...]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
 
-from orchestrator.types.spec import DataSource, Model, Optimizer, Precision
+from orchestrator.types.spec import DataSource, Model, Optimizer, Precision, Remat
 
 Link = Literal["dcn", "ici"]
 CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce"]
@@ -42,7 +42,6 @@ LineKind = Literal[
     "kv_gather",
     "kv_scatter",
     "gradient_reduction",
-    "control",
     "latency",
     # seconds that only measured runs show
     "exposed_gathers",
@@ -50,6 +49,8 @@ LineKind = Literal[
     "serial_collectives",
     "slice_wait",
     "busiest_resource",
+    "layers",
+    "outside_layers",
 ]
 
 
@@ -212,15 +213,20 @@ class Forecast:
     """What the plan should take: bytes per device against HBM, seconds per step, money.
 
     `peak_flops_per_s` is what MFU is over: of one device, in the compute type. The lines of `time`
-    add up to `step_s.unoverlapped`, those of `expected_time` to `.expected`.
+    add up to `step_s.unoverlapped`, those of `expected_time` to `.expected`. Computation hides
+    `hidden_s` of the transfers to the host. The host's memory is counted for one chip; its size is
+    None where no source has it.
     """
 
     memory_bytes_per_device: float
     hbm_bytes_per_device: float
+    host_memory_bytes_per_chip: float = 0.0
+    host_bytes_per_chip: float | None = None
     fits: bool
     memory: tuple[MemoryPhase, ...]
     time: tuple[LedgerLine, ...]
     step_s: Estimate
+    hidden_s: float = 0.0
     bound: str
     bound_by: float
     peak_flops_per_s: float
@@ -290,7 +296,7 @@ class Plan:
     batch: PlannedBatch
     optimizer: Optimizer
     precision: Precision
-    remat: str
+    remat: Remat
     data: DataSource
     seed: int
     compiler_options: dict[str, bool | int | float | str]

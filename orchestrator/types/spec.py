@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from orchestrator.types.run_options import ClusterOptions, RunOptions, TrackingOptions
 from orchestrator.types.spec_fields import (
     COMPUTED,
-    Address,
     AxisSize,
     DecayRate,
     DType,
@@ -22,9 +22,8 @@ from orchestrator.types.spec_fields import (
     PodCount,
     PositiveInteger,
     PositiveNumber,
-    RetryCount,
     Text,
-    Variable,
+    Treatment,
     about,
 )
 
@@ -173,6 +172,29 @@ class Precision:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorTreatments:
+    """What becomes of each tensor of a block until its backward pass: kept in HBM, offloaded to the
+    host's memory, or recomputed. What is not named is recomputed; the block's input is kept.
+    """
+
+    block_input: Annotated[
+        Literal["keep", "offload"], about("The residual stream at the block's begin.")
+    ] = "keep"
+    query: Annotated[Treatment, about("Queries, after RoPE.")] = "recompute"
+    key: Annotated[Treatment, about("Keys, after RoPE.")] = "recompute"
+    value: Annotated[Treatment, about("Values.")] = "recompute"
+    attention: Annotated[
+        Treatment, about("What attention gives the output projection, with its log-sum-exp.")
+    ] = "recompute"
+    mlp_input: Annotated[Treatment, about("The residual stream after attention.")] = "recompute"
+    gate: Annotated[Treatment, about("The gate of a gated MLP.")] = "recompute"
+    up: Annotated[Treatment, about("The MLP's other projection.")] = "recompute"
+
+
+Remat = str | TensorTreatments  # a policy by its name, or tensor by tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSource:
     """What is trained on."""
 
@@ -211,11 +233,12 @@ class Experiment:
     optimizer: Optimizer = Optimizer()
     precision: Precision = Precision()
     remat: Annotated[
-        str,
+        Remat,
         about(
             "What the backward pass recomputes: nothing (none), every layer (full), or all that a"
-            " policy does not keep or offload. `auto` recomputes as little as fits in"
-            " memory.",
+            " policy does not keep or offload. A mapping decides tensor by tensor. `auto` searches"
+            " all policies for the fastest that fits in memory.",
+            {"block_input": "offload", "query": "keep"},
             notation="remat",
         ),
     ] = "auto"
@@ -345,110 +368,6 @@ class Resources:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointOptions:
-    """When checkpoints are written, and how many are kept."""
-
-    every: Annotated[PositiveInteger, about("The number of steps between checkpoints.")] = 200
-    keep: Annotated[
-        int, about("The number of checkpoints on disk. Older ones are deleted.", ge=1, le=1_000_000)
-    ] = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetryLimits:
-    """How often a run is started again."""
-
-    failures: Annotated[
-        RetryCount, about("The number of restarts after failures of the run itself.")
-    ] = 3
-    preemptions: Annotated[
-        RetryCount, about("The number of restarts after the cluster took chips away.")
-    ] = 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How the run is carried out; outside every digest."""
-
-    trainer: Annotated[
-        str,
-        about(
-            "The trainer: llama, mlp, the name that an installed package registers, or a module of"
-            " your own as package.module.",
-            title="the name or the module of a trainer",
-            pattern="^[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_.]*)?$",
-        ),
-    ] = "llama"
-    steps: Annotated[
-        PositiveInteger | None,
-        about(
-            "The number of steps after which the run stops; all of `tokens` when left out.",
-            1000,
-            notation="count",
-        ),
-    ] = None
-    storage: Annotated[
-        Address,
-        about(
-            "The folder of journals, checkpoints and logs: a local path, or one that all"
-            " hosts mount."
-        ),
-    ] = "runs/"
-    checkpoint: CheckpointOptions = CheckpointOptions()
-    retries: RetryLimits = RetryLimits()
-    hang_limit_s: Annotated[
-        PositiveNumber,
-        about(
-            "The time without progress after which a run is stopped and started again.",
-            notation="duration",
-        ),
-    ] = 600.0
-    secrets: Annotated[
-        tuple[Variable, ...],
-        about(
-            "The names of environment variables that the run receives, never their values.",
-            ["HF_TOKEN"],
-        ),
-        Meta(
-            title="a list of names of environment variables",
-            extra_json_schema={"uniqueItems": True, "writeOnly": True},
-        ),
-    ] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
-    """What runs the processes, and where; this machine when left out."""
-
-    backend: Annotated[
-        Text,
-        about("The backend that starts processes: ray, or your own as package.module:class."),
-    ] = "ray"
-    address: Annotated[
-        Address | None,
-        about(
-            "The address of a cluster; this machine rehearses the run with auto or when left out.",
-            "auto",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackingOptions:
-    """Where runs are recorded."""
-
-    tracker: Annotated[
-        Text,
-        about("The tracker that records runs: mlflow, or your own as package.module:class."),
-    ] = "mlflow"
-    uri: Annotated[
-        Address,
-        about("The address of an MLflow server; auto is a SQLite file beside the runs."),
-    ] = "auto"
-    experiment: Annotated[Text, about("The MLflow experiment in which runs are recorded.")] = "orch"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Spec:
     """One training experiment, the chips it requests, and how to run, place and track it. A key
     that is left out has the default named here. Suffixes K, M, B and T are decimal.
@@ -476,8 +395,8 @@ class Spec:
     resources: Annotated[
         Resources, Meta(examples=[{"chip": "v5p", "topology": "16x20x28", "pods": 4}])
     ]
-    run: RunOptions = RunOptions()
-    cluster: ClusterOptions = ClusterOptions()
-    tracking: TrackingOptions = TrackingOptions()
+    run: RunOptions = field(default_factory=RunOptions)
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    tracking: TrackingOptions = field(default_factory=TrackingOptions)
     # The `--set key=value` texts that were applied, so that a plan can show them.
     overrides: Annotated[tuple[str, ...], COMPUTED] = ()

@@ -1,34 +1,30 @@
 """Predicted against measured step time on this machine's CPU, over shapes of many kinds.
 
-    python -m tests.bench.calibration [--steps 12] [--write] [NAME ...]
+    python -m tests.bench.calibration [--write] [NAME ...]
 
-Each shape is measured as in the first rehearsal on a machine: first the operations, then the steps,
-by the trainers' own loop in as many processes as the plan has. Only Ray is left out. Afterwards the
-operations are measured once more: the load on a machine changes from minute to minute, and the two
-predictions show by how much. The error is that of their mean. `--write` puts the table into
-docs/calibrate.md.
+Each shape is measured as before its first rehearsal: its step with few layers, in as many processes
+as the plan has. The whole step, with all layers, is timed in the same rounds: the load on a machine
+changes from second to second. Ray, and what the loop does beside the step, are left out. `--write`
+puts the table into docs/calibrate.md.
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
-from orchestrator.calibrate.measure import empty_profile, measured, this_machine
-from orchestrator.plan import calibrated, rehearsal
+from orchestrator.calibrate import processes
+from orchestrator.calibrate.measure import measured_timings, this_machine
+from orchestrator.calibrate.profile_store import SCHEMA
+from orchestrator.network.rematerialization import text_of
+from orchestrator.plan import calibrated
 from orchestrator.plan.planner import make_plan
-from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.render.formatting import percent, seconds
 from orchestrator.render.score_screen import markdown
 from orchestrator.render.screen_parts import Table, screen
-from orchestrator.types import codec
+from orchestrator.types.chip_profile import ChipProfile
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
     Batch,
@@ -44,7 +40,7 @@ from tests.bench.marked_block import with_block
 from tests.conftest import ROOT
 
 LIMIT = 0.25
-LIMIT_S = 600
+WORK = "--work"
 PAGE = ROOT / "docs" / "calibrate.md"
 MARK = "bench-calibrate"
 
@@ -105,7 +101,7 @@ SHAPES = (
     Shape(name="one-process-fp32", width=192, layers=4, sequences=16, compute="fp32",
           mesh=mesh(data=2, fsdp=2)),
     Shape(name="two-pods-fsdp", width=128, layers=4, sequences=32, pods=2, mesh=mesh(fsdp=4)),
-    Shape(name="two-pods-tensor", width=256, layers=2, sequences=16, pods=2,
+    Shape(name="two-pods-tensor", width=256, layers=4, sequences=16, pods=2,
           mesh=mesh(fsdp=2, tensor=2)),
     Shape(name="two-pods-deep", width=128, layers=8, sequences=16, pods=2, remat="none",
           mesh=mesh(data=2, fsdp=2)),
@@ -116,107 +112,61 @@ SHAPES = (
 )  # fmt: skip
 
 
-def predicted(plan: Plan) -> Plan:
-    """The plan with a profile that is measured now, for it alone."""
-    empty = empty_profile(this_machine())
-    return calibrated.with_profile(plan, measured(empty, calibrated.missing(plan, empty)))
-
-
-def measured_steps_s(plan: Plan, steps: int) -> list[float]:
-    """Seconds of each step but the first, as the trainers' loop measures them."""
-    address = f"{LOOPBACK}:{free_port()}"
-    environment = os.environ | rehearsal.environment(plan.devices // plan.hosts)
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        path = Path(folder) / "plan.json"
-        path.write_bytes(codec.to_json(plan))
-        command = [sys.executable, "-m", "tests.bench.calibration", "--work", str(path), address]
-        children = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [*command, str(number), str(steps)],
-                    env=environment,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            )
-            for number in range(plan.hosts)
-        ]
-        try:
-            for child in children:
-                child.wait(LIMIT_S)
-        finally:
-            for child in children:
-                child.kill()
-        steps_s: list[float] = json.loads((Path(folder) / "steps.json").read_text())
-    return steps_s[1:]
-
-
-def work(path: Path, address: str, number: int, steps: int) -> None:
-    """One process of a run. The first one writes the seconds of its steps into a file."""
-    plan = codec.from_json(path.read_bytes(), Plan)
-    os.environ["MEGASCALE_SLICE_ID"] = str(number * plan.pods // plan.hosts)
-    import jax  # noqa: PLC0415  the parent does not need it
-
-    from orchestrator.types.run import Step  # noqa: PLC0415
-    from orchestrator.types.spec import CheckpointOptions  # noqa: PLC0415
-    from trainers.loop import Assignment, train  # noqa: PLC0415
-    from trainers.multihost import barrier  # noqa: PLC0415
-
-    if plan.hosts > 1:
-        jax.distributed.initialize(address, plan.hosts, number)
-    finished: list[Step] = []
-    assignment = Assignment(
-        directory=path.parent,
-        steps=steps,
-        emit=finished.append,
-        checkpoint=CheckpointOptions(every=10 * steps, keep=1),
-    )
-    train(plan, assignment)
-    if number == 0:
-        steps_s = [step.step_s - step.checkpoint_s for step in finished]
-        (path.parent / "steps.json").write_text(json.dumps(steps_s))
-    if plan.hosts > 1:
-        barrier("every process is done")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A shape's two predictions, and the seconds of its measured steps."""
+    """A shape's plan with its prediction, and the measured seconds of its whole step."""
 
     shape: Shape
-    before: Plan
-    after: Plan
-    steps_s: list[float]
-
-    @property
-    def measured_s(self) -> float:
-        return statistics.median(self.steps_s)
-
-    @property
-    def predicted_s(self) -> float:
-        return statistics.mean(
-            one.forecast.step_s.unoverlapped for one in (self.before, self.after)
-        )
+    plan: Plan
+    measured_s: float
 
     @property
     def error(self) -> float:
-        return self.predicted_s / self.measured_s - 1
+        return self.plan.forecast.step_s.unoverlapped / self.measured_s - 1
 
     def row(self) -> tuple[str, ...]:
-        plan, forecast = self.before, self.before.forecast
+        plan = self.plan
         axes = ", ".join(f"{axis} {size}" for axis, size in plan.mesh.items() if size > 1)
-        after_s = self.after.forecast.step_s.unoverlapped
         return (
             str(self.shape.width), str(plan.model.layers),
             f"{plan.batch.sequences} x {plan.batch.length}", axes or "one device",
-            str(plan.hosts), plan.precision.compute, plan.remat,
-            seconds(forecast.step_s.unoverlapped), seconds(after_s), seconds(self.measured_s),
+            str(plan.hosts), plan.precision.compute, text_of(plan.remat),
+            seconds(plan.forecast.step_s.unoverlapped), seconds(self.measured_s),
             f"{self.error * 100:+.0f} %",
         )  # fmt: skip
 
 
-HEAD = ("width", "layers", "batch", "mesh", "processes", "compute", "remat", "predicted before",
-        "and after", "measured", "error")  # fmt: skip
+def result_of(shape: Shape) -> Result:
+    """Measure a shape, with the whole step in the rounds of the shallow ones."""
+    plan = shape.plan()
+    matmul, step = measured_timings(plan)
+    shallow, whole = step.points[:-1], step.points[-1]
+    profile = ChipProfile(
+        schema=SCHEMA,
+        machine=this_machine(),
+        measured_on=f"{datetime.now(UTC):%Y-%m-%d}",
+        timings=(matmul, replace(step, points=shallow)),
+    )
+    predicted = calibrated.with_profile(plan, profile)
+    result = Result(shape=shape, plan=predicted, measured_s=whole[1])
+    load = os.getloadavg()[0]
+    print(
+        f"{shape.name}: {result.error * 100:+.0f} %, load {load:.1f}", file=sys.stderr, flush=True
+    )
+    return result
+
+
+def measure_with_whole_steps() -> None:
+    """One of the processes that measure, with the plan's own depth as well."""
+    from trainers.microbenchmarks import __main__, steps  # noqa: PLC0415  the parent needs no JAX
+
+    shallow = steps.depths
+    steps.depths = lambda plan: (*shallow(plan), plan.model.layers)
+    __main__.main()
+
+
+HEAD = ("width", "layers", "batch", "mesh", "processes", "compute", "remat", "predicted",
+        "measured", "error")  # fmt: skip
 
 
 def errors(results: list[Result]) -> list[float]:
@@ -235,7 +185,7 @@ def verdict(results: list[Result]) -> str:
 def table(results: list[Result]) -> str:
     """The screen: every shape a line, and the verdict."""
     rows = [HEAD, *(result.row() for result in results)]
-    return screen([Table(rows=rows, columns=">>><><<>>>>"), verdict(results)])
+    return screen([Table(rows=rows, columns=">>><><<>>>"), verdict(results)])
 
 
 def page_block(results: list[Result]) -> str:
@@ -248,30 +198,17 @@ def page_block(results: list[Result]) -> str:
     )
 
 
-def result_of(shape: Shape, steps: int) -> Result:
-    before = predicted(shape.plan())
-    steps_s = measured_steps_s(before, steps)
-    result = Result(shape=shape, before=before, after=predicted(shape.plan()), steps_s=steps_s)
-    print(f"{shape.name}: {result.error * 100:+.0f} %", file=sys.stderr, flush=True)
-    return result
-
-
 def main() -> int:
     """Print the table; exit code 1 if the error of a shape exceeds the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *(shape.name for shape in SHAPES)])
-    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--write", action="store_true", help="into docs/calibrate.md")
-    parser.add_argument("--work", nargs=4, metavar=("PLAN", "ADDRESS", "NUMBER", "STEPS"))
     options = parser.parse_args()
-    if options.work:
-        path, address, number, steps = options.work
-        work(Path(path), address, int(number), int(steps))
-        return 0
     if options.write and options.names:
         parser.error("--write is for a run of all shapes")
     shapes = [shape for shape in SHAPES if shape.name in options.names or not options.names]
-    results = [result_of(shape, options.steps) for shape in shapes]
+    processes.COMMAND = (sys.executable, "-m", "tests.bench.calibration", WORK)
+    results = [result_of(shape) for shape in shapes]
     print(table(results))
     if options.write:
         page = PAGE.read_text(encoding="utf-8")
@@ -280,4 +217,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if WORK in sys.argv:
+        sys.argv.remove(WORK)
+        measure_with_whole_steps()
     sys.exit(main())

@@ -72,11 +72,11 @@ def code_lines(text: str, tree: ast.Module) -> int:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    held: set[int] = set()
+    lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in NOT_CODE:
-            held.update(range(token.start[0], token.end[0] + 1))
-    return len(held - docstrings)
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
 
 
 if __name__ == "__main__":

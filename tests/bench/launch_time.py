@@ -42,13 +42,13 @@ class Measured:
     step_s: float
 
 
-def measured(began_s: float, ended_s: Sequence[float]) -> Measured:
+def measure(began_s: float, ended_s: Sequence[float]) -> Measured:
     """From the times at which the steps had ended."""
     steps = [after - before for before, after in pairwise(ended_s[SKIPPED:])]
     return Measured(first_step_s=ended_s[0] - began_s, step_s=statistics.median(steps))
 
 
-def ours(folder: Path, steps: int) -> Measured:
+def time_orch(folder: Path, steps: int) -> Measured:
     """`orch submit`."""
     began_s = time.time()
     options = ["--no-prove", "--steps", str(steps), "--set", f"run.storage={folder}"]
@@ -56,10 +56,10 @@ def ours(folder: Path, steps: int) -> Measured:
     command = [sys.executable, "-m", "orchestrator", "submit", str(SPEC), *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
     [found] = journal.list_journals(folder)
-    return measured(began_s, [timed.at_s for timed in found.steps(found.run())])
+    return measure(began_s, [timed.at_s for timed in found.steps(found.run())])
 
 
-def bare(folder: Path, steps: int, plan: Plan) -> Measured:
+def time_bare_script(folder: Path, steps: int, plan: Plan) -> Measured:
     """The script, as a job on the same cluster."""
     began_s = time.time()
     plan_path, out = folder / "plan.json", folder / "out.json"
@@ -68,13 +68,13 @@ def bare(folder: Path, steps: int, plan: Plan) -> Measured:
     command = shlex.join([sys.executable, "-m", "tests.bench.bare_launch", *arguments])
     with private_cluster(emulated_hosts(plan), devices_per_host(plan), command) as cluster:
         deadline = time.monotonic() + LIMIT_S
-        while not (told := cluster.next_event(1.0)) or told.job != "SUCCEEDED":
-            if (told and told.error) or time.monotonic() > deadline:
-                raise RuntimeError(f"the bare script failed: {told}")
-    return measured(began_s, json.loads(out.read_text(encoding="utf-8")))
+        while not (event := cluster.next_event(1.0)) or event.job != "SUCCEEDED":
+            if (event and event.error) or time.monotonic() > deadline:
+                raise RuntimeError(f"the bare script failed: {event}")
+    return measure(began_s, json.loads(out.read_text(encoding="utf-8")))
 
 
-def shown(mine: Measured, theirs: Measured) -> str:
+def describe(mine: Measured, theirs: Measured) -> str:
     """One round in words."""
     return (
         f"submit to first step {mine.first_step_s:.1f} s, bare {theirs.first_step_s:.1f} s;"
@@ -93,8 +93,13 @@ def main() -> int:
     rounds: list[tuple[Measured, Measured]] = []
     for _ in range(asked.rounds):
         with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-            rounds.append((ours(Path(one), asked.steps), bare(Path(other), asked.steps, plan)))
-            print(f"round {len(rounds)}: {shown(*rounds[-1])}", flush=True)
+            rounds.append(
+                (
+                    time_orch(Path(one), asked.steps),
+                    time_bare_script(Path(other), asked.steps, plan),
+                )
+            )
+            print(f"round {len(rounds)}: {describe(*rounds[-1])}", flush=True)
     first = statistics.median(a.first_step_s / b.first_step_s for a, b in rounds)
     each = statistics.median(a.step_s / b.step_s for a, b in rounds)
     print(

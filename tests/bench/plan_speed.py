@@ -11,8 +11,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from orchestrator.plan.planner import search_request
-from orchestrator.plan.search import Choice, SearchRequest, best_choices, layout_of_choice, search
+from orchestrator.plan.search import (
+    Choice,
+    SearchRequest,
+    best_choices,
+    layout_of_choice,
+    search,
+    search_request,
+)
 from orchestrator.plan.time import step_time, time_lines
 from tests.example_specs import spec_of
 

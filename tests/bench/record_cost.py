@@ -29,7 +29,9 @@ USUAL = (300, 10_000)
 LIMIT = 0.01
 
 
-def appended_s(storage: Path, key: str, steps: int, *, records: bool) -> tuple[list[float], float]:
+def seconds_to_append(
+    storage: Path, key: str, steps: int, *, records: bool
+) -> tuple[list[float], float]:
     """Seconds that each of many steps took to write down, one every tenth of a second, and the
     processor time of whoever recorded them.
     """
@@ -58,7 +60,7 @@ def is_recorded(journal: Journal) -> bool:
     return mark is not None and mark.recorded is not None and mark.recorded.state == "succeeded"
 
 
-def many(storage: Path, steps: int) -> tuple[float, float, int]:
+def record_many_steps(storage: Path, steps: int) -> tuple[float, float, int]:
     """Seconds to record a run of many steps from its journal; to make its page, and its bytes."""
     writer = start_tracked_run(storage, "many", steps=steps)
     number = writer.start_attempt(tiny_plan())
@@ -83,14 +85,14 @@ def main(steps: int, most: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         storage = Path(folder)
         Store(destination_in(storage))  # a new database takes seconds, once
-        bare, _ = appended_s(storage, "bare", steps, records=False)
-        beside, recorder_s = appended_s(storage, "recorded", steps, records=True)
-        print(f"a step written down    {described(bare)}")
-        print(f"while it is recorded   {described(beside)}")
+        bare, _ = seconds_to_append(storage, "bare", steps, records=False)
+        beside, recorder_s = seconds_to_append(storage, "recorded", steps, records=True)
+        print(f"a step written down    {describe(bare)}")
+        print(f"while it is recorded   {describe(beside)}")
         added = (median(beside) - median(bare)) / STEP_S
         print(f"recording adds         {added * 100:.3f} % of a {STEP_S * 1e3:.0f} ms step")
         print(f"the recorder           {recorder_s:.1f} s of processor time for {steps} steps")
-        took_s, drawn_s, size = many(storage, most)
+        took_s, drawn_s, size = record_many_steps(storage, most)
         print(f"{most:,} steps           recorded in {took_s:.1f} s, drawn in {drawn_s:.1f} s on a"
               f" page of {size / 1e3:.0f} kB")  # fmt: skip
     if added > LIMIT:
@@ -99,7 +101,7 @@ def main(steps: int, most: int) -> int:
     return 0
 
 
-def described(taken: list[float]) -> str:
+def describe(taken: list[float]) -> str:
     """Median and 95th percentile."""
     return f"{median(taken) * 1e6:6.0f} us, 95 % within {quantiles(taken, n=20)[-1] * 1e6:.0f} us"
 

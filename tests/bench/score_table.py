@@ -41,7 +41,7 @@ def learned() -> str:
 
 
 def scores(say: Callable[[str], None] = lambda _: None) -> dict[str, Score]:
-    """The scores by what was held out when the constants were learned."""
+    """The scores by what was left out when the constants were learned."""
     by_name = {SEEN: with_catalog_constants()}
     keys: tuple[tuple[str, HeldOut], ...] = (
         (DOCUMENTS, "document"),

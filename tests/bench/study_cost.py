@@ -1,4 +1,4 @@
-"""What a study of many trials takes to report: its journals read, held together, drawn.
+"""What a study of many trials takes to report: its journals read, compared, drawn.
 
     python -m tests.bench.study_cost [--trials 200] [--steps 1000]
 
@@ -26,7 +26,7 @@ from tests.reports import finished_run, timed
 LIMIT_S = 10.0
 
 
-def made_up(storage: Path, trials: int, steps: int) -> journal.StudyJournal:
+def make_study(storage: Path, trials: int, steps: int) -> journal.StudyJournal:
     """A study whose every trial has run."""
     study = Study(
         name="many",
@@ -56,13 +56,13 @@ def main() -> int:
     asked.add_argument("--steps", type=int, default=1_000)
     wanted = asked.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        recorded = made_up(Path(folder), wanted.trials, wanted.steps)
+        recorded = make_study(Path(folder), wanted.trials, wanted.steps)
         began_s = time.perf_counter()
         ran = read_trial_runs(recorded)
         read_s = time.perf_counter() - began_s
-        told = make_study_report(recorded.key, recorded.submission().study, ran)
-        table = study_report_screen.study_report_screen(told, "")
-        page = study_page(told, {one.trial: one.predicted for one in ran})
+        report = make_study_report(recorded.key, recorded.submission().study, ran)
+        table = study_report_screen.study_report_screen(report, "")
+        page = study_page(report, {one.trial: one.predicted for one in ran})
         all_s = time.perf_counter() - began_s
     runs = f"{wanted.trials} trials of {wanted.steps:,} steps"
     sizes = f"a table of {len(table.splitlines())} lines, a page of {len(page.encode()):,} B"

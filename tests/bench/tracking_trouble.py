@@ -27,7 +27,8 @@ from orchestrator.tracking import BackgroundRecorder, begin
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.recorder import Recorder
 from orchestrator.types.run import Step
-from orchestrator.types.spec import CheckpointOptions, Model
+from orchestrator.types.run_options import CheckpointOptions
+from orchestrator.types.spec import Model
 from orchestrator.types.tracking import Destination
 from tests.clusters import eventually
 from tests.journals import tiny_plan
@@ -47,8 +48,8 @@ SMALL = Model(
 )
 
 
-def befall(server: Server, what: str) -> None:
-    """What the server does from now on."""
+def set_trouble(server: Server, what: str) -> None:
+    """Set what the server does from now on."""
     server.trouble = what if what in ("hangs", "500") else "none"  # type: ignore[assignment]
     if what in ("refuses", "restarts"):
         server.stop()
@@ -56,7 +57,7 @@ def befall(server: Server, what: str) -> None:
 
 @dataclass
 class Turns:
-    """Which turn a step belongs to; told of each step before it begins."""
+    """Which turn a step belongs to; `asked` is called before each step."""
 
     server: Server
     kinds: list[str]
@@ -82,7 +83,7 @@ class Turns:
     def _change(self, was: str, now: str) -> None:
         if was == "refuses":
             self.server.start()
-        befall(self.server, now)
+        set_trouble(self.server, now)
         self._requests = self.server.requests
 
     def _begin(self, kind: str) -> None:
@@ -91,7 +92,9 @@ class Turns:
         self.begins.append(self._asked + 1)
 
 
-def trained(storage: Path, server: Server, kinds: list[str], length: int) -> list[list[Step]]:
+def train_in_turns(
+    storage: Path, server: Server, kinds: list[str], length: int
+) -> list[list[Step]]:
     """The steps of each turn of a run that is recorded on that server."""
     writer = start_tracked_run(storage, steps=MOST_STEPS)
     begin(
@@ -149,7 +152,7 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         served(Path(folder), "nice", "-n", "19") as server,
     ):
-        turns = trained(Path(folder), server, kinds, options.turn)
+        turns = train_in_turns(Path(folder), server, kinds, options.turn)
     ratios: dict[str, list[float]] = {kind: [] for kind in TROUBLES}
     for at in range(1, len(kinds), 2):
         around = (p95(turns[at - 1]) + p95(turns[at + 1])) / 2

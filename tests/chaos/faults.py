@@ -18,7 +18,8 @@ from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluste
 from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Attempt, Run, TimedStep
-from orchestrator.types.spec import CheckpointOptions, Pods, RetryLimits, RunOptions, Spec
+from orchestrator.types.run_options import CheckpointOptions, RetryLimits, RunOptions
+from orchestrator.types.spec import Pods, Spec
 from tests.clusters import variable
 from tests.example_specs import TINY, spec_of
 

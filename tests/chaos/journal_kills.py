@@ -51,7 +51,7 @@ class Death:
         setattr(os, name, counted)
 
 
-def life(storage: Path, ack: Callable[[str], None]) -> None:
+def one_run(storage: Path, ack: Callable[[str], None]) -> None:
     """A run from its submission to its end; each thing that was written is acknowledged."""
     run_journal = journal.create_run(storage, run_request(), "it").journal
     ack("created")
@@ -108,14 +108,16 @@ class Campaign:
                 at += 1
                 storage = self.folder / f"{name}-{'write' if halfway else 'change'}-{at}"
                 prepare(storage)
-                acknowledged, lived = doomed(program, storage, Death(at=at, halfway=halfway))
+                acknowledged, lived = run_until_death(
+                    program, storage, Death(at=at, halfway=halfway)
+                )
                 self.faults += [
                     f"{storage.name}: {fault}" for fault in judge(storage, acknowledged)
                 ]
                 self.deaths += not lived
 
 
-def doomed(
+def run_until_death(
     program: Callable[[Path, Callable[[str], None]], None], storage: Path, death: Death
 ) -> tuple[set[str], bool]:
     """What a process acknowledged before its death, and whether it came to its end instead."""
@@ -155,7 +157,7 @@ def judge_life(storage: Path, acknowledged: set[str]) -> Iterator[str]:
     expected = {"submitted"} if run.driver is None else {"lost", "cancelled"}
     if run.state not in expected:
         yield f"is {run.state}, against {expected}"
-    yield from second_life(journals[0], run)
+    yield from finish_run(journals[0], run)
 
 
 def facts_of(run_journal: Journal, run: Run) -> set[str]:
@@ -175,7 +177,7 @@ def facts_of(run_journal: Journal, run: Run) -> set[str]:
     return facts
 
 
-def second_life(run_journal: Journal, before: Run) -> Iterator[str]:
+def finish_run(run_journal: Journal, before: Run) -> Iterator[str]:
     """What keeps a second writer from bringing the run to its end."""
     writer = journal.claim_run(run_journal, resumes=before.driver is not None)
     number = writer.start_attempt(tiny_plan())
@@ -227,7 +229,7 @@ def main(folder: Path, *, in_place: bool) -> None:
     if in_place:  # it fails halfway through writes
         files.write_new = write_in_place
         campaign.halfway = (True,)
-    campaign.die_everywhere("life", lambda _: None, life, judge_life)
+    campaign.die_everywhere("life", lambda _: None, one_run, judge_life)
     campaign.die_everywhere("removal", ended_run, removal, judge_removal)
     print(json.dumps({"deaths": campaign.deaths, "faults": campaign.faults}))
 

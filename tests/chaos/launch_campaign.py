@@ -1,10 +1,10 @@
-"""Runs on emulated slices, of one host and of two, are hurt again and again, and lose nothing.
+"""Runs on emulated slices, of one host and of two, meet fault after fault, and lose nothing.
 
     python -m tests.chaos.launch_campaign [--faults N] [--seed N] [--folder DIR]
 
 One fault of five strikes the run on slices of two hosts. Each strikes when the run has come a few
 steps farther than ever before, not at a time of the clock. After the last one a run goes on to its
-end, and every step that it took is held against those of a run that nothing disturbed: to the bit
+end, and every step that it took is compared with those of a run that nothing disturbed: to the bit
 where the shape is the same.
 """
 
@@ -40,12 +40,12 @@ HANG_LIMIT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One way to hurt a run. `ends` says that its cluster or its driver does not survive it; `rank`
-    that the rank which was hurt must be named.
+    """A fault that is injected into a run. `ends` says that its cluster or its driver does not
+    survive it; `rank` that the faulty rank must be named.
     """
 
     name: str
-    strike: Callable[[Emulated, int, int], None]
+    inject: Callable[[Emulated, int, int], None]
     weight: int
     ends: bool = False
     rank: bool = True
@@ -101,19 +101,19 @@ def processes(run: Emulated, word: str) -> list[int]:
 
 
 FAULTS = (
-    Fault(name="rank killed", strike=kill_rank, weight=8),
-    Fault(name="rank stopped", strike=stop_rank, weight=3),
-    Fault(name="host lost", strike=lose_host, weight=3),
-    Fault(name="attempt process killed", strike=kill_attempt, weight=2, rank=False),
-    Fault(name="controller killed", strike=kill_controller, weight=2, rank=False),
-    Fault(name="driver killed", strike=kill_driver, weight=2, ends=True, rank=False),
-    Fault(name="supervisor killed", strike=kill_supervisor, weight=1, ends=True, rank=False),
+    Fault(name="rank killed", inject=kill_rank, weight=8),
+    Fault(name="rank stopped", inject=stop_rank, weight=3),
+    Fault(name="host lost", inject=lose_host, weight=3),
+    Fault(name="attempt process killed", inject=kill_attempt, weight=2, rank=False),
+    Fault(name="controller killed", inject=kill_controller, weight=2, rank=False),
+    Fault(name="driver killed", inject=kill_driver, weight=2, ends=True, rank=False),
+    Fault(name="supervisor killed", inject=kill_supervisor, weight=1, ends=True, rank=False),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Struck:
-    """A fault, and what the run made of it."""
+class FaultResult:
+    """A fault, and how the run recovered."""
 
     fault: Fault
     reason: str
@@ -124,12 +124,12 @@ class Struck:
 
 @dataclass
 class Campaign:
-    """One run, hurt until as many faults have struck, over all campaigns, as `faults` says."""
+    """One run, with faults until all campaigns together have injected `faults`."""
 
     recorded: journal.Journal
     faults: int
     chance: random.Random
-    struck: list[Struck]
+    results: list[FaultResult]
     began_s: float = 0.0
     pending: tuple[Fault, int, int, int] | None = None
 
@@ -144,41 +144,41 @@ class Campaign:
             how = ("--resume",)
 
     def _on_one_cluster(self, run: Emulated) -> None:
-        """Strike until the cluster does not survive it, or all is done."""
+        """Inject faults until the cluster does not survive one, or all is done."""
         before = len(run.run().attempts)
         while True:
             run.until_newest(before + 1, 1)
             if self.pending:
-                self._survived(run)
-            if len(self.struck) >= self.faults:
+                self._note_recovery(run)
+            if len(self.results) >= self.faults:
                 run.to_the_end()
                 return
             farthest = max(one.steps_done for one in run.run().attempts)
             ahead = farthest + self.chance.randint(*AHEAD)
             before = len(run.until_newest(before + 1, ahead).attempts)
-            if self._strike(run).ends:
+            if self._inject(run).ends:
                 return
 
-    def _strike(self, run: Emulated) -> Fault:
+    def _inject(self, run: Emulated) -> Fault:
         now = run.run()
         attempt = now.attempts[-1]
         fault = self.chance.choices(FAULTS, [one.weight for one in FAULTS])[0]
         rank = self.chance.randrange(self.recorded.plan(attempt.plan_digest).hosts)
-        if fault.strike is lose_host and len(run.whole_slices()) == 1:
+        if fault.inject is lose_host and len(run.whole_slices()) == 1:
             fault = FAULTS[0]  # nothing would be left to go on with
         self.pending = (fault, attempt.number, rank, attempt.steps_done)
         self.began_s = time.monotonic()
-        fault.strike(run, attempt.number, rank)
+        fault.inject(run, attempt.number, rank)
         return fault
 
-    def _survived(self, run: Emulated) -> None:
+    def _note_recovery(self, run: Emulated) -> None:
         assert self.pending
         fault, number, rank, done = self.pending
         attempts = run.run().attempts
         ended, after = attempts[number - 1], attempts[-1]
         self.pending = None
-        self.struck.append(
-            Struck(
+        self.results.append(
+            FaultResult(
                 fault=fault,
                 reason=str(ended.reason),
                 named=not fault.rank or ended.first_dead_rank == rank,
@@ -186,20 +186,20 @@ class Campaign:
                 recovered_s=time.monotonic() - self.began_s,
             )
         )
-        one = self.struck[-1]
+        one = self.results[-1]
         named = "" if one.named else f", but rank {ended.first_dead_rank} was named, not {rank}"
         print(
-            f"{len(self.struck):4}  {fault.name:18} step {done:4}  {one.reason:10}"
+            f"{len(self.results):4}  {fault.name:18} step {done:4}  {one.reason:10}"
             f" {after.pods} pods, {one.redone} steps redone, {one.recovered_s:.0f} s{named}",
             flush=True,
         )
 
 
-def table(struck: list[Struck]) -> str:
-    """What was survived, and what that cost; the first fault that is not ends the campaign."""
+def table(results: list[FaultResult]) -> str:
+    """How often the run recovered from each fault, and what that cost."""
     rows = [("FAULT", "SURVIVED", "RANK NAMED", "STEPS REDONE", "SECONDS TO RECOVER")]
     for fault in (*FAULTS, None):
-        ones = [one for one in struck if fault is None or one.fault is fault]
+        ones = [one for one in results if fault is None or one.fault is fault]
         if not ones:
             continue
         seconds = [one.recovered_s for one in ones]
@@ -216,7 +216,7 @@ def table(struck: list[Struck]) -> str:
     return screen([Table(rows=rows, columns="<>>>>")])
 
 
-def held(disturbed: journal.Journal, undisturbed: journal.Journal) -> str:
+def check_same_losses(disturbed: journal.Journal, undisturbed: journal.Journal) -> str:
     """Every step against the same one of a run that nothing disturbed; raises where one differs."""
     mine, theirs = losses(disturbed), losses(undisturbed)
     assert len(mine) == len(theirs)
@@ -236,43 +236,44 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="orch-chaos-"))
     on_two_hosts = options.faults // 5
-    struck: list[Struck] = []
+    results: list[FaultResult] = []
     try:
         for shape, faults in (
             (ONE_HOST, options.faults - on_two_hosts),
             (TWO_HOSTS, on_two_hosts),
         ):
             print(f"on slices of {' '.join(shape)}", flush=True)
-            print(campaign(folder / shape[0], shape, faults, options.seed, struck), flush=True)
+            print(campaign(folder / shape[0], shape, faults, options.seed, results), flush=True)
     finally:
-        print(f"\n{table(struck)}\n")
+        print(f"\n{table(results)}\n")
     print("nothing lost")
     return 0
 
 
 def campaign(
-    folder: Path, shape: tuple[str, str], faults: int, seed: int, struck: list[Struck]
+    folder: Path, shape: tuple[str, str], faults: int, seed: int, results: list[FaultResult]
 ) -> str:
-    """Hurt one run so many times, and hold it against an undisturbed one: what came of it."""
+    """Inject faults into one run, and compare it with an undisturbed one; the result in words."""
     chip, topology = shape
     spec = small_spec(Pods(min=1, max=2), chip=chip, topology=topology, hang_limit_s=HANG_LIMIT_S)
     steps = faults * (AHEAD[1] + 1) + 10
     opened = RunRequest(spec=spec, plan=make_plan(spec), steps=steps, rehearsal=True)
     began_s = time.monotonic()
-    hurt = Campaign(
-        journal.create_run(folder, opened, "hurt").journal,
-        len(struck) + faults,
+    faulty = Campaign(
+        journal.create_run(folder, opened, "faulty").journal,
+        len(results) + faults,
         random.Random(seed),
-        struck,
+        results,
     )
-    hurt.to_the_end()
+    faulty.to_the_end()
     whole = journal.create_run(folder, opened, "whole").journal
     with driven_on(whole) as run:
         run.to_the_end()
-    ended = hurt.recorded.run()
+    ended = faulty.recorded.run()
     assert ended.state == "succeeded", (ended.state, ended.detail)
     took_s = time.monotonic() - began_s
-    return f"{len(ended.attempts)} attempts in {took_s:,.0f} s; {held(hurt.recorded, whole)}"
+    compared = check_same_losses(faulty.recorded, whole)
+    return f"{len(ended.attempts)} attempts in {took_s:,.0f} s; {compared}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A campaign: training is killed at random steps, on one mesh after another, and must not notice.
+"""A campaign: training is killed at random steps, on several meshes, and gives the same steps.
 
     python -m tests.chaos.train_campaign [--kills 30] [--seed 0]
 
-Every loss and gradient norm of every attempt is held against an undisturbed run, to the bit.
+Every loss and gradient norm of every attempt is compared with an undisturbed run, to the bit.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Violation(AssertionError):
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainedPlan:
     """One plan under `folder`, run undisturbed and run with kills."""
 
     folder: Path
@@ -66,16 +66,16 @@ class Course:
         )
 
     def finish(self, name: str) -> str:
-        """Let an attempt run to its end; what it said."""
-        return said(self.begin(name))
+        """Let an attempt run to its end; its output."""
+        return output_of(self.begin(name))
 
     def undisturbed(self) -> Seen:
         """Every step of a run that nothing disturbs."""
         self.finish("undisturbed")
-        told = dict(seen(self.attempts("undisturbed")))
-        if sorted(told) != list(range(self.steps)):
-            raise Violation(f"the undisturbed run told {len(told)} steps, against {self.steps}")
-        return told
+        steps = dict(losses_and_norms(self.attempts("undisturbed")))
+        if sorted(steps) != list(range(self.steps)):
+            raise Violation(f"the undisturbed run has {len(steps)} steps, against {self.steps}")
+        return steps
 
     def run(self, name: str) -> Path:
         return self.folder / name
@@ -88,8 +88,8 @@ class Course:
         ]
 
 
-def said(process: subprocess.Popen[str]) -> str:
-    """What an attempt said, which must have ended well."""
+def output_of(process: subprocess.Popen[str]) -> str:
+    """The output of an attempt, which must succeed."""
     text, _ = process.communicate(timeout=300)
     if process.returncode:
         raise Violation(f"an attempt failed with exit code {process.returncode}: {text}")
@@ -100,46 +100,49 @@ def whole_lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def kill(course: Course, name: str, chance: random.Random) -> str:
+def kill(trained: TrainedPlan, name: str, chance: random.Random) -> str:
     """Begin an attempt and kill it: mostly at some step, now and then while it starts."""
-    before = len(course.attempts(name))
-    with course.begin(name) as process:
+    before = len(trained.attempts(name))
+    with trained.begin(name) as process:
         if chance.random() < 0.2:
             time.sleep(chance.uniform(0.5, 5))
         else:
-            wait_for_steps(course, name, process, chance)
+            wait_for_steps(trained, name, process, chance)
         process.send_signal(signal.SIGKILL)
-    attempt = course.attempts(name)[before:]
+    attempt = trained.attempts(name)[before:]
     return f"killed at step {attempt[0][-1].index}" if attempt and attempt[0] else "killed early"
 
 
 def wait_for_steps(
-    course: Course, name: str, process: subprocess.Popen[str], chance: random.Random
+    trained: TrainedPlan, name: str, process: subprocess.Popen[str], chance: random.Random
 ) -> None:
-    """Until the attempt has told some steps more, and then a few milliseconds."""
-    told, wanted = len(list(seen(course.attempts(name)))), chance.randint(1, 60)
-    while process.poll() is None and len(list(seen(course.attempts(name)))) < told + wanted:
+    """Wait until the attempt has written some steps more, and then a few milliseconds."""
+    steps, wanted = len(list(losses_and_norms(trained.attempts(name)))), chance.randint(1, 60)
+    while (
+        process.poll() is None
+        and len(list(losses_and_norms(trained.attempts(name)))) < steps + wanted
+    ):
         time.sleep(0.01)
     time.sleep(chance.uniform(0, 0.03))
 
 
-def seen(attempts: list[list[Step]]) -> Iterator[tuple[int, tuple[float, float]]]:
+def losses_and_norms(attempts: list[list[Step]]) -> Iterator[tuple[int, tuple[float, float]]]:
     for attempt in attempts:
         for step in attempt:
             yield step.index, (step.loss, step.grad_norm)
 
 
-def hold(course: Course, name: str, undisturbed: Seen) -> None:
+def check_attempts(trained: TrainedPlan, name: str, undisturbed: Seen) -> None:
     """Every step of every attempt is the undisturbed run's, and few are lost by a kill.
 
     A step begins only when the save before it was begun, and the one before that was on disk.
     """
-    for index, values in seen(course.attempts(name)):
+    for index, values in losses_and_norms(trained.attempts(name)):
         if values != undisturbed[index]:
             raise Violation(f"{name}: step {index} gave {values}, against {undisturbed[index]}")
-    last, attempts = -1, course.attempts(name)
-    if (told := dict(seen(attempts))).keys() != undisturbed.keys():
-        raise Violation(f"{name}: told {len(told)} steps, against {len(undisturbed)}")
+    last, attempts = -1, trained.attempts(name)
+    if (steps := dict(losses_and_norms(attempts))).keys() != undisturbed.keys():
+        raise Violation(f"{name}: has {len(steps)} steps, against {len(undisturbed)}")
     for attempt in filter(None, attempts):
         first = attempt[0].index
         if not last // EVERY * EVERY - EVERY <= first <= last + 1:
@@ -147,13 +150,13 @@ def hold(course: Course, name: str, undisturbed: Seen) -> None:
         last = attempt[-1].index
 
 
-def campaign(course: Course, kills: int, chance: random.Random) -> list[str]:
-    """Kill the run so many times, and hold it against the undisturbed; where each kill struck."""
-    undisturbed = course.undisturbed()
-    struck = [kill(course, "disturbed", chance) for _ in range(kills)]
-    course.finish("disturbed")
-    hold(course, "disturbed", undisturbed)
-    return struck
+def campaign(trained: TrainedPlan, kills: int, chance: random.Random) -> list[str]:
+    """Kill the run so many times, and compare it with an undisturbed run; the step of each kill."""
+    undisturbed = trained.undisturbed()
+    kills_at = [kill(trained, "disturbed", chance) for _ in range(kills)]
+    trained.finish("disturbed")
+    check_attempts(trained, "disturbed", undisturbed)
+    return kills_at
 
 
 def main() -> int:
@@ -166,9 +169,9 @@ def main() -> int:
     each = -(-asked.kills // len(SHAPES))
     for name, shape in SHAPES.items():
         with tempfile.TemporaryDirectory() as folder:
-            course = Course(Path(folder), plan_of(**dict[str, Any](shape)))
-            for struck in campaign(course, each, chance):
-                print(f"{name:24}{struck}", flush=True)
+            trained = TrainedPlan(Path(folder), plan_of(**dict[str, Any](shape)))
+            for kills_at in campaign(trained, each, chance):
+                print(f"{name:24}{kills_at}", flush=True)
     print(
         f"{each * len(SHAPES)} kills on {len(SHAPES)} meshes in {time.monotonic() - began:.0f} s:"
         " every step of every attempt was the undisturbed run's, to the bit"

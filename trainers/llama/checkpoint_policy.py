@@ -6,15 +6,16 @@ from typing import Any
 import jax
 
 from orchestrator.network import rematerialization
+from orchestrator.types.spec import Remat
 
 ATTENTION = "attention"
 # The forward pass of cuDNN attention: the log-sum-exp among its results cannot be named.
 CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 
 
-def policy(name: str) -> Callable[..., Any]:
+def policy(remat: Remat) -> Callable[..., Any]:
     """Which tensors of a block stay for its backward pass, in HBM or on the host."""
-    plan = rematerialization.policy(name)
+    plan = rematerialization.policy(remat)
     by_name = jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[*plan.keep],
         names_which_can_be_offloaded=[*plan.offload],

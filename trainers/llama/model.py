@@ -89,7 +89,7 @@ def block(runtime: Runtime, layer: Parameters, x: jax.Array, angles: jax.Array) 
     """One transformer block. x [b, S/(s Y), D], layer: one layer's shards."""
     x = checkpoint_name(x, BLOCK_INPUT)
     x = x + attention_part(runtime, layer, norm(runtime, x, layer["attention_norm"]), angles)
-    x = checkpoint_name(x, "mid")
+    x = checkpoint_name(x, "mlp_input")
     return x + mlp_part(runtime, layer, norm(runtime, x, layer["mlp_norm"]))
 
 
@@ -104,9 +104,9 @@ def attention_part(
     )  # [b, S/s, (N + 2 K)/Y, H]
     n, k = (shard.shape[1] for shard in shards[:2])
     q, k, v = jnp.split(made, [n, n + k], axis=2)
-    q = checkpoint_name(rotate(q, angles), "q")  # [b, S/s, N/Y, H]
-    k = checkpoint_name(rotate(k, angles), "k")  # [b, S/s, K/Y, H]
-    v = checkpoint_name(v, "v")
+    q = checkpoint_name(rotate(q, angles), "query")  # [b, S/s, N/Y, H]
+    k = checkpoint_name(rotate(k, angles), "key")  # [b, S/s, K/Y, H]
+    v = checkpoint_name(v, "value")
     y = runtime.attend(q, zigzag.gather(k, runtime.ways), zigzag.gather(v, runtime.ways))
     shard = layer["output"]  # [N/Y, H, D/X]
     output = runtime.gather_matrix(shard.reshape(-1, shard.shape[-1]), 1)  # [N/Y H, D]

@@ -1,1 +1,1 @@
-"""Microbenchmarks: times single operations of the trainer on the devices at hand. Knows JAX."""
+"""Microbenchmarks: times operations and steps of a trainer on the devices at hand. Knows JAX."""

@@ -1,6 +1,6 @@
 """One of the processes that measure a machine.
 
-    python -m trainers.microbenchmarks REQUEST.json RESULT.json PROCESS
+    python -m trainers.microbenchmarks RESULT.json [PLAN.json ADDRESS PROCESS]
 
 Process 0 writes the result. An error ends the process with exit code 1 and a traceback.
 """
@@ -10,23 +10,25 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
 from orchestrator.types import codec
-from orchestrator.types.chip_profile import BenchmarkRequest, BenchmarkResult
-from trainers.microbenchmarks.timing import timings
+from orchestrator.types.chip_profile import Measurements, Timing
+from orchestrator.types.plan import Plan
+from trainers.microbenchmarks.operations import device_timings, timed
+from trainers.microbenchmarks.steps import step_timing
 from trainers.multihost import barrier
 
 
 def main() -> None:
-    """Run, and exit without waiting for JAX's threads."""
-    request, result, process = sys.argv[1:]
+    """Measure, and exit without waiting for JAX's threads."""
     threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
     status = 1
     try:
-        run(Path(request), Path(result), int(process))
+        measure(*sys.argv[1:])
         status = 0
     except Exception:  # noqa: BLE001  the parent shows its last lines
         traceback.print_exc()
@@ -35,24 +37,29 @@ def main() -> None:
         os._exit(status)
 
 
-def run(request_path: Path, result_path: Path, process: int) -> None:
-    """Time all benchmarks, in step with the other processes."""
-    request = codec.from_json(request_path.read_bytes(), BenchmarkRequest)
-    if request.processes > 1:
-        jax.distributed.initialize(
-            request.address, request.processes, process, coordinator_bind_address=request.address
+def measure(result: str, *how: str) -> None:
+    """Time one device's operations, or a plan's step."""
+    timings = tuple(rehearsal_timings(*how) if how else device_timings())
+    if jax.process_index() == 0:
+        device = jax.local_devices()[0]
+        measured = Measurements(
+            platform=device.platform, device_kind=device.device_kind, timings=timings
         )
-    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    result = BenchmarkResult(
-        platform=devices[0].platform,
-        device_kind=devices[0].device_kind,
-        devices=len(devices),
-        timings=tuple(timings(request.benchmarks, devices)),
-    )
-    if process == 0:
-        result_path.write_bytes(codec.to_json(result))
-    if request.processes > 1:
-        barrier("benchmarks are done")
+        Path(result).write_bytes(codec.to_json(measured))
+    barrier("the machine is measured")
+
+
+def rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing]:
+    """The best matmul of the machine, in the first process alone; the step in all together."""
+    plan = codec.from_json(Path(path).read_bytes(), Plan)
+    if plan.hosts > 1:
+        jax.distributed.initialize(
+            address, plan.hosts, int(process), coordinator_bind_address=address
+        )
+    if process == "0":
+        yield timed("matmul", plan.precision.compute)
+    barrier("matmuls are measured")
+    yield step_timing(plan)
 
 
 def exit_with_parent(parent: int) -> None:

@@ -1,146 +1,115 @@
-"""The operations that are timed: one device's part of each, and the amount of work in it."""
+"""What one device does alone, timed in sizes that grow until a run takes long."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, get_args
 
 import jax
+import jax.numpy as jnp
 
-from orchestrator.types.chip_profile import Benchmark, Operation
+from orchestrator.types.chip_profile import Operation, Timing
+from orchestrator.types.spec_fields import DType
 from trainers.llama.attention import attention
 from trainers.llama.model import DTYPES
+from trainers.microbenchmarks.rounds import in_rounds
 
-GROUP = "group"  # the mesh axis of a collective
-WIDTH = 256
+OPERATIONS: tuple[tuple[Operation, int], ...] = (
+    ("matmul", 0),
+    ("copy", 0),
+    ("attention", 64),
+    ("attention", 128),
+)
+# The smallest and the largest amount, in FLOPs or bytes.
+AMOUNTS: dict[Operation, tuple[float, float]] = {
+    "matmul": (1e8, 5e12),
+    "copy": (1e6, 5e9),
+    "attention": (1e9, 1e12),
+}
+GROWTH = 8
+LONG_S = 0.2  # no run takes longer, but for the smallest amount
+RUN_S = 0.02  # a run repeats its work until it takes about this long
+MOST_REPEATS = 2000
+LENGTH = 2048  # of attention
 MATMULS = 3  # forward, and backward for the input and for the weight
 ATTENTION_PASSES = 9 / 2  # forward and backward, in forward passes, as the ledger counts
-ELEMENTWISE_TOUCHES = 3 * 4  # two inputs and a result; forward, again, and twice as much backward
 SMALL = 1e-3
 
-
-@dataclass(frozen=True)
-class Work:
-    """A function from an array tree to one of the same shapes, its start, and its amount."""
-
-    body: Callable[[Any], Any]
-    start: Any
-    amount: float
+Body = Callable[[Any], Any]  # of arrays: the same shapes again
+Work = tuple[Body, tuple[jax.Array, ...], float]  # a body, what it begins with, and its amount
 
 
-def work(benchmark: Benchmark, amount: float) -> Work:
-    """About that amount of a benchmark's operation for each device."""
-    return OPERATIONS[benchmark.operation](benchmark, amount)
+def device_timings() -> Iterator[Timing]:
+    """All operations in all types, on the first device."""
+    for operation, head_dim in OPERATIONS:
+        for dtype in get_args(DType):
+            yield timed(operation, dtype, head_dim)
 
 
-def array(benchmark: Benchmark, *shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, DTYPES[benchmark.dtype])
+def timed(operation: Operation, dtype: DType, head_dim: int = 0) -> Timing:
+    """An operation at each size."""
+    amount, most = AMOUNTS[operation]
+    runs: dict[float, Callable[[], float]] = {}
+    with jax.default_device(jax.local_devices()[0]):
+        while amount <= most:
+            body, start, done = work(operation, DTYPES[dtype], head_dim, amount)
+            runs[done] = compiled(body, start)
+            amount = GROWTH * amount if GROWTH * runs[done]() < LONG_S else 2 * most
+        return replace(in_rounds(operation, dtype, runs), head_dim=head_dim)
 
 
-def item_bytes(benchmark: Benchmark) -> int:
-    return DTYPES[benchmark.dtype].dtype.itemsize
+def compiled(body: Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
+    """What does the body often enough to be timed, and returns the seconds of once."""
+
+    def repeat(count: jax.Array, arrays: Any) -> Any:
+        return jax.lax.fori_loop(0, count, lambda _, before: body(before), arrays)
+
+    executable = jax.jit(repeat).lower(jnp.int32(0), start).compile()
+
+    def seconds(count: int) -> float:
+        begin = time.perf_counter()
+        jax.block_until_ready(executable(jnp.int32(count), start))
+        return (time.perf_counter() - begin) / count
+
+    seconds(1)
+    count = int(min(max(RUN_S / max(seconds(2), 1e-7), 1), MOST_REPEATS))
+    return lambda: seconds(count)
 
 
-def matmul(benchmark: Benchmark, amount: float) -> Work:
+def work(operation: Operation, dtype: Any, head_dim: int, amount: float) -> Work:
+    if operation == "matmul":
+        return matmul(dtype, amount)
+    return copy(dtype, amount) if operation == "copy" else attend(dtype, head_dim, amount)
+
+
+def matmul(dtype: Any, amount: float) -> Work:
     """A product and its backward pass: each multiplies in an order of its own."""
-    size = max(16, round((amount / 2 / MATMULS) ** (1 / 3) / 16) * 16)
+    size = round((amount / 2 / MATMULS) ** (1 / 3) / 16) * 16
+    square = jnp.full((size, size), SMALL, dtype)
 
-    def body(tree: Any) -> Any:
-        x, weight = tree
+    def body(arrays: Any) -> Any:
+        x, weight = arrays
         y = x @ weight
         return y @ weight.T, x.T @ y
 
-    square = array(benchmark, size, size)
-    return Work(body, (square, square), 2.0 * MATMULS * size**3)
+    return body, (square, square), 2.0 * MATMULS * size**3
 
 
-def attend(benchmark: Benchmark, amount: float) -> Work:
-    """The trainer's attention of one sequence with many heads, forward and backward."""
-    length, head_dim = benchmark.length, benchmark.head_dim
-    heads = round(amount / head_flops(benchmark))
-    kernel = attention(jax.devices()[0].platform, DTYPES[benchmark.dtype], length, 1)
-
-    def body(tree: Any) -> Any:
-        y, backward = jax.vjp(kernel, *tree)
-        return jax.tree.map(lambda x, dx: x + SMALL * dx, tree, backward(y))
-
-    start = (array(benchmark, 1, length, heads, head_dim),) * 3
-    return Work(body, start, heads * head_flops(benchmark))
-
-
-def head_flops(benchmark: Benchmark) -> float:
-    """FLOPs of one head's attention over one sequence."""
-    return 4 * ATTENTION_PASSES * benchmark.head_dim * benchmark.length**2
-
-
-def elementwise(benchmark: Benchmark, amount: float) -> Work:
-    """A gated activation forward, again and backward, as under rematerialization."""
-    touched = ELEMENTWISE_TOUCHES * item_bytes(benchmark) * WIDTH
-    rows = max(1, int(amount / touched))
-    gated = jax.checkpoint(lambda gate, up: jax.nn.silu(gate) * up)
-
-    def body(tree: Any) -> Any:
-        y, backward = jax.vjp(gated, *tree)
-        return jax.tree.map(lambda x, dx: x + SMALL * (dx + y), tree, backward(y))
-
-    row = array(benchmark, rows, WIDTH)
-    return Work(body, (row, row), float(rows * touched))
-
-
-def copy(benchmark: Benchmark, amount: float) -> Work:
+def copy(dtype: Any, amount: float) -> Work:
     """Every number read and written."""
-    numbers = int(amount / 2 / item_bytes(benchmark))
-    half = DTYPES[benchmark.dtype](0.5)
-    return Work(
-        lambda x: x * half, array(benchmark, numbers), 2.0 * numbers * item_bytes(benchmark)
-    )
+    numbers = jnp.full(int(amount / 2 / dtype.dtype.itemsize), SMALL, dtype)
+    return lambda arrays: (arrays[0] * dtype(0.5),), (numbers,), 2.0 * numbers.nbytes
 
 
-def all_gather(benchmark: Benchmark, amount: float) -> Work:
-    part = numbers_of(benchmark, amount) // benchmark.group
-    return collective(
-        benchmark, part, lambda x: jax.lax.all_gather(x, GROUP, tiled=True)[-part:], benchmark.group
-    )
+def attend(dtype: Any, head_dim: int, amount: float) -> Work:
+    """The trainer's attention of one sequence with many heads, forward and backward."""
+    head_flops = 4 * ATTENTION_PASSES * head_dim * LENGTH**2
+    heads = max(1, round(amount / head_flops))
+    kernel = attention(jax.local_devices()[0].platform, dtype, LENGTH, 1)
+    tensor = jnp.full((1, LENGTH, heads, head_dim), SMALL, dtype)
 
+    def body(arrays: Any) -> Any:
+        y, backward = jax.vjp(kernel, *arrays)
+        return jax.tree.map(lambda x, dx: x + SMALL * dx, arrays, backward(y))
 
-def reduce_scatter(benchmark: Benchmark, amount: float) -> Work:
-    def body(x: jax.Array) -> jax.Array:
-        part = jax.lax.psum_scatter(x, GROUP, tiled=True) / benchmark.group
-        return jax.lax.dynamic_update_slice_in_dim(x, part, 0, 0)
-
-    return collective(benchmark, numbers_of(benchmark, amount), body)
-
-
-def all_reduce(benchmark: Benchmark, amount: float) -> Work:
-    numbers = numbers_of(benchmark, amount)
-    return collective(benchmark, numbers, lambda x: jax.lax.psum(x, GROUP) / benchmark.group)
-
-
-def permute(benchmark: Benchmark, amount: float) -> Work:
-    ring = [(device, (device + 1) % benchmark.group) for device in range(benchmark.group)]
-    numbers = numbers_of(benchmark, amount)
-    return collective(benchmark, numbers, lambda x: jax.lax.ppermute(x, GROUP, ring))
-
-
-def numbers_of(benchmark: Benchmark, amount: float) -> int:
-    """Numbers in so many bytes: at least one for each device of the group."""
-    return max(int(amount) // item_bytes(benchmark) // benchmark.group, 1) * benchmark.group
-
-
-def collective(
-    benchmark: Benchmark, numbers: int, body: Callable[[jax.Array], jax.Array], times: int = 1
-) -> Work:
-    """`numbers` on each device; `times` as many count as the amount."""
-    amount = float(times * numbers * item_bytes(benchmark))
-    return Work(body, array(benchmark, numbers), amount)
-
-
-OPERATIONS: dict[Operation, Callable[[Benchmark, float], Work]] = {
-    "matmul": matmul,
-    "attention": attend,
-    "elementwise": elementwise,
-    "copy": copy,
-    "all-gather": all_gather,
-    "reduce-scatter": reduce_scatter,
-    "all-reduce": all_reduce,
-    "permute": permute,
-}
+    return body, (tensor,) * 3, heads * head_flops

@@ -8,7 +8,7 @@ from orchestrator.tracking.mlflow import tracking_uri
 from orchestrator.tracking.mlflow.export import RunExport
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.types.run import Run
-from orchestrator.types.spec import TrackingOptions
+from orchestrator.types.run_options import TrackingOptions
 from orchestrator.types.tracking import Destination
 
 

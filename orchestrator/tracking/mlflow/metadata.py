@@ -11,6 +11,7 @@ from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import Journal
 from orchestrator.journal.run_logs import list_logs
 from orchestrator.journal.run_status import first_line, last_attempt_text
+from orchestrator.network.rematerialization import text_of
 from orchestrator.tracking.mlflow.metrics import NOT_IN_A_NAME, MetricPoint, of_plan, of_proof
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
@@ -99,7 +100,7 @@ def _tags(run: Run, parent: str | None, plan: Plan | None, proof: Proof | None) 
             "orch.chip": plan.chip,
             "orch.topology": plan.topology,
             "orch.mesh": ", ".join(f"{axis} {size}" for axis, size in plan.mesh.items()),
-            "orch.remat": plan.remat,
+            "orch.remat": text_of(plan.remat),
             "orch.mfu_definition": plan.forecast.mfu_definition,
         }
     tags |= {f"orch.environment.{name}": value for name, value in run.environment.items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from orchestrator.errors import SpecError
-from orchestrator.types.spec import TrackingOptions
+from orchestrator.types.run_options import TrackingOptions
 from orchestrator.types.tracking import Destination
 
 TRACKER = "mlflow"

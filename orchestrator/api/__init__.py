@@ -1,0 +1,76 @@
+"""The Python API: what the command line calls, and what a notebook calls.
+
+Every function takes plain arguments and returns a plain value. It raises `OrchError`, whose
+`exit_code` is what the command would exit with. It prints nothing: whoever wants to see progress
+passes a function that takes events (`orchestrator.types.progress_events`).
+
+Imports stand inside the functions, so that `import orchestrator` stays light.
+"""
+
+from orchestrator.api.looking import (
+    compare,
+    doctor,
+    follow_logs,
+    logs,
+    report,
+    runs,
+    status,
+    studies,
+    sync,
+    ui,
+    write_report,
+)
+from orchestrator.api.planning import (
+    calibrate,
+    diff,
+    explain,
+    is_study,
+    known_proof,
+    load,
+    plan,
+    plans,
+    prove,
+    prove_less_recompute,
+    score,
+    study,
+)
+from orchestrator.api.running import (
+    cancel,
+    remove,
+    resume,
+    submit,
+    submit_study,
+)
+from orchestrator.errors import OrchError
+
+__all__ = [
+    "OrchError",
+    "calibrate",
+    "cancel",
+    "compare",
+    "diff",
+    "doctor",
+    "explain",
+    "follow_logs",
+    "is_study",
+    "known_proof",
+    "load",
+    "logs",
+    "plan",
+    "plans",
+    "prove",
+    "prove_less_recompute",
+    "remove",
+    "report",
+    "resume",
+    "runs",
+    "score",
+    "status",
+    "studies",
+    "study",
+    "submit",
+    "submit_study",
+    "sync",
+    "ui",
+    "write_report",
+]

@@ -1,0 +1,151 @@
+"""What shows runs and this machine: status, logs, report, compare, sync, ui, doctor."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.api.running import RUNS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestrator.journal.run_logs import LogLine
+    from orchestrator.lifecycle.logs import RunLogs
+    from orchestrator.lifecycle.pages import Page
+    from orchestrator.lifecycle.progress import Progress
+    from orchestrator.types.health import HealthReport
+    from orchestrator.types.report import Report
+    from orchestrator.types.run import Run, Status
+    from orchestrator.types.study import StudyReport, StudyStatus
+    from orchestrator.types.tracking import SyncResult
+
+
+def runs(storage: str | Path = RUNS, *, progress: "Progress | None" = None) -> "list[Run]":
+    """All runs in a storage directory, newest first."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.progress import silent
+    from orchestrator.lifecycle.recording import catch_up
+    from orchestrator.types.progress_events import NonFatalProblem
+
+    listed, problems = journal.list_runs(Path(storage))
+    for problem in problems:
+        (progress or silent)(NonFatalProblem(message=problem))
+    catch_up(Path(storage), listed)
+    return listed
+
+
+def studies(storage: str | Path = RUNS) -> "list[StudyStatus]":
+    """All studies in a storage directory, by name, each with its runs."""
+    from orchestrator import journal
+
+    return [one.status() for one in journal.list_studies(Path(storage))]
+
+
+def status(run: str, storage: str | Path = RUNS) -> "Status | StudyStatus":
+    """How a run stands, beside its forecast; or how a study stands, with all its runs."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.recording import catch_up
+
+    record = journal.find_run_or_study(Path(storage), run)
+    if isinstance(record, journal.StudyJournal):
+        return record.status()
+    status = record.status()
+    catch_up(record.path.parent, [status])
+    return status
+
+
+def logs(
+    run: str,
+    storage: str | Path = RUNS,
+    *,
+    rank: int | None = None,
+    attempt: int | None = None,
+) -> "RunLogs":
+    """The logs of a run's newest attempt: the last lines of the first ranks, or all of one rank."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.logs import LogSelection, read_logs
+
+    return read_logs(journal.find_run(Path(storage), run), LogSelection(rank=rank, attempt=attempt))
+
+
+def follow_logs(
+    run: str,
+    storage: str | Path = RUNS,
+    *,
+    rank: int | None = None,
+    attempt: int | None = None,
+    progress: "Progress | None" = None,
+) -> "Iterator[LogLine]":
+    """The lines of a run's logs as they are written, until the run has ended."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.logs import LogSelection
+    from orchestrator.lifecycle.logs import follow_logs as follow
+    from orchestrator.lifecycle.progress import silent
+
+    selection = LogSelection(rank=rank, attempt=attempt)
+    return follow(journal.find_run(Path(storage), run), selection, progress or silent)
+
+
+def report(run: str, storage: str | Path = RUNS) -> "Report | StudyReport":
+    """A run, or a study, measured against predicted."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.pages import report_of_study
+    from orchestrator.report import make_report
+
+    record = journal.find_run_or_study(Path(storage), run)
+    if isinstance(record, journal.StudyJournal):
+        return report_of_study(record)
+    return make_report(record)
+
+
+def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None = None) -> "Page":
+    """Write the report of a run or a study as one HTML page, `report.html` in its directory."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.pages import write_run_page, write_study_page
+
+    record, path = journal.find_run_or_study(Path(storage), run), Path(out) if out else None
+    if isinstance(record, journal.StudyJournal):
+        return write_study_page(record, path)
+    return write_run_page(record, path)
+
+
+def compare(runs: Sequence[str], storage: str | Path = RUNS) -> "list[Report]":
+    """The reports of several runs."""
+    from orchestrator import journal
+    from orchestrator.report import make_report
+
+    return [make_report(journal.find_run(Path(storage), run)) for run in runs]
+
+
+def sync(
+    runs: Sequence[str] = (),
+    storage: str | Path = RUNS,
+    *,
+    progress: "Progress | None" = None,
+) -> "list[SyncResult]":
+    """Bring MLflow up to the journals of runs, or of all runs where none is named."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.progress import silent
+    from orchestrator.lifecycle.recording import sync as sync_runs
+
+    records = [journal.find_run(Path(storage), run) for run in runs] or journal.list_journals(
+        Path(storage)
+    )
+    return sync_runs(records, progress or silent)
+
+
+def ui(
+    storage: str | Path = RUNS, *, port: int | None = None, progress: "Progress | None" = None
+) -> None:
+    """Serve the MLflow UI of recorded runs until Ctrl-C; a `UiReady` event says where."""
+    from orchestrator.lifecycle.mlflow_ui import show_ui
+    from orchestrator.lifecycle.progress import silent
+
+    show_ui(Path(storage), port, progress or silent)
+
+
+def doctor(storage: str | Path = RUNS, *, address: str | None = None) -> "HealthReport":
+    """What this machine can do, and what to do about what it cannot."""
+    from orchestrator.lifecycle.health import health
+
+    return health(Path(storage), address)

@@ -1,0 +1,157 @@
+"""What needs no run: load, plan, explain, prove, score, calibrate."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from orchestrator.calibrate import StoredProfile
+    from orchestrator.lifecycle.progress import Progress
+    from orchestrator.prove.verdict import ProofResult
+    from orchestrator.types.explanation import Explanation
+    from orchestrator.types.plan import Plan
+    from orchestrator.types.plan_diff import PlanDiff
+    from orchestrator.types.score import Score
+    from orchestrator.types.spec import Spec
+    from orchestrator.types.study import StudyForecast
+
+SpecSource: TypeAlias = "str | Path | Spec"  # the path of a spec, or a spec that was loaded
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> "Spec":
+    """The spec in a YAML file. `overrides` are `key=value`, as after `--set`."""
+    from orchestrator.spec import load as load_spec
+
+    return load_spec(Path(path), tuple(overrides))
+
+
+def is_study(path: str | Path) -> bool:
+    """Whether a YAML file describes a study rather than one spec."""
+    from orchestrator.spec import is_study as describes_study
+
+    return describes_study(Path(path))
+
+
+def plan(spec: SpecSource, overrides: Sequence[str] = (), *, profile: str | None = None) -> "Plan":
+    """The fastest realizable plan of a spec; `SpecError` says why there is none.
+
+    `profile` names a chip profile that `calibrate` measured: the forecast then stands on it.
+    """
+    return plans(spec, 1, overrides, profile=profile)[0]
+
+
+def plans(
+    spec: SpecSource,
+    count: int = 6,
+    overrides: Sequence[str] = (),
+    *,
+    profile: str | None = None,
+) -> "list[Plan]":
+    """The plan of a spec and its runners-up, at most `count`, fastest first."""
+    from orchestrator.plan.planner import make_plans
+
+    made = make_plans(_loaded(spec, overrides), count)
+    if profile is None:
+        return made
+    from orchestrator.calibrate import find
+    from orchestrator.plan.calibrated import with_own_profile
+
+    measured = find(profile).profile
+    return [with_own_profile(one, measured) for one in made]
+
+
+def diff(first: SpecSource, second: SpecSource) -> "PlanDiff":
+    """The difference between the plans of two specs, decision by decision and line by line."""
+    from orchestrator.plan.plan_diff import diff_plans
+
+    specs = _loaded(first), _loaded(second)
+    return diff_plans(specs, (plan(specs[0]), plan(specs[1])))
+
+
+def explain(spec: SpecSource, overrides: Sequence[str] = (), *, mfu: float = 0.4) -> "Explanation":
+    """The derivation of a spec's figures, formula by formula, beside published figures.
+
+    `mfu` is the model FLOPs utilization that the training time assumes.
+    """
+    from orchestrator.explain import explain
+
+    return explain(_loaded(spec, overrides), mfu=mfu)
+
+
+def prove(
+    spec: SpecSource,
+    overrides: Sequence[str] = (),
+    *,
+    hlo: str | Path | None = None,
+    progress: "Progress | None" = None,
+) -> "ProofResult":
+    """The compiler's verdict on the plan of a spec, from the cache where it was asked before.
+
+    `hlo` is a folder that keeps the compiled program's text; the plan is then compiled anew.
+    """
+    from orchestrator.lifecycle.proving import prove_plan
+
+    loaded = _loaded(spec, overrides)
+    return prove_plan(loaded, plan(loaded), progress, Path(hlo) if hlo else None)
+
+
+def prove_less_recompute(
+    spec: SpecSource, overrides: Sequence[str] = (), *, progress: "Progress | None" = None
+) -> "list[ProofResult]":
+    """Verdicts on plans that recompute less than the plan of a spec, up to the first that fits."""
+    from orchestrator.lifecycle.proving import prove_less_recompute as prove_plans
+
+    loaded = _loaded(spec, overrides)
+    return prove_plans(loaded, plan(loaded), progress)
+
+
+def known_proof(plan: "Plan") -> "ProofResult | None":
+    """The proof of a plan, if the cache has it; nothing is compiled."""
+    from orchestrator.prove import proof_cache
+
+    if not proof_cache.has_plan(plan):
+        return None
+    from orchestrator.prove.verdict import cached
+
+    return cached(plan)
+
+
+def score(
+    runs: str | Path | None = None,
+    *,
+    without: Literal["document", "group", "software"] | None = None,
+) -> "Score":
+    """Forecasts of published runs against what the runs reached.
+
+    `runs` is a CSV file with the columns of the project's own, which is the default. `without`
+    learns the constants anew without each document, group or software, and scores what it left out.
+    """
+    from orchestrator.score import cross_validated, with_catalog_constants
+
+    path = Path(runs) if runs else None
+    return cross_validated(without, path) if without else with_catalog_constants(path)
+
+
+def calibrate(*, progress: "Progress | None" = None) -> "StoredProfile":
+    """A new chip profile: what the devices of this machine reach. It takes a minute or two."""
+    from orchestrator.lifecycle.calibrating import measure_machine
+
+    return measure_machine(progress)
+
+
+def study(
+    path: str | Path, overrides: Sequence[str] = (), *, progress: "Progress | None" = None
+) -> "StudyForecast":
+    """The predicted scaling of a study: every trial planned, or the reason why it has no plan."""
+    from orchestrator.lifecycle.studies import plan_study
+    from orchestrator.spec.study import load_study
+
+    return plan_study(load_study(Path(path), tuple(overrides)), progress)
+
+
+def _loaded(spec: SpecSource, overrides: Sequence[str] = ()) -> "Spec":
+    if isinstance(spec, (str, Path)):
+        return load(spec, overrides)
+    if overrides:
+        raise TypeError("overrides change the file of a spec: pass its path")
+    return spec

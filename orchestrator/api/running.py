@@ -1,0 +1,153 @@
+"""What changes runs: submit, resume, cancel, remove."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.lifecycle.cancel import CancelResult
+    from orchestrator.lifecycle.progress import Progress
+    from orchestrator.lifecycle.requests import Confirm
+    from orchestrator.lifecycle.studies import StudyResult
+    from orchestrator.types.run import Run
+    from orchestrator.types.study import StudyStatus
+
+RUNS = Path("runs")  # where runs are stored when nothing else is said
+
+
+def submit(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    address: str | None = None,
+    prove: bool = True,
+    calibrate: bool = True,
+    steps: int | None = None,
+    devices_per_pod: int | None = None,
+    key: str | None = None,
+    profile: tuple[int, int] | None = None,
+    code: Literal["sent", "installed"] = "sent",
+    detach: bool = False,
+    confirm: "Confirm | None" = None,
+    progress: "Progress | None" = None,
+) -> "Run":
+    """Plan and prove a spec, and run it to its end; the run as it stands then.
+
+    It runs on the cluster at `address` (or RAY_ADDRESS, or cluster.address of the spec); where none
+    is named, this machine rehearses it. `confirm` is called with a `Proposal` before anything
+    starts, and says whether to go on: without it nothing is run that takes chips. `detach` returns
+    once the cluster has the run. The same `key` twice is one run.
+    """
+    from orchestrator.extras import require
+
+    require("run")
+    from orchestrator.lifecycle.progress import silent
+    from orchestrator.lifecycle.requests import SubmitOptions
+    from orchestrator.lifecycle.submit import submit as submit_spec
+
+    options = SubmitOptions(
+        address=address, prove=prove, calibrate=calibrate, steps=steps,
+        devices_per_pod=devices_per_pod, key=key, profile=profile, code=code, detach=detach,
+        confirm=confirm, progress=progress or silent,
+    )  # fmt: skip
+    return submit_spec(Path(path), overrides, options)
+
+
+def submit_study(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    address: str | None = None,
+    prove: bool = True,
+    calibrate: bool = True,
+    steps: int | None = None,
+    devices_per_pod: int | None = None,
+    profile: tuple[int, int] | None = None,
+    code: Literal["sent", "installed"] = "sent",
+    confirm: "Confirm | None" = None,
+    progress: "Progress | None" = None,
+) -> "StudyResult":
+    """Carry out every trial of a study that is not done, one after another, as `submit` does."""
+    from orchestrator.extras import require
+
+    require("run")
+    from orchestrator.lifecycle.progress import silent
+    from orchestrator.lifecycle.requests import SubmitOptions
+    from orchestrator.lifecycle.studies import submit_study as submit_trials
+
+    options = SubmitOptions(
+        address=address, prove=prove, calibrate=calibrate, steps=steps,
+        devices_per_pod=devices_per_pod, profile=profile, code=code, confirm=confirm,
+        progress=progress or silent,
+    )  # fmt: skip
+    return submit_trials(Path(path), overrides, options)
+
+
+def resume(
+    run: str,
+    storage: str | Path = RUNS,
+    *,
+    pods: int | None = None,
+    address: str | None = None,
+    detach: bool = False,
+    confirm: "Confirm | None" = None,
+    progress: "Progress | None" = None,
+) -> "Run":
+    """Resume a run that nothing drives any more, from its last checkpoint, on `pods` pods."""
+    from orchestrator.extras import require
+
+    require("run")
+    from orchestrator import journal
+    from orchestrator.lifecycle.progress import silent
+    from orchestrator.lifecycle.requests import SubmitOptions
+    from orchestrator.lifecycle.resume import resume as resume_run
+
+    options = SubmitOptions(
+        address=address, detach=detach, confirm=confirm, progress=progress or silent
+    )
+    return resume_run(journal.find_run(Path(storage), run), Path(storage), pods, options)
+
+
+def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> "list[CancelResult]":
+    """Ask a run, or the run of a study that goes on, to stop after a last checkpoint.
+
+    There is one result for each run, and none for a study that has no live run.
+    """
+    from orchestrator import journal
+    from orchestrator.lifecycle.cancel import cancel_run, cancel_study
+
+    record = journal.find_run_or_study(Path(storage), run)
+    if isinstance(record, journal.StudyJournal):
+        return cancel_study(record, at_once=at_once)
+    return [cancel_run(record, at_once=at_once)]
+
+
+def remove(
+    run: str,
+    storage: str | Path = RUNS,
+    *,
+    confirm: "Callable[[Run | StudyStatus], bool] | None" = None,
+) -> "Run | StudyStatus":
+    """Remove a run, or a study with all its runs: journals, logs and checkpoints.
+
+    `confirm` is called with it first, and says whether to go on.
+    """
+    from orchestrator import journal
+    from orchestrator.lifecycle.cancel import removable_run, removable_study
+    from orchestrator.lifecycle.requests import NotConfirmed
+
+    record = journal.find_run_or_study(Path(storage), run)
+    target: Run | StudyStatus
+    if isinstance(record, journal.StudyJournal):
+        target = removable_study(record, Path(storage))
+    else:
+        target = removable_run(record, Path(storage))
+    if confirm and not confirm(target):
+        raise NotConfirmed(f"{record.key}: not confirmed, nothing was removed")
+    if isinstance(record, journal.StudyJournal):
+        journal.remove_study(record)
+    else:
+        journal.remove_run(record)
+    return target

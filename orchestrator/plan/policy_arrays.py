@@ -1,0 +1,88 @@
+"""Policies of rematerialization as arrays, and those that a search goes through."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.catalog import Chip
+from orchestrator.network.decoder import decoder
+from orchestrator.network.description import Block
+from orchestrator.network.rematerialization import AUTO, Policy, policy
+from orchestrator.plan.host import knows_host
+from orchestrator.types.spec import Experiment, Model
+from orchestrator.types.spec_fields import Treatment
+
+TREATMENTS: tuple[Treatment, ...] = ("keep", "offload", "recompute")
+
+
+@dataclass(frozen=True)
+class PolicyArray:
+    """A policy at each place of an array; `treated` has a tensor's treatments, by their number."""
+
+    treated: dict[str, NDArray[np.int8]]
+
+    def share(self, tensor: str, treatment: Treatment) -> NDArray[np.bool_]:
+        return np.equal(self.treated[tensor], TREATMENTS.index(treatment))
+
+    @property
+    def needs_host(self) -> bool:
+        return any(self.share(tensor, "offload").any() for tensor in self.treated)
+
+    def __getitem__(self, places: Any) -> "PolicyArray":
+        return PolicyArray({name: array[places] for name, array in self.treated.items()})
+
+
+def policy_array(policies: Sequence[Policy], model: Model) -> PolicyArray:
+    """These policies, one after another."""
+    treated = {
+        tensor.name: np.array([TREATMENTS.index(one.treatment(tensor.name)) for one in policies],
+                              np.int8)
+        for tensor in decoder(model).block.tensors
+    }  # fmt: skip
+    return PolicyArray(treated)
+
+
+def searched_policies(chip: Chip, experiment: Experiment) -> tuple[Policy, ...]:
+    """The policies that a request allows: its own, or all where it leaves them to the search."""
+    if experiment.remat != AUTO:
+        return (policy(experiment.remat),)
+    return all_policies(experiment.model, offloads=knows_host(chip))
+
+
+@cache
+def all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
+    """Every way to treat the tensors of a block; results of parallel matmuls are treated alike.
+
+    Parallel matmuls are repeated together, so keeping one of their results alone gains nothing.
+    """
+    block = decoder(model).block
+    treatments = [one for one in TREATMENTS if offloads or one != "offload"]
+    inputs = [one for one in treatments if one != "recompute"]
+    groups = tensor_groups(block)
+    return tuple(
+        Policy(
+            keep=tensors_of(groups, chosen, "keep"), offload=tensors_of(groups, chosen, "offload")
+        )
+        for chosen in product(inputs, *(treatments for _ in groups[1:]))
+    )
+
+
+def tensor_groups(block: Block) -> list[tuple[str, ...]]:
+    """The tensors of a block that one computation makes, the block's input first."""
+    attention, mlp = block.attention, block.mlp
+    together = [[block.input], [one.output for one in attention.inputs], [attention.result],
+                [attention.output.output], [one.output for one in mlp.inputs]]  # fmt: skip
+    return [tuple(tensor.name for tensor in tensors) for tensors in together]
+
+
+def tensors_of(
+    groups: list[tuple[str, ...]], chosen: tuple[Treatment, ...], treatment: Treatment
+) -> frozenset[str]:
+    """The tensors of the groups that are treated so."""
+    treated = zip(groups, chosen, strict=True)
+    return frozenset(name for group, one in treated if one == treatment for name in group)

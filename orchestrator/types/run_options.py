@@ -1,0 +1,120 @@
+"""The sections of a spec that no digest covers: how to run, place and track it."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from orchestrator.types.spec_fields import (
+    Address,
+    PositiveInteger,
+    PositiveNumber,
+    RetryCount,
+    Text,
+    Variable,
+    about,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """When checkpoints are written, and how many are kept."""
+
+    every: Annotated[PositiveInteger, about("The number of steps between checkpoints.")] = 200
+    keep: Annotated[
+        int, about("The number of checkpoints on disk. Older ones are deleted.", ge=1, le=1_000_000)
+    ] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryLimits:
+    """How often a run is started again."""
+
+    failures: Annotated[
+        RetryCount, about("The number of restarts after failures of the run itself.")
+    ] = 3
+    preemptions: Annotated[
+        RetryCount, about("The number of restarts after the cluster took chips away.")
+    ] = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How the run is carried out; outside every digest."""
+
+    trainer: Annotated[
+        str,
+        about(
+            "The trainer: llama, mlp, the name that an installed package registers, or a module of"
+            " your own as package.module.",
+            title="the name or the module of a trainer",
+            pattern="^[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_.]*)?$",
+        ),
+    ] = "llama"
+    steps: Annotated[
+        PositiveInteger | None,
+        about(
+            "The number of steps after which the run stops; all of `tokens` when left out.",
+            1000,
+            notation="count",
+        ),
+    ] = None
+    storage: Annotated[
+        Address,
+        about(
+            "The folder of journals, checkpoints and logs: a local path, or one that all"
+            " hosts mount."
+        ),
+    ] = "runs/"
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    retries: RetryLimits = RetryLimits()
+    hang_limit_s: Annotated[
+        PositiveNumber,
+        about(
+            "The time without progress after which a run is stopped and started again.",
+            notation="duration",
+        ),
+    ] = 600.0
+    secrets: Annotated[
+        tuple[Variable, ...],
+        about(
+            "The names of environment variables that the run receives, never their values.",
+            ["HF_TOKEN"],
+        ),
+        Meta(
+            title="a list of names of environment variables",
+            extra_json_schema={"uniqueItems": True, "writeOnly": True},
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """What runs the processes, and where; this machine when left out."""
+
+    backend: Annotated[
+        Text,
+        about("The backend that starts processes: ray, or your own as package.module:class."),
+    ] = "ray"
+    address: Annotated[
+        Address | None,
+        about(
+            "The address of a cluster; this machine rehearses the run with auto or when left out.",
+            "auto",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingOptions:
+    """Where runs are recorded."""
+
+    tracker: Annotated[
+        Text,
+        about("The tracker that records runs: mlflow, or your own as package.module:class."),
+    ] = "mlflow"
+    uri: Annotated[
+        Address,
+        about("The address of an MLflow server; auto is a SQLite file beside the runs."),
+    ] = "auto"
+    experiment: Annotated[Text, about("The MLflow experiment in which runs are recorded.")] = "orch"

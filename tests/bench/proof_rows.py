@@ -1,0 +1,143 @@
+"""The plans that `make bench-proof` compiles."""
+
+from dataclasses import dataclass
+
+from orchestrator import catalog
+from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.types.spec import MeshRequest, Model, Precision, Spec
+from tests.example_specs import spec_of
+
+# Networks that the catalog lacks, for their head sizes, their MLPs and their tables.
+MODELS = {
+    model.name: model
+    for model in (
+        Model(
+            name="tinyllama", layers=22, d_model=2048, d_ff=5632, heads=32, kv_heads=4,
+            head_dim=64, vocab=32000,
+        ),
+        Model(
+            name="heads-of-80", layers=32, d_model=2560, d_ff=10240, heads=32, kv_heads=32,
+            head_dim=80, vocab=51200, gated=False,
+        ),
+        Model(
+            name="heads-of-96", layers=32, d_model=3072, d_ff=8192, heads=32, kv_heads=32,
+            head_dim=96, vocab=32064,
+        ),
+        Model(
+            name="heads-of-256", layers=28, d_model=3072, d_ff=24576, heads=16, kv_heads=16,
+            head_dim=256, vocab=256128, tied=True,
+        ),
+        Model(
+            name="ungated-13b", layers=40, d_model=5120, d_ff=20480, heads=40, kv_heads=40,
+            head_dim=128, vocab=50304, gated=False,
+        ),
+        Model(
+            name="ungated-32b", layers=48, d_model=8192, d_ff=32768, heads=64, kv_heads=8,
+            head_dim=128, vocab=128256, gated=False,
+        ),
+    )
+}  # fmt: skip
+PRECISIONS = {
+    "": Precision(),
+    "bf16": Precision(parameters="bf16", optimizer="bf16"),
+    "bf16-parameters": Precision(parameters="bf16"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchPlan:
+    """One row: sizes of data, fsdp, sequence and tensor, and sequences a step of that length."""
+
+    model: str
+    chip: str
+    topology: str
+    pods: int
+    mesh: tuple[int, int, int, int]
+    sequences: int
+    length: int
+    remat: str
+    precision: str
+
+    def spec(self) -> Spec:
+        return spec_of(
+            MODELS.get(self.model) or catalog.model(self.model),
+            sequences=self.sequences,
+            length=self.length,
+            tolerance=0.0,
+            chip=self.chip,
+            topology=self.topology,
+            pods=self.pods,
+            mesh=MeshRequest(**dict(zip(ICI_AXES, self.mesh, strict=True))),
+            remat=self.remat,
+            precision=PRECISIONS[self.precision],
+        )
+
+    def __str__(self) -> str:
+        pods = f"{self.pods} x " if self.pods > 1 else ""
+        mesh = ".".join(map(str, self.mesh))
+        batch = f"{self.sequences} x {self.length}"
+        parts = (f"{pods}{self.topology} {mesh}", batch, self.remat, self.precision)
+        return f"{self.model} {self.chip} {', '.join(filter(None, parts))}"
+
+
+def bench_plan(text: str) -> BenchPlan:
+    """`llama3-8b v5e 1 8x8 1.16.1.4 64 4096 full`: as the rows below are written."""
+    model, chip, pods, topology, mesh, sequences, length, remat, *precision = text.split()
+    data, fsdp, sequence, tensor = map(int, mesh.split("."))
+    return BenchPlan(
+        model=model,
+        chip=chip,
+        topology=topology,
+        pods=int(pods),
+        mesh=(data, fsdp, sequence, tensor),
+        sequences=int(sequences),
+        length=int(length),
+        remat=remat,
+        precision=" ".join(precision),
+    )
+
+
+# model, chip, pods, topology, data.fsdp.sequence.tensor, sequences, length, remat, types
+ROWS = tuple(
+    bench_plan(row)
+    for row in (
+        "llama3-8b v5e 1 8x8 1.16.1.4 64 4096 full",
+        "llama3-8b v5e 4 8x16 2.64.1.1 1024 4096 keep_mlp",
+        "llama3-8b v5e 2 16x16 2.32.1.4 512 8192 keep_attention",
+        "llama3-8b v6e 2 8x8 1.64.1.1 256 4096 keep_qkv",
+        "llama3-8b v6e 1 16x16 2.16.8.1 64 32768 full",
+        "llama3-8b v6e 1 8x8 1.8.1.8 64 8192 none",
+        "llama3-8b v5p 1 4x4x4 1.64.1.1 256 8192 none",
+        "llama3-8b v5p 3 4x4x8 4.8.1.4 384 4096 full",
+        "llama3-8b tpu7x 1 4x4x4 1.32.1.4 256 8192 keep_qkv",
+        "llama3-8b tpu7x 8 2x4x4 8.8.1.1 1024 4096 full",
+        "llama3-70b v5p 1 8x8x8 1.128.1.4 512 4096 full",
+        "llama3-70b v5p 2 8x8x16 2.64.2.4 512 8192 keep_qkv",
+        "llama3-70b v5p 4 16x20x28 35.8.4.8 1120 4096 keep_mlp",
+        "llama3-70b v5p 1 8x16x16 1.8.32.8 32 131072 full",
+        "llama3-70b v6e 4 16x16 1.64.1.4 512 4096 full",
+        "llama3-70b v5e 8 16x16 1.32.1.8 1024 4096 full",
+        "llama3-70b tpu7x 1 8x8x8 2.128.1.4 1024 8192 keep_mlp",
+        "llama3-70b tpu7x 2 8x8x8 1.64.1.16 256 8192 keep_attention",
+        "llama3-405b v5p 1 16x16x16 1.512.1.8 1024 8192 full",
+        "llama3-405b v5p 8 16x20x28 35.8.4.8 2240 8192 full",
+        "llama3-70b v6e 8 16x16 2.16.2.4 512 8192 keep_attention",
+        "llama3-405b tpu7x 2 16x16x16 2.256.1.16 1024 8192 keep_attention",
+        # heads that are not 128 wide, other MLPs, tied tables
+        "tinyllama v5p 1 4x4x8 1.128.1.1 1024 2048 none",
+        "heads-of-80 v5e 1 4x8 1.32.1.1 64 2048 keep_qkv",
+        "heads-of-96 v6e 1 4x4 1.16.1.1 64 4096 keep_attention",
+        "heads-of-256 v5p 1 2x4x4 1.32.1.1 64 4096 keep_mlp",
+        "ungated-32b v5e 1 16x16 1.256.1.1 256 4096 full",
+        "ungated-13b v5p 1 4x4x4 1.16.1.4 64 2048 keep_mlp",
+        "llama-1b v5e 1 4x4 1.4.1.4 64 4096 none",
+        # bf16 parameters
+        "llama-3b v5e 1 4x8 1.16.1.2 128 4096 keep_attention bf16-parameters",
+        "llama3-8b v5e 1 8x8 1.64.1.1 64 4096 keep_qkv bf16",
+        # 8, 16 and 32 sequences a device
+        "llama3-8b v5p 1 4x4x4 1.64.1.1 512 8192 full",
+        "llama2-7b v5p 1 4x4x4 1.64.1.1 1024 4096 keep_attention",
+        "llama-1b v6e 1 4x4 1.16.1.1 512 2048 full",
+        "tinyllama v5e 1 4x4 1.16.1.1 512 2048 full",
+    )
+)

@@ -1,0 +1,149 @@
+"""The ledger of bytes: padding to tiles, its phases, and the programs that were compiled."""
+
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from orchestrator.network.rematerialization import POLICIES
+from orchestrator.plan.planner import make_plan
+from orchestrator.plan.tiles import NO_TILE, TPU_TILE, fewest_elements
+from orchestrator.types.plan import MemoryPhase, Plan
+from orchestrator.types.spec import MeshRequest, Model, Precision
+from tests.bench import proof_table
+from tests.bench.proof_table import PAGE, Result
+from tests.example_specs import spec_of
+
+MODEL = Model(
+    name="model", layers=8, d_model=2048, d_ff=8192, heads=16, kv_heads=4, head_dim=128, vocab=32768
+)
+GIB = 2**30
+
+
+def plan_of(model: Model = MODEL, *, chip: str = "v5e", **changes: Any) -> Plan:
+    """A plan on 16 chips, weights over all of them unless told otherwise."""
+    merged: dict[str, Any] = {
+        "sequences": 64, "length": 2048, "remat": "keep_qkv", "topology": "4x4", "tolerance": 0.0,
+        "mesh": MeshRequest(data=1, fsdp=16, sequence=1, tensor=1), "pods": 1, **changes,
+    }  # fmt: skip
+    return make_plan(spec_of(model, chip=chip, **merged))
+
+
+def phases(plan: Plan) -> dict[str, MemoryPhase]:
+    return {phase.name: phase for phase in plan.forecast.memory}
+
+
+def total(phase: MemoryPhase, kind: str) -> float:
+    return sum(line.value for line in phase.lines if line.kind == kind)
+
+
+def kept(plan: Plan) -> float:
+    return total(phases(plan)["loss"], "kept_activations")
+
+
+# --- tiles
+
+
+@pytest.mark.parametrize(
+    ("sizes", "elements"),
+    [
+        ((16, 32, 64), 16 * 32 * 128),  # as read in the program of tinyllama on 128 chips
+        ((32, 64, 16), 32 * 16 * 128),
+        ((16, 5632), 16 * 5632),
+        ((5632, 16), 5632 * 16),
+        ((128, 32, 64), 128 * 32 * 64),  # d_model in the lanes: nothing is padded
+        ((2048,), 2048),
+    ],
+)
+def test_parameters_lie_as_they_pad_least(sizes: tuple[int, ...], elements: int) -> None:
+    """Whatever the order in which their dimensions are written."""
+    for order in permutations(sizes):
+        assert fewest_elements(order, TPU_TILE) == elements
+    assert fewest_elements(sizes, NO_TILE) <= elements
+
+
+@pytest.mark.parametrize(("head_dim", "padded"), [(64, 128), (80, 128), (96, 128), (256, 256)])
+def test_kept_heads_take_whole_lanes_of_a_tpu(head_dim: int, padded: int) -> None:
+    """As much as heads of the next multiple of 128."""
+    small = replace(MODEL, head_dim=head_dim)
+    assert kept(plan_of(small)) == kept(plan_of(replace(MODEL, head_dim=padded)))
+
+
+def test_a_gpu_pads_nothing() -> None:
+    """Half a head takes half the memory."""
+    mesh = MeshRequest(data=1, fsdp=8, sequence=1, tensor=1)
+    models = (replace(MODEL, head_dim=n) for n in (128, 64))
+    whole, half = (plan_of(model, chip="h100", topology="8", mesh=mesh) for model in models)
+    streams = 8 * 2 * 8 * 2048 * 2048 * 2  # layers of block inputs and of mid
+    statistics = 8 * 8 * 2048 * 16 * 4
+    rest = streams + statistics
+    assert kept(half) - rest == pytest.approx((kept(whole) - rest) / 2)
+
+
+# --- phases
+
+
+def unembedding(plan: Plan) -> float:
+    """Bytes of the gathered unembedding and its fp32 gradient for each of its elements."""
+    lines = phases(plan)["unembedding"].lines
+    [line] = (line for line in lines if line.kind == "gathered_weights")
+    return line.inputs["size"]
+
+
+def test_an_unembedding_of_few_columns_arrives_turned() -> None:
+    """Then it is there twice, beside its gradient; columns of whole lanes arrive as needed."""
+    assert unembedding(plan_of()) == 2 + 4
+    assert unembedding(plan_of(topology="8x8", mesh=MeshRequest(fsdp=64, tensor=1))) == 2 * 2 + 4
+    assert unembedding(plan_of(replace(MODEL, d_model=2560))) == 2 * 2 + 4
+
+
+def test_an_all_gather_over_a_whole_3d_slice_brings_it_as_needed() -> None:
+    """The compiler runs an all-reduce in its place."""
+    mesh = MeshRequest(data=1, fsdp=64, sequence=1, tensor=1)
+    assert unembedding(plan_of(chip="v5p", topology="4x4x4", mesh=mesh)) == 2 + 4
+
+
+def test_tensors_that_are_not_kept_wait_in_the_backward_pass() -> None:
+    """Gate and up, q, k, v, the attention's result, and its log-sum-exp in whole lanes of fp32."""
+    full, none = (phases(plan_of(remat=name))["mlp backward"] for name in ("full", "none"))
+    tokens = 4 * 2048
+    gate_and_up, rows = 2 * tokens * 8192 * 2, tokens * 16 * 128 * 4
+    working = [total(phase, "working_activations") for phase in (full, none)]
+    assert working[0] - working[1] == gate_and_up + rows
+
+
+def test_one_input_of_the_mlp_is_differentiated_in_place() -> None:
+    """A gated MLP has five products alive at once, another has two."""
+    ungated = replace(MODEL, gated=False)
+    works = [phases(plan_of(model, remat="full"))["mlp backward"] for model in (MODEL, ungated)]
+    products = [line.inputs["products"] for p in works for line in p.lines if line.name == "mlp"]
+    assert products == [5, 2]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_peak_is_the_largest_phase(policy: str) -> None:
+    """Of every policy, in either type of parameters."""
+    for types in (Precision(), Precision(parameters="bf16", optimizer="bf16")):
+        forecast = plan_of(remat=policy, precision=types).forecast
+        assert forecast.memory_bytes_per_device == max(phase.bytes for phase in forecast.memory)
+        for phase in forecast.memory:
+            assert phase.bytes == sum(line.value for line in phase.lines)
+
+
+# --- compiled programs
+
+RESULTS = proof_table.results()
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=[str(result.row) for result in RESULTS])
+def test_forecasts_are_within_5_percent_of_compiled_peaks(result: Result) -> None:
+    """Of every row of docs/proof-bench.md; payload and FLOPs within 2 %."""
+    assert result.memory == pytest.approx(1, abs=0.05)
+    assert result.flops == pytest.approx(1, abs=0.02)
+    assert result.payload()[1] == pytest.approx(1, abs=0.02)
+
+
+def test_the_page_shows_todays_forecasts() -> None:
+    """`python -m tests.bench.proof_table --only ""` writes it."""
+    assert PAGE.read_text(encoding="utf-8") == proof_table.page()

@@ -1,0 +1,216 @@
+"""Every suggestion of a refusal: pasted, it plans, with the figures that it states."""
+
+import json
+import time
+from functools import partial
+from itertools import product
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import orchestrator as api
+from orchestrator import catalog
+from orchestrator.plan.infeasible import Infeasible
+from orchestrator.plan.nearest_slices import rentable
+from orchestrator.plan.planner import make_plan
+from orchestrator.types.infeasible import Refusal
+from orchestrator.types.spec import Spec
+from tests.conftest import ROOT, RunOrch
+from tests.example_specs import spec_of
+
+BASE = ROOT / "specs" / "llama3_70b_4pod.yaml"
+MODELS = ("llama3-8b", "llama3-70b", "llama3-405b")
+SLICES = (
+    ("v5e", "1x1"), ("v5e", "16x16"), ("v6e", "2x4"), ("v6e", "16x16"), ("v5p", "2x2x1"),
+    ("v5p", "4x4x12"), ("v5p", "16x20x28"), ("v4", "4x4x4"), ("tpu7x", "2x2x1"), ("h100", "1"),
+    ("h100", "8"), ("b200", "8"),
+)  # fmt: skip
+BATCHES = ((1, 1024, 4096), (3, 1000, 4096), (64, 100, 8192), (2, 7, 131_072))
+ALL = list(product(MODELS, SLICES, BATCHES))
+
+
+def overrides(
+    model: str, chip: str, topology: str, pods: int, sequences: int, length: int, *more: str
+) -> list[str]:
+    return [
+        f"experiment.model={model}", f"resources.chip={chip}", f"resources.topology={topology}",
+        f"resources.pods={pods}", f"experiment.batch.sequences={sequences}",
+        f"experiment.batch.length={length}", "experiment.batch.tolerance=0%", *more,
+    ]  # fmt: skip
+
+
+def refusal(spec: Spec) -> Refusal | None:
+    """Why a spec has no plan; None where it has one."""
+    try:
+        make_plan(spec)
+    except Infeasible as error:
+        return error.refusal
+    return None
+
+
+def check_pasted(asked: list[str]) -> bool:
+    """Each suggestion, after the overrides that were typed, has the plan that it states.
+
+    False where the spec has a plan, and there is nothing to suggest.
+    """
+    refused = refusal(api.load(BASE, asked))
+    if refused is None:
+        return False
+    assert refused.suggestions
+    assert len({one.overrides for one in refused.suggestions}) == len(refused.suggestions)
+    for one in refused.suggestions:
+        plan = api.plan(BASE, [*asked, *one.overrides])
+        forecast = plan.forecast
+        assert (one.chip, one.chips, one.pods) == (plan.chip, plan.chips, plan.pods)
+        assert (one.sequences, one.remat) == (plan.batch.sequences, plan.remat)
+        assert one.mesh.items() <= plan.mesh.items()
+        assert one.memory_bytes_per_device == forecast.memory_bytes_per_device
+        assert one.memory_bytes_per_device <= one.hbm_bytes_per_device
+        assert (one.step_s, one.mfu) == (forecast.step_s, forecast.mfu)
+        assert (one.days, one.dollars) == (forecast.days, forecast.dollars)
+    return True
+
+
+@pytest.mark.parametrize(("model", "slices", "batch"), ALL[::7], ids=str)
+def test_every_suggestion_can_be_pasted(
+    model: str, slices: tuple[str, str], batch: tuple[int, int, int]
+) -> None:
+    """A part of all models, slices and batches."""
+    check_pasted(overrides(model, *slices, *batch))
+
+
+@pytest.mark.slow
+def test_every_suggestion_for_all_of_them_can_be_pasted() -> None:
+    """All models, slices and batches; most have no plan."""
+    refused = [check_pasted(overrides(model, *slices, *batch)) for model, slices, batch in ALL]
+    assert sum(refused) > len(ALL) / 2
+
+
+def at_most(count: int) -> settings:
+    quiet = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    return settings(max_examples=count, deadline=None, suppress_health_check=quiet)
+
+
+ASKED = st.builds(
+    lambda model, chip_slice, pods, sequences, length, more: overrides(
+        model, *chip_slice, pods, sequences, length, *more
+    ),
+    st.sampled_from(MODELS),
+    st.sampled_from(SLICES),
+    st.integers(1, 20),
+    st.integers(1, 3000),
+    st.sampled_from([1024, 4096, 6000, 32_768]),
+    st.sampled_from([
+        (), ("resources.mesh.tensor=3",), ("resources.mesh.fsdp_dcn=3",),
+        ("resources.mesh.fsdp=16", "experiment.remat=none"),
+        ("experiment.precision.optimizer=bf16",), ("resources.dollars_per_chip_hour=1.5",),
+        ("experiment.batch.tolerance=2%", "experiment.remat=offload_input"),
+        ("experiment.tokens=10M",),
+    ]),
+)  # fmt: skip
+
+
+@at_most(8)
+@given(ASKED)
+def test_suggestions_for_any_spec_can_be_pasted(asked: list[str]) -> None:
+    """Any pods, batch, length, mesh, policy, price and tokens."""
+    try:
+        api.load(BASE, asked)
+    except api.OrchError:
+        assume(False)  # fewer tokens than a batch
+    assume(check_pasted(asked))
+
+
+@pytest.mark.fuzz
+@at_most(1000)
+@given(ASKED)
+def test_suggestions_for_very_many_specs_can_be_pasted(asked: list[str]) -> None:
+    """The same, a thousand times."""
+    try:
+        api.load(BASE, asked)
+    except api.OrchError:
+        assume(False)
+    assume(check_pasted(asked))
+
+
+@pytest.mark.parametrize(
+    ("model", "chip", "topology"),
+    [("llama3-70b", "v5p", "2x2x1"), ("llama3-8b", "v6e", "1x1"), ("llama3-405b", "v5p", "4x4x4")],
+)
+def test_the_larger_slice_is_the_smallest_that_works(model: str, chip: str, topology: str) -> None:
+    """No smaller one has a plan, each planned."""
+    on = partial(spec_of, model, sequences=64, chip=chip, pods=1, tolerance=0.0)
+    refused = refusal(on(topology=topology))
+    assert refused
+    (larger,) = (one for one in refused.suggestions if "resources.topology" in str(one.overrides)
+                 and one.chip == chip)  # fmt: skip
+    smaller = [one for one in rentable(catalog.chip(chip)) if one.chips < larger.chips]
+    assert smaller
+    for one in smaller:
+        with pytest.raises(Infeasible):
+            make_plan(on(topology=str(one)))
+
+
+def test_the_pods_on_either_side_are_the_nearest() -> None:
+    """1,024 sequences on three slices: two and four divide them."""
+    refused = refusal(spec_of("llama3-8b", chip="v5e", topology="16x16", pods=3, tolerance=0.0))
+    assert refused
+    pods = [one.pods for one in refused.suggestions if len(one.overrides) == 1
+            and one.overrides[0].startswith("resources.pods")]  # fmt: skip
+    assert pods == [2, 4]
+
+
+def test_a_domain_of_gpus_is_named_as_the_limit() -> None:
+    """70B on 64 nodes of 8 H100: four domains have to share weights; larger chips are offered."""
+    spec = spec_of("llama3-70b", chip="h100", topology="8", pods=64)
+    refused = refusal(spec)
+    assert refused
+    assert [one.code for one in refused.reasons] == ["memory", "largest_domain"]
+    assert refused.reasons[1].figures == {"chip": "h100", "most": 8}
+    first, *others = refused.suggestions
+    assert first.overrides == ("resources.mesh.fsdp_dcn=4",)
+    assert {one.chips for one in refused.suggestions} == {512}
+    assert {one.chip for one in others} <= set(catalog.chips()) - {"h100"}
+
+
+def test_a_model_beyond_every_chip_is_refused_with_both_sizes() -> None:
+    """A thousand trillion parameters."""
+    sizes = "layers: 10000, d_model: 65536, d_ff: 1048576, heads: 512, kv_heads: 512, head_dim: 128"
+    asked = [f"experiment.model={{{sizes}, vocab: 131072}}"]
+    refused = refusal(api.load(BASE, asked))
+    assert refused
+    assert not refused.suggestions
+    assert refused.reasons[-1].code == "beyond_all_chips"
+    figures = refused.reasons[-1].figures
+    assert float(figures["needed_bytes"]) > float(figures["usable_bytes"])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        overrides("llama3-405b", "tpu7x", "16x24x24", 1, 1024, 4096),
+        overrides("llama3-8b", "v5p", "16x20x28", 1, 1024, 4096),
+    ],
+    ids=["tpu7x", "v5p"],
+)
+def test_a_refusal_takes_less_than_three_seconds(asked: list[str]) -> None:
+    """Of this process, for the largest pods there are."""
+    spec, start = api.load(BASE, asked), time.process_time()
+    assert refusal(spec)
+    assert time.process_time() - start < 3
+
+
+def test_json_has_reasons_and_suggestions(orch: RunOrch) -> None:
+    """On stdout, with the message on stderr and exit code 2."""
+    asked = overrides("llama3-70b", "h100", "8", 64, 1024, 4096)
+    options = [part for one in asked for part in ("--set", one)]
+    done = orch("plan", str(BASE), *options, "--json")
+    assert done.returncode == 2
+    value = json.loads(done.stdout)
+    assert [one["code"] for one in value["reasons"]] == ["memory", "largest_domain"]
+    first = value["suggestions"][0]
+    stated = {"overrides", "chips", "step_s", "days", "dollars", "memory_bytes_per_device"}
+    assert stated <= first.keys()
+    pasted = [part for one in first["overrides"] for part in ("--set", one)]
+    assert orch("plan", str(BASE), *options, *pasted).returncode == 0
