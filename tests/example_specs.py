@@ -8,6 +8,7 @@ from orchestrator.types.spec import (
     Model,
     Pods,
     Precision,
+    Remat,
     Resources,
     Spec,
 )
@@ -27,7 +28,7 @@ def spec_of(
     topology: str = "16x20x28",
     pods: int = 4,
     mesh: MeshRequest | None = None,
-    remat: str = "auto",
+    remat: Remat = "auto",
     precision: Precision | None = None,
     tokens: int = 15 * 10**12,
 ) -> Spec:

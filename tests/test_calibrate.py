@@ -66,7 +66,7 @@ def test_every_operation_is_timed_on_a_real_device(operation: Operation) -> None
     assert (timing.operation, timing.dtype, timing.head_dim) == (operation, "bf16", 16)
     assert list(amounts) == sorted(amounts)
     assert min(seconds) > 0
-    assert timing.per_s >= amounts[-1] / seconds[-1]
+    assert timing.per_s == amounts[-1] / seconds[-1]
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -201,7 +201,7 @@ def test_a_plan_is_forecast_on_the_profile_that_it_names() -> None:
 def test_a_profile_is_one_screen(golden: HoldGolden) -> None:
     """Each rate with its spread, and the digest."""
     profile = chip_profile(replace(H200, versions={"jax": "1", "jaxlib": "1"}))
-    golden("calibration.txt", calibration_screen(profile, "/cache/it.json", "orch submit it.yaml"))
+    golden("calibration.txt", calibration_screen(profile, "/cache/it.json"))
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

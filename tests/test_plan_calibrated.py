@@ -70,7 +70,7 @@ def test_a_disturbed_measurement_makes_no_negative_line() -> None:
         assert total == pytest.approx(made.forecast.step_s.unoverlapped)
 
 
-def test_the_machines_best_matmul_is_the_peak_of_a_rehearsal() -> None:
+def test_the_machines_matmul_is_the_peak_of_a_rehearsal() -> None:
     """All its emulated devices share it; `lower` is what MFU counts at that rate."""
     for devices in (1, 4):
         plan = rehearsed(data=devices)
@@ -210,13 +210,13 @@ def test_links_and_their_overlap_are_not_measured() -> None:
 
 @pytest.mark.parametrize("head_dim_nearest", [(64, 64), (80, 64), (112, 128), (256, 128)])
 def test_attention_takes_the_rate_of_the_nearest_head(head_dim_nearest: tuple[int, int]) -> None:
-    """A rate is that of the best amount."""
+    """A rate is that of the largest amount."""
     head_dim, nearest = head_dim_nearest
     plan = plan_of(replace(TINY_MODEL, head_dim=head_dim))
     timing = calibrated.timing_of(chip_profile(), "attention", plan)
     assert timing.head_dim == nearest
     points = ((10.0, 1.0), (110.0, 2.0), (210.0, 6.0))
-    assert replace(timing, points=points).per_s == 55
+    assert replace(timing, points=points).per_s == 35
 
 
 def test_a_profile_of_other_chips_is_an_error() -> None:

@@ -30,9 +30,9 @@ from orchestrator.plan.extrapolation import (
 from orchestrator.plan.feasibility import sizes_by_name
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.planner import make_plan, plan_digest
+from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import (
     SearchRequest,
-    best_choices,
     layout_of_choice,
     make_layout,
     search,
@@ -41,6 +41,7 @@ from orchestrator.plan.search import (
 from orchestrator.plan.step_work import ICI_RATE, StepWork, step_work
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import axis_sizes, find_links
+from orchestrator.render.plan_screen import plan_screen
 from orchestrator.score.evaluate import published
 from orchestrator.types.spec import MeshRequest, Model, Spec
 from tests.example_specs import TINY, spec_of
@@ -201,6 +202,20 @@ def test_without_published_runs_there_is_no_estimate() -> None:
     assert forecast.mfu.expected is None
     assert forecast.expected_time == ()
     assert forecast.step_s.lower > 0
+
+
+def test_without_published_runs_a_plan_warns_and_names_no_range() -> None:
+    """MPT-7B on 8, 128 and 512 H100 took twice the lower bound: its figures are at best."""
+    spec = spec_of("llama2-7b", chip="h100", topology="8", pods=1, sequences=64, length=2048)
+    plan = make_plan(spec)
+    assert (plan.forecast.days.low, plan.forecast.days.high) == (None, None)
+    [warned] = [one for one in plan.warnings if one.code == "no_expected"]
+    assert warned.figures == {"chip": "h100"}
+    shown = plan_screen(plan, "orch explain x.yaml")
+    last = shown[shown.rindex("Plan: ") :]
+    assert last.count("at best") == 2
+    assert " to " not in last.partition("\n")[0]
+    assert not any(one.code == "no_expected" for one in make_plan(spec_of()).warnings)
 
 
 def layout_and_work(spec: Spec) -> tuple[Layout, StepWork]:

@@ -9,20 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.network.mesh_axes import AXES, ICI_AXES
 from orchestrator.network.rematerialization import Policy, policy, remat_of
 from orchestrator.plan.feasibility import placements
+from orchestrator.plan.forecast import step_bounds
 from orchestrator.plan.host import host_bytes, host_limit_bytes, transfers
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import peak_bytes
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.policy_arrays import PolicyArray, policy_array, searched_policies
+from orchestrator.plan.ranking import (
+    SAME,
+    TIE,
+    best_choices,
+    expected_s_per_token,
+    kinds_of,
+    ranked_choices,
+)
 from orchestrator.plan.search import (
     MEMORY_MARGIN,
-    TIE,
     Choice,
     SearchRequest,
-    best_choices,
     layout_of_choice,
     search,
     search_request,
@@ -151,12 +158,28 @@ def test_the_search_equals_brute_force(spec: Spec) -> None:
     requested = spec.experiment.batch.sequences
     change = min(abs(t.choice.sequences - requested) for t in left)
     left = [t for t in left if abs(t.choice.sequences - requested) == change]
-    expected = min(left, key=lambda t: t.cost)
+    best = min(expected_per_token(request, t.choice) for t in left)
+    left = [t for t in left if expected_per_token(request, t.choice) <= best * (1 + SAME)]
+    axes = min(axes_of(t.choice) for t in left)
+    right = min((t for t in left if axes_of(t.choice) == axes), key=lambda t: t.cost)
 
     chosen = best_choices(request, result.candidates, 1)[0]
     actual = cost_per_token(layout_of_choice(request, chosen), chosen.sequences)
-    assert actual == pytest.approx(expected.cost, rel=1e-12)
-    assert chosen.sequences == expected.choice.sequences
+    assert actual == pytest.approx(right.cost, rel=1e-12)
+    assert chosen.sequences == right.choice.sequences
+
+
+def axes_of(choice: Choice) -> int:
+    return sum(size > 1 for size in choice.mesh.values())
+
+
+def expected_per_token(request: SearchRequest, choice: Choice) -> float:
+    """What a run of that choice is expected to take, by its own ledger."""
+    layout = layout_of_choice(request, choice)
+    lines = time_lines(layout)
+    expected = step_bounds(layout, lines, step_time(layout, lines)).expected
+    assert expected is not None
+    return expected / choice.sequences
 
 
 def test_arrays_price_as_plain_numbers_do() -> None:
@@ -324,3 +347,48 @@ def test_offloading_is_priced_on_request() -> None:
     plan = make_plan(offloading)
     assert plan.remat == "offload_qkv"
     assert any(line.resource == "host" for line in plan.forecast.time)
+
+
+# --- the ranking
+
+
+def test_the_best_expected_time_breaks_a_tie() -> None:
+    """8B on two v6e-256: none within 1 % is expected to be faster; the cheapest is 9 % slower."""
+    spec = spec_of("llama3-8b", chip="v6e", topology="16x16", pods=2, sequences=2048, length=8192)
+    request = search_request(spec)
+    candidates = search(request).candidates
+    cost = candidates.cost_s_per_token
+    tied = np.flatnonzero(cost <= cost.min() * (1 + TIE))
+    tied = tied[candidates.sequences[tied] == request.experiment.batch.sequences]
+    expected = expected_s_per_token(request, candidates, tied)
+    cheapest = expected[np.argmin(cost[tied])]
+    chosen = best_choices(request, candidates, 1)[0]
+    seconds = expected_per_token(request, chosen) / request.experiment.batch.length
+    assert seconds <= expected.min() * (1 + SAME)
+    assert cheapest > 1.05 * seconds
+
+
+def test_fewer_axes_break_a_tie_of_equal_times() -> None:
+    """1B on 128 v6e chips: replicas beside fsdp cost nothing and bring nothing."""
+    spec = spec_of("llama-1b", chip="v6e", topology="8x16", pods=1, sequences=2048, length=8192)
+    assert make_plan(spec).mesh == {**dict.fromkeys(AXES, 1), "fsdp": 128}
+
+
+def test_runners_up_are_the_best_of_other_kinds() -> None:
+    """A tensor size, a policy and microbatches stand once; meshes that are alike are counted."""
+    request = search_request(spec_of())
+    candidates = search(request).candidates
+    ranked = ranked_choices(request, candidates, 6)
+    kinds = [
+        (one.choice.mesh["tensor"], str(one.choice.remat), one.choice.microbatches)
+        for one in ranked
+    ]
+    assert len(set(kinds)) == len(kinds) == 6
+    rows = kinds_of(candidates)
+    meshes = axis_sizes(candidates.factors)
+    for one in ranked:
+        sizes = tuple(one.choice.mesh.values())
+        kind = rows[np.flatnonzero((meshes == sizes).all(axis=1))]
+        same = np.isin(rows[:, 0], kind[:, 0])
+        assert one.alike < len(np.unique(meshes[same], axis=0))
+    assert ranked[0].alike > 0

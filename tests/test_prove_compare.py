@@ -7,8 +7,11 @@ import pytest
 
 from orchestrator.plan.planner import make_plan
 from orchestrator.prove.compare import memory_disagreements, proof_of
-from orchestrator.prove.compiled import CompiledCollective, ProgramSummary
+from orchestrator.prove.compiled import Compiled, CompiledCollective, ProgramSummary
+from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Disagreement, Proof
+from orchestrator.types.spec import MeshRequest
+from tests.example_specs import spec_of
 from tests.proofs import as_forecast, spec
 
 PLAN = make_plan(spec())
@@ -61,6 +64,43 @@ def test_a_peak_that_is_off_is_a_disagreement() -> None:
     [missed] = result.disagreements
     assert (missed.code, missed.compiled / missed.forecast) == ("peak_memory", 1.5)
     assert result.fits
+
+
+def offloading() -> tuple[Plan, Compiled]:
+    """A plan that offloads, and a program that is as forecast; the compiler's own peak is that of
+    the host, and the buffers in HBM have another sum.
+    """
+    asked = spec_of(
+        "llama3-8b", sequences=128, length=8192, chip="v6e", topology="8x8", pods=1,
+        mesh=MeshRequest(fsdp=64), remat="offload_qkv",
+    )  # fmt: skip
+    plan = make_plan(asked)
+    made, forecast = as_forecast(plan), plan.forecast
+    hbm, host = forecast.memory_bytes_per_device, forecast.host_memory_bytes_per_chip
+    assert host > hbm
+    memory = replace(made.memory, host=host, peak=made.memory.arguments + host)
+    live = {"parameters": 0.4 * hbm, "working set": 0.6 * hbm}
+    return plan, replace(made, memory=memory, summary=replace(made.summary, live_bytes=live))
+
+
+def test_what_is_on_the_host_is_no_part_of_the_peak() -> None:
+    """Verdict, margin and agreement are about HBM; the host has figures of its own."""
+    plan, compiled = offloading()
+    found = proof_of(plan, compiled)
+    assert found.peak_hbm_bytes_per_device == pytest.approx(plan.forecast.memory_bytes_per_device)
+    assert found.margin_bytes > 0
+    assert found.agrees
+    assert found.host_bytes_per_device == found.forecast_host_bytes_per_device
+    assert found.host_bytes_per_device == plan.forecast.host_memory_bytes_per_chip
+
+
+def test_another_amount_on_the_host_is_a_disagreement() -> None:
+    """The same tolerance as for HBM."""
+    plan, compiled = offloading()
+    memory = replace(compiled.memory, host=1.2 * compiled.memory.host)
+    [missed] = proof_of(plan, replace(compiled, memory=memory)).disagreements
+    assert missed.code == "host_memory"
+    assert missed.compiled / missed.forecast == pytest.approx(1.2)
 
 
 def scaled(axes: tuple[str, ...], factor: float) -> Callable[[ProgramSummary], ProgramSummary]:

@@ -5,12 +5,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.prove.compiled import DcnSend
-from orchestrator.prove.dcn_check import (
-    carries_gradients_alone,
-    crossings,
-    faults,
-    forecast_bytes,
-)
+from orchestrator.prove.dcn_check import carries_gradients_alone, crossings, faults, forecast_bytes
 from orchestrator.prove.hlo.dataflow import Dataflow
 from orchestrator.prove.hlo.dcn import DcnPayload, dcn_payloads
 from orchestrator.prove.hlo.execution_counts import visits

@@ -60,6 +60,25 @@ def test_a_refusal_says_what_is_needed_and_what_would_do(keep: Keep, golden: Hol
     golden("proof_refused.txt", render.proof_screen(plan, proven.proof, None, "orch plan x.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("refusal", "peak", "says"),
+    [
+        (None, 8e9, "fits with"),
+        (None, 25e9, "the compiler accepts it with 7.53 GiB (47.8 %) more than the limit"),
+        (SAID, 25e9, "does not fit: 7.53 GiB too much"),
+        (SAID, 8e9, "does not fit, though its buffers leave"),
+    ],
+)
+def test_the_verdict_has_the_sign_of_the_margin(
+    keep: Keep, refusal: str | None, peak: float, says: str
+) -> None:
+    """Nothing is to spare where the margin is negative, and nothing too much where it is not."""
+    asked, plan, result = recorded(refusal, peak=peak)
+    proof = keep(asked, plan, result).proof
+    assert proof.margin_bytes == plan.forecast.hbm_bytes_per_device - peak
+    assert says in render.verdict(proof)
+
+
 def test_the_nearest_plans_fit_with_the_error_that_was_seen() -> None:
     """What is proposed leads to a plan whose forecast leaves room for what was missed."""
     asked, plan, _ = recorded()

@@ -1,6 +1,8 @@
 """Specs: models by their Hugging Face config.json."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.spec import Problem, SpecProblems
+from orchestrator.spec.study import load_study
 from orchestrator.types.spec import Model
 from tests.conftest import HoldGolden
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
@@ -215,3 +218,108 @@ def test_compact_and_tabbed_json_is_read(tmp_path: Path) -> None:
     for text in (json.dumps(LLAMA, separators=(",", ":")), json.dumps(LLAMA, indent="\t")):
         spec_of(tmp_path, text)
         assert problems_in(tmp_path, text) == []
+
+
+# --- files that a spec names
+
+
+SECRET = "root:x:0:0:s3cret"
+
+
+def link_to_text(path: Path) -> None:
+    target = path.with_name("elsewhere")
+    target.write_text(f"{SECRET}\n", encoding="utf-8")
+    path.symlink_to(target)
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "a folder": lambda path: path.mkdir(),
+    "no file": lambda path: path.parent,
+    "a pipe": os.mkfifo,
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "text": lambda path: path.write_text(f"{SECRET}\n"),
+    "a link to text": link_to_text,
+    "a cut object": lambda path: path.write_text(f'{{"a": "{SECRET}", '),
+    "an object of other keys": lambda path: path.write_text(f'{{"token": "{SECRET}"}}'),
+    "a list": lambda path: path.write_text(f'[1, "{SECRET}"]'),
+    "UTF-16": lambda path: path.write_bytes(SECRET.encode("utf-16")),
+    "Latin-1": lambda path: path.write_bytes(f"{SECRET} \xe9".encode("latin-1")),
+    "a control character": lambda path: path.write_text(f"{SECRET}\x01"),
+    "much": lambda path: path.write_text(SECRET * 10**5),
+    "deep": lambda path: path.write_text("[" * 10**5),
+    "nothing": lambda path: path.write_text(""),
+}
+NAMES = {
+    "experiment.model.huggingface": ("llama3-8b", "{{huggingface: {file}}}"),
+    "resources.chip.file": ("v5p", "{{file: {file}}}"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("key", NAMES)
+def test_a_file_that_a_spec_names_is_refused_at_the_spec_without_its_text(
+    key: str, kind: str, tmp_path: Path
+) -> None:
+    """The spec's line first, then the file; of the file, keys alone are repeated."""
+    file = tmp_path / "named"
+    KINDS[kind](file)
+    before, after = NAMES[key]
+    text = MINIMAL.replace(before, after.format(file=file.name), 1)
+    path = write(tmp_path, text)
+    line = next(n for n, one in enumerate(text.split("\n"), 1) if file.name in one)
+    problems = problems_of(path)
+    assert problems
+    for problem in problems:
+        assert problem.named_at
+        assert (problem.named_at.key, problem.named_at.place.line) == (key, line)
+        assert problem.file == str(file)
+        assert str(problem).startswith(f"{path}:{line}:")
+        assert f": {file}" in str(problem)
+        assert SECRET not in str(problem)
+
+
+def test_the_base_of_a_study_is_refused_at_the_study_without_its_text(tmp_path: Path) -> None:
+    """Any file may be named by mistake."""
+    base = tmp_path / "base.yaml"
+    base.write_text(f"{SECRET}\n", encoding="utf-8")
+    text = "study:\n  base: base.yaml\n  vary: {resources.pods: [1, 2]}\n"
+    study = write(tmp_path, text)
+    with pytest.raises(SpecProblems) as caught:
+        load_study(study)
+    for problem in caught.value.problems:
+        assert str(problem).startswith(f"{study}:2:9: study.base: {base}:1:1: ")
+        assert SECRET not in str(problem)
+
+
+WRONG: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    4096.0,
+    1e30,
+    10**40,
+    "",
+    "x",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    [[{}]],
+]
+
+
+@pytest.mark.parametrize("key", [*LLAMA, "head_dim", "layer_types", "rope_parameters", "mlp_bias"])
+def test_any_value_of_any_key_is_read_or_refused_at_its_key(key: str, tmp_path: Path) -> None:
+    """A model is whole numbers where sizes are; a wrong value is named with its key or a size."""
+    for value in WRONG:
+        config = LLAMA | {key: value}
+        problems = problems_in(tmp_path, config)
+        if problems:
+            assert all(one.named_at and one.line for one in problems)
+            continue
+        model = model_of(tmp_path, config)
+        sizes = (model.layers, model.d_model, model.d_ff, model.heads, model.head_dim, model.vocab)
+        assert all(type(size) is int for size in sizes)

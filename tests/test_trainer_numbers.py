@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from orchestrator.network.rematerialization import POLICIES
+from orchestrator.network.rematerialization import POLICIES, text_of
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Optimizer, Precision
+from orchestrator.types.spec import Optimizer, Precision, Remat, TensorTreatments
 from tests import trainer_reference
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import (
@@ -129,10 +129,15 @@ def test_reducing_layer_by_layer_gives_the_reference(mesh: dict[str, Any]) -> No
     check_against_reference(plan_of(gradient_reduction="per_layer", **mesh))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_remat_policy_gives_the_reference(policy: str) -> None:
+MIXED = TensorTreatments(
+    block_input="offload", query="keep", key="offload", attention="offload", up="offload"
+)
+
+
+@pytest.mark.parametrize("remat", [*POLICIES, MIXED], ids=text_of)
+def test_every_remat_policy_gives_the_reference(remat: Remat) -> None:
     """What is kept, recomputed or offloaded does not change the numbers."""
-    check_against_reference(plan_of(remat=policy, fsdp=2, sequence=2, tensor=2))
+    check_against_reference(plan_of(remat=remat, fsdp=2, sequence=2, tensor=2))
 
 
 def test_a_vocabulary_in_many_chunks_gives_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from orchestrator.network.rematerialization import POLICIES
+from orchestrator import catalog
+from orchestrator.network.rematerialization import POLICIES, text_of
+from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.kernel_constants import TILE
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Precision
+from orchestrator.types.spec import Precision, Remat, TensorTreatments
 from tests.trainer_plans import plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers import llama
@@ -142,10 +144,20 @@ AGAIN = {
 }
 
 
+# Parallel matmuls are one: all of it is made again where one result is missing.
+AGAIN_BY_TENSOR = {
+    TensorTreatments(query="keep", value="offload"): 5,
+    TensorTreatments(query="keep", key="keep", value="offload"): 4,
+    TensorTreatments(block_input="offload", attention="offload", mlp_input="keep"): 2,
+    TensorTreatments(gate="offload"): 5,
+    TensorTreatments(block_input="offload", gate="offload", up="keep"): 4,
+}
+
+
 @cache
-def matmuls(policy: str) -> int:
+def matmuls(remat: Remat) -> int:
     """Matmuls in the program's text, where loops over layers and over blocks of keys stand once."""
-    plan = plan_of(remat=policy, sequences=1, length=2 * MOST_KEYS)
+    plan = plan_of(remat=remat, sequences=1, length=2 * MOST_KEYS)
     return compiled_text(plan).count(" dot(")
 
 
@@ -153,6 +165,17 @@ def matmuls(policy: str) -> int:
 def test_a_policy_makes_again_what_it_does_not_keep(policy: str) -> None:
     """Kept tensors are not computed twice, attention's log-sum-exp among them."""
     assert matmuls(policy) - matmuls("none") == AGAIN[policy]
+
+
+@pytest.mark.parametrize("remat", AGAIN_BY_TENSOR, ids=text_of)
+def test_a_mapping_makes_again_what_the_ledger_counts(remat: TensorTreatments) -> None:
+    """Tensor by tensor, the program and the ledger repeat the same matmuls."""
+    assert matmuls(remat) - matmuls("none") == AGAIN_BY_TENSOR[remat]
+    layout = layout_of(plan_of(remat=remat), catalog.chip("v5p"))
+    block = layout.network.block
+    parallel = (block.attention.inputs, [block.attention.output], block.mlp.inputs)
+    scores = layout.remat.share("attention", "recompute")
+    assert sum(map(layout.recomputed, parallel)) + 2 * scores == AGAIN_BY_TENSOR[remat]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -66,5 +66,6 @@ def _rest() -> dict[str, Any]:
         "data": asdict(DataSource()), "seed": 0, "compiler_options": {}, "chip": "v5p",
         "topology": "4x4x4", "hosts": 1, "groups": {},
         "gradient_reduction": "at_end", "chip_profile": None, "forecast": forecast,
-        "search": {"enumerated": 1, "realizable": 1, "priced": 1, "rule": ""}, "warnings": [],
+        "search": {"enumerated": 1, "realizable": 1, "priced": 1, "alike": 0, "rule": ""},
+        "warnings": [],
     }  # fmt: skip

@@ -34,13 +34,7 @@ from orchestrator.api.planning import (
     score,
     study,
 )
-from orchestrator.api.running import (
-    cancel,
-    remove,
-    resume,
-    submit,
-    submit_study,
-)
+from orchestrator.api.running import cancel, remove, resume, submit, submit_study
 from orchestrator.errors import OrchError
 
 __all__ = [

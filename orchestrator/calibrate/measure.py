@@ -38,7 +38,7 @@ def measure_plan(plan: Plan) -> StoredProfile:
 
 
 def measured_timings(plan: Plan) -> tuple[Timing, ...]:
-    """The machine's best matmul, and the rehearsal's step."""
+    """A large matmul on all cores, and the rehearsal's step."""
     shape, source = shape_digest(plan), trainer_source(plan.trainer)
     return tuple(
         replace(one, shape=shape, source=source) if one.operation == "step" else one

@@ -32,12 +32,9 @@ class Grouped(click.Group):
         name_width = max(map(len, self.commands))
         text_width = formatter.width - name_width - 6
         for title, names in GROUPS.items():
-            rows = [
-                (f"{name:{name_width}}", self.commands[name].get_short_help_str(text_width))
-                for name in names
-            ]
+            short = {name: self.commands[name].get_short_help_str(text_width) for name in names}
             with formatter.section(title):
-                formatter.write_dl(rows)
+                formatter.write_dl([(f"{name:{name_width}}", short[name]) for name in names])
 
 
 @click.group(cls=Grouped, context_settings={"help_option_names": ["-h", "--help"]})
@@ -71,20 +68,18 @@ def main() -> None:
         raise SystemExit(error.exit_code) from None
     except OperationInterrupted as error:
         over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
-        text = f"{over_mark}{error}\nNext: {error.next_command or as_typed()}"
-        click.echo(text, err=True)
+        click.echo(f"{over_mark}{error}\nNext: {error.next_command or as_typed()}", err=True)
         raise SystemExit(error.exit_code) from None
     except OrchError as error:
         report(error)
         raise SystemExit(error.exit_code) from None
-    except BrokenPipeError:
-        # Whoever read our output has read enough; the interpreter must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
     except OSError as error:
-        if error.errno not in UNWRITABLE or error.filename:
+        if error.filename or error.errno not in (errno.EPIPE, *UNWRITABLE):
             raise
+        # The interpreter must not complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # whoever read our output has read enough
+            raise SystemExit(0) from None
         report_unwritable(error.strerror)
         raise SystemExit(1) from None
 

@@ -30,28 +30,22 @@ class Display:
         self.left, self.stage, self.counted_at_s = False, "", time.monotonic()
 
     def __call__(self, event: object) -> None:
-        from orchestrator.types.progress_events import (
-            LeftRunning,
-            NonFatalProblem,
-            Stage,
-            TaskEnded,
-            UnitsDone,
-        )
+        from orchestrator.types import progress_events as events
 
         match event:
-            case Stage():
+            case events.Stage():
                 self.status.update(self.text.stage(event))
                 self.say_stage(f"{event.task}: {event.stage}")
-            case UnitsDone():
+            case events.UnitsDone():
                 self.status.update(self.text.count(event))
                 self.say_count(event)
-            case TaskEnded():
+            case events.TaskEnded():
                 self.status.clear()
                 self.text.status = self.stage = ""
-            case NonFatalProblem(message=message):
+            case events.NonFatalProblem(message=message):
                 click.echo(f"warning: {message}", err=True)
             case _:
-                self.left |= isinstance(event, LeftRunning)
+                self.left |= isinstance(event, events.LeftRunning)
                 say(*self.text.screens(event))
                 for line in self.text.lines(event):
                     with self.status.hidden():

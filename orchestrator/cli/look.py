@@ -77,9 +77,8 @@ def logs(
     from orchestrator.types import codec
 
     if follows:
-        alone = rank is not None
         for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=show_end):
-            click.echo(codec.to_json(line) if as_json else log_line(line, alone=alone))
+            click.echo(codec.to_json(line) if as_json else log_line(line, alone=rank is not None))
         return
     found = orch.logs(run, storage, rank=rank, attempt=attempt)
     if found.empty:

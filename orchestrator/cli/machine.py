@@ -9,8 +9,6 @@ from orchestrator.cli.display import Display
 from orchestrator.cli.terminal import JSON, STORAGE, show
 from orchestrator.lifecycle.interrupts import interruptible
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 @click.command()
 @STORAGE
@@ -52,16 +50,12 @@ def calibrate(as_json: bool) -> None:
     from orchestrator.render.calibration_screen import calibration_screen
 
     stored = orch.calibrate(progress=Display())
-    following = "orch submit specs/tiny_2pod.yaml"
-    show(
-        stored.profile,
-        lambda: calibration_screen(stored.profile, str(stored.path), following),
-        as_json=as_json,
-    )
+    profile, path = stored.profile, str(stored.path)
+    show(profile, lambda: calibration_screen(profile, path), as_json=as_json)
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the shell completion script.
 

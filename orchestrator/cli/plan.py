@@ -108,17 +108,12 @@ def plan(
 def plans_screen(plans: "list[Plan]", following: str) -> str:
     from orchestrator.render.plan_screen import plan_screen
 
-    return plan_screen(plans[0], following, compiled_line(plans[0]), plans[1:])
+    compiled = ""
+    if known := orch.known_proof(plans[0]):
+        from orchestrator.render.proof_screen import proof_summary
 
-
-def compiled_line(plan: "Plan") -> str:
-    """What the compiler said of a plan, if it was asked before."""
-    known = orch.known_proof(plan)
-    if known is None:
-        return ""
-    from orchestrator.render.proof_screen import proof_summary
-
-    return proof_summary(known.proof, known.age_s or 0.0)
+        compiled = proof_summary(known.proof, known.age_s or 0.0)
+    return plan_screen(plans[0], following, compiled, plans[1:])
 
 
 def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:

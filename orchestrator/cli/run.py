@@ -240,8 +240,7 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
 
     Example: orch rm llama3-70b-4pod-3f9a1c07-1
     """
-    from orchestrator.render.status_screen import removal_question, removed_text
-    from orchestrator.types.study import StudyStatus
+    from orchestrator.render.status_screen import removal_question, removed_fields, removed_text
 
     def confirm(doomed: "Run | StudyStatus") -> bool:
         if not sys.stdin.isatty():
@@ -249,12 +248,7 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
         return click.confirm(removal_question(doomed), abort=True, err=True)
 
     removed = orch.remove(run, storage, confirm=None if yes else confirm)
-    if isinstance(removed, StudyStatus):
-        runs = [one.run for one in removed.runs]
-        result: dict[str, object] = {"study": removed.study, "runs": runs, "removed": True}
-    else:
-        result = {"run": removed.run, "journal": removed.journal, "removed": True}
-    show(result, lambda: removed_text(removed), as_json=as_json)
+    show(removed_fields(removed), lambda: removed_text(removed), as_json=as_json)
 
 
 COMMANDS = (submit, resume, cancel, rm)

@@ -88,17 +88,17 @@ def summary(derived: DerivationResult, plan: Plan | SpecError) -> str:
     if "mixed_least" in numbers:
         parts.append(f"FSDP + tensor {bound_by(mixed_times(numbers, 'mixed_least_eff'))}")
     if isinstance(plan, Plan):
-        parts.append(f"planned {lasting_between(*likely(plan.forecast.days))}")
+        parts.append(f"planned {likely(plan.forecast.days)}")
     else:
         parts.append("no realizable plan")
     return f"Answer: {', '.join(parts)}."
 
 
-def likely(days: Estimate) -> tuple[float, float]:
-    """The 80 % interval; without one, from the bound to nothing hidden."""
+def likely(days: Estimate) -> str:
+    """The 80 % interval; without one, what the run takes at best."""
     if days.low is None or days.high is None:
-        return days.lower, days.unoverlapped
-    return days.low, days.high
+        return f"{lasting(days.lower)} at best"
+    return lasting_between(days.low, days.high)
 
 
 # --- the expected step, part by part, with the runs behind each constant

@@ -14,7 +14,7 @@ from orchestrator.network.rematerialization import policy
 from orchestrator.plan import flops
 from orchestrator.plan.forecast import Terms, plain, plain_line, write_forecast
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.plan_warnings import forecast_warnings, too_long
+from orchestrator.plan.plan_warnings import forecast_warnings, too_long, unknown_rates
 from orchestrator.plan.planner import plan_digest
 from orchestrator.plan.step_work import ATTENTION, pass_bytes
 from orchestrator.plan.torus import NO_LINKS
@@ -44,7 +44,7 @@ def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
         forecast=forecast(plan, profile),
         warnings=tuple(warning for warning in plan.warnings if warning not in replaced),
     )
-    warnings = (*calibrated.warnings, *too_long(calibrated))
+    warnings = (*calibrated.warnings, *too_long(calibrated), *unknown_rates(calibrated))
     return replace(calibrated, digest=plan_digest(calibrated), warnings=warnings)
 
 
@@ -90,7 +90,7 @@ def write(
 
 
 def emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
-    """`lower` is what MFU counts at the best measured rate of a matmul, which is MFU's peak."""
+    """`lower` is what MFU counts at the measured rate of a matmul, which is MFU's peak."""
     rate = timing_of(profile, "matmul", plan).per_s
     source = source_of(profile)
     chip = replace(

@@ -9,20 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.network.decoder import MODEL_KEYS
-from orchestrator.network.mesh_axes import (
-    COPIED,
-    ICI_AXES,
-    LOGICAL_AXES,
-    SHARED_OVER_DCN,
-    ways,
-)
-from orchestrator.plan.torus import Ints, Torus, factorizations
+from orchestrator.network.mesh_axes import COPIED, ICI_AXES, LOGICAL_AXES, SHARED_OVER_DCN, ways
+from orchestrator.plan.torus import Bools, Ints, Torus, factorizations
 from orchestrator.types.spec import Batch, MeshRequest, Model
 
-Bools = NDArray[np.bool_]
 Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints
 
 

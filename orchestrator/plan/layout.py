@@ -17,7 +17,7 @@ from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Dimension, Matmul, Network, Tensor, Weight
 from orchestrator.network.mesh_axes import COPIED, GATHERED, HEAD, LOGICAL_AXES, ways
 from orchestrator.network.rematerialization import Treatments
-from orchestrator.plan.tiles import NO_TILE, TPU_TILE, fewest_elements, whole
+from orchestrator.plan.tiles import NO_TILE, TPU_TILE, elements_in_order, fewest_elements, whole
 from orchestrator.plan.torus import Links
 from orchestrator.types.spec import Model, Optimizer, Precision
 
@@ -155,6 +155,10 @@ class Layout:
     def stored_elements(self, weight: Weight) -> Number:
         """What a device's part of a weight takes, in elements: parameters lie as they pad least."""
         return fewest_elements([self.stored_size(one) for one in weight.dimensions], self.tile)
+
+    def elements_in_order(self, weight: Weight) -> Number:
+        """What its part of a weight takes where its dimensions stay in their order."""
+        return elements_in_order([self.stored_size(one) for one in weight.dimensions], self.tile)
 
     @cached_property
     def stored_block_elements(self) -> Number:

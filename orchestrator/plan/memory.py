@@ -43,11 +43,9 @@ def phase(name: str, lines: list[LedgerLine]) -> MemoryPhase:
     return MemoryPhase(name=name, lines=tuple(lines), bytes=sum(line.value for line in lines))
 
 
-def line(
-    kind: LineKind, name: str, formula: str, *, copies: int = 1, **inputs: Number
-) -> LedgerLine:
-    """A line that is the product of its inputs, so many times."""
-    value = prod(inputs.values(), start=copies)
+def line(kind: LineKind, name: str, formula: str, **inputs: Number) -> LedgerLine:
+    """A line that is the product of its inputs."""
+    value = prod(inputs.values())
     return LedgerLine(
         kind=kind, name=name, value=value, unit="bytes", formula=formula, inputs=inputs
     )
@@ -160,12 +158,20 @@ def loss_lines(layout: Layout) -> list[LedgerLine]:
 
 
 def gradient_lines(layout: Layout) -> list[LedgerLine]:
-    """Gradients of the layers and of the unembedding."""
-    alone = (layout.microbatches == 1) & (layout.devices_along(REPLICA_AXES) == 1)
-    # Nothing is added to a gradient that is alone: it stays in the type it came in.
-    gradient = np.where(alone, layout.gradient_bytes, ACCUMULATION_BYTES)
-    elements = layout.stored_block_elements + layout.stored_elements(layout.network.head)
-    return [line("gradients", "gradients", "size x elements", size=gradient, elements=elements)]
+    """Gradients of the layers and of the unembedding.
+
+    Nothing is added to a gradient that is alone: it stays in the type it came in. What replicas of
+    a slice reduce layer by layer comes out of one message, and keeps the order of its dimensions.
+    """
+    at_once = layout.microbatches == 1
+    alone = at_once & (layout.devices_along(REPLICA_AXES) == 1)
+    size = np.where(alone, layout.gradient_bytes, ACCUMULATION_BYTES)
+    matrices = [matmul.weight for matmul in layout.network.block.matmuls]
+    in_order = layout.model.layers * sum(map(layout.elements_in_order, matrices))
+    from_message = at_once & (layout.mesh["data"] > 1)
+    blocks = np.where(from_message, in_order, layout.stored_block_elements)
+    elements = blocks + layout.stored_elements(layout.network.head)
+    return [line("gradients", "gradients", "size x elements", size=size, elements=elements)]
 
 
 def mlp_lines(layout: Layout) -> list[LedgerLine]:

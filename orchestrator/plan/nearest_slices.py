@@ -18,7 +18,7 @@ CHIPS = 3  # other chips that are suggested, the cheapest first
 
 
 @dataclass(frozen=True)
-class Slices:
+class SliceChoice:
     """So many slices of a chip."""
 
     chip: Chip
@@ -30,10 +30,10 @@ class Slices:
         return self.topology.chips * self.pods
 
 
-def requested_slices(near: Nearby) -> Slices:
+def requested_slices(near: Nearby) -> SliceChoice:
     resources = near.changed.resources
     chip = catalog.chip_of(resources)
-    return Slices(chip, catalog.topology(chip, resources.topology), resources.pods.max)
+    return SliceChoice(chip, catalog.topology(chip, resources.topology), resources.pods.max)
 
 
 def rentable(chip: Chip) -> list[Topology]:
@@ -50,14 +50,16 @@ def smaller_slices(near: Nearby) -> Iterator[Suggestion]:
     now = requested_slices(near)
     if not near.lacks_memory:
         fewer = [one for one in rentable(now.chip) if one.chips < now.topology.chips]
-        yield from first_with_plan(near, now, [Slices(now.chip, t, now.pods) for t in fewer[::-1]])
+        yield from first_with_plan(
+            near, now, [SliceChoice(now.chip, t, now.pods) for t in fewer[::-1]]
+        )
 
 
 def larger_slices(near: Nearby) -> Iterator[Suggestion]:
     """The smallest larger slice."""
     now = requested_slices(near)
     more = [one for one in rentable(now.chip) if one.chips > now.topology.chips]
-    yield from first_with_plan(near, now, [Slices(now.chip, t, now.pods) for t in more])
+    yield from first_with_plan(near, now, [SliceChoice(now.chip, t, now.pods) for t in more])
 
 
 def other_chips(near: Nearby) -> Iterator[Suggestion]:
@@ -77,15 +79,17 @@ def cost(dollars: Estimate | None) -> float:
     return dollars.lower if dollars.expected is None else dollars.expected
 
 
-def about_as_many(chip: Chip, chips: int) -> list[Slices]:
+def about_as_many(chip: Chip, chips: int) -> list[SliceChoice]:
     """Slices of a chip, together nearest to a number of chips first; then those in fewer pods."""
-    every = [Slices(chip, one, max(1, round(chips / one.chips))) for one in rentable(chip)]
+    every = [SliceChoice(chip, one, max(1, round(chips / one.chips))) for one in rentable(chip)]
     most = chip.multislice_chips.value if chip.multislice_chips else inf
     every = [one for one in every if one.chips <= most]
     return sorted(every, key=lambda one: (abs(log(one.chips / chips)), one.pods))
 
 
-def first_with_plan(near: Nearby, now: Slices, slices: Iterable[Slices]) -> Iterator[Suggestion]:
+def first_with_plan(
+    near: Nearby, now: SliceChoice, slices: Iterable[SliceChoice]
+) -> Iterator[Suggestion]:
     """The first that has a plan. A search that fails says how much memory the next one needs."""
     least_chips = 0.0
     tries = 0
@@ -101,7 +105,7 @@ def first_with_plan(near: Nearby, now: Slices, slices: Iterable[Slices]) -> Iter
         least_chips = max(least_chips, one.topology.chips * attempt.memory_times)
 
 
-def change_to(near: Nearby, now: Slices, then: Slices) -> Change | None:
+def change_to(near: Nearby, now: SliceChoice, then: SliceChoice) -> Change | None:
     """What leads from slices to others; None where the spec's own price would be of no chip."""
     change: dict[str, int | float | str] = {}
     if then.chip.name != now.chip.name:

@@ -65,15 +65,21 @@ def critical_batch_tokens(tokens: int) -> float:
 
 def forecast_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
     """About the forecast: a plan with another forecast has other ones."""
-    return (*too_long(plan), *extrapolations(plan))
+    return (*too_long(plan), *unknown_rates(plan), *extrapolations(plan))
 
 
 def too_long(plan: Plan) -> Iterator[PlanWarning]:
     """The run takes longer than anybody waits."""
     days = plan.forecast.days
-    years = (days.expected or days.unoverlapped) / DAYS_OF_YEAR
+    years = (days.lower if days.expected is None else days.expected) / DAYS_OF_YEAR
     if years >= MANY_YEARS:
         yield plan_warning("many_years", years=years)
+
+
+def unknown_rates(plan: Plan) -> Iterator[PlanWarning]:
+    """Nothing is known of what runs on such chips reach: no figure is an end of an interval."""
+    if plan.forecast.step_s.expected is None:
+        yield plan_warning("no_expected", chip=plan.chip)
 
 
 def extrapolations(plan: Plan) -> Iterator[PlanWarning]:

@@ -17,12 +17,11 @@ from orchestrator.plan.plan_warnings import (
     search_warnings,
     trainer_warnings,
 )
+from orchestrator.plan.ranking import RULE, RankedChoice, ranked_choices
 from orchestrator.plan.search import (
-    RULE,
     Choice,
     SearchRequest,
     SearchResult,
-    best_choices,
     layout_of_choice,
     search,
     search_request,
@@ -46,17 +45,20 @@ def make_plan(spec: Spec) -> Plan:
 
 
 def make_plans(spec: Spec, most: int) -> list[Plan]:
-    """The plan of a spec and its runners-up, best first, each on another mesh."""
+    """The plan of a spec and its runners-up, best first, each of another kind."""
     request = search_request(spec)
     result = search(request)
-    choices = best_choices(request, result.candidates, most)
-    if not choices:
+    ranked = ranked_choices(request, result.candidates, most)
+    if not ranked:
         raise infeasible(spec, request, result)
-    return [write_plan(spec, request, result, choice) for choice in choices]
+    return [write_plan(spec, request, result, one) for one in ranked]
 
 
-def write_plan(spec: Spec, request: SearchRequest, result: SearchResult, choice: Choice) -> Plan:
+def write_plan(
+    spec: Spec, request: SearchRequest, result: SearchResult, ranked: RankedChoice
+) -> Plan:
     """One choice written out, with its forecast and digest."""
+    choice = ranked.choice
     layout = layout_of_choice(request, choice)
     experiment, pods = spec.experiment, request.pods
     replicas = int(layout.ways("batch"))
@@ -96,6 +98,7 @@ def write_plan(spec: Spec, request: SearchRequest, result: SearchResult, choice:
             enumerated=result.enumerated,
             realizable=result.realizable,
             priced=len(result.candidates),
+            alike=ranked.alike,
             rule=RULE,
         ),
         warnings=(),

@@ -40,13 +40,6 @@ from orchestrator.types.spec import Experiment, MeshRequest, Remat, Spec
 
 # `remat: auto` leaves this share of HBM, and of the host's memory, free: forecasts of memory err.
 MEMORY_MARGIN = 0.10
-# Plans this close are equal within the accuracy of a forecast: the batch decides.
-TIE = 0.01
-RULE = (
-    "fastest per token, by the mean of lower and unoverlapped time (a run hides some of its"
-    " exchanges, not all, and transfers to the host that computation hides cost nothing); of plans"
-    f" within {TIE:.0%}, the batch nearest to the requested one"
-)
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ class Candidates:
 
     @property
     def cost_s_per_token(self) -> Floats:
-        """What RULE ranks by."""
+        """What the ranking begins with."""
         overlapping = self.unoverlapped_s_per_token - self.hidden_s_per_token
         return (self.lower_s_per_token + overlapping) / 2
 
@@ -183,6 +176,20 @@ def layout_of_choice(request: SearchRequest, choice: Choice) -> Layout:
         choice.microbatches,
         policy(choice.remat),
         plain_links(request.torus, factors_of(choice)),
+    )
+
+
+def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -> Layout:
+    """The layouts of some candidates, as arrays."""
+    factors = candidates.factors[rows]
+    treated = policy_array(candidates.policies, request.experiment.model)
+    return make_layout(
+        request,
+        sizes_by_name(axis_sizes(factors)),
+        candidates.sequences[rows],
+        candidates.microbatches[rows],
+        treated[candidates.remat[rows]],
+        find_links(request.torus, factors),
     )
 
 
@@ -293,24 +300,3 @@ def price_layouts(
         transfers(layout).hidden_s() / tokens,
         policies,
     )
-
-
-def best_choices(request: SearchRequest, candidates: Candidates, most: int) -> list[Choice]:
-    """The best choice, then the best of each other mesh, by RULE."""
-    meshes = axis_sizes(candidates.factors)
-    remaining = np.ones(len(candidates), bool)
-    choices: list[Choice] = []
-    while remaining.any() and len(choices) < most:
-        row = best_row(request, candidates, remaining)
-        choices.append(candidates.choice(row))
-        remaining &= (meshes != meshes[row]).any(axis=1)
-    return choices
-
-
-def best_row(request: SearchRequest, candidates: Candidates, among: np.ndarray) -> int:
-    """The row that RULE picks; of equal rows the first enumerated."""
-    cost = candidates.cost_s_per_token
-    fast = among & (cost <= cost[among].min() * (1 + TIE))
-    change = np.abs(candidates.sequences - request.experiment.batch.sequences)
-    nearest = fast & (change == change[fast].min())
-    return int(np.argmin(np.where(nearest, cost, np.inf)))

@@ -11,10 +11,10 @@ from orchestrator.plan import flops
 from orchestrator.plan.feasibility import sharing
 from orchestrator.plan.forecast import forecast
 from orchestrator.plan.layout import DTYPE_BYTES, moment_bytes
+from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import (
     Choice,
     SearchRequest,
-    best_choices,
     layout_of_choice,
     search,
     search_request,
@@ -60,7 +60,7 @@ def _with(part: Any, keys: list[str], value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class ChangeResult:
     """What came of planning a change: its plan, or how many times the memory it needs, at least.
 
     A change that cannot have a plan is not `searched`.
@@ -93,10 +93,10 @@ class Nearby:
         """The spec with what is changed in any case."""
         return changed(self.spec, self.base)
 
-    def attempt(self, change: Change) -> Attempt:
+    def attempt(self, change: Change) -> ChangeResult:
         """A further change."""
         if self.budget.left <= 0:
-            return Attempt(None, searched=False)
+            return ChangeResult(None, searched=False)
         made = attempt(self.spec, {**self.base, **change})
         self.budget.left -= made.priced
         return made
@@ -109,24 +109,24 @@ class Nearby:
         return islice(filter(None, map(self.plan, changes)), most)
 
 
-def attempt(spec: Spec, change: Change) -> Attempt:
+def attempt(spec: Spec, change: Change) -> ChangeResult:
     """Plan a changed spec."""
     other = changed(spec, change)
     if not is_legal(other):
-        return Attempt(None, searched=False)
+        return ChangeResult(None, searched=False)
     request = search_request(other)
     # What follows saves the search of what it would refuse too.
     times = state_bytes(other.experiment) / memory_that_shares(request)
     if times > 1 or not divides(request):
-        return Attempt(None, times, searched=False)
+        return ChangeResult(None, times, searched=False)
     result = search(request)
     choices = best_choices(request, result.candidates, 1)
     if not choices:
         usable = request.chip.hbm_usable_bytes.value
         times = result.smallest_bytes / usable if result.realizable else 0.0
-        return Attempt(None, times, priced=result.realizable)
+        return ChangeResult(None, times, priced=result.realizable)
     found = suggested(spec, change, request, choices[0])
-    return Attempt(found, priced=len(result.candidates))
+    return ChangeResult(found, priced=len(result.candidates))
 
 
 def suggested(spec: Spec, change: Change, request: SearchRequest, choice: Choice) -> Suggestion:

@@ -19,8 +19,21 @@ def whole(size: Number, part: int) -> Number:
 
 
 def tiled(second: Number, minor: Number, tile: tuple[int, int]) -> Number:
-    """The elements that an array with these two minor dimensions takes."""
-    return whole(second, tile[0]) * whole(minor, tile[1])
+    """The elements that an array with these two minor dimensions takes.
+
+    The compiler has tiles of 1, 2 and 4 rows as well, for arrays that have no more.
+    """
+    if tile == NO_TILE:
+        return second * minor
+    fewer = 2 ** np.ceil(np.log2(second))
+    return np.where(second < tile[0], fewer, whole(second, tile[0])) * whole(minor, tile[1])
+
+
+def elements_in_order(sizes: Sequence[Number], tile: tuple[int, int]) -> Number:
+    """The elements that an array takes with its last dimension as the minor one."""
+    if len(sizes) < 2:
+        return prod(sizes)
+    return prod(sizes[:-2]) * tiled(sizes[-2], sizes[-1], tile)
 
 
 def fewest_elements(sizes: Sequence[Number], tile: tuple[int, int]) -> Number:

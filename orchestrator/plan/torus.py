@@ -18,6 +18,7 @@ from orchestrator.types.plan import TorusSpan
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 HOP_S = 1e-6  # one hop of one link, about
 HOP_SOURCE = "scaling-book-tpus"

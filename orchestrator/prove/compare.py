@@ -12,6 +12,7 @@ from orchestrator.types.proof import (
     Comparison,
     CompilerChange,
     Disagreement,
+    DisagreementCode,
     Proof,
 )
 
@@ -38,7 +39,7 @@ Key = tuple[tuple[str, ...], Link, str, str]  # axes, link, kind, dtype
 
 def proof_of(plan: Plan, compiled: Compiled) -> Proof:
     """The verdict on a plan that the compiler accepts, without suggestions."""
-    peak, forecast = compiled.memory.peak, plan.forecast
+    peak, forecast = hbm_peak(compiled), plan.forecast
     crossed = crossings(compiled.summary.sends)
     crossing_faults = faults(plan, crossed)
     flops = compared_flops(plan, compiled)
@@ -52,6 +53,8 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
         hbm_bytes_per_device=forecast.hbm_bytes_per_device,
         peak_hbm_bytes_per_device=peak,
         forecast_peak_hbm_bytes_per_device=forecast.memory_bytes_per_device,
+        host_bytes_per_device=compiled.memory.host,
+        forecast_host_bytes_per_device=forecast_host_bytes(plan),
         margin_bytes=forecast.hbm_bytes_per_device - peak,
         memory={name: size for name, size in asdict(compiled.memory).items() if name != "peak"},
         ledger=compared_memory(plan, compiled),
@@ -85,6 +88,9 @@ def disagreements(plan: Plan, proof: Proof, uncounted: tuple[str, ...]) -> tuple
         *memory_disagreements(
             proof.peak_hbm_bytes_per_device, plan.forecast.memory_bytes_per_device
         ),
+        *memory_disagreements(
+            proof.host_bytes_per_device, forecast_host_bytes(plan), "host_memory"
+        ),
         *payload_disagreements(proof.collectives),
         *flops_disagreements(proof.flops_per_device, expected_flops),
         *(Disagreement(code="uncounted_kernel", kernel=name) for name in uncounted),
@@ -97,6 +103,7 @@ def without_forecast(proof: Proof) -> Proof:
     return replace(
         proof,
         forecast_peak_hbm_bytes_per_device=None,
+        forecast_host_bytes_per_device=None,
         forecast_flops_per_device=None,
         ledger=tuple(replace(x, forecast=None) for x in proof.ledger if x.compiled),
         collectives=tuple(x for x in collectives if x.bytes_per_step),
@@ -105,6 +112,20 @@ def without_forecast(proof: Proof) -> Proof:
 
 
 # --- memory
+
+
+def hbm_peak(compiled: Compiled) -> float:
+    """The peak in HBM. Where a program uses the host's memory, the compiler's own number is that
+    of the memory that holds more; the program's text says which buffers are in HBM.
+    """
+    if compiled.memory.host:
+        return sum(compiled.summary.live_bytes.values())
+    return compiled.memory.peak
+
+
+def forecast_host_bytes(plan: Plan) -> float:
+    """The host's memory for one device, by the Forecast."""
+    return plan.forecast.host_memory_bytes_per_chip * plan.chips / plan.devices
 
 
 def compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
@@ -133,10 +154,12 @@ def _by_class(plan: Plan, line: LedgerLine) -> dict[str, float]:
     return {"parameters": parameters, "optimizer": moments, "gradients": gradients}
 
 
-def memory_disagreements(compiled: float, forecast: float) -> tuple[Disagreement, ...]:
+def memory_disagreements(
+    compiled: float, forecast: float, code: DisagreementCode = "peak_memory"
+) -> tuple[Disagreement, ...]:
     if abs(compiled - forecast) <= max(MEMORY_SHARE * compiled, MEMORY_BYTES):
         return ()
-    return (Disagreement(code="peak_memory", compiled=compiled, forecast=forecast),)
+    return (Disagreement(code=code, compiled=compiled, forecast=forecast),)
 
 
 # --- collectives

@@ -7,7 +7,8 @@ from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.network.rematerialization import POLICIES, text_of
 from orchestrator.plan.planner import make_plan
-from orchestrator.plan.search import best_choices, search, search_request
+from orchestrator.plan.ranking import best_choices
+from orchestrator.plan.search import search, search_request
 from orchestrator.types.plan import LineKind, Plan
 from orchestrator.types.proof import PlanChange
 from orchestrator.types.spec import MeshRequest, Remat, Spec

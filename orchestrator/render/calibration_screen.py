@@ -18,20 +18,23 @@ UNITS: dict[Operation, str] = {
     "attention": "FLOP/s",
     "copy": "B/s",
 }
+EXAMPLE = "specs/tiny_2pod.yaml"
 HEAD = ("", "type", "small", "large", "spread")
 
 
-def calibration_screen(profile: ChipProfile, path: str, next_command: str) -> Screen:
+def calibration_screen(profile: ChipProfile, path: str) -> Screen:
     """Return the rate of each operation, and the profile's path."""
     machine = profile.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     what = f"{machine.device_kind}: {machine.cores} cores of {machine.processor}"
     rows = [rate_row(one) for one in profile.timings if one.operation in UNITS]
+    digest = codec.short(codec.digest(profile))
+    use = "orch submit" if profile.emulated else f"orch plan --profile {digest}"
     return screen(
-        [Title(left=what, right=f"profile {codec.short(codec.digest(profile))}")],
+        [Title(left=what, right=f"profile {digest}")],
         [f"  measured on {profile.measured_on} with {versions}"],
         indent([Table(rows=[HEAD, *rows], columns="<<>>>")]),
-        [Command(text=f"stored in {path}"), *next_step(next_command)],
+        [Command(text=f"stored in {path}"), *next_step(f"{use} {EXAMPLE}")],
     )
 
 

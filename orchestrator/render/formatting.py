@@ -1,5 +1,7 @@
 """Format numbers for people: counts, bytes, seconds, money, shares and intervals."""
 
+from orchestrator.network.mesh_axes import DCN_AXES
+
 MIB, GIB = 2**20, 2**30
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
 SHORT_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -9,8 +11,8 @@ TIME_SCALES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"))
 ELAPSED_SCALES = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1, "s"))
 RESOURCES = {
     "mxu": "matmul",
-    "pods": "dcn pods",
     "latency": "ici",
+    **{axis: f"dcn {axis}" for axis in DCN_AXES},
     **{name: name for name in ("hbm", "host", "cores")},
 }
 

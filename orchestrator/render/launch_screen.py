@@ -63,19 +63,21 @@ def cost_of_runs(runs: Sequence[tuple[Plan, int]]) -> str:
 
 def cost(runs: Sequence[tuple[Plan, int]]) -> str:
     """Return the time and money of a number of steps of each plan."""
-    low_s, high_s = interval([(plan, plan.forecast.days, steps) for plan, steps in runs])
-    time = span(duration(low_s * DAY_S), duration(high_s * DAY_S))
+    days = interval([(plan, plan.forecast.days, steps) for plan, steps in runs])
+    time = span(*(duration(value * DAY_S) for value in days))
     priced = [(plan, plan.forecast.dollars, steps) for plan, steps in runs if plan.forecast.dollars]
+    known = all(plan.forecast.step_s.expected is not None for plan, _ in runs)
+    at_best = "" if known else " at best"
     if len(priced) < len(runs):
-        return f"{time}; no price is known"
-    return f"{time}, {span(*map(money, interval(priced)))}"
+        return f"{time}{at_best}; no price is known"
+    return f"{time}, {span(*map(money, interval(priced)))}{at_best}"
 
 
 def interval(runs: Sequence[tuple[Plan, Estimate, int]]) -> tuple[float, float]:
-    """Return sums over the ends of the 80 % intervals, or over both bounds where none is known."""
+    """Return sums over the ends of the 80 % intervals; without one, of what a run takes at best."""
     shares = [(estimate, steps * plan.batch.tokens / plan.tokens) for plan, estimate, steps in runs]
     low = sum((estimate.low or estimate.lower) * share for estimate, share in shares)
-    high = sum((estimate.high or estimate.unoverlapped) * share for estimate, share in shares)
+    high = sum((estimate.high or estimate.lower) * share for estimate, share in shares)
     return low, high
 
 

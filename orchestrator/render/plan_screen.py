@@ -31,12 +31,24 @@ from orchestrator.render.screen_parts import (
 )
 from orchestrator.render.warning_text import warning_texts
 from orchestrator.types.codec import short
-from orchestrator.types.plan import Estimate, Forecast, LedgerLine, MeshAxis, Plan, SearchSummary
+from orchestrator.types.plan import (
+    Estimate,
+    Forecast,
+    LedgerLine,
+    MeshAxis,
+    Plan,
+    PlannedBatch,
+    SearchSummary,
+)
 
 SMALL_LINE = 0.009  # of the unoverlapped step: smaller lines are shown as one
 SMALL_PART = 0.02  # of the expected step: smaller parts are left to `orch explain`
 INTERVAL = "80 % interval"
 REDUCTIONS = {"per_layer": "layer by layer", "at_end": "at the end"}
+ALIKE_RULE = (
+    "+n: other meshes with this tensor, remat and microbatches, slower by less than the forecast"
+    " knows"
+)
 LOSS_RULE = "loss: extra time per token, midway between lower bound and unoverlapped"
 
 
@@ -122,18 +134,14 @@ def step(plan: Plan) -> str:
 
 
 def memory(plan: Plan) -> list[Part]:
-    """Return the ledger of the largest phase."""
+    """Return the ledger of the largest phase, and the size of the next."""
     forecast = plan.forecast
-    largest = max(forecast.memory, key=lambda phase: phase.bytes)
+    largest, second, *_ = sorted(forecast.memory, key=lambda phase: -phase.bytes)
     rows = [(line.name, with_numbers(line), in_memory(line.value), "") for line in largest.lines]
     usable = f"of {in_memory(forecast.hbm_bytes_per_device)}"
     rows.append((f"peak: {largest.name}", "", in_memory(largest.bytes), usable))
-    others = ", ".join(
-        f"{phase.name} {in_memory(phase.bytes)}"
-        for phase in forecast.memory
-        if phase is not largest
-    )
-    parts: list[Part] = [Table(rows=rows, columns="<<><"), f"other phases: {others}"]
+    others = f"next phase: {second.name} {in_memory(second.bytes)}"
+    parts: list[Part] = [Table(rows=rows, columns="<<><"), others]
     return section("memory per device", [*parts, *on_host(forecast)])
 
 
@@ -168,7 +176,7 @@ def time(plan: Plan) -> list[Part]:
     rows.append(("unoverlapped", "", "all lines", seconds(step_s.unoverlapped), ""))
     rows.append(("lower bound", forecast.bound, "", seconds(step_s.lower), ""))
     if step_s.expected is not None:
-        interval = f"{INTERVAL} {span(*interval_of(step_s, seconds))}"
+        interval = f"{INTERVAL} {likely(step_s, seconds)}"
         rows.append(("expected", "", interval, seconds(step_s.expected), ""))
     table = Table(rows=rows, columns="<<<><")
     return section("time per step", [table, bottleneck(plan), *expected_parts(plan)])
@@ -248,15 +256,15 @@ def estimate_cells(estimate: Estimate, show: Callable[[float], str]) -> tuple[st
     """Return the lower bound, the expected value with its interval if known, and unoverlapped."""
     expected: tuple[str, ...] = ()
     if estimate.expected is not None:
-        expected = (show(estimate.expected), span(*interval_of(estimate, show)))
+        expected = (show(estimate.expected), likely(estimate, show))
     return (show(estimate.lower), *expected, show(estimate.unoverlapped))
 
 
-def interval_of(estimate: Estimate, show: Callable[[float], str]) -> tuple[str, str]:
-    """Return the ends of the 80 % interval, or of the range between both bounds."""
+def likely(estimate: Estimate, show: Callable[[float], str]) -> str:
+    """Return the 80 % interval; without one, what it is at best."""
     if estimate.low is None or estimate.high is None:
-        return show(estimate.lower), show(estimate.unoverlapped)
-    return show(estimate.low), show(estimate.high)
+        return f"{show(estimate.lower)} at best"
+    return span(show(estimate.low), show(estimate.high))
 
 
 def verdict(plan: Plan) -> str:
@@ -265,10 +273,10 @@ def verdict(plan: Plan) -> str:
     parts = [
         "fits" if forecast.fits else "does not fit",
         f"bound by {forecast.bound}",
-        span(*interval_of(forecast.days, lasting)),
+        likely(forecast.days, lasting),
     ]
     if forecast.dollars is not None:
-        parts.append(span(*interval_of(forecast.dollars, dollars)))
+        parts.append(likely(forecast.dollars, dollars))
     return f"Plan: {', '.join(parts)}."
 
 
@@ -277,10 +285,10 @@ def runners_up_table(plans: Sequence[Plan]) -> list[Part]:
     first = plans[0]
     has_estimate = all(plan.forecast.step_s.expected is not None for plan in plans)
     columns = ("expected", "MFU") if has_estimate else ("lower", "unoverlapped")
-    head = ("mesh", "batch", "micro", "remat", "memory", *columns, "loss", "bound")
+    head = ("mesh", "batch", "remat", "memory", *columns, "loss", "bound")
     rows = [head, *(runner_up(plan, first, has_estimate=has_estimate) for plan in plans)]
     title = f"the plan and {counted(len(plans) - 1, 'runner')}-up (data.fsdp.sequence.tensor)"
-    return [title, *indent([Table(rows=rows, columns="<>><>>>><"), LOSS_RULE])]
+    return [title, *indent([Table(rows=rows, columns="<><>>>><"), ALIKE_RULE, LOSS_RULE])]
 
 
 def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]:
@@ -291,15 +299,26 @@ def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]
     else:
         speed = seconds(step_s.lower), seconds(step_s.unoverlapped)
     return (
-        ".".join(str(axis.size) for axis in plan.axes if axis.link == "ici"),
-        count(plan.batch.sequences),
-        str(plan.batch.microbatches),
+        mesh_with_alike(plan),
+        in_microbatches(plan.batch),
         summary_of(plan.remat),
         in_memory(forecast.memory_bytes_per_device),
         *speed,
         "-" if plan is first else percent(token_s(plan) / token_s(first) - 1),
         forecast.bound,
     )
+
+
+def mesh_with_alike(plan: Plan) -> str:
+    """Return the mesh inside a pod, and how many meshes are like it."""
+    mesh = ".".join(str(axis.size) for axis in plan.axes if axis.link == "ici")
+    return f"{mesh} +{plan.search.alike}" if plan.search.alike else mesh
+
+
+def in_microbatches(batch: PlannedBatch) -> str:
+    """Return the sequences of a step: 1,024, or 4 x 256 in four microbatches."""
+    each = count(batch.sequences / batch.microbatches)
+    return f"{batch.microbatches} x {each}" if batch.microbatches > 1 else each
 
 
 def token_s(plan: Plan) -> float:

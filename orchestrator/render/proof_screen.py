@@ -79,6 +79,9 @@ def memory(proof: Proof) -> list[Part]:
     peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
     rows.append(("peak", in_memory(peak), figure(forecast), ratio(forecast, peak)))
     rows.append(("limit", in_memory(proof.hbm_bytes_per_device), "", ""))
+    host, on_host = proof.host_bytes_per_device, proof.forecast_host_bytes_per_device
+    if host or on_host:
+        rows.append(("on the host", in_memory(host), figure(on_host), ratio(on_host, host)))
     where = f"the peak is at {proof.peak_at}"
     table = Table(rows=[HEAD, *rows], columns="<>><")
     return section("memory per device", [table, where, *largest(proof.buffers)])
@@ -197,6 +200,7 @@ def disagreement(one: Disagreement) -> str:
         return f"no formula counts the FLOPs of kernel {one.kernel}"
     what = {
         "peak_memory": "peak memory is",
+        "host_memory": "memory of the host is",
         "payload": f"payload over {' x '.join(one.axes)} is",
         "flops": "the program's FLOPs are",
     }[one.code]
@@ -225,8 +229,10 @@ def verdict(proof: Proof) -> str:
     """Return the proof in one line."""
     margin = in_memory(abs(proof.margin_bytes))
     share = percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
-    if not proof.fits:
+    if not proof.fits and proof.margin_bytes < 0:
         parts = [f"does not fit: {margin} too much"]
+    elif not proof.fits:
+        parts = [f"does not fit, though its buffers leave {margin} ({share}) of the limit"]
     elif proof.margin_bytes < 0:
         parts = [f"the compiler accepts it with {margin} ({share}) more than the limit"]
     else:

@@ -250,6 +250,14 @@ def removed_text(removed: Run | StudyStatus) -> str:
     return f"removed {removed.run}\n"
 
 
+def removed_fields(removed: Run | StudyStatus) -> dict[str, object]:
+    """Return what `--json` says of what was removed."""
+    if isinstance(removed, StudyStatus):
+        runs = [one.run for one in removed.runs]
+        return {"study": removed.study, "runs": runs, "removed": True}
+    return {"run": removed.run, "journal": removed.journal, "removed": True}
+
+
 def next_run_command(run: Run, named: str, storage: Path) -> str:
     """Return the next command for a run: follow it, compare it with its plan, or resume it.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.render.formatting import count, counted, dollars, percent, seconds, span
+from orchestrator.render.formatting import count, counted, dollars, percent, seconds
 from orchestrator.render.screen_parts import (
     Part,
     Screen,
@@ -83,16 +83,14 @@ def row(forecast: StudyForecast, trial: TrialForecast) -> tuple[str, ...]:
 
 
 def expected(estimate: Estimate, show: Callable[[float], str]) -> str:
-    """Return the expected value; if unknown, the range from lower bound to unoverlapped."""
-    if estimate.expected is not None:
-        return show(estimate.expected)
-    return span(show(estimate.lower), show(estimate.unoverlapped))
+    """Return the expected value; if unknown, what it is at best."""
+    return show(estimate.lower if estimate.expected is None else estimate.expected)
 
 
 def legend(forecast: StudyForecast) -> str:
     planned: Sequence[PlannedTrial] = [one.planned for one in forecast.trials if one.planned]
     has_estimate = all(plan.step_s.expected is not None for plan in planned)
-    what = "Expected values" if has_estimate else "Ranges go from the lower bound to no overlap"
+    what = "Expected values" if has_estimate else "Values at best, without known runs"
     return f"{what}. Efficiency is tokens per second and chip, over those of the smallest trial."
 
 

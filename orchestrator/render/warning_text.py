@@ -25,11 +25,15 @@ SENTENCES: dict[WarningCode, str] = {
         "the forecast describes the program of trainer {ledger}, not that of {trainer}: memory,"
         " time and cost of {trainer} are unknown"
     ),
+    "no_expected": (
+        "what real runs on {chip} reach is unknown here: all figures are at best, and real runs"
+        " take longer"
+    ),
     "many_years": "the run would take {years:,.0f} years: ask for more chips or fewer tokens",
 }
 # What an axis of extrapolation is called, and how its values are written.
 AXES = {
-    "tokens": "tokens a chip in one microbatch {:,.0f}",
+    "tokens": "tokens a chip {:,.0f}",
     "length": "sequence length {:,.0f}",
     "attention_share": "attention of all compute {:.0%}",
     "microbatches": "microbatches {:,.0f}",
@@ -49,7 +53,7 @@ def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> li
     others = [warning_text(one) for one in listed if one.code != "extrapolation"]
     axes = [axis_text(values, one.figures) for one in listed if one.code == "extrapolation"]
     if axes:
-        others.append(f"expected is an extrapolation from published runs: {', '.join(axes)}")
+        others.append(f"expected is beyond published runs: {', '.join(axes)}")
     return others
 
 

@@ -12,7 +12,7 @@ from orchestrator import catalog
 from orchestrator.catalog import Chip
 from orchestrator.spec.instance import Path, SpecInstance, instance_of
 from orchestrator.spec.nodes import Entry, Mapping, Node, Scalar, Sequence
-from orchestrator.spec.problem import SpecPosition, SpecProblems, SpecText, whole
+from orchestrator.spec.problem import Problem, SpecPosition, SpecProblems, SpecText
 from orchestrator.spec.schema import chip_schema, chip_validator
 from orchestrator.spec.source import read
 from orchestrator.spec.validate import validate
@@ -28,7 +28,7 @@ def read_chip(path: pathlib.Path) -> tuple[Chip, dict[str, Any]]:
     try:
         content = tomllib.loads("\n".join(source.lines))
     except tomllib.TOMLDecodeError as error:
-        raise SpecProblems([whole(source.name, "not-toml", reason=str(error))]) from None
+        raise SpecProblems([_not_toml(source, str(error))]) from None
     file = instance_of(_mapping(content, (), _positions(source)), chip_schema())
     validate(file, chip_validator())
     if not file.problems:
@@ -36,6 +36,14 @@ def read_chip(path: pathlib.Path) -> tuple[Chip, dict[str, Any]]:
     if file.problems:
         raise SpecProblems(file.problems)
     return catalog.defined(path.stem, content), content
+
+
+def _not_toml(source: SpecText, message: str) -> Problem:
+    """Its place is a part of the parser's message, unless it is the end of the file."""
+    reason, _, position = message.partition(" (at ")
+    numbers = [int(number) for number in re.findall("[0-9]+", position)]
+    line, col = numbers if len(numbers) == 2 else (len(source.lines), 1)
+    return SpecPosition(source, line, col).problem("not-toml", reason=reason)
 
 
 def _check(file: SpecInstance, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.spec.checks import SHAPE_KEYS, shape_faults
 from orchestrator.spec.expectations import example, must
-from orchestrator.spec.nodes import Mapping, parse
+from orchestrator.spec.nodes import MOST_DEPTH, Mapping, parse
 from orchestrator.spec.problem import Correction, SpecPosition, SpecProblems, SpecText, shortened
 from orchestrator.spec.scalars import Value, as_written
 from orchestrator.spec.schema import Schema, definition, member, validator
@@ -108,8 +108,8 @@ class _Config:
 
     def __init__(self, path: Path) -> None:
         source = read(path)
-        root, self.problems = parse(source)
         self.values = _json(source)
+        root, self.problems = parse(source)
         self._root = root if isinstance(root, Mapping) else Mapping(root.place)
         if not isinstance(self.values, dict):
             self._report("", "config-not-an-object")
@@ -135,6 +135,7 @@ class _Config:
         """The fields of the Model. Wrong ones are reported and left out."""
         values = DEFAULTS | {k: v for k, v in self.values.items() if k in SIZES and v is not None}
         values |= self._rotary_theta()
+        values = {key: _whole(key, value) for key, value in values.items()}
         heads = values.get("num_attention_heads")
         values.setdefault("num_key_value_heads", family.kv_heads or heads)
         if "head_dim" not in values:
@@ -228,18 +229,28 @@ class _Config:
         self.problems.append(place.problem(code, key, suggestion, **fields))
 
 
+def _whole(key: str, value: Any) -> Any:
+    """A size as a whole number: JSON may write 4096.0."""
+    schema: Schema = member(definition("Model"), SIZES[key]) or {}
+    is_whole = isinstance(value, float) and value.is_integer() and schema["type"] == "integer"
+    return int(value) if is_whole else value
+
+
 def _shown(value: Any) -> str:
     return shortened(json.dumps(value, ensure_ascii=False))
 
 
 def _json(source: SpecText) -> Any:
-    """The values of a JSON text that was parsed for places before."""
+    """The values of a JSON text."""
     text = "\n".join(source.lines)
     try:
         return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=str)
     except json.JSONDecodeError as error:
         place = SpecPosition(source, error.lineno, error.colno)
         raise SpecProblems([place.problem("not-json", reason=error.msg)]) from None
+    except RecursionError:
+        problem = SpecPosition(source, 1, 1).problem("too-deep", most=MOST_DEPTH)
+        raise SpecProblems([problem]) from None
 
 
 def _number(text: str) -> Value:

@@ -14,7 +14,7 @@ from orchestrator.spec.chip_file import read_chip
 from orchestrator.spec.instance import instance_of
 from orchestrator.spec.nodes import Mapping, Node, parse
 from orchestrator.spec.overrides import apply
-from orchestrator.spec.problem import Problem, SpecProblems
+from orchestrator.spec.problem import FileReference, Problem, SpecProblems, named_by
 from orchestrator.spec.resolved import ResolvedSpec, default
 from orchestrator.spec.schema import field
 from orchestrator.spec.source import read
@@ -22,6 +22,7 @@ from orchestrator.spec.validate import validate
 from orchestrator.types.spec import Model, Spec
 
 HUGGINGFACE = "huggingface"
+CONFIG, CHIP_FILE = f"experiment.model.{HUGGINGFACE}", "resources.chip.file"
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
@@ -79,7 +80,7 @@ def _chip(
     try:
         return *read_chip(folder / chip["file"]), []
     except SpecProblems as error:
-        return None, None, error.problems
+        return None, None, named_by(_reference(resolved, CHIP_FILE), error.problems)
 
 
 def _config_model(resolved: ResolvedSpec, folder: Path) -> tuple[Model | None, list[Problem]]:
@@ -91,7 +92,11 @@ def _config_model(resolved: ResolvedSpec, folder: Path) -> tuple[Model | None, l
     try:
         return huggingface.model_of(file, model.get("name"), length), []
     except SpecProblems as error:
-        return None, error.problems
+        return None, named_by(_reference(resolved, CONFIG), error.problems)
+
+
+def _reference(resolved: ResolvedSpec, key: str) -> FileReference:
+    return FileReference(resolved.place(tuple(key.split("."))), key)
 
 
 def _spec(values: dict[str, Any], configured: Model | None, overrides: tuple[str, ...]) -> Spec:

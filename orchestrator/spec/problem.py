@@ -1,7 +1,7 @@
 """What is wrong with a file, where, and what to write instead. Knows no YAML."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.errors import SpecError
@@ -43,6 +43,12 @@ class SpecPosition:
     line: int
     col: int
 
+    @property
+    def text(self) -> str:
+        """What a message begins with."""
+        name = self.source.name
+        return f"{name}:{self.line}:{self.col}" if self.line else name
+
     def problem(
         self, code: str, /, key: str = "", suggestion: "Correction | None" = None, **fields: Any
     ) -> "Problem":
@@ -60,15 +66,28 @@ class Correction:
         return SUGGESTIONS[self.kind].format(value=self.value)
 
 
+@dataclass(frozen=True)
+class FileReference:
+    """The key of a spec that names another file."""
+
+    place: SpecPosition
+    key: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with a file, by its code; MESSAGES has the sentences."""
+    """One thing that is wrong with a file, by its code; MESSAGES has the sentences.
+
+    Where a spec names the file, the message begins with the line of the spec and shows that line.
+    The file may be any on the machine, named by mistake: none of its text is shown.
+    """
 
     place: SpecPosition
     code: str
     key: str
     suggestion: Correction | None
     fields: dict[str, Any]
+    named_at: FileReference | None = None
 
     @property
     def message(self) -> str:
@@ -95,20 +114,29 @@ class Problem:
         return self.place.col
 
     @property
+    def order(self) -> tuple[str, int, int, str, int, int]:
+        """Where it stands among the problems of a spec and of the files that it names."""
+        first = self.named_at.place if self.named_at else self.place
+        return first.source.name, first.line, first.col, self.file, self.line, self.col
+
+    @property
     def snippet(self) -> str:
         """The line, cut to what a screen holds, and a caret below its column."""
-        if not self.line or not self.place.source.lines:
+        place = self.named_at.place if self.named_at else self.place
+        if not place.line or not place.source.lines:
             return ""
-        text = self.place.source.line(self.line)
-        before, rest = text[: self.col - 1], text[self.col - 1 :]
+        text = place.source.line(place.line)
+        before, rest = text[: place.col - 1], text[place.col - 1 :]
         start = max(0, len(before) - SHOWN_BEFORE_CARET)
         before = "..." * bool(start) + before[start:]
         rest = shortened(rest, SHOWN_COLUMNS - len(before))
         return f"{INDENT}{before}{rest}".rstrip() + f"\n{INDENT}{' ' * len(before)}^"
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}:{self.col}" if self.line else self.file
-        head = ": ".join(filter(None, (place, self.key, self.message)))
+        parts = [self.place.text, self.key, self.message]
+        if self.named_at:
+            parts = [self.named_at.place.text, self.named_at.key, *parts]
+        head = ": ".join(filter(None, parts))
         return "\n".join(filter(None, (head, self.snippet, self.hint and f"hint: {self.hint}")))
 
 
@@ -127,11 +155,16 @@ def shortened(text: str, most: int = SHOWN_VALUE) -> str:
     return printable(text if len(text) <= most else text[:most] + "...")
 
 
+def named_by(reference: FileReference, problems: Iterable[Problem]) -> list[Problem]:
+    """The problems of a file that a spec names."""
+    return [replace(one, named_at=reference) for one in problems]
+
+
 class SpecProblems(SpecError):
     """Everything that is wrong with a spec, in the order of its text."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = sorted(problems, key=lambda one: (one.file, one.line, one.col))
+        self.problems = sorted(problems, key=lambda one: one.order)
         super().__init__(_text(self.problems))
 
 

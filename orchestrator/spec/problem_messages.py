@@ -15,7 +15,8 @@ SUGGESTIONS = {
 # Code → the message, and the hint where the problem suggests no value of its own.
 MESSAGES: dict[str, tuple[str, str]] = {
     # Files
-    "not-a-file": ("is no regular file", ""),
+    "folder": ("is a folder, must be a file", "{inside}"),
+    "not-a-file": ("is a device, pipe or socket, must be a file", ""),
     "unreadable": ("cannot be read: {reason}", "{sibling}"),
     "too-large": ("is larger than {most:,} bytes", ""),
     "encoding": (
@@ -142,10 +143,6 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "override-of-varied": (
         "is varied, must be left to the study",
         "change its values in the study's vary",
-    ),
-    "base-missing": (
-        "is no file: {file}, must be the spec that is varied",
-        "it is relative to this file",
     ),
     "weak-without-pods": (
         "is weak, must go with resources.pods among the keys that are varied",

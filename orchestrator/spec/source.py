@@ -41,6 +41,8 @@ def _bytes(path: Path) -> bytes:
     """The content of a file of legal size; pipes and devices may never end, and are no files."""
     name = str(path)
     try:
+        if path.is_dir():
+            raise SpecProblems([whole(name, "folder", inside=_inside(path))])
         if path.exists() and not path.is_file():
             raise SpecProblems([whole(name, "not-a-file")])
         with path.open("rb") as file:
@@ -55,10 +57,18 @@ def _bytes(path: Path) -> bytes:
     return raw
 
 
+def _inside(folder: Path) -> str:
+    """The file that is usually meant by its folder."""
+    meant = folder / "config.json"
+    return f"did you mean {meant}?" if meant.is_file() else ""
+
+
 def _sibling(path: Path) -> str:
     """The file that was probably meant. Endings make no two names alike."""
     try:
-        names = {other.stem: other.name for other in sorted(path.parent.iterdir())}
+        names = {
+            other.stem: other.name for other in sorted(path.parent.iterdir()) if other.exists()
+        }
     except (OSError, ValueError):
         return ""
     close = get_close_matches(path.stem, names, 1)

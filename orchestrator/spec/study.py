@@ -16,7 +16,14 @@ from orchestrator.spec.load import load, spec_of
 from orchestrator.spec.nodes import Entry, Mapping, Node, Scalar, parse
 from orchestrator.spec.nodes import Sequence as Items
 from orchestrator.spec.overrides import FLAG, apply, put
-from orchestrator.spec.problem import Problem, SpecPosition, SpecProblems, SpecText
+from orchestrator.spec.problem import (
+    FileReference,
+    Problem,
+    SpecPosition,
+    SpecProblems,
+    SpecText,
+    named_by,
+)
 from orchestrator.spec.source import read
 from orchestrator.spec.validate import validate
 from orchestrator.types.spec import Spec
@@ -87,14 +94,13 @@ def _load_base(
     if not named or file.is_rejected(("study", "base")):
         raise SpecProblems(problems)
     base = folder / file.value["study"]["base"]
-    if not base.exists():
-        place = file.fields["study", "base"].node.place
-        problem = place.problem("base-missing", "study.base", file=str(base))
-        raise SpecProblems([*problems, problem])
+    reference = FileReference(file.fields["study", "base"].node.place, "study.base")
     try:
         return base, load(base, overrides)
     except SpecProblems as error:
-        raise SpecProblems([*problems, *error.problems]) from None
+        inside = [one for one in error.problems if one.file == str(base)]
+        others = [one for one in error.problems if one.file != str(base)]
+        raise SpecProblems([*problems, *named_by(reference, inside), *others]) from None
 
 
 def _wrong_keys(varied: "list[_Varied]", problems: list[Problem]) -> bool:

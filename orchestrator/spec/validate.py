@@ -59,7 +59,9 @@ def _in_alternative(spec: SpecInstance, path: Path, error: ValidationError) -> I
 
 def _illegal(path: Path, here: Field) -> Located:
     schema = here.schema or {}
-    fields = {"value": shown(here.node, schema), "expected": must(schema)}
+    # A file that holds one text is no spec, whatever it is: its text is not repeated.
+    value = shown(here.node, schema) if path or not isinstance(here.node, Scalar) else "text"
+    fields = {"value": value, "expected": must(schema)}
     hint = suggestion(path, schema, here.node)
     return path, here.node.place.problem("illegal-value", dotted(path), hint, **fields)
 

@@ -33,8 +33,9 @@ class Timing:
 
     @property
     def per_s(self) -> float:
-        """The best rate of any amount."""
-        return max(amount / seconds for amount, seconds in self.points)
+        """The rate of the largest amount: less of it fits in caches, or leaves units idle."""
+        amount, seconds = self.points[-1]
+        return amount / seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,7 @@ WarningCode = Literal[
     "large_batch",
     "many_years",
     "extrapolation",
+    "no_expected",
 ]
 
 
@@ -169,9 +170,10 @@ class Estimate:
     """`lower`: peak rates, perfect overlap, a bound. `unoverlapped`: peak rates, nothing hidden.
 
     `expected` is the estimate from real runs on such chips, `low` to `high` its 80 % prediction
-    interval; None for chips without published runs. For seconds, days and money
-    lower <= low <= expected <= high. For rates, MFU among them, each is the rate at that time:
-    `low` is the slow end and `high` the fast end.
+    interval. They are None for chips without published runs, and nothing takes their place: such a
+    run takes `lower` at best, and may well take longer than `unoverlapped`. For seconds, days and
+    money lower <= low <= expected <= high. For rates, MFU among them, each is the rate at that
+    time: `low` is the slow end and `high` the fast end.
     """
 
     lower: float
@@ -266,11 +268,16 @@ class PlannedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSummary:
-    """What the search went through."""
+    """What the search went through.
+
+    `alike` other meshes with the plan's tensor size, policy and microbatches are slower by less
+    than the forecast knows.
+    """
 
     enumerated: int
     realizable: int
     priced: int
+    alike: int
     rule: str
 
 

@@ -7,7 +7,7 @@ from orchestrator.types.plan import Estimate, Link
 
 FaultCode = Literal["not_planned", "too_many_bytes"]
 Payload = Literal["gradients", "weights", "other"]
-DisagreementCode = Literal["peak_memory", "payload", "flops", "uncounted_kernel"]
+DisagreementCode = Literal["peak_memory", "host_memory", "payload", "flops", "uncounted_kernel"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,8 @@ class CrossingFault:
 class Disagreement:
     """Where the Forecast is off, beyond its tolerance.
 
-    `peak_memory` and `payload` are bytes, `flops` are FLOPs; `axes` are those of the payload.
+    `peak_memory`, `host_memory` and `payload` are bytes, `flops` are FLOPs; `axes` are those of the
+    payload.
     `uncounted_kernel`: no formula counts the FLOPs of `kernel`.
     """
 
@@ -152,6 +153,8 @@ class Proof:
     hbm_bytes_per_device: float
     peak_hbm_bytes_per_device: float
     forecast_peak_hbm_bytes_per_device: float | None
+    host_bytes_per_device: float
+    forecast_host_bytes_per_device: float | None
     margin_bytes: float
     memory: dict[str, float]
     ledger: tuple[Comparison, ...]

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import (
     Choice,
     SearchRequest,
-    best_choices,
     layout_of_choice,
     search,
     search_request,

@@ -50,7 +50,7 @@ def measure(result: str, *how: str) -> None:
 
 
 def rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing]:
-    """The best matmul of the machine, in the first process alone; the step in all together."""
+    """A large matmul on all cores, in the first process alone; the step in all together."""
     plan = codec.from_json(Path(path).read_bytes(), Plan)
     if plan.hosts > 1:
         jax.distributed.initialize(

@@ -23,7 +23,7 @@ OPERATIONS: tuple[tuple[Operation, int], ...] = (
 # The smallest and the largest amount, in FLOPs or bytes.
 AMOUNTS: dict[Operation, tuple[float, float]] = {
     "matmul": (1e8, 5e12),
-    "copy": (1e6, 5e9),
+    "copy": (1e6, 1e9),
     "attention": (1e9, 1e12),
 }
 GROWTH = 8

@@ -22,7 +22,7 @@ from orchestrator.errors import OrchError
 from orchestrator.journal import Journal, heartbeat
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
 from orchestrator.launch.ray import private_api, slices
-from orchestrator.launch.ray.messages import AttemptCommand
+from orchestrator.launch.ray.process_messages import AttemptCommand
 from orchestrator.launch.ray.slice_queue import Lease
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan

@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 
 from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
-from orchestrator.launch.ray.messages import AttemptCommand
+from orchestrator.launch.ray.process_messages import AttemptCommand
 from orchestrator.types import codec
 
 SLICES_LIMIT_S = 10.0

@@ -16,7 +16,7 @@ import msgspec
 
 from orchestrator.launch.backend import ClusterEvent
 from orchestrator.launch.ray import process_tree
-from orchestrator.launch.ray.messages import ClusterRequest
+from orchestrator.launch.ray.process_messages import ClusterRequest
 from orchestrator.launch.ray.slices import Host
 from orchestrator.plan import rehearsal
 from orchestrator.types import codec

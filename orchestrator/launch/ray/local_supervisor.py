@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from orchestrator.launch.backend import ClusterEvent
 from orchestrator.launch.ray import private_api, process_tree
-from orchestrator.launch.ray.messages import ClusterRequest
+from orchestrator.launch.ray.process_messages import ClusterRequest
 from orchestrator.ports import LOOPBACK, claimed
 from orchestrator.types import codec
 

@@ -1,0 +1,96 @@
+"""The ranking: which candidate of a search is the plan, and which others are worth a look."""
+
+from dataclasses import dataclass
+from math import exp
+
+import numpy as np
+
+from orchestrator import catalog
+from orchestrator.network.mesh_axes import ICI_AXES, LOGICAL_AXES
+from orchestrator.plan.expected import expected_s
+from orchestrator.plan.search import Candidates, Choice, SearchRequest, layout_of_rows
+from orchestrator.plan.time import step_time, time_lines
+from orchestrator.plan.torus import Bools, Floats, Ints, axis_sizes
+
+# Plans this close by the first rule are equal within the accuracy of a forecast.
+TIE = 0.01
+# Expected times this close differ by less than their constants are rounded.
+SAME = 0.001
+RULE = (
+    "fastest per token, by the mean of lower and unoverlapped time (a run hides its exchanges in"
+    " part, and host transfers as far as computation covers them); of plans within"
+    f" {TIE:.0%}, the batch nearest to the requested one, then the best expected time, then the"
+    " fewest axes"
+)
+(TENSOR,) = LOGICAL_AXES["heads"]
+
+
+@dataclass(frozen=True)
+class RankedChoice:
+    """The best choice of its kind: of its tensor size, policy and microbatches.
+
+    `alike` other meshes of that kind differ from it by less than the forecast knows.
+    """
+
+    choice: Choice
+    alike: int
+
+
+def best_choices(request: SearchRequest, candidates: Candidates, most: int) -> list[Choice]:
+    """The best choice, then the best of each other kind, by RULE."""
+    return [one.choice for one in ranked_choices(request, candidates, most)]
+
+
+def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) -> list[RankedChoice]:
+    """The same, each with the number of meshes like it."""
+    kinds = kinds_of(candidates)
+    remaining = np.ones(len(candidates), bool)
+    ranked: list[RankedChoice] = []
+    while remaining.any() and len(ranked) < most:
+        row = best_row(request, candidates, remaining)
+        same = (kinds == kinds[row]).all(axis=1)
+        alike = meshes_alike(request, candidates, row, same)
+        ranked.append(RankedChoice(candidates.choice(row), alike))
+        remaining &= ~same
+    return ranked
+
+
+def kinds_of(candidates: Candidates) -> Ints:
+    """What tells one kind of plan from another: tensor size, policy and microbatches."""
+    tensor = axis_sizes(candidates.factors)[:, ICI_AXES.index(TENSOR)]
+    return np.column_stack([tensor, candidates.remat, candidates.microbatches])
+
+
+def meshes_alike(request: SearchRequest, candidates: Candidates, row: int, same: Bools) -> int:
+    """Other meshes of the same kind within the spread of the forecast."""
+    efficiency = catalog.efficiency(request.chip.name)
+    factor = exp(efficiency.spread.value) if efficiency else 1 + TIE
+    cost = candidates.cost_s_per_token
+    near = same & (cost <= cost[row] * factor)
+    return len(np.unique(axis_sizes(candidates.factors[near]), axis=0)) - 1
+
+
+def best_row(request: SearchRequest, candidates: Candidates, among: Bools) -> int:
+    """The row that RULE picks; of equal rows the cheapest, then the first enumerated."""
+    cost = candidates.cost_s_per_token
+    rows = np.flatnonzero(among & (cost <= cost[among].min() * (1 + TIE)))
+    rows = least(rows, np.abs(candidates.sequences[rows] - request.experiment.batch.sequences))
+    rows = least(rows, expected_s_per_token(request, candidates, rows), SAME)
+    rows = least(rows, (axis_sizes(candidates.factors[rows]) > 1).sum(axis=1))
+    return int(rows[np.argmin(cost[rows])])
+
+
+def least(rows: Ints, values: Floats | Ints, within: float = 0.0) -> Ints:
+    """The rows with the least value, or within a share of it."""
+    return np.asarray(rows[values <= values.min() * (1 + within)])
+
+
+def expected_s_per_token(request: SearchRequest, candidates: Candidates, rows: Ints) -> Floats:
+    """What a run is expected to take; the same for all rows where no such run is known."""
+    efficiency = catalog.efficiency(request.chip.name)
+    if efficiency is None:
+        return np.ones(len(rows))
+    layout = layout_of_rows(request, candidates, rows)
+    lines = time_lines(layout)
+    seconds = expected_s(layout, lines, step_time(layout, lines), efficiency)
+    return np.asarray(seconds / (layout.sequences * layout.length))
