@@ -88,7 +88,7 @@ def test_the_answer_has_the_days_that_the_plan_shows() -> None:
     said = {difference.about: difference.planned for difference in sheet.differences}
     assert f"{wording.lasting(days.expected)} expected" in said["days"]
     untold = replace(days, low=None, high=None)
-    assert likely(untold) == f"{wording.lasting(days.lower)} at best"
+    assert likely(untold) == f"at least {wording.lasting(days.lower)}"
 
 
 def test_what_the_book_leaves_out_is_said() -> None:

@@ -167,6 +167,8 @@ def test_forecasts_are_within_5_percent_of_compiled_peaks(result: Result) -> Non
         assert result.payload[1] == pytest.approx(1, abs=0.02)
 
 
-def test_the_page_shows_todays_forecasts() -> None:
-    """`python -m tests.bench.proof_table --only ""` writes it."""
+def test_the_page_shows_todays_forecasts(request: pytest.FixtureRequest) -> None:
+    """`--refresh-golden` writes it, as does `python -m tests.bench.proof_table --only ""`."""
+    if request.config.getoption("--refresh-golden"):
+        PAGE.write_text(proof_table.page(), encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == proof_table.page()

@@ -112,6 +112,9 @@ def test_parallel_matmuls_are_searched_alike() -> None:
     assert len(found) == len(set(found)) == 162
     assert set(POLICIES.values()) <= set(found)
     assert all(one.treatment("query") == one.treatment("value") for one in found)
+    ungated = all_policies(model_of(gated=False), offloads=True)
+    assert set(POLICIES.values()) <= set(ungated)
+    assert len(ungated) == 162
     without_host = all_policies(model_of(), offloads=False)
     assert len(without_host) == 16
     assert not any(one.needs_host for one in without_host)

@@ -270,6 +270,17 @@ def test_copied_kv_heads_have_their_own_lines() -> None:
     assert times["kv weight copies"].collective is not None
 
 
+def test_a_host_of_unknown_memory_is_warned_of() -> None:
+    """Offloading on request is not checked where no source has the host's memory."""
+    spec = spec_of(TINY, sequences=64, length=128, chip="h100", topology="8", pods=1,
+                   remat="offload_input")  # fmt: skip
+    plan = make_plan(spec)
+    [figures] = figures_of(plan, "host_memory_unknown")
+    assert figures["offloaded_bytes"] == plan.forecast.host_memory_bytes_per_chip > 0
+    known = make_plan(replace(spec, resources=replace(spec.resources, chip="v5e", topology="2x4")))
+    assert figures_of(known, "host_memory_unknown") == []
+
+
 def test_every_key_is_documented() -> None:
     """docs/plan.md names each field of the Plan and of its Forecast."""
     text = (ROOT / "docs/plan.md").read_text(encoding="utf-8")

@@ -213,7 +213,7 @@ def test_without_published_runs_a_plan_warns_and_names_no_range() -> None:
     assert warned.figures == {"chip": "h100"}
     shown = plan_screen(plan, "orch explain x.yaml")
     last = shown[shown.rindex("Plan: ") :]
-    assert last.count("at best") == 2
+    assert last.count("at least") == 2
     assert " to " not in last.partition("\n")[0]
     assert not any(one.code == "no_expected" for one in make_plan(spec_of()).warnings)
 

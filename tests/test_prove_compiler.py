@@ -18,7 +18,7 @@ from orchestrator.prove.compiled import ProgramSummary
 from orchestrator.prove.targets import environment
 from orchestrator.prove.verdict import ProofResult, prove
 from orchestrator.types import codec
-from orchestrator.types.spec import MeshRequest, Model, Spec
+from orchestrator.types.spec import MeshRequest, Model, Spec, TensorTreatments
 from tests.conftest import ROOT
 from tests.example_specs import spec_of
 
@@ -177,6 +177,30 @@ def test_the_proof_depends_on_what_the_process_loaded(
     } <= code.modules.keys()
     assert {"jax", "jaxlib", "numpy", "python"} <= code.packages.keys()
     assert not {"orchestrator.plan.memory", "orchestrator.plan.time"} & code.modules.keys()
+
+
+MIXED = TensorTreatments(
+    block_input="offload", query="offload", key="keep", value="keep", attention="offload",
+    up="offload",
+)  # fmt: skip
+
+
+def test_an_offloading_plan_is_as_forecast() -> None:
+    """A mapping on another chip: the host has what was forecast, HBM does not have it too, and what
+    the policy recomputes is recomputed.
+    """
+    asked = spec_of(
+        SMALL, sequences=32, length=2048, chip="v6e", topology="2x2", pods=1, remat=MIXED,
+        mesh=MeshRequest(fsdp=4),
+    )  # fmt: skip
+    proof = prove(asked, make_plan(asked)).proof
+    assert proof.disagreements == ()
+    assert proof.passes
+    assert proof.forecast_host_bytes_per_device
+    assert proof.host_bytes_per_device == pytest.approx(proof.forecast_host_bytes_per_device)
+    assert proof.flops_per_device == pytest.approx(proof.forecast_flops_per_device, rel=1e-3)
+    assert proof.peak_hbm_bytes_per_device == sum(line.compiled for line in proof.ledger)
+    assert 0 < proof.margin_bytes < proof.hbm_bytes_per_device
 
 
 def test_too_much_for_the_memory_is_refused_at_once() -> None:

@@ -31,6 +31,7 @@ from orchestrator.spec import load
 from orchestrator.spec.study import load_study
 from orchestrator.study import forecast_study
 from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Model
 from tests.conftest import GOLDEN, ROOT, HoldGolden
 from tests.example_specs import spec_of
 
@@ -181,6 +182,29 @@ def test_runners_up_come_before_the_verdict(golden: HoldGolden, four_pods: list[
         mesh = ".".join(str(plan.mesh[axis]) for axis in ICI_AXES)
         mfu = formatting.percent(plan.forecast.mfu.expected or 0)
         assert any(mesh in line and mfu in line for line in table.splitlines())
+
+
+def test_without_a_published_run_no_range_is_shown() -> None:
+    """MPT-7B on 8, 128 and 512 H100 took about twice what a roofline says: bounds alone remain."""
+    mpt = Model(
+        name="mpt-7b", layers=32, d_model=4096, d_ff=16_384, heads=32, kv_heads=32, head_dim=128,
+        vocab=50_432, gated=False, tied=True,
+    )  # fmt: skip
+    for pods in (1, 16, 64):
+        plan = make_plan(
+            spec_of(mpt, chip="h100", topology="8", pods=pods, sequences=128 * pods, length=2048)
+        )
+        assert plan.forecast.step_s.expected is None
+        assert [one.code for one in plan.warnings if one.code == "no_expected"]
+        days, cost = plan.forecast.days, plan.forecast.dollars
+        assert cost
+        verdict = str(plan_screen(plan, None)).splitlines()[-1]
+        assert verdict.endswith(
+            f"at least {formatting.lasting(days.lower)}, at least {formatting.dollars(cost.lower)}."
+        )
+        shown = plan_screen(plan, None)
+        assert formatting.lasting(days.unoverlapped) not in shown
+        assert formatting.dollars(cost.unoverlapped) not in shown
 
 
 def test_runners_up_without_an_estimate_have_both_bounds() -> None:

@@ -95,9 +95,9 @@ def summary(derived: DerivationResult, plan: Plan | SpecError) -> str:
 
 
 def likely(days: Estimate) -> str:
-    """The 80 % interval; without one, what the run takes at best."""
+    """The 80 % interval; without one, the least it can be."""
     if days.low is None or days.high is None:
-        return f"{lasting(days.lower)} at best"
+        return f"at least {lasting(days.lower)}"
     return lasting_between(days.low, days.high)
 
 

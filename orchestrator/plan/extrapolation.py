@@ -126,25 +126,24 @@ def interval(
 
 
 def uncertainty(work: StepWork, values: Mapping[str, float], efficiency: Efficiency) -> float:
-    """The uncertainty of the step from that of the constants and of what no run shows, as a share.
+    """How far the step may be off for its constants and for what no run shows, as a share.
 
-    A part is uncertain as a whole as far as its axes lie outside.
+    At the ends of the interval, a part shows or is gone as far as its axes lie outside.
     """
     parts = {kind: float(s) for kind, s in step_parts(work, efficiency).items()}
     own_s = sum(float(s) for s in own_step_parts(work, efficiency).values())
     seen = float(skew_share(work, own_s))
     waits = work.reductions * efficiency.slice_wait_s.value * efficiency.slice_wait_s.unsure
     hops = work.hops * efficiency.slice_hop_s.value * efficiency.slice_hop_s.unsure
-    unsure_s = (
+    deviations_s = (
         efficiency.attention.unsure * parts["attention"],
         efficiency.exposed_gathers.unsure * parts["exposed_gathers"],
         efficiency.exposed_tensor.unsure * parts["exposed_tensor"],
         seen * float(waits),
         seen * float(hops),
-        (1 - seen) * parts["slice_wait"],
-        *unseen_s(work, values, efficiency),
     )
-    return STANDARD_DEVIATIONS * hypot(*unsure_s) / sum(parts.values())
+    unseen = (*unseen_s(work, values, efficiency), (1 - seen) * parts["slice_wait"])
+    return hypot(STANDARD_DEVIATIONS * hypot(*deviations_s), *unseen) / sum(parts.values())
 
 
 def unseen_s(

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Literal
 
-from orchestrator.network.rematerialization import text_of
 from orchestrator.types.plan import Plan
 from orchestrator.types.plan_diff import KeyDiff, LineDiff, PlanDiff, PlanReference
 from orchestrator.types.spec import Spec
@@ -63,7 +62,6 @@ def _reference(plan: Plan) -> PlanReference:
 def _requested(spec: Spec) -> dict[str, Any]:
     """What a spec requests; equal limits on pods are one number."""
     fields = asdict(spec)
-    fields["experiment"]["remat"] = text_of(spec.experiment.remat)
     pods = spec.resources.pods
     if pods.min == pods.max:
         fields["resources"]["pods"] = pods.max
@@ -71,7 +69,7 @@ def _requested(spec: Spec) -> dict[str, Any]:
 
 
 def _decided(plan: Plan) -> dict[str, Any]:
-    fields = asdict(plan) | {"remat": text_of(plan.remat)}
+    fields = asdict(plan)
     decided = _flat({key: fields[key] for key in DECIDED})
     torus = {f"{axis.name} lies on": axis.torus_text for axis in plan.axes if axis.spans}
     requested = ("batch.requested_sequences", "batch.length")

@@ -34,6 +34,13 @@ def trainer_warnings(plan: Plan) -> Iterator[PlanWarning]:
         yield plan_warning("other_trainer", ledger=LEDGER_TRAINER, trainer=plan.trainer)
 
 
+def host_warnings(plan: Plan) -> Iterator[PlanWarning]:
+    """The policy offloads to a host whose memory is unknown."""
+    offloaded = plan.forecast.host_memory_bytes_per_chip
+    if offloaded and plan.forecast.host_bytes_per_chip is None:
+        yield plan_warning("host_memory_unknown", chip=plan.chip, offloaded_bytes=offloaded)
+
+
 def recipe_warnings(plan: Plan) -> Iterator[PlanWarning]:
     """Steps, warm-up and batch may be mistyped."""
     steps, warmup = plan.total_steps, plan.optimizer.warmup_steps

@@ -13,6 +13,7 @@ from orchestrator.plan.placed_mesh import device_groups, place_axes
 from orchestrator.plan.plan_warnings import (
     LEDGER_TRAINER,
     forecast_warnings,
+    host_warnings,
     recipe_warnings,
     search_warnings,
     trainer_warnings,
@@ -105,6 +106,7 @@ def write_plan(
     )
     warnings = (
         *trainer_warnings(plan),
+        *host_warnings(plan),
         *search_warnings(spec, request, result),
         *recipe_warnings(plan),
         *forecast_warnings(plan),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from orchestrator.catalog import Chip
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Block
-from orchestrator.network.rematerialization import AUTO, Policy, policy
+from orchestrator.network.rematerialization import AUTO, POLICIES, Policy, policy
 from orchestrator.plan.host import knows_host
 from orchestrator.types.spec import Experiment, Model
 from orchestrator.types.spec_fields import Treatment
@@ -64,12 +64,20 @@ def all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
     treatments = [one for one in TREATMENTS if offloads or one != "offload"]
     inputs = [one for one in treatments if one != "recompute"]
     groups = tensor_groups(block)
-    return tuple(
+    found = (
         Policy(
             keep=tensors_of(groups, chosen, "keep"), offload=tensors_of(groups, chosen, "offload")
         )
         for chosen in product(inputs, *(treatments for _ in groups[1:]))
     )
+    # An MLP without a gate has fewer tensors, and policies with the names of those with one.
+    names = {treatments_of(known, block): known for known in POLICIES.values()}
+    return tuple(names.get(treatments_of(one, block), one) for one in found)
+
+
+def treatments_of(one: Policy, block: Block) -> tuple[Treatment, ...]:
+    """How a policy treats the tensors of a block, in their order."""
+    return tuple(one.treatment(tensor.name) for tensor in block.tensors)
 
 
 def tensor_groups(block: Block) -> list[tuple[str, ...]]:

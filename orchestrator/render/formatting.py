@@ -108,6 +108,11 @@ def span(low: str, high: str) -> str:
     return f"{number if shared else low} to {high}"
 
 
+def at_least(low: str) -> str:
+    """Return a bound below which a time or a cost cannot be."""
+    return f"at least {low}"
+
+
 def off(measured_s: float, expected_s: float, than: str) -> str:
     """Return how far a measured time is from an expected one: `9.4 % more than expected`."""
     times = measured_s / expected_s

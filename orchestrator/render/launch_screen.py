@@ -1,9 +1,10 @@
 """Show a run on a cluster: what the cluster offers, what the run costs, how it ended."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.render.formatting import (
     DAY_S,
+    at_least,
     count,
     counted,
     dollars,
@@ -63,22 +64,25 @@ def cost_of_runs(runs: Sequence[tuple[Plan, int]]) -> str:
 
 def cost(runs: Sequence[tuple[Plan, int]]) -> str:
     """Return the time and money of a number of steps of each plan."""
-    days = interval([(plan, plan.forecast.days, steps) for plan, steps in runs])
-    time = span(*(duration(value * DAY_S) for value in days))
+    unknown = {plan.trainer for plan, _ in runs if not plan.ledger_describes_trainer}
+    if unknown:
+        return f"time and cost of {', '.join(sorted(unknown))} are unknown"
+    days = [(plan, plan.forecast.days, steps) for plan, steps in runs]
+    time = between(days, lambda value: duration(value * DAY_S))
     priced = [(plan, plan.forecast.dollars, steps) for plan, steps in runs if plan.forecast.dollars]
-    known = all(plan.forecast.step_s.expected is not None for plan, _ in runs)
-    at_best = "" if known else " at best"
     if len(priced) < len(runs):
-        return f"{time}{at_best}; no price is known"
-    return f"{time}, {span(*map(money, interval(priced)))}{at_best}"
+        return f"{time}; no price is known"
+    return f"{time}, {between(priced, money)}"
 
 
-def interval(runs: Sequence[tuple[Plan, Estimate, int]]) -> tuple[float, float]:
-    """Return sums over the ends of the 80 % intervals; without one, of what a run takes at best."""
+def between(runs: Sequence[tuple[Plan, Estimate, int]], show: Callable[[float], str]) -> str:
+    """Return the sums over the ends of the 80 % intervals; without them, the least it can be."""
     shares = [(estimate, steps * plan.batch.tokens / plan.tokens) for plan, estimate, steps in runs]
     low = sum((estimate.low or estimate.lower) * share for estimate, share in shares)
-    high = sum((estimate.high or estimate.lower) * share for estimate, share in shares)
-    return low, high
+    if any(estimate.high is None for estimate, _ in shares):
+        return at_least(show(low))
+    high = sum((estimate.high or 0.0) * share for estimate, share in shares)
+    return span(show(low), show(high))
 
 
 def duration(value_s: float) -> str:

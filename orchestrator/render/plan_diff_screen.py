@@ -1,6 +1,6 @@
 """Show the difference of two plans on one screen."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from orchestrator.plan.plan_diff import SUM
 from orchestrator.render.formatting import (
@@ -39,7 +39,6 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("all tokens", "days", lasting),
     ("cost", "dollars", dollars),
 )
-ENDS = ("lower", "unoverlapped")
 ESTIMATES = ("lower", "expected", "unoverlapped")
 
 Row = tuple[str, ...]
@@ -152,8 +151,9 @@ def change(first: float, second: float) -> str:
 
 def figures(diff: PlanDiff) -> list[Part]:
     rows: list[Row] = []
+    has_estimate = any(figure(diff, "step_s.expected"))
     for name, key, show in FIGURES:
-        for estimate in ESTIMATES:
+        for estimate in ESTIMATES if has_estimate else ("lower",):
             values = figure(diff, f"{key}.{estimate}")
             if any(values):
                 changed = change(*values)
@@ -181,22 +181,20 @@ def verdict(diff: PlanDiff) -> str:
     if first.digest == second.digest:
         differ = "its figures differ" if figures_differ(diff) else "its figures are the same"
         return f"Both are one plan; {differ}."
-    text = f"The second is {between(map(faster, ratios(diff, 'tokens_per_s')))}"
+    at = "expected" if all(figure(diff, "step_s.expected")) else "lower"
+    text = f"The second is {faster(ratio(diff, f'tokens_per_s.{at}'))}"
     if all(figure(diff, "dollars.lower")):
-        text += f" and costs {between(map(costs, ratios(diff, 'dollars')))}"
+        text += f" and costs {costs(ratio(diff, f'dollars.{at}'))}"
+    if at == "lower":
+        text += ", both at best"
     before, after = diff.bounds
     return f"{text}. It is bound by {after}{f', not {before}' if before != after else ''}."
 
 
-def ratios(diff: PlanDiff, key: str) -> list[float]:
-    """Return the second over the first as expected, or else at both bounds, in order."""
-    expected = all(figure(diff, "step_s.expected"))
-    pairs = [figure(diff, f"{key}.{at}") for at in (("expected",) if expected else ENDS)]
-    return sorted(second / first for first, second in pairs)
-
-
-def between(ends: Iterable[str]) -> str:
-    return " to ".join(dict.fromkeys(ends))
+def ratio(diff: PlanDiff, key: str) -> float:
+    """Return the second over the first."""
+    first, second = figure(diff, key)
+    return second / first
 
 
 def faster(ratio: float) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.render.formatting import (
+    at_least,
     count,
     counted,
     dollars,
@@ -245,31 +246,33 @@ def figures(plan: Plan) -> list[Part]:
     if forecast.dollars is not None:
         price = f"${forecast.dollars_per_chip_hour:,.2f} a chip-hour"
         rows.append((price, *estimate_cells(forecast.dollars, dollars)))
-    expected = ("expected", INTERVAL) if forecast.step_s.expected is not None else ()
-    head = ("", "lower bound", *expected, "unoverlapped")
+    known = forecast.step_s.expected is not None
+    head = ("", "lower bound", "expected", INTERVAL, "unoverlapped") if known else ("", "at best")
     table = Table(rows=[head, *rows], columns="<" + ">" * (len(head) - 1))
     goodput = [f"at a goodput of {percent(forecast.goodput)}"] if forecast.goodput != 1 else []
     return [table, *goodput]
 
 
 def estimate_cells(estimate: Estimate, show: Callable[[float], str]) -> tuple[str, ...]:
-    """Return the lower bound, the expected value with its interval if known, and unoverlapped."""
-    expected: tuple[str, ...] = ()
-    if estimate.expected is not None:
-        expected = (show(estimate.expected), likely(estimate, show))
+    """Return the bounds with the expected value and its interval; or the best alone."""
+    if estimate.expected is None:
+        return (show(estimate.lower),)
+    expected = show(estimate.expected), likely(estimate, show)
     return (show(estimate.lower), *expected, show(estimate.unoverlapped))
 
 
 def likely(estimate: Estimate, show: Callable[[float], str]) -> str:
-    """Return the 80 % interval; without one, what it is at best."""
+    """Return the 80 % interval of a time or a cost; without one, the least it can be."""
     if estimate.low is None or estimate.high is None:
-        return f"{show(estimate.lower)} at best"
+        return at_least(show(estimate.lower))
     return span(show(estimate.low), show(estimate.high))
 
 
 def verdict(plan: Plan) -> str:
     """Return the plan in one line."""
     forecast = plan.forecast
+    if not plan.ledger_describes_trainer:
+        return f"Plan: a mesh for {plan.trainer}, whose memory, time and cost are unknown."
     parts = [
         "fits" if forecast.fits else "does not fit",
         f"bound by {forecast.bound}",

@@ -85,8 +85,6 @@ def step_time(status: Status) -> str | None:
         text = f"lower bound {seconds(step_s.lower)}"
         if step_s.expected is not None:
             text = f"expected {seconds(step_s.expected)}, {text}"
-        else:
-            text += f", unoverlapped {seconds(step_s.unoverlapped)}"
         parts.append(text)
     return "; ".join(parts) or None
 
@@ -120,7 +118,7 @@ def mfu_and_forecast(status: Status) -> str | None:
     if forecast.expected is not None:
         parts.append(f"expected {percent(forecast.expected)}, {bound}")
     else:
-        parts.append(f"{bound}, unoverlapped {percent(forecast.unoverlapped)}")
+        parts.append(bound)
     if measured is not None and forecast.lower:
         parts.append(f"measured is {percent(measured / forecast.lower)} of that bound")
     return "; ".join(parts)

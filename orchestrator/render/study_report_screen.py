@@ -84,7 +84,7 @@ def predicted_efficiency(trial: TrialReport) -> str:
     efficiency = trial.predicted.efficiency
     if trial.expected_s is not None:
         return percent(efficiency.expected or efficiency.unoverlapped)
-    return span(percent(efficiency.lower), percent(efficiency.unoverlapped))
+    return f"{percent(efficiency.lower)} at best"
 
 
 def over_predicted(trial: TrialReport, measured: RepeatedTrial) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from orchestrator import catalog
-from orchestrator.render.formatting import count, counted, scaled
+from orchestrator.render.formatting import count, counted, in_memory, scaled
 from orchestrator.types.plan import PlanWarning, WarningCode
 
 SENTENCES: dict[WarningCode, str] = {
@@ -77,8 +77,17 @@ def warning_text(warning: PlanWarning) -> str:
             return long_warmup(**figures)
         case "large_batch":
             return large_batch(**figures)
+        case "host_memory_unknown":
+            return host_memory_unknown(**figures)
         case code:
             return SENTENCES[code].format(**figures)
+
+
+def host_memory_unknown(chip: str, offloaded_bytes: float) -> str:
+    return (
+        f"{in_memory(offloaded_bytes)} a chip go to the host, and no source has the memory of"
+        f" hosts of {chip}: nothing checks that they fit"
+    )
 
 
 def few_steps(steps: int) -> str:

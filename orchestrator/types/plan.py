@@ -60,6 +60,7 @@ WarningCode = Literal[
     "slices_not_joined",
     "no_memory_margin",
     "bf16_parameters",
+    "host_memory_unknown",
     "other_trainer",
     "few_steps",
     "long_warmup",

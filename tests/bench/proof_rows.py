@@ -16,6 +16,14 @@ MODELS = {
             head_dim=64, vocab=32000,
         ),
         Model(
+            name="four-layers-of-64", layers=4, d_model=2048, d_ff=8192, heads=32, kv_heads=8,
+            head_dim=64, vocab=32768,
+        ),
+        Model(
+            name="four-layers-of-80", layers=4, d_model=2560, d_ff=8192, heads=32, kv_heads=8,
+            head_dim=80, vocab=32768,
+        ),
+        Model(
             name="heads-of-80", layers=32, d_model=2560, d_ff=10240, heads=32, kv_heads=32,
             head_dim=80, vocab=51200, gated=False,
         ),
@@ -125,6 +133,8 @@ ROWS = tuple(
         "llama3-405b tpu7x 2 16x16x16 2.256.1.16 1024 8192 keep_attention",
         # heads that are not 128 wide, other MLPs, tied tables
         "tinyllama v5p 1 4x4x8 1.128.1.1 1024 2048 none",
+        "four-layers-of-64 v5e 1 4x4 1.16.1.1 64 2048 keep_qkv",
+        "four-layers-of-80 v5e 1 4x4 1.16.1.1 64 2048 keep_qkv",
         "heads-of-80 v5e 1 4x8 1.32.1.1 64 2048 keep_qkv",
         "heads-of-96 v6e 1 4x4 1.16.1.1 64 4096 keep_attention",
         "heads-of-256 v5p 1 2x4x4 1.32.1.1 64 4096 keep_mlp",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.render.formatting import count, percent, scaled, seconds, span
+from orchestrator.render.formatting import count, percent, scaled, seconds
 from orchestrator.render.page.drawings import (
     Band,
     Bar,
@@ -18,7 +18,7 @@ from orchestrator.render.page.run_charts import expected_bars, resource_bars
 from orchestrator.render.page.templates import filled
 from orchestrator.render.study_report_screen import gap_explanation, notes, study_verdict, trial_row
 from orchestrator.render.study_screen import SCALINGS, key_title
-from orchestrator.types.plan import Plan
+from orchestrator.types.plan import Estimate, Plan
 from orchestrator.types.study import PlannedTrial, StudyReport, TrialReport
 
 # The colors of several series; a single one has the first.
@@ -206,7 +206,14 @@ def ledger_bar(name: str, plan: Plan) -> Bar:
 
 def chip_head(report: StudyReport) -> Row:
     names = key_names(report.vary, report.vary)
-    return (*names, "chips", "lower bound", "unoverlapped", "MFU", "efficiency", "bottleneck")
+    return (*names, "chips", "at best", "expected", "MFU", "efficiency", "bottleneck")
+
+
+def likeliest(share: Estimate) -> str:
+    """Return what is expected, or the bound as such."""
+    if share.expected is None:
+        return f"{percent(share.lower)} at best"
+    return percent(share.expected)
 
 
 def chip_rows(report: StudyReport) -> list[Row]:
@@ -217,9 +224,9 @@ def chip_rows(report: StudyReport) -> list[Row]:
             *(one.settings[key] for key in report.vary),
             count(plan.chips),
             seconds(plan.step_s.lower),
-            seconds(plan.step_s.unoverlapped),
-            span(percent(plan.mfu.lower), percent(plan.mfu.unoverlapped)),
-            span(percent(plan.efficiency.lower), percent(plan.efficiency.unoverlapped)),
+            "-" if plan.step_s.expected is None else seconds(plan.step_s.expected),
+            likeliest(plan.mfu),
+            likeliest(plan.efficiency),
             plan.bound,
         )
         for one, plan in known
