@@ -4,6 +4,7 @@ A name is built in, or an entry point in the group `orch.KINDs` of an installed 
 reference `package.module:attribute`. A trainer may also be a whole module, `package.module`.
 """
 
+import re
 import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
@@ -14,6 +15,12 @@ from typing import Any
 from orchestrator.errors import SpecError, UnknownName
 
 TRAINERS = {"llama": "trainers.llama", "mlp": "trainers.mlp"}
+BACKENDS = {"ray": "orchestrator.launch.ray.ray_backend:RayBackend"}
+TRACKERS = {"mlflow": "orchestrator.tracking.mlflow:MLflowTracker"}
+# A module with one of these lines is a trainer: it need not stand in a package.
+PROGRAM = re.compile(
+    r"^(def program\b|program\s*[:=]|from\s.*\bimport\b.*\bprogram\b)", re.MULTILINE
+)
 
 
 def trainer_names() -> list[str]:
@@ -24,6 +31,16 @@ def trainer_names() -> list[str]:
 def find_trainer(name: str) -> EntryPoint:
     """The entry point of a trainer. It is not imported, because planning needs no JAX."""
     return _find("trainer", name, TRAINERS)
+
+
+def find_backend(name: str) -> EntryPoint:
+    """The entry point of a backend, not imported."""
+    return _find("backend", name, BACKENDS)
+
+
+def find_tracker(name: str) -> EntryPoint:
+    """The entry point of a tracker, not imported."""
+    return _find("tracker", name, TRACKERS)
 
 
 def load(kind: str, name: str, built_in: Mapping[str, str]) -> Any:
@@ -42,6 +59,8 @@ def _find(kind: str, name: str, built_in: Mapping[str, str]) -> EntryPoint:
     if name in registered:
         return registered[name]
     reference = EntryPoint(name, name, group)
+    if kind == "trainer" and name.isidentifier() and _has_program(source(name)):
+        return reference
     if EntryPoint.pattern.fullmatch(name) and set(name) & {".", ":"} and source(reference.module):
         return reference
     raise UnknownName(kind, name, list(registered))
@@ -53,6 +72,13 @@ def _registered(kind: str, built_in: Mapping[str, str]) -> dict[str, EntryPoint]
     installed = sorted(entry_points(group=group), key=lambda one: one.name)
     ours = {name: EntryPoint(name, value, group) for name, value in built_in.items()}
     return ours | {one.name: one for one in installed if one.name not in ours}
+
+
+def _has_program(file: Path | None) -> bool:
+    """Whether a module's file defines a `program`; nothing is imported."""
+    if file is None or file.suffix != ".py":
+        return False
+    return PROGRAM.search(file.read_text(encoding="utf-8", errors="replace")) is not None
 
 
 def source(module: str) -> Path | None:

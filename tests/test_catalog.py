@@ -111,7 +111,7 @@ RENTED = [
     ("h100", "8", 2048, 0),
 ]
 
-UNREADABLE = ["", "x", "16X16", "16x", "04x4x4", "0x4x4", "4x4x4 ", "-8", "v5p", "v5p-", "v5p-0128"]
+UNREADABLE = ["", "x", "16X16", "16x", "04x4x4", "0x4x4", "-8", "v5p", "v5p-", "v5p-0128"]
 UNREADABLE += ["v4-128", "4x4x4x4x4", "9" * 5000, "٤x٤x٤"]
 
 
@@ -326,6 +326,14 @@ def test_a_slice_that_cannot_exist_is_refused_with_the_nearest(
     with pytest.raises(SpecError) as caught:
         catalog.topology(catalog.chip(name), text)
     assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["4X4X4", "4*4*4", "4x4x4 ", "[4, 4, 4]", "(4,4,4)"])
+def test_a_shape_in_another_notation_names_the_shape(text: str) -> None:
+    """The slice that is meant, alone."""
+    with pytest.raises(NoSuchSlice) as caught:
+        catalog.topology(catalog.chip("v5p"), text)
+    assert caught.value.legal == ["4x4x4"]
 
 
 @pytest.mark.parametrize("text", UNREADABLE)

@@ -34,6 +34,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")
     shutil.copy(toy.__file__, folder / "bigram.py")
+    shutil.copy(toy.__file__, folder.parent / "one_file.py")
     (folder / "holder.py").write_text(HOLDER)
     described = folder.parent / "mine-1.0.dist-info"
     described.mkdir()
@@ -43,7 +44,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["mine.bigram", "mine.holder:trainer", "registered"])
+@pytest.mark.parametrize("name", ["mine.bigram", "mine.holder:trainer", "registered", "one_file"])
 def test_a_plan_says_that_the_ledger_does_not_describe_it(name: str, orch_process: RunOrch) -> None:
     """Found by module, by attribute and by entry point; the screen warns."""
     planned = orch_process("plan", SPEC, "--set", f"run.trainer={name}", "--json")
@@ -51,6 +52,16 @@ def test_a_plan_says_that_the_ledger_does_not_describe_it(name: str, orch_proces
     assert (plan["trainer"], plan["ledger_describes_trainer"]) == (name, False)
     screen = orch_process("plan", SPEC, "--set", f"run.trainer={name}").stdout
     assert "warning: the forecast describes the program of trainer llama" in screen
+    assert screen.splitlines()[-2].endswith("whose memory, time and cost are unknown.")
+
+
+@pytest.mark.parametrize("name", ["json", "nowhere", "mine.nowhere"])
+def test_a_module_that_is_no_trainer_is_refused(name: str, orch: RunOrch) -> None:
+    """Without a program, or not there: the message names what would be one."""
+    refused = orch("plan", SPEC, "--set", f"run.trainer={name}")
+    assert refused.returncode == 2
+    assert "run.trainer: is " in refused.stderr
+    assert "known: llama, mlp" in refused.stderr
 
 
 def test_planning_does_not_import_it(package: Path, orch_process: RunOrch) -> None:

@@ -343,9 +343,20 @@ TINY_STEP = spec_of(TINY, topology="2x2x1", pods=2, sequences=64, length=128)
         (TINY_STEP, {"length", "step_s"}),
         (spec_of(chip="tpu7x", topology="4x4x8", pods=1), {"chips"}),
         (spec_of("llama3-8b", topology="4x4x8", pods=1, mesh=MeshRequest(data=2)), {"data"}),
+        (
+            spec_of(
+                chip="v6e",
+                topology="8x16",
+                pods=2,
+                sequences=512,
+                remat="full",
+                mesh=MeshRequest(fsdp=128, fsdp_dcn=2),
+            ),
+            {"fsdp_dcn"},
+        ),
         (spec_of(TINY, chip="h100", topology="8", pods=1, sequences=64), set()),
     ],
-    ids=["70B on 35,840", "70B on 128", "tiny", "128 tpu7x", "data 2", "no run known"],
+    ids=["70B on 35,840", "70B on 128", "tiny", "128 tpu7x", "data 2", "shared", "no run known"],
 )
 def test_a_plan_warns_along_each_axis_that_it_leaves(spec: Spec, axes: set[str]) -> None:
     """With its value and the range of the runs; its digest does not depend on it."""

@@ -90,7 +90,6 @@ def keeps_rules(spec: Spec, mesh: tuple[int, ...]) -> bool:
         and model.heads % tensor == 0
         and (model.kv_heads % tensor == 0 or tensor % model.kv_heads == 0)
         and model.d_ff % tensor == 0
-        and model.vocab % tensor == 0
         and model.d_model % (fsdp * sequence) == 0
         and length % (sequence * tensor * halves) == 0
     )

@@ -132,6 +132,25 @@ def test_the_trainers_step_is_as_forecast(proven: tuple[ProofResult, list[str], 
     assert text.read_text(encoding="utf-8").startswith("HloModule")
 
 
+def test_slices_that_share_weights_are_as_forecast() -> None:
+    """Of four slices two share each copy: weights and gradients cross, each over its own axis."""
+    asked = spec_of(
+        SMALL, sequences=64, length=512, chip="v5e", topology="2x2", pods=4, remat="full",
+        mesh=MeshRequest(data=1, fsdp=4, sequence=1, tensor=1, fsdp_dcn=2),
+    )  # fmt: skip
+    proof = prove(asked, make_plan(asked)).proof
+    assert proof.passes
+    assert proof.crosses_as_planned
+    assert not proof.only_gradients_cross_pods
+    assert "payload" not in {one.code for one in proof.disagreements}
+    carried = {(one.carries, one.axes) for one in proof.crossings if one.bytes_per_step > 4096}
+    assert carried == {
+        ("weights", ("fsdp_dcn",)),
+        ("gradients", ("fsdp_dcn",)),
+        ("gradients", ("pods",)),
+    }
+
+
 def test_every_byte_of_the_peak_has_a_name(proven: tuple[ProofResult, list[str], Path]) -> None:
     """The buffers in the text add up to the peak that the compiler reports."""
     proof = proven[0].proof

@@ -7,13 +7,16 @@ from typing import Any
 import jax
 import pytest
 
+from orchestrator import catalog
 from orchestrator.drive.select_slices import SliceRequest, select
 from orchestrator.launch.backend import Slice
 from orchestrator.network.decoder import decoder
+from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
+from orchestrator.plan.step_work import reductions
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Step
 from orchestrator.types.run_options import CheckpointOptions
@@ -100,6 +103,15 @@ def test_the_ledger_has_what_crosses_the_network(shared: Plan, copied: Plan) -> 
     assert over_dcn(copied).keys() == {("gradient_reduction", "all-reduce")}
     [rate] = {group.bytes_per_s for group in shared.groups.values() if group.link == "dcn"}
     assert shared.forecast.step_s.lower >= sum(over_dcn(shared).values()) / rate
+
+
+def test_slices_that_share_weights_wait_in_each_layer(shared: Plan) -> None:
+    """They exchange weights in every microbatch, where others reduce gradients once a step."""
+    layout = layout_of(shared, catalog.chip("v6e"))
+    accumulating = replace(layout, microbatches=2)
+    assert reductions(layout) == shared.model.layers
+    assert reductions(accumulating) == 2 * shared.model.layers
+    assert reductions(replace(accumulating, mesh={**layout.mesh, "pods": 2, "fsdp_dcn": 1})) == 1
 
 
 def test_part_of_the_slices_may_share_weights() -> None:

@@ -101,3 +101,23 @@ def test_a_mesh_axis_is_an_entry_with_its_collective(copy: Path) -> None:
     screen = planned(copy, "resources.mesh.expert=2")
     assert "expert 2 (y)" in screen
     assert "expert reduction  ici expert" in screen
+
+
+def test_a_mesh_axis_between_slices_is_an_entry(copy: Path) -> None:
+    """Its size in the spec and its place in the table: slices share weights along it too."""
+    edit(
+        copy, "types/spec.py", "    fsdp_dcn: Annotated", "    layer_dcn: AxisSize | None = None\n"
+    )
+    entry = '    Parallelism("layer_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),\n'
+    edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp_dcn"', entry)
+    edit(copy, "network/mesh_axes.py", '"fsdp_dcn", "data", "fsdp"),\n', '"layer_dcn", ')
+    edit(copy, "network/mesh_axes.py", '"fsdp_dcn"),\n', '"layer_dcn", ')
+    mesh = "resources.mesh={layer_dcn: 2, fsdp_dcn: 2}"
+    screen = planned(copy, "resources.pods=8", mesh)
+    assert "pods 2, layer_dcn 2, fsdp_dcn 2 dcn" in screen
+    alone = planned(copy, "resources.pods=8", "resources.mesh={fsdp_dcn: 4}")
+    [gather, same] = (
+        next(line for line in text.splitlines() if "weight gather over dcn" in line).split()[-6:]
+        for text in (screen, alone)
+    )
+    assert gather == same

@@ -10,6 +10,8 @@ from orchestrator import catalog, spec
 from orchestrator.spec import Problem, SpecProblems
 from orchestrator.spec.problem import SHOWN_PROBLEMS
 from orchestrator.spec.problem_messages import MESSAGES
+from orchestrator.spec.schema import homes
+from orchestrator.spec.synonyms import SYNONYMS, synonym
 from orchestrator.types.spec import TensorTreatments
 from tests.conftest import ROOT, HoldGolden
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
@@ -203,3 +205,11 @@ def test_what_is_told_is_safe_to_print(tmp_path: Path) -> None:
     text = MINIMAL.replace("small", '"\\e[2J\\n\u202e"') + "\u202ezebra\u2066: '\u202e\U0001f600'\n"
     message = str(SpecProblems(problems_of(write(tmp_path, text))))
     assert all(line.isprintable() for line in message.split("\n"))
+
+
+def test_every_name_of_other_programs_stands_for_a_key() -> None:
+    """No entry names a key that a spec does not have, or one that it does have there."""
+    for name, keys in SYNONYMS.items():
+        for key in keys:
+            assert homes(key), (name, key)
+            assert synonym(name.upper().replace("_", "-"), [key]) == key

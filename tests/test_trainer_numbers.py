@@ -102,6 +102,23 @@ def test_every_kind_of_model_gives_the_reference(kind: str) -> None:
     check_against_reference(plan_of(model, fsdp=2, sequence=2, tensor=4))
 
 
+PADDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "two ways": ({"vocab": 131}, {"tensor": 2}),  # 256 rows on two chips
+    "chips without a word": ({"vocab": 67}, {"fsdp": 2, "sequence": 2, "tensor": 4}),
+    "copied kv heads": ({"vocab": 67}, {"pods": 2, "tensor": 8}),
+    "tied": ({"vocab": 131, "tied": True}, {"fsdp_dcn": 2, "fsdp": 2, "tensor": 2}),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_padded_vocabulary_gives_the_reference(name: str) -> None:
+    """Rows that no word has change neither loss nor gradients, and stay zero."""
+    sizes, mesh = PADDED[name]
+    check_against_reference(
+        plan_of(replace(TINY, **sizes), **mesh, optimizer=Optimizer(z_loss=0.01))
+    )
+
+
 def test_z_loss_gives_the_reference() -> None:
     """The penalty on the log-sum-exp is in the gradients; the metrics show it apart."""
     taken = check_against_reference(plan_of(pods=2, tensor=4, optimizer=Optimizer(z_loss=0.01)))

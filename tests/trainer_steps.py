@@ -43,8 +43,10 @@ def random_parameters(program: Program) -> Tree:
 
     def leaf(path: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
         middle = 1.0 if "norm" in path[-1].key else 0.0
-        values = middle + 0.2 * random.standard_normal(shape.shape)
-        return np.asarray(values, np.float32)
+        rows = program.table_rows.get(path[-1].key, shape.shape[0])
+        values = middle + 0.2 * random.standard_normal((rows, *shape.shape[1:]))
+        more = [(0, shape.shape[0] - rows)] + [(0, 0)] * (len(shape.shape) - 1)
+        return np.pad(np.asarray(values, np.float32), more)
 
     return jax.tree_util.tree_map_with_path(leaf, program.state["parameters"])
 
@@ -77,9 +79,23 @@ def take_step(plan: Plan) -> StepOutcome:
     first_moment = state["optimizer"][0].mu
     return StepOutcome(
         metrics={name: float(value) for name, value in metrics.items()},
-        gradients=jax.tree.map(lambda m: np.float32(m) / (1 - SHOWING.beta1), first_moment),
-        parameters=jax.tree.map(np.asarray, state["parameters"]),
+        gradients=jax.tree.map(
+            lambda m: np.float32(m) / (1 - SHOWING.beta1), without_padding(program, first_moment)
+        ),
+        parameters=without_padding(program, state["parameters"]),
     )
+
+
+def without_padding(program: Program, tree: Tree) -> Tree:
+    """The tree without the rows of its tables that no word has; these are zero."""
+
+    def leaf(path: Any, value: Any) -> np.ndarray:
+        rows = program.table_rows.get(path[-1].key, value.shape[0])
+        array = np.asarray(value)
+        assert not array[rows:].any()
+        return array[:rows]
+
+    return jax.tree_util.tree_map_with_path(leaf, tree)
 
 
 def expected(plan: Plan) -> tuple[float, Tree]:

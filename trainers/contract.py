@@ -11,7 +11,7 @@ own devices hold. Axis 0 of every batch leaf is the sequences.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import jax
@@ -40,6 +40,9 @@ class Program:
              flat dict of replicated fp32 scalars with at least `METRICS`. Its gradient is of the
              mean loss over all tokens of the batch. `step.lower(state, batch)` on the shapes above
              is what is compiled ahead of time, with `plan.compiler_options`.
+    table_rows
+             rows with a word, by the names of the leaves of `state` that may have more: these are
+             zero, and as many as the mesh needs
     model_flops_per_step
              what MFU counts (`orchestrator.plan.flops`): of all devices, no recompute
     """
@@ -52,6 +55,7 @@ class Program:
     init: Callable[[int], dict[str, Tree]]
     step: jax.stages.Wrapped
     model_flops_per_step: float
+    table_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 class Trainer(Protocol):

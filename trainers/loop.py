@@ -150,7 +150,7 @@ def _first_state(
 ) -> tuple[State, Startup]:
     """The newest whole state, or a new one if none was ever saved."""
     began = clock()
-    restored = checkpoints.restore(program.state)
+    restored = checkpoints.restore(program.state, program.table_rows)
     state = restored.state if restored else program.init(program.plan.seed)
     jax.block_until_ready(state)
     startup = Startup(

@@ -60,6 +60,8 @@ def _fault(chip: Chip, shape: Shape) -> str | None:
 def _named(chip: Chip, text: str) -> Shape:
     """The shape that an accelerator type means: the most cubic one with that many chips."""
     name = NAME.fullmatch(text)
+    if meant := _respelt(chip, text):
+        raise NoSuchSlice(f"{text!r} is no shape", [meant], "did you mean")
     if not name or name[1] not in chip.slices.names:
         raise NoSuchSlice(f"unknown {chip.name} topology {text!r}", _examples(chip), "known")
     named = int(name[2])
@@ -69,6 +71,12 @@ def _named(chip: Chip, text: str) -> Shape:
         nearest = _near_names(chip, name[1], named)
         raise NoSuchSlice(f"no {chip.name} slice is called {text}", nearest, "nearest")
     return shape
+
+
+def _respelt(chip: Chip, text: str) -> str | None:
+    """The slice that a shape in another notation means: 4X4X4, 4*4*4, 4, 4, 4."""
+    shape = re.sub(r"[ ]*[xX*×,][ ]*", "x", text.strip("([ ])"))
+    return shape if shape != text and shape in topologies(chip) else None
 
 
 def _most_cubic(chip: Chip, chips: int) -> Shape | None:

@@ -15,7 +15,6 @@ from orchestrator.errors import OrchError
 from orchestrator.launch.preflight import Preflight
 from orchestrator.types.plan import Plan
 
-BUILT_IN = {"ray": "orchestrator.launch.ray.ray_backend:RayBackend"}
 JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
@@ -188,5 +187,5 @@ class Backend(Protocol):
 
 def find_backend(name: str) -> Backend:
     """A new backend of that name: built in, an entry point, or `package.module:class`."""
-    backend: Backend = plugins.load("backend", name, BUILT_IN)()
+    backend: Backend = plugins.load("backend", name, plugins.BACKENDS)()
     return backend

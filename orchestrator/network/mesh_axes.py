@@ -63,6 +63,8 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
 }
 GATHERED = "embed"
 COPIED = "kv_heads"
+PADDED = "vocab"  # filled up with rows that no token has, where the mesh does not divide it
+PADDED_TO = 128  # rows on each device, of which a padded table has a multiple
 HEAD = "head_dim"
 
 AXES = tuple(axis.name for axis in MESH_AXES)
@@ -110,3 +112,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
 def ways(mesh: Mapping[str, Any], logical_axis: str) -> Any:
     """Parts that a mesh splits a logical axis into; an axis that the mesh lacks has one device."""
     return prod(mesh[axis] for axis in LOGICAL_AXES[logical_axis] if axis in mesh)
+
+
+def padded(rows: int, parts: Any) -> Any:
+    """Rows of a vocabulary table in so many equal parts: as they are where the parts divide them,
+    else a multiple of PADDED_TO in each part.
+    """
+    uneven = (rows % parts) != 0
+    quantum = parts * PADDED_TO
+    return rows + uneven * (-rows % quantum)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import expm1, hypot
 
 from orchestrator.catalog import Efficiency, Range
-from orchestrator.network.mesh_axes import DCN_AXES, ICI_AXES
+from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan.expected import expected_s, own_step_parts, skew_share, step_parts
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.step_work import StepWork, step_work
@@ -63,7 +63,7 @@ def overhead_s(_work: StepWork, efficiency: Efficiency) -> float:
 UNCERTAIN = (
     Uncertain(axes=("tokens",), seconds=matmul_s),
     Uncertain(axes=("length", "attention_share", "sequence"), seconds=attention_s),
-    Uncertain(axes=("microbatches", "data", "tensor", "links_share"), seconds=hidden_s),
+    Uncertain(axes=("microbatches", "data", "fsdp_dcn", "tensor", "links_share"), seconds=hidden_s),
     Uncertain(axes=("chips",), seconds=exposed_s),
     Uncertain(axes=("slices",), seconds=slice_wait_s),
     Uncertain(axes=("step_s",), seconds=overhead_s),
@@ -89,7 +89,7 @@ def axis_values(layout: Layout, work: StepWork, step_s: float) -> dict[str, floa
         "chips": devices,
         "slices": layout.devices_along(DCN_AXES),
         "step_s": step_s,
-        **{axis: layout.mesh[axis] for axis in ICI_AXES if axis in AXES},
+        **{axis: layout.mesh[axis] for axis in layout.mesh if axis in AXES},
     }
     return {axis: float(values[axis]) for axis in AXES}
 

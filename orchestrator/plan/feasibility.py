@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from orchestrator.network.decoder import MODEL_KEYS
-from orchestrator.network.mesh_axes import COPIED, ICI_AXES, LOGICAL_AXES, SHARED_OVER_DCN, ways
+from orchestrator.network.mesh_axes import (
+    COPIED,
+    ICI_AXES,
+    LOGICAL_AXES,
+    PADDED,
+    SHARED_OVER_DCN,
+    ways,
+)
 from orchestrator.plan.torus import Bools, Ints, Torus, factorizations
 from orchestrator.types.spec import Batch, MeshRequest, Model
 
@@ -38,8 +45,11 @@ def split(sizes: Sizes, logical_axis: str) -> Ints:
 
 
 def model_rules(model: Model, length: int) -> list[Rule]:
-    """The rules of the model and the sequence length; the batch has its own."""
-    dimensions = {axis: getattr(model, key) for axis, key in MODEL_KEYS.items()}
+    """The rules of the model and the sequence length; the batch has its own.
+
+    The vocabulary has none: it is padded.
+    """
+    dimensions = {axis: getattr(model, key) for axis, key in MODEL_KEYS.items() if axis != PADDED}
     return [*(dimension_rule(*pair) for pair in dimensions.items()), length_rule(length)]
 
 

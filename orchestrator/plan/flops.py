@@ -113,4 +113,9 @@ def attention_recompute_flops(layout: Layout) -> Number:
 
 def unembedding_forward_flops(layout: Layout) -> Number:
     """Logits: 2 tokens D V."""
-    return matmul_flops(layout, layout.table_elements)
+    return matmul_flops(layout, layout.table_elements - layout.table_padding_elements)
+
+
+def padding_forward_flops(layout: Layout) -> Number:
+    """Logits of rows that fill up the vocabulary."""
+    return matmul_flops(layout, layout.table_padding_elements)

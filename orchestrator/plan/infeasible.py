@@ -10,7 +10,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chip import Chip
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import MODEL_KEYS
-from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED
 from orchestrator.plan.feasibility import (
     batch_range,
     model_rules,
@@ -156,7 +156,7 @@ def batch_not_divisible(request: SearchRequest, meshes: Ints) -> tuple[Reason, .
 def slice_factors(request: SearchRequest) -> Reason:
     """The devices of a slice, and the sizes that they have to divide."""
     model, batch = request.experiment.model, request.experiment.batch
-    keys = [key for key in MODEL_KEYS.values() if key != "kv_heads"]
+    keys = [key for axis, key in MODEL_KEYS.items() if axis not in (COPIED, PADDED)]
     sizes = {key: getattr(model, key) for key in keys}
     return reason(
         "slice_factors",

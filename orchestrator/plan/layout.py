@@ -15,7 +15,15 @@ import numpy as np
 from orchestrator.catalog.chip import Chip
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Dimension, Matmul, Network, Tensor, Weight
-from orchestrator.network.mesh_axes import COPIED, GATHERED, HEAD, LOGICAL_AXES, ways
+from orchestrator.network.mesh_axes import (
+    COPIED,
+    GATHERED,
+    HEAD,
+    LOGICAL_AXES,
+    PADDED,
+    padded,
+    ways,
+)
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, elements_in_order, fewest_elements, whole
 from orchestrator.plan.torus import Links
@@ -102,7 +110,10 @@ class Layout:
         axis = dimension.axis
         if axis == GATHERED or not LOGICAL_AXES[axis]:
             return dimension.size
-        share = dimension.size / self.ways(axis)
+        ways = self.ways(axis)
+        if axis == PADDED:
+            return padded(dimension.size, ways) / ways
+        share = dimension.size / ways
         return np.maximum(share, 1) if axis == COPIED else share
 
     def elements(self, weight: Weight) -> Number:
@@ -131,6 +142,17 @@ class Layout:
     def table_elements(self) -> Number:
         """Elements of one vocabulary table on a device, gathered for use."""
         return self.elements(self.network.embedding)
+
+    @cached_property
+    def table_padding_elements(self) -> Number:
+        """The part of these that no token has: zero where the mesh divides the vocabulary."""
+        ways = self.ways(PADDED)
+        return (padded(self.model.vocab, ways) - self.model.vocab) / ways * self.model.d_model
+
+    @cached_property
+    def padding_elements(self) -> Number:
+        """Stored elements of all tables that no token has."""
+        return len(self.network.tables) * self.table_padding_elements / self.ways(GATHERED)
 
     @cached_property
     def owned_elements(self) -> Number:

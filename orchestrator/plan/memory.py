@@ -52,9 +52,11 @@ def line(kind: LineKind, name: str, formula: str, **inputs: Number) -> LedgerLin
 
 
 def resting_lines(layout: Layout) -> list[LedgerLine]:
-    """What a device holds all through the step; copied kv heads have a line of their own."""
-    copied = layout.copied_elements
-    own = layout.stored_parameter_elements - copied
+    """What a device holds all through the step. Copied kv heads, and rows that fill up the
+    vocabulary, have lines of their own.
+    """
+    copied, filled = layout.copied_elements, layout.padding_elements
+    own = layout.stored_parameter_elements - copied - filled
     parameter, moments = layout.parameter_bytes, layout.moment_bytes
     sums = ACCUMULATION_BYTES * (layout.microbatches > 1)
     return [
@@ -62,8 +64,10 @@ def resting_lines(layout: Layout) -> list[LedgerLine]:
         line("optimizer_state", "optimizer", "size x owned", size=moments, owned=own),
         line("copied_heads", "copied kv heads", "size x copied",
              size=parameter + moments, copied=copied),
+        line("vocab_padding", "vocabulary padding", "size x filled",
+             size=parameter + moments, filled=filled),
         line("gradient_sums", "gradient sums", "size x elements",
-             size=sums, elements=own + copied),
+             size=sums, elements=own + copied + filled),
     ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.network.mesh_axes import DCN_AXES, GROUPS
+from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, SHARED_OVER_DCN
 from orchestrator.plan.host import Transfers, transfers
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.types.plan import LedgerLine, LineKind
@@ -126,7 +126,10 @@ def pass_bytes(layout: Layout) -> Number:
 
 
 def reductions(layout: Layout) -> Number:
-    """How often gradients go between slices: once a layer, or once a step where they accumulate."""
-    return np.where(layout.microbatches == 1, layout.model.layers, 1) * (
-        layout.devices_along(DCN_AXES) > 1
-    )
+    """How often slices wait for each other: once a layer, or once a step where gradients
+    accumulate. Slices that share weights wait in each layer of each microbatch.
+    """
+    shared = layout.devices_along(SHARED_OVER_DCN) > 1
+    by_layer = shared | (layout.microbatches == 1)
+    each = np.where(by_layer, layout.model.layers * layout.microbatches, 1)
+    return each * (layout.devices_along(DCN_AXES) > 1)

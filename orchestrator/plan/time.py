@@ -61,6 +61,8 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
         line("copied_heads", "copied kv heads", "3 forward", passes * copies),
         line("unembedding", "unembedding", "3 forward",
              passes * flops.unembedding_forward_flops(layout)),
+        line("vocab_padding", "vocabulary padding", "3 forward",
+             passes * flops.padding_forward_flops(layout)),
         line("attention", "attention", "9/2 forward", attention),
         line("matmul_recompute", "recompute", "matmuls that the policy repeats",
              flops.blocks_recompute_flops(layout)),

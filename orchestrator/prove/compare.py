@@ -31,6 +31,8 @@ CLASS_OF: dict[LineKind, str] = {
     "kept_activations": "kept activations",
 }
 WORKING = "working set"
+# Lines of parameters beside the model's own, and what counts their elements.
+STORED: dict[LineKind, str] = {"copied_heads": "copied", "vocab_padding": "filled"}
 KERNELS = "attention kernels"
 ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
 
@@ -144,12 +146,12 @@ def compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
 
 
 def _by_class(plan: Plan, line: LedgerLine) -> dict[str, float]:
-    """A line of memory by class. Copied kv heads are parameters, moments and gradients."""
-    if line.kind != "copied_heads":
+    """A line of memory by class. Copies and fillings are parameters, moments and gradients."""
+    if line.kind not in STORED:
         return {CLASS_OF.get(line.kind, WORKING): line.value}
-    copied = line.inputs["copied"]
-    parameters = DTYPE_BYTES[plan.precision.parameters] * copied
-    moments = moment_bytes(plan.optimizer, plan.precision) * copied
+    elements = line.inputs[STORED[line.kind]]
+    parameters = DTYPE_BYTES[plan.precision.parameters] * elements
+    moments = moment_bytes(plan.optimizer, plan.precision) * elements
     gradients = line.value - parameters - moments
     return {"parameters": parameters, "optimizer": moments, "gradients": gradients}
 

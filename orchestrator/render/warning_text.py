@@ -37,6 +37,7 @@ AXES = {
     "length": "sequence length {:,.0f}",
     "attention_share": "attention of all compute {:.0%}",
     "microbatches": "microbatches {:,.0f}",
+    "fsdp_dcn": "fsdp_dcn {:,.0f}",
     "data": "data {:,.0f}",
     "sequence": "sequence {:,.0f}",
     "tensor": "tensor {:,.0f}",

@@ -5,7 +5,7 @@ Only what no source states is searched: where on the torus each mesh axis lay.
 
 import re
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -154,16 +154,15 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
         tensor=tensor,
         fsdp_dcn=run.mesh["fsdp_dcn"],
     )
-    model = replace(run.model, vocab=ceil(run.model.vocab / tensor) * tensor)  # tables are padded
     experiment = Experiment(
-        model=model,
+        model=run.model,
         tokens=run.sequences * run.length,
         batch=Batch(sequences=run.sequences, length=run.length),
         precision=Precision(parameters=run.parameters, compute=run.compute),
     )
     request = SearchRequest(chip, topology, slice_torus, experiment, mesh, run.slices)
     divisible = 2 * tensor * sequence  # other trainers need not split the stream by position
-    factors = placements(slice_torus, model, divisible, mesh, run.sequences // run.slices or 1)
+    factors = placements(slice_torus, run.model, divisible, mesh, run.sequences // run.slices or 1)
     if not len(factors):
         raise Unscorable(
             f"its mesh {mesh_text(mesh)} does not divide its model or lie on {topology}"

@@ -11,6 +11,11 @@ from orchestrator.spec.resolved import ResolvedSpec
 
 Check = Callable[[ResolvedSpec], None]
 SHAPE_KEYS = ("heads", "kv_heads", "head_dim")
+PLUGINS = (
+    ("run.trainer", "unknown-trainer", plugins.find_trainer),
+    ("cluster.backend", "unknown-backend", plugins.find_backend),
+    ("tracking.tracker", "unknown-tracker", plugins.find_tracker),
+)
 
 
 def check(spec: ResolvedSpec) -> None:
@@ -19,14 +24,14 @@ def check(spec: ResolvedSpec) -> None:
         one(spec)
 
 
-def _trainer_is_known(spec: ResolvedSpec) -> None:
-    name = spec["run.trainer"]
-    try:
-        if name is not None:
-            plugins.find_trainer(name)
-    except UnknownName as error:
-        known = ", ".join(error.known)
-        spec.report("run.trainer", "unknown-trainer", name=name, known=known)
+def _plugins_are_known(spec: ResolvedSpec) -> None:
+    for key, code, find in PLUGINS:
+        name = spec[key]
+        try:
+            if name is not None:
+                find(name)
+        except UnknownName as error:
+            spec.report(key, code, name=name, known=", ".join(error.known))
 
 
 def _tokens_fill_a_batch(spec: ResolvedSpec) -> None:
@@ -119,7 +124,7 @@ def shape_faults(
 
 
 CHECKS: tuple[Check, ...] = (
-    _trainer_is_known,
+    _plugins_are_known,
     _tokens_fill_a_batch,
     _learning_rate_falls,
     _data_has_its_path,

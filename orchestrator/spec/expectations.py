@@ -18,6 +18,7 @@ from orchestrator.spec.schema import (
     scalar_types,
     validator,
 )
+from orchestrator.spec.synonyms import synonym
 
 BOUNDS = {
     "minimum": "at least",
@@ -121,9 +122,12 @@ def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Corre
         return Correction("commas")
     if key in SECTIONS and key not in legal:
         return Correction("top")
-    meant = [meant_key(key, legal), *(homes(key) if in_spec else ())]
     if len(key) > SHOWN_VALUE:
-        meant = []
+        return Correction("remove")
+    elsewhere = homes(key) if in_spec else []
+    if key in elsewhere:
+        return Correction("top")
+    meant = [synonym(key, legal), *elsewhere, meant_key(key, legal)]
     return next((Correction("meant", one) for one in meant if one), Correction("remove"))
 
 
@@ -131,6 +135,8 @@ def meant_key(key: str, legal: list[str]) -> str | None:
     """The legal key that was probably meant."""
     if len(key) > SHOWN_VALUE:
         return None
+    if known := synonym(key, legal):
+        return known
     close = get_close_matches(key.lower(), legal, 1)
     longer = [one for one in legal if one.startswith(key.lower())]
     return next(iter(close + longer), None)

@@ -95,7 +95,15 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "no-such-slice": ("is {topology}, must be a slice that exists: {reason}", "{legal}"),
     "unknown-trainer": (
         "is {name!r}, must be a trainer that can be found",
-        "known: {known}; or the module of your own: my_package.my_module",
+        "known: {known}; or a module of your own that defines program: my_package.my_module",
+    ),
+    "unknown-backend": (
+        "is {name!r}, must be a backend that can be found",
+        "known: {known}; or a class of your own: my_package.my_module:MyBackend",
+    ),
+    "unknown-tracker": (
+        "is {name!r}, must be a tracker that can be found",
+        "known: {known}; or a class of your own: my_package.my_module:MyTracker",
     ),
     "heads-not-divisible": (
         "is {kv_heads}, must divide the {heads} heads",

@@ -11,8 +11,6 @@ from orchestrator.types.run import Run
 from orchestrator.types.run_options import TrackingOptions
 from orchestrator.types.tracking import Destination
 
-BUILT_IN = {"mlflow": "orchestrator.tracking.mlflow:MLflowTracker"}
-
 
 class NotRecorded(OrchError):
     """The tracker cannot be reached, or refuses. `orch sync` sends what is missing later."""
@@ -53,7 +51,7 @@ class Tracker(Protocol):
 
 def find_tracker(name: str) -> Tracker:
     """A new tracker of that name: built in, an entry point, or `package.module:class`."""
-    tracker: Tracker = plugins.load("tracker", name, BUILT_IN)()
+    tracker: Tracker = plugins.load("tracker", name, plugins.TRACKERS)()
     return tracker
 
 

@@ -15,6 +15,7 @@ LineKind = Literal[
     "parameters",
     "optimizer_state",
     "copied_heads",
+    "vocab_padding",
     "gradients",
     "gradient_sums",
     "gradient_payload",

@@ -17,6 +17,7 @@ from orchestrator.errors import CheckpointFailed
 from orchestrator.types.run import SkippedCheckpoint
 from trainers.checkpoint import step_folders, summed_orbax
 from trainers.checkpoint.step_folders import StepFolders
+from trainers.checkpoint.summed_orbax import NO_TABLES, Rows
 from trainers.multihost import barrier, first_message
 
 Tree = Any
@@ -62,16 +63,17 @@ class Checkpoints:
                 raise
             error.add_note(str(failure))
 
-    def restore(self, target: Tree) -> Restored | None:
+    def restore(self, target: Tree, table_rows: Rows = NO_TABLES) -> Restored | None:
         """The newest whole state, as `target` shapes and shards it; None if none was ever saved.
 
+        Leaves of `table_rows` have so many rows, and zeros below, whose number may differ.
         A step that is not whole is skipped, and set aside once an earlier one is restored.
         """
         with self._errors_as("cannot be restored"):
             step, skipped = self._newest_whole()
             if step is None:
                 return None
-            state, self.latest = self._read(step, target), step
+            state, self.latest = self._read(step, target, table_rows), step
             if self._primary:
                 for skip in skipped:
                     self._steps.set_aside(skip.step)
@@ -137,12 +139,14 @@ class Checkpoints:
         mine, readers = jax.process_index(), jax.process_count()
         return first_message(step_folders.fault(self._steps.path(step), share=mine, of=readers))
 
-    def _read(self, step: int, target: Tree) -> Tree:
+    def _read(self, step: int, target: Tree, table_rows: Rows) -> Tree:
         path = self._steps.path(step)
         saved = summed_orbax.saved_shapes(self._checkpointer.metadata(path))
-        if differs := summed_orbax.difference(saved, summed_orbax.shapes_of(target)):
+        if differs := summed_orbax.difference(saved, summed_orbax.shapes_of(target), table_rows):
             raise CheckpointFailed(f"{path}: is of another model or optimizer: {differs}")
-        return self._checkpointer.restore(path, args=summed_orbax.Restore(target))
+        return self._checkpointer.restore(
+            path, args=summed_orbax.Restore(target, strict=not table_rows)
+        )
 
     @contextmanager
     def _writing(self, step: int | None) -> Iterator[None]:

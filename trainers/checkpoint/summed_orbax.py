@@ -5,6 +5,7 @@ state is restored, because Orbax casts a saved type to the requested one silentl
 """
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from orbax.checkpoint import options
 from trainers.checkpoint.step_folders import write_checksums
 
 Tree = Any
-Shapes = dict[str, str]
+Shape = tuple[str, tuple[int, ...]]  # the type of a leaf, and its shape
+Shapes = dict[str, Shape]  # by the names of leaves
+Rows = Mapping[str, int]  # rows of a table, by the last part of its name
+NO_TABLES: Rows = {}
 TIMEOUT_S = 600
 # Orbax logs its own steps there; they would hide those of the run.
 logging.getLogger("absl").setLevel(logging.WARNING)
@@ -58,28 +62,42 @@ def checkpointer() -> Any:
 
 
 def shapes_of(tree: Tree) -> Shapes:
-    """Type and shape of each leaf by its name, as `float32[4, 8]`."""
+    """The shapes of a state."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {_name(path): _shown(leaf) for path, leaf in leaves}
+    return {_name(path): _shape(leaf) for path, leaf in leaves}
 
 
 def saved_shapes(metadata: Any) -> Shapes:
     """The same from Orbax's description of a step, which turns tuples into lists."""
-    return {leaf.name: _shown(leaf) for leaf in jax.tree.leaves(metadata.item_metadata.tree)}
+    return {leaf.name: _shape(leaf) for leaf in jax.tree.leaves(metadata.item_metadata.tree)}
 
 
-def difference(saved: Shapes, expected: Shapes) -> str | None:
-    """The first leaf that differs, as text; None if all are the same."""
+def difference(saved: Shapes, expected: Shapes, table_rows: Rows = NO_TABLES) -> str | None:
+    """The first leaf that differs, as text; None if all are the same.
+
+    Leaves of `table_rows` may differ in the rows beyond these.
+    """
     for name in sorted({*saved, *expected}):
-        was, now = saved.get(name, "absent"), expected.get(name, "absent")
-        if was != now:
-            return f"{name} was {was} when saved, against {now} in the program"
+        was, now = saved.get(name), expected.get(name)
+        rows = table_rows.get(name.rpartition(".")[2])
+        if was != now and not (was and now and rows and _differ_in_padding(was, now, rows)):
+            return f"{name} was {_shown(was)} when saved, against {_shown(now)} in the program"
     return None
+
+
+def _differ_in_padding(was: Shape, now: Shape, rows: int) -> bool:
+    """Whether two shapes of a table are alike but for rows beyond so many."""
+    (was_type, (was_rows, *was_rest)), (now_type, (now_rows, *now_rest)) = was, now
+    return (was_type, was_rest) == (now_type, now_rest) and min(was_rows, now_rows) >= rows
 
 
 def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def _shown(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"
+def _shape(leaf: Any) -> Shape:
+    return str(leaf.dtype), tuple(leaf.shape)
+
+
+def _shown(shape: Shape | None) -> str:
+    return f"{shape[0]}{list(shape[1])}" if shape else "absent"

@@ -29,18 +29,21 @@ class Loss(NamedTuple):
     z_penalty: jax.Array
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def token_loss(x: jax.Array, table: jax.Array, targets: jax.Array, z_loss: float) -> Loss:
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def token_loss(
+    x: jax.Array, table: jax.Array, targets: jax.Array, z_loss: float, vocab: int
+) -> Loss:
     """This chip's share of the sum over tokens: the shares of a tensor group add up to it.
 
     x [M, D] and targets [M] are the same on all chips of the group, table [V/Y, D] is the chip's
-    own words. The penalty of a token is z_loss x its log-sum-exp squared.
+    own words. The penalty of a token is z_loss x its log-sum-exp squared. A row beyond `vocab` has
+    no word, and no probability.
     """
-    return _forward(x, table, targets, z_loss)[0]
+    return _forward(x, table, targets, z_loss, vocab)[0]
 
 
 def _forward(
-    x: jax.Array, table: jax.Array, targets: jax.Array, z_loss: float
+    x: jax.Array, table: jax.Array, targets: jax.Array, z_loss: float, vocab: int
 ) -> tuple[Loss, tuple[jax.Array, jax.Array]]:
     words = table.shape[0]
     size = _chunk_tokens(x.shape[0], words)
@@ -50,6 +53,8 @@ def _forward(
         d_table, entropy, penalty = carry
         x, targets = chunk  # [C, D], [C]
         logits = jnp.einsum("cd,vd->cv", x, table, preferred_element_type=jnp.float32)
+        if words * jax.lax.axis_size(TENSOR) > vocab:
+            logits = jnp.where(own_words < vocab, logits, -jnp.inf)
         hit = targets[:, None] == own_words
         log_sum, target = _of_group(logits, hit)
         slope = 1 + 2 * z_loss * log_sum[:, None]
@@ -68,7 +73,7 @@ def _forward(
 
 
 def _backward(
-    z_loss: float, gradients: tuple[jax.Array, jax.Array], d_loss: Loss
+    z_loss: float, vocab: int, gradients: tuple[jax.Array, jax.Array], d_loss: Loss
 ) -> tuple[jax.Array, jax.Array, None]:
     """Each chip's gradient is through its own words; the group's gradients add up to the whole."""
     dx, d_table = gradients

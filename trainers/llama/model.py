@@ -68,7 +68,8 @@ def batch_loss(
     x, shard = together_in_backward(x, shard)
     table = runtime.gather_matrix(shard, 1)  # [V/Y, D]
     tokens = x.reshape(-1, x.shape[-1])
-    return token_loss(tokens, table, targets.reshape(-1), runtime.plan.optimizer.z_loss)
+    plan = runtime.plan
+    return token_loss(tokens, table, targets.reshape(-1), plan.optimizer.z_loss, plan.model.vocab)
 
 
 def residual_stream(runtime: Runtime, parameters: Parameters, words: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """The tree of parameters, built from the description of the network: shapes, shardings, start."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,17 +10,24 @@ from jax.sharding import PartitionSpec as P
 
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Dimension, Weight
+from orchestrator.network.mesh_axes import PADDED, padded, ways
 from orchestrator.types.spec import Model
 from trainers.llama.axes import mesh_axes
 
+Mesh = Mapping[str, int]  # sizes of the mesh axes
+UNSPLIT: Mesh = {}
 Parameters = dict[str, Any]  # as `leaves`, with arrays for leaves
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter. `deviation` is of its normal start; a norm scale has none and starts at one."""
+    """A parameter. `deviation` is of its normal start; a norm scale has none and starts at one.
+
+    What `shape` has beyond `filled` starts at zero and stays there: rows that no token has.
+    """
 
     shape: tuple[int, ...]
+    filled: tuple[int, ...]
     sharding: P
     deviation: float | None
 
@@ -29,24 +36,36 @@ class Parameter:
         return self.deviation is not None
 
 
-def leaves(model: Model) -> dict[str, Any]:
-    """All parameters. Those of the blocks are stacked over layers, to be scanned over."""
+def leaves(model: Model, mesh: Mesh = UNSPLIT) -> dict[str, Any]:
+    """All parameters as stored on a mesh. Those of the blocks are stacked over layers, to be
+    scanned over.
+    """
     network = decoder(model)
     layers = Dimension("layers", network.layers)
     return {
-        **{table.name: parameter(table) for table in network.tables},
-        "layers": {weight.name: parameter(weight, layers) for weight in network.block.weights},
-        network.norm.name: parameter(network.norm),
+        **{table.name: parameter(mesh, table) for table in network.tables},
+        "layers": {
+            weight.name: parameter(mesh, weight, layers) for weight in network.block.weights
+        },
+        network.norm.name: parameter(mesh, network.norm),
     }
 
 
-def parameter(weight: Weight, *stacked: Dimension) -> Parameter:
+def parameter(mesh: Mesh, weight: Weight, *stacked: Dimension) -> Parameter:
     dimensions = (*stacked, *weight.dimensions)
     return Parameter(
+        tuple(stored_size(mesh, dimension) for dimension in dimensions),
         tuple(dimension.size for dimension in dimensions),
         P(*(entry(dimension) for dimension in dimensions)),
         weight.deviation,
     )
+
+
+def stored_size(mesh: Mesh, dimension: Dimension) -> int:
+    """The size of a dimension as stored: a vocabulary that the mesh does not divide is padded."""
+    if dimension.axis != PADDED:
+        return dimension.size
+    return int(padded(dimension.size, ways(mesh, PADDED)))
 
 
 def entry(dimension: Dimension) -> str | tuple[str, ...] | None:
@@ -64,9 +83,9 @@ def matrices(model: Model) -> Parameters:
     return jax.tree.map(lambda leaf: leaf.is_matrix, leaves(model))
 
 
-def start(model: Model, dtype: jnp.dtype, seed: jax.Array) -> Parameters:
+def start(model: Model, mesh: Mesh, dtype: jnp.dtype, seed: jax.Array) -> Parameters:
     """Parameters before the first step: the same values on every mesh."""
-    tree = leaves(model)
+    tree = leaves(model, mesh)
     keys = _keys(jax.random.key(seed), len(jax.tree.leaves(tree)))
     return jax.tree.map(lambda leaf: _start(leaf, dtype, next(keys)), tree)
 
@@ -78,4 +97,6 @@ def _keys(key: jax.Array, count: int) -> Iterator[jax.Array]:
 def _start(leaf: Parameter, dtype: jnp.dtype, key: jax.Array) -> jax.Array:
     if leaf.deviation is None:
         return jnp.ones(leaf.shape, dtype)
-    return (leaf.deviation * jax.random.normal(key, leaf.shape)).astype(dtype)
+    values = (leaf.deviation * jax.random.normal(key, leaf.filled)).astype(dtype)
+    more = [(0, size - filled) for size, filled in zip(leaf.shape, leaf.filled, strict=True)]
+    return jnp.pad(values, more)

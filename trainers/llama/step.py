@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
 from orchestrator.types.plan import Plan
 from trainers.contract import Program
@@ -43,6 +44,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         arrange=partial(arrange, ways),
         init=jax.jit(start, out_shardings=_shardings(state), compiler_options=ONCE),
         step=_jitted(runtime, mesh, state),
+        table_rows={table.name: plan.model.vocab for table in decoder(plan.model).tables},
         model_flops_per_step=flops.model_flops_per_step(plan.model, plan.batch),
     )
 
@@ -56,7 +58,7 @@ def arrange(ways: int, tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 def _start(plan: Plan, seed: jax.Array) -> dict[str, Tree]:
     types = plan.precision
-    weights = parameters.start(plan.model, DTYPES[types.parameters], seed)
+    weights = parameters.start(plan.model, plan.mesh, DTYPES[types.parameters], seed)
     moments = optimizer.start(plan, weights, DTYPES[types.optimizer])
     return {"step": jnp.int32(0), "parameters": weights, "optimizer": moments}
 
