@@ -8,7 +8,8 @@ class OrchError(Exception):
     """A failure with one message for the user."""
 
     exit_code = 1
-    is_prose = False  # whether long lines may be wrapped; a message that quotes a file keeps them
+    is_prose = False  # whether long lines may be wrapped
+    quoted: tuple[str, ...] = ()  # how lines begin that are quoted from a file, and stay whole
 
     @property
     def value(self) -> object:
@@ -95,6 +96,10 @@ class JournalUnwritable(OrchError):
 
 class JournalUnreadable(OrchError):
     """A folder has no readable journal, or that of a newer orch."""
+
+
+class ForeignRun(OrchError):
+    """A run belongs to another user: nothing is sent for it, and no credential used."""
 
 
 class RunExists(OrchError):

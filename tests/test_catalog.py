@@ -95,7 +95,7 @@ REFUSED = [
     ("v5e", "16x8", "nearest: 8x16,"),
     ("v6e", "16x32", "512 chips, v6e pods have 256; nearest: 16x16,"),
     ("h100", "3", "not among the h100 slices: 1, 2, 4, 8;"),
-    ("h100", "16", "16 chips, one NVLink domain has 8 h100 chips: more are further pods;"),
+    ("h100", "16", "for 16 GPUs write topology: 8 and pods: 2;"),
     ("h100", "2x2", "h100 slices have 1 dimension, 2x2 has 2; nearest: 4,"),
     ("v5p", "v5p-100", "no v5p slice is called v5p-100; nearest: v5p-64, v5p-128,"),
     ("v5e", "v5e-12", "nearest: v5e-8, v5e-16,"),

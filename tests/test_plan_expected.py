@@ -396,10 +396,11 @@ def test_the_interval_is_wider_along_each_axis(axis: str) -> None:
     assert width[1] > width[0]
 
 
-def test_an_interval_covers_a_run_with_as_many_slices_and_more_microbatches() -> None:
+@pytest.mark.parametrize("remat", ["auto", "none"])
+def test_an_interval_covers_a_run_with_as_many_slices_and_one_microbatch(remat: str) -> None:
     """16B on 32 slices of 256 v5e took 11.8 s; a plan with microbatches expects less."""
     spec = spec_of(MAXTEXT_16B, chip="v5e", topology="16x16", pods=32, sequences=49_152,
-                   length=2048, tolerance=0, remat="none")  # fmt: skip
+                   length=2048, tolerance=0, remat=remat)  # fmt: skip
     plan = make_plan(spec)
     low, high = plan.forecast.step_s.low, plan.forecast.step_s.high
     assert plan.batch.microbatches > 1

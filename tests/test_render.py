@@ -184,6 +184,24 @@ def test_runners_up_come_before_the_verdict(golden: HoldGolden, four_pods: list[
         assert any(mesh in line and mfu in line for line in table.splitlines())
 
 
+def test_a_run_that_ends_early_has_a_price_of_its_own() -> None:
+    """1,000 steps of three million, with their share of days and dollars."""
+    spec = spec_of(topology="8x8x16", pods=1)
+    limited = make_plan(replace(spec, run=replace(spec.run, steps=1000)))
+    assert limited.digest == make_plan(spec).digest
+    share = 1000 / limited.total_steps
+    days, cost = limited.forecast.days, limited.forecast.dollars
+    assert days.low
+    assert cost
+    assert cost.high
+    shown = " ".join(plan_screen(limited, None).split())
+    assert "run.steps ends the run after 1,000 of" in shown
+    assert formatting.dollars(cost.high * share) in shown
+    assert "run.steps" not in plan_screen(make_plan(spec), None)
+    longer = make_plan(replace(spec, run=replace(spec.run, steps=10**9)))
+    assert "run.steps" not in plan_screen(longer, None)
+
+
 def test_without_a_published_run_no_range_is_shown() -> None:
     """MPT-7B on 8, 128 and 512 H100 took about twice what a roofline says: bounds alone remain."""
     mpt = Model(

@@ -9,7 +9,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from orchestrator.errors import SpecError
-from orchestrator.network.mesh_axes import AXES
+from orchestrator.network.mesh_axes import AXES, DCN_AXES
 from orchestrator.types.plan import Plan
 from tests.trainer_plans import plan_of
 from trainers.llama.axes import with_copies
@@ -56,10 +56,17 @@ DIES: dict[str, Any] = {
     "tensor": 2,
     "spans": {"fsdp": [span("x", 2), span("y", 2)], "tensor": [span("d", 2)]},
 }
+SHARED: dict[str, Any] = {
+    "pods": 2,
+    "fsdp_dcn": 2,
+    "fsdp": 4,
+    "spans": {"fsdp": [span("x", 2), span("y", 2)]},
+}
 SLICES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "v5:4x4x4": ("v5:4x4x4", 1, CUBE),
     "two v5e:4x4": ("v5e:4x4", 2, PODS),
     "tpu7x:2x2x1": ("tpu7x:2x2x1", 1, DIES),
+    "four v5e:2x2": ("v5e:2x2", 4, SHARED),
 }
 
 
@@ -93,6 +100,15 @@ def test_a_step_along_an_axis_is_a_step_along_its_torus_axis(name: str) -> None:
             last = axis.spans[-1]
             first, second = along[0].flat[0], along[1].flat[0]
             assert difference(first, second) == {last.torus: last.stride}
+
+
+def test_slices_lie_along_the_axes_that_join_them() -> None:
+    """Each index of `pods` and `fsdp_dcn` is one slice, and neighbours share weights."""
+    plan, grid = mesh_on("four v5e:2x2")
+    between = tuple(plan.mesh[axis] for axis in DCN_AXES)
+    slices = [{device.slice_index for device in of.flat} for of in grid.reshape(4, -1)]
+    assert slices == [{0}, {1}, {2}, {3}]
+    assert between == grid.shape[:2] == (2, 2)
 
 
 def difference(here: Any, there: Any) -> dict[str, int]:

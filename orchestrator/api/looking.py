@@ -110,11 +110,12 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
 
 
 def compare(runs: Sequence[str], storage: str | Path = RUNS) -> "list[Report]":
-    """The reports of several runs."""
+    """The reports of several runs; one that is named twice has one report."""
     from orchestrator import journal
     from orchestrator.report import make_report
 
-    return [make_report(journal.find_run(Path(storage), run)) for run in runs]
+    found = {one.key: one for one in (journal.find_run(Path(storage), run) for run in runs)}
+    return [make_report(one) for one in found.values()]
 
 
 def sync(
@@ -123,14 +124,13 @@ def sync(
     *,
     progress: "Progress | None" = None,
 ) -> "list[SyncResult]":
-    """Bring MLflow up to the journals of runs, or of all runs where none is named."""
+    """Bring MLflow up to the journals of runs, or of all runs of this user where none is named."""
     from orchestrator import journal
     from orchestrator.lifecycle.progress import silent
+    from orchestrator.lifecycle.recording import own_runs
     from orchestrator.lifecycle.recording import sync as sync_runs
 
-    records = [journal.find_run(Path(storage), run) for run in runs] or journal.list_journals(
-        Path(storage)
-    )
+    records = [journal.find_run(Path(storage), run) for run in runs] or own_runs(Path(storage))
     return sync_runs(records, progress or silent)
 
 

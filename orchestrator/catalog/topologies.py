@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import zip_longest
-from math import log, prod
+from math import ceil, log, prod
 
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.errors import NoSuchSlice
@@ -40,8 +40,11 @@ def _fault(chip: Chip, shape: Shape) -> str | None:
     if shape in slices.listed:
         return None
     if chip.switched and chips > chip.pod_chips.value:
-        most = f"{chip.pod_chips.value:,.0f} {chip.name} chips"
-        return f"{text} is {chips:,} chips, one NVLink domain has {most}: more are further pods"
+        most = int(chip.pod_chips.value)
+        return (
+            f"a slice of {chip.name} is one NVLink domain of up to {most:,} GPUs;"
+            f" for {chips:,} GPUs write topology: {most} and pods: {ceil(chips / most)}"
+        )
     if len(shape) != chip.torus_axes:
         axes = f"{chip.torus_axes} dimension{'s' * (chip.torus_axes != 1)}"
         return f"{chip.name} slices have {axes}, {text} has {len(shape)}"

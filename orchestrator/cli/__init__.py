@@ -7,7 +7,7 @@ import sys
 import click
 
 from orchestrator.cli import look, machine, plan, run
-from orchestrator.cli.terminal import as_typed, is_live, show
+from orchestrator.cli.terminal import as_typed, echo, is_live, show
 from orchestrator.errors import Interrupted, OrchError
 from orchestrator.lifecycle.interrupts import OperationInterrupted
 from orchestrator.render.screen_parts import fit
@@ -61,14 +61,15 @@ def main() -> None:
         sys.stdout.flush()
     except click.exceptions.Abort as error:
         if isinstance(error.__cause__, KeyboardInterrupt):
-            click.echo("interrupted", err=True)
+            echo("interrupted", err=True)
         raise SystemExit(Interrupted.exit_code) from None
     except click.ClickException as error:
         error.show()
         raise SystemExit(error.exit_code) from None
     except OperationInterrupted as error:
         over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
-        click.echo(f"{over_mark}{error}\nNext: {error.next_command or as_typed()}", err=True)
+        click.echo(over_mark, err=True, nl=False)
+        echo(f"{error}\nNext: {error.next_command or as_typed()}", err=True)
         raise SystemExit(error.exit_code) from None
     except OrchError as error:
         report(error)
@@ -88,8 +89,9 @@ def report(error: OrchError) -> None:
     """Print the message; with --json also what it says as a value, on stdout."""
     if "--json" in sys.argv and error.value is not None:
         show(error.value, as_json=True)
-    click.echo(fit(str(error)) if error.is_prose else str(error), err=True)
+    text = fit(str(error), whole=error.quoted) if error.is_prose else str(error)
+    echo(text, err=True)
 
 
 def report_unwritable(why: str | None) -> None:
-    click.echo(f"standard output: nothing more can be written there: {why}", err=True)
+    echo(f"standard output: nothing more can be written there: {why}", err=True)

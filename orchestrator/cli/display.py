@@ -8,9 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-import click
-
-from orchestrator.cli.terminal import is_live, say
+from orchestrator.cli.terminal import echo, is_live, say
 from orchestrator.render.status_line import StatusLine
 
 if TYPE_CHECKING:
@@ -43,21 +41,21 @@ class Display:
                 self.status.clear()
                 self.text.status = self.stage = ""
             case events.NonFatalProblem(message=message):
-                click.echo(f"warning: {message}", err=True)
+                echo(f"warning: {message}", err=True)
             case _:
                 self.left |= isinstance(event, events.LeftRunning)
                 say(*self.text.screens(event))
                 for line in self.text.lines(event):
                     with self.status.hidden():
-                        click.echo(line)
+                        echo(line)
                 self.status.update(self.text.status)
 
     def say_stage(self, text: str) -> None:
         if not self.status.live and text != self.stage:
-            click.echo(text, err=True)
+            echo(text, err=True)
         self.stage = text
 
     def say_count(self, event: "UnitsDone") -> None:
         if not self.status.live and time.monotonic() - self.counted_at_s >= COUNT_EVERY_S:
-            click.echo(self.text.count(event), err=True)
+            echo(self.text.count(event), err=True)
             self.counted_at_s = time.monotonic()

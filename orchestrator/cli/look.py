@@ -1,14 +1,27 @@
 """The commands that look at runs: runs, status, logs, report, compare, sync, ui."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import orchestrator as orch
 from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, RUN, RUN_HELP, STORAGE, say, show
+from orchestrator.cli.terminal import (
+    JSON,
+    RUN,
+    RUN_HELP,
+    STORAGE,
+    echo,
+    echo_json,
+    say,
+    show,
+)
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.next_commands import run_command, storage_command
+
+if TYPE_CHECKING:
+    from orchestrator.journal.run_logs import LogLine
 
 
 @click.command()
@@ -73,30 +86,39 @@ def logs(
 
     Example: orch logs llama3-70b-4pod-3f9a1c07-1 --rank 3 -f
     """
-    from orchestrator.render.status_screen import log_line, log_title
-    from orchestrator.types import codec
+    from orchestrator.render.status_screen import log_title
 
     if follows:
         for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=show_end):
-            click.echo(codec.to_json(line) if as_json else log_line(line, alone=rank is not None))
+            echo_log_line(line, as_json=as_json, alone=rank is not None)
         return
     found = orch.logs(run, storage, rank=rank, attempt=attempt)
     if found.empty:
-        click.echo(f"{found.run.run} has left no log", err=True)
+        echo(f"{found.run.run} has left no log", err=True)
     if found.more:
-        click.echo(f"{found.more} more ranks are shown by --rank N", err=True)
+        echo(f"{found.more} more ranks are shown by --rank N", err=True)
     for tail in found.tails:
         if rank is None and not as_json:
-            click.echo(log_title(tail.log))
+            echo(log_title(tail.log))
         for line in tail.lines:
-            click.echo(codec.to_json(line) if as_json else log_line(line, alone=True))
+            echo_log_line(line, as_json=as_json, alone=True)
+
+
+def echo_log_line(line: "LogLine", *, as_json: bool, alone: bool) -> None:
+    from orchestrator.render.status_screen import log_line
+    from orchestrator.types import codec
+
+    if as_json:
+        echo_json(codec.to_json(line) + b"\n")
+    else:
+        echo(log_line(line, alone=alone))
 
 
 def show_end(event: object) -> None:
     from orchestrator.types.progress_events import RunUpdate
 
     if isinstance(event, RunUpdate):
-        click.echo(f"{event.run.run}: {event.run.state}", err=True)
+        echo(f"{event.run.run}: {event.run.state}", err=True)
 
 
 @click.command(epilog=RUN_HELP)
@@ -143,7 +165,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
         return
     page = orch.write_report(run, storage, out=out)
     if page.problem:
-        click.echo(f"warning: {page.problem}", err=True)
+        echo(f"warning: {page.problem}", err=True)
     if isinstance(found, StudyReport):
         said = f"{found.study}: {study_verdict(found)}"
     else:

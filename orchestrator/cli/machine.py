@@ -6,7 +6,7 @@ import click
 
 import orchestrator as orch
 from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, STORAGE, show
+from orchestrator.cli.terminal import JSON, STORAGE, echo, show
 from orchestrator.lifecycle.interrupts import interruptible
 
 
@@ -67,7 +67,7 @@ def completion(shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(commands, {}, "orch", "_ORCH_COMPLETE").source())
+    echo(kind(commands, {}, "orch", "_ORCH_COMPLETE").source())
 
 
 COMMANDS = (doctor, calibrate, completion)

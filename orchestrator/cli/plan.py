@@ -7,7 +7,7 @@ import click
 
 import orchestrator as orch
 from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, SET, SPEC, say, show
+from orchestrator.cli.terminal import JSON, SET, SPEC, echo, say, show
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.network.rematerialization import text_of
 from orchestrator.render.next_commands import spec_command
@@ -44,7 +44,7 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
         raise click.UsageError("name the file to write, for example my-run.yaml")
     path = path or Path(f"{example}.yaml")
     create(path, example)
-    click.echo(f"wrote {path}\nNext: {spec_command('plan', path, ())}")
+    echo(f"wrote {path}\nNext: {spec_command('plan', path, ())}")
 
 
 @click.command()
@@ -56,7 +56,7 @@ def schema(of_study: bool) -> None:
     """
     from orchestrator.spec.schema import schema_text, study_schema_text
 
-    click.echo(study_schema_text() if of_study else schema_text(), nl=False)
+    echo(study_schema_text() if of_study else schema_text(), nl=False)
 
 
 @click.command()

@@ -1,6 +1,7 @@
 """What commands share: their arguments, and how they print."""
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -11,10 +12,12 @@ from typing import TextIO
 
 import click
 
-from orchestrator.render.screen_parts import Screen
+from orchestrator.render.screen_parts import Screen, visible
 
 WIDEST = 120  # columns of a screen on a wide terminal
 RUNS = Path("runs")
+# JSON escapes the control characters of ASCII itself, but for the last.
+NOT_ASCII_CONTROL = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def complete_key(_: object, __: object, typed: str) -> list[str]:
@@ -56,8 +59,21 @@ def say(*texts: str) -> None:
     styled = is_live(sys.stdout) and not os.environ.get("NO_COLOR")
     width = min(shutil.get_terminal_size().columns, WIDEST)
     for text in texts:
-        shown = text.on_terminal(width) if styled and isinstance(text, Screen) else text
-        click.echo(shown, nl=False)
+        if styled and isinstance(text, Screen):
+            click.echo(text.on_terminal(width), nl=False)
+        else:
+            echo(text, nl=False)
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print text without what commands a terminal. Everything that a command says comes here."""
+    click.echo(visible(text), err=err, nl=nl)
+
+
+def echo_json(text: str | bytes) -> None:
+    """Print JSON, and keep its value: what commands a terminal is escaped."""
+    readable = text.decode() if isinstance(text, bytes) else text
+    click.echo(NOT_ASCII_CONTROL.sub(lambda one: f"\\u{ord(one[0]):04x}", readable), nl=False)
 
 
 def show(value: object, screen: Callable[[], str] | None = None, *, as_json: bool) -> None:
@@ -65,7 +81,7 @@ def show(value: object, screen: Callable[[], str] | None = None, *, as_json: boo
     if as_json:
         from orchestrator.types import codec
 
-        click.echo(codec.to_pretty_json(value), nl=False)
+        echo_json(codec.to_pretty_json(value))
     elif screen:
         say(screen())
 

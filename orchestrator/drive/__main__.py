@@ -1,9 +1,10 @@
 """The command of every run's job.
 
-python -m orchestrator.drive RUN [--resume] [--pods N]
+python -m orchestrator.drive RUN [--resume] [--pods N] [--recorded-in CHOICE]
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from orchestrator.drive import driver
 from orchestrator.errors import OrchError
 from orchestrator.journal import Journal
 from orchestrator.launch.backend import find_backend
+from orchestrator.tracking import destinations
 
 
 def main(arguments: list[str]) -> int:
@@ -19,7 +21,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on with a run that has ended")
     parser.add_argument("--pods", type=int, help="use so many, instead of those of its spec")
+    parser.add_argument("--recorded-in", help="where the submitter records it, as JSON")
     options = parser.parse_args(arguments)
+    if options.recorded_in:
+        os.environ[destinations.VARIABLE] = options.recorded_in
     try:
         run = Journal(options.run)
         backend = find_backend(run.spec().cluster.backend)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import Journal, StepLog
+from orchestrator.journal import Journal, StepLog, boundary
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import WorkerArgs
@@ -102,7 +102,7 @@ def _drop(_: Step) -> None:
 
 def redirect_output(path: Path) -> None:
     """Append all that this process prints from now on to a log of the run."""
-    with path.open("ab", buffering=0) as log:
+    with boundary.appending_to(path) as log:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.dup2(log.fileno(), 1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import files
+from orchestrator.journal import boundary, files
 
 NAME = re.compile(r"(\d{6,})\.json")
 
@@ -39,13 +39,18 @@ def exists(folder: Path, number: int) -> bool:
     return (folder / file_name(number)).exists()
 
 
+def printable(name: str) -> str:
+    """A name of somebody else's choice, with what no terminal should get written out."""
+    return name if name.isprintable() else ascii(name)
+
+
 def read(folder: Path) -> EventLog:
     """All records of a folder, in order."""
     names = [path.name for path in files.entries(folder)]
     numbers = sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)))
     contents: dict[int, bytes] = {}
     problems = [
-        f"{folder.name}/{name}: is not a file of the journal"
+        f"{folder.name}/{printable(name)}: is not a file of the journal"
         for name in names
         if not NAME.fullmatch(name) and not name.endswith(files.PARTIAL)
     ]
@@ -53,7 +58,7 @@ def read(folder: Path) -> EventLog:
         if number > previous + 1:
             problems.append(f"{folder.name}/{file_name(previous + 1)}: is missing")
         try:
-            contents[number] = files.read(folder / file_name(number))
+            contents[number] = files.read(folder / file_name(number), boundary.MAX_RECORD_BYTES)
         except (FileNotFoundError, JournalUnreadable) as error:
             problems.append(str(error))
     return EventLog(contents=contents, last=max(numbers, default=0), problems=tuple(problems))

@@ -1,6 +1,7 @@
 """Access to a journal's files and folders: each file is written whole or not at all.
 
 This module and `line_files` change the disk through `os` alone: a test can interrupt each change.
+They open what others may have written through `boundary`.
 """
 
 import errno
@@ -11,8 +12,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
+from orchestrator.journal import boundary
 
 PARTIAL = ".partial"
 REMOVED = ".removed"
@@ -26,6 +29,8 @@ ADVICE = {
 }
 # Some file systems cannot sync a folder, and need not.
 NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
+# The steps of a million, about three times over.
+MAX_LINES_BYTES = 1 << 30
 # A partial or removed file this old was left by a process that was killed.
 LEFT_OVER_S = 3600.0
 
@@ -136,16 +141,23 @@ def touch(path: Path) -> None:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
 
 
-def read(path: Path) -> bytes:
+def read(path: Path, most: int = boundary.MAX_FILE_BYTES) -> bytes:
+    """The content of a file; `JournalUnreadable` when it is larger than that many bytes."""
     with reading(path):
-        return path.read_bytes()
+        return boundary.read_bytes(path, most)
 
 
 def read_from(path: Path, offset: int) -> bytes:
     """The content of a file after `offset`."""
-    with reading(path), path.open("rb") as file:
+    with reading(path), boundary.reading_file(path) as file:
+        _check_size(file)
         file.seek(offset)
-        return file.read()
+        return file.read(MAX_LINES_BYTES)
+
+
+def _check_size(file: IO[bytes]) -> None:
+    if os.fstat(file.fileno()).st_size > MAX_LINES_BYTES:
+        raise OSError(errno.EFBIG, f"is larger than {MAX_LINES_BYTES:,} bytes")
 
 
 def modified_at_s(path: Path) -> float | None:
@@ -154,7 +166,7 @@ def modified_at_s(path: Path) -> float | None:
     Opening the file makes a shared file system ask its server instead of its cache.
     """
     try:
-        with reading(path), path.open("rb") as file:
+        with reading(path), boundary.reading_file(path) as file:
             return os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return None
@@ -167,7 +179,7 @@ def entries(folder: Path) -> list[Path]:
     """The contents of a folder by name; a folder that does not exist is empty."""
     try:
         with reading(folder):
-            return sorted(folder.iterdir())
+            return [folder / name for name in boundary.names_in(folder)]
     except FileNotFoundError:
         return []
 

@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
-from orchestrator.journal import files, liveness
+from orchestrator.journal import boundary, files, liveness
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types.run import ProcessIdentity
 
@@ -58,13 +58,21 @@ def heartbeat_interval_s(ranks: int, hang_limit_s: float) -> float:
 def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
     """The heartbeats of an attempt by rank, without those that cannot be read at the moment."""
     heartbeats: dict[int, Heartbeat] = {}
-    for path in RunPaths(run).heartbeats(attempt).glob("[!.]*"):
+    for path in _whole_files(RunPaths(run).heartbeats(attempt)):
         try:
-            heartbeat = msgspec.json.decode(files.read(path), type=Heartbeat)
+            text = files.read(path, boundary.MAX_RECORD_BYTES)
+            heartbeat = msgspec.json.decode(text, type=Heartbeat)
         except (FileNotFoundError, JournalUnreadable, msgspec.DecodeError, UnicodeDecodeError):
             continue
         heartbeats[heartbeat.rank] = heartbeat
     return heartbeats
+
+
+def _whole_files(folder: Path) -> list[Path]:
+    try:
+        return [path for path in files.entries(folder) if not path.name.startswith(".")]
+    except JournalUnreadable:
+        return []
 
 
 class HeartbeatWriter:

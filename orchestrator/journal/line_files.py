@@ -1,5 +1,6 @@
 """Files of lines: one writer appends whole lines, readers take the first, the last or the next."""
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +8,11 @@ from types import TracebackType
 from typing import Self
 
 from orchestrator.errors import JournalUnwritable
-from orchestrator.journal import files
+from orchestrator.journal import boundary, files
 
 TAIL_BYTES = 1 << 15
+MAX_LINE_BYTES = 1 << 20
+MAX_TAIL_BYTES = 64 << 20
 
 
 class LineWriter:
@@ -61,8 +64,8 @@ class LineWriter:
 
 def first_line(path: Path) -> bytes | None:
     """The first line of a file; None while there is no whole one."""
-    with files.reading(path), path.open("rb") as file:
-        line = file.readline()
+    with files.reading(path), boundary.reading_file(path) as file:
+        line = file.readline(MAX_LINE_BYTES)
     return line[:-1] if line.endswith(b"\n") else None
 
 
@@ -71,7 +74,7 @@ def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
 
     Only the end of the file is read. An incomplete last line is left out.
     """
-    with files.reading(path), path.open("rb") as file:
+    with files.reading(path), boundary.reading_file(path) as file:
         size, window = file.seek(0, os.SEEK_END), TAIL_BYTES
         while True:
             start = file.seek(max(0, size - window))
@@ -80,11 +83,17 @@ def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
                 lines = lines[1:]  # the window may begin in the middle of a line
             if start == 0 or len(lines) >= at_least:
                 return lines, size - len(incomplete)
+            if window >= MAX_TAIL_BYTES:
+                raise OSError(errno.EFBIG, f"its last {window:,} bytes have few lines")
             window *= 2
 
 
 def lines_from(path: Path, offset: int) -> Iterator[bytes]:
-    """The lines of a file after `offset`, with their ends; the last one may be incomplete."""
-    with files.reading(path), path.open("rb") as file:
+    """The lines of a file after `offset`, with their ends; the last one may be incomplete.
+
+    A line that is too long comes in parts, of which only the last has an end.
+    """
+    with files.reading(path), boundary.reading_file(path) as file:
         file.seek(offset)
-        yield from file
+        while line := file.readline(MAX_LINE_BYTES):
+            yield line

@@ -9,6 +9,7 @@ from pathlib import Path
 from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownRun
 from orchestrator.journal import files
 from orchestrator.journal.run_journal import Clock, Journal
+from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types.run import LIVE, Run
 
 MAX_KEYS = 12  # in a message
@@ -16,11 +17,33 @@ MAX_KEYS = 12  # in a message
 
 def list_journals(storage: Path) -> list[Journal]:
     """The journals of all runs, by name. A storage that does not exist has none."""
-    return [Journal(path) for path in files.entries(storage) if _is_run(path)]
+    return [Journal(path) for path in folders_in(storage) if _is_run(path)]
+
+
+def folders_in(storage: Path) -> list[Path]:
+    """What lies in a storage, by name. A name that could not be printed as it is, is left out."""
+    inside = files.entries(Path(os.path.realpath(storage)))
+    return [storage / path.name for path in inside if _is_nameable(path.name)]
+
+
+def _is_nameable(name: str) -> bool:
+    return name.isprintable() and not name.startswith(".")
 
 
 def _is_run(path: Path) -> bool:
-    return not path.name.startswith(".") and Journal(path).paths.events.is_dir()
+    """Whether this looks like the folder of a run. Reading it says what is wrong with it."""
+    return holds(path, RunPaths(path).events.name)
+
+
+def holds(folder: Path, name: str) -> bool:
+    """Whether a folder has such an entry, or may have: it cannot be examined."""
+    try:
+        os.lstat(folder / name)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def list_runs(storage: Path) -> tuple[list[Run], list[str]]:
@@ -32,6 +55,9 @@ def list_runs(storage: Path) -> tuple[list[Run], list[str]]:
             runs.append(journal.run())
         except JournalUnreadable as error:
             problems.append(str(error))
+    names = [path.name for path in files.entries(Path(os.path.realpath(storage)))]
+    unprintable = [name for name in names if not name.isprintable()]
+    problems += [f"{storage}: {name!a} is no name of a run" for name in unprintable]
     return sorted(runs, key=lambda run: (-run.submitted_at_s, run.run)), problems
 
 
@@ -41,8 +67,8 @@ def find_run(storage: Path, name: str) -> Journal:
     if name in known:
         return known[name]
     if os.sep in name or name in {".", ".."}:
-        if _is_run(Path(name).absolute()):
-            return Journal(Path(name).absolute())
+        if _is_run(path := Path(os.path.realpath(name))):  # a link that the user names is theirs
+            return Journal(path)
         raise UnknownRun("run", name, _some(list(known)), storage)
     matching = [key for key in known if name and key.startswith(name)]
     if len(matching) == 1:

@@ -1,8 +1,10 @@
 """Reading a run from its folder. It needs no driver, no cluster and no network."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,7 +44,7 @@ class Journal:
         """The name of the run: that of its folder."""
         return self.path.absolute().name
 
-    @property
+    @cached_property
     def paths(self) -> RunPaths:
         return RunPaths(self.path)
 
@@ -81,7 +83,7 @@ class Journal:
     def proof(self, plan_digest: str) -> Proof | None:
         """The proof of the plan with that digest; None if it was not proved."""
         path = self.paths.proof(plan_digest)
-        return read_value(path, Proof) if path.exists() else None
+        return read_value(path, Proof) if os.path.lexists(path) else None
 
     # --- its events and requests
 
@@ -156,7 +158,7 @@ class Journal:
             return codec.from_json(files.read(path), TrackedRun), []
         except FileNotFoundError:
             return None, []
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, JournalUnreadable) as error:
             return None, [f"{path.name}: {error}"]
 
 

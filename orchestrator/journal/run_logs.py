@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.journal import files, line_files
+from orchestrator.journal import boundary, files, line_files
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types.run import Run
 
@@ -25,7 +25,7 @@ class Log:
     @property
     def empty(self) -> bool:
         """Whether nothing is written to it yet."""
-        return self.path.stat().st_size == 0
+        return boundary.status_of(self.path).st_size == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,8 @@ class LogReader:
     def read(self, *, incomplete: bool = False) -> Iterator[LogLine]:
         """The whole lines since the last call and, on request, an incomplete last one."""
         for text in line_files.lines_from(self.log.path, self._offset):
-            if not (text.endswith(b"\n") or incomplete):
+            whole = text.endswith(b"\n") or len(text) == line_files.MAX_LINE_BYTES
+            if not (whole or incomplete):
                 return
             self._offset += len(text)
             yield self._line(text.rstrip(b"\n"))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.journal.boundary import settled
 from orchestrator.types.codec import short
 
 
@@ -11,6 +12,10 @@ class RunPaths:
     """Where each file of a run is."""
 
     root: Path
+
+    def __post_init__(self) -> None:
+        """Follow the links above the run's folder, which are the user's own."""
+        object.__setattr__(self, "root", settled(self.root))
 
     @property
     def folders(self) -> tuple[Path, ...]:

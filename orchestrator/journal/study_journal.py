@@ -4,6 +4,7 @@ A study's folder lies next to the folders of its runs. A trial is named before i
 the number of that record is the fence, as for a run's events.
 """
 
+import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ import msgspec
 
 from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownRun
 from orchestrator.journal import event_log, files, liveness
-from orchestrator.journal.listing import find_run, list_journals, remove_run
+from orchestrator.journal.boundary import settled
+from orchestrator.journal.listing import find_run, folders_in, holds, list_journals, remove_run
 from orchestrator.journal.run_journal import Clock, Journal, read_value
 from orchestrator.journal.run_status import UNCLAIMED_S, process_name
 from orchestrator.types import codec
@@ -48,6 +50,10 @@ class StudyJournal:
     """The folder of one study."""
 
     path: Path
+
+    def __post_init__(self) -> None:
+        """Follow the links above the folder, which are the user's own."""
+        object.__setattr__(self, "path", settled(self.path))
 
     @property
     def key(self) -> str:
@@ -85,7 +91,9 @@ class StudyJournal:
         starts = []
         for text in event_log.read(self.trials).contents.values():
             with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                starts.append(codec.from_json(text, TrialStart))
+                start = codec.from_json(text, TrialStart)
+                if Path(start.run).name == start.run:  # no run elsewhere
+                    starts.append(start)
         return starts
 
     def trial_journal(self, start: TrialStart) -> Journal:
@@ -123,7 +131,7 @@ class StudyJournal:
     def tracking(self) -> TrackedRun | None:
         """Where a tracker keeps its record of the study; None while none is noted."""
         path = self.path / "tracking.json"
-        return read_value(path, TrackedRun) if path.exists() else None
+        return read_value(path, TrackedRun) if os.path.lexists(path) else None
 
     def track(self, tracking: TrackedRun) -> TrackedRun:
         """Note where a tracker keeps its record; an earlier note stays and comes back."""
@@ -219,11 +227,18 @@ def _activity(journal: StudyJournal, starts: Sequence[TrialStart], clock: Clock)
 
 def list_studies(storage: Path) -> list[StudyJournal]:
     """The journals of all studies, by name."""
-    return [StudyJournal(path) for path in files.entries(storage) if _is_study(path)]
+    return [StudyJournal(path) for path in folders_in(storage) if _is_study(path)]
 
 
 def _is_study(path: Path) -> bool:
-    return not path.name.startswith(".") and StudyJournal(path).submission_path.is_file()
+    """Whether this is the folder of a study that can be read."""
+    if not holds(path, StudyJournal(path).submission_path.name):
+        return False
+    try:
+        StudyJournal(path).submission()
+    except JournalUnreadable:
+        return False
+    return True
 
 
 def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:

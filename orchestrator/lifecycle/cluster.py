@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator import tracking
 from orchestrator.errors import OrchError
-from orchestrator.journal import Journal, RunRequest, create_run, shared_marker
+from orchestrator.journal import Journal, RunRequest, create_run, files, shared_marker
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, RunNeeds, find_backend
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.lifecycle.interrupts import interruptible
@@ -16,12 +16,14 @@ from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.render.launch_screen import cluster_problems
 from orchestrator.render.next_commands import run_command
+from orchestrator.tracking import destinations
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import ClusterReady, JobStarted, Stage, TaskEnded
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run, StateReason
 from orchestrator.types.spec import Spec
 
+MOST_CODE_BYTES = 1 << 30
 SUBMITTED = 1  # the event that every run begins with
 TASK = "cluster"
 
@@ -44,7 +46,7 @@ class ClusterLaunch:
 def archive_of(journal: Journal) -> bytes | None:
     """The code that a run was submitted with; None where none travelled."""
     path = journal.paths.documents / ARCHIVE
-    return path.read_bytes() if path.is_file() else None
+    return files.read(path, MOST_CODE_BYTES) if path.exists() else None
 
 
 def steps_of(spec: Spec, plan: Plan, requested: int | None) -> int:
@@ -140,7 +142,9 @@ def start_driver(
     """Start the driver of a run as a job, whose id names the run and how often it was driven."""
     run, state = journal.run(), journal.state()
     job = job_name(run, state.last)
-    words = ("-m", "orchestrator.drive", str(journal.path.absolute()), *how)
+    choice = destinations.passed_on(journal)
+    recorded = ("--recorded-in", choice) if choice else ()
+    words = ("-m", "orchestrator.drive", str(journal.path.absolute()), *how, *recorded)
     try:
         jobs.start(words, launch.archive, job)
     except ClusterUnusable:

@@ -3,16 +3,20 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from orchestrator import tracking
-from orchestrator.journal import Journal, list_runs
+from orchestrator.errors import ForeignRun, JournalUnreadable, JournalUnwritable
+from orchestrator.journal import Journal, check_own, list_journals, list_runs
+from orchestrator.journal.run_owner import owner_of
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.render.next_commands import run_command
 from orchestrator.tracking.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S, Recorder
 from orchestrator.types.progress_events import Stage, TaskEnded, Tracked, UnitsDone
 from orchestrator.types.run import LIVE, Run
+from orchestrator.types.run_options import TrackingOptions
 from orchestrator.types.tracking import Destination, SyncResult
 
 # A try that failed is not made again by every command that looks.
@@ -27,14 +31,22 @@ def sync(journals: Sequence[Journal], progress: Progress) -> list[SyncResult]:
     return [_sync_run(recorder, one, progress) for one in journals]
 
 
+def own_runs(storage: Path) -> list[Journal]:
+    """The runs in a storage whose folders belong to this user."""
+    return [one for one in list_journals(storage) if owner_of(one) == os.geteuid()]
+
+
 def _sync_run(recorder: Recorder, journal: Journal, progress: Progress) -> SyncResult:
     """Record a run. An earlier command may be recording one that has ended, and soon ends; a run
     that goes on is recorded by its own driver.
     """
-    limit_s = LOCK_LIMIT_S if journal.run().state in LIVE else ONCE_LIMIT_S
     key = journal.key
+    progress(Stage(task=key, stage="asking the tracker what it has"))
     try:
+        limit_s = LOCK_LIMIT_S if journal.run().state in LIVE else ONCE_LIMIT_S
         return recorder.record(journal, _counted(key, progress), _waiting(key, progress), limit_s)
+    except (JournalUnreadable, JournalUnwritable) as error:
+        return SyncResult(run=key, destination=None, run_id=None, recorded=None, problem=str(error))
     finally:
         progress(TaskEnded(task=key))
 
@@ -64,7 +76,9 @@ def tracked_at_end(journal: Journal) -> Tracked:
     return _tracked(result.destination, result.problem)
 
 
-def _tracked(where: Destination, problem: str | None) -> Tracked:
+def _tracked(where: Destination | None, problem: str | None) -> Tracked:
+    if where is None:
+        return Tracked(tracker=TrackingOptions().tracker, place="", problem=problem)
     return Tracked(tracker=where.tracker, place=where.label, problem=problem)
 
 
@@ -77,16 +91,23 @@ def catch_up(storage: Path, runs: Sequence[Run]) -> None:
 
 def record_files(journal: Journal) -> None:
     """Record in the background the files that were just written for a run."""
-    if tracking.read_sync_state(journal):
+    if tracking.read_sync_state(journal) and _is_own(journal):
         tracking.in_background([journal])
 
 
 def _is_due(journal: Journal, run: Run) -> bool:
     """Whether MLflow lacks something of a run, and the last try was not just now."""
     note = tracking.read_sync_state(journal)
-    if note is None or not tracking.is_behind(run, note):
+    if note is None or not tracking.is_behind(run, note) or not _is_own(journal):
         return False
     return note.problem is None or time.time() - _tried_at_s(journal) > AGAIN_AFTER_S
+
+
+def _is_own(journal: Journal) -> bool:
+    with suppress(ForeignRun):
+        check_own(journal)
+        return True
+    return False
 
 
 def _tried_at_s(journal: Journal) -> float:

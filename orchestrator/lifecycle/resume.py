@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import Interrupted, OrchError, RunHasEnded, RunIsLive, SpecError
-from orchestrator.journal import Journal
+from orchestrator.journal import Journal, check_made_by_user
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.interrupts import collected_interrupts
 from orchestrator.lifecycle.requests import Proposal, SubmitOptions, named_cluster
@@ -29,6 +29,7 @@ class ResumeRequest:
 
 def resume(journal: Journal, storage: Path, pods: int | None, options: SubmitOptions) -> Run:
     """Resume a run, on so many pods, and follow it; the run as it stands then."""
+    check_made_by_user(journal)  # its cluster gets this user's secrets and token
     before = journal.run()
     check_resumable(before, storage)
     request = ResumeRequest(

@@ -44,14 +44,11 @@ def step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number]
     """Seconds of each kind of work, as real runs take them."""
     own = own_step_parts(work, efficiency)
     own_s = sum(own.values())
-    each_s = (
-        work.reductions * efficiency.slice_wait_s.value + work.hops * efficiency.slice_hop_s.value
-    )
     return own | {
         "exposed_gathers": exposed_gathers_s(work, own_s, efficiency),
         "exposed_tensor": work.tensor_s * efficiency.exposed_tensor.value,
         "serial_collectives": work.serial_s,
-        "slice_wait": each_s * skew_share(work, own_s),
+        "slice_wait": slice_wait_s(work, own_s, efficiency),
     }
 
 
@@ -80,6 +77,14 @@ def exposed_gathers_s(work: StepWork, own_s: Number, efficiency: Efficiency) -> 
     """
     share_s = (work.gathers_s + work.dcn_s) * efficiency.exposed_gathers.value
     return np.maximum(share_s, np.maximum(work.gathers_s, work.dcn_s) - own_s)
+
+
+def slice_wait_s(work: StepWork, own_s: Number, efficiency: Efficiency) -> Number:
+    """What slices wait for each other before they reduce gradients."""
+    full_s = (
+        work.reductions * efficiency.slice_wait_s.value + work.hops * efficiency.slice_hop_s.value
+    )
+    return full_s * skew_share(work, own_s)
 
 
 def skew_share(work: StepWork, own_s: Number) -> Number:

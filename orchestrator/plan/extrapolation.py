@@ -6,7 +6,7 @@ step that no run shows.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import expm1, hypot
 
 from orchestrator.catalog import Efficiency, Range
@@ -45,13 +45,20 @@ def hidden_s(work: StepWork, efficiency: Efficiency) -> float:
     return max(float(work.gathers_s + work.dcn_s + work.tensor_s - shown), 0.0)
 
 
+def accumulated_s(work: StepWork, efficiency: Efficiency) -> float:
+    """What is assumed to hide, and the waits for slices that accumulated gradients spare."""
+    by_layer = replace(work, reductions=work.reductions_by_layer)
+    spared_s = waits_s(by_layer, efficiency) - waits_s(work, efficiency)
+    return hidden_s(work, efficiency) + max(spared_s, 0.0)
+
+
 def exposed_s(work: StepWork, efficiency: Efficiency) -> float:
     """Collectives that show: the more devices join, the more there are to be late."""
     parts = step_parts(work, efficiency)
     return float(sum(parts[kind] for kind in EXPOSED))
 
 
-def slice_wait_s(work: StepWork, efficiency: Efficiency) -> float:
+def waits_s(work: StepWork, efficiency: Efficiency) -> float:
     return float(step_parts(work, efficiency)["slice_wait"])
 
 
@@ -63,9 +70,10 @@ def overhead_s(_work: StepWork, efficiency: Efficiency) -> float:
 UNCERTAIN = (
     Uncertain(axes=("tokens",), seconds=matmul_s),
     Uncertain(axes=("length", "attention_share", "sequence"), seconds=attention_s),
-    Uncertain(axes=("microbatches", "data", "fsdp_dcn", "tensor", "links_share"), seconds=hidden_s),
+    Uncertain(axes=("microbatches",), seconds=accumulated_s),
+    Uncertain(axes=("data", "fsdp_dcn", "tensor", "links_share"), seconds=hidden_s),
     Uncertain(axes=("chips",), seconds=exposed_s),
-    Uncertain(axes=("slices",), seconds=slice_wait_s),
+    Uncertain(axes=("slices",), seconds=waits_s),
     Uncertain(axes=("step_s",), seconds=overhead_s),
 )
 AXES = tuple(axis for part in UNCERTAIN for axis in part.axes)
@@ -95,9 +103,12 @@ def axis_values(layout: Layout, work: StepWork, step_s: float) -> dict[str, floa
 
 
 def outside(axis: str, value: float, reached: Range) -> float:
-    """How far a value lies outside, as a share of it that no run shows; zero inside."""
+    """How far a value lies outside, as a share of it that no run shows; zero inside.
+
+    Where all runs have one of a thing, none shows what two do.
+    """
     if value > reached.high and axis not in BELOW_ALONE:
-        return 1 - reached.high / value
+        return 1.0 if reached.high == 1 else 1 - reached.high / value
     if value < reached.low and axis in BELOW:
         return 1 - value / reached.low
     return 0.0
@@ -117,22 +128,27 @@ def extrapolations(
 def interval(
     layout: Layout, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
 ) -> tuple[float, float]:
-    """The 80 % prediction interval; never below the bound."""
+    """The 80 % prediction interval; never below the bound.
+
+    Runs scatter and constants are unsure independently. What no run shows is there or gone as a
+    whole, on top of that.
+    """
     expected = float(expected_s(layout, lines, time, efficiency))
     work = step_work(layout, lines)
     values = axis_values(layout, work, expected)
-    factor = 1 + hypot(expm1(efficiency.spread.value), uncertainty(work, values, efficiency))
+    scatter = hypot(expm1(efficiency.spread.value), deviation(work, efficiency))
+    factor = 1 + scatter + unseen(work, values, efficiency)
     return max(expected / factor, float(time.lower_s)), expected * factor
 
 
 def uncertainty(work: StepWork, values: Mapping[str, float], efficiency: Efficiency) -> float:
-    """How far the step may be off for its constants and for what no run shows, as a share.
+    """How far the step may be off for its constants and for what no run shows, as a share."""
+    return deviation(work, efficiency) + unseen(work, values, efficiency)
 
-    At the ends of the interval, a part shows or is gone as far as its axes lie outside.
-    """
-    parts = {kind: float(s) for kind, s in step_parts(work, efficiency).items()}
-    own_s = sum(float(s) for s in own_step_parts(work, efficiency).values())
-    seen = float(skew_share(work, own_s))
+
+def deviation(work: StepWork, efficiency: Efficiency) -> float:
+    """How far the step is off where its constants are off, in four of five cases, as a share."""
+    parts, seen = seconds_of(work, efficiency), seen_share(work, efficiency)
     waits = work.reductions * efficiency.slice_wait_s.value * efficiency.slice_wait_s.unsure
     hops = work.hops * efficiency.slice_hop_s.value * efficiency.slice_hop_s.unsure
     deviations_s = (
@@ -142,11 +158,26 @@ def uncertainty(work: StepWork, values: Mapping[str, float], efficiency: Efficie
         seen * float(waits),
         seen * float(hops),
     )
-    unseen = (*unseen_s(work, values, efficiency), (1 - seen) * parts["slice_wait"])
-    return hypot(STANDARD_DEVIATIONS * hypot(*deviations_s), *unseen) / sum(parts.values())
+    return STANDARD_DEVIATIONS * hypot(*deviations_s) / sum(parts.values())
 
 
-def unseen_s(
+def unseen(work: StepWork, values: Mapping[str, float], efficiency: Efficiency) -> float:
+    """The part of the step that no run shows, as a share."""
+    parts, seen = seconds_of(work, efficiency), seen_share(work, efficiency)
+    unseen_s = (*outside_s(work, values, efficiency), (1 - seen) * parts["slice_wait"])
+    return hypot(*unseen_s) / sum(parts.values())
+
+
+def seconds_of(work: StepWork, efficiency: Efficiency) -> dict[LineKind, float]:
+    return {kind: float(s) for kind, s in step_parts(work, efficiency).items()}
+
+
+def seen_share(work: StepWork, efficiency: Efficiency) -> float:
+    own_s = sum(own_step_parts(work, efficiency).values())
+    return float(skew_share(work, own_s))
+
+
+def outside_s(
     work: StepWork, values: Mapping[str, float], efficiency: Efficiency
 ) -> Iterator[float]:
     """Seconds of each part that lie outside the range of the runs."""

@@ -85,11 +85,11 @@ def batch_text(
 ) -> str:
     size = f"{sequences:,}"
     if tolerance:
-        size += f" (within {tolerance:.0%}: {low:,} to {high:,})"
+        size += f" (within {tolerance * 100:g} %: {low:,} to {high:,})"
     if sequences % divisor:
         return (
-            f"pods x data x fsdp is a multiple of {divisor:,} in every mesh that divides these;"
-            f" {size} sequences are not divisible by it"
+            f"the number of pods x data x fsdp is a multiple of {divisor:,} in every mesh that"
+            f" divides these; {size} sequences are not divisible by it"
         )
     return f"meshes split sequences in {ways}... ways; {size} is not divisible by any"
 

@@ -34,8 +34,8 @@ from orchestrator.types.spec import Experiment, Spec
 SCHEMA = 3
 
 UNDIGESTED = {
-    "digest", "name", "trainer", "ledger_describes_trainer", "overrides", "warnings", "search",
-    "forecast",
+    "digest", "name", "trainer", "ledger_describes_trainer", "run_steps", "overrides", "warnings",
+    "search", "forecast",
 }  # fmt: skip
 DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile")
 
@@ -75,6 +75,7 @@ def write_plan(
             **asdict(experiment.model), parameters=flops.parameters(experiment.model)
         ),
         tokens=experiment.tokens,
+        run_steps=spec.run.steps,
         batch=planned_batch(experiment, choice, replicas),
         optimizer=experiment.optimizer,
         precision=experiment.precision,

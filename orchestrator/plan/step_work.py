@@ -34,12 +34,13 @@ LOGITS_TOUCHES, LOGITS_BYTES = 7, 4
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """Seconds of a step by kind, how often gradients are reduced between slices, and its hops.
+    """Seconds of a step by kind, and how often gradients are reduced between how many slices.
 
-    Matmuls, attention and HBM are at peak rates, links at the rate that they reach. `gathers_s` of
-    weights and gradients can run behind the layers before and after, `dcn_s` likewise between
-    slices; matmuls wait for `tensor_s`, all but the part that they send piece by piece; nothing
-    runs beside `serial_s`. `host` are transfers, of which the passes hide some.
+    `reductions_by_layer` is how often if nothing accumulated. Matmuls, attention and HBM are at
+    peak rates, links at the rate that they reach. `gathers_s` of weights and gradients can run
+    behind the layers before and after, `dcn_s` likewise between slices; matmuls wait for
+    `tensor_s`, all but the part that they send piece by piece; nothing runs beside `serial_s`.
+    `host` are transfers, of which the passes hide some.
     """
 
     matmul_s: Number
@@ -52,7 +53,13 @@ class StepWork:
     tensor_s: Number
     serial_s: Number
     reductions: Number
-    hops: Number
+    reductions_by_layer: Number
+    slices: Number
+
+    @property
+    def hops(self) -> Number:
+        """A reduction between n slices takes n - 1."""
+        return self.reductions * (self.slices - 1)
 
 
 def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
@@ -61,7 +68,6 @@ def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
     head = np.minimum(layout.model.head_dim / LANES, 1.0)
     links = [line for line in lines if line.resource not in ALONE]
     hidden = [line for line in links if line.kind not in (*TENSOR, *WHOLE)]
-    calls = reductions(layout)
     return StepWork(
         matmul_s=total(line.value for line in lines if line.resource == "mxu") - attention_s,
         attention_s=attention_s / head,
@@ -74,8 +80,9 @@ def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
         serial_s=total(
             reached_s(line, line.value if line.kind in WHOLE else line.serial_s) for line in links
         ),
-        reductions=calls,
-        hops=calls * (layout.devices_along(DCN_AXES) - 1),
+        reductions=reductions(layout),
+        reductions_by_layer=layout.model.layers * crosses(layout),
+        slices=layout.devices_along(DCN_AXES),
     )
 
 
@@ -132,4 +139,9 @@ def reductions(layout: Layout) -> Number:
     shared = layout.devices_along(SHARED_OVER_DCN) > 1
     by_layer = shared | (layout.microbatches == 1)
     each = np.where(by_layer, layout.model.layers * layout.microbatches, 1)
-    return each * (layout.devices_along(DCN_AXES) > 1)
+    return each * crosses(layout)
+
+
+def crosses(layout: Layout) -> Number:
+    """Whether gradients go between slices at all."""
+    return layout.devices_along(DCN_AXES) > 1

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from orchestrator.network.rematerialization import summary_of, text_of
+from orchestrator.plan.forecast import scale
 from orchestrator.render.formatting import (
     at_least,
     count,
@@ -250,7 +251,19 @@ def figures(plan: Plan) -> list[Part]:
     head = ("", "lower bound", "expected", INTERVAL, "unoverlapped") if known else ("", "at best")
     table = Table(rows=[head, *rows], columns="<" + ">" * (len(head) - 1))
     goodput = [f"at a goodput of {percent(forecast.goodput)}"] if forecast.goodput != 1 else []
-    return [table, *goodput]
+    return [table, *goodput, *shorter_run(plan)]
+
+
+def shorter_run(plan: Plan) -> list[Part]:
+    """Return what a run takes and costs that ends before all tokens are used."""
+    if plan.run_share == 1 or not plan.ledger_describes_trainer:
+        return []
+    forecast, share = plan.forecast, plan.run_share
+    takes = [likely(scale(forecast.days, share), lasting)]
+    if forecast.dollars is not None:
+        takes.append(likely(scale(forecast.dollars, share), dollars))
+    steps = f"{count(plan.run_steps or 0)} of {count(plan.total_steps)} steps"
+    return [f"run.steps ends the run after {steps}: {', '.join(takes)}"]
 
 
 def estimate_cells(estimate: Estimate, show: Callable[[float], str]) -> tuple[str, ...]:

@@ -14,7 +14,9 @@ STYLES = {"bold": "\033[1m", "yellow": "\033[33m"}
 RESET = "\033[0m"
 # A line never ends between a number and its unit or its label, nor before a path.
 UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)")
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# What commands a terminal, or turns the direction of its text around.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+IN_LINES = re.compile(r"(?![\t\n])" + CONTROL.pattern)
 COMMANDS = ("Next: ", "--set ")  # lines that stay whole, so that a person can copy them
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -166,6 +168,11 @@ def part_lines(part: Part, width: int, *, styled: bool) -> list[str]:
     return [f"{STYLES[part.style]}{line}{RESET}" for line in lines]
 
 
+def visible(text: str) -> str:
+    """Return lines of text without what commands a terminal: it may quote anybody."""
+    return IN_LINES.sub("?", text)
+
+
 def screen(*blocks: Sequence[Part]) -> Screen:
     """Return a screen of those blocks that are not empty."""
     return Screen(*(block for block in blocks if block))
@@ -210,11 +217,12 @@ def section(name: str, parts: Sequence[Part], by: int = 2) -> list[Part]:
     return indent([name, *indent(parts)], by) if parts else []
 
 
-def fit(text: str, width: int = WIDTH) -> str:
-    """Return a message with its long lines wrapped. Commands stay whole."""
+def fit(text: str, width: int = WIDTH, *, whole: tuple[str, ...] = ()) -> str:
+    """Return a message with its long lines wrapped, but for commands and lines that begin so."""
     lines: list[str] = []
     for line in text.split("\n"):
-        long = len(line) > width and not line.lstrip().startswith(COMMANDS)
+        kept = line.startswith(whole) or line.lstrip().startswith(COMMANDS)
+        long = len(line) > width and not kept
         lines += hanging(line).lines(width) if long else [line]
     return "\n".join(lines)
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from orchestrator.render.screen_parts import visible
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -18,7 +20,7 @@ class StatusLine:
     def update(self, text: str) -> None:
         if self.live and text:
             self.drawn = self.drawn or start_line()
-            self.drawn.update(self.drawn.task_ids[0], description=text)
+            self.drawn.update(self.drawn.task_ids[0], description=visible(text))
 
     def clear(self) -> None:
         if self.drawn:

@@ -50,7 +50,8 @@ def destinations(results: Sequence[SyncResult]) -> list[str]:
     """Return each database or server once, with its experiments."""
     experiments: dict[str, dict[str, None]] = {}
     for one in results:
-        experiments.setdefault(one.destination.label, {})[one.destination.experiment] = None
+        if where := one.destination:
+            experiments.setdefault(where.label, {})[where.experiment] = None
     return [f"{label} ({', '.join(names)})" for label, names in experiments.items()]
 
 

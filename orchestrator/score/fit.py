@@ -58,7 +58,9 @@ FLASH_OVER_SPLASH, FLASH_DEVIATION = 1.8, 0.5
 # Other software is as far from the reference as its runs say, and each stays near their mean.
 OTHERS = Unknown(name=OTHER, mean=0.04, deviation=0.04, least=0.0, most=0.5)
 DEVIATION = Unknown(name="deviation", mean=0.0, deviation=0.06, least=-0.3, most=0.3)
-OF_COLLECTIVES = frozenset({"microbatches", "data", "sequence", "tensor", "links_share"})
+OF_COLLECTIVES = frozenset(
+    {"microbatches", "data", "fsdp_dcn", "sequence", "tensor", "links_share"}
+)
 UNITS = (128, 256)  # edges of matrix units
 MATMUL = Unknown(name="matmul", mean=1.35, deviation=0.5, least=1.0, most=10.0)
 CHIP_DEVIATION = 0.08  # of a chip's matmul from that of its matrix unit

@@ -8,8 +8,8 @@ from orchestrator.errors import SpecError
 from orchestrator.spec.problem_messages import MESSAGES, SUGGESTIONS
 
 SHOWN_PROBLEMS = 100
-SHOWN_COLUMNS = 100
-SHOWN_BEFORE_CARET = 60
+SHOWN_COLUMNS = 76  # of a line of a file, after the indentation
+SHOWN_BEFORE_CARET = 40
 SHOWN_VALUE = 40
 INDENT = "    "
 
@@ -162,6 +162,9 @@ def named_by(reference: FileReference, problems: Iterable[Problem]) -> list[Prob
 
 class SpecProblems(SpecError):
     """Everything that is wrong with a spec, in the order of its text."""
+
+    is_prose = True
+    quoted = (INDENT,)
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = sorted(problems, key=lambda one: one.order)

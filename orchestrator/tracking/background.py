@@ -3,14 +3,16 @@
 A tracker that hangs or crashes takes only that process with it.
 """
 
+import os
 import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from orchestrator.journal import Journal
+from orchestrator.journal import Journal, boundary
 from orchestrator.tracking.sync_state import read_sync_state
 
 RESTART_AFTER_S = 5.0
@@ -55,7 +57,7 @@ class BackgroundRecorder:
 
     def _supervise(self) -> None:
         while not self._closed.is_set():
-            with self._journal.paths.sync_log.open("ab") as log:
+            with _log_of(self._journal) as log:
                 self._process = _start(["--follow", str(self._journal.path)], log, piped=True)
             if self._process.wait() == 0:
                 return
@@ -64,8 +66,16 @@ class BackgroundRecorder:
 
 def in_background(journals: list[Journal]) -> None:
     """Sync runs once without waiting for it. The process ends by itself."""
-    with journals[0].paths.sync_log.open("ab") as log:
+    with _log_of(journals[0]) as log:
         _start([str(journal.path.absolute()) for journal in journals], log, piped=False)
+
+
+def _log_of(journal: Journal) -> IO[bytes]:
+    """The log of what records a run; nothing is kept where it cannot be written."""
+    try:
+        return boundary.appending_to(journal.paths.sync_log)
+    except OSError:
+        return Path(os.devnull).open("ab")
 
 
 def _start(arguments: list[str], log: IO[bytes], *, piped: bool) -> subprocess.Popen[bytes]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from filelock import FileLock, Timeout
 
-from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import Journal
-from orchestrator.tracking import sync_state
+from orchestrator.errors import ForeignRun, JournalUnreadable
+from orchestrator.journal import Journal, boundary, check_own
+from orchestrator.tracking import destinations, sync_state
 from orchestrator.tracking.protocol import (
     NotRecorded,
     RecordedElsewhere,
@@ -19,6 +19,7 @@ from orchestrator.tracking.protocol import (
     find_tracker,
 )
 from orchestrator.types.run import LIVE
+from orchestrator.types.run_options import TrackingOptions
 from orchestrator.types.tracking import Destination, SyncProgress, SyncResult, SyncState
 
 LOCK_LIMIT_S, POLL_S = 15.0, 0.1
@@ -49,7 +50,13 @@ class Recorder:
 
         Another process that records it is waited for until the limit; `on_wait` hears how long.
         """
-        state = sync_state.read_sync_state(journal) or SyncState(destination=self._default(journal))
+        try:
+            self._check_own(journal)
+            state = self._state(journal)
+        except (ForeignRun, RunNotRecorded) as error:
+            return SyncResult(
+                run=journal.key, destination=None, run_id=None, recorded=None, problem=str(error)
+            )
         recorded, problem = None, None
         try:
             with only_one(journal, limit_s, on_wait):
@@ -69,8 +76,28 @@ class Recorder:
         self.failures.clear()
         self.trackers.clear()
 
-    def _default(self, journal: Journal) -> Destination:
-        return destination(journal.spec().tracking, journal.path.parent, self.environment)
+    def _check_own(self, journal: Journal) -> None:
+        """Refuse a run of another user, unless the command that started this names it."""
+        trusted = set()
+        if destinations.is_passed_on(journal, self.environment):
+            trusted = {boundary.status_of(journal.paths.root).st_uid}
+        check_own(journal, trusted)
+
+    def _state(self, journal: Journal) -> SyncState:
+        """Where the run is to be recorded, and how much is."""
+        if state := sync_state.read_sync_state(journal, self.environment):
+            return state
+        wishes = journal.spec().tracking
+        options = destinations.own_options(wishes, self.environment)
+        if options is None:
+            wished = wishes.uri if wishes.tracker == TrackingOptions().tracker else wishes.tracker
+            raise RunNotRecorded(
+                f"its folder asks to be recorded in {wished}, which no command of this user chose"
+                " on this machine: set MLFLOW_TRACKING_URI to where it is to be recorded"
+            )
+        where = destination(options, journal.path.parent, self.environment)
+        destinations.remember(journal, where)
+        return SyncState(destination=where)
 
     def _sync(
         self, journal: Journal, where: Destination, on_steps: Callable[[int], None]

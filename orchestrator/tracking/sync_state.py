@@ -1,32 +1,47 @@
 """How much of a run is recorded, noted beside its journal so that nobody need ask the tracker.
 
-The note says only whether a sync is due, never what to send.
+The note says only whether a sync is due, never what to send, nor where.
 """
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 
-from orchestrator.errors import JournalUnwritable
-from orchestrator.journal import Journal, files
+from orchestrator.errors import JournalUnreadable, JournalUnwritable
+from orchestrator.journal import Journal, boundary, files
+from orchestrator.tracking import destinations
 from orchestrator.types import codec
 from orchestrator.types.run import Run
 from orchestrator.types.tracking import Destination, SyncProgress, SyncState
 
 
 def begin(journal: Journal, destination: Destination) -> SyncState:
-    """Note where a new run is to be recorded, for a driver that may run on another machine."""
+    """Note where a command of the user chose to record a new run."""
+    destinations.remember(journal, destination)
     state = SyncState(destination=destination)
     _write(journal, state)
     return state
 
 
-def read_sync_state(journal: Journal) -> SyncState | None:
-    """The note; None when the run is not to be recorded, or the note is damaged."""
-    with suppress(OSError, msgspec.DecodeError):
-        return codec.from_json(journal.paths.sync_state.read_bytes(), SyncState)
+def read_sync_state(
+    journal: Journal, environment: Mapping[str, str] = os.environ
+) -> SyncState | None:
+    """The note; None when no command of this user chose to record the run.
+
+    A note that is damaged, or of another destination than the chosen one, says nothing.
+    """
+    with suppress(JournalUnreadable):
+        where = destinations.chosen(journal, environment)
+        if where is None:
+            return None
+        with suppress(OSError, msgspec.DecodeError):
+            noted = codec.from_json(boundary.read_bytes(journal.paths.sync_state), SyncState)
+            if noted.destination == where:
+                return noted
+        return SyncState(destination=where)
     return None
 
 
@@ -35,7 +50,7 @@ def note(
 ) -> None:
     """Note the result of a sync. A failed one does not undo what was recorded before."""
     noted = replace(state, recorded=recorded or state.recorded, problem=problem)
-    if noted != state or not journal.paths.sync_state.exists():
+    if noted != state or not os.path.lexists(journal.paths.sync_state):
         with suppress(JournalUnwritable):  # the next sync notes it
             _write(journal, noted)
 

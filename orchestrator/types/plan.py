@@ -100,7 +100,9 @@ class TorusSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshAxis:
-    """One mesh axis and where it lies. `pods` lies on no torus axis: its link is dcn."""
+    """One mesh axis and where it lies. Axes between pods lie on no torus axis: their link
+    is dcn.
+    """
 
     name: str
     size: int
@@ -258,7 +260,7 @@ class PlannedModel(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBatch:
-    """`sequences_per_replica` belong to one index of pods x data x fsdp."""
+    """`sequences_per_replica` belong to one index of pods x fsdp_dcn x data x fsdp."""
 
     sequences: int
     length: int
@@ -286,8 +288,8 @@ class SearchSummary:
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What will be done. `digest` is over every field but itself, `name`, `trainer`,
-    `ledger_describes_trainer`, `overrides`, `warnings`, `search` and `forecast`: two plans that run
-    the same program of a trainer on the same chips share it.
+    `ledger_describes_trainer`, `run_steps`, `overrides`, `warnings`, `search` and `forecast`: two
+    plans that run the same program of a trainer on the same chips share it.
     `chip_profile` is the digest of the ChipProfile that the forecast is made with; None where it is
     made with datasheets. `ledger_describes_trainer`: whether the forecast is about the program that
     `trainer` runs; the ledger describes the built-in trainer `llama` alone.
@@ -302,6 +304,7 @@ class Plan:
     overrides: tuple[str, ...]
     model: PlannedModel
     tokens: int
+    run_steps: int | None
     batch: PlannedBatch
     optimizer: Optimizer
     precision: Precision
@@ -329,3 +332,8 @@ class Plan:
     def total_steps(self) -> int:
         """Steps until all tokens are trained on."""
         return ceil(self.tokens / self.batch.tokens)
+
+    @property
+    def run_share(self) -> float:
+        """The share of all steps after which `run.steps` of the spec ends the run; 1 without it."""
+        return min((self.run_steps or self.total_steps) / self.total_steps, 1.0)

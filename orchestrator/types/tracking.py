@@ -43,12 +43,12 @@ class SyncState:
 class SyncResult:
     """The result of one sync: how much of the run is recorded now, or why the sync failed.
 
-    `run_id` names the record in the tracker. `by_driver` says that the run is live and its own
-    driver was recording it.
+    `destination` is None where nothing may be sent. `run_id` names the record in the tracker.
+    `by_driver` says that the run is live and its own driver was recording it.
     """
 
     run: str
-    destination: Destination
+    destination: Destination | None
     run_id: str | None
     recorded: SyncProgress | None
     problem: str | None

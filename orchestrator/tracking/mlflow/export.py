@@ -18,6 +18,7 @@ from orchestrator.tracking.mlflow.metadata import (
     STEPS_RECORDED,
     artifacts,
     description,
+    short_copy,
     version_of,
 )
 from orchestrator.tracking.mlflow.metrics import MetricPoint, first_done, of_ending, of_step
@@ -28,8 +29,6 @@ from orchestrator.tracking.protocol import RunNotRecorded
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import LIVE, Attempt, Run, TimedStep, TrackedRun
 
-# Of a longer log only the end is sent, and its first line says so.
-LONGEST_LOG_BYTES = 1 << 20
 STATUS: dict[str, Status] = {
     "succeeded": "FINISHED",
     "failed": "FAILED",
@@ -175,7 +174,7 @@ class RunExport:
         with tempfile.TemporaryDirectory() as folder:
             for name, path in files.items():
                 inside, _, _ = name.rpartition("/")
-                copy = _short_copy(path, Path(folder) / name)
+                copy = short_copy(path, Path(folder) / name)
                 self._store.log_file(stored.id, copy, inside or None)
         self._send(stored, [], {ARTIFACTS: version})
 
@@ -187,17 +186,3 @@ def last_seen_at_s(run: Run) -> float:
     times = [run.submitted_at_s, *(one.started_at_s for one in run.attempts)]
     times += [one.ended_at_s for one in run.attempts if one.ended_at_s is not None]
     return max([*times, *([run.last_step.at_s] if run.last_step else [])])
-
-
-def _short_copy(path: Path, copy: Path) -> Path:
-    """The file under its new name; of a long log the end, after a line that says so."""
-    size = path.stat().st_size
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".log" and size > LONGEST_LOG_BYTES:
-        with path.open("rb") as file:
-            file.seek(size - LONGEST_LOG_BYTES)
-            line = f"(the last {LONGEST_LOG_BYTES:,} of {size:,} bytes; all of it: {path})\n"
-            copy.write_bytes(line.encode() + file.read())
-    else:
-        copy.symlink_to(path.absolute())
-    return copy

@@ -1,5 +1,7 @@
 """What MLflow keeps of a run besides its step metrics: params, tags, a note, files."""
 
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import Journal
+from orchestrator.journal import Journal, boundary, files
 from orchestrator.journal.run_logs import list_logs
 from orchestrator.journal.run_status import first_line, last_attempt_text
 from orchestrator.network.rematerialization import text_of
@@ -28,6 +30,8 @@ MOST_RANKS = 8
 REPORT = "report.html"
 LONGEST_NAME, LONGEST_VALUE = 250, 6_000
 SPEC_ARTIFACT = "spec.json"
+# Of a longer file only the end is sent, and its first line says so.
+LONGEST_LOG_BYTES, LONGEST_FILE_BYTES = 1 << 20, 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,27 +156,43 @@ def artifacts(journal: Journal, run: Run) -> dict[str, Path]:
     places = journal.paths
     found = {SPEC_ARTIFACT: places.spec, REPORT: journal.path / REPORT}
     for folder in (places.plans, places.proofs, places.documents):
-        files = sorted(folder.iterdir()) if folder.is_dir() else []
-        found |= {f"{folder.name}/{path.name}": path for path in files if _is_whole(path)}
+        shown = [path for path in files.entries(folder) if not path.name.startswith(".")]
+        found |= {f"{folder.name}/{path.name}": path for path in shown}
     if run.state not in LIVE:
         for attempt in run.attempts:
             for log in list_logs(journal.path, run, attempt=attempt.number)[: MOST_RANKS + 1]:
                 found[f"logs/{_log_name(log.path, log.attempt)}"] = log.path
-    return {name: path for name, path in found.items() if path.is_file()}
+    return {name: path for name, path in found.items() if _is_there(path)}
 
 
-def _is_whole(path: Path) -> bool:
-    return path.is_file() and not path.name.startswith(".")
+def _is_there(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(boundary.status_of(path).st_mode)
+    except OSError:
+        return False
 
 
 def _log_name(path: Path, attempt: int | None) -> str:
     return path.name if attempt is None else f"attempt-{attempt}-{path.name}"
 
 
-def version_of(files: Mapping[str, Path]) -> str:
+def version_of(sent: Mapping[str, Path]) -> str:
     """A digest of names, sizes and times: it changes when files must be sent again."""
-    stats = {name: path.stat() for name, path in files.items()}
+    stats = {name: boundary.status_of(path) for name, path in sent.items()}
     return codec.digest({name: (one.st_size, one.st_mtime_ns) for name, one in stats.items()})
+
+
+def short_copy(path: Path, copy: Path) -> Path:
+    """The file under its new name; of a long one the end, after a line that says so."""
+    longest = LONGEST_LOG_BYTES if path.suffix == ".log" else LONGEST_FILE_BYTES
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with boundary.reading_file(path) as file, copy.open("wb") as out:
+        size = os.fstat(file.fileno()).st_size
+        if size > longest:
+            out.write(f"(the last {longest:,} of {size:,} bytes; all of it: {path})\n".encode())
+            file.seek(size - longest)
+        out.write(file.read(longest))
+    return copy
 
 
 def params(spec: Spec) -> dict[str, str]:

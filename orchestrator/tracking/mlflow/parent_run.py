@@ -1,8 +1,18 @@
 """The MLflow run of a study. The runs of its trials are its children."""
 
+import tempfile
+from pathlib import Path
+
 from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import Journal, StudyJournal
-from orchestrator.tracking.mlflow.metadata import ARTIFACTS, NOTE, REPORT, RUN_ID, version_of
+from orchestrator.journal import Journal, StudyJournal, boundary
+from orchestrator.tracking.mlflow.metadata import (
+    ARTIFACTS,
+    NOTE,
+    REPORT,
+    RUN_ID,
+    short_copy,
+    version_of,
+)
 from orchestrator.tracking.mlflow.store import Status, Store, StoredRun
 from orchestrator.tracking.mlflow.tracking_uri import TRACKER
 from orchestrator.types.run import Run, TrackedRun
@@ -18,14 +28,15 @@ STATUS: dict[StudyState, Status] = {
 def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     """The id of the MLflow run of a run's study, created when there is none.
 
-    None for a run without a study, or when the study's directory was removed.
+    None for a run without a study, or when the study's directory was removed or is not this user's.
     """
     if run.study is None:
         return None
-    study = StudyJournal(journal.path.absolute().parent / run.study)
+    study = StudyJournal(journal.path.absolute().parent / Path(run.study).name)
     try:
+        boundary.check_own(study.path)
         opened = study.submission()
-    except JournalUnreadable:
+    except (JournalUnreadable, OSError):
         return None
     parent = _find_or_create(study, opened, store)
     status = STATUS[study.status().state]
@@ -37,10 +48,12 @@ def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
 
 def _send_page(study: StudyJournal, parent: StoredRun, store: Store) -> None:
     """Send the page of the study when it is new or has changed."""
-    files = {REPORT: study.path / REPORT} if (study.path / REPORT).is_file() else {}
-    if files and parent.tags.get(ARTIFACTS) != (version := version_of(files)):
-        store.log_file(parent.id, files[REPORT], None)
-        store.log(parent.id, tags={ARTIFACTS: version})
+    page = study.path / REPORT
+    if not page.exists() or parent.tags.get(ARTIFACTS) == (version := version_of({REPORT: page})):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        store.log_file(parent.id, short_copy(page, Path(folder) / REPORT), None)
+    store.log(parent.id, tags={ARTIFACTS: version})
 
 
 def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) -> StoredRun:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.extras import require
+from orchestrator.journal import boundary
 from orchestrator.tracking.mlflow.metrics import MetricPoint
-from orchestrator.tracking.mlflow.tracking_uri import is_server
+from orchestrator.tracking.mlflow.tracking_uri import ARTIFACTS, DATABASE, is_server
 from orchestrator.tracking.protocol import NotRecorded
 from orchestrator.types.tracking import Destination
 
@@ -63,6 +64,7 @@ class Store:
             if not is_server(where):
                 _quiet_migrations()
             if where.uri.startswith(SQLITE):
+                _check_own_beside(where)
                 _create_database(Path(where.uri.removeprefix(SQLITE)))
             self._client = MlflowClient(tracking_uri=where.uri)
             self.experiment = self._experiment()
@@ -197,6 +199,25 @@ def _stored(run: Any) -> StoredRun:
 
 def _ms(at_s: float) -> int:
     return round(at_s * 1_000)
+
+
+def _check_own_beside(where: Destination) -> None:
+    """Refuse a database beside the runs that is a link or another user's.
+
+    It says where artifacts go, so whoever writes it decides who gets them. A database that the
+    user names is the user's choice.
+    """
+    database = Path(where.uri.removeprefix(SQLITE))
+    if where.artifacts != (database.parent / ARTIFACTS).as_uri() or database.name != DATABASE:
+        return
+    for path in (database, database.parent / ARTIFACTS):
+        try:
+            boundary.check_own(boundary.settled(path))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            why = f"{path.name} {error.strerror}: set MLFLOW_TRACKING_URI to one of your own"
+            raise NotRecorded(f"{where.label}: {why}") from error
 
 
 def _create_database(database: Path) -> None:

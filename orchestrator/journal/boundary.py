@@ -1,0 +1,145 @@
+"""Opens the files of a storage, which anybody may have filled: every access goes through here.
+
+A file is regular, not too large, and no link leads to it. Its path is walked from the root of the
+file system and each folder is held open, so nobody can put a link there in between. Links above a
+storage are the user's own: `settled` follows them first. Errors are `OSError`s with a plain text.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+MAX_FILE_BYTES = 64 << 20
+MAX_RECORD_BYTES = 1 << 20  # an event, a request or a heartbeat
+MAX_ENTRIES = 100_000
+
+# Without O_PATH (not Linux) the folders above a storage must be readable, not only passable.
+_PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Nothing that opens such a file can wait: O_NONBLOCK has no effect on a regular file.
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+IS_LINK = "is a link, or a link leads to it"
+
+
+class ForeignFile(OSError):
+    """A file or folder belongs to somebody else."""
+
+
+def settled(folder: Path) -> Path:
+    """The folder of a run or study, with the links above it followed. It may itself be a link."""
+    absolute = folder.absolute()
+    if absolute.name in ("", ".."):
+        return Path(os.path.realpath(absolute))
+    return Path(os.path.realpath(absolute.parent)) / absolute.name
+
+
+@contextmanager
+def folder_of(path: Path, flags: int = _PASS) -> Iterator[int]:
+    """A descriptor of a folder to which no link leads."""
+    opened = os.open("/", _PASS)
+    try:
+        for name in path.parts[1:-1]:
+            opened = _enter(opened, name, _PASS)
+        opened = _enter(opened, path.name or ".", flags)
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _enter(folder: int, name: str, flags: int) -> int:
+    """Open a folder in a folder, and close that one; an error leaves it open."""
+    try:
+        inside = os.open(name, flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(folder, name):
+            raise OSError(errno.ELOOP, IS_LINK) from error
+        raise
+    os.close(folder)
+    return inside
+
+
+def _is_link(folder: int, name: str) -> bool:
+    with suppress(OSError):
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    return False
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file. Whoever writes to it owns it, and it has one name only."""
+    with folder_of(path.parent) as folder:
+        with suppress(FileNotFoundError):  # a device is not even opened
+            _check_regular(os.stat(path.name, dir_fd=folder, follow_symlinks=False))
+        opened = os.open(path.name, flags | _FILE, 0o666, dir_fd=folder)
+    try:
+        found = os.fstat(opened)
+        _check_regular(found)
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            _check_own(found)
+            if found.st_nlink > 1:
+                raise OSError(errno.EMLINK, "has another name elsewhere")
+    except OSError:
+        os.close(opened)
+        raise
+    return opened
+
+
+def _check_regular(found: os.stat_result) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, IS_LINK)
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "is not a regular file")
+
+
+def _check_own(found: os.stat_result) -> None:
+    if found.st_uid != os.geteuid():
+        raise ForeignFile(errno.EPERM, f"belongs to another user, {found.st_uid}")
+
+
+def reading_file(path: Path) -> IO[bytes]:
+    """A regular file, open for reading."""
+    return os.fdopen(open_file(path), "rb")
+
+
+def appending_to(path: Path) -> IO[bytes]:
+    """A log of this user, open for appending without a buffer; it is created when it is missing."""
+    opened = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    return os.fdopen(opened, "ab", buffering=0)
+
+
+def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
+    """The content of a file, which has at most so many bytes."""
+    with reading_file(path) as file:
+        content = b"" if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
+        if len(content) > most or os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"is larger than {most:,} bytes")
+        return content
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, in order."""
+    with folder_of(folder, _LIST) as opened, os.scandir(opened) as entries:
+        names = [entry.name for entry in islice(entries, MAX_ENTRIES + 1)]
+    if len(names) > MAX_ENTRIES:
+        raise OSError(errno.EFBIG, f"has more than {MAX_ENTRIES:,} entries")
+    return sorted(names)
+
+
+def status_of(path: Path) -> os.stat_result:
+    """What the file system knows of a file or folder to which no link leads."""
+    with folder_of(path.parent) as folder:
+        found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, IS_LINK)
+    return found
+
+
+def check_own(path: Path) -> None:
+    """Refuse a file or folder that is a link or belongs to another user, for root too."""
+    _check_own(status_of(path))

@@ -1,0 +1,98 @@
+"""Where the user's own commands chose to record each run. A run's folder does not decide it.
+
+A choice is a small file in the user's state directory, by the run's id. A driver on another machine
+gets it from the command that started it. A run that was submitted elsewhere has no choice here:
+then MLFLOW_TRACKING_URI counts, or the database beside the runs.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+from orchestrator.errors import JournalUnwritable
+from orchestrator.journal import Journal, boundary, files
+from orchestrator.types import codec
+from orchestrator.types.run_options import TrackingOptions
+from orchestrator.types.tracking import Destination
+
+VARIABLE = "ORCH_RECORDED_IN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Where a run is recorded, by the choice of a user's command."""
+
+    id: str
+    destination: Destination
+
+
+def folder() -> Path:
+    """~/.local/state/orch/recorded-in, or below XDG_STATE_HOME."""
+    return Path(os.path.realpath(platformdirs.user_state_path("orch"))) / "recorded-in"
+
+
+def remember(journal: Journal, destination: Destination) -> None:
+    """Note the choice of a command. Without a state directory later commands ask for it again."""
+    choice = Choice(id=_id(journal), destination=destination)
+    with suppress(JournalUnwritable, FileExistsError):
+        files.make_folder(folder())
+        files.replace(_path(choice.id), codec.to_json(choice))
+
+
+def chosen(journal: Journal, environment: Mapping[str, str] = os.environ) -> Destination | None:
+    """Where a command of this user chose to record a run; None where none did."""
+    run_id = _id(journal)
+    if (passed := _passed_on(environment)) and passed.id == run_id:
+        return passed.destination
+    with suppress(OSError, msgspec.DecodeError):
+        choice = codec.from_json(boundary.read_bytes(_path(run_id)), Choice)
+        boundary.check_own(_path(run_id))
+        return choice.destination if choice.id == run_id else None
+    return None
+
+
+def is_passed_on(journal: Journal, environment: Mapping[str, str]) -> bool:
+    """Whether the command that started this process names the run."""
+    choice = _passed_on(environment)
+    return choice is not None and choice.id == _id(journal)
+
+
+def passed_on(journal: Journal) -> str | None:
+    """What tells a driver, in VARIABLE, where to record a run; None where nothing was chosen."""
+    where = chosen(journal)
+    return codec.to_json(Choice(id=_id(journal), destination=where)).decode() if where else None
+
+
+def own_options(options: TrackingOptions, environment: Mapping[str, str]) -> TrackingOptions | None:
+    """What counts of a run's own wishes, without a choice: the name of its experiment.
+
+    None where it wants to be recorded by another tracker, or at an address, and the user's
+    environment names none.
+    """
+    usual = TrackingOptions(experiment=options.experiment)
+    if options.tracker != usual.tracker:
+        return None
+    if options.uri != usual.uri and not environment.get("MLFLOW_TRACKING_URI"):
+        return None
+    return usual
+
+
+def _passed_on(environment: Mapping[str, str]) -> Choice | None:
+    with suppress(msgspec.DecodeError):
+        return codec.from_json(environment.get(VARIABLE, ""), Choice)
+    return None
+
+
+def _id(journal: Journal) -> str:
+    return journal.state().submitted.submission.id
+
+
+def _path(run_id: str) -> Path:
+    """The file of a run's choice. The id comes from a run's folder: no name is made of it."""
+    return folder() / f"{hashlib.sha256(run_id.encode()).hexdigest()}.json"
