@@ -4,7 +4,7 @@ Only what no source states is searched: where on the torus each mesh axis lay.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
