@@ -82,6 +82,10 @@ class DataUnusable(SpecError):
     """A token set is missing, damaged, too small, or has another vocabulary."""
 
 
+class ProgramFailed(OrchError):
+    """A trainer cannot make its program of a plan. Every attempt would end so."""
+
+
 class CheckpointFailed(OrchError):
     """A checkpoint cannot be written, or no existing one can be read."""
 

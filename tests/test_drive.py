@@ -14,6 +14,7 @@ from orchestrator.launch.backend import Slice
 from orchestrator.launch.ray.slices import heads_of_others, slices_of
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.planner import make_plan
+from orchestrator.types.run import Step
 from orchestrator.types.spec import Pods
 from tests.example_specs import TINY, spec_of
 from tests.journals import ME, claimed_run, step, tiny_plan
@@ -184,3 +185,36 @@ def test_slices_are_read_off_the_nodes() -> None:
     )
     heads = heads_of_others(nodes, sliced("v5p", "2x2x2"), ("a", "c"))
     assert [head["NodeID"] for head in heads] == ["b-0", "d-0"]
+
+
+def test_steps_are_printed_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    """`orch logs` shows how a run goes: its first step, then one every few seconds."""
+    steps: list[Step] = []
+    now_s = 0.0
+
+    def clock() -> float:
+        return now_s
+
+    emit = worker.printed(steps.append, clock)
+    for index in range(41):
+        emit(step_of(index))
+        now_s += 0.5
+    assert len(steps) == 41
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["step 1", "step 21", "step 41"]
+    assert lines[0] == "step 1: 0.25 s, loss 2.5000"
+
+
+def step_of(index: int) -> Step:
+    return Step(
+        index=index, step_s=0.25, data_s=0.0, checkpoint_s=0.0, tokens=8, loss=2.5, grad_norm=1.0,
+        learning_rate=1e-3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_an_error_of_a_program_repeats(repeats: bool) -> None:
+    """The first dead rank says so; a backend does not know."""
+    dead = beat(0, error="ProgramFailed: it raised", error_repeats=repeats)
+    assert explain_failure(dead, "worker died", (), None).repeats is repeats
+    assert not explain_failure(None, "worker died", (), None).repeats

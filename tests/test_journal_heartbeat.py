@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import ProgramFailed
 from orchestrator.journal.heartbeat import (
     STARTUP_LIMIT_S,
     Heartbeat,
@@ -186,3 +187,17 @@ def test_a_rank_gives_up_when_a_later_attempt_has_started(tmp_path: Path) -> Non
         assert not given_up.wait(0.1)
         RunPaths(path).attempt(2).mkdir()
         assert given_up.wait(30)
+
+
+@pytest.mark.parametrize(("error", "repeats"), [(ProgramFailed("x"), True), (ValueError(), False)])
+def test_a_rank_says_whether_its_error_repeats(
+    error: Exception, repeats: bool, tmp_path: Path
+) -> None:
+    """A trainer that cannot make its program never will."""
+    path = started_run(tmp_path)
+    with (
+        pytest.raises(type(error)),
+        HeartbeatWriter(path, 1, 0, "pod-0", 0.01, give_up=lambda: None),
+    ):
+        raise error
+    assert read_heartbeats(path, 1)[0].error_repeats is repeats

@@ -83,6 +83,15 @@ def test_progress_resets_both_budgets(ends: list[End], retry: bool) -> None:
     assert decide_retry(run_after(*ends), TWO).retry is retry
 
 
+def test_an_error_of_every_attempt_ends_the_run_at_once() -> None:
+    """A second attempt would take chips to fail in the same way."""
+    generous = RetryLimits(failures=100, preemptions=100)
+    one = run_after(End("failure", 0, "ProgramFailed: program() of trainer mine raised"))
+    decision = decide_retry(one, generous, repeats=True)
+    assert (decision.retry, decision.reason.code) == (False, "repeated_error")
+    assert decide_retry(one, generous).retry
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

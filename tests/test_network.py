@@ -106,18 +106,26 @@ def test_a_policy_is_a_name_or_a_mapping_of_all_tensors() -> None:
     assert text_of(mixed) == "{block_input: offload, query: keep, up: offload}"
 
 
-def test_parallel_matmuls_are_searched_alike() -> None:
-    """Repeated as one, so keeping one result of several saves nothing: 2 x 3^4 policies."""
+def test_the_search_goes_through_every_policy_but_mirror_images() -> None:
+    """Queries, keys and values alike, gate and up in one order: 2 x 3 x 3 x 3 x 6 policies."""
     found = all_policies(model_of(), offloads=True)
-    assert len(found) == len(set(found)) == 162
+    assert len(found) == len(set(found)) == 324
     assert set(POLICIES.values()) <= set(found)
     assert all(one.treatment("query") == one.treatment("value") for one in found)
     ungated = all_policies(model_of(gated=False), offloads=True)
     assert set(POLICIES.values()) <= set(ungated)
     assert len(ungated) == 162
     without_host = all_policies(model_of(), offloads=False)
-    assert len(without_host) == 16
+    assert len(without_host) == 24
     assert not any(one.needs_host for one in without_host)
+
+
+def test_a_ring_repeats_parallel_matmuls_as_one() -> None:
+    """Only the missing columns are multiplied again, but for those that `tensor` sends round."""
+    for tensor, repeated in ((1, 64 * 96), (4, 2 * 64 * 96 / 4)):
+        plan = plan_of(model_of(), tensor=tensor, remat=TensorTreatments(up="offload"))
+        layout = layout_of(plan, catalog.chip(plan.chip))
+        assert layout.repeated_elements(layout.network.block.mlp.inputs) == repeated
 
 
 def test_weights_have_the_names_of_published_checkpoints() -> None:

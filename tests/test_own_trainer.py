@@ -109,6 +109,18 @@ def test_it_trains(tmp_path: Path) -> None:
     assert all("tokens_mean" in step["trainer_metrics"] for step in steps)
 
 
+def test_a_program_that_raises_is_named(package: Path, tmp_path: Path) -> None:
+    """The trainer, and what it raised."""
+    (package / "broken.py").write_text("def program(plan, mesh):\n    raise KeyError('width')\n")
+    command = [sys.executable, "-m", "trainers", SPEC, str(tmp_path / "run"), "--emulate"]
+    done = subprocess.run(
+        [*command, "--trainer", "mine.broken"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "program() of trainer mine.broken raised KeyError: 'width'" in done.stderr
+
+
 def test_a_module_without_a_program_is_no_trainer(tmp_path: Path) -> None:
     """Known by its name, refused where it is imported."""
     command = [sys.executable, "-m", "trainers", SPEC, str(tmp_path / "run"), "--emulate"]

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import metadata
@@ -154,6 +155,16 @@ def test_a_changed_file_is_another_result(kept: Kept, site: Path, name: str) -> 
     assert proof_cache.find(plan) is None
     (site / name).write_text(TEXTS[name])
     assert proof_cache.find(plan) is not None
+
+
+def test_a_file_that_is_edited_while_it_is_compiled_is_never_current(site: Path) -> None:
+    """Nobody knows which text was loaded."""
+    in_an_hour = time.time() + 3600
+    os.utime(site / "mine" / "lazily.py", (in_an_hour, in_an_hour))
+    code = load_in_a_process("mine.trainer", site)
+    assert code.modules["mine.lazily"] == ""
+    assert code.modules["mine.plainly"] != ""
+    assert not code.is_current()
 
 
 def test_a_file_in_the_place_of_another_is_another_result(kept: Kept, site: Path) -> None:

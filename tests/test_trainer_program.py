@@ -10,9 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from orchestrator import catalog
 from orchestrator.network.rematerialization import POLICIES, text_of
-from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.kernel_constants import TILE
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Precision, Remat, TensorTreatments
@@ -144,7 +142,7 @@ AGAIN = {
 }
 
 
-# Parallel matmuls are one: all of it is made again where one result is missing.
+# Parallel matmuls are one product, of which the missing columns are made again.
 AGAIN_BY_TENSOR = {
     TensorTreatments(query="keep", value="offload"): 5,
     TensorTreatments(query="keep", key="keep", value="offload"): 4,
@@ -168,14 +166,9 @@ def test_a_policy_makes_again_what_it_does_not_keep(policy: str) -> None:
 
 
 @pytest.mark.parametrize("remat", AGAIN_BY_TENSOR, ids=text_of)
-def test_a_mapping_makes_again_what_the_ledger_counts(remat: TensorTreatments) -> None:
-    """Tensor by tensor, the program and the ledger repeat the same matmuls."""
+def test_a_mapping_makes_again_what_it_does_not_keep(remat: TensorTreatments) -> None:
+    """Tensor by tensor, in HBM or on the host."""
     assert matmuls(remat) - matmuls("none") == AGAIN_BY_TENSOR[remat]
-    layout = layout_of(plan_of(remat=remat), catalog.chip("v5p"))
-    block = layout.network.block
-    parallel = (block.attention.inputs, [block.attention.output], block.mlp.inputs)
-    scores = layout.remat.share("attention", "recompute")
-    assert sum(map(layout.recomputed, parallel)) + 2 * scores == AGAIN_BY_TENSOR[remat]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

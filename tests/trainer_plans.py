@@ -62,7 +62,8 @@ def _rest() -> dict[str, Any]:
     return {
         "schema": 3, "digest": "0" * 64, "name": "test", "trainer": "llama",
         "ledger_describes_trainer": True, "spec_digest": "0" * 64,
-        "overrides": [], "optimizer": asdict(QUICK), "precision": asdict(FP32), "remat": "full",
+        "overrides": [], "run_steps": None, "optimizer": asdict(QUICK),
+        "precision": asdict(FP32), "remat": "full",
         "data": asdict(DataSource()), "seed": 0, "compiler_options": {}, "chip": "v5p",
         "topology": "4x4x4", "hosts": 1, "groups": {},
         "gradient_reduction": "at_end", "chip_profile": None, "forecast": forecast,

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from orchestrator.errors import SpecError
+from orchestrator.errors import ProgramFailed, SpecError
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Startup, Step
 from orchestrator.types.run_options import CheckpointOptions
@@ -57,7 +57,17 @@ class Assignment:
 
 def train(plan: Plan, assignment: Assignment) -> Outcome:
     """Run a plan with its trainer on all devices; ends with a checkpoint."""
-    return run(build(load(plan.trainer), plan, jax.devices()), assignment)
+    return run(built(plan), assignment)
+
+
+def built(plan: Plan) -> Program:
+    """The program of a plan on all devices."""
+    trainer = load(plan.trainer)
+    try:
+        return build(trainer, plan, jax.devices())
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
+        raise ProgramFailed(f"program() of trainer {plan.trainer} raised {text}") from error
 
 
 def run(program: Program, assignment: Assignment) -> Outcome:

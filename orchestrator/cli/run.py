@@ -215,6 +215,7 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
 
     Example: orch cancel llama3-70b-4pod-3f9a1c07-1
     """
+    from orchestrator.render.screen_parts import fit
     from orchestrator.render.status_screen import cancel_text
     from orchestrator.types.study import StudyStatus
 
@@ -223,7 +224,7 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
         found = orch.status(run, storage)
         show(found if isinstance(found, StudyStatus) else results[0].after, as_json=True)
         return
-    lines = [cancel_text(one.before, one.after, at_once=now) for one in results]
+    lines = [fit(cancel_text(one.before, one.after, at_once=now)) for one in results]
     lines = lines or [f"{run}: no run is active. Nothing to cancel."]
     say("\n".join([*lines, f"Next: {run_command('status', run, storage)}\n"]))
 

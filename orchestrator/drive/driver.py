@@ -104,7 +104,7 @@ class Driver:
             end = Monitor(self.writer, attempt, args, slices, hang_limit_s).wait_for_end()
         self._wait_for_exits(number)
         self.writer.end_attempt(end.reason, error=end.error, first_dead_rank=end.first_dead_rank)
-        return decide_retry(self.writer.run(), self.spec.run.retries)
+        return decide_retry(self.writer.run(), self.spec.run.retries, repeats=end.repeats)
 
     def _wait_for_slices(self, attempt: AttemptHandle) -> tuple[Plan, tuple[str, ...]]:
         """Wait until enough slices are free, and plan for as many; note what the run waits for."""

@@ -18,10 +18,11 @@ SETTLED_S = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnd:
-    """How an attempt ended."""
+    """How an attempt ended. An error `repeats` if every attempt would end with it."""
 
     reason: AttemptReason
     error: str | None = None
+    repeats: bool = False
     first_dead_rank: int | None = None
 
 
@@ -112,7 +113,8 @@ def explain_failure(
     if lost := lost_hosts(used, slices):
         return AttemptEnd(reason="preemption", error=lost, first_dead_rank=rank)
     error = first_dead.error if first_dead else backend_error
-    return AttemptEnd(reason="failure", error=error, first_dead_rank=rank)
+    repeats = first_dead.error_repeats if first_dead else False
+    return AttemptEnd(reason="failure", error=error, repeats=repeats, first_dead_rank=rank)
 
 
 def lost_hosts(used: Sequence[str], slices: Sequence[Slice] | None) -> str | None:

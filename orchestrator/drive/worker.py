@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,6 +20,9 @@ from orchestrator.types.run import Step
 
 if TYPE_CHECKING:
     from trainers.data.batch_source import DataProgress
+
+
+PRINT_EVERY_S = 10.0
 
 
 def work(args: WorkerArgs, rank: int) -> None:
@@ -52,7 +56,10 @@ def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
     with ExitStack() as stack:
         emit: Callable[[Step], None] = _drop
         if rank == 0:
-            emit = stack.enter_context(StepLog(journal.path, args.attempt)).append
+            emit = printed(stack.enter_context(StepLog(journal.path, args.attempt)).append)
+        print(
+            f"attempt {args.attempt}, rank {rank}: trainer {plan.trainer}, plan {plan.digest[:8]}"
+        )
         assignment = Assignment(
             directory=journal.path,
             steps=journal.run().steps,
@@ -94,6 +101,22 @@ def _peak_flops_per_s(plan: Plan) -> float | None:
     """The peak of one device by the forecast; None when the forecast is for other devices."""
     on_chips = "tpu" in os.environ.get("JAX_PLATFORMS", "")  # JaxTrainer sets it on TPU hosts
     return plan.forecast.peak_flops_per_s if on_chips or plan.chip_profile else None
+
+
+def printed(
+    emit: Callable[[Step], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[Step], None]:
+    """Print steps into the log of the rank: the first ones, then one now and then."""
+    printed_at_s = clock() - PRINT_EVERY_S
+
+    def emit_and_print(step: Step) -> None:
+        nonlocal printed_at_s
+        emit(step)
+        if step.startup or clock() - printed_at_s >= PRINT_EVERY_S:
+            printed_at_s = clock()
+            print(f"step {step.index + 1}: {step.step_s:.3g} s, loss {step.loss:.4f}", flush=True)
+
+    return emit_and_print
 
 
 def _drop(_: Step) -> None:

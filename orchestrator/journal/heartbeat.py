@@ -15,7 +15,7 @@ from typing import Self
 
 import msgspec
 
-from orchestrator.errors import JournalUnreadable, JournalUnwritable
+from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFailed
 from orchestrator.journal import boundary, files, liveness
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types.run import ProcessIdentity
@@ -33,7 +33,7 @@ class Heartbeat:
     """The last sign of life of a rank.
 
     `steps` counts the steps of its main thread. `ended` marks its last heartbeat, and `error` is
-    what ended it.
+    what ended it; whether every attempt would end so, `error_repeats`.
     """
 
     rank: int
@@ -43,6 +43,7 @@ class Heartbeat:
     steps: int = 0
     ended: bool = False
     error: str | None = None
+    error_repeats: bool = False
 
     @property
     def location(self) -> str:
@@ -120,7 +121,8 @@ class HeartbeatWriter:
         """
         self._ended.set()
         text = error_text(error) if error is not None else None
-        self._heartbeat = replace(self._heartbeat, ended=True, error=text)
+        repeats = isinstance(error, ProgramFailed)
+        self._heartbeat = replace(self._heartbeat, ended=True, error=text, error_repeats=repeats)
         self._write()
         if text:
             time.sleep(2 * self._interval_s)

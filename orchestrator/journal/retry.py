@@ -20,8 +20,9 @@ class Decision:
     reason: StateReason
 
 
-def decide_retry(run: Run, retries: RetryLimits) -> Decision:
-    """What to do after the newest attempt, which has ended.
+def decide_retry(run: Run, retries: RetryLimits, *, repeats: bool = False) -> Decision:
+    """What to do after the newest attempt, which has ended; its error `repeats` if every attempt
+    would end with it, and ends the run.
 
     Failures and hangs count against one budget and preemptions against another, each since the
     last attempt that got further than all before it. The same error at the same step would come
@@ -37,6 +38,8 @@ def decide_retry(run: Run, retries: RetryLimits) -> Decision:
         return _decision(False, "not_retried", ending)
     if run.cancel_requested_at_s is not None:
         return _decision(False, "cancel_requested", f"{ending}; cancel was requested")
+    if repeats:
+        return _decision(False, "repeated_error", f"{ending}; every attempt would end so")
     if previous := _previous_occurrence(attempts):
         return _decision(False, "repeated_error", _repetition(previous, last))
     if last.reason == "lost":

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from orchestrator.errors import OrchError
+from orchestrator.launch.masking import masked
 
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = ("orchestrator", "trainers")
@@ -23,6 +24,7 @@ DISTRIBUTIONS = ("jax", "jaxlib", "libtpu", "ray")
 CODE = "code"
 NO_CODE = (".pyc", ".pyo", ".md")
 GIT_LIMIT_S = 60
+MOST_CODE_BYTES, MOST_DIFF_BYTES = 64 << 20, 4 << 20
 SHORT = 12
 ARCHIVE = "code.zip"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
@@ -64,15 +66,39 @@ def check_versions(submitted: Mapping[str, str]) -> None:
 
 def code_files() -> list[Path]:
     """The project's files that decide what runs, relative to its root, in order."""
-    paths = [path for name in PACKAGES for path in (PROJECT / name).rglob("*") if path.is_file()]
+    paths = [path for name in PACKAGES for path in _files_below(PROJECT / name)]
     code = [path.relative_to(PROJECT) for path in paths if path.suffix not in NO_CODE]
-    return sorted(path for path in code if not any(part.startswith(".") for part in path.parts))
+    return sorted(_known_to_git(code))
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """The files of a folder and of its folders, without hidden ones and links."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.is_symlink():
+            continue
+        if path.is_dir():
+            yield from _files_below(path)
+        elif path.is_file():
+            yield path
+
+
+def _known_to_git(paths: list[Path]) -> list[Path]:
+    """Those of the paths that git tracks or would add; all of them outside a checkout."""
+    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *PACKAGES)
+    names = set((listed or b"").decode(errors="surrogateescape").split("\0"))
+    return [path for path in paths if path.as_posix() in names] if names - {""} else paths
 
 
 def lock_files() -> list[Path]:
     """The files that say which packages are needed, where they lie beside the code."""
     paths = (Path(name) for name in (LOCK, "pyproject.toml"))
-    return [path for path in paths if (PROJECT / path).is_file()]
+    return [path for path in paths if _is_own_file(PROJECT / path)]
+
+
+def _is_own_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def code_digest() -> str:
@@ -84,14 +110,26 @@ def code_digest() -> str:
     return digest.hexdigest()[:SHORT]
 
 
+class TooMuchCode(OrchError):
+    """The project's code is larger than an archive may be."""
+
+
 def archive() -> bytes:
     """The code and the lock as a zip file that travels to a cluster.
 
     It holds no times, so the same code is the same archive, and Ray stores it once.
     """
+    paths = [*code_files(), *lock_files()]
+    sizes = {path: (PROJECT / path).lstat().st_size for path in paths}
+    if sum(sizes.values()) > MOST_CODE_BYTES:
+        largest = max(paths, key=sizes.__getitem__)
+        raise TooMuchCode(
+            f"{PROJECT}: its code has {sum(sizes.values()):,} bytes, and at most"
+            f" {MOST_CODE_BYTES:,} travel; the largest file is {largest}"
+        )
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as target:
-        for path in [*code_files(), *lock_files()]:
+        for path in paths:
             member = zipfile.ZipInfo(path.as_posix(), EPOCH)
             member.compress_type = zipfile.ZIP_DEFLATED
             member.external_attr = 0o644 << 16
@@ -110,18 +148,28 @@ def commit() -> dict[str, str]:
 
 
 def uncommitted() -> bytes:
-    """What the checkout adds to its commit: a diff, and the names of new files."""
-    changed = _git("diff", "--no-ext-diff", "--no-textconv", "HEAD")
+    """What the checkout adds to its commit: a diff of the project's code, the names of new files.
+
+    Other files of the checkout are nobody's business. A diff that is too long is cut, and says so.
+    """
+    options = ("--no-ext-diff", "--no-textconv", "--ignore-submodules")
+    changed = _git("diff", *options, "HEAD", "--", *PACKAGES, *map(str, lock_files()))
+    if changed and len(changed) > MOST_DIFF_BYTES:
+        cut = f"\n(cut: {MOST_DIFF_BYTES:,} of {len(changed):,} bytes)\n"
+        changed = changed[:MOST_DIFF_BYTES] + cut.encode()
     status = _git("status", "--porcelain", "--", *PACKAGES)
     unknown = [line for line in (status or b"").splitlines() if line.startswith(b"??")]
     return (changed or b"") + b"".join(line + b"\n" for line in unknown)
 
 
 def without_secrets(text: bytes, names: Iterable[str]) -> bytes:
-    """The text with the values of those environment variables replaced by their names."""
+    """The text with the values of those environment variables replaced by their names.
+
+    What looks like another secret is masked.
+    """
     for name, value in _values(names):
         text = text.replace(value.encode(), f"<{name}>".encode())
-    return text
+    return masked(text)
 
 
 def _values(names: Iterable[str]) -> Iterator[tuple[str, str]]:

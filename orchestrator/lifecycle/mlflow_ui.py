@@ -1,7 +1,12 @@
 """Show recorded runs in the MLflow UI, with its comparisons set up."""
 
+import os
+import shutil
+import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import tracking
@@ -34,7 +39,8 @@ def show_ui(storage: Path, port: int | None, progress: Progress) -> None:
         if is_server(places[0]):
             progress(ready(uri, places, progress, served=False))
         else:
-            serve(uri, places, storage / "mlflow-ui.log", port, progress)
+            with readable_copy(uri, places, storage) as (shown, copied, folder):
+                serve(shown, copied, folder / "mlflow-ui.log", port, progress)
 
 
 def places_by_uri(storage: Path) -> dict[str, list[Destination]]:
@@ -53,6 +59,25 @@ def places_by_uri(storage: Path) -> dict[str, list[Destination]]:
     for one in sorted(found, key=lambda place: not is_server(place)):
         by_uri.setdefault(one.uri, []).append(one)
     return by_uri
+
+
+@contextmanager
+def readable_copy(
+    uri: str, places: list[Destination], storage: Path
+) -> Iterator[tuple[str, list[Destination], Path]]:
+    """A database and a folder for its log that can be written: MLflow opens no other.
+
+    They are those of the storage or, where that is read-only, a copy that ends with the command.
+    """
+    database = Path(places[0].label)
+    writable = all(os.access(one, os.W_OK) for one in (storage, database.parent, database))
+    if writable or not database.is_file():
+        yield uri, places, storage
+        return
+    with tempfile.TemporaryDirectory(prefix="orch-ui-") as folder:
+        copy = shutil.copyfile(database, Path(folder) / database.name)
+        shown = f"sqlite:///{copy}"
+        yield shown, [replace(one, uri=shown) for one in places], Path(folder)
 
 
 def serve(

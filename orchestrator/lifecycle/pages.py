@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable, OrchError
-from orchestrator.journal import Journal, StudyJournal
+from orchestrator.journal import Journal, StudyJournal, boundary
 from orchestrator.lifecycle.recording import record_files
 from orchestrator.render.page import RunPage, run_page, study_page
 from orchestrator.report import make_report
@@ -32,19 +32,20 @@ def report_of_study(study: StudyJournal) -> StudyReport:
 
 
 def write_run_page(journal: Journal, out: Path | None = None) -> Page:
-    """Write the page of a run, into its directory unless told otherwise."""
-    path = out or journal.path / PAGE
+    """Write the page of a run, into its directory where that can be written."""
     proof, problem = _proof(journal)
-    _write(path, page_of(journal, make_report(journal), proof))
+    text = page_of(journal, make_report(journal), proof)
+    path = _write(out or _place(journal.path, journal.key), text)
     record_files(journal)
     return Page(path=path, problem=problem)
 
 
 def write_study_page(study: StudyJournal, out: Path | None = None) -> Page:
-    """Write the page of a study, into its directory unless told otherwise."""
-    path, runs = out or study.path / PAGE, read_trial_runs(study)
+    """Write the page of a study, into its directory where that can be written."""
+    runs = read_trial_runs(study)
     found = make_study_report(study.key, study.submission().study, runs)
-    _write(path, study_page(found, {one.trial: one.predicted for one in runs}))
+    text = study_page(found, {one.trial: one.predicted for one in runs})
+    path = _write(out or _place(study.path, study.key), text)
     for start in study.trial_starts()[-1:]:
         record_files(study.trial_journal(start))
     return Page(path=path)
@@ -74,12 +75,27 @@ def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
         return None, str(error)
 
 
-def _write(path: Path, text: str) -> None:
+def _place(folder: Path, key: str) -> Path:
+    """Where a page goes: into its own directory, or else into the current one."""
+    return folder / PAGE if is_writable(folder) else Path(f"{key}-{PAGE}")
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether this user may write into a folder, which is the user's own and not read-only."""
+    try:
+        boundary.check_own(boundary.settled(folder))
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+def _write(path: Path, text: str) -> Path:
     """Write a page, whole or not at all; one that was there before is replaced."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
+        return path
     except OSError as error:
         raise OrchError(f"{path}: cannot be written: {error.strerror}; see -o FILE") from None
     finally:

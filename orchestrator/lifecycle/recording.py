@@ -104,9 +104,10 @@ def _is_due(journal: Journal, run: Run) -> bool:
 
 
 def _is_own(journal: Journal) -> bool:
+    """Whether a run is this user's, and can be written: the lock of a sync lies beside it."""
     with suppress(ForeignRun):
         check_own(journal)
-        return True
+        return os.access(journal.path, os.W_OK)
     return False
 
 

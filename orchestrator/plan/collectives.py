@@ -114,7 +114,7 @@ def block_passes(layout: Layout) -> Number:
 def stream_exchanges(layout: Layout) -> list[Exchange]:
     """The residual stream, split by position over `tensor`: around sublayers and at both ends."""
     sublayers = layout.network.block.sublayers
-    again = sum(layout.recomputed([part.output]) for part in sublayers)
+    again = sum(layout.recomputed(part.output) for part in sublayers)
     gathers = STREAM_GATHERS * len(sublayers) * block_passes(layout)
     scatters = (STREAM_SCATTERS * len(sublayers) + again) * block_passes(layout)
     ends = ENDS * layout.microbatches

@@ -72,7 +72,7 @@ def costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
     repeated = flops.blocks_recompute_flops(layout) + flops.attention_recompute_flops(layout)
     hbm_rate = chip.hbm_bytes_per_s.value / chip.devices
     ways = layout.devices_along(GROUPS["tensor"])
-    scattered = layout.recomputed([block.attention.output]) * block_passes(layout)
+    scattered = layout.recomputed(block.attention.output) * block_passes(layout)
     scattered_s = (
         scattered
         * stream_bytes(layout)

@@ -77,14 +77,11 @@ def copied_heads_flops(layout: Layout) -> Number:
 
 
 def blocks_recompute_flops(layout: Layout) -> Number:
-    """Matmuls that the backward pass repeats, because the policy did not keep their results.
-
-    Parallel matmuls are multiplied as one: all are repeated if the result of any is missing.
-    """
+    """Matmuls that the backward pass repeats, because the policy did not keep their results."""
     elements = sum(
-        layout.recomputed(together) * layout.total_elements(together)
+        layout.repeated_elements(parallel)
         for part in layout.network.block.sublayers
-        for together in (part.inputs, (part.output,))
+        for parallel in (part.inputs, (part.output,))
     )
     return layout.model.layers * matmul_flops(layout, elements)
 

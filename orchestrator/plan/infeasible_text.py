@@ -8,7 +8,9 @@ from orchestrator.network.rematerialization import summary_of
 from orchestrator.types.infeasible import Reason, ReasonCode, Refusal, Suggestion
 from orchestrator.types.plan import Estimate
 
-GIB = 2**30
+GIB, DAY_S, CENT = 2**30, 86_400, 0.01
+STEP_SCALES = ((1.0, "s"), (1e-3, "ms"))
+RUN_SCALES = ((DAY_S, "days"), (3600.0, "hours"), (60.0, "minutes"), *STEP_SCALES)
 SENTENCES: dict[ReasonCode, str] = {
     "memory": (
         "memory: each of {placements:,} placements needs {needed_gib:,.2f} GiB a device or more;"
@@ -124,14 +126,15 @@ def effect_text(suggestion: Suggestion) -> str:
 
 
 def cost_text(suggestion: Suggestion) -> str:
-    """The step, MFU, days and dollars that are expected, or the bound where nothing is."""
+    """The step, MFU, time and dollars that are expected, or the bound where nothing is."""
     parts = [
-        f"{three_digits(suggestion.step_s)} s a step",
+        f"{duration_text(likeliest(suggestion.step_s), STEP_SCALES)} a step",
         f"MFU {likeliest(suggestion.mfu) * 100:.1f} %",
-        f"{three_digits(suggestion.days)} days",
+        duration_text(likeliest(suggestion.days) * DAY_S, RUN_SCALES),
     ]
     if suggestion.dollars is not None:
-        parts.append(f"${three_digits(suggestion.dollars)}")
+        price = likeliest(suggestion.dollars)
+        parts.append(f"${three_digits(price)}" if price >= CENT else "less than $0.01")
     return f"{', '.join(parts)} {'at best' if suggestion.step_s.expected is None else 'expected'}"
 
 
@@ -140,10 +143,16 @@ def likeliest(estimate: Estimate) -> float:
     return estimate.lower if estimate.expected is None else estimate.expected
 
 
-def three_digits(estimate: Estimate) -> str:
-    """Its first digits without an exponent: 0.0334, 31.3, 1,290, 13,500,000."""
-    value = float(f"{likeliest(estimate):.3g}")
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def duration_text(value_s: float, scales: tuple[tuple[float, str], ...]) -> str:
+    """A duration in the largest of these units that it fills: 1,290 days, 0.42 ms."""
+    size, unit = next((one for one in scales if value_s >= one[0]), scales[-1])
+    return f"{three_digits(value_s / size)} {unit}"
+
+
+def three_digits(value: float) -> str:
+    """The first digits without an exponent: 0.334, 31.3, 1,290, 13,500,000."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:.3g}"
 
 
 def sizes_text(sizes: Mapping[str, object]) -> str:

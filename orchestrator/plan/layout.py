@@ -4,7 +4,7 @@ Every formula of this package takes a Layout. Given plain numbers it yields one 
 arrays it prices a whole search at once. There is no second, faster copy of any formula.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -128,10 +128,21 @@ class Layout:
         positions = self.tokens / (self.ways(tensor.positions) / self.ways("length"))
         return prod((positions, *(self.size(dimension) for dimension in tensor.dimensions)))
 
-    def recomputed(self, together: Iterable[Matmul]) -> Number:
-        """One if the policy recomputes the result of any of these matmuls, else zero."""
-        results = [self.remat.share(one.output.name, "recompute") for one in together]
-        return np.maximum.reduce(results)
+    def recomputed(self, matmul: Matmul) -> Number:
+        """One if the policy recomputes the result of a matmul, else zero."""
+        return self.remat.share(matmul.output.name, "recompute")
+
+    def repeated_elements(self, parallel: Sequence[Matmul]) -> Number:
+        """Weights of parallel matmuls that the backward pass multiplies by again: those whose
+        results are missing; all of them where they travel round a ring of `tensor` as one.
+        """
+        missing = [self.recomputed(matmul) for matmul in parallel]
+        alone = sum(
+            one * self.elements(matmul.weight)
+            for one, matmul in zip(missing, parallel, strict=True)
+        )
+        together = np.maximum.reduce(missing) * self.total_elements(parallel)
+        return np.where(self.ways("ff") > 1, together, alone)
 
     @cached_property
     def block_elements(self) -> Number:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import numpy as np
@@ -56,19 +56,19 @@ def searched_policies(chip: Chip, experiment: Experiment) -> tuple[Policy, ...]:
 
 @cache
 def all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
-    """Every way to treat the tensors of a block; results of parallel matmuls are treated alike.
+    """Every way to treat the tensors of a block, but for two that come to nothing new.
 
-    Parallel matmuls are repeated together, so keeping one of their results alone gains nothing.
+    Queries, keys and values are treated alike: keys and values are small. Of the MLP's inputs,
+    which are of one size, the first is never treated better than the next.
     """
     block = decoder(model).block
     treatments = [one for one in TREATMENTS if offloads or one != "offload"]
     inputs = [one for one in treatments if one != "recompute"]
+    mlp = list(combinations_with_replacement(treatments[::-1], len(block.mlp.inputs)))
     groups = tensor_groups(block)
     found = (
-        Policy(
-            keep=tensors_of(groups, chosen, "keep"), offload=tensors_of(groups, chosen, "offload")
-        )
-        for chosen in product(inputs, *(treatments for _ in groups[1:]))
+        policy_of(groups, (*chosen, *of_mlp))
+        for *chosen, of_mlp in product(inputs, treatments, treatments, treatments, mlp[::-1])
     )
     # An MLP without a gate has fewer tensors, and policies with the names of those with one.
     names = {treatments_of(known, block): known for known in POLICIES.values()}
@@ -81,16 +81,22 @@ def treatments_of(one: Policy, block: Block) -> tuple[Treatment, ...]:
 
 
 def tensor_groups(block: Block) -> list[tuple[str, ...]]:
-    """The tensors of a block that one computation makes, the block's input first."""
+    """The tensors of a block that are treated alike, the block's input first, the MLP's last."""
     attention, mlp = block.attention, block.mlp
     together = [[block.input], [one.output for one in attention.inputs], [attention.result],
-                [attention.output.output], [one.output for one in mlp.inputs]]  # fmt: skip
+                [attention.output.output], *([one.output] for one in mlp.inputs)]  # fmt: skip
     return [tuple(tensor.name for tensor in tensors) for tensors in together]
 
 
-def tensors_of(
-    groups: list[tuple[str, ...]], chosen: tuple[Treatment, ...], treatment: Treatment
-) -> frozenset[str]:
-    """The tensors of the groups that are treated so."""
-    treated = zip(groups, chosen, strict=True)
-    return frozenset(name for group, one in treated if one == treatment for name in group)
+def policy_of(groups: list[tuple[str, ...]], chosen: tuple[Treatment, ...]) -> Policy:
+    """The policy that treats each group as chosen."""
+    kept, offloaded = (
+        frozenset(
+            name
+            for group, one in zip(groups, chosen, strict=True)
+            if one == treatment
+            for name in group
+        )
+        for treatment in ("keep", "offload")
+    )
+    return Policy(keep=kept, offload=offloaded)

@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import sysconfig
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -28,6 +29,7 @@ INSTALLED = [*STANDARD, *SITE]
 PROJECT = ("orchestrator", "trainers")
 PYTHON = "python"
 WRITES = os.O_WRONLY | os.O_RDWR
+STARTED_S = time.time()  # of this process, nearly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,7 @@ def loaded_code(trainer_module: str, opened: Iterable[str]) -> LoadedCode:
         elif _is_below(path, SITE):
             installed.add(top)
     return LoadedCode(
-        modules={name: _require(path) for name, path in sorted(files.items())},
+        modules={name: _loaded_digest(path) for name, path in sorted(files.items())},
         data=dict(sorted(_data(files, opened))),
         packages=_versions(installed) | {PYTHON: version(PYTHON)},
     )
@@ -118,7 +120,7 @@ def _data(files: dict[str, Path], opened: Iterable[str]) -> Iterator[tuple[str, 
         if folder is None or path in modules or not path.is_file():
             continue
         if not _is_below(path, INSTALLED) or _is_below(folder, SITE):
-            yield f"{folders[folder]}:{path.relative_to(folder).as_posix()}", _require(path)
+            yield f"{folders[folder]}:{path.relative_to(folder).as_posix()}", _loaded_digest(path)
 
 
 def _source_file(opened: str) -> Path:
@@ -136,6 +138,11 @@ def _data_file(name: str) -> Path | None:
     module, _, path = name.partition(":")
     beside = source(module)
     return beside.parent / path if beside else None
+
+
+def _loaded_digest(path: Path) -> str:
+    """The digest of a file that this process has read; of no file if it was edited since."""
+    return "" if path.stat().st_mtime > STARTED_S else _require(path)
 
 
 def _digest(path: Path | None) -> str | None:

@@ -99,6 +99,8 @@ def expectation(plan: Plan) -> list[tuple[str, str]]:
     interval = ""
     if step_s.low and step_s.high:
         interval = f" ({span(seconds(step_s.low), seconds(step_s.high))})"
+    if not plan.ledger_describes_trainer:  # its step was measured; its parts and FLOPs are unknown
+        return [("expected", f"{seconds(step_s.unoverlapped)}{interval} a step")]
     reached = percent(forecast.mfu.unoverlapped)
     parts = (
         f"{line.name} {percent(line.value / step_s.unoverlapped)}"
@@ -216,8 +218,9 @@ def forecast(run: Run, recent: RecentSteps, plan: Plan) -> str:
             cause = "this number of pods is not calibrated"
         return f"unknown: {cause}, so MFU is unknown too"
     step_s = plan.forecast.step_s.unoverlapped
-    reached = percent(plan.forecast.mfu.unoverlapped)
+    known = plan.ledger_describes_trainer
+    reached = f" MFU {percent(plan.forecast.mfu.unoverlapped)}," if known else ""
     return (
-        f"{seconds(step_s)}; measured is {off(recent.step_s, step_s, 'that')}; MFU {reached},"
+        f"{seconds(step_s)}; measured is {off(recent.step_s, step_s, 'that')};{reached}"
         f" from this machine's profile {short(plan.chip_profile)}"
     )

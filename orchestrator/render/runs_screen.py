@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from orchestrator.render.formatting import count, elapsed, percent
+from orchestrator.render.formatting import count, elapsed, percent, scaled
 from orchestrator.render.screen_parts import (
     Command,
     Screen,
@@ -17,6 +17,7 @@ from orchestrator.types.study import StudyStatus
 
 HEAD = ("RUN", "STATE", "STEPS", "MFU", "PODS", "SUBMITTED", "")
 COLUMNS = "<<>>>><"
+FEW = 10_000  # smaller numbers are written out
 
 Row = tuple[str, ...]
 
@@ -38,7 +39,7 @@ def runs_screen(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = 
 
 def study_row(status: StudyStatus) -> Row:
     done = f"{status.done} / {status.total} runs"
-    started = f"{elapsed(status.read_at_s - status.submitted_at_s)} ago"
+    started = ago(status.read_at_s - status.submitted_at_s)
     return status.study, status.state, done, "", "", started, f"{status.scaling} scaling"
 
 
@@ -50,14 +51,24 @@ def study_runs_screen(status: StudyStatus) -> Screen:
     return screen([title], indent([Table(rows=rows, columns=COLUMNS[:-1])]) if rows else [])
 
 
+def short_count(number: int) -> str:
+    """Return a number in a few columns: 9,999, 1M."""
+    return count(number) if number < FEW else scaled(number)
+
+
+def ago(value_s: float) -> str:
+    """Return how long ago, in the largest unit: 2 h ago."""
+    return " ".join([*elapsed(value_s).split()[:2], "ago"])
+
+
 def run_row(run: Run) -> Row:
     return (
         run.run,
         run.state,
-        f"{count(run.steps_done)} / {count(run.steps)}",
+        f"{short_count(run.steps_done)} / {short_count(run.steps)}",
         mfu(run),
         str(run.pods),
-        f"{elapsed(run.read_at_s - run.submitted_at_s)} ago",
+        ago(run.read_at_s - run.submitted_at_s),
         "rehearsal" if run.rehearsal else "",
     )
 

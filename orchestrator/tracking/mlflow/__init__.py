@@ -6,6 +6,7 @@ from pathlib import Path
 from orchestrator.journal import Journal
 from orchestrator.tracking.mlflow import tracking_uri
 from orchestrator.tracking.mlflow.export import RunExport
+from orchestrator.tracking.mlflow.limits import sync_limits
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.types.run import Run
 from orchestrator.types.run_options import TrackingOptions
@@ -33,9 +34,10 @@ class MLflowTracker:
         on_steps: Callable[[int], None],
     ) -> None:
         """Send what MLflow lacks of a run. Each step is read once, however often this is called."""
-        if destination not in self._stores:
-            self._stores[destination] = Store(destination)
-        key = (journal.path, destination)
-        if key not in self._exports:
-            self._exports[key] = RunExport(journal, self._stores[destination])
-        self._exports[key].catch_up(run, on_steps)
+        with sync_limits():
+            if destination not in self._stores:
+                self._stores[destination] = Store(destination)
+            key = (journal.path, destination)
+            if key not in self._exports:
+                self._exports[key] = RunExport(journal, self._stores[destination])
+            self._exports[key].catch_up(run, on_steps)

@@ -14,6 +14,12 @@ from typing import Any, Literal
 
 from orchestrator.extras import require
 from orchestrator.journal import boundary
+from orchestrator.tracking.mlflow.limits import (
+    CALL_LIMIT_BYTES,
+    CALL_LIMIT_S,
+    FILE_LIMIT_S,
+    limited,
+)
 from orchestrator.tracking.mlflow.metrics import MetricPoint
 from orchestrator.tracking.mlflow.tracking_uri import ARTIFACTS, DATABASE, is_server
 from orchestrator.tracking.protocol import NotRecorded
@@ -137,7 +143,7 @@ class Store:
 
     def log_file(self, run_id: str, path: Path, folder: str | None) -> None:
         """Store a file as an artifact, in place of one of that name."""
-        with in_plain_words(self.where):
+        with in_plain_words(self.where, FILE_LIMIT_S):
             self._client.log_artifact(run_id, str(path), folder)
 
     def set_status(self, run_id: str, status: Status, ended_at_s: float | None) -> None:
@@ -154,10 +160,15 @@ class Store:
 
 
 @contextmanager
-def in_plain_words(where: Destination) -> Iterator[None]:
-    """Turn any error of a call to MLflow into one plain sentence, and silence its warnings."""
+def in_plain_words(
+    where: Destination, limit_s: float = CALL_LIMIT_S, limit_bytes: int = CALL_LIMIT_BYTES
+) -> Iterator[None]:
+    """Turn any error of a call to MLflow into one plain sentence, and silence its warnings.
+
+    The call has these limits, however the server spends them.
+    """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), limited(limit_s, limit_bytes, "a call"):
             warnings.simplefilter("ignore")
             yield
     except NotRecorded:
