@@ -43,6 +43,7 @@ from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import axis_sizes, find_links
 from orchestrator.render.plan_screen import plan_screen
 from orchestrator.score.evaluate import published
+from orchestrator.score.fit import OF_COLLECTIVES, is_reference
 from orchestrator.types.spec import MeshRequest, Model, Spec
 from tests.example_specs import TINY, spec_of
 
@@ -216,6 +217,17 @@ def test_without_published_runs_a_plan_warns_and_names_no_range() -> None:
     assert last.count("at least") == 2
     assert " to " not in last.partition("\n")[0]
     assert not any(one.code == "no_expected" for one in make_plan(spec_of()).warnings)
+
+
+def test_a_plan_says_whose_runs_it_expects() -> None:
+    learned = make_plan(spec_of("llama2-7b", pods=1)).forecast.learned_from
+    assert learned is not None
+    assert (learned.reference.software, learned.reference.runs) == ("maxtext", 38)
+    assert learned.reference.longer == 0
+    assert {one.software for one in learned.others} == {"axlearn", "levanter", "pytorch-xla", "t5x"}
+    assert all(one.runs > 0 for one in learned.others)
+    gpu = spec_of("llama2-7b", chip="h100", topology="8", pods=1, sequences=64, length=2048)
+    assert make_plan(gpu).forecast.learned_from is None
 
 
 def layout_and_work(spec: Spec) -> tuple[Layout, StepWork]:
@@ -398,9 +410,10 @@ def test_an_interval_covers_a_run_with_as_many_slices_and_one_microbatch(remat: 
 
 
 def test_no_published_run_is_an_extrapolation() -> None:
-    """The ranges are those of the runs."""
+    """The ranges are those of the runs. How collectives hide is known from the reference alone."""
     samples, _ = published()
     for sample in samples:
         known = catalog.efficiency(sample.run.chip)
         assert known is not None
-        assert extrapolations(sample.axis_values(), known.ranges) == ()
+        outside = {one.axis for one in extrapolations(sample.axis_values(), known.ranges)}
+        assert outside <= (set() if is_reference(sample) else OF_COLLECTIVES)

@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.catalog.tables import table
 
 LEARNED = "efficiency.toml"
+REFERENCE, OTHER = "maxtext", "other"  # software: most runs are of the first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,14 @@ class Efficiency:
     `matmul` and `attention` are shares of the peak, in (0, 1]. `exposed_gathers` and
     `exposed_tensor` are the shares of the time of collectives that nothing hides, in [0, 1]: of
     gathers and scatters of weights and gradients, and of exchanges over `tensor`. A reduction
-    between n slices takes `slice_wait_s`, and `slice_hop_s` for each of its n - 1 hops. A figure
-    that averages a whole run has `run_overhead_s` more than a steady step; a plan has none.
-    `spread` is the half width of the 80 % interval, as the logarithm of a factor. `ranges` are
-    those of the published runs, by the axes of `plan.extrapolation`.
+    between n slices takes `slice_wait_s`, and `slice_hop_s` for each of its n - 1 hops. `spread` is
+    the half width of the 80 % interval, as the logarithm of a factor, for all but REFERENCE.
+    `ranges` are those of the published runs, by the axes of `plan.extrapolation`.
+
+    The others are of published runs alone. The older kernel reaches `flash_attention` of the peak
+    with a head of 128. A figure that averages a whole run has `run_overhead_s` more than a steady
+    step, and `run_share` of it is no step. `software` adds a share to the step of REFERENCE; OTHER
+    is for software without runs. `reference_spread` is the spread for REFERENCE.
     """
 
     matmul: LearnedConstant
@@ -50,8 +55,12 @@ class Efficiency:
     exposed_tensor: LearnedConstant
     slice_wait_s: LearnedConstant
     slice_hop_s: LearnedConstant
-    run_overhead_s: LearnedConstant
     spread: LearnedConstant
+    flash_attention: LearnedConstant
+    run_overhead_s: LearnedConstant
+    run_share: LearnedConstant
+    reference_spread: LearnedConstant
+    software: Mapping[str, LearnedConstant] = field(default_factory=dict)
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
@@ -62,8 +71,12 @@ def efficiency(chip: str) -> Efficiency | None:
     if chip not in learned["matmul"]:
         return None
     shared = {name: _learned(entry) for name, entry in learned["shared"].items()}
+    software = {name: _learned(entry) for name, entry in learned["software"].items()}
     return Efficiency(
-        matmul=_learned(learned["matmul"][chip]), ranges=_ranges(learned["range"], chip), **shared
+        matmul=_learned(learned["matmul"][chip]),
+        software=software,
+        ranges=_ranges(learned["range"], chip),
+        **shared,
     )
 
 

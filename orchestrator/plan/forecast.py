@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator import catalog
+from orchestrator.catalog.efficiency import OTHER, REFERENCE
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan import flops
 from orchestrator.plan.expected import expected_lines, expected_s
@@ -14,7 +15,15 @@ from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import phases
 from orchestrator.plan.step_work import step_work
 from orchestrator.plan.time import StepTime, device_peak, step_time, time_lines
-from orchestrator.types.plan import Estimate, Extrapolation, Forecast, LedgerLine, MemoryPhase
+from orchestrator.types.plan import (
+    Estimate,
+    Extrapolation,
+    Forecast,
+    LearnedFrom,
+    LedgerLine,
+    MemoryPhase,
+    SoftwareRuns,
+)
 from orchestrator.types.spec import Experiment, Resources
 
 DAY_S, HOUR_S = 86_400, 3_600
@@ -94,6 +103,7 @@ def write_forecast(
         dollars_per_chip_hour=price,
         expected_time=expected_time,
         extrapolations=extrapolated,
+        learned_from=learned_from(layout) if step_s.expected is not None else None,
     )
 
 
@@ -141,6 +151,20 @@ def extrapolated(
         return ()
     values = axis_values(layout, step_work(layout, lines), step_s.expected)
     return extrapolations(values, efficiency.ranges)
+
+
+def learned_from(layout: Layout) -> LearnedFrom | None:
+    """The software for whose runs `expected` speaks."""
+    efficiency = catalog.efficiency(layout.chip.name)
+    if efficiency is None:
+        return None
+    runs = {
+        name: SoftwareRuns(software=name, runs=len(one.rows), longer=one.value / (1 - one.value))
+        for name, one in efficiency.software.items()
+        if name != OTHER
+    }
+    others = tuple(one for name, one in runs.items() if name != REFERENCE)
+    return LearnedFrom(reference=runs[REFERENCE], others=others)
 
 
 def plain(value: Any) -> float:

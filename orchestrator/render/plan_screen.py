@@ -215,7 +215,23 @@ def expected_parts(plan: Plan) -> list[Part]:
     lines = sorted(plan.forecast.expected_time, key=lambda line: -line.value)
     least = SMALL_PART * sum(line.value for line in lines)
     parts = [f"{line.name} {seconds(line.value)}" for line in lines if line.value >= least]
-    return [Text(text=", ".join(parts), start="expected: ", hang=2)] if parts else []
+    if not parts:
+        return []
+    return [Text(text=", ".join(parts), start="expected: ", hang=2), *learned_from(plan)]
+
+
+def learned_from(plan: Plan) -> list[Part]:
+    """Return the software for whose runs `expected` speaks."""
+    known = plan.forecast.learned_from
+    if known is None:
+        return []
+    reference, longer = known.reference, [other.longer for other in known.others]
+    text = f"as in {counted(reference.runs, 'published run')} of {reference.software}"
+    if longer:
+        names = ", ".join(other.software for other in known.others)
+        text += f"; other software took {span(percent(min(longer)), percent(max(longer)))} longer"
+        text += f" ({names})"
+    return [Text(text=text, start="expected: ", hang=2)]
 
 
 def figures(plan: Plan) -> list[Part]:

@@ -13,7 +13,14 @@ from orchestrator.catalog import Efficiency
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan.torus import Floats
-from orchestrator.score.fit import baseline, by_document, by_group, by_software, held_out, learn
+from orchestrator.score.learn import (
+    baseline,
+    by_document,
+    by_group,
+    by_software,
+    held_out,
+    learn,
+)
 from orchestrator.score.published_runs import OTHER_SOFTWARE, PUBLISHED, read
 from orchestrator.score.samples import Sample, samples
 from orchestrator.types.score import (
@@ -27,31 +34,26 @@ from orchestrator.types.score import (
 
 HeldOut = Literal["document", "group", "software"]
 KEYS = {"document": by_document, "group": by_group, "software": by_software}
+# By what the spread of known software is learned; that of new software is always of software.
+LEARNED_BY = KEYS | {"software": by_document}
 LEARNED_ON = {
     "document": "without each document in turn",
     "group": "without each source and chip in turn",
     "software": "without each software in turn",
 }
+OWN = (PUBLISHED, OTHER_SOFTWARE)
 Runs = tuple[list[Sample], list[SkippedRow]]
 
 
 @cache
 def published() -> Runs:
-    """The project's own file, read once."""
-    return samples(read(PUBLISHED))
+    """The project's own files, read once."""
+    return samples([row for path in OWN for row in read(path)])
 
 
-@cache
-def of_every_software() -> Runs:
-    """The same with the runs of other software."""
-    return samples([row for path in (PUBLISHED, OTHER_SOFTWARE) for row in read(path)])
-
-
-def runs_of(path: Path | None, hold_out: HeldOut | None = None) -> Runs:
+def runs_of(path: Path | None) -> Runs:
     """The runs of a file; without one, the project's own."""
-    if path:
-        return samples(read(path))
-    return of_every_software() if hold_out == "software" else published()
+    return samples(read(path)) if path else published()
 
 
 def with_catalog_constants(path: Path | None = None) -> Score:
@@ -68,7 +70,7 @@ def with_catalog_constants(path: Path | None = None) -> Score:
     ]
     baseline_s = baseline(published()[0])
     rows = [scored(s, catalog_efficiency(s.run.chip), baseline_s(s)) for s in scorable]
-    return score_of(scorable, rows, [*skipped, *unknown], "learned on the project's own file")
+    return score_of(scorable, rows, [*skipped, *unknown], "learned on the project's own files")
 
 
 def catalog_efficiency(chip: str) -> Efficiency:
@@ -79,7 +81,7 @@ def catalog_efficiency(chip: str) -> Efficiency:
 
 def cross_validated(hold_out: HeldOut, path: Path | None = None) -> Score:
     """Every row of a file by constants from its rows of other documents, groups or software."""
-    usable, skipped = runs_of(path, hold_out)
+    usable, skipped = runs_of(path)
     tpus = [sample for sample in usable if catalog.chip(sample.run.chip).matrix_unit]
     others = [
         SkippedRow(id=s.run.id, reason=f"{s.run.chip} has no matrix unit to learn about")
@@ -92,9 +94,10 @@ def cross_validated(hold_out: HeldOut, path: Path | None = None) -> Score:
             f"{path or PUBLISHED}: nothing to learn from: all its runs are of one {hold_out}"
         )
     rows: dict[str, ScoredRow] = {}
-    for train, test in held_out(tpus, key):
-        constants, baseline_s = learn(train, key), baseline(train)
-        for sample in test:
+    for fold in held_out(tpus, key):
+        constants = learn(fold.train, LEARNED_BY[hold_out])
+        baseline_s = baseline(fold.train)
+        for sample in fold.test:
             efficiency = constants.efficiency(sample.run.chip)
             rows[sample.run.id] = scored(sample, efficiency, baseline_s(sample))
     in_order = [rows[sample.run.id] for sample in tpus]

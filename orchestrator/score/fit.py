@@ -6,25 +6,25 @@ unknown has a prior, so few rows move it little; a chip's matmul efficiency has 
 matrix unit of the same size.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from math import log, sqrt
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from orchestrator import catalog
 from orchestrator.catalog import Efficiency, LearnedConstant, Range
+from orchestrator.catalog.efficiency import OTHER, REFERENCE
 from orchestrator.extras import require
+from orchestrator.plan.expected import skew_share
 from orchestrator.plan.extrapolation import AXES
 from orchestrator.plan.step_work import FORWARD_AND_BACKWARD, StepWork
 from orchestrator.plan.torus import Floats
+from orchestrator.score.run_efficiency import IN_PIECES, flash_cost
 from orchestrator.score.samples import Sample
 
-FIT_ERROR = 0.05  # the relative error that weighs as much as one standard deviation of a prior
-TINY = 1e-9
-INTERVAL_SHARE = 0.80
-UNKNOWN_SPREAD = log(2)  # if no other document is there to compare with
-LEAST_SHARE = 0.01  # of a step; a row with less work of a kind does not inform its constant
+# The relative error that weighs as much as one standard deviation of a prior. Runs of other
+# software stray two to three times as far, for reasons that the ledger does not have.
+FIT_ERROR, OTHERS_FIT_ERROR = 0.05, 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +39,27 @@ class Unknown:
 
 
 # Efficiencies are unknown as their inverses, which are at least one.
-ATTENTION = 2.0  # the mean of its prior
+ATTENTION = Unknown(name="attention", mean=2.0, deviation=2.0, least=1.0, most=10.0)
+FLASH = Unknown(name="flash_attention", mean=3.6, deviation=4.0, least=1.0, most=20.0)
 SHARED = (
-    Unknown(name="attention", mean=ATTENTION, deviation=2.0, least=1.0, most=10.0),
+    ATTENTION,
+    FLASH,
     Unknown(name="exposed_gathers", mean=0.25, deviation=0.1, least=0.0, most=1.0),
     Unknown(name="exposed_tensor", mean=0.5, deviation=0.1, least=0.0, most=1.0),
     Unknown(name="slice_wait_s", mean=0.005, deviation=0.005, least=0.0, most=1.0),
     Unknown(name="slice_hop_s", mean=0.001, deviation=0.001, least=0.0, most=1.0),
     Unknown(name="run_overhead_s", mean=0.05, deviation=0.05, least=0.0, most=1.0),
+    # Large runs publish that they compute for 93 to 97 % of their time.
+    Unknown(name="run_share", mean=0.05, deviation=0.03, least=0.0, most=0.5),
+)
+INVERSE = frozenset({"attention", "flash_attention"})
+# Two pages time one model with both kernels; there the older one takes 1.6 and 2.4 times as long.
+FLASH_OVER_SPLASH, FLASH_DEVIATION = 1.8, 0.5
+# Other software is as far from the reference as its runs say, and each stays near their mean.
+OTHERS = Unknown(name=OTHER, mean=0.04, deviation=0.04, least=0.0, most=0.5)
+DEVIATION = Unknown(name="deviation", mean=0.0, deviation=0.06, least=-0.3, most=0.3)
+OF_COLLECTIVES = frozenset(
+    {"microbatches", "data", "fsdp_dcn", "sequence", "tensor", "links_share"}
 )
 UNITS = (128, 256)  # edges of matrix units
 MATMUL = Unknown(name="matmul", mean=1.35, deviation=0.5, least=1.0, most=10.0)
@@ -60,8 +73,10 @@ class Constants:
     matmul: dict[str, float]
     of_unit: dict[int, float]
     shared: dict[str, float]
+    software: dict[str, float] = field(default_factory=dict)
     unsure: dict[str, float] = field(default_factory=dict)
     spread: float = 0.0
+    reference_spread: float = 0.0
     ranges: dict[str, Range] = field(default_factory=dict)
     chips: dict[str, Range] = field(default_factory=dict)
 
@@ -72,9 +87,12 @@ class Constants:
             name: LearnedConstant(value=value, unsure=self.unsure.get(name, 0.0))
             for name, value in self.shared.items()
         }
+        software = {name: LearnedConstant(value=value) for name, value in self.software.items()}
         return Efficiency(
             matmul=LearnedConstant(value=matmul),
             spread=LearnedConstant(value=self.spread),
+            reference_spread=LearnedConstant(value=self.reference_spread),
+            software=software,
             ranges=self.ranges | ({"chips": self.chips[chip]} if chip in self.chips else {}),
             **shared,
         )
@@ -92,29 +110,65 @@ def unit_of(chip: str) -> int:
 
 def fit(samples: list[Sample]) -> Constants:
     """The constants of these rows, without a spread."""
-    chips = sorted({sample.run.chip for sample in samples})
-    unknowns = [*([MATMUL] * (len(UNITS) + len(chips))), *SHARED]
-    rows, target = equations(samples, chips, len(unknowns))
-    x = robust_least_squares(rows, target, *priors(chips, unknowns), unknowns)
-    first = len(UNITS) + len(chips)
-    shared = {one.name: float(x[first + i]) for i, one in enumerate(SHARED)}
+    unknowns = unknowns_of(samples)
+    rows, target = equations(samples, list(unknowns))
+    x = robust_least_squares(rows, target, *priors(unknowns), list(unknowns.values()))
+    found = {name: float(value) for name, value in zip(unknowns, x, strict=True)}
     ranges, of_chips = reached(samples)
+    mean = found.get(OTHER, 0.0)
     return Constants(
         ranges=ranges,
         chips=of_chips,
-        matmul={chip: 1 / float(x[len(UNITS) + i]) for i, chip in enumerate(chips)},
-        of_unit={unit: 1 / float(x[i]) for i, unit in enumerate(UNITS)},
-        shared=shared | {"attention": 1 / shared["attention"]},
+        matmul={chip: 1 / found[f"matmul.{chip}"] for chip in chips_of(samples)},
+        of_unit={unit: 1 / found[f"unit.{unit}"] for unit in UNITS},
+        shared={
+            one.name: 1 / found[one.name] if one.name in INVERSE else found[one.name]
+            for one in SHARED
+        },
+        software={REFERENCE: 0.0, OTHER: mean}
+        | {name: mean + found[f"software.{name}"] for name in software_of(samples)},
     )
 
 
+def chips_of(samples: list[Sample]) -> list[str]:
+    return sorted({sample.run.chip for sample in samples})
+
+
+def software_of(samples: list[Sample]) -> list[str]:
+    """The software with runs, without the reference."""
+    return sorted({sample.run.software.name for sample in samples} - {REFERENCE})
+
+
+def others_of(samples: list[Sample]) -> list[Unknown]:
+    """How far other software is from the reference; unknown where the reference has no runs."""
+    return [OTHERS] if any(map(is_reference, samples)) else []
+
+
+def unknowns_of(samples: list[Sample]) -> dict[str, Unknown]:
+    """All that is learned, by name; the same in every column."""
+    return {
+        **{f"unit.{unit}": MATMUL for unit in UNITS},
+        **{f"matmul.{chip}": MATMUL for chip in chips_of(samples)},
+        **{one.name: one for one in (*SHARED, *others_of(samples))},
+        **{f"software.{name}": DEVIATION for name in software_of(samples)},
+    }
+
+
 def reached(samples: list[Sample]) -> tuple[dict[str, Range], dict[str, Range]]:
-    """The ranges of all rows by axis, and that of chips by kind of chip."""
+    """The ranges of all rows by axis, and that of chips by kind of chip.
+
+    How well collectives hide is the software's own, so these axes are those of the reference.
+    """
     values = [sample.axis_values() for sample in samples]
+    own = [sample.axis_values() for sample in samples if is_reference(sample)] or values
     chips: dict[str, list[float]] = {s.run.chip: [] for s in samples}
     for sample, value in zip(samples, values, strict=True):
         chips[sample.run.chip].append(value["chips"])
-    ranges = {axis: range_of([v[axis] for v in values]) for axis in AXES if axis != "chips"}
+    ranges = {
+        axis: range_of([value[axis] for value in (own if axis in OF_COLLECTIVES else values)])
+        for axis in AXES
+        if axis != "chips"
+    }
     return ranges, {chip: range_of(counts) for chip, counts in chips.items()}
 
 
@@ -122,35 +176,81 @@ def range_of(values: list[float]) -> Range:
     return Range(low=min(values), high=max(values))
 
 
-def equations(samples: list[Sample], chips: list[str], width: int) -> tuple[Floats, Floats]:
-    """A row for each sample: its work by unknown over its measured seconds, and what adds to 1."""
-    rows, target = np.zeros((len(samples), width)), np.zeros(len(samples))
+def equations(samples: list[Sample], names: list[str]) -> tuple[Floats, Floats]:
+    """A row for each sample: its work by unknown and the rest of its time, over its error."""
+    rows, target = np.zeros((len(samples), len(names))), np.zeros(len(samples))
     for i, sample in enumerate(samples):
-        todo = sample.todo
-        rows[i, len(UNITS) + chips.index(sample.run.chip)] = todo.matmul_s
-        gathers_s, overhead = todo.gathers_s + todo.dcn_s, float(sample.averages_run)
-        shared = (
-            todo.attention_s, gathers_s, todo.tensor_s, todo.reductions, todo.hops, overhead,
-        )  # fmt: skip
-        rows[i, len(UNITS) + len(chips) :] = shared
-        rows[i] /= sample.measured_s
-        known_s = todo.hbm_s + todo.passes_s + todo.serial_s + todo.host.exposed_s(*pace(todo))
-        target[i] = 1 - known_s / sample.measured_s
+        error = FIT_ERROR if is_reference(sample) else OTHERS_FIT_ERROR
+        weight = 1 / (error * sample.measured_s)
+        for name, seconds in seconds_of(sample).items():
+            if name in names:
+                rows[i, names.index(name)] = seconds * weight
+        target[i] = (sample.measured_s - given_s(sample)) * weight
     return rows, target
 
 
+def is_reference(sample: Sample) -> bool:
+    return sample.run.software.name == REFERENCE
+
+
+def seconds_of(sample: Sample) -> dict[str, float]:
+    """What each unknown multiplies."""
+    run, todo = sample.run, sample.todo
+    flash, averages_run = run.software.kernel == "flash", float(sample.averages_run)
+    waited = skew_share(todo, own_s(todo))
+    seconds: dict[str, Any] = {
+        f"matmul.{run.chip}": todo.matmul_s,
+        "attention": 0.0 if flash else todo.attention_s,
+        "flash_attention": todo.attention_s * flash_cost(run) if flash else 0.0,
+        "exposed_gathers": todo.gathers_s + todo.dcn_s,
+        "exposed_tensor": todo.tensor_s if run.software.name in IN_PIECES else 0.0,
+        "slice_wait_s": todo.reductions * waited,
+        "slice_hop_s": todo.hops * waited,
+        "run_overhead_s": averages_run,
+        "run_share": averages_run * sample.measured_s,
+    }
+    if not is_reference(sample):
+        seconds |= {OTHER: sample.measured_s, f"software.{run.software.name}": sample.measured_s}
+    return {name: float(value) for name, value in seconds.items()}
+
+
+def given_s(sample: Sample) -> float:
+    """Seconds in which nothing is unknown."""
+    todo = sample.todo
+    whole = 0.0 if sample.run.software.name in IN_PIECES else todo.tensor_s
+    host_s = todo.host.exposed_s(*pace(todo))
+    return float(todo.hbm_s + todo.passes_s + todo.serial_s + whole + host_s)
+
+
+def own_s(todo: StepWork) -> float:
+    """The device's own work by the priors; the constants themselves are not known yet."""
+    compute_s = todo.matmul_s * MATMUL.mean + todo.attention_s * ATTENTION.mean
+    return float(compute_s + todo.hbm_s + todo.passes_s)
+
+
 def pace(todo: StepWork) -> tuple[float, float, float]:
-    """How fast passes are by the priors; the constants themselves are not known yet."""
-    return 1 / MATMUL.mean, 1 / ATTENTION, float(todo.passes_s) / FORWARD_AND_BACKWARD
+    """How fast passes are, likewise."""
+    return 1 / MATMUL.mean, 1 / ATTENTION.mean, float(todo.passes_s) / FORWARD_AND_BACKWARD
 
 
-def priors(chips: list[str], unknowns: list[Unknown]) -> tuple[Floats, Floats]:
-    """Equations that hold each unknown near its mean, and each chip near its matrix unit."""
-    rows = np.diag([1 / one.deviation for one in unknowns])
-    target = np.array([one.mean / one.deviation for one in unknowns])
-    for i, chip in enumerate(chips, start=len(UNITS)):
+def priors(unknowns: dict[str, Unknown]) -> tuple[Floats, Floats]:
+    """Equations that hold each unknown near its mean, each chip near its matrix unit, and the older
+    kernel near a multiple of the newer.
+    """
+    names = list(unknowns)
+    rows = np.diag([1 / one.deviation for one in unknowns.values()])
+    target = np.array([one.mean / one.deviation for one in unknowns.values()])
+
+    def tie(name: str, to: str, ratio: float, deviation: float) -> None:
+        i = names.index(name)
         rows[i] = target[i] = 0.0
-        rows[i, i], rows[i, UNITS.index(unit_of(chip))] = 1 / CHIP_DEVIATION, -1 / CHIP_DEVIATION
+        rows[i, i], rows[i, names.index(to)] = 1 / deviation, -ratio / deviation
+
+    for name in names:
+        if name.startswith("matmul."):
+            unit = unit_of(name.removeprefix("matmul."))
+            tie(name, f"unit.{unit}", 1.0, CHIP_DEVIATION)
+    tie(FLASH.name, ATTENTION.name, FLASH_OVER_SPLASH, FLASH_DEVIATION * ATTENTION.mean)
     return rows, target
 
 
@@ -161,8 +261,8 @@ def robust_least_squares(
     require("score")
     from scipy.optimize import least_squares  # noqa: PLC0415  only learning needs it
 
-    matrix = np.concatenate([rows / FIT_ERROR, prior])
-    constant = np.concatenate([target / FIT_ERROR, prior_target])
+    matrix = np.concatenate([rows, prior])
+    constant = np.concatenate([target, prior_target])
 
     def loss(squares: Floats) -> Floats:
         """The loss and its first two derivatives, as scipy wants them."""
@@ -182,114 +282,3 @@ def robust_least_squares(
         gtol=1e-12,
     )
     return np.asarray(solution.x)
-
-
-# --- constants with their uncertainty, by holding documents out
-
-
-Key = Callable[[Sample], str]
-
-
-def by_group(sample: Sample) -> str:
-    """One source and kind of chip."""
-    return sample.run.group
-
-
-def by_document(sample: Sample) -> str:
-    """One document, such as a page with a table, and kind of chip."""
-    return sample.run.document
-
-
-def by_software(sample: Sample) -> str:
-    """What the run's trainer was written with."""
-    return sample.run.software.name
-
-
-def held_out(samples: list[Sample], key: Key) -> list[tuple[list[Sample], list[Sample]]]:
-    """For each key: the rows to learn from, and the rows held out."""
-    return [
-        ([s for s in samples if key(s) != name], [s for s in samples if key(s) == name])
-        for name in sorted(set(map(key, samples)))
-    ]
-
-
-def learn(samples: list[Sample], key: Key = by_document) -> Constants:
-    """The constants of these rows, how sure they are, and how far rows of other keys stray."""
-    constants = fit(samples)
-    folds = held_out(samples, key)
-    if len(folds) < 2:
-        return replace(constants, spread=UNKNOWN_SPREAD)
-    without = [fit(train) for train, _ in folds]
-    constants = replace(constants, unsure=jackknife(constants, without))
-    strayed = [
-        (unexplained(sample, fitted, constants), 1 / len(test))
-        for fitted, (_, test) in zip(without, folds, strict=True)
-        for sample in test
-    ]
-    return replace(constants, spread=spread(strayed, len(folds)))
-
-
-def unexplained(sample: Sample, without: Constants, constants: Constants) -> float:
-    """How far a row strays beyond the constants' own uncertainty, as the log of a factor."""
-    chip = sample.run.chip
-    strayed = log(sample.measured_s / sample.expected_s(without.efficiency(chip)))
-    explained = sample.uncertainty(constants.efficiency(chip))
-    return sqrt(max(strayed**2 - explained**2, 0.0))
-
-
-def jackknife(constants: Constants, without: list[Constants]) -> dict[str, float]:
-    """The standard deviation of each shared constant, over its value."""
-    count = len(without)
-    return {
-        name: float(
-            np.sqrt((count - 1) * np.var([one.shared[name] for one in without])) / max(value, TINY)
-        )
-        for name, value in constants.shared.items()
-    }
-
-
-def spread(strayed: list[tuple[float, float]], keys: int) -> float:
-    """The factor within which 80 % of runs lie that are predicted from other keys, as a log.
-
-    Every key weighs the same, however many rows it has: a table of one model on more and more
-    slices is one experience. The next run has one more key, which n keys cover to (n + 1) / n.
-    """
-    return weighted_quantile(strayed, min(INTERVAL_SHARE * (1 + 1 / keys), 1.0))
-
-
-def weighted_quantile(weighted: list[tuple[float, float]], share: float) -> float:
-    """The value below which that share of the weight lies, between the two values next to it."""
-    values, weights = np.array(sorted(weighted)).T
-    middles = (np.cumsum(weights) - weights / 2) / weights.sum()
-    return float(np.interp(share, middles, values))
-
-
-def baseline(samples: list[Sample]) -> Callable[[Sample], float]:
-    """A simple baseline: one MFU for each kind of chip, the median of its rows."""
-    every = float(np.median([sample.mfu for sample in samples]))
-    of_chip = {
-        chip: float(np.median([s.mfu for s in samples if s.run.chip == chip]))
-        for chip in {s.run.chip for s in samples}
-    }
-
-    def step_s(sample: Sample) -> float:
-        return sample.measured_s * sample.mfu / of_chip.get(sample.run.chip, every)
-
-    return step_s
-
-
-def informative_rows(samples: list[Sample], constants: Constants) -> dict[str, tuple[str, ...]]:
-    """The rows that each shared constant was learned from: those with such work in their step."""
-    shared = constants.shared
-
-    def rows(seconds: Callable[[Sample], float]) -> tuple[str, ...]:
-        return tuple(s.run.id for s in samples if seconds(s) > LEAST_SHARE * s.measured_s)
-
-    return {
-        "attention": rows(lambda s: s.todo.attention_s / shared["attention"]),
-        "exposed_gathers": rows(lambda s: s.todo.gathers_s + s.todo.dcn_s),
-        "exposed_tensor": rows(lambda s: s.todo.tensor_s),
-        "slice_wait_s": rows(lambda s: s.todo.reductions * shared["slice_wait_s"]),
-        "slice_hop_s": rows(lambda s: s.todo.hops * shared["slice_hop_s"]),
-        "run_overhead_s": rows(lambda s: s.averages_run * shared["run_overhead_s"]),
-    }

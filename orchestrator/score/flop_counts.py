@@ -47,13 +47,16 @@ def known_flop_count(run: PublishedRun) -> FlopCount | None:
     return next((c for c in FLOP_COUNTS if re.search(c.pattern, run.convention)), None)
 
 
-def attention_share(run: PublishedRun, local: float) -> float:
-    """Attention of all layers, over that of as many global layers with the columns' heads."""
+def attention_share(run: PublishedRun, local: float, whole: float = 1.0) -> float:
+    """Attention of all layers, over that of as many global layers with the columns' heads.
+
+    `local` and `whole` are those of a layer with a window, and of one without.
+    """
     window = run.window
     if window is None:
-        return 1.0
+        return whole
     wider = (window.whole_head_dim or run.model.head_dim) / run.model.head_dim
-    return window.whole * wider + (1 - window.whole) * local
+    return window.whole * wider * whole + (1 - window.whole) * local
 
 
 def window_share(run: PublishedRun) -> float:

@@ -24,8 +24,8 @@ NEEDED = ("id", "chip", "num_chips", "model", "layers", "d_model", "d_ff", "n_he
 COLUMNS = (*NEEDED, "source_repo", "source_path", "num_slices", "topology", "n_kv_heads",
            "head_dim", "gated_mlp", "moe_experts", "batch_per_device_seqs", "global_batch_tokens",
            "dcn_dp", "dcn_fsdp", "ici_fsdp", "ici_tp", "ici_sp", "pp", "microbatches", "params_b",
-           "remat_policy", "compute_dtype", "optimizer", "flop_convention", "step_time_s",
-           "tflops_per_chip", "mfu_pct", "notes")  # fmt: skip
+           "remat_policy", "compute_dtype", "attention_block", "optimizer", "flop_convention",
+           "step_time_s", "tflops_per_chip", "mfu_pct", "notes")  # fmt: skip
 # Where a file lacks one of these, it is assumed; an empty cell means something else.
 NEWER = ("attention_kernel", *software.COLUMNS)
 OptimizerName = Literal["adamw", "adafactor"]
@@ -73,6 +73,7 @@ class PublishedRun:
     parameters: DType
     optimizer: OptimizerName
     software: RunSoftware
+    attention_block: int | None
     convention: str
     step_s: float | None
     flops_per_chip_s: float | None
@@ -147,6 +148,7 @@ def run_of(row: dict[str, str]) -> PublishedRun:
         parameters=dtype(match[1] if (match := note(row, r"weight_dtype (\w+)")) else "fp32"),
         optimizer=optimizer_of(row),
         software=stated,
+        attention_block=whole(row, "attention_block") if row["attention_block"] else None,
         convention=row["flop_convention"],
         step_s=positive(row, "step_time_s"),
         flops_per_chip_s=positive(row, "tflops_per_chip", 1e12),

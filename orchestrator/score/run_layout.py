@@ -4,7 +4,7 @@ Only what no source states is searched: where on the torus each mesh axis lay.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -18,14 +18,14 @@ from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import POLICIES, Policy, keeping, offloading
 from orchestrator.plan.feasibility import placements, sizes_by_name
 from orchestrator.plan.host import transfers
-from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.search import SearchRequest, make_layout
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import Ints, Links, axis_sizes, find_links, make_torus, plain_links
 from orchestrator.score.cells import Unscorable
-from orchestrator.score.flop_counts import attention_share, extra_parameters_per_layer
+from orchestrator.score.flop_counts import extra_parameters_per_layer
 from orchestrator.score.published_runs import PublishedRun
+from orchestrator.score.run_attention import attention_as_run, scaled
 from orchestrator.types.plan import LedgerLine, LineKind
 from orchestrator.types.spec import Batch, Experiment, MeshRequest, Precision
 
@@ -195,13 +195,10 @@ def layout_of(
 
 
 def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
-    """The ledger, scaled where the run's kernel, windows or block differ from the trainer's."""
-    attention = computed_share(run)
+    """The ledger, scaled where the run's block or optimizer differ, with the run's attention."""
     tensor = layout.devices_along(GROUPS["tensor"])
     wider = 1 + extra_parameters_per_layer(run) / tensor / layout.block_elements
     factors: dict[LineKind, float] = {
-        "attention": attention,
-        "attention_recompute": attention,
         "matmul": wider,
         "matmul_recompute": wider,
     }
@@ -209,31 +206,11 @@ def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
         factors["optimizer_update"] = adafactor_share(layout)
     if run.parallel_block:  # one gather and one scatter serve attention and MLP together
         factors |= {"activation_gather": 0.5, "activation_scatter": 0.5}
-    return [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
+    lines = [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
+    return attention_as_run(run, layout, lines)
 
 
 def adafactor_share(layout: Layout) -> float:
     """Bytes of its update over those of AdamW. It has no moments, and reads each gradient twice."""
     parameter, moments = 2 * layout.parameter_bytes, 2 * layout.moment_bytes
     return (parameter + 2 * GRADIENT_BYTES) / (parameter + moments + GRADIENT_BYTES)
-
-
-def scaled(line: LedgerLine, factor: float) -> LedgerLine:
-    inputs = {
-        name: value * factor if name in {"flops", "bytes"} else value
-        for name, value in line.inputs.items()
-    }
-    return replace(line, value=line.value * factor, inputs=inputs, serial_s=line.serial_s * factor)
-
-
-def computed_share(run: PublishedRun) -> float:
-    """Attention that the run computes, over that of the trainer's kernel for whole sequences.
-
-    Without a kernel it is the whole square. A kernel takes whole blocks, also along a window.
-    """
-    block = min(ATTENTION_BLOCK, run.length)
-    ours = (run.length + block) / 2
-    if run.software.kernel == "none":
-        return run.length / ours
-    local = min((run.window.tokens + block) / ours, 1.0) if run.window else 1.0
-    return attention_share(run, local)

@@ -18,6 +18,7 @@ from orchestrator.score.flop_counts import (
     measured_step_s,
 )
 from orchestrator.score.published_runs import PublishedRun, run_of
+from orchestrator.score.run_efficiency import added_share, as_run
 from orchestrator.score.run_layout import LaidOutRun, lay_out
 from orchestrator.types.score import SkippedRow
 
@@ -59,24 +60,25 @@ class Sample:
         return axis_values(self.laid_out.layout, self.todo, self.measured_s)
 
     def expected_s(self, efficiency: catalog.Efficiency) -> float:
-        """The steady step, and what a whole run adds to its average."""
-        layout, lines = self.laid_out.layout, self.laid_out.lines
-        steady_s = expected_s(layout, lines, step_time(layout, lines), efficiency)
-        return float(steady_s) + self.overhead_s(efficiency)
+        """The steady step, what its software adds, and what a whole run adds to its average."""
+        layout, lines, own = self.laid_out.layout, self.laid_out.lines, as_run(efficiency, self.run)
+        steady_s = float(expected_s(layout, lines, step_time(layout, lines), own))
+        return (steady_s + self.overhead_s(efficiency)) / (1 - added_share(efficiency, self.run))
 
     def overhead_s(self, efficiency: catalog.Efficiency) -> float:
         return efficiency.run_overhead_s.value if self.averages_run else 0.0
 
     def interval(self, efficiency: catalog.Efficiency) -> tuple[float, float]:
         """The interval of the steady step; what a whole run adds is uncertain as a whole."""
-        layout, lines = self.laid_out.layout, self.laid_out.lines
-        low, high = interval(layout, lines, step_time(layout, lines), efficiency)
-        overhead_s = self.overhead_s(efficiency)
-        return low, high + 2 * overhead_s
+        layout, lines, own = self.laid_out.layout, self.laid_out.lines, as_run(efficiency, self.run)
+        low, high = interval(layout, lines, step_time(layout, lines), own)
+        share = 1 - added_share(efficiency, self.run)
+        low_s = low / share - self.overhead_s(efficiency)
+        return max(low_s, self.lower_s), (high + 2 * self.overhead_s(efficiency)) / share
 
     def uncertainty(self, efficiency: catalog.Efficiency) -> float:
         """That of its steady step from constants, and from where it lies outside other runs."""
-        return uncertainty(self.todo, self.axis_values(), efficiency)
+        return uncertainty(self.todo, self.axis_values(), as_run(efficiency, self.run))
 
 
 def sample_of(row: dict[str, str]) -> Sample:

@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 
 from orchestrator.score.cells import Unscorable
 
-Kernel = Literal["flash", "splash", "fused", "none"]
+Kernel = Literal["flash", "splash", "splash-fused", "fused", "none"]
 Averages = Literal["steps", "run"]
 SOFTWARE, KERNEL, AVERAGES = COLUMNS = ("software", "kernel", "averages")
 UNKNOWN_SOFTWARE = "not stated"
@@ -21,8 +21,9 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._/+-]*")
 class RunSoftware:
     """What a run's program was. `assumed` names the columns that its row does not state.
 
-    `kernel` is that of attention: `fused` where the source does not name it, `none` where scores go
-    through HBM. A figure averages steady `steps`, or a whole `run` with its evaluations and saves.
+    `kernel` is that of attention: `splash-fused` with one backward kernel, `fused` where the source
+    does not name it, `none` where scores go through HBM. A figure averages steady `steps`, or a
+    whole `run` with its evaluations and saves.
     """
 
     name: str
@@ -44,9 +45,12 @@ OF_SOURCE = (
 # Words of a source about its attention.
 OF_WORDS: tuple[tuple[str, Kernel], ...] = (
     (r"\b(no|none|not|without)\b|unfused|einsum|dot_product|eager", "none"),
-    (r"splash|tokamax", "splash"),
+    (r"tokamax", "splash-fused"),
+    (r"splash", "splash"),
     (r"flash", "flash"),
 )
+# MaxText says flash of any kernel. The first one is of pallas; since January 2024 it is splash.
+MAXTEXT_FLASH = "flash"
 
 
 def software_of(row: dict[str, str]) -> RunSoftware:
@@ -79,6 +83,8 @@ def software_of_source(row: dict[str, str]) -> str:
 def kernel_of_words(row: dict[str, str]) -> str:
     """The kernel that the source's own words mean; empty where they say nothing known."""
     words = row.get("attention_kernel", "").lower()
+    if words == MAXTEXT_FLASH and software_of_source(row) == "maxtext":
+        return "splash"
     return next((kernel for pattern, kernel in OF_WORDS if re.search(pattern, words)), "")
 
 

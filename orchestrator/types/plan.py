@@ -198,6 +198,23 @@ class Extrapolation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SoftwareRuns:
+    """Published runs of one software, and the share by which its steps take longer."""
+
+    software: str
+    runs: int
+    longer: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedFrom:
+    """The software for whose runs `expected` speaks, and the others with published runs."""
+
+    reference: SoftwareRuns
+    others: tuple[SoftwareRuns, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """What the plan should take: bytes per device against HBM, seconds per step, money.
 
@@ -231,6 +248,7 @@ class Forecast:
     dollars_per_chip_hour: float | None
     expected_time: tuple[LedgerLine, ...] = ()
     extrapolations: tuple[Extrapolation, ...] = ()
+    learned_from: LearnedFrom | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

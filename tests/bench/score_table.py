@@ -4,6 +4,7 @@ tests/test_score.py checks that the catalog, the README and docs/score.md have t
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -11,21 +12,24 @@ from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.plan import flops
 from orchestrator.render import score_screen as render
-from orchestrator.score import cross_validated, with_catalog_constants
+from orchestrator.render.formatting import signed_percent
+from orchestrator.score import PUBLISHED, cross_validated, with_catalog_constants
 from orchestrator.score.constants_file import text
-from orchestrator.score.evaluate import HeldOut, published
-from orchestrator.score.fit import learn
-from orchestrator.types.score import Score
+from orchestrator.score.evaluate import HeldOut, published, summary
+from orchestrator.score.learn import learn
+from orchestrator.score.published_runs import read
+from orchestrator.types.score import Score, SoftwareSummary, Summary
 from tests.bench.marked_block import with_block
 from tests.conftest import ROOT
 
 README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "score.md"
-MARK = "make score"
-SEEN, DOCUMENTS, GROUPS = (
+MARK, SOFTWARE_MARK = "make score", "make score: software"
+SEEN, DOCUMENTS, GROUPS, SOFTWARE = (
     "nothing: all rows seen",
     "a document of runs",
     "all a source's runs on that chip",
+    "all runs of a software",
 )
 SMALL_PARAMETERS = 1.5e9
 
@@ -39,7 +43,11 @@ def learned() -> str:
 def scores(say: Callable[[str], None] = lambda _: None) -> dict[str, Score]:
     """The scores by what was left out when the constants were learned."""
     by_name = {SEEN: with_catalog_constants()}
-    keys: tuple[tuple[str, HeldOut], ...] = ((DOCUMENTS, "document"), (GROUPS, "group"))
+    keys: tuple[tuple[str, HeldOut], ...] = (
+        (DOCUMENTS, "document"),
+        (GROUPS, "group"),
+        (SOFTWARE, "software"),
+    )
     for name, key in keys:
         say(f"learning without {name}, one after another …")
         by_name[name] = cross_validated(key)
@@ -47,8 +55,8 @@ def scores(say: Callable[[str], None] = lambda _: None) -> dict[str, Score]:
 
 
 def goals(by_name: dict[str, Score]) -> str:
-    """The table of docs/score.md: the goals, and the results."""
-    ways = [by_name[name] for name in (DOCUMENTS, GROUPS)]
+    """The table of docs/score.md: the goals for `published_runs.csv`, and the results."""
+    ways = [of_file(by_name[name], PUBLISHED) for name in (DOCUMENTS, GROUPS)]
     rows = [
         ("goal", "a document left out", "a source and chip left out"),
         ("median error at most 4 %", *(share(s.summary.median_abs_error) for s in ways)),
@@ -59,6 +67,35 @@ def goals(by_name: dict[str, Score]) -> str:
         ("retention within 2 points", *map(retained, ways)),
     ]
     return render.markdown(rows)
+
+
+def of_file(scored: Score, path: Path) -> Score:
+    """The part of a score that is about the runs of one file."""
+    ids = {row["id"] for row in read(path)}
+    rows = tuple(row for row in scored.rows if row.id in ids)
+    return replace(
+        scored,
+        rows=rows,
+        retention=tuple(one for one in scored.retention if one.id in ids),
+        summary=summary(list(rows), 0),
+    )
+
+
+def by_software(by_name: dict[str, Score]) -> str:
+    """The second table of docs/score.md: each software, with a document and with all left out."""
+    documents, software = by_name[DOCUMENTS].software, by_name[SOFTWARE].software
+    head = ("software", "runs", *("median", "p90", "inside 80 %") * 2, "bias")
+    rows: list[tuple[str, ...]] = [head]
+    for one, other in zip(documents, software, strict=True):
+        figures = [share(figure) for s in (one, other) for figure in figures_of(s)]
+        rows.append((one.software, str(one.rows), *figures, signed_percent(other.median_error)))
+    total = figures_of(by_name[DOCUMENTS].summary), figures_of(by_name[SOFTWARE].summary)
+    rows.append(("all", str(by_name[SOFTWARE].summary.rows), *map(share, sum(total, ())), ""))
+    return render.markdown(rows)
+
+
+def figures_of(of: SoftwareSummary | Summary) -> tuple[float | None, ...]:
+    return of.median_abs_error, of.p90_abs_error, of.inside_interval
 
 
 def share(fraction: float | None) -> str:
@@ -76,23 +113,22 @@ def retained(scored: Score) -> str:
     return f"{sum(points <= 0.02 for points in off)} of {len(off)}, median {share(median(off))}"
 
 
-def pages(by_name: dict[str, Score]) -> dict[Path, str]:
-    """The table of each page."""
-    return {README: render.score_markdown(by_name), DOCUMENT: goals(by_name)}
-
-
-def written(page: str, table: str) -> str:
-    """The page with that table."""
-    return with_block(page, MARK, table)
+def tables(by_name: dict[str, Score]) -> list[tuple[Path, str, str]]:
+    """Each table with its page and its mark."""
+    return [
+        (README, MARK, render.score_markdown(by_name)),
+        (DOCUMENT, MARK, goals(by_name)),
+        (DOCUMENT, SOFTWARE_MARK, by_software(by_name)),
+    ]
 
 
 def main() -> None:
     """Write the constants first: the scores are computed with them."""
     write(FOLDER / LEARNED, learned())
     by_name = scores(print)
-    for page, table in pages(by_name).items():
-        write(page, written(page.read_text(encoding="utf-8"), table))
-    print(f"\n{render.score_markdown(by_name)}\n{goals(by_name)}")
+    for page, mark, table in tables(by_name):
+        write(page, with_block(page.read_text(encoding="utf-8"), mark, table))
+        print(f"\n{table}")
 
 
 def write(path: Path, new: str) -> None:

@@ -1,0 +1,102 @@
+"""Attention as a run computed it: by the kernel that its row names, or without one.
+
+A kernel computes whole blocks of scores on the chip. Without one, the whole square of scores is
+matmuls, and goes through HBM.
+"""
+
+from dataclasses import replace
+
+from orchestrator.plan import flops
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
+from orchestrator.plan.layout import Layout
+from orchestrator.plan.time import device_peak, rated_line
+from orchestrator.score.flop_counts import attention_share
+from orchestrator.score.published_runs import PublishedRun
+from orchestrator.types.plan import LedgerLine, LineKind
+
+ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
+# One backward kernel computes the scores and their gradients once; two kernels, once each.
+FUSED_BACKWARD = 5 / 2
+FUSED_BLOCK = 2048  # every published recipe with one backward kernel takes so many at a time
+# Without a kernel, forward passes over the passes of one square: forward and backward, and the
+# scores again; or all of the forward pass again.
+SQUARES, SQUARES_AGAIN = 3.5, 4.0
+# Bytes of each score: fp32 scores are written, read for the largest and for the sum; probabilities
+# in bf16 are written and read. Backward, after the scores again: gradients of probabilities in fp32
+# are written and read with the probabilities for a sum, and both again for the gradients of the
+# scores, which are written once and read twice; the probabilities are read for those of the values.
+FORWARD_BYTES = 4 + 4 + 4 + 2 + 2
+BACKWARD_BYTES = 4 + (4 + 2) + (4 + 2) + 2 + (2 + 2) + 2
+SCORE_BYTES = 2 * FORWARD_BYTES + BACKWARD_BYTES
+
+
+def attention_as_run(
+    run: PublishedRun, layout: Layout, lines: list[LedgerLine]
+) -> list[LedgerLine]:
+    """The ledger with the attention of the run's own kernel."""
+    others = [line for line in lines if line.kind not in ATTENTION]
+    if run.software.kernel == "none":
+        return [*others, square_line(layout), scores_line(layout)]
+    return [*others, *(kernel_line(run, line) for line in lines if line.kind in ATTENTION)]
+
+
+def kernel_line(run: PublishedRun, line: LedgerLine) -> LedgerLine:
+    """A line of attention, scaled from the trainer's kernel to the run's."""
+    factor = computed_share(run)
+    if line.kind == "attention" and run.software.kernel == "splash-fused":
+        factor *= (1 + FUSED_BACKWARD) / (1 + flops.ATTENTION_BACKWARD_OVER_FORWARD)
+    return scaled(line, factor)
+
+
+def scaled(line: LedgerLine, factor: float) -> LedgerLine:
+    inputs = {
+        name: value * factor if name in {"flops", "bytes"} else value
+        for name, value in line.inputs.items()
+    }
+    return replace(line, value=line.value * factor, inputs=inputs, serial_s=line.serial_s * factor)
+
+
+def computed_share(run: PublishedRun) -> float:
+    """Attention that the kernel computes, over that of the trainer's for whole sequences.
+
+    It takes whole blocks, also along a window.
+    """
+    ours = (run.length + min(ATTENTION_BLOCK, run.length)) / 2
+    block = min(block_of(run), run.length)
+    whole = (run.length + block) / 2 / ours
+    local = min((run.window.tokens + block) / ours, whole) if run.window else whole
+    return attention_share(run, local, whole)
+
+
+def block_of(run: PublishedRun) -> int:
+    """Tokens that the kernel takes at a time."""
+    assumed = FUSED_BLOCK if run.software.kernel == "splash-fused" else ATTENTION_BLOCK
+    return run.attention_block or assumed
+
+
+def square_line(layout: Layout) -> LedgerLine:
+    """The whole square of scores, as matmuls."""
+    again = layout.remat.share(layout.network.block.attention.result.name, "recompute")
+    seen = layout.length + min(ATTENTION_BLOCK, layout.length)
+    square = flops.attention_forward_flops(layout) * 2 * layout.length / seen
+    rate = device_peak(layout)
+    count = (SQUARES_AGAIN if again else SQUARES) * square
+    return LedgerLine(
+        kind="matmul",
+        name="scores and values",
+        value=count / rate,
+        unit="s",
+        formula="forward flops of the whole square, 3.5 or 4 times / rate",
+        inputs={"flops": count, "rate": rate},
+        resource="mxu",
+    )
+
+
+def scores_line(layout: Layout) -> LedgerLine:
+    """Scores that go through HBM."""
+    heads, _ = layout.network.block.attention.result.dimensions
+    count = layout.model.layers * layout.step_tokens * layout.length * layout.size(heads)
+    rate = layout.chip.hbm_bytes_per_s
+    formula = f"{SCORE_BYTES} B x scores"
+    moved = SCORE_BYTES * count
+    return rated_line(layout, "activation_traffic", "scores", formula, "hbm", moved, rate)
