@@ -237,6 +237,9 @@ def test_goodput_and_price_scale_days_and_dollars() -> None:
     assert lossy.days.lower == pytest.approx(2 * full.days.lower)
     assert lossy.dollars is not None
     assert lossy.dollars.lower == pytest.approx(lossy.chip_hours.lower)
+    free = make_plan(replace(spec, resources=replace(spec.resources, dollars_per_chip_hour=0.0)))
+    assert free.forecast.dollars is not None
+    assert free.forecast.dollars.lower == 0
 
 
 def test_a_chip_without_a_price_has_no_dollars() -> None:

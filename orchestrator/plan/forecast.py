@@ -44,7 +44,8 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
     time = step_time(layout, lines)
     step_s = step_bounds(layout, lines, time)
     listed = layout.chip.dollars_per_hour
-    price = resources.dollars_per_chip_hour or (listed.value if listed else None)
+    stated = resources.dollars_per_chip_hour
+    price = stated if stated is not None else listed.value if listed else None
     return write_forecast(
         layout,
         Terms(experiment.tokens, resources.goodput, price),
