@@ -242,10 +242,11 @@ def test_orch_cancel_leaves_a_request(orch: RunOrch, tmp_path: Path) -> None:
     writer = claimed_run(tmp_path)
     done = orch("cancel", "it", "--storage", str(tmp_path))
     assert done.returncode == 0
-    first, second, following = done.stdout.splitlines()
+    first, *effect, following = done.stdout.splitlines()
     assert first == "it: stop requested."
-    assert second.startswith(f"Its driver (process {os.getpid()} on ")
-    assert second.endswith("finishes the current step, saves a checkpoint and stops.")
+    text = " ".join(line.strip() for line in effect)
+    assert text.startswith(f"Its driver (process {os.getpid()} on ")
+    assert text.endswith("finishes the current step, saves a checkpoint and stops.")
     assert following == f"Next: orch status it --storage {tmp_path}"
     request = writer.heartbeat()
     assert request is not None

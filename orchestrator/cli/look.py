@@ -7,16 +7,7 @@ import click
 
 import orchestrator as orch
 from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import (
-    JSON,
-    RUN,
-    RUN_HELP,
-    STORAGE,
-    echo,
-    echo_json,
-    say,
-    show,
-)
+from orchestrator.cli.terminal import JSON, RUN, RUN_HELP, STORAGE, echo, echo_json, say, show
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.next_commands import run_command, storage_command
 
@@ -62,8 +53,8 @@ def status(run: str, storage: Path, as_json: bool) -> None:
 
         report = orch.report(found.study, storage)
         assert isinstance(report, StudyReport)
-        say(study_runs_screen(found), "\n")
-        say(study_report_screen(report, run_command("report", found.study, storage)))
+        following = run_command("report", found.study, storage)
+        say(study_runs_screen(found), "\n", study_report_screen(report, following))
     else:
         from orchestrator.render.status_screen import next_run_command, status_screen
 
@@ -154,10 +145,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
 
     Example: orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
     """
-    from orchestrator.render.report_text import run_verdict
-    from orchestrator.render.screen_parts import fit
-    from orchestrator.render.study_report_screen import study_verdict
-    from orchestrator.types.study import StudyReport
+    from orchestrator.render.study_report_screen import verdict_text
 
     found = orch.report(run, storage)
     if as_json:
@@ -166,11 +154,8 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     page = orch.write_report(run, storage, out=out)
     if page.problem:
         echo(f"warning: {page.problem}", err=True)
-    if isinstance(found, StudyReport):
-        said = f"{found.study}: {study_verdict(found)}"
-    else:
-        said = f"{found.run}: {run_verdict(found)}"
-    say(fit(f"{said}\n") + f"wrote {page.path}\nNext: open {page.path.absolute().as_uri()}\n")
+    next_line = f"Next: open {page.path.absolute().as_uri()}"
+    say(f"{verdict_text(found)}wrote {page.path}\n{next_line}\n")
 
 
 @click.command(epilog=RUN_HELP)

@@ -9,7 +9,6 @@ import orchestrator as orch
 from orchestrator.cli.display import Display
 from orchestrator.cli.terminal import JSON, SET, SPEC, echo, say, show
 from orchestrator.lifecycle.interrupts import interruptible
-from orchestrator.network.rematerialization import text_of
 from orchestrator.render.next_commands import spec_command
 
 if TYPE_CHECKING:
@@ -198,11 +197,9 @@ def prove(
     else:
         following = spec_command("submit", spec, overrides)
         say(render.proof_screen(found.plan, found.proof, found.age_s, following))
-        if others:
-            say("\n", render.remat_screen([(one.plan, one.proof) for one in others]))
-        elif search_remat:
-            remat = text_of(found.plan.remat)
-            say(f"\nno plan on this mesh that recomputes less than remat {remat} may fit\n")
+        if search_remat:
+            compiled = [(one.plan, one.proof) for one in others]
+            say("\n", render.remat_screen(found.plan, compiled))
     if not found.proof.passes:
         raise SystemExit(NO_FIT)
 

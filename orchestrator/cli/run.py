@@ -1,6 +1,7 @@
 """The commands that start and end runs: submit, resume, cancel, rm."""
 
 import sys
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -8,21 +9,7 @@ import click
 
 import orchestrator as orch
 from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import (
-    ADDRESS,
-    DETACH,
-    JSON,
-    RUN,
-    RUN_HELP,
-    SET,
-    SPEC,
-    STORAGE,
-    YES,
-    as_typed,
-    aside,
-    say,
-    show,
-)
+from orchestrator.cli.terminal import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE, as_typed, say, show
 from orchestrator.errors import SpecError
 from orchestrator.render.next_commands import run_command, spec_command
 
@@ -35,6 +22,11 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}
 STUDY_EXIT_CODES = {"succeeded": 0, "failed": 1, "infeasible": 2, "stopped": INTERRUPTED}
+ADDRESS = click.option(
+    "--address", metavar="ADDRESS", help="The cluster to run on, instead of RAY_ADDRESS."
+)
+YES = click.option("--yes", is_flag=True, help="Do not ask before chips are taken.")
+DETACH = click.option("--detach", is_flag=True, help="Do not follow a run on a named cluster.")
 
 
 class Steps(click.ParamType[tuple[int, int]]):
@@ -136,6 +128,11 @@ def submit(
     finish(run, left=display.left, as_json=as_json)
 
 
+def aside(as_json: bool) -> AbstractContextManager[object]:
+    """Print everything on the error stream where the standard output is to hold JSON alone."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
 def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
     """A function that asks before chips are taken; None where nobody can answer."""
 
@@ -215,8 +212,7 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
 
     Example: orch cancel llama3-70b-4pod-3f9a1c07-1
     """
-    from orchestrator.render.screen_parts import fit
-    from orchestrator.render.status_screen import cancel_text
+    from orchestrator.render.status_screen import cancelled_text
     from orchestrator.types.study import StudyStatus
 
     results = orch.cancel(run, storage, at_once=now)
@@ -224,9 +220,8 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
         found = orch.status(run, storage)
         show(found if isinstance(found, StudyStatus) else results[0].after, as_json=True)
         return
-    lines = [fit(cancel_text(one.before, one.after, at_once=now)) for one in results]
-    lines = lines or [f"{run}: no run is active. Nothing to cancel."]
-    say("\n".join([*lines, f"Next: {run_command('status', run, storage)}\n"]))
+    changes = [(one.before, one.after) for one in results]
+    say(cancelled_text(run, changes, at_once=now), f"Next: {run_command('status', run, storage)}\n")
 
 
 @click.command(epilog=RUN_HELP)

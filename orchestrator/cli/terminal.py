@@ -1,23 +1,19 @@
 """What commands share: their arguments, and how they print."""
 
 import os
-import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
 import click
 
-from orchestrator.render.screen_parts import Screen, visible
+from orchestrator.render.screen_parts import Screen, visible, visible_json
 
 WIDEST = 120  # columns of a screen on a wide terminal
 RUNS = Path("runs")
-# JSON escapes the control characters of ASCII itself, but for the last.
-NOT_ASCII_CONTROL = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def complete_key(_: object, __: object, typed: str) -> list[str]:
@@ -42,11 +38,6 @@ STORAGE = click.option(
     "--storage", type=click.Path(path_type=Path, file_okay=False), default=RUNS, show_default=True,
     metavar="DIR", help="Where the runs are: run.storage of their specs.",
 )  # fmt: skip
-ADDRESS = click.option(
-    "--address", metavar="ADDRESS", help="The cluster to run on, instead of RAY_ADDRESS."
-)
-YES = click.option("--yes", is_flag=True, help="Do not ask before chips are taken.")
-DETACH = click.option("--detach", is_flag=True, help="Do not follow a run on a named cluster.")
 
 
 def is_live(stream: TextIO) -> bool:
@@ -72,8 +63,7 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 def echo_json(text: str | bytes) -> None:
     """Print JSON, and keep its value: what commands a terminal is escaped."""
-    readable = text.decode() if isinstance(text, bytes) else text
-    click.echo(NOT_ASCII_CONTROL.sub(lambda one: f"\\u{ord(one[0]):04x}", readable), nl=False)
+    click.echo(visible_json(text), nl=False)
 
 
 def show(value: object, screen: Callable[[], str] | None = None, *, as_json: bool) -> None:
@@ -84,13 +74,6 @@ def show(value: object, screen: Callable[[], str] | None = None, *, as_json: boo
         echo_json(codec.to_pretty_json(value))
     elif screen:
         say(screen())
-
-
-@contextmanager
-def aside(as_json: bool) -> Iterator[None]:
-    """Print everything on the error stream where the standard output is to hold JSON alone."""
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        yield
 
 
 def as_typed(*without: str) -> str:

@@ -256,8 +256,11 @@ def agreement(proof: Proof) -> str:
     return "the forecast agrees" if proof.agrees else "the forecast does not agree"
 
 
-def remat_screen(proofs: list[tuple[Plan, Proof]]) -> Screen:
-    """Return the rematerialization policies that were compiled, the least recompute first."""
+def remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> Screen:
+    """Return the compiled policies that recompute less than a plan, the least recompute first."""
+    if not proofs:
+        remat = text_of(plan.remat)
+        return screen([f"no plan on this mesh that recomputes less than remat {remat} may fit"])
     rows = [
         (
             f"remat {text_of(plan.remat)}",

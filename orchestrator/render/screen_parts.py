@@ -16,6 +16,7 @@ RESET = "\033[0m"
 UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)")
 # What commands a terminal, or turns the direction of its text around.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+NOT_ASCII_CONTROL = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # JSON escapes the others
 IN_LINES = re.compile(r"(?![\t\n])" + CONTROL.pattern)
 COMMANDS = ("Next: ", "--set ")  # lines that stay whole, so that a person can copy them
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -171,6 +172,12 @@ def part_lines(part: Part, width: int, *, styled: bool) -> list[str]:
 def visible(text: str) -> str:
     """Return lines of text without what commands a terminal: it may quote anybody."""
     return IN_LINES.sub("?", text)
+
+
+def visible_json(text: str | bytes) -> str:
+    """Return JSON of the same value, in which what commands a terminal is escaped."""
+    readable = text.decode() if isinstance(text, bytes) else text
+    return NOT_ASCII_CONTROL.sub(lambda one: f"\\u{ord(one[0]):04x}", readable)
 
 
 def screen(*blocks: Sequence[Part]) -> Screen:

@@ -12,6 +12,7 @@ from orchestrator.render.screen_parts import (
     Screen,
     Table,
     Title,
+    fit,
     indent,
     labelled,
     next_step,
@@ -189,6 +190,12 @@ def verdict(status: Status) -> str:
     if status.state not in LIVE and (why := status.detail or last_attempt_text(status.attempts)):
         parts.append(first_line(why).rstrip("."))
     return f"{', '.join(parts)}."
+
+
+def cancelled_text(run: str, changes: list[tuple[Run, Run]], *, at_once: bool) -> str:
+    """Return what a request to cancel does, for each run before and after it."""
+    texts = [fit(cancel_text(before, after, at_once=at_once)) for before, after in changes]
+    return "\n".join(texts or [f"{run}: no run is active. Nothing to cancel."]) + "\n"
 
 
 def cancel_text(before: Run, after: Run, *, at_once: bool) -> str:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from orchestrator.render.compare_screen import spread
 from orchestrator.render.formatting import percent, resource, scaled, seconds, span, to_digits
-from orchestrator.render.report_text import NOT_COMPARED
+from orchestrator.render.report_text import NOT_COMPARED, run_verdict
 from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
+    fit,
     heading,
     indent,
     labelled,
@@ -22,7 +23,7 @@ from orchestrator.render.study_screen import (
     key_title,
     scaling_efficiency,
 )
-from orchestrator.types.report import Spread
+from orchestrator.types.report import Report, Spread
 from orchestrator.types.run import LIVE
 from orchestrator.types.study import RepeatedTrial, StudyExplanation, StudyReport, TrialReport
 
@@ -131,6 +132,13 @@ def gap_explanation(explanations: Sequence[StudyExplanation]) -> str:
 
 def ledger_line(one: StudyExplanation) -> str:
     return one.line + (f" ({resource(one.resource)})" if one.resource else "")
+
+
+def verdict_text(report: Report | StudyReport) -> str:
+    """Return a run's or a study's name and verdict, as lines."""
+    if isinstance(report, StudyReport):
+        return fit(f"{report.study}: {study_verdict(report)}\n")
+    return fit(f"{report.run}: {run_verdict(report)}\n")
 
 
 def study_verdict(report: StudyReport) -> str:
