@@ -77,7 +77,7 @@ def test_what_runs_beside_a_command_ends_with_it(
             "doctor.machine_checks.python",
             "looking at this machine; nothing is left running",
         ),
-        (("sync",), "journal.list_journals", "recording; what is recorded stays"),
+        (("sync",), "lifecycle.recording.own_runs", "recording; what is recorded stays"),
         (
             ("report", "it"),
             "journal.find_run_or_study",

@@ -74,13 +74,15 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_a_clear_error(name: str, tmp_path: Path) -> None:
-    """Depth, size, aliases, digits: reported within two seconds, on a page, in bounded memory."""
+    """Depth, size, aliases, digits: reported within two processor seconds, on a page, in bounded
+    memory.
+    """
     path = write(tmp_path, BOMBS[name])
     held_bytes = peak_bytes()
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(SpecProblems) as caught:
         spec.load(path)
-    assert time.perf_counter() - began < MOST_SECONDS
+    assert time.process_time() - began < MOST_SECONDS
     assert peak_bytes() - held_bytes < MOST_MORE_BYTES
     assert 0 < len(str(caught.value)) < 100_000
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from orchestrator.errors import ProgramFailed, SpecError
+from orchestrator.errors import OrchError, ProgramFailed, SpecError
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Startup, Step
 from orchestrator.types.run_options import CheckpointOptions
@@ -65,6 +65,8 @@ def built(plan: Plan) -> Program:
     trainer = load(plan.trainer)
     try:
         return build(trainer, plan, jax.devices())
+    except OrchError:
+        raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
         raise ProgramFailed(f"program() of trainer {plan.trainer} raised {text}") from error

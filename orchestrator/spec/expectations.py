@@ -33,6 +33,7 @@ NOUNS = {
     "number": "a number",
     "array": "a list",
 }
+ALMOST_EQUAL = 0.9  # a key beside it that is this similar is likelier than the same key elsewhere
 SECTIONS = ("experiment", "resources", "run", "cluster", "tracking")
 
 
@@ -127,7 +128,8 @@ def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Corre
     elsewhere = homes(key) if in_spec else []
     if key in elsewhere:
         return Correction("top")
-    meant = [synonym(key, legal), *elsewhere, meant_key(key, legal)]
+    beside = get_close_matches(key.lower(), legal, 1, cutoff=ALMOST_EQUAL)
+    meant = [synonym(key, legal), *beside, *elsewhere, meant_key(key, legal)]
     return next((Correction("meant", one) for one in meant if one), Correction("remove"))
 
 
