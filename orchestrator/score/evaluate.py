@@ -13,14 +13,7 @@ from orchestrator.catalog import Efficiency
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan.torus import Floats
-from orchestrator.score.learn import (
-    baseline,
-    by_document,
-    by_group,
-    by_software,
-    held_out,
-    learn,
-)
+from orchestrator.score.learn import baseline, by_document, by_group, by_software, held_out, learn
 from orchestrator.score.published_runs import OTHER_SOFTWARE, PUBLISHED, read
 from orchestrator.score.samples import Sample, samples
 from orchestrator.types.score import (

@@ -25,7 +25,7 @@ VARIABLE = "ORCH_RECORDED_IN"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ChosenDestination:
     """Where a run is recorded, by the choice of a user's command."""
 
     id: str
@@ -39,7 +39,7 @@ def folder() -> Path:
 
 def remember(journal: Journal, destination: Destination) -> None:
     """Note the choice of a command. Without a state directory later commands ask for it again."""
-    choice = Choice(id=_id(journal), destination=destination)
+    choice = ChosenDestination(id=_id(journal), destination=destination)
     with suppress(JournalUnwritable, FileExistsError):
         files.make_folder(folder())
         files.replace(_path(choice.id), codec.to_json(choice))
@@ -51,7 +51,7 @@ def chosen(journal: Journal, environment: Mapping[str, str] = os.environ) -> Des
     if (passed := _passed_on(environment)) and passed.id == run_id:
         return passed.destination
     with suppress(OSError, msgspec.DecodeError):
-        choice = codec.from_json(boundary.read_bytes(_path(run_id)), Choice)
+        choice = codec.from_json(boundary.read_bytes(_path(run_id)), ChosenDestination)
         boundary.check_own(_path(run_id))
         return choice.destination if choice.id == run_id else None
     return None
@@ -66,7 +66,11 @@ def is_passed_on(journal: Journal, environment: Mapping[str, str]) -> bool:
 def passed_on(journal: Journal) -> str | None:
     """What tells a driver, in VARIABLE, where to record a run; None where nothing was chosen."""
     where = chosen(journal)
-    return codec.to_json(Choice(id=_id(journal), destination=where)).decode() if where else None
+    return (
+        codec.to_json(ChosenDestination(id=_id(journal), destination=where)).decode()
+        if where
+        else None
+    )
 
 
 def own_options(options: TrackingOptions, environment: Mapping[str, str]) -> TrackingOptions | None:
@@ -83,9 +87,9 @@ def own_options(options: TrackingOptions, environment: Mapping[str, str]) -> Tra
     return usual
 
 
-def _passed_on(environment: Mapping[str, str]) -> Choice | None:
+def _passed_on(environment: Mapping[str, str]) -> ChosenDestination | None:
     with suppress(msgspec.DecodeError):
-        return codec.from_json(environment.get(VARIABLE, ""), Choice)
+        return codec.from_json(environment.get(VARIABLE, ""), ChosenDestination)
     return None
 
 

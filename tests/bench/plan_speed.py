@@ -12,13 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.plan.ranking import best_choices
-from orchestrator.plan.search import (
-    Choice,
-    SearchRequest,
-    layout_of_choice,
-    search,
-    search_request,
-)
+from orchestrator.plan.search import Choice, SearchRequest, layout_of_choice, search, search_request
 from orchestrator.plan.time import step_time, time_lines
 from tests.example_specs import spec_of
 

@@ -24,7 +24,7 @@ class LimitReached(OSError):
 
 
 @dataclass
-class Budget:
+class TransferBudget:
     """The time and the bytes that are left. Only what a server sends counts as bytes."""
 
     limit_s: float
@@ -55,7 +55,7 @@ class Budget:
 
 
 # Those that count now, in any thread: MLflow sends the parts of a large file from threads.
-active: list[Budget] = []
+active: list[TransferBudget] = []
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def limited(limit_s: float, limit_bytes: int, what: str) -> Iterator[None]:
     _install()
     for outer in active:
         outer.left_s()
-    budget = Budget(limit_s, limit_bytes, what)
+    budget = TransferBudget(limit_s, limit_bytes, what)
     active.append(budget)
     try:
         yield
