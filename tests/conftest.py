@@ -43,6 +43,8 @@ LONGEST = (
     "test_tracking_faults",
     "test_tracking_commands",
     "test_multihost",
+    "test_shared_weights",
+    "test_padded_vocabulary",
     "test_journal_kills",
     "test_documents",
 )

@@ -113,6 +113,7 @@ def trained(folder: Path, plan: Plan, steps: int) -> list[float]:
     return [step.loss for step in emitted]
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_more_and_with_fewer_rows(tmp_path: Path) -> None:
     """67 words in 67, 512 and 256 rows: the losses are those of one device."""
     straight = trained(tmp_path / "straight", plan_of(ODD), 9)

@@ -132,6 +132,7 @@ def test_the_trainers_step_is_as_forecast(proven: tuple[ProofResult, list[str], 
     assert text.read_text(encoding="utf-8").startswith("HloModule")
 
 
+@pytest.mark.slow
 def test_slices_that_share_weights_are_as_forecast() -> None:
     """Of four slices two share each copy: weights and gradients cross, each over its own axis."""
     asked = spec_of(
@@ -204,6 +205,7 @@ MIXED = TensorTreatments(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_offloading_plan_is_as_forecast() -> None:
     """A mapping on another chip: the host has what was forecast, HBM does not have it too, and what
     the policy recomputes is recomputed.

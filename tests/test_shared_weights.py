@@ -193,6 +193,7 @@ def trained(folder: Path, plan: Plan, steps: int) -> tuple[int, list[float]]:
     return outcome.startup.steps_done, [step.loss for step in emitted]
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_and_without_sharing(tmp_path: Path) -> None:
     """Three steps on one device, three where slices share weights, three where they do not."""
     _, straight = trained(tmp_path / "straight", plan_of(), 9)
