@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.api.running import RUNS
+from orchestrator.render.next_commands import RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

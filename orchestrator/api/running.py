@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from orchestrator.render.next_commands import RUNS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -13,8 +15,6 @@ if TYPE_CHECKING:
     from orchestrator.lifecycle.studies import StudyResult
     from orchestrator.types.run import Run
     from orchestrator.types.study import StudyStatus
-
-RUNS = Path("runs")  # where runs are stored when nothing else is said
 
 
 def submit(

@@ -10,10 +10,10 @@ from typing import TextIO
 
 import click
 
+from orchestrator.render.next_commands import RUNS
 from orchestrator.render.screen_parts import Screen, visible, visible_json
 
 WIDEST = 120  # columns of a screen on a wide terminal
-RUNS = Path("runs")
 
 
 def complete_key(_: object, __: object, typed: str) -> list[str]:

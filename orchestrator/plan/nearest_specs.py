@@ -7,12 +7,12 @@ from math import log2
 import numpy as np
 
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
+from orchestrator.network.rematerialization import AUTO
 from orchestrator.plan.feasibility import placements, replicas_in_pod, sizes_by_name
 from orchestrator.plan.nearest_slices import larger_slices, other_chips, smaller_slices
 from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import SearchRequest, search, search_request
 from orchestrator.plan.spec_changes import (
-    AUTO,
     MESH,
     MOMENTS,
     PARAMETERS,

@@ -7,6 +7,7 @@ from itertools import islice
 from math import prod
 from typing import Any
 
+from orchestrator.network.rematerialization import AUTO
 from orchestrator.plan import flops
 from orchestrator.plan.feasibility import sharing
 from orchestrator.plan.forecast import forecast
@@ -22,7 +23,6 @@ CHIP, TOPOLOGY, PODS = "resources.chip", "resources.topology", "resources.pods"
 PRICE = "resources.dollars_per_chip_hour"
 MESH, REMAT, SEQUENCES = "resources.mesh", "experiment.remat", "experiment.batch.sequences"
 MOMENTS, PARAMETERS = "experiment.precision.optimizer", "experiment.precision.parameters"
-AUTO = "auto"
 MOST_PODS, MOST_SEQUENCES = 10_000, 10_000_000  # what a spec may ask for
 
 
@@ -119,14 +119,16 @@ def attempt(spec: Spec, change: Change) -> ChangeResult:
         usable = request.chip.hbm_usable_bytes.value
         times = result.smallest_bytes / usable if result.realizable else 0.0
         return ChangeResult(None, times, priced=result.realizable)
-    found = suggested(spec, change, request, choices[0])
-    return ChangeResult(found, priced=len(result.candidates))
+    suggestion = suggested(spec, other, change, request, choices[0])
+    return ChangeResult(suggestion, priced=len(result.candidates))
 
 
-def suggested(spec: Spec, change: Change, request: SearchRequest, choice: Choice) -> Suggestion:
-    """The best choice of a changed spec, in figures."""
+def suggested(
+    spec: Spec, other: Spec, change: Change, request: SearchRequest, choice: Choice
+) -> Suggestion:
+    """The best choice of the other spec, to which a change leads, in figures."""
     layout = layout_of_choice(request, choice)
-    predicted = forecast(layout, request.experiment, changed(spec, change).resources)
+    predicted = forecast(layout, other.experiment, other.resources)
     return Suggestion(
         overrides=overrides(change),
         chip=request.chip.name,

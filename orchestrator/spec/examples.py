@@ -17,7 +17,6 @@ from orchestrator.spec.schema import field, schema_text, study_schema_text
 
 STARTER = "starter.yaml"
 SCHEMA, STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
-MODELINE = "# yaml-language-server: $schema="
 NAME = re.compile(r"^name: (\S+)$", re.MULTILINE)
 
 

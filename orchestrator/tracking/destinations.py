@@ -66,11 +66,9 @@ def is_passed_on(journal: Journal, environment: Mapping[str, str]) -> bool:
 def passed_on(journal: Journal) -> str | None:
     """What tells a driver, in VARIABLE, where to record a run; None where nothing was chosen."""
     where = chosen(journal)
-    return (
-        codec.to_json(ChosenDestination(id=_id(journal), destination=where)).decode()
-        if where
-        else None
-    )
+    if where is None:
+        return None
+    return codec.to_json(ChosenDestination(id=_id(journal), destination=where)).decode()
 
 
 def own_options(options: TrackingOptions, environment: Mapping[str, str]) -> TrackingOptions | None:
