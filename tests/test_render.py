@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import formatting
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render import formatting, rehearsal_screen, study_screen
+from orchestrator.render import rehearsal_screen, study_screen
 from orchestrator.render.plan_screen import plan_screen
 from orchestrator.render.score_screen import score_screen
 from orchestrator.render.screen_parts import (
@@ -61,7 +62,8 @@ def four_pods() -> list[Plan]:
         (formatting.with_unit(0, "B"), "0 B"),
         (formatting.in_memory(393_216), "0.38 MiB"),
         (formatting.in_memory(102.8 * formatting.GIB), "102.80 GiB"),
-        (formatting.lasting(15145.7), "15,145.7 days"),
+        (formatting.lasting(15145.7), "15,146 days"),
+        (formatting.lasting(44.68), "44.7 days"),
         (formatting.lasting(0.8), "19.2 hours"),
         (formatting.lasting(5.1e-7), "44.1 ms"),
         (formatting.elapsed(185), "3 min 5 s"),

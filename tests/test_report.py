@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from orchestrator.render.formatting import off
+from orchestrator.formatting import off
 from orchestrator.render.page.run_charts import measured_bar
 from orchestrator.report import compare_run, make_report
 from orchestrator.report.measurement import spread

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from orchestrator.render.formatting import (
+from orchestrator.formatting import (
     count,
     counted,
     elapsed,

@@ -3,9 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 
-from orchestrator.network.rematerialization import summary_of, text_of
-from orchestrator.plan.forecast import scale
-from orchestrator.render.formatting import (
+from orchestrator.formatting import (
     at_least,
     count,
     counted,
@@ -13,12 +11,14 @@ from orchestrator.render.formatting import (
     in_memory,
     lasting,
     percent,
-    resource,
     scaled,
     seconds,
     span,
     with_unit,
 )
+from orchestrator.network.rematerialization import summary_of, text_of
+from orchestrator.plan.forecast import scale
+from orchestrator.render.resource_names import resource
 from orchestrator.render.screen_parts import (
     Part,
     Screen,
