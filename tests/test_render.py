@@ -198,7 +198,9 @@ def test_a_run_that_ends_early_has_a_price_of_its_own() -> None:
     assert cost.high
     shown = " ".join(plan_screen(limited, None).split())
     assert "run.steps ends the run after 1,000 of" in shown
-    assert formatting.dollars(cost.high * share) in shown
+    closing = shown.rpartition("Plan: ")[2]
+    assert formatting.dollars(cost.high * share) in closing
+    assert formatting.lasting(days.low * share).split()[0] in closing
     assert "run.steps" not in plan_screen(make_plan(spec), None)
     longer = make_plan(replace(spec, run=replace(spec.run, steps=10**9)))
     assert "run.steps" not in plan_screen(longer, None)
