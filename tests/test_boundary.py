@@ -15,12 +15,13 @@ from orchestrator.errors import ForeignRun, JournalUnreadable
 from orchestrator.journal import Journal, boundary, files
 from orchestrator.lifecycle.mlflow_ui import places_by_uri
 from orchestrator.lifecycle.recording import own_runs
-from orchestrator.lifecycle.requests import SubmitOptions
+from orchestrator.lifecycle.requests import Caller
 from orchestrator.lifecycle.resume import resume
 from orchestrator.tracking import background, destinations, read_sync_state
 from orchestrator.tracking.mlflow.metadata import artifacts
 from orchestrator.types import codec
 from orchestrator.types.run import StateReason
+from orchestrator.types.submit_options import SubmitOptions
 from orchestrator.types.tracking import Destination, SyncProgress, SyncState
 from tests.conftest import RunOrch
 from tests.journals import claimed_run, failed_once, run_request, tiny_plan
@@ -202,7 +203,7 @@ def test_nothing_is_sent_for_a_run_of_another_user(
     assert result.destination is None
     assert heard == []
     with pytest.raises(ForeignRun):
-        resume(run, tmp_path, None, SubmitOptions())
+        resume(run, tmp_path, None, SubmitOptions(), Caller())
 
 
 @as_root

@@ -36,9 +36,11 @@ from orchestrator.api.planning import (
 )
 from orchestrator.api.running import cancel, remove, resume, submit, submit_study
 from orchestrator.errors import OrchError
+from orchestrator.types.submit_options import SubmitOptions
 
 __all__ = [
     "OrchError",
+    "SubmitOptions",
     "calibrate",
     "cancel",
     "compare",

@@ -135,3 +135,8 @@ def axis_inputs(axes: AxisCounts | None, source: str) -> tuple[Input, ...]:
         Input(symbol=symbol, value=value, meaning=meaning, source=source)
         for symbol, value, meaning in meanings
     )
+
+
+def power_of_two(limit: float) -> int:
+    """The largest one that is no more than the limit, which is at least one."""
+    return 1 << (int(limit).bit_length() - 1)

@@ -10,9 +10,9 @@ from statistics import median
 
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
+from orchestrator.formatting import signed_percent
 from orchestrator.plan import flops
 from orchestrator.render import score_screen as render
-from orchestrator.render.formatting import signed_percent
 from orchestrator.score import PUBLISHED, cross_validated, with_catalog_constants
 from orchestrator.score.constants_file import text
 from orchestrator.score.evaluate import HeldOut, published, summary
