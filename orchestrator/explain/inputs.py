@@ -91,10 +91,12 @@ def shape_of(model: Model) -> tuple[Input, ...]:
         ("K", model.kv_heads, "kv heads"),
         ("H", model.head_dim, "head dim"),
         ("V", model.vocab, "vocabulary"),
+        ("S_win", model.window, "positions in a window"),
     )
     return tuple(
         Input(symbol=symbol, value=value, meaning=meaning, source=source)
         for symbol, value, meaning in letters
+        if value is not None
     )
 
 
