@@ -100,7 +100,8 @@ class KubernetesOptions:
         None
     )
     service_account: Annotated[
-        Name | None, about("The Kubernetes service account of the pods.")
+        Name | None,
+        about("The service account of the pods; that of the namespace when left out."),
     ] = None
     claim: Annotated[
         Name, about("The PersistentVolumeClaim of `run.storage`; every pod mounts it there.")
