@@ -18,11 +18,12 @@ from orchestrator.lifecycle import cluster, follow, recording, rehearse, resume
 from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.rehearse import RehearsalFollower
-from orchestrator.lifecycle.requests import Provenance, SubmitOptions
+from orchestrator.lifecycle.requests import Caller, Provenance
 from orchestrator.render import rehearsal_screen as render
 from orchestrator.render import status_line
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import FollowStarted, StopSent, TaskEnded, Tracked
+from orchestrator.types.submit_options import SubmitOptions
 from tests.journals import reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
 
@@ -275,5 +276,5 @@ def test_a_resumed_rehearsal_that_never_began_says_whether_it_was_stopped(
         recording, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="mlflow.db")
     )
     with pytest.raises(OrchError, match="why it never began") as end:
-        resume.resume(writer.journal, tmp_path, None, SubmitOptions())
+        resume.resume(writer.journal, tmp_path, None, SubmitOptions(), Caller())
     assert end.value.exit_code == exit_code

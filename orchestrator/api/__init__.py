@@ -24,6 +24,7 @@ from orchestrator.api.planning import (
     calibrate,
     diff,
     explain,
+    export,
     is_study,
     known_proof,
     load,
@@ -36,15 +37,18 @@ from orchestrator.api.planning import (
 )
 from orchestrator.api.running import cancel, remove, resume, submit, submit_study
 from orchestrator.errors import OrchError
+from orchestrator.types.submit_options import SubmitOptions
 
 __all__ = [
     "OrchError",
+    "SubmitOptions",
     "calibrate",
     "cancel",
     "compare",
     "diff",
     "doctor",
     "explain",
+    "export",
     "follow_logs",
     "is_study",
     "known_proof",

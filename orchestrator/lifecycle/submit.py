@@ -14,9 +14,8 @@ from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.proving import prove_plan
 from orchestrator.lifecycle.requests import (
+    Caller,
     NamedCluster,
-    Proposal,
-    SubmitOptions,
     SubmitRequest,
     check_storage,
     named_cluster,
@@ -36,6 +35,7 @@ from orchestrator.types.progress_events import (
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run
 from orchestrator.types.spec import Spec
+from orchestrator.types.submit_options import Proposal, SubmitOptions
 
 REHEARSED_STEPS = 20
 
@@ -46,18 +46,18 @@ class ProofFailed(OrchError):
     exit_code = 3
 
 
-def submit(path: Path, overrides: Sequence[str], options: SubmitOptions) -> Run:
+def submit(path: Path, overrides: Sequence[str], options: SubmitOptions, caller: Caller) -> Run:
     """Submit a spec and follow its run to the end; the run as it stands then."""
     if options.key is not None:
         check_key(options.key)
     with interruptible("planning"):
         spec = specs.load(path, tuple(overrides))
         plan = make_plan(spec)
-    request = SubmitRequest(path=path, spec=spec, plan=plan, options=options)
+    request = SubmitRequest(path=path, spec=spec, plan=plan, options=options, caller=caller)
     check_storage(spec)
     where = named_cluster(spec, options.address)
     if run := run_with_key(request):
-        options.progress(AlreadySubmitted(run=run))
+        caller.progress(AlreadySubmitted(run=run))
         return run
     if where:
         return submit_to_cluster(request, where)
@@ -91,9 +91,8 @@ def prove_before(
 
 def submit_rehearsal(request: SubmitRequest) -> Run:
     """Rehearse the plan on this machine, to the end."""
-    options, spec, plan, progress = (
-        request.options, request.spec, request.plan, request.options.progress,
-    )  # fmt: skip
+    options, spec, plan, caller = request.options, request.spec, request.plan, request.caller
+    progress = caller.progress
     if options.detach:
         raise SpecError("--detach: no cluster is named, and a rehearsal ends with this command")
     steps = options.steps or REHEARSED_STEPS
@@ -105,7 +104,7 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
     if options.calibrate:
         small, provenance = calibrated_rehearsal(small, provenance, progress)
     progress(RehearsalReady(plan=plan, small=small.plan, steps=small.steps, changes=small.changes))
-    options.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
+    caller.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
     run = rehearse.run_rehearsal(small, plan, proof, provenance, options.key, progress)
     tracked = recording.tracked_at_end(Journal(Path(run.journal)))
     progress(RunEnded(run=run, plan=small.plan, tracked=tracked))
@@ -114,9 +113,8 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
 
 def submit_to_cluster(request: SubmitRequest, where: NamedCluster) -> Run:
     """Run the plan on a named cluster, and follow it unless it is detached."""
-    options, spec, plan, progress = (
-        request.options, request.spec, request.plan, request.options.progress,
-    )  # fmt: skip
+    options, spec, plan, caller = request.options, request.spec, request.plan, request.caller
+    progress = caller.progress
     check_no_rehearsal_options(options, where)
     steps = cluster.steps_of(spec, plan, options.steps)
     provenance = provenance_of(request.path, spec, steps, options.profile)
@@ -130,13 +128,13 @@ def submit_to_cluster(request: SubmitRequest, where: NamedCluster) -> Run:
         address=where.address,
         storage=request.storage.absolute(),
     )
-    options.check_confirmable()
+    caller.check_confirmable()
     progress(SubmitStarted(name=plan.name, address=where.address, named_by=where.named_by))
     jobs, ready = cluster.check_cluster(launch, progress)
     progress(Planned(plan=plan))
     proof = prove_before(spec, plan, progress) if options.prove else None
     progress(ready)
-    options.check_confirmed(Proposal(name=plan.name, runs=1, address=where.address))
+    caller.check_confirmed(Proposal(name=plan.name, runs=1, address=where.address))
     journal, job = cluster.start_run(launch, jobs, provenance, proof, options.key, progress)
     if options.detach:
         return journal.run()
