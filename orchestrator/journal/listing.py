@@ -17,7 +17,7 @@ MAX_KEYS = 12  # in a message
 
 def list_journals(storage: Path) -> list[Journal]:
     """The journals of all runs, by name. A storage that does not exist has none."""
-    return [Journal(path) for path in folders_in(storage) if _is_run(path)]
+    return [Journal(path) for path in folders_in(storage) if is_run(path)]
 
 
 def folders_in(storage: Path) -> list[Path]:
@@ -30,7 +30,7 @@ def _is_nameable(name: str) -> bool:
     return name.isprintable() and not name.startswith(".")
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """Whether this looks like the folder of a run. Reading it says what is wrong with it."""
     return holds(path, RunPaths(path).events.name)
 
@@ -67,7 +67,7 @@ def find_run(storage: Path, name: str) -> Journal:
     if name in known:
         return known[name]
     if os.sep in name or name in {".", ".."}:
-        if _is_run(path := Path(os.path.realpath(name))):  # a link that the user names is theirs
+        if is_run(path := Path(os.path.realpath(name))):  # a link that the user names is theirs
             return Journal(path)
         raise UnknownRun("run", name, _some(list(known)), storage)
     matching = [key for key in known if name and key.startswith(name)]
