@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownRun
-from orchestrator.journal import files
+from orchestrator.journal import files, silence
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types.run import LIVE, Run
@@ -89,10 +89,13 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
 
     `RunIsLive` while something drives it, or may start to.
     """
-    _check_ended(journal, journal.key, clock)
+    state = journal.state()
+    _check_not_live(journal, journal.key, clock)
+    silence.check_no_process(journal.key, state)
+    silence.check_silence(journal, journal.key, state)
     hidden = files.hide(journal.path.absolute())
     try:
-        _check_ended(Journal(hidden), journal.key, clock)  # a driver may just have claimed it
+        _check_not_live(Journal(hidden), journal.key, clock)  # a driver may just have claimed it
     except RunIsLive:
         files.publish(hidden, journal.path.absolute())
         raise
@@ -100,7 +103,7 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
     files.sweep(journal.path.absolute().parent)
 
 
-def _check_ended(journal: Journal, key: str, clock: Clock) -> None:
+def _check_not_live(journal: Journal, key: str, clock: Clock) -> None:
     run = journal.run(clock)
     if run.state in LIVE:
         raise RunIsLive(f"run {key} is {run.state}: cancel it first, and wait until it has ended")

@@ -16,7 +16,7 @@ from orchestrator.errors import (
     RunIsLive,
     Superseded,
 )
-from orchestrator.journal import event_log, files, liveness
+from orchestrator.journal import driver_heartbeat, event_log, files, liveness, silence
 from orchestrator.journal.events import (
     AnyEvent,
     AttemptEnded,
@@ -121,8 +121,16 @@ class Writer:
                 self._reload()
             self._check_owner()
             settled = self._state.settled_requests
-        files.touch(self.journal.paths.driver_heartbeat(self.number))
+        self._renew()
         return self.journal.cancel_request(settled)
+
+    def _renew(self) -> None:
+        path = self.journal.paths.driver_heartbeat(self.number)
+        if driver_heartbeat.renew(path):
+            return
+        with suppress(JournalUnreadable), self._lock:
+            self._reload()  # whoever superseded this claim has removed its heartbeat
+        driver_heartbeat.send(path)
 
     @contextmanager
     def background_heartbeat(self) -> Iterator[None]:
@@ -186,6 +194,7 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
     while True:
         state = journal.state()  # before the run: an event in between takes our number
         _check_claimable(journal.run(clock), resumes=resumes)
+        silence.check_silence(journal, journal.key, state)
         requests = event_log.read(journal.paths.requests).last
         claimed = Claimed(
             at_s=clock(),
@@ -198,6 +207,8 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
         with suppress(FileExistsError):  # another process wrote first: look again
             event_log.append(journal.paths.events, number, encode(claimed))
             break
+    driver_heartbeat.send(journal.paths.driver_heartbeat(number))
+    driver_heartbeat.retire(journal.paths.driver_heartbeat(state.writer))
     for folder in (journal.paths.events, journal.paths.requests):
         files.sweep(folder)
     return Writer(journal, apply(state, number, claimed), clock=clock)
