@@ -10,18 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import journal
+from orchestrator import formatting, journal
 from orchestrator.journal import liveness
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.run_journal import prediction_of
 from orchestrator.journal.run_status import Observation, StepSummary, build_run
-from orchestrator.render import (
-    formatting,
-    launch_screen,
-    rehearsal_screen,
-    runs_screen,
-    status_screen,
-)
+from orchestrator.render import launch_screen, rehearsal_screen, runs_screen, status_screen
 from orchestrator.render.status_screen import next_run_command
 from orchestrator.types.run import EndState, RecentSteps, Status, TimedStep, TrackedRun
 from tests.conftest import HoldGolden, RunOrch

@@ -102,6 +102,22 @@ def test_every_kind_of_model_gives_the_reference(kind: str) -> None:
     check_against_reference(plan_of(model, fsdp=2, sequence=2, tensor=4))
 
 
+WINDOWS: dict[str, dict[str, Any]] = {
+    "every layer": {"layers": 2, "window": 5},
+    "one of a few": {"layers": 4, "window": 9, "window_pattern": "LG"},
+    "a pattern and a rest": {"layers": 8, "window": 7, "window_pattern": "LLG"},
+    "longer than sequences": {"layers": 2, "window": 4096, "window_pattern": "GL"},
+}
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 2, "sequence": 2, "tensor": 2}, {"data": 2, "pods": 2}])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_and_patterns_of_layers_give_the_reference(name: str, mesh: dict[str, Any]) -> None:
+    """A window hides early positions, in the layers that the pattern names."""
+    model = replace(TINY, **WINDOWS[name])
+    check_against_reference(plan_of(model, **mesh, gradient_reduction="per_layer"))
+
+
 PADDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "two ways": ({"vocab": 131}, {"tensor": 2}),  # 256 rows on two chips
     "chips without a word": ({"vocab": 67}, {"fsdp": 2, "sequence": 2, "tensor": 4}),

@@ -60,7 +60,7 @@ def _rest() -> dict[str, Any]:
         "mfu_definition": "", "goodput": 1.0, "dollars": None, "dollars_per_chip_hour": None,
     }  # fmt: skip
     return {
-        "schema": 3, "digest": "0" * 64, "name": "test", "trainer": "llama",
+        "schema": 4, "digest": "0" * 64, "name": "test", "trainer": "llama",
         "ledger_describes_trainer": True, "spec_digest": "0" * 64,
         "overrides": [], "run_steps": None, "optimizer": asdict(QUICK),
         "precision": asdict(FP32), "remat": "full",

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from orchestrator.network.decoder import decoder
 from orchestrator.types.spec import Model, Optimizer
 
 Tree = Any
@@ -26,8 +27,10 @@ def losses(
 ) -> tuple[jax.Array, jax.Array]:
     x = params["embedding"][tokens[:, :-1]]
     for i in range(model.layers):
-        layer = {name: stack[i] for name, stack in params["layers"].items()}
-        x = x + attention(rms_norm(x, layer["attention_norm"], model), layer, model)
+        layer = layer_of(params, model, i)
+        is_local = model.window_pattern[i % len(model.window_pattern)] == "L"
+        window = model.window if is_local else None
+        x = x + attention(rms_norm(x, layer["attention_norm"], model), layer, model, window)
         x = x + mlp(rms_norm(x, layer["mlp_norm"], model), layer, model)
     words = params["embedding"] if model.tied else params["unembedding"]
     logits = rms_norm(x, params["norm"], model) @ words.T
@@ -36,21 +39,29 @@ def losses(
     return jnp.mean(log_z - right), jnp.mean(z_loss * log_z**2)
 
 
+def layer_of(params: Tree, model: Model, i: int) -> Tree:
+    """The parameters of a layer, from the stack that has it."""
+    [stack] = [one for one in decoder(model).stacks if i in one.layers]
+    return {name: array[stack.layers.index(i)] for name, array in params[stack.name].items()}
+
+
 def rms_norm(x: jax.Array, scale: jax.Array, model: Model) -> jax.Array:
     return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + model.norm_epsilon) * scale
 
 
-def attention(x: jax.Array, layer: Tree, model: Model) -> jax.Array:
+def attention(x: jax.Array, layer: Tree, model: Model, window: int | None = None) -> jax.Array:
     """Every query head by itself, with the whole [S, S] matrix of scores."""
     length = x.shape[1]
-    future = np.triu(np.ones((length, length), bool), k=1)
+    hidden = np.triu(np.ones((length, length), bool), k=1)
+    if window is not None:
+        hidden |= np.tril(np.ones((length, length), bool), k=-window)
     out = jnp.zeros_like(x)
     for n in range(model.heads):
         kv = n * model.kv_heads // model.heads
         q = rope(x @ layer["query"][:, n], model)
         k = rope(x @ layer["key"][:, kv], model)
         v = x @ layer["value"][:, kv]
-        scores = jnp.where(future, -1e30, q @ k.swapaxes(1, 2) / model.head_dim**0.5)
+        scores = jnp.where(hidden, -1e30, q @ k.swapaxes(1, 2) / model.head_dim**0.5)
         out = out + jax.nn.softmax(scores, axis=-1) @ v @ layer["output"][n]
     return out
 

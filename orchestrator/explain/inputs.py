@@ -91,10 +91,12 @@ def shape_of(model: Model) -> tuple[Input, ...]:
         ("K", model.kv_heads, "kv heads"),
         ("H", model.head_dim, "head dim"),
         ("V", model.vocab, "vocabulary"),
+        ("S_win", model.window, "positions in a window"),
     )
     return tuple(
         Input(symbol=symbol, value=value, meaning=meaning, source=source)
         for symbol, value, meaning in letters
+        if value is not None
     )
 
 
@@ -133,3 +135,8 @@ def axis_inputs(axes: AxisCounts | None, source: str) -> tuple[Input, ...]:
         Input(symbol=symbol, value=value, meaning=meaning, source=source)
         for symbol, value, meaning in meanings
     )
+
+
+def power_of_two(limit: float) -> int:
+    """The largest one that is no more than the limit, which is at least one."""
+    return 1 << (int(limit).bit_length() - 1)

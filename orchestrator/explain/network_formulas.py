@@ -1,10 +1,10 @@
 """Parameters and FLOPs as formulas in the book's letters, from the description of the network."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from orchestrator.explain.formula import Formula
-from orchestrator.network.description import Network, Weight
+from orchestrator.network.description import Block, Network, Sublayer, Weight
 
 # Logical axis → the book's letter, in the order in which a product names them.
 LETTERS = {
@@ -22,15 +22,14 @@ CAUSAL_PRODUCTS = 2  # two products of two FLOPs a pair of positions, of which h
 
 def parameter_formulas(network: Network) -> list[Formula]:
     """What each part of the network has, and what every token is multiplied by."""
-    block, unit = network.block, "parameters"
-    matrices = {
-        "P_ffw": [matmul.weight for matmul in block.mlp.matmuls],
-        "P_att": [matmul.weight for matmul in block.attention.matmuls],
-    }
-    norms = f"{in_all_layers(elements(block.norms))} + {elements([network.norm])}"
+    unit = "parameters"
+    ffw = in_all_layers(network, lambda block: matrices(block.mlp))
+    attention = in_all_layers(network, lambda block: matrices(block.attention))
+    blocks = in_all_layers(network, lambda block: elements(block.norms))
+    norms = f"{blocks} + {elements([network.norm])}"
     return [
-        Formula("FFW", "P_ffw", in_all_layers(elements(matrices["P_ffw"])), unit),
-        Formula("attention", "P_att", in_all_layers(elements(matrices["P_att"])), unit),
+        Formula("FFW", "P_ffw", ffw, unit),
+        Formula("attention", "P_att", attention, unit),
         Formula("vocabulary", "P_voc", elements(network.tables), unit),
         Formula("norms", "P_norm", norms, unit),
         Formula("all", "P", "P_ffw + P_att + P_voc + P_norm", unit),
@@ -40,9 +39,10 @@ def parameter_formulas(network: Network) -> list[Formula]:
 
 def flop_formulas(network: Network) -> list[Formula]:
     """The book's rule of thumb, and the definition that MFU uses here."""
-    width = product(dimension.axis for dimension in network.block.attention.result.dimensions)
-    attention = f"{FORWARD_AND_BACKWARD} * {CAUSAL_PRODUCTS} * S * {width} * L"
+    attention = in_all_layers(network, attention_flops)
+    windows = any(block.attention.window for block in network.blocks)
     return [
+        *([Formula("positions in a window", "S_loc", "min(S, S_win)", "tokens")] * windows),
         Formula("of a token, by 6 P", "f", "6 * P", "FLOP"),
         Formula("of a token, as MFU counts", "f_mfu", f"6 * P_mat + {attention}", "FLOP"),
         Formula("of all tokens, by 6 P", "flops", "f * T", "FLOP"),
@@ -66,5 +66,26 @@ def product(axes: Iterable[str]) -> str:
     return " * ".join(letters)
 
 
-def in_all_layers(text: str) -> str:
-    return f"({text}) * L" if "+" in text else f"{text} * L"
+def matrices(part: Sublayer) -> str:
+    return elements(matmul.weight for matmul in part.matmuls)
+
+
+def attention_flops(block: Block) -> str:
+    """Forward and backward FLOPs of a token's attention in one layer."""
+    width = product(dimension.axis for dimension in block.attention.result.dimensions)
+    seen = "S" if block.attention.window is None else "(2 * S_loc - S_loc * S_loc / S)"
+    return f"{FORWARD_AND_BACKWARD} * {CAUSAL_PRODUCTS} * {seen} * {width}"
+
+
+def in_all_layers(network: Network, text_of: Callable[[Block], str]) -> str:
+    """What blocks have, times the layers of their kind; kinds that have the same count as one."""
+    layers: Counter[str] = Counter()
+    for block, count in network.kinds:
+        layers[text_of(block)] += count
+    if len(layers) == 1:
+        return f"{bracketed(*layers)} * L"
+    return " + ".join(f"{bracketed(text)} * {count}" for text, count in layers.items())
+
+
+def bracketed(text: str) -> str:
+    return f"({text})" if "+" in text else text

@@ -1,6 +1,9 @@
 """What a network is made of, as data. Sizes are those of the whole model, before any split."""
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from math import prod
 
 
@@ -83,11 +86,13 @@ class Sublayer:
 class Attention(Sublayer):
     """Causal attention: scores of queries and keys, and their average of the values.
 
-    `whole` are the tensors of which every query needs all positions.
+    `whole` are the tensors of which every query needs all positions. With a `window`, a query sees
+    that many positions: its own and those before it.
     """
 
     result: Tensor
     whole: tuple[Tensor, ...]
+    window: int | None = None
 
     @property
     def width(self) -> int:
@@ -104,11 +109,15 @@ class MLP(Sublayer):
 
 @dataclass(frozen=True)
 class Block:
-    """One layer."""
+    """One layer. `kind` tells it from the other blocks of its network; empty where all are alike.
+
+    Blocks are equal where they do the same, whatever layer they are.
+    """
 
     input: Tensor
     attention: Attention
     mlp: MLP
+    kind: str = ""
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:
@@ -139,17 +148,60 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Equal blocks whose weights lie in one array, by the name that the trainer's tree gives it.
+
+    `layers` are their places in the network.
+    """
+
+    name: str
+    block: Block
+    layers: range
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Layers that repeat a pattern: each repeat has one block of every stack, in their order."""
+
+    stacks: tuple[Stack, ...]
+
+    @property
+    def repeats(self) -> int:
+        return len(self.stacks[0].layers)
+
+
+@dataclass(frozen=True)
 class Network:
-    """Embedding, blocks that are all alike, a last norm, and the head that makes logits.
+    """Embedding, segments of layers one after another, a last norm, and the head that makes logits.
 
     A tied head is the embedding itself.
     """
 
     embedding: Weight
-    block: Block
-    layers: int
+    segments: tuple[Segment, ...]
     norm: Weight
     head: Weight
+
+    @cached_property
+    def stacks(self) -> tuple[Stack, ...]:
+        return tuple(stack for segment in self.segments for stack in segment.stacks)
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Block, int], ...]:
+        """Every kind of block, with the number of its layers."""
+        counts: Counter[Block] = Counter()
+        for stack in self.stacks:
+            counts[stack.block] += len(stack.layers)
+        return tuple(counts.items())
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Every kind of block, once."""
+        return tuple(block for block, _ in self.kinds)
+
+    @property
+    def layers(self) -> int:
+        return sum(count for _, count in self.kinds)
 
     @property
     def tables(self) -> tuple[Weight, ...]:
@@ -158,7 +210,9 @@ class Network:
 
     @property
     def norm_parameters(self) -> int:
-        blocks = self.layers * sum(norm.elements for norm in self.block.norms)
+        blocks = sum(
+            layers * sum(norm.elements for norm in block.norms) for block, layers in self.kinds
+        )
         return blocks + self.norm.elements
 
     @property
@@ -166,12 +220,22 @@ class Network:
         return sum(table.elements for table in self.tables)
 
     @property
+    def matrix_parameters(self) -> int:
+        """Those of the blocks."""
+        return sum(layers * block.matrix_elements for block, layers in self.kinds)
+
+    @property
     def parameters(self) -> int:
         """Every trained number."""
-        matrices = self.layers * self.block.matrix_elements
-        return matrices + self.table_parameters + self.norm_parameters
+        return self.matrix_parameters + self.table_parameters + self.norm_parameters
 
     @property
     def matmul_parameters(self) -> int:
         """Parameters that each token is multiplied by: those of the blocks and of the head."""
-        return self.layers * self.block.matrix_elements + self.head.elements
+        return self.matrix_parameters + self.head.elements
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a policy decides about, by name, in the order in which a block makes it."""
+        every = chain.from_iterable(block.tensors for block in self.blocks)
+        return tuple({tensor.name: tensor for tensor in every}.values())

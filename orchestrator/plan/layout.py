@@ -4,7 +4,7 @@ Every formula of this package takes a Layout. Given plain numbers it yields one 
 arrays it prices a whole search at once. There is no second, faster copy of any formula.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,7 +14,14 @@ import numpy as np
 
 from orchestrator.catalog.chip import Chip
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Dimension, Matmul, Network, Tensor, Weight
+from orchestrator.network.description import (
+    Block,
+    Dimension,
+    Matmul,
+    Network,
+    Tensor,
+    Weight,
+)
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
@@ -78,6 +85,10 @@ class Layout:
     @property
     def gradient_bytes(self) -> int:
         return DTYPE_BYTES[self.precision.gradients]
+
+    def over_layers(self, of_block: Callable[[Block], Number]) -> Number:
+        """The sum over all layers of what one block has."""
+        return sum(layers * of_block(block) for block, layers in self.network.kinds)
 
     # --- how many devices split what
 
@@ -144,10 +155,14 @@ class Layout:
         together = np.maximum.reduce(missing) * self.total_elements(parallel)
         return np.where(self.ways("ff") > 1, together, alone)
 
-    @cached_property
-    def block_elements(self) -> Number:
+    def block_elements(self, block: Block) -> Number:
         """Matrix elements of a block on a device, gathered for use."""
-        return self.total_elements(self.network.block.matmuls)
+        return self.total_elements(block.matmuls)
+
+    @cached_property
+    def layer_elements(self) -> Number:
+        """The same for all layers."""
+        return self.over_layers(self.block_elements)
 
     @cached_property
     def table_elements(self) -> Number:
@@ -169,8 +184,7 @@ class Layout:
     def owned_elements(self) -> Number:
         """All parameters that a device stores; every device stores all norm scales."""
         tables = len(self.network.tables) * self.table_elements
-        matrices = self.model.layers * self.block_elements + tables
-        return matrices / self.ways(GATHERED) + self.network.norm_parameters
+        return (self.layer_elements + tables) / self.ways(GATHERED) + self.network.norm_parameters
 
     # --- what that takes in memory, where arrays are stored in tiles
 
@@ -194,16 +208,17 @@ class Layout:
         return elements_in_order([self.stored_size(one) for one in weight.dimensions], self.tile)
 
     @cached_property
-    def stored_block_elements(self) -> Number:
+    def stored_layer_elements(self) -> Number:
         """What a device's part of all blocks' matrices takes, in elements."""
-        matrices = sum(self.stored_elements(one.weight) for one in self.network.block.matmuls)
-        return self.model.layers * matrices
+        return self.over_layers(
+            lambda block: sum(self.stored_elements(one.weight) for one in block.matmuls)
+        )
 
     @cached_property
     def stored_parameter_elements(self) -> Number:
         """What all parameters of a device take, in elements; every device has all norm scales."""
         tables = sum(self.stored_elements(table) for table in self.network.tables)
-        return self.stored_block_elements + tables + self.network.norm_parameters
+        return self.stored_layer_elements + tables + self.network.norm_parameters
 
     def stored_tensor_elements(self, tensor: Tensor) -> Number:
         """What an activation of one layer and microbatch takes, in elements.
@@ -229,23 +244,28 @@ class Layout:
         heads = Dimension(COPIED, self.model.kv_heads)
         return self.size(heads) - heads.size / self.ways(COPIED)
 
-    @property
-    def copied_matmuls(self) -> tuple[Matmul, ...]:
-        """Matmuls whose weight is copied with its heads."""
-        return tuple(
-            matmul
-            for matmul in self.network.block.matmuls
-            if any(dimension.axis == COPIED for dimension in matmul.weight.dimensions)
-        )
-
     def elements_of_a_head(self, weight: Weight) -> Number:
         """Elements that belong to one head of a copied weight."""
         others = (dimension for dimension in weight.dimensions if dimension.axis != COPIED)
         return prod(self.size(dimension) for dimension in others)
 
     @cached_property
+    def layer_elements_of_a_head(self) -> Number:
+        """Those of all layers that belong to one copied head."""
+        return self.over_layers(
+            lambda block: sum(self.elements_of_a_head(one.weight) for one in copied_matmuls(block))
+        )
+
+    @cached_property
     def copied_elements(self) -> Number:
         """Stored elements that are copies of another device's."""
-        heads = self.model.layers * self.copied_heads
-        elements = sum(heads * self.elements_of_a_head(one.weight) for one in self.copied_matmuls)
-        return elements / self.ways(GATHERED)
+        return self.copied_heads * self.layer_elements_of_a_head / self.ways(GATHERED)
+
+
+def copied_matmuls(block: Block) -> tuple[Matmul, ...]:
+    """Matmuls whose weight is copied with its heads."""
+    return tuple(
+        matmul
+        for matmul in block.matmuls
+        if any(dimension.axis == COPIED for dimension in matmul.weight.dimensions)
+    )

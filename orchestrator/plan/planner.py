@@ -31,7 +31,7 @@ from orchestrator.types import codec
 from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
 from orchestrator.types.spec import Experiment, Spec
 
-SCHEMA = 3
+SCHEMA = 4
 
 UNDIGESTED = {
     "digest", "name", "trainer", "ledger_describes_trainer", "run_steps", "overrides", "warnings",

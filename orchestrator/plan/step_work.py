@@ -6,9 +6,11 @@ and sorts the collectives by what can hide them.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from orchestrator.network.description import Block
 from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, SHARED_OVER_DCN
 from orchestrator.plan.host import Transfers, transfers
 from orchestrator.plan.layout import Layout, Number
@@ -112,15 +114,21 @@ def hbm_rate(layout: Layout) -> float:
 
 def pass_bytes(layout: Layout) -> Number:
     """HBM traffic of operations between the matmuls, as if none were fused with another."""
-    model, block = layout.model, layout.network.block
+    touched = layout.over_layers(partial(touched_elements, layout))
+    logits = LOGITS_TOUCHES * LOGITS_BYTES * layout.size(layout.network.head.dimensions[0])
+    return layout.step_tokens * (layout.compute_bytes * touched + logits)
+
+
+def touched_elements(layout: Layout, block: Block) -> Number:
+    """Elements of a token that a block's operations between its matmuls read and write."""
     attention, mlp = block.attention, block.mlp
     query, key, _ = (matmul.output for matmul in attention.inputs)
     up = mlp.inputs[-1].output
-    stream = STREAM_TOUCHES * model.d_model / layout.devices_along(GROUPS["tensor"])
+    stream = STREAM_TOUCHES * layout.model.d_model / layout.devices_along(GROUPS["tensor"])
     hidden = (len(mlp.inputs) + 1) * layout.size(up.dimensions[0])
     heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
-    rotated = ROTATION_TOUCHES * model.head_dim * heads
-    touched = sum(
+    rotated = ROTATION_TOUCHES * layout.model.head_dim * heads
+    return sum(
         (FORWARD_AND_BACKWARD + layout.remat.share(repeated.name, "recompute")) * elements
         for elements, repeated in (
             (stream, attention.output.output),
@@ -128,8 +136,6 @@ def pass_bytes(layout: Layout) -> Number:
             (rotated, query),
         )
     )
-    logits = LOGITS_TOUCHES * LOGITS_BYTES * layout.size(layout.network.head.dimensions[0])
-    return layout.step_tokens * (layout.compute_bytes * model.layers * touched + logits)
 
 
 def reductions(layout: Layout) -> Number:

@@ -2,8 +2,8 @@
 
 import shlex
 
+from orchestrator.formatting import GIB, count, in_memory, percent, with_unit
 from orchestrator.network.rematerialization import text_of
-from orchestrator.render.formatting import GIB, count, in_memory, percent, with_unit
 from orchestrator.render.plan_screen import headline
 from orchestrator.render.screen_parts import (
     Part,

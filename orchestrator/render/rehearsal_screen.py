@@ -2,18 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from orchestrator.formatting import count, counted, off, percent, scaled, seconds, span, with_unit
 from orchestrator.journal.run_status import first_line
 from orchestrator.network.rematerialization import summary_of
-from orchestrator.render.formatting import (
-    count,
-    counted,
-    off,
-    percent,
-    scaled,
-    seconds,
-    span,
-    with_unit,
-)
 from orchestrator.render.screen_parts import (
     Command,
     Part,

@@ -31,7 +31,9 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     mesh = with_copies(mesh, plan.model.kv_heads)
     ways = plan.mesh[SEQUENCE]
     compute = DTYPES[plan.precision.compute]
-    runtime = Runtime(plan, attention(_platform(mesh), compute, plan.batch.length, ways))
+    kernel = partial(attention, _platform(mesh), compute, plan.batch.length, ways)
+    windows = {block.attention.window for block in decoder(plan.model).blocks}
+    runtime = Runtime(plan, {window: kernel(window) for window in windows})
     start = partial(_start, plan)
     state = _placed(mesh, jax.eval_shape(start, 0), _state_specs(plan))
     shape = (plan.batch.sequences, plan.batch.length)
