@@ -3,6 +3,8 @@
 Shared experts, which every token has besides, are one MLP as wide as all of them.
 """
 
+from math import ceil
+
 from orchestrator.network.description import MLP, Dimension, Matmul, Mixture, Tensor, Weight
 from orchestrator.network.mlp import INPUTS, kind_of
 from orchestrator.types.spec import MixtureOfExperts, Model
@@ -19,13 +21,28 @@ def is_mixture(model: Model, layer: int) -> bool:
     return (layer - moe.dense_layers) % moe.every == moe.every - 1
 
 
+def expert_rows(moe: MixtureOfExperts, length: int) -> int | None:
+    """The most rows of an expert for one sequence; None where none is dropped."""
+    if moe.capacity_factor is None:
+        return None
+    return min(ceil(moe.capacity_factor * length * moe.top_k / moe.experts), length)
+
+
+def rows_of_token(moe: MixtureOfExperts, length: int) -> float:
+    """Rows of all experts for each token, empty ones too."""
+    rows = expert_rows(moe, length)
+    return moe.top_k if rows is None else moe.experts * rows / length
+
+
 def expert_d_ff(model: Model, moe: MixtureOfExperts) -> int:
     """The hidden width of an expert."""
     return moe.d_ff or model.d_ff
 
 
-def mixture(model: Model, moe: MixtureOfExperts, stream: Tensor, residual_scale: float) -> Mixture:
+def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
     """The mixture of a layer. `residual_scale` shrinks the initial weights of its outputs."""
+    moe = model.moe
+    assert moe is not None
     width, share = expert_d_ff(model, moe), moe.top_k / moe.experts
     embed, ff = Dimension("embed", model.d_model), Dimension("ff", width)
     experts, choices = Dimension(EXPERTS, moe.experts), Dimension(CHOICES, moe.top_k)

@@ -37,13 +37,8 @@ class MixtureOfExperts:
         int, about("The number of experts that a token goes to.", 8, ge=1, le=100_000)
     ]
     d_ff: Annotated[
-        int | None,
-        about(
-            "The hidden width of an expert; that of the model's `d_ff` when left out.",
-            1536,
-            ge=1,
-            le=10_000_000,
-        ),
+        PositiveInteger | None,
+        about("The hidden width of an expert; that of the model's `d_ff` when left out.", 1536),
     ] = None
     shared_experts: Annotated[
         int, about("The number of further experts that every token goes to.", ge=0, le=1000)
