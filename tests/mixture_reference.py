@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from orchestrator.types.spec import MixtureOfExperts, Model
+from orchestrator.types.moe import MixtureOfExperts
+from orchestrator.types.spec import Model
 
 Tree = Any
 
@@ -42,7 +43,8 @@ def mlp(x: jax.Array, weights: Tree) -> jax.Array:
     up = x @ weights["up"]
     gate = weights.get("gate")
     inner = jax.nn.gelu(up) if gate is None else jax.nn.silu(x @ gate) * up
-    return inner @ weights["down"]
+    out: jax.Array = inner @ weights["down"]
+    return out
 
 
 def choices(moe: MixtureOfExperts, preference: jax.Array) -> jax.Array:

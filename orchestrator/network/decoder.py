@@ -39,7 +39,7 @@ def split_sizes(model: Model) -> list[tuple[str, str, int]]:
         return split
     if all(is_mixture(model, layer) for layer in range(model.layers)):
         split = [one for one in split if one[0] != "ff"]  # no layer has the model's own width
-    return [*split, ("ff", "moe.d_ff", model.moe.d_ff)]
+    return [*split, ("expert_ff", "moe.d_ff", model.moe.d_ff)]
 
 
 @cache

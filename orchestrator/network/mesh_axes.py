@@ -61,6 +61,8 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "kv_heads": ("tensor",),  # copied where `tensor` has more devices than there are kv heads
     "head_dim": (),
     "ff": ("tensor",),
+    "expert_ff": ("tensor",),
+    "shared_ff": ("tensor",),
     "vocab": ("tensor",),
 }
 GATHERED = "embed"

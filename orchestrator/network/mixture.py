@@ -7,7 +7,8 @@ from math import ceil
 
 from orchestrator.network.description import MLP, Dimension, Matmul, Mixture, Tensor, Weight
 from orchestrator.network.mlp import INPUTS, kind_of
-from orchestrator.types.spec import MixtureOfExperts, Model
+from orchestrator.types.moe import MixtureOfExperts
+from orchestrator.types.spec import Model
 
 CHOICES = "choices"  # logical axis of the experts that a token goes to
 EXPERTS = "experts"
@@ -44,7 +45,7 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
     moe = model.moe
     assert moe is not None
     width, share = expert_d_ff(model, moe), moe.top_k / moe.experts
-    embed, ff = Dimension("embed", model.d_model), Dimension("ff", width)
+    embed, ff = Dimension("embed", model.d_model), Dimension("expert_ff", width)
     experts, choices = Dimension(EXPERTS, moe.experts), Dimension(CHOICES, moe.top_k)
     deviation, kind = residual_scale * width**-0.5, kind_of(model)
     router = Matmul(
@@ -81,7 +82,7 @@ def shared_experts(
     if not moe.shared_experts:
         return None
     width = moe.shared_experts * expert_d_ff(model, moe)
-    embed, ff = Dimension("embed", model.d_model), Dimension("ff", width)
+    embed, ff = Dimension("embed", model.d_model), Dimension("shared_ff", width)
     deviation, kind = residual_scale * width**-0.5, kind_of(model)
     return MLP(
         norm=Weight("mlp_norm", stream.dimensions, None, "post_attention_layernorm"),

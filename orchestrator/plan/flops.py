@@ -70,8 +70,8 @@ def model_flops_per_step(model: Model, batch: PlannedBatch) -> float:
 
 
 def simple_flops_per_token(model: Model) -> float:
-    """The rule of thumb 6 P: every parameter counts, attention does not."""
-    return 6.0 * parameters(model)
+    """The rule of thumb 6 P: every parameter that a token uses counts, attention does not."""
+    return 6.0 * active_parameters(model)
 
 
 def mfu(flops_per_step: float, step_s: float, devices: int, peak_flops_per_s: float) -> float:

@@ -19,6 +19,7 @@ from orchestrator.types.spec_fields import Treatment
 
 FP32_BYTES = 4
 ACCUMULATION_BYTES = FP32_BYTES  # gradients add up in fp32, whatever travels
+# Rows of experts that are alive at once: those sent, those that come back, and their gradients.
 ROUTED_STAGES = 3
 
 
@@ -235,8 +236,16 @@ def routed_lines(layout: Layout, block: Block) -> list[LedgerLine]:
     """Rows of a mixture's experts: sent and come back, with the gradients of both."""
     if not isinstance(block.mlp, Mixture):
         return []
-    return [line("routed_rows", "rows of experts", "stages x rows x stream",
-                 stages=ROUTED_STAGES, rows=layout.rows_of_token, stream=stream_bytes(layout))]  # fmt: skip
+    return [
+        line(
+            "routed_rows",
+            "rows of experts",
+            "stages x rows x stream",
+            stages=ROUTED_STAGES,
+            rows=layout.rows_of_token,
+            stream=stream_bytes(layout),
+        )
+    ]
 
 
 def split_ways(layout: Layout) -> Number:

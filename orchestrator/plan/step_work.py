@@ -30,7 +30,7 @@ FORWARD_AND_BACKWARD = 3  # passes over activations; one more where the policy r
 # Elements read and written in one pass: two norms and two residual additions over the stream, and
 # the rotation of queries and keys. The MLP's activation reads its inputs and writes one result.
 STREAM_TOUCHES, ROTATION_TOUCHES = 10, 2
-# Of each row of an expert: read and written on its way there, on its way back, and read for the sum.
+# A row of an expert is read and written on its way there and on its way back, and read for the sum.
 ROUTED_TOUCHES = 5
 # fp32 logits: written; read for the largest and for the sum; read and written as their gradient;
 # read for both matmuls of the backward pass.

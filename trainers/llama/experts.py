@@ -97,9 +97,7 @@ def take(x: jax.Array, places: jax.Array, uses: jax.Array) -> jax.Array:
     return x.at[places].get(mode="fill", fill_value=0)
 
 
-def _take_forward(
-    x: jax.Array, places: jax.Array, uses: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _take_forward(x: jax.Array, places: jax.Array, uses: jax.Array) -> tuple[jax.Array, jax.Array]:
     return take(x, places, uses), uses
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from orchestrator.types.spec import MixtureOfExperts
+from orchestrator.types.moe import MixtureOfExperts
 from trainers.llama.axes import SEQUENCE, TENSOR
 from trainers.llama.collectives import all_reduce
 
@@ -87,9 +87,7 @@ def excess_in_backward(bias: jax.Array, load: jax.Array) -> jax.Array:
     return jnp.float32(0)
 
 
-def _excess_backward(
-    load: jax.Array, gradient: jax.Array
-) -> tuple[jax.Array, None]:
+def _excess_backward(load: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None]:
     return gradient * (load - load.mean()), None
 
 
