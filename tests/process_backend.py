@@ -30,6 +30,7 @@ from orchestrator.launch.backend import (
     WorkerArgs,
 )
 from orchestrator.plan import rehearsal
+from orchestrator.ports import free_port
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 
@@ -134,7 +135,10 @@ class ProcessAttempt:
             "tests.process_backend",
             codec.to_json(self._spec).decode(),
         ]
-        for rank, name in enumerate(name for name in slices for _ in range(hosts)):
+        ranks = [name for name in slices for _ in range(hosts)]
+        if len(ranks) > 1:  # JAX joins them here; a worker without JAX needs no such thing
+            devices |= {"COORDINATOR": f"127.0.0.1:{free_port()}", "PROCESSES": str(len(ranks))}
+        for rank, name in enumerate(ranks):
             process = subprocess.Popen(
                 [*command, codec.to_json(args).decode(), str(rank)],
                 cwd=ROOT,
