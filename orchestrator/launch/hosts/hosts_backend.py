@@ -28,7 +28,7 @@ from orchestrator.types.plan import Plan
 
 POLL_S = 0.1
 END_LIMIT_S = 10.0
-ANSWER_LIMIT_S = 60.0
+ANSWER_LIMIT_S = 600.0  # nodes of a cluster may still be starting
 DRIVER = "orchestrator.launch.hosts.driver"
 
 
