@@ -47,11 +47,7 @@ class Infeasible(SpecError):
         return infeasible_text(self.refusal)
 
     @property
-    def value(self) -> Refusal:
-        return self.refusal
-
-    @property
-    def why(self) -> str:
+    def message(self) -> str:
         """The text without suggestions."""
         return infeasible_text(Refusal(reasons=self.reasons, suggestions=()))
 
