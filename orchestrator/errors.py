@@ -102,6 +102,13 @@ class JournalUnreadable(OrchError):
     """A folder has no readable journal, or that of a newer orch."""
 
 
+class JournalDamaged(JournalUnreadable):
+    """A file of a run is missing, or is not what was written."""
+
+    def __init__(self, what: str, key: str) -> None:
+        super().__init__(f"{what}\nNext: orch doctor {key}")
+
+
 class ForeignRun(OrchError):
     """A run belongs to another user: nothing is sent for it, and no credential used."""
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from orchestrator.calibrate import StoredProfile
+    from orchestrator.export import ManifestKind
     from orchestrator.lifecycle.progress import Progress
     from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.explanation import Explanation
@@ -133,6 +134,17 @@ def known_proof(plan: "Plan") -> "ProofResult | None":
     from orchestrator.prove.verdict import cached
 
     return cached(plan)
+
+
+def export(
+    kind: "ManifestKind", spec: SpecSource, overrides: Sequence[str] = ()
+) -> "list[dict[str, Any]]":
+    """The Kubernetes objects that run the plan of a spec, in the order of their creation."""
+    from orchestrator.export import manifests
+    from orchestrator.spec.spec_text import spec_text
+
+    loaded = _loaded(spec, overrides)
+    return manifests(kind, loaded, plan(loaded), spec_text(loaded))
 
 
 def score(

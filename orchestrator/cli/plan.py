@@ -12,6 +12,7 @@ from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.next_commands import spec_command
 
 if TYPE_CHECKING:
+    from orchestrator.export import ManifestKind
     from orchestrator.types.plan import Plan
 
 INFEASIBLE, NO_FIT = 2, 3
@@ -268,4 +269,26 @@ def score(
     show(found, lambda: score_screen(found, following), as_json=as_json)
 
 
-COMMANDS = (init, schema, plan, explain, prove, score)
+@click.command()
+@click.argument("kind", type=click.Choice(["ray", "rayjob"]))
+@SPEC
+@SET
+@interruptible("planning")
+def export(kind: "ManifestKind", spec: Path, overrides: tuple[str, ...]) -> None:
+    """Print the plan of SPEC as a Kubernetes manifest.
+
+    `ray` is a RayCluster of the plan's slices of GKE, for `orch submit --address`. `rayjob` is a
+    RayJob, which makes such a cluster, submits SPEC on it and takes it down. The image, the
+    storage's claim, the queue and more are under cluster.kubernetes of SPEC.
+
+    \b
+    Example:
+      orch export ray specs/llama3_70b_4pod.yaml > cluster.yaml
+      orch export rayjob my-run.yaml --set cluster.kubernetes.queue=tpus | kubectl apply -f -
+    """
+    from orchestrator.spec.spec_text import yaml_text
+
+    echo(yaml_text(orch.export(kind, spec, overrides)), nl=False)
+
+
+COMMANDS = (init, schema, plan, explain, prove, score, export)

@@ -55,16 +55,20 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "length": ("sequence",),
     "residual_length": ("sequence", "tensor"),  # positions of the stream between matmuls
     "residual": (),  # d_model of the stream, and of norm scales
+    "choices": (),  # experts of one token
     # weights
     "layers": (),
     # d_model of matrices: stored split, gathered for use. Each device first gets its own part from
     # the other slices, so these parts are neighbours: `fsdp_dcn` is innermost.
     "embed": ("fsdp", "sequence", "fsdp_dcn"),
+    "experts": (),
     # both
     "heads": ("tensor",),
     "kv_heads": ("tensor",),  # copied where `tensor` has more devices than there are kv heads
     "head_dim": (),
     "ff": ("tensor",),
+    "expert_ff": ("tensor",),
+    "shared_ff": ("tensor",),
     "vocab": ("tensor",),
 }
 GATHERED = "embed"
