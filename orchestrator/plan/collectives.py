@@ -148,7 +148,7 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
             (layout.total_elements(matmuls), layers * passes)
             for block, layers in layout.network.kinds
             for part in block.sublayers
-            for matmuls in (part.inputs, (part.output,))
+            for matmuls in part.parallel
         ),
         layout.network.layers * passes,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.network.decoder import MODEL_KEYS
+from orchestrator.network.decoder import split_sizes
 from orchestrator.network.mesh_axes import (
     COPIED,
     ICI_AXES,
@@ -49,13 +49,15 @@ def model_rules(model: Model, length: int) -> list[Rule]:
 
     The vocabulary has none: it is padded.
     """
-    dimensions = {axis: getattr(model, key) for axis, key in MODEL_KEYS.items() if axis != PADDED}
-    return [*(dimension_rule(*pair) for pair in dimensions.items()), length_rule(length)]
+    rules = [
+        dimension_rule(axis, key, size) for axis, key, size in split_sizes(model) if axis != PADDED
+    ]
+    return [*rules, length_rule(length)]
 
 
-def dimension_rule(axis: str, total: int) -> Rule:
+def dimension_rule(axis: str, name: str, total: int) -> Rule:
     """A dimension divides evenly; copied heads may also be fewer than the devices."""
-    name, axes = MODEL_KEYS[axis], " x ".join(LOGICAL_AXES[axis])
+    axes = " x ".join(LOGICAL_AXES[axis])
 
     def divides(sizes: Sizes) -> Bools:
         return np.asarray(total % split(sizes, axis) == 0)

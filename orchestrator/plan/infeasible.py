@@ -9,7 +9,7 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip
 from orchestrator.errors import SpecError
-from orchestrator.network.decoder import MODEL_KEYS
+from orchestrator.network.decoder import split_sizes
 from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED
 from orchestrator.plan.feasibility import (
     batch_range,
@@ -152,14 +152,13 @@ def batch_not_divisible(request: SearchRequest, meshes: Ints) -> tuple[Reason, .
 def slice_factors(request: SearchRequest) -> Reason:
     """The devices of a slice, and the sizes that they have to divide."""
     model, batch = request.experiment.model, request.experiment.batch
-    keys = [key for axis, key in MODEL_KEYS.items() if axis not in (COPIED, PADDED)]
-    sizes = {key: getattr(model, key) for key in keys}
+    divided = {key: size for axis, key, size in split_sizes(model) if axis not in (COPIED, PADDED)}
     return reason(
         "slice_factors",
         pods=request.pods,
         topology=str(request.topology),
         devices=request.torus.devices,
-        **sizes,
+        **divided,
         length=batch.length,
         sequences=batch.sequences,
     )

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
 from orchestrator.types.plan import Plan
@@ -28,6 +29,8 @@ ONCE = {"xla_backend_optimization_level": "0"}
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     """The program of a plan on a mesh."""
+    if plan.model.moe is not None:
+        raise SpecError("experiment.model.moe: trainer llama trains no mixtures of experts")
     mesh = with_copies(mesh, plan.model.kv_heads)
     ways = plan.mesh[SEQUENCE]
     compute = DTYPES[plan.precision.compute]
