@@ -70,16 +70,22 @@ def rows_of(moe: MixtureOfExperts, routing: Routing, length: int) -> Rows:
 
 
 def experts_part(
-    gather: Gather, kind: Mixture, layer: Parameters, rows: Rows, sent: jax.Array
+    gather: Gather,
+    kind: Mixture,
+    layer: Parameters,
+    rows: Rows,
+    sent: jax.Array,
+    weights: jax.Array,
 ) -> jax.Array:
-    """What experts do with rows [rows, D]."""
+    """What experts do with rows [rows, D], which count by their weights [rows, 1]."""
     product = multiply(rows.sizes, layer["router"].shape[-1])
     names = [matmul.weight.name for matmul in kind.inputs]
     products = [
         product(sent, one) for one in gathered_side_by_side(gather, layer, names)
     ]  # [rows, F/Y]
     down = gather(layer[kind.output.weight.name], 2)
-    return product(activate(kind.kind, products), down)
+    hidden = activate(kind.kind, products) * weights
+    return product(hidden.astype(sent.dtype), down)
 
 
 def gathered_side_by_side(gather: Gather, layer: Parameters, names: list[str]) -> list[jax.Array]:
