@@ -15,6 +15,7 @@ ReasonCode = Literal[
     "slice_factors",
     "batch_not_divisible",
     "dimension_not_divisible",
+    "sequences_not_whole",
     "requested_mesh",
     "mesh_size",
     "pods_not_divisible",
