@@ -149,7 +149,7 @@ def test_a_new_driver_of_the_run_takes_the_hosts_from_a_driver_that_stalls(
             args = WorkerArgs(run=path, attempt=number, plan_digest=plan.digest, heartbeat_s=0.25)
             attempt.start(args, ("slice-0", "slice-1"))
             within(lambda: all(one.run for one in Meeting(meeting).hosts()))
-            first.writer.end_attempt("lost")
+            first.writer.end_attempt("failure")
         ended = old.next_event(5.0)
         assert ended is not None
         assert ended.error == "another driver has taken the hosts"
