@@ -40,9 +40,13 @@ POLL_S = 0.02
 
 @dataclass
 class ProcessBackend:
-    """Runs attempts as processes of this machine. `lost` slices are gone for good."""
+    """Runs attempts as processes of this machine. `lost` slices are gone for good.
+
+    The first attempts end with `refusals` before they begin.
+    """
 
     lost: set[str] = field(default_factory=set)
+    refusals: list[AttemptEvent] = field(default_factory=list)
 
     @contextmanager
     def emulate(self, plan: Plan, command: str) -> Iterator["ProcessCluster"]:
@@ -60,7 +64,7 @@ class ProcessBackend:
 
     def attempt(self, spec: AttemptSpec) -> "ProcessAttempt":
         """Prepare an attempt."""
-        return ProcessAttempt(spec, self.lost)
+        return ProcessAttempt(spec, self.lost, self.refusals.pop(0) if self.refusals else None)
 
 
 @dataclass
@@ -83,8 +87,8 @@ class ProcessCluster:
 class ProcessAttempt:
     """The processes of one attempt, rank by rank."""
 
-    def __init__(self, spec: AttemptSpec, lost: set[str]) -> None:
-        self._spec, self._lost, self._shown = spec, lost, False
+    def __init__(self, spec: AttemptSpec, lost: set[str], refusal: AttemptEvent | None) -> None:
+        self._spec, self._lost, self._refusal, self._shown = spec, lost, refusal, False
         self._workers: list[tuple[str, subprocess.Popen[bytes]]] = []
         journal = Journal(Path(spec.run))
         self._plan = journal.plan(journal.state().submitted.submission.plan_digest)
@@ -104,6 +108,8 @@ class ProcessAttempt:
 
     def next_event(self, timeout_s: float) -> AttemptEvent | None:
         """The slices once, later the end of the workers."""
+        if self._refusal:
+            return self._refusal
         if not self._shown:
             self._shown = True
             return AttemptEvent(slices=self.slices())
