@@ -50,7 +50,7 @@ def test_every_function_is_in_the_package_and_on_the_page() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     for name in orch.__all__:
         assert getattr(orch, name) is getattr(api, name)
-        assert f"`{name}(" in page or name in ("is_study", "OrchError")
+        assert f"`{name}(" in page or name in ("is_study", "OrchError", "SubmitOptions")
     orch.plan(TINY)
     assert callable(orch.plan)
     assert (
@@ -106,8 +106,9 @@ def test_runs_are_looked_at_and_removed(orch: RunOrch, tmp_path: Path) -> None:
 
 def test_nothing_that_takes_chips_runs_unconfirmed(tmp_path: Path) -> None:
     """Without `confirm` no cluster is contacted."""
+    options = api.SubmitOptions(address="127.0.0.1:1", prove=False)
     with pytest.raises(SpecError, match="needs --yes where nobody can be asked"):
-        api.submit(TINY, [f"run.storage={tmp_path}"], address="127.0.0.1:1", prove=False)
+        api.submit(TINY, [f"run.storage={tmp_path}"], options)
     assert list(tmp_path.iterdir()) == []
 
 

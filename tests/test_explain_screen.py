@@ -9,9 +9,10 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.catalog.published_figures import figures
-from orchestrator.explain import explain, wording
+from orchestrator.explain import explain
 from orchestrator.explain.assemble import likely
 from orchestrator.explain.formula import evaluate
+from orchestrator.formatting import lasting, span
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import explain_screen
@@ -82,13 +83,13 @@ def test_the_answer_has_the_days_that_the_plan_shows() -> None:
     assert days.low is not None
     assert days.high is not None
     assert days.expected is not None
-    between = wording.lasting_between(days.low, days.high)
+    between = span(lasting(days.low), lasting(days.high))
     sheet = explanation_of("70b-four-pods")
     assert sheet.summary.endswith(f"planned {between}.")
     said = {difference.about: difference.planned for difference in sheet.differences}
-    assert f"{wording.lasting(days.expected)} expected" in said["days"]
-    untold = replace(days, low=None, high=None)
-    assert likely(untold) == f"at least {wording.lasting(days.lower)}"
+    assert f"{lasting(days.expected)} expected" in said["days"]
+    without = replace(days, low=None, high=None)
+    assert likely(without) == f"at least {lasting(days.lower)}"
 
 
 def test_what_the_book_leaves_out_is_said() -> None:
@@ -158,16 +159,6 @@ def test_every_constant_names_the_runs_behind_it() -> None:
 
 
 # --- the sheet
-
-
-@pytest.mark.parametrize(
-    ("days", "said"),
-    [(1752.2, "1,752 days"), (44.68, "44.7 days"), (0.5, "12.0 hours"), (0.02, "28.8 minutes"),
-     (1e-7, "0.0086 s")],
-)  # fmt: skip
-def test_a_duration_takes_the_unit_that_says_something(days: float, said: str) -> None:
-    """A rehearsal takes no 0.0 days."""
-    assert wording.lasting(days) == said
 
 
 @pytest.mark.parametrize("key", REQUESTS)

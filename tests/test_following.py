@@ -12,18 +12,19 @@ from orchestrator import journal, tracking
 from orchestrator.cli import display
 from orchestrator.cli.display import Display
 from orchestrator.errors import OrchError
-from orchestrator.journal import StepLog
+from orchestrator.journal import StepLog, liveness
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
 from orchestrator.lifecycle import cluster, follow, recording, rehearse, resume
 from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.rehearse import RehearsalFollower
-from orchestrator.lifecycle.requests import Provenance, SubmitOptions
+from orchestrator.lifecycle.requests import Caller, Provenance
 from orchestrator.render import rehearsal_screen as render
 from orchestrator.render import status_line
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import FollowStarted, StopSent, TaskEnded, Tracked
-from tests.journals import reason, run_request, step, tiny_plan, tiny_spec, write_steps
+from orchestrator.types.submit_options import SubmitOptions
+from tests.journals import Clock, reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
 
 @dataclass
@@ -258,6 +259,25 @@ def test_the_first_ctrl_c_waits_for_no_checkpoint_where_nothing_is_to_be_saved(
     )
 
 
+def test_a_rehearsal_ends_when_its_driver_is_gone_and_the_cluster_does_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dashboard that hangs holds nobody; one that answers has a minute for it."""
+    clock = Clock(now_s=0.0)
+    monkeypatch.setattr("orchestrator.lifecycle.rehearse.time.monotonic", clock)
+    writer = journal.create_run(tmp_path, run_request(rehearsal=True))
+    rehearsed = RehearsalFollower(
+        writer.journal, cast(LocalCluster, None), [], nodes=1, progress=lambda _: None
+    )
+    journal.claim_run(writer.journal)
+    assert rehearsed.gone(writer.run(), driven=True) is None
+    monkeypatch.setattr(liveness, "is_gone", lambda _: True)
+    for clock.now_s in (1.0, 89.0):
+        assert rehearsed.gone(writer.run(), driven=True) is None
+    clock.now_s = 92.0
+    assert "is gone" in (rehearsed.gone(writer.run(), driven=True) or "")
+
+
 @pytest.mark.parametrize(("pressed", "exit_code"), [(True, 130), (False, 1)])
 def test_a_resumed_rehearsal_that_never_began_says_whether_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pressed: bool, exit_code: int
@@ -275,5 +295,5 @@ def test_a_resumed_rehearsal_that_never_began_says_whether_it_was_stopped(
         recording, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="mlflow.db")
     )
     with pytest.raises(OrchError, match="why it never began") as end:
-        resume.resume(writer.journal, tmp_path, None, SubmitOptions())
+        resume.resume(writer.journal, tmp_path, None, SubmitOptions(), Caller())
     assert end.value.exit_code == exit_code

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from math import prod
 from typing import Any
 
@@ -19,14 +19,16 @@ from orchestrator.network.mesh_axes import (
     MESH_AXES,
     SHARED_OVER_DCN,
 )
+from orchestrator.network.pattern import patterns
 from orchestrator.network.rematerialization import POLICIES, policy, remat_of, text_of
 from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.collectives import Exchange, exchanges
 from orchestrator.plan.policy_arrays import all_policies
+from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import MeshRequest, Model, Precision, TensorTreatments
 from tests.census import count_collectives
-from tests.trainer_plans import plan_of
+from tests.trainer_plans import TINY, plan_of
 from trainers.contract import load
 from trainers.mesh import abstract_mesh_of
 
@@ -42,14 +44,44 @@ def model_of(**changes: Any) -> Model:
 def test_parameters_are_the_sum_of_the_weights(changes: dict[str, Any]) -> None:
     """Blocks count once for each layer, a tied table once."""
     network = decoder(model_of(**changes))
-    blocks = network.layers * sum(weight.elements for weight in network.block.weights)
+    blocks = network.layers * sum(weight.elements for weight in network.blocks[0].weights)
     ends = sum(weight.elements for weight in (*network.tables, network.norm))
     assert network.parameters == blocks + ends
 
 
+PATTERNS: dict[str, list[tuple[int, int, int]]] = {
+    "a": [(0, 1, 1)],
+    "aaaa": [(0, 1, 4)],
+    "abab": [(0, 2, 2)],
+    "ababa": [(0, 2, 2), (4, 1, 1)],
+    "aaabaaabaa": [(0, 4, 2), (8, 1, 2)],
+    "aaabbbbb": [(0, 1, 3), (3, 1, 5)],
+    "abcbcbc": [(0, 1, 1), (1, 2, 3)],
+    "abc": [(0, 1, 1), (1, 1, 1), (2, 1, 1)],
+}
+
+
+@pytest.mark.parametrize("row", PATTERNS)
+def test_layers_are_repeated_patterns(row: str) -> None:
+    """Each pattern goes as far as it can, with the fewest layers in it."""
+    assert [(one.first, one.length, one.repeats) for one in patterns(row)] == PATTERNS[row]
+
+
+def test_stacks_hold_every_layer_once() -> None:
+    """In the pattern that the model says, and under names of their own."""
+    model = model_of(layers=8, window=16, window_pattern="LLG")
+    network = decoder(model)
+    kinds = {layer: stack.block.kind for stack in network.stacks for layer in stack.layers}
+    assert [kinds[layer] for layer in range(8)] == ["local", "local", "global"] * 2 + ["local"] * 2
+    assert [segment.repeats for segment in network.segments] == [2, 2]
+    assert [stack.name for stack in network.stacks] == [f"layers_{i}" for i in range(4)]
+    assert dict(network.kinds) == dict(zip(network.blocks, (6, 2), strict=True))
+    assert [stack.name for stack in decoder(model_of()).stacks] == ["layers"]
+
+
 def test_every_logical_axis_of_the_network_is_in_the_table() -> None:
     """So is every key of a model that a mesh has to divide."""
-    block = decoder(model_of()).block
+    [block] = decoder(model_of()).blocks
     axes = {dimension.axis for weight in block.weights for dimension in weight.dimensions}
     axes |= {dimension.axis for tensor in block.tensors for dimension in tensor.dimensions}
     assert axes <= LOGICAL_AXES.keys()
@@ -84,7 +116,7 @@ def test_mesh_axes_exchange_what_they_declare() -> None:
 @pytest.mark.parametrize("gated", [True, False])
 def test_policies_name_the_tensors_of_the_block(gated: bool) -> None:
     """`none` keeps them all; no policy names another, and none recomputes the block's input."""
-    tensors = {tensor.name for tensor in decoder(model_of(gated=gated)).block.tensors}
+    tensors = {tensor.name for tensor in decoder(model_of(gated=gated)).tensors}
     known = {BLOCK_INPUT, *attention.TENSORS, *mlp.TENSORS}
     assert tensors <= POLICIES["none"].keep
     for one in POLICIES.values():
@@ -95,7 +127,7 @@ def test_policies_name_the_tensors_of_the_block(gated: bool) -> None:
 
 def test_a_policy_is_a_name_or_a_mapping_of_all_tensors() -> None:
     """A mapping that is a named policy has its name; every other is written tensor by tensor."""
-    tensors = [tensor.name for tensor in decoder(model_of()).block.tensors]
+    tensors = [tensor.name for tensor in decoder(model_of()).tensors]
     assert sorted(tensors) == sorted(asdict(TensorTreatments()))
     for name, one in POLICIES.items():
         assert remat_of(one) == name
@@ -125,7 +157,7 @@ def test_a_ring_repeats_parallel_matmuls_as_one() -> None:
     for tensor, repeated in ((1, 64 * 96), (4, 2 * 64 * 96 / 4)):
         plan = plan_of(model_of(), tensor=tensor, remat=TensorTreatments(up="offload"))
         layout = layout_of(plan, catalog.chip(plan.chip))
-        assert layout.repeated_elements(layout.network.block.mlp.inputs) == repeated
+        assert layout.repeated_elements(layout.network.blocks[0].mlp.inputs) == repeated
 
 
 def test_weights_have_the_names_of_published_checkpoints() -> None:
@@ -153,6 +185,11 @@ SHAPES: list[dict[str, Any]] = [
     {"fsdp": 4, "tensor": 4, "remat": "keep_mlp"},
     {"fsdp_dcn": 2, "fsdp": 2, "tensor": 2},
 ]
+MIXTURES: list[dict[str, Any]] = [
+    {},
+    {"capacity_factor": 1.25},
+    {"shared_experts": 1, "dense_layers": 1},
+]
 BF16 = Precision(parameters="fp32", compute="bf16", gradients="bf16", optimizer="fp32")
 # What a device sends in a call, of the bytes that it puts in, over so many ways.
 SENT: dict[str, Callable[[int], float]] = {
@@ -166,7 +203,18 @@ SENT: dict[str, Callable[[int], float]] = {
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_byte_of_the_traced_step_is_in_the_ledger(shape: dict[str, Any]) -> None:
     """Over each group of axes; what the ledger leaves out are a few numbers in fp32."""
-    plan = plan_of(precision=BF16, **shape)
+    check_bytes(plan_of(precision=BF16, **shape))
+
+
+@pytest.mark.parametrize("changes", MIXTURES, ids=str)
+def test_every_byte_of_a_mixture_is_in_the_ledger(changes: dict[str, Any]) -> None:
+    """Weights of all experts, and the gradients of routers over `tensor`."""
+    moe = MixtureOfExperts(**{"experts": 8, "top_k": 2, "d_ff": 64} | changes)
+    for shape in (SHAPES[0], SHAPES[4]):
+        check_bytes(plan_of(replace(TINY, moe=moe), precision=BF16, **shape))
+
+
+def check_bytes(plan: Plan) -> None:
     layout = layout_of(plan, catalog.chip(plan.chip))
     counted: defaultdict[tuple[str, ...], float] = defaultdict(float)
     ways: dict[tuple[str, ...], int] = {}

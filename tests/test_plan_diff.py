@@ -6,10 +6,10 @@ from math import isclose
 
 import pytest
 
+from orchestrator.formatting import signed_points
 from orchestrator.plan.plan_diff import diff_plans
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import plan_diff_screen as render
-from orchestrator.render.formatting import signed_points
 from orchestrator.types.plan_diff import PlanDiff
 from orchestrator.types.spec import Spec, TensorTreatments
 from tests.conftest import RunOrch

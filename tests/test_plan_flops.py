@@ -1,10 +1,16 @@
 """Parameters, model FLOPs and MFU, against the figures of "How To Scale Your Model", Part 6."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from orchestrator import catalog
 from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
+from orchestrator.plan.calibrated import layout_of
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
+from tests.trainer_plans import plan_of
 
 
 @pytest.mark.parametrize(
@@ -24,7 +30,7 @@ def test_the_book_counts_70b_the_same_way() -> None:
     """FFW 56.3e9, attention 12e9, vocabulary 2.1e9, and 4.2e11 FLOPs a token."""
     model = catalog.model("llama3-70b")
     network = decoder(model)
-    block = network.block
+    [block] = network.blocks
     assert network.layers * block.mlp.matrix_elements == pytest.approx(56.3e9, rel=1e-2)
     assert network.layers * block.attention.matrix_elements == pytest.approx(12e9, rel=1e-2)
     assert network.table_parameters == pytest.approx(2.1e9, rel=1e-2)
@@ -37,7 +43,7 @@ def test_a_tied_model_has_one_table_and_unembeds_all_the_same() -> None:
     assert model.tied
     network = decoder(model)
     assert network.table_parameters == model.d_model * model.vocab
-    layers = model.layers * network.block.matrix_elements
+    layers = model.layers * network.blocks[0].matrix_elements
     assert network.matmul_parameters == layers + model.d_model * model.vocab
 
 
@@ -48,6 +54,31 @@ def test_mfu_counts_causal_attention_once() -> None:
     matmuls = 6 * decoder(model).matmul_parameters
     assert counted - matmuls == 6 * model.layers * model.heads * model.head_dim * 8192
     assert counted / matmuls == pytest.approx(1.143, abs=1e-3)
+
+
+@pytest.mark.parametrize("window", [1, 3, 100, 1024, 2047, 2048, 5000])
+def test_windows_count_what_queries_see(window: int) -> None:
+    """Counted pair by pair; the kernel's blocks likewise. A query sees half of its own position."""
+    length, size = 2048, ATTENTION_BLOCK
+    query, key = np.indices((length, length))
+    seen = (key <= query) & (query - key < window)
+    pairs = seen.sum() / length
+    assert flops.seen_positions(length, window) == pytest.approx(pairs, abs=0.5)
+    model = replace(catalog.model("llama3-8b"), window=window)
+    blocks = seen.reshape(length // size, size, length // size, size).any(axis=(1, 3))
+    plan = plan_of(replace(model, layers=1), length=length)
+    layout = layout_of(plan, catalog.chip(plan.chip))
+    [block] = layout.network.blocks
+    computed = flops.computed_positions(layout, block.attention)
+    assert computed == blocks.sum() * size * size / length
+
+
+def test_a_pattern_counts_each_kind_of_layer() -> None:
+    """Five layers with a window and one without: attention of five windows and one half square."""
+    model = replace(catalog.model("llama3-8b"), layers=6, window=512, window_pattern="LLLLLG")
+    width = model.heads * model.head_dim
+    seen = 5 * (512 - 512 * 512 / (2 * 8192)) + 8192 / 2
+    assert flops.attention_flops_per_token(model, 8192) == 4 * seen * width
 
 
 def test_mfu_of_a_published_run() -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import formatting
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render import formatting, rehearsal_screen, study_screen
+from orchestrator.render import rehearsal_screen, study_screen
 from orchestrator.render.plan_screen import plan_screen
 from orchestrator.render.score_screen import score_screen
 from orchestrator.render.screen_parts import (
@@ -61,7 +62,8 @@ def four_pods() -> list[Plan]:
         (formatting.with_unit(0, "B"), "0 B"),
         (formatting.in_memory(393_216), "0.38 MiB"),
         (formatting.in_memory(102.8 * formatting.GIB), "102.80 GiB"),
-        (formatting.lasting(15145.7), "15,145.7 days"),
+        (formatting.lasting(15145.7), "15,146 days"),
+        (formatting.lasting(44.68), "44.7 days"),
         (formatting.lasting(0.8), "19.2 hours"),
         (formatting.lasting(5.1e-7), "44.1 ms"),
         (formatting.elapsed(185), "3 min 5 s"),
@@ -154,13 +156,13 @@ def too_wide(text: str) -> list[str]:
 
 
 def test_a_plan_is_one_screen(golden: HoldGolden, four_pods: list[Plan]) -> None:
-    """Within 80 columns and 70 lines; the last two are the verdict and the next command."""
-    shown = plan_screen(four_pods[0], "orch explain spec.yaml")
+    """Within 80 columns and 70 lines; the last three are the verdict and the next command."""
+    shown = plan_screen(replace(four_pods[0], run_steps=1000), "orch explain spec.yaml")
     golden("plan_70b_4pod.txt", shown)
     lines = shown.splitlines()
     assert too_wide(shown) == []
     assert len(lines) <= 70
-    assert lines[-2].startswith("Plan: fits, bound by ")
+    assert lines[-3].startswith("Plan: fits, bound by ")
     assert lines[-1] == "Next: orch explain spec.yaml"
 
 
@@ -196,7 +198,9 @@ def test_a_run_that_ends_early_has_a_price_of_its_own() -> None:
     assert cost.high
     shown = " ".join(plan_screen(limited, None).split())
     assert "run.steps ends the run after 1,000 of" in shown
-    assert formatting.dollars(cost.high * share) in shown
+    closing = shown.rpartition("Plan: ")[2]
+    assert formatting.dollars(cost.high * share) in closing
+    assert formatting.lasting(days.low * share).split()[0] in closing
     assert "run.steps" not in plan_screen(make_plan(spec), None)
     longer = make_plan(replace(spec, run=replace(spec.run, steps=10**9)))
     assert "run.steps" not in plan_screen(longer, None)

@@ -8,8 +8,9 @@ from statistics import median
 
 import pytest
 
-from orchestrator.render.formatting import off
+from orchestrator.formatting import off
 from orchestrator.render.page.run_charts import measured_bar
+from orchestrator.render.report_text import CAUSES
 from orchestrator.report import compare_run, make_report
 from orchestrator.report.measurement import spread
 from orchestrator.types.report import Goodput
@@ -250,6 +251,8 @@ def test_orch_compare_prints_a_table_or_json(orch: RunOrch, tmp_path: Path) -> N
     expected_s = PLAN.forecast.step_s.expected or 0.0
     assert float(rows[0][-2].replace(",", "")) == pytest.approx(0.25 / expected_s, rel=0.005)
     assert rows[1][-4:-2] == ["3.00", "GiB"]
+    assert CAUSES["program_startup"] in done.stdout  # its name in JSON is Google's
+    assert "program_startup" not in done.stdout
     assert "note: MEASURED is - where devices do not report memory" in done.stdout
     result = orch("compare", "slow", "quick", "--storage", str(tmp_path), "--json")
     assert [one["run"] for one in json.loads(result.stdout)] == ["slow", "quick"]

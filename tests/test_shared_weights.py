@@ -91,7 +91,7 @@ def test_shared_weights_halve_what_a_device_stores(shared: Plan, copied: Plan) -
 def test_the_ledger_has_what_crosses_the_network(shared: Plan, copied: Plan) -> None:
     """Each chip fetches the other half of its part of all weights twice, and scatters it once."""
     network = decoder(shared.model)
-    blocks = network.layers * network.block.matrix_elements
+    blocks = network.matrix_parameters
     part = 2 * (2 * blocks + network.table_parameters) / 256 / 2  # bf16, of 256 chips, the half
     scatter = 2 * (blocks + network.table_parameters) / 256 / 2
     norms = 2 * 2 * network.norm_parameters / 2

@@ -67,7 +67,7 @@ def check_against_reference(plan: Plan) -> StepOutcome:
     """Loss, gradients and their norm are the reference's."""
     plan = plan_showing_gradients(plan)
     taken, (loss, gradients) = take_step(plan), expected(plan)
-    found = taken.metrics["loss"] + taken.metrics["z_loss"]
+    found = sum(taken.metrics.get(name, 0.0) for name in ("loss", "z_loss", "router_loss"))
     assert found == pytest.approx(loss, rel=LOSS_TOLERANCE)
     assert largest_difference(taken.gradients, gradients) < GRADIENT_TOLERANCE
     squares = sum(np.sum(np.square(g)) for g in jax.tree.leaves(gradients))
@@ -100,6 +100,22 @@ def test_every_kind_of_model_gives_the_reference(kind: str) -> None:
     """Tied tables, an MLP without gate, and any number of kv heads, on a mixture of axes."""
     model = replace(TINY, **KINDS[kind])
     check_against_reference(plan_of(model, fsdp=2, sequence=2, tensor=4))
+
+
+WINDOWS: dict[str, dict[str, Any]] = {
+    "every layer": {"layers": 2, "window": 5},
+    "one of a few": {"layers": 4, "window": 9, "window_pattern": "LG"},
+    "a pattern and a rest": {"layers": 8, "window": 7, "window_pattern": "LLG"},
+    "longer than sequences": {"layers": 2, "window": 4096, "window_pattern": "GL"},
+}
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 2, "sequence": 2, "tensor": 2}, {"data": 2, "pods": 2}])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_and_patterns_of_layers_give_the_reference(name: str, mesh: dict[str, Any]) -> None:
+    """A window hides early positions, in the layers that the pattern names."""
+    model = replace(TINY, **WINDOWS[name])
+    check_against_reference(plan_of(model, **mesh, gradient_reduction="per_layer"))
 
 
 PADDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

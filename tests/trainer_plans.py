@@ -34,7 +34,8 @@ def plan_of(
     ]  # fmt: skip
     replicas = ways(mesh, "batch")
     fields = {
-        "model": {**asdict(model), "parameters": flops.parameters(model)},
+        "model": {**asdict(model), "parameters": flops.parameters(model),
+                  "active_parameters": flops.active_parameters(model)},
         "batch": {
             "sequences": sequences, "length": length, "tokens": sequences * length,
             "requested_sequences": sequences, "sequences_per_replica": sequences // replicas,
@@ -60,7 +61,7 @@ def _rest() -> dict[str, Any]:
         "mfu_definition": "", "goodput": 1.0, "dollars": None, "dollars_per_chip_hour": None,
     }  # fmt: skip
     return {
-        "schema": 3, "digest": "0" * 64, "name": "test", "trainer": "llama",
+        "schema": 4, "digest": "0" * 64, "name": "test", "trainer": "llama",
         "ledger_describes_trainer": True, "spec_digest": "0" * 64,
         "overrides": [], "run_steps": None, "optimizer": asdict(QUICK),
         "precision": asdict(FP32), "remat": "full",

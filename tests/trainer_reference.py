@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from orchestrator.network.decoder import decoder
 from orchestrator.types.spec import Model, Optimizer
+from tests.mixture_reference import mixture
 
 Tree = Any
 
@@ -24,33 +26,48 @@ def loss(params: Tree, tokens: jax.Array, model: Model, z_loss: float = 0.0) -> 
 def losses(
     params: Tree, tokens: jax.Array, model: Model, z_loss: float
 ) -> tuple[jax.Array, jax.Array]:
-    x = params["embedding"][tokens[:, :-1]]
+    x, routers = params["embedding"][tokens[:, :-1]], jnp.float32(0)
     for i in range(model.layers):
-        layer = {name: stack[i] for name, stack in params["layers"].items()}
-        x = x + attention(rms_norm(x, layer["attention_norm"], model), layer, model)
-        x = x + mlp(rms_norm(x, layer["mlp_norm"], model), layer, model)
+        layer = layer_of(params, model, i)
+        is_local = model.window_pattern[i % len(model.window_pattern)] == "L"
+        window = model.window if is_local else None
+        x = x + attention(rms_norm(x, layer["attention_norm"], model), layer, model, window)
+        y = rms_norm(x, layer["mlp_norm"], model)
+        if "router" in layer:
+            added, of_router = mixture(y, layer, model)
+            x, routers = x + added, routers + of_router / tokens[:, 1:].size
+        else:
+            x = x + mlp(y, layer, model)
     words = params["embedding"] if model.tied else params["unembedding"]
     logits = rms_norm(x, params["norm"], model) @ words.T
     log_z = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
     right = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
-    return jnp.mean(log_z - right), jnp.mean(z_loss * log_z**2)
+    return jnp.mean(log_z - right), jnp.mean(z_loss * log_z**2) + routers
+
+
+def layer_of(params: Tree, model: Model, i: int) -> Tree:
+    """The parameters of a layer, from the stack that has it."""
+    [stack] = [one for one in decoder(model).stacks if i in one.layers]
+    return {name: array[stack.layers.index(i)] for name, array in params[stack.name].items()}
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, model: Model) -> jax.Array:
     return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + model.norm_epsilon) * scale
 
 
-def attention(x: jax.Array, layer: Tree, model: Model) -> jax.Array:
+def attention(x: jax.Array, layer: Tree, model: Model, window: int | None = None) -> jax.Array:
     """Every query head by itself, with the whole [S, S] matrix of scores."""
     length = x.shape[1]
-    future = np.triu(np.ones((length, length), bool), k=1)
+    hidden = np.triu(np.ones((length, length), bool), k=1)
+    if window is not None:
+        hidden |= np.tril(np.ones((length, length), bool), k=-window)
     out = jnp.zeros_like(x)
     for n in range(model.heads):
         kv = n * model.kv_heads // model.heads
         q = rope(x @ layer["query"][:, n], model)
         k = rope(x @ layer["key"][:, kv], model)
         v = x @ layer["value"][:, kv]
-        scores = jnp.where(future, -1e30, q @ k.swapaxes(1, 2) / model.head_dim**0.5)
+        scores = jnp.where(hidden, -1e30, q @ k.swapaxes(1, 2) / model.head_dim**0.5)
         out = out + jax.nn.softmax(scores, axis=-1) @ v @ layer["output"][n]
     return out
 

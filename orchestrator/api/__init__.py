@@ -24,27 +24,33 @@ from orchestrator.api.planning import (
     calibrate,
     diff,
     explain,
+    export,
     is_study,
     known_proof,
     load,
     plan,
     plans,
     prove,
+    prove_diff,
     prove_less_recompute,
     score,
     study,
+    write_schedule,
 )
 from orchestrator.api.running import cancel, remove, resume, submit, submit_study
 from orchestrator.errors import OrchError
+from orchestrator.types.submit_options import SubmitOptions
 
 __all__ = [
     "OrchError",
+    "SubmitOptions",
     "calibrate",
     "cancel",
     "compare",
     "diff",
     "doctor",
     "explain",
+    "export",
     "follow_logs",
     "is_study",
     "known_proof",
@@ -53,6 +59,7 @@ __all__ = [
     "plan",
     "plans",
     "prove",
+    "prove_diff",
     "prove_less_recompute",
     "remove",
     "report",
@@ -67,4 +74,5 @@ __all__ = [
     "sync",
     "ui",
     "write_report",
+    "write_schedule",
 ]

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from orchestrator.render.next_commands import RUNS
+from orchestrator.types.submit_options import SubmitOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,52 +21,32 @@ if TYPE_CHECKING:
 def submit(
     path: str | Path,
     overrides: Sequence[str] = (),
+    options: SubmitOptions | None = None,
     *,
-    address: str | None = None,
-    prove: bool = True,
-    calibrate: bool = True,
-    steps: int | None = None,
-    devices_per_pod: int | None = None,
-    key: str | None = None,
-    profile: tuple[int, int] | None = None,
-    code: Literal["sent", "installed"] = "sent",
-    detach: bool = False,
     confirm: "Confirm | None" = None,
     progress: "Progress | None" = None,
 ) -> "Run":
     """Plan and prove a spec, and run it to its end; the run as it stands then.
 
-    It runs on the cluster at `address` (or RAY_ADDRESS, or cluster.address of the spec); where none
-    is named, this machine rehearses it. `confirm` is called with a `Proposal` before anything
-    starts, and says whether to go on: without it nothing is run that takes chips. `detach` returns
-    once the cluster has the run. The same `key` twice is one run.
+    `confirm` is called with a `Proposal` before anything starts, and says whether to go on: without
+    it nothing is run that takes chips.
     """
     from orchestrator.extras import require
 
     require("run")
     from orchestrator.lifecycle.progress import silent
-    from orchestrator.lifecycle.requests import SubmitOptions
+    from orchestrator.lifecycle.requests import Caller
     from orchestrator.lifecycle.submit import submit as submit_spec
 
-    options = SubmitOptions(
-        address=address, prove=prove, calibrate=calibrate, steps=steps,
-        devices_per_pod=devices_per_pod, key=key, profile=profile, code=code, detach=detach,
-        confirm=confirm, progress=progress or silent,
-    )  # fmt: skip
-    return submit_spec(Path(path), overrides, options)
+    caller = Caller(confirm=confirm, progress=progress or silent)
+    return submit_spec(Path(path), overrides, options or SubmitOptions(), caller)
 
 
 def submit_study(
     path: str | Path,
     overrides: Sequence[str] = (),
+    options: SubmitOptions | None = None,
     *,
-    address: str | None = None,
-    prove: bool = True,
-    calibrate: bool = True,
-    steps: int | None = None,
-    devices_per_pod: int | None = None,
-    profile: tuple[int, int] | None = None,
-    code: Literal["sent", "installed"] = "sent",
     confirm: "Confirm | None" = None,
     progress: "Progress | None" = None,
 ) -> "StudyResult":
@@ -74,15 +55,11 @@ def submit_study(
 
     require("run")
     from orchestrator.lifecycle.progress import silent
-    from orchestrator.lifecycle.requests import SubmitOptions
+    from orchestrator.lifecycle.requests import Caller
     from orchestrator.lifecycle.studies import submit_study as submit_trials
 
-    options = SubmitOptions(
-        address=address, prove=prove, calibrate=calibrate, steps=steps,
-        devices_per_pod=devices_per_pod, profile=profile, code=code, confirm=confirm,
-        progress=progress or silent,
-    )  # fmt: skip
-    return submit_trials(Path(path), overrides, options)
+    caller = Caller(confirm=confirm, progress=progress or silent)
+    return submit_trials(Path(path), overrides, options or SubmitOptions(), caller)
 
 
 def resume(
@@ -101,13 +78,12 @@ def resume(
     require("run")
     from orchestrator import journal
     from orchestrator.lifecycle.progress import silent
-    from orchestrator.lifecycle.requests import SubmitOptions
+    from orchestrator.lifecycle.requests import Caller
     from orchestrator.lifecycle.resume import resume as resume_run
 
-    options = SubmitOptions(
-        address=address, detach=detach, confirm=confirm, progress=progress or silent
-    )
-    return resume_run(journal.find_run(Path(storage), run), Path(storage), pods, options)
+    options = SubmitOptions(address=address, detach=detach)
+    caller = Caller(confirm=confirm, progress=progress or silent)
+    return resume_run(journal.find_run(Path(storage), run), Path(storage), pods, options, caller)
 
 
 def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> "list[CancelResult]":

@@ -14,10 +14,11 @@ from orchestrator.errors import SpecError
 from orchestrator.render.next_commands import run_command, spec_command
 
 if TYPE_CHECKING:
-    from orchestrator.lifecycle.requests import Confirm, Proposal
+    from orchestrator.lifecycle.requests import Confirm
     from orchestrator.lifecycle.studies import StudyResult
     from orchestrator.types.run import Run
     from orchestrator.types.study import StudyStatus
+    from orchestrator.types.submit_options import Proposal
 
 INTERRUPTED = 130
 EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}
@@ -77,8 +78,8 @@ class Steps(click.ParamType[tuple[int, int]]):
 )  # fmt: skip
 @JSON
 def submit(
-    spec: Path, overrides: tuple[str, ...], as_json: bool, yes: bool, dry_run: bool, detach: bool,
-    key: str | None, no_prove: bool, no_calibrate: bool, **how: Any,
+    spec: Path, overrides: tuple[str, ...], as_json: bool, yes: bool, dry_run: bool,
+    no_prove: bool, no_calibrate: bool, **how: Any,
 ) -> None:  # fmt: skip
     """Plan, prove and run SPEC. It runs on a named cluster, or as a rehearsal on this machine.
 
@@ -108,23 +109,19 @@ def submit(
       orch submit specs/studies/tiny_weak.yaml --no-prove
       orch submit my-run.yaml --address http://10.0.0.2:8265 --detach
     """
+    options = orch.SubmitOptions(prove=not no_prove, calibrate=not (no_calibrate or dry_run), **how)
     other_plans = spec_command("plan", spec, overrides, "--alternatives", "5")
-    display = Display(other_plans, detach=detach)
-    how |= {"prove": not no_prove, "calibrate": not (no_calibrate or dry_run)}
-    how |= {"confirm": confirmation(yes=yes, dry_run=dry_run), "progress": display}
+    display = Display(other_plans, detach=options.detach)
+    confirm = confirmation(yes=yes, dry_run=dry_run)
     if orch.is_study(spec):
-        for option, given, why in (
-            ("--key", key, "a study has a key of its own"),
-            ("--json", as_json, "see orch status STUDY --json"),
-            ("--detach", detach, "this command starts one trial after another"),
-        ):
-            if given:
-                raise SpecError(f"{option} is for one run: {why}")
-        finish_study(orch.submit_study(spec, overrides, **how))
+        if as_json:
+            raise SpecError("--json is for one run: see orch status STUDY --json")
+        study = orch.submit_study(spec, overrides, options, confirm=confirm, progress=display)
+        finish_study(study)
     if as_json and dry_run:
         raise SpecError("--json describes a run, and --dry-run starts none: see orch plan --json")
     with aside(as_json):
-        run = orch.submit(spec, overrides, key=key, detach=detach, **how)
+        run = orch.submit(spec, overrides, options, confirm=confirm, progress=display)
     finish(run, left=display.left, as_json=as_json)
 
 

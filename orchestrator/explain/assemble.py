@@ -10,7 +10,8 @@ from orchestrator.explain.derivation import DerivationResult, derive
 from orchestrator.explain.inputs import MFU
 from orchestrator.explain.plan_differences import differences, planned
 from orchestrator.explain.published import published_figures
-from orchestrator.explain.wording import assumed, bound_by, lasting, lasting_between
+from orchestrator.explain.wording import assumed, bound_by
+from orchestrator.formatting import lasting, span
 from orchestrator.plan.expected import SOURCE
 from orchestrator.plan.flops import MFU_DEFINITION
 from orchestrator.types.explanation import (
@@ -98,7 +99,7 @@ def likely(days: Estimate) -> str:
     """The 80 % interval; without one, the least it can be."""
     if days.low is None or days.high is None:
         return f"at least {lasting(days.lower)}"
-    return lasting_between(days.low, days.high)
+    return span(lasting(days.low), lasting(days.high))
 
 
 # --- the expected step, part by part, with the runs behind each constant

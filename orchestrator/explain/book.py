@@ -6,8 +6,9 @@ Formulas are data. They use the symbols of `inputs` and of the formulas before t
 from collections.abc import Callable, Mapping
 
 from orchestrator.explain.formula import Formula, Worksheet
-from orchestrator.explain.inputs import AxisCounts
-from orchestrator.explain.wording import bound_by, power_of_two, short
+from orchestrator.explain.inputs import AxisCounts, power_of_two
+from orchestrator.explain.wording import bound_by
+from orchestrator.formatting import four_digits
 from orchestrator.types.explanation import DerivationSection, Verdict
 
 TOKENS = "tokens a chip"
@@ -85,7 +86,7 @@ def whole_sequences(sheet: Worksheet) -> DerivationSection:
 def a_sequence_for_every_chip(sheet: Worksheet) -> Verdict:
     holds = sheet["idle"] == 0
     answer = (
-        f"yes, {short(sheet['sequences'] / sheet['chips'])} a chip"
+        f"yes, {four_digits(sheet['sequences'] / sheet['chips'])} a chip"
         if holds
         else f"no: {sheet['sequences']:,.0f} sequences leave {sheet['idle']:,.0f} of"
         f" {sheet['chips']:,.0f} chips idle"
@@ -111,7 +112,7 @@ def compute_bound(question: str, least: str) -> Callable[[Worksheet], Verdict]:
 
     def verdict(sheet: Worksheet) -> Verdict:
         times = sheet["tokens"] / sheet[least]
-        tokens, takes = short(sheet["tokens"]), short(sheet[least])
+        tokens, takes = four_digits(sheet["tokens"]), four_digits(sheet[least])
         answer = f"{bound_by(times)}: {tokens} tokens a chip, it takes {takes}"
         return Verdict(question=question, holds=times > 1, answer=answer)
 
@@ -131,9 +132,10 @@ def tensor(sheet: Worksheet, axes: AxisCounts) -> DerivationSection:
 def tensor_reach(sheet: Worksheet) -> Verdict:
     ways = sheet["Y_most"]
     answer = (
-        f"below {short(ways)} ways, whatever the batch: {power_of_two(ways)} as a power of two"
+        f"below {four_digits(ways)} ways, whatever the batch:"
+        f" {power_of_two(ways)} as a power of two"
         if ways >= 2
-        else f"not at all: it takes fewer than {short(ways)} ways"
+        else f"not at all: it takes fewer than {four_digits(ways)} ways"
     )
     return Verdict(question="How far does tensor go?", holds=ways >= 2, answer=answer)
 
@@ -223,7 +225,7 @@ def between_pods(sheet: Worksheet) -> DerivationSection:
 
 def dcn_bound(sheet: Worksheet) -> Verdict:
     times = sheet["B_pod"] / sheet["dcn_least"]
-    tokens, takes = short(sheet["B_pod"]), short(sheet["dcn_least"])
+    tokens, takes = four_digits(sheet["B_pod"]), four_digits(sheet["dcn_least"])
     return Verdict(
         question="Is data parallelism over DCN compute-bound?",
         holds=times > 1,

@@ -8,8 +8,9 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times
-from orchestrator.explain.inputs import axes_of
-from orchestrator.explain.wording import assumed, bound_by, lasting, percent, power_of_two, short
+from orchestrator.explain.inputs import axes_of, power_of_two
+from orchestrator.explain.wording import assumed, bound_by
+from orchestrator.formatting import GIB, four_digits, in_memory, lasting, percent, signed_percent
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
 from orchestrator.network.rematerialization import text_of
 from orchestrator.plan.infeasible import Infeasible
@@ -21,7 +22,7 @@ from orchestrator.types.explanation import Difference
 from orchestrator.types.plan import Plan, TorusSpan, WarningCode
 from orchestrator.types.spec import Batch, Spec
 
-GIB, GB = 2**30, 1e9
+GB = 1e9
 RENTED: dict[WarningCode, str] = {
     "slice_not_rented": "at most {most_chips:,} {chip} chips as one slice ({largest_slice})",
     "slices_not_joined": "at most {most_chips:,.0f} {chip} chips by Multislice",
@@ -73,7 +74,7 @@ def batch(spec: Spec, plan: Plan) -> Difference | None:
     return Difference(
         about="batch",
         derived=f"{size.requested_sequences:,} sequences",
-        planned=f"{size.sequences:,} sequences ({percent(moved, '+')})",
+        planned=f"{size.sequences:,} sequences ({signed_percent(moved)})",
         why=why_moved(spec, plan),
     )
 
@@ -111,14 +112,15 @@ def tensor(plan: Plan, numbers: dict[str, float]) -> Difference | None:
     share = line_rate(torus, ways) / line_rate(torus, length)
     if share == 1:
         return None
-    least = numbers["mixed_least"] / share
-    verdict = "above" if numbers["tokens"] > least else "below"
+    tokens, least = numbers["tokens"], numbers["mixed_least"]
+    verdict = "above" if tokens > least / share else "below"
     return Difference(
         about=f"tensor {ways} on an axis of {length}",
-        derived=f"a ring of its own, it takes {short(numbers['mixed_least'])} tokens a chip",
-        planned=f"no ring, {share:.2g} of the bandwidth: it takes {short(least)} tokens a chip",
-        why=f"this batch has {short(numbers['tokens'])}, {verdict} that; the plan prices each group"
-        " by the line or ring that it has",
+        derived=f"a ring of its own, it takes {four_digits(least)} tokens a chip",
+        planned=f"no ring, {share:.2g} of the bandwidth: it takes {four_digits(least / share)}"
+        " tokens a chip",
+        why=f"this batch has {four_digits(tokens)}, {verdict} that; the plan prices each group by"
+        " the line or ring that it has",
     )
 
 
@@ -187,7 +189,7 @@ def memory(plan: Plan, numbers: dict[str, float]) -> Difference:
         about="memory",
         derived=f"{numbers['b_chip'] / GB:.3g} GB a chip by [B, D],"
         f" {numbers['b_chip_6F'] / GB:.3g} GB by 6F",
-        planned=f"{largest.bytes / GIB:.2f} GiB a device at its peak, in the phase {largest.name}:"
+        planned=f"{in_memory(largest.bytes)} a device at its peak, in the phase {largest.name}:"
         f" {lines}",
         why=f"{precision.parameters} parameters, {precision.optimizer} moments, fp32 gradients;"
         f" state split {split_ways(plan):,} ways on the {plan.devices // plan.pods:,} devices of a"

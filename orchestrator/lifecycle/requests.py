@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from orchestrator import tracking
 from orchestrator.errors import Interrupted, JournalUnwritable, SpecError
@@ -13,19 +13,10 @@ from orchestrator.launch import provenance
 from orchestrator.lifecycle.progress import Progress, silent
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
+from orchestrator.types.submit_options import Proposal, SubmitOptions
 
 UNCOMMITTED = "uncommitted.diff"
 NOBODY_ASKED = "a run on a named cluster needs --yes where nobody can be asked"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
-    """What is about to run. It takes chips on the cluster at `address`, or none on this machine."""
-
-    name: str
-    runs: int
-    address: str | None
-
 
 Confirm: TypeAlias = Callable[[Proposal], bool]
 
@@ -35,21 +26,12 @@ class NotConfirmed(Interrupted):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmitOptions:
-    """How a spec or a study is carried out.
+class Caller:
+    """Who submits: `confirm` is asked before anything starts, `progress` gets what happens.
 
-    `confirm` is asked before anything starts; without it nothing that takes chips starts at all.
+    Without `confirm` nothing that takes chips starts at all.
     """
 
-    address: str | None = None
-    prove: bool = True
-    calibrate: bool = True
-    detach: bool = False
-    code: Literal["sent", "installed"] = "sent"
-    steps: int | None = None
-    devices_per_pod: int | None = None
-    key: str | None = None
-    profile: tuple[int, int] | None = None
     confirm: Confirm | None = None
     progress: Progress = silent
 
@@ -66,12 +48,13 @@ class SubmitOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitRequest:
-    """A spec, the file it is from, its plan, and how to carry it out."""
+    """A spec, the file it is from, its plan, how to carry it out, and for whom."""
 
     path: Path
     spec: Spec
     plan: Plan
     options: SubmitOptions
+    caller: Caller
 
     @property
     def storage(self) -> Path:

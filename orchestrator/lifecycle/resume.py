@@ -7,13 +7,14 @@ from orchestrator.errors import Interrupted, OrchError, RunHasEnded, RunIsLive, 
 from orchestrator.journal import Journal, check_made_by_user
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.interrupts import collected_interrupts
-from orchestrator.lifecycle.requests import Proposal, SubmitOptions, named_cluster
+from orchestrator.lifecycle.requests import Caller, named_cluster
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.rehearsal import MOST_PODS
 from orchestrator.render.next_commands import run_command
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import Resumed, RunEnded
 from orchestrator.types.run import LIVE, Run
+from orchestrator.types.submit_options import Proposal, SubmitOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +26,12 @@ class ResumeRequest:
     plan: Plan
     arguments: tuple[str, ...]
     options: SubmitOptions
+    caller: Caller
 
 
-def resume(journal: Journal, storage: Path, pods: int | None, options: SubmitOptions) -> Run:
+def resume(
+    journal: Journal, storage: Path, pods: int | None, options: SubmitOptions, caller: Caller
+) -> Run:
     """Resume a run, on so many pods, and follow it; the run as it stands then."""
     check_made_by_user(journal)  # its cluster gets this user's secrets and token
     before = journal.run()
@@ -38,6 +42,7 @@ def resume(journal: Journal, storage: Path, pods: int | None, options: SubmitOpt
         plan=plan_of(journal, pods),
         arguments=("--resume", *(("--pods", str(pods)) if pods else ())),
         options=options,
+        caller=caller,
     )
     if not before.rehearsal:
         return resume_on_cluster(request)
@@ -50,7 +55,8 @@ def check_resumable(run: Run, storage: Path) -> None:
     """Say why a run cannot go on, and what can be done about it."""
     if run.state in LIVE:
         cancelling = run_command("cancel", run.run, storage)
-        raise RunIsLive(f"run {run.run} is {run.state}: something drives it\nNext: {cancelling}")
+        why = f"run {run.run} is {run.state}: something drives it"
+        raise RunIsLive(why, next_command=cancelling)
     if run.state == "succeeded":
         raise RunHasEnded(f"run {run.run} has succeeded: all its {run.steps:,} steps are done")
 
@@ -66,7 +72,7 @@ def plan_of(journal: Journal, pods: int | None) -> Plan:
 
 def resume_rehearsal(request: ResumeRequest) -> Run:
     """Resume a rehearsal on a local cluster."""
-    journal, before, progress = request.journal, request.before, request.options.progress
+    journal, before, progress = request.journal, request.before, request.caller.progress
     progress(Resumed(run=before, plan=request.plan))
     with collected_interrupts() as signals:
         error = rehearse.drive(journal, request.plan, signals, progress, *request.arguments)
@@ -80,9 +86,10 @@ def resume_rehearsal(request: ResumeRequest) -> Run:
 
 def resume_on_cluster(request: ResumeRequest) -> Run:
     """Resume a run on the cluster that is named now, or that it was submitted to."""
-    journal, options, progress = request.journal, request.options, request.options.progress
+    journal, options, caller = request.journal, request.options, request.caller
+    progress = caller.progress
     address = address_of(journal, options.address)
-    options.check_confirmable()
+    caller.check_confirmable()
     run, driver_before = request.before, journal.state().writer
     launch = cluster.ClusterLaunch(
         spec=journal.spec(),
@@ -95,7 +102,7 @@ def resume_on_cluster(request: ResumeRequest) -> Run:
     )
     jobs, ready = cluster.check_cluster(launch, progress)
     progress(ready)
-    options.check_confirmed(Proposal(name=request.plan.name, runs=1, address=address))
+    caller.check_confirmed(Proposal(name=request.plan.name, runs=1, address=address))
     job = cluster.start_driver(launch, jobs, journal, progress, *request.arguments)
     if options.detach:
         return journal.run()

@@ -8,7 +8,7 @@ from typing import Literal
 from orchestrator.errors import SpecError
 from orchestrator.journal import StudyJournal, StudyRequest, open_study
 from orchestrator.lifecycle.progress import Progress, silent, task
-from orchestrator.lifecycle.requests import SubmitOptions, check_storage, named_cluster
+from orchestrator.lifecycle.requests import Caller, check_storage, named_cluster
 from orchestrator.lifecycle.study_runners import (
     ClusterRunner,
     PlannedRepeat,
@@ -30,6 +30,7 @@ from orchestrator.types.progress_events import (
 )
 from orchestrator.types.run import LIVE
 from orchestrator.types.study import Study, StudyForecast
+from orchestrator.types.submit_options import SubmitOptions
 
 TASK = "planning"
 
@@ -60,7 +61,7 @@ def plan_trials(study: Study, progress: Progress) -> dict[int, Plan | str]:
             try:
                 plans[trial.number] = make_plan(trial.spec)
             except Infeasible as error:
-                plans[trial.number] = error.why  # what is varied cannot be overridden
+                plans[trial.number] = error.message  # what is varied cannot be overridden
             except SpecError as error:
                 plans[trial.number] = str(error)
             progress(UnitsDone(task=TASK, done=len(plans), total=len(study.trials), unit="trials"))
@@ -70,13 +71,16 @@ def plan_trials(study: Study, progress: Progress) -> dict[int, Plan | str]:
 # --- carry out
 
 
-def submit_study(path: Path, overrides: Sequence[str], options: SubmitOptions) -> StudyResult:
+def submit_study(
+    path: Path, overrides: Sequence[str], options: SubmitOptions, caller: Caller
+) -> StudyResult:
     """Carry out every trial of a study that is not done, one after another."""
+    check_for_study(options)
     study = load_study(path, tuple(overrides))
     check_storage(study.trials[0].spec)
-    runner = runner_of(study, path, options)
-    plans = plan_trials(study, options.progress)
-    _report_start(study, plans, runner, options.progress)
+    runner = runner_of(study, path, options, caller)
+    plans = plan_trials(study, caller.progress)
+    _report_start(study, plans, runner, caller.progress)
     feasible = {number: plan for number, plan in plans.items() if isinstance(plan, Plan)}
     complete = len(feasible) == len(plans)
     if not complete and study.after_failure == "stop":
@@ -91,9 +95,16 @@ def submit_study(path: Path, overrides: Sequence[str], options: SubmitOptions) -
     place = request.journal_in(storage)
     runner.prepare([one for one in trials if not one.run_in(place, "succeeded")])
     journal = open_study(storage, request, {"study.yaml": path.read_bytes()})
-    outcome = carry_out(journal, study, trials, runner, options.progress)
+    outcome = carry_out(journal, study, trials, runner, caller.progress)
     partial = outcome == "succeeded" and not complete
     return StudyResult(outcome="infeasible" if partial else outcome, study=journal)
+
+
+def check_for_study(options: SubmitOptions) -> None:
+    if options.key:
+        raise SpecError("--key is for one run: a study has a key of its own")
+    if options.detach:
+        raise SpecError("--detach is for one run: a study starts one trial after another")
 
 
 def _report_start(
@@ -111,13 +122,13 @@ def _report_start(
     progress(StudyPlanned(forecast=forecast_study(study, plans)))
 
 
-def runner_of(study: Study, path: Path, options: SubmitOptions) -> TrialRunner:
+def runner_of(study: Study, path: Path, options: SubmitOptions, caller: Caller) -> TrialRunner:
     """The trials run on the cluster that is named; without one they are rehearsed."""
     where = named_cluster(study.trials[0].spec, options.address)
     if where is None:
-        return RehearsalRunner(path=path, options=options)
+        return RehearsalRunner(path=path, options=options, caller=caller)
     check_no_rehearsal_options(options, where)
-    return ClusterRunner(path=path, options=options, where=where)
+    return ClusterRunner(path=path, options=options, caller=caller, where=where)
 
 
 def storage_of(study: Study) -> Path:

@@ -11,13 +11,7 @@ from orchestrator.launch.provenance import archive, versions
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 from orchestrator.lifecycle.interrupts import interruptible
-from orchestrator.lifecycle.requests import (
-    NamedCluster,
-    Proposal,
-    Provenance,
-    SubmitOptions,
-    provenance_of,
-)
+from orchestrator.lifecycle.requests import Caller, NamedCluster, Provenance, provenance_of
 from orchestrator.lifecycle.submit import REHEARSED_STEPS, prove_before
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
 from orchestrator.types.plan import Plan
@@ -25,6 +19,7 @@ from orchestrator.types.progress_events import LeftRunning, TrialContinues, Tria
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import LIVE, Run, State
 from orchestrator.types.study import Trial
+from orchestrator.types.submit_options import Proposal, SubmitOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +59,11 @@ class TrialRunner(Protocol):
         """One run, to its end; None when it is no longer followed, and goes on."""
 
 
-def _proof(trial: PlannedRepeat, options: SubmitOptions) -> Proof | None:
+def _proof(trial: PlannedRepeat, options: SubmitOptions, caller: Caller) -> Proof | None:
     """The proof of a trial's plan, reported only where it does not pass."""
     if not options.prove:
         return None
-    return prove_before(trial.trial.spec, trial.plan, options.progress, report_passed=False)
+    return prove_before(trial.trial.spec, trial.plan, caller.progress, report_passed=False)
 
 
 def _provenance(
@@ -84,6 +79,7 @@ class RehearsalRunner:
 
     path: Path
     options: SubmitOptions
+    caller: Caller
     where: NamedCluster | None = None
 
     @property
@@ -92,24 +88,24 @@ class RehearsalRunner:
 
     def prepare(self, trials: list[PlannedRepeat]) -> None:
         proposal = Proposal(name=self.path.name, runs=len(trials), address=None)
-        self.options.check_confirmed(proposal)
+        self.caller.check_confirmed(proposal)
 
     def run(self, study: StudyJournal, trial: PlannedRepeat) -> Run:
         with interruptible("preparing the rehearsal"):
             run = self._run(study, trial)
         tracked = recording.tracked_at_end(Journal(Path(run.journal)))
-        self.options.progress(TrialEnded(run=run, tracked=tracked))
+        self.caller.progress(TrialEnded(run=run, tracked=tracked))
         return run
 
     def _run(self, study: StudyJournal, trial: PlannedRepeat) -> Run:
-        options, spec = self.options, trial.trial.spec
-        proof = _proof(trial, options)
+        options, caller, spec = self.options, self.caller, trial.trial.spec
+        proof = _proof(trial, options, caller)
         small = rehearsal_of(spec, trial.plan, steps=self.steps, devices=options.devices_per_pod)
         provenance = _provenance(trial, self.steps, options, study)
         if options.calibrate:
-            small, provenance = calibrated_rehearsal(small, provenance, options.progress)
+            small, provenance = calibrated_rehearsal(small, provenance, caller.progress)
         key = start_trial(study, trial.trial.number, trial.repeat).run
-        return rehearse.run_rehearsal(small, trial.plan, proof, provenance, key, options.progress)
+        return rehearse.run_rehearsal(small, trial.plan, proof, provenance, key, caller.progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +114,7 @@ class ClusterRunner:
 
     path: Path
     options: SubmitOptions
+    caller: Caller
     where: NamedCluster
     jobs: list[ClusterClient] = field(default_factory=list)
 
@@ -129,18 +126,18 @@ class ClusterRunner:
         """Look at the cluster and the plans, report what all of it takes, and ask once."""
         if not trials:
             return
-        self.options.check_confirmable()
+        self.caller.check_confirmable()
         runs = [(one.plan, self.steps_of(one)) for one in trials]
         for one in most_pods(trials):
             launch = self.launch(one, versions())
-            jobs, ready = cluster.check_cluster(launch, self.options.progress, runs)
+            jobs, ready = cluster.check_cluster(launch, self.caller.progress, runs)
             self.jobs[:] = [jobs]
-            self.options.progress(ready)
+            self.caller.progress(ready)
         for one in trials:
-            _proof(one, self.options)
+            _proof(one, self.options, self.caller)
         address = self.where.address
         proposal = Proposal(name=self.path.name, runs=len(trials), address=address)
-        self.options.check_confirmed(proposal)
+        self.caller.check_confirmed(proposal)
 
     def steps_of(self, trial: PlannedRepeat) -> int:
         """The steps of a trial. Its tokens say how long a training is, and a trial is not one."""
@@ -162,7 +159,7 @@ class ClusterRunner:
 
     def run(self, study: StudyJournal, trial: PlannedRepeat) -> Run | None:
         """One run, followed to its end. One that goes on, left earlier, is followed again."""
-        [jobs], live, progress = self.jobs, trial.run_in(study, *LIVE), self.options.progress
+        [jobs], live, progress = self.jobs, trial.run_in(study, *LIVE), self.caller.progress
         if live:
             progress(TrialContinues(run=live))
             journal = Journal(study.storage / live.run)
@@ -184,8 +181,8 @@ class ClusterRunner:
         provenance = _provenance(trial, steps, options, study).on_cluster(self.where.address)
         launch = self.launch(trial, dict(provenance.environment))
         key = start_trial(study, trial.trial.number, trial.repeat).run
-        proof = _proof(trial, options)
-        return cluster.start_run(launch, jobs, provenance, proof, key, options.progress)
+        proof = _proof(trial, options, self.caller)
+        return cluster.start_run(launch, jobs, provenance, proof, key, self.caller.progress)
 
 
 def most_pods(trials: list[PlannedRepeat]) -> list[PlannedRepeat]:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator import spec as specs
-from orchestrator.errors import OrchError, SpecError
-from orchestrator.journal import Journal, list_journals
+from orchestrator.errors import OrchError, RunExists, SpecError
+from orchestrator.journal import Journal
 from orchestrator.journal.creation import check_key
+from orchestrator.journal.listing import is_run
 from orchestrator.launch.provenance import archive
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
@@ -14,9 +15,8 @@ from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.proving import prove_plan
 from orchestrator.lifecycle.requests import (
+    Caller,
     NamedCluster,
-    Proposal,
-    SubmitOptions,
     SubmitRequest,
     check_storage,
     named_cluster,
@@ -36,6 +36,7 @@ from orchestrator.types.progress_events import (
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run
 from orchestrator.types.spec import Spec
+from orchestrator.types.submit_options import Proposal, SubmitOptions
 
 REHEARSED_STEPS = 20
 
@@ -46,19 +47,31 @@ class ProofFailed(OrchError):
     exit_code = 3
 
 
-def submit(path: Path, overrides: Sequence[str], options: SubmitOptions) -> Run:
+def submit(path: Path, overrides: Sequence[str], options: SubmitOptions, caller: Caller) -> Run:
     """Submit a spec and follow its run to the end; the run as it stands then."""
     if options.key is not None:
         check_key(options.key)
     with interruptible("planning"):
         spec = specs.load(path, tuple(overrides))
         plan = make_plan(spec)
-    request = SubmitRequest(path=path, spec=spec, plan=plan, options=options)
+    request = SubmitRequest(path=path, spec=spec, plan=plan, options=options, caller=caller)
     check_storage(spec)
     where = named_cluster(spec, options.address)
     if run := run_with_key(request):
-        options.progress(AlreadySubmitted(run=run))
+        caller.progress(AlreadySubmitted(run=run))
         return run
+    try:
+        return submit_new(request, where)
+    except RunExists:  # somebody submitted it at the same time, and was first
+        run = run_with_key(request)
+        if run is None:
+            raise
+        caller.progress(AlreadySubmitted(run=run))
+        return run
+
+
+def submit_new(request: SubmitRequest, where: NamedCluster | None) -> Run:
+    """Run the plan on the named cluster, or rehearse it; `RunExists` when its key is taken."""
     if where:
         return submit_to_cluster(request, where)
     with interruptible("preparing the rehearsal"):
@@ -68,10 +81,10 @@ def submit(path: Path, overrides: Sequence[str], options: SubmitOptions) -> Run:
 def run_with_key(request: SubmitRequest) -> Run | None:
     """The run of the same plan that has the key already."""
     key = request.options.key
-    known = {one.key: one for one in list_journals(request.storage)} if key else {}
-    if key not in known:
+    if key is None or not is_run(request.storage / key):
         return None
-    run, submission = known[key].run(), known[key].state().submitted.submission
+    journal = Journal(request.storage / key)
+    run, submission = journal.run(), journal.state().submitted.submission
     if request.plan.digest not in (submission.plan_digest, submission.rehearses):
         raise SpecError(f"run {key} already exists, with another plan: choose another --key")
     return run
@@ -91,9 +104,8 @@ def prove_before(
 
 def submit_rehearsal(request: SubmitRequest) -> Run:
     """Rehearse the plan on this machine, to the end."""
-    options, spec, plan, progress = (
-        request.options, request.spec, request.plan, request.options.progress,
-    )  # fmt: skip
+    options, spec, plan, caller = request.options, request.spec, request.plan, request.caller
+    progress = caller.progress
     if options.detach:
         raise SpecError("--detach: no cluster is named, and a rehearsal ends with this command")
     steps = options.steps or REHEARSED_STEPS
@@ -105,7 +117,7 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
     if options.calibrate:
         small, provenance = calibrated_rehearsal(small, provenance, progress)
     progress(RehearsalReady(plan=plan, small=small.plan, steps=small.steps, changes=small.changes))
-    options.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
+    caller.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
     run = rehearse.run_rehearsal(small, plan, proof, provenance, options.key, progress)
     tracked = recording.tracked_at_end(Journal(Path(run.journal)))
     progress(RunEnded(run=run, plan=small.plan, tracked=tracked))
@@ -114,9 +126,8 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
 
 def submit_to_cluster(request: SubmitRequest, where: NamedCluster) -> Run:
     """Run the plan on a named cluster, and follow it unless it is detached."""
-    options, spec, plan, progress = (
-        request.options, request.spec, request.plan, request.options.progress,
-    )  # fmt: skip
+    options, spec, plan, caller = request.options, request.spec, request.plan, request.caller
+    progress = caller.progress
     check_no_rehearsal_options(options, where)
     steps = cluster.steps_of(spec, plan, options.steps)
     provenance = provenance_of(request.path, spec, steps, options.profile)
@@ -130,13 +141,13 @@ def submit_to_cluster(request: SubmitRequest, where: NamedCluster) -> Run:
         address=where.address,
         storage=request.storage.absolute(),
     )
-    options.check_confirmable()
+    caller.check_confirmable()
     progress(SubmitStarted(name=plan.name, address=where.address, named_by=where.named_by))
     jobs, ready = cluster.check_cluster(launch, progress)
     progress(Planned(plan=plan))
     proof = prove_before(spec, plan, progress) if options.prove else None
     progress(ready)
-    options.check_confirmed(Proposal(name=plan.name, runs=1, address=where.address))
+    caller.check_confirmed(Proposal(name=plan.name, runs=1, address=where.address))
     journal, job = cluster.start_run(launch, jobs, provenance, proof, options.key, progress)
     if options.detach:
         return journal.run()

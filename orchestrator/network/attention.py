@@ -3,11 +3,12 @@
 from orchestrator.network.description import Attention, Dimension, Matmul, Tensor, Weight
 from orchestrator.types.spec import Model
 
-TENSORS = ("query", "key", "value", "attention", "mlp_input")
+RESULT = "attention"  # of every kind of attention
+TENSORS = ("query", "key", "value", RESULT, "mlp_input")
 
 
-def grouped_query_attention(model: Model, residual_scale: float) -> Attention:
-    """The attention of a model. `residual_scale` shrinks the initial weights of its output."""
+def grouped_query_attention(model: Model, residual_scale: float, window: int | None) -> Attention:
+    """The attention of a layer. `residual_scale` shrinks the initial weights of its output."""
     embed = Dimension("embed", model.d_model)
     stream = Dimension("residual", model.d_model)
     heads = Dimension("heads", model.heads), Dimension("head_dim", model.head_dim)
@@ -31,6 +32,7 @@ def grouped_query_attention(model: Model, residual_scale: float) -> Attention:
             Weight("output", (*heads, embed), deviation, "self_attn.o_proj"),
             Tensor("mlp_input", "residual_length", (stream,)),
         ),
-        result=Tensor("attention", "length", heads, statistics=heads[:1]),
+        result=Tensor(RESULT, "length", heads, statistics=heads[:1]),
         whole=(k.output, v.output),
+        window=window,
     )

@@ -1,10 +1,21 @@
 """The decoder-only transformer of a model."""
 
 from functools import cache
+from itertools import count
 
 from orchestrator.network.attention import grouped_query_attention
-from orchestrator.network.description import Block, Dimension, Network, Tensor, Weight
+from orchestrator.network.description import (
+    Block,
+    Dimension,
+    Network,
+    Segment,
+    Stack,
+    Tensor,
+    Weight,
+)
+from orchestrator.network.mixture import is_mixture, mixture
 from orchestrator.network.mlp import mlp
+from orchestrator.network.pattern import patterns
 from orchestrator.types.spec import Model
 
 # Logical axis → the key of a Model that has its size.
@@ -16,7 +27,19 @@ MODEL_KEYS = {
     "embed": "d_model",
 }
 BLOCK_INPUT = "block_input"
+LAYERS = "layers"  # the name of a stack in the trainer's tree
+LOCAL = "L"  # in a pattern of windows: a layer with the window
 PUBLISHED_LAYER = "model.layers.{layer}."  # the beginning of a block's names in a checkpoint
+
+
+def split_sizes(model: Model) -> list[tuple[str, str, int]]:
+    """What a mesh may split: the logical axis, the key of the model, and the size."""
+    split = [(axis, key, getattr(model, key)) for axis, key in MODEL_KEYS.items()]
+    if model.moe is None or model.moe.d_ff is None:
+        return split
+    if all(is_mixture(model, layer) for layer in range(model.layers)):
+        split = [one for one in split if one[0] != "ff"]  # no layer has the model's own width
+    return [*split, ("expert_ff", "moe.d_ff", model.moe.d_ff)]
 
 
 @cache
@@ -28,32 +51,78 @@ def decoder(model: Model) -> Network:
     embedding = Weight("embedding", table, deviation, "model.embed_tokens")
     return Network(
         embedding=embedding,
-        block=block(model),
-        layers=model.layers,
+        segments=segments([block(model, layer) for layer in range(model.layers)]),
         norm=Weight("norm", (stream,), None, "model.norm"),
         head=embedding if model.tied else Weight("unembedding", table, deviation, "lm_head"),
     )
 
 
-def block(model: Model) -> Block:
-    """One layer. The stream adds up 2 L outputs, so their initial weights are smaller."""
+def block(model: Model, layer: int) -> Block:
+    """The block of a layer."""
+    return block_of_kind(model, window_of(model, layer), is_mixture(model, layer))
+
+
+@cache
+def block_of_kind(model: Model, window: int | None, has_experts: bool) -> Block:
+    """A block. The stream adds up 2 L outputs, so their initial weights are smaller."""
     stream = Tensor(BLOCK_INPUT, "residual_length", (Dimension("residual", model.d_model),))
     residual_scale = (2 * model.layers) ** -0.5
     return Block(
         input=stream,
-        attention=grouped_query_attention(model, residual_scale),
-        mlp=mlp(model, stream, residual_scale),
+        attention=grouped_query_attention(model, residual_scale, window),
+        mlp=(mixture if has_experts else mlp)(model, stream, residual_scale),
+        kind=kind_of(model, window, has_experts),
+    )
+
+
+def window_of(model: Model, layer: int) -> int | None:
+    """The window of a layer's attention; None where it sees every position before."""
+    pattern = model.window_pattern
+    return model.window if pattern[layer % len(pattern)] == LOCAL else None
+
+
+def kind_of(model: Model, window: int | None, has_experts: bool) -> str:
+    """What a block is called where a network has several kinds."""
+    words = []
+    if model.window is not None and len(set(model.window_pattern)) > 1:
+        words.append("global" if window is None else "local")
+    if len({is_mixture(model, layer) for layer in range(model.layers)}) > 1:
+        words.append("mixture" if has_experts else "dense")
+    return " ".join(words)
+
+
+def segments(blocks: list[Block]) -> tuple[Segment, ...]:
+    """Layers one after another, as the repeated patterns that they are.
+
+    The stack of a network with equal layers is called `layers`; several are numbered.
+    """
+    found = patterns(blocks)
+    is_plain = len(found) == found[0].length == 1
+    numbers = count()
+    return tuple(
+        Segment(
+            tuple(
+                Stack(
+                    LAYERS if is_plain else f"{LAYERS}_{next(numbers)}",
+                    blocks[first],
+                    range(first, one.end, one.length),
+                )
+                for first in range(one.first, one.first + one.length)
+            )
+        )
+        for one in found
     )
 
 
 def published_names(network: Network) -> dict[tuple[str, ...], str]:
     """Each weight's place in the trainer's tree → its name in a Hugging Face checkpoint.
 
-    Names of the blocks' weights have a place for the `layer`.
+    Names of the blocks' weights have a place for the `layer`, which is one of its stack's layers.
     """
     names: dict[tuple[str, ...], str] = {}
     for weight in (*network.tables, network.norm):
         names[weight.name,] = weight.published
-    for weight in network.block.weights:
-        names["layers", weight.name] = PUBLISHED_LAYER + weight.published
+    for stack in network.stacks:
+        for weight in stack.block.weights:
+            names[stack.name, weight.name] = PUBLISHED_LAYER + weight.published
     return {path: f"{name}.weight" for path, name in names.items()}

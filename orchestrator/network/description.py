@@ -1,6 +1,9 @@
 """What a network is made of, as data. Sizes are those of the whole model, before any split."""
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from math import prod
 
 
@@ -49,10 +52,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Matmul:
-    """An activation times a weight."""
+    """An activation times a weight. A token is multiplied by that `share` of the weight."""
 
     weight: Weight
     output: Tensor
+    share: float = 1.0
+
+    @property
+    def active_elements(self) -> int:
+        """Elements that one token is multiplied by."""
+        return round(self.weight.elements * self.share)
 
 
 @dataclass(frozen=True)
@@ -67,8 +76,13 @@ class Sublayer:
     output: Matmul
 
     @property
+    def parallel(self) -> tuple[tuple[Matmul, ...], ...]:
+        """Its matmuls in their order, parallel ones together."""
+        return self.inputs, (self.output,)
+
+    @property
     def matmuls(self) -> tuple[Matmul, ...]:
-        return (*self.inputs, self.output)
+        return tuple(chain.from_iterable(self.parallel))
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -78,16 +92,23 @@ class Sublayer:
     def matrix_elements(self) -> int:
         return sum(matmul.weight.elements for matmul in self.matmuls)
 
+    @property
+    def active_elements(self) -> int:
+        """Matrix elements that one token is multiplied by."""
+        return sum(matmul.active_elements for matmul in self.matmuls)
+
 
 @dataclass(frozen=True)
 class Attention(Sublayer):
     """Causal attention: scores of queries and keys, and their average of the values.
 
-    `whole` are the tensors of which every query needs all positions.
+    `whole` are the tensors of which every query needs all positions. With a `window`, a query sees
+    that many positions: its own and those before it.
     """
 
     result: Tensor
     whole: tuple[Tensor, ...]
+    window: int | None = None
 
     @property
     def width(self) -> int:
@@ -103,12 +124,32 @@ class MLP(Sublayer):
 
 
 @dataclass(frozen=True)
+class Mixture(MLP):
+    """Many MLPs, of which a router chooses some for each token; `shared` is there for all tokens.
+
+    Weights of experts have a dimension of experts first.
+    """
+
+    router: Matmul
+    shared: MLP | None
+
+    @property
+    def parallel(self) -> tuple[tuple[Matmul, ...], ...]:
+        shared = () if self.shared is None else self.shared.parallel
+        return (self.router,), *super().parallel, *shared
+
+
+@dataclass(frozen=True)
 class Block:
-    """One layer."""
+    """One layer. `kind` tells it from the other blocks of its network; empty where all are alike.
+
+    Blocks are equal where they do the same, whatever layer they are.
+    """
 
     input: Tensor
     attention: Attention
     mlp: MLP
+    kind: str = ""
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:
@@ -137,19 +178,67 @@ class Block:
     def matrix_elements(self) -> int:
         return sum(part.matrix_elements for part in self.sublayers)
 
+    @property
+    def active_elements(self) -> int:
+        """Matrix elements that one token is multiplied by."""
+        return sum(part.active_elements for part in self.sublayers)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Equal blocks whose weights lie in one array, by the name that the trainer's tree gives it.
+
+    `layers` are their places in the network.
+    """
+
+    name: str
+    block: Block
+    layers: range
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Layers that repeat a pattern: each repeat has one block of every stack, in their order."""
+
+    stacks: tuple[Stack, ...]
+
+    @property
+    def repeats(self) -> int:
+        return len(self.stacks[0].layers)
+
 
 @dataclass(frozen=True)
 class Network:
-    """Embedding, blocks that are all alike, a last norm, and the head that makes logits.
+    """Embedding, segments of layers one after another, a last norm, and the head that makes logits.
 
     A tied head is the embedding itself.
     """
 
     embedding: Weight
-    block: Block
-    layers: int
+    segments: tuple[Segment, ...]
     norm: Weight
     head: Weight
+
+    @cached_property
+    def stacks(self) -> tuple[Stack, ...]:
+        return tuple(stack for segment in self.segments for stack in segment.stacks)
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Block, int], ...]:
+        """Every kind of block, with the number of its layers."""
+        counts: Counter[Block] = Counter()
+        for stack in self.stacks:
+            counts[stack.block] += len(stack.layers)
+        return tuple(counts.items())
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Every kind of block, once."""
+        return tuple(block for block, _ in self.kinds)
+
+    @property
+    def layers(self) -> int:
+        return sum(count for _, count in self.kinds)
 
     @property
     def tables(self) -> tuple[Weight, ...]:
@@ -158,7 +247,9 @@ class Network:
 
     @property
     def norm_parameters(self) -> int:
-        blocks = self.layers * sum(norm.elements for norm in self.block.norms)
+        blocks = sum(
+            layers * sum(norm.elements for norm in block.norms) for block, layers in self.kinds
+        )
         return blocks + self.norm.elements
 
     @property
@@ -166,12 +257,32 @@ class Network:
         return sum(table.elements for table in self.tables)
 
     @property
+    def matrix_parameters(self) -> int:
+        """Those of the blocks."""
+        return sum(layers * block.matrix_elements for block, layers in self.kinds)
+
+    @property
     def parameters(self) -> int:
         """Every trained number."""
-        matrices = self.layers * self.block.matrix_elements
-        return matrices + self.table_parameters + self.norm_parameters
+        return self.matrix_parameters + self.table_parameters + self.norm_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token uses: of its experts alone, and all of the tables and norms."""
+        return self.active_matrices + self.table_parameters + self.norm_parameters
+
+    @property
+    def active_matrices(self) -> int:
+        """Parameters of the blocks that each token is multiplied by."""
+        return sum(layers * block.active_elements for block, layers in self.kinds)
 
     @property
     def matmul_parameters(self) -> int:
         """Parameters that each token is multiplied by: those of the blocks and of the head."""
-        return self.layers * self.block.matrix_elements + self.head.elements
+        return self.active_matrices + self.head.elements
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a policy decides about, by name, in the order in which a block makes it."""
+        every = chain.from_iterable(block.tensors for block in self.blocks)
+        return tuple({tensor.name: tensor for tensor in every}.values())

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from orchestrator.network.description import Block, Mixture, Stack
 from orchestrator.network.mesh_axes import (
     GATHERED,
     GROUPS,
@@ -17,7 +18,7 @@ from orchestrator.network.mesh_axes import (
     link_of,
 )
 from orchestrator.plan.kernel_constants import TILE
-from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number
+from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number, copied_matmuls
 from orchestrator.types.plan import Collective, CollectiveKind, LineKind
 from orchestrator.types.spec_fields import DType
 
@@ -106,17 +107,16 @@ def exchanges(layout: Layout) -> list[Exchange]:
     ]
 
 
-def block_passes(layout: Layout) -> Number:
-    """Forward passes of single blocks in a step."""
-    return layout.model.layers * layout.microbatches
-
-
 def stream_exchanges(layout: Layout) -> list[Exchange]:
     """The residual stream, split by position over `tensor`: around sublayers and at both ends."""
-    sublayers = layout.network.block.sublayers
-    again = sum(layout.recomputed(part.output) for part in sublayers)
-    gathers = STREAM_GATHERS * len(sublayers) * block_passes(layout)
-    scatters = (STREAM_SCATTERS * len(sublayers) + again) * block_passes(layout)
+
+    def of_block(block: Block) -> Number:
+        again = sum(layout.recomputed(part.output) for part in block.sublayers)
+        return STREAM_SCATTERS * len(block.sublayers) + again
+
+    sublayers = layout.over_layers(lambda block: len(block.sublayers))
+    gathers = STREAM_GATHERS * sublayers * layout.microbatches
+    scatters = layout.over_layers(of_block) * layout.microbatches
     ends = ENDS * layout.microbatches
     stream = layout.tokens * layout.model.d_model * layout.compute_bytes
 
@@ -142,27 +142,41 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     first gathers, of the embedding and of the first matmuls, nor the scatters of their gradients,
     which come last.
     """
-    block = [
-        layout.total_elements(matmuls)
-        for part in layout.network.block.sublayers
-        for matmuls in (part.inputs, (part.output,))
-    ]
-    table, types = [layout.table_elements], layout.precision
+    types, passes = layout.precision, layout.microbatches
+    blocks = Weights(
+        tuple(
+            (layout.total_elements(matmuls), layers * passes)
+            for block, layers in layout.network.kinds
+            for part in block.sublayers
+            for matmuls in part.parallel
+        ),
+        layout.network.layers * passes,
+    )
+    table = Weights(((layout.table_elements, passes),), passes)
     gather = partial(weight_exchange, layout, "weight_gather", GATHER, types.compute)
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
-    each, ends = block_passes(layout), ENDS * layout.microbatches
-    tables = len(layout.network.tables) * layout.microbatches
+    tables = len(layout.network.tables)
     return [
         exchange
         for axes, suffix in ((GROUPS["weights"], ""), (SHARED_OVER_DCN, OVER_DCN))
         for exchange in (
-            gather(axes, f"weight gather{suffix}", of_block, block, WEIGHT_GATHERS * each),
+            gather(axes, f"weight gather{suffix}", of_block, blocks, WEIGHT_GATHERS),
             gather(axes, f"table gather{suffix}", of_table, table, tables),
-            scatter(axes, f"gradient scatter{suffix}", of_block, block, each),
-            scatter(axes, f"table gradient scatter{suffix}", of_table, table, ends),
+            scatter(axes, f"gradient scatter{suffix}", of_block, blocks, 1),
+            scatter(axes, f"table gradient scatter{suffix}", of_table, table, ENDS),
         )
     ]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What travels as one: its elements, and how often a step passes it. `passes` are those of
+    whole blocks, whose parts travel in parallel.
+    """
+
+    parts: tuple[tuple[Number, Number], ...]
+    passes: Number
 
 
 def weight_exchange(
@@ -173,34 +187,44 @@ def weight_exchange(
     axes: tuple[str, ...],
     name: str,
     formula: str,
-    elements: list[Number],
-    calls: Number,
+    weights: Weights,
+    times: int,
 ) -> Exchange:
-    """One exchange of weights or their gradients over the axes of one link."""
+    """One exchange of weights or their gradients over the axes of one link: so many `times` each
+    time that a step passes the weights.
+    """
     parts_elsewhere, ways = 1, layout.devices_along(axes)
     if link_of(axes) == "dcn":
         formula += " / fsdp / sequence"
         parts_elsewhere = layout.devices_along(GROUPS["weights"])
     size = DTYPE_BYTES[dtype] / parts_elsewhere
-    parts = tuple(Part(n * size, calls, serial=int(i == 0)) for i, n in enumerate(elements))
+    parts = tuple(
+        Part(elements * size, times * often, serial=int(i == 0))
+        for i, (elements, often) in enumerate(weights.parts)
+    )
+    calls = times * weights.passes
     return Exchange(line, name, kind, axes, formula, ways, calls, parts, dtype)
 
 
 def key_value_exchanges(layout: Layout) -> list[Exchange]:
     """Keys and values of whole sequences, gathered forward and backward; their gradients back."""
-    ways, tensors = layout.ways("length"), layout.network.block.attention.whole
-    volumes = [layout.tensor_elements(one) * ways * layout.compute_bytes for one in tensors]
+    ways, compute = layout.ways("length"), layout.precision.compute
+    parts = [
+        Part(
+            layout.tensor_elements(one) * ways * layout.compute_bytes, layers * layout.microbatches
+        )
+        for block, layers in layout.network.kinds
+        for one in block.attention.whole
+    ]
 
-    def exchange(line: LineKind, name: str, kind: CollectiveKind, calls: Number) -> Exchange:
-        return Exchange(
-            line, name, kind, GROUPS["sequence"], "tokens x sequence x kv_heads x head_dim", ways,
-            len(tensors) * calls, tuple(Part(volume, calls) for volume in volumes),
-            layout.precision.compute,
-        )  # fmt: skip
+    def exchange(line: LineKind, name: str, kind: CollectiveKind, times: int) -> Exchange:
+        sent = tuple(replace(one, calls=times * one.calls) for one in parts)
+        formula, calls = "tokens x sequence x kv_heads x head_dim", sum(one.calls for one in sent)
+        return Exchange(line, name, kind, GROUPS["sequence"], formula, ways, calls, sent, compute)
 
     return [
-        exchange("kv_gather", "kv gather", GATHER, KV_GATHERS * block_passes(layout)),
-        exchange("kv_scatter", "kv scatter", SCATTER, block_passes(layout)),
+        exchange("kv_gather", "kv gather", GATHER, KV_GATHERS),
+        exchange("kv_scatter", "kv scatter", SCATTER, 1),
     ]
 
 
@@ -226,6 +250,8 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     return [
         exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
                  copied_gradients(layout), layout.copies),
+        exchange("router gradients", REDUCE, GROUPS["tensor"], "routers",
+                 router_gradients(layout)),
         exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms", norm_gradients(layout)),
         exchange(f"norm gradients{OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms",
                  norm_gradients(layout)),
@@ -235,12 +261,12 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     ]  # fmt: skip
 
 
-def reduced_at_a_time(layout: Layout) -> tuple[Number, Number]:
-    """Layers whose gradients are reduced at once, and how often that is done in a step.
+def reduced_at_a_time(layout: Layout, stack: Stack) -> tuple[Number, Number]:
+    """Layers of a stack whose gradients are reduced at once, and how often that is done in a step.
 
     Each layer on its own where nothing accumulates; all layers at the end otherwise.
     """
-    layers = layout.model.layers
+    layers = len(stack.layers)
     stacked = np.where(per_layer(layout), 1, layers)
     return stacked, layers // stacked
 
@@ -252,20 +278,36 @@ def per_layer(layout: Layout) -> Number:
 
 def copied_gradients(layout: Layout) -> tuple[Part, ...]:
     """Gradients of projections whose kv heads are copied to several devices."""
-    layers, times = reduced_at_a_time(layout)
-    size = layers * layout.gradient_bytes / layout.ways(GATHERED)
-    weights = [matmul.weight for matmul in layout.copied_matmuls]
-    return tuple(Part(size * layout.elements(weight), times, serial=1) for weight in weights)
+    size = layout.gradient_bytes / layout.ways(GATHERED)
+    return tuple(
+        Part(layers * size * layout.elements(matmul.weight), times, serial=1)
+        for stack in layout.network.stacks
+        for layers, times in [reduced_at_a_time(layout, stack)]
+        for matmul in copied_matmuls(stack.block)
+    )
+
+
+def router_gradients(layout: Layout) -> tuple[Part, ...]:
+    """Gradients of routers, which every device of a `tensor` group holds."""
+    size = layout.gradient_bytes / layout.ways(GATHERED)
+    return tuple(
+        Part(layers * size * layout.elements(stack.block.mlp.router.weight), times, serial=1)
+        for stack in layout.network.stacks
+        if isinstance(stack.block.mlp, Mixture)
+        for layers, times in [reduced_at_a_time(layout, stack)]
+    )
 
 
 def norm_gradients(layout: Layout) -> tuple[Part, ...]:
     """Gradients of norm scales, which every device of a slice holds."""
-    layers, times = reduced_at_a_time(layout)
     wire, network = layout.gradient_bytes, layout.network
-    of_block = tuple(
-        Part(layers * norm.elements * wire, times, serial=1) for norm in network.block.norms
+    of_blocks = tuple(
+        Part(layers * norm.elements * wire, times, serial=1)
+        for stack in network.stacks
+        for layers, times in [reduced_at_a_time(layout, stack)]
+        for norm in stack.block.norms
     )
-    return (*of_block, Part(network.norm.elements * wire, 1, serial=1 - per_layer(layout)))
+    return (*of_blocks, Part(network.norm.elements * wire, 1, serial=1 - per_layer(layout)))
 
 
 def gradient_buckets(layout: Layout) -> list[Part]:
@@ -277,18 +319,26 @@ def gradient_buckets(layout: Layout) -> list[Part]:
     """
     network, ways = layout.network, layout.ways(GATHERED)
     data = layout.devices_along(GROUPS["data"])
-    layers, times = reduced_at_a_time(layout)
-    joined = per_layer(layout) & (data > 1)
-    weights = [layout.elements(one.weight) / ways for one in network.block.matmuls]
-    weights += [norm.elements for norm in network.block.norms]
     embedding, *ends = [layout.elements(table) / ways for table in network.tables]
     ends.append(network.norm.elements)
-    alone, early = 1 - joined, per_layer(layout)
+    early = per_layer(layout)
+    return [
+        *(part for stack in network.stacks for part in stack_buckets(layout, stack, data)),
+        Part(padded(embedding, data), 1, serial=1),
+        *(Part(padded(one, data), 1, serial=1 - early) for one in ends),
+    ]
+
+
+def stack_buckets(layout: Layout, stack: Stack, data: Number) -> list[Part]:
+    """Those of a stack: what is joined where `data` reduces layer by layer, and each weight."""
+    layers, times = reduced_at_a_time(layout, stack)
+    joined = per_layer(layout) & (data > 1)
+    matrices, alone = [one.weight for one in stack.block.matmuls], 1 - joined
+    weights = [layout.elements(weight) / layout.ways(GATHERED) for weight in matrices]
+    weights += [norm.elements for norm in stack.block.norms]
     return [
         Part(padded(sum(weights), data), times * joined, serial=1 * joined),
         *(Part(padded(layers * one, data), times * alone, serial=alone) for one in weights),
-        Part(padded(embedding, data), 1, serial=1),
-        *(Part(padded(one, data), 1, serial=1 - early) for one in ends),
     ]
 
 

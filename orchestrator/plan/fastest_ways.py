@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from orchestrator.network.mesh_axes import GROUPS
 from orchestrator.plan import flops
-from orchestrator.plan.collectives import block_passes
 from orchestrator.plan.host import host_bytes, host_limit_bytes, transfers
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import peak_bytes, stream_bytes
@@ -73,11 +72,13 @@ def costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
     """Seconds of a step: what is computed again, HBM traffic of activations, and what else a
     policy costs, its collective at the rate of a whole torus axis.
     """
-    chip, block = layout.chip, layout.network.block
+    chip = layout.chip
     repeated = flops.blocks_recompute_flops(layout) + flops.attention_recompute_flops(layout)
     hbm_rate = chip.hbm_bytes_per_s.value / chip.devices
     ways = layout.devices_along(GROUPS["tensor"])
-    scattered = layout.recomputed(block.attention.output) * block_passes(layout)
+    scattered = layout.microbatches * layout.over_layers(
+        lambda block: layout.recomputed(block.attention.output)
+    )
     scattered_s = (
         scattered
         * stream_bytes(layout)

@@ -4,7 +4,11 @@ Forecast and measurement call the same functions for MFU. Executed FLOPs add wha
 recomputes, whole attention blocks, and copied heads.
 """
 
+from math import ceil
+
+from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
+from orchestrator.network.description import Attention, Block, Mixture
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.types.plan import PlannedBatch
@@ -28,12 +32,30 @@ def parameters(model: Model) -> int:
     return decoder(model).parameters
 
 
+def active_parameters(model: Model) -> int:
+    """Those that one token uses: of its experts alone, and all of the tables and norms."""
+    return decoder(model).active_parameters
+
+
 def attention_flops_per_token(model: Model, length: int) -> float:
     """Causal scores and values of the forward pass, mean over the sequence: 2 S N H a layer.
 
-    Half of the full 4 S N H. Backward takes twice as much.
+    Half of the full 4 S N H; less with a window. Backward takes twice as much.
     """
-    return 2.0 * length * decoder(model).block.attention.width * model.layers
+    return sum(
+        layers * 4.0 * seen_positions(length, block.attention.window) * block.attention.width
+        for block, layers in decoder(model).kinds
+    )
+
+
+def seen_positions(length: int, window: int | None) -> float:
+    """Positions that a query sees, mean over the sequence: half of them, or those in the window.
+
+    The first queries of a window see less of it.
+    """
+    if window is None or window >= length:
+        return length / 2
+    return window - window * window / (2 * length)
 
 
 def model_flops_per_token(model: Model, length: int) -> float:
@@ -48,8 +70,8 @@ def model_flops_per_step(model: Model, batch: PlannedBatch) -> float:
 
 
 def simple_flops_per_token(model: Model) -> float:
-    """The rule of thumb 6 P: every parameter counts, attention does not."""
-    return 6.0 * parameters(model)
+    """The rule of thumb 6 P: every parameter that a token uses counts, attention does not."""
+    return 6.0 * active_parameters(model)
 
 
 def mfu(flops_per_step: float, step_s: float, devices: int, peak_flops_per_s: float) -> float:
@@ -67,35 +89,64 @@ def matmul_flops(layout: Layout, elements: Number) -> Number:
 
 def blocks_forward_flops(layout: Layout) -> Number:
     """Matmuls of all blocks, attention scores apart."""
-    return layout.model.layers * matmul_flops(layout, layout.block_elements)
+    return matmul_flops(layout, layout.multiplied_layer_elements)
+
+
+def expert_padding_flops(layout: Layout) -> Number:
+    """Forward FLOPs of rows that experts multiply and that no choice fills."""
+    empty = max(layout.rows_of_choice - 1, 0.0)
+
+    def of_block(block: Block) -> Number:
+        routed = (one for one in block.matmuls if one.share < 1)
+        return sum(layout.multiplied_elements(one) for one in routed)
+
+    return empty * matmul_flops(layout, layout.over_layers(of_block))
 
 
 def copied_heads_flops(layout: Layout) -> Number:
     """The part of these that projects keys and values which another device projects as well."""
-    of_a_head = sum(layout.elements_of_a_head(one.weight) for one in layout.copied_matmuls)
-    return layout.model.layers * matmul_flops(layout, of_a_head) * layout.copied_heads
+    return matmul_flops(layout, layout.layer_elements_of_a_head) * layout.copied_heads
 
 
 def blocks_recompute_flops(layout: Layout) -> Number:
     """Matmuls that the backward pass repeats, because the policy did not keep their results."""
-    elements = sum(
-        layout.repeated_elements(parallel)
-        for part in layout.network.block.sublayers
-        for parallel in (part.inputs, (part.output,))
-    )
-    return layout.model.layers * matmul_flops(layout, elements)
+
+    def elements(block: Block) -> Number:
+        return sum(
+            layout.repeated_elements(parallel, in_ring=not isinstance(part, Mixture))
+            for part in block.sublayers
+            for parallel in part.parallel
+        )
+
+    return matmul_flops(layout, layout.over_layers(elements))
 
 
 def attention_forward_flops(layout: Layout) -> Number:
     """Causal scores and values of all layers: 2 S H for a query head and token, by whole blocks.
 
-    The kernel computes every block that a query sees, also the half of it that none does: 1 + b/S
-    of the causal half. Positions lie in zigzag over `sequence`, so every device has the mean.
+    Positions lie in zigzag over `sequence`, so every device has the mean.
     """
-    seen = layout.length + min(ATTENTION_BLOCK, layout.length)
-    heads, head_dim = layout.network.block.attention.result.dimensions
-    width = layout.size(heads) * layout.size(head_dim)
-    return layout.model.layers * 2 * layout.step_tokens * seen * width
+
+    def of_block(block: Block) -> Number:
+        heads, head_dim = block.attention.result.dimensions
+        width = layout.size(heads) * layout.size(head_dim)
+        return 4 * layout.step_tokens * computed_positions(layout, block.attention) * width
+
+    return layout.over_layers(of_block)
+
+
+def computed_positions(layout: Layout, attention: Attention) -> float:
+    """Positions that the kernel computes for a query, mean over the sequence.
+
+    It takes every block of keys that one of a block of queries sees, also the part of it that none
+    sees: 1 + b/S of the causal half.
+    """
+    length, size = layout.length, min(ATTENTION_BLOCK, layout.length)
+    if attention.window is None:
+        return (length + size) / 2
+    blocks = length / size
+    most = min(ceil((attention.window - 1) / size) + 1, blocks)  # of keys, for a block of queries
+    return size * (most - most * (most - 1) / (2 * blocks))
 
 
 def attention_backward_flops(layout: Layout) -> Number:
@@ -104,8 +155,7 @@ def attention_backward_flops(layout: Layout) -> Number:
 
 def attention_recompute_flops(layout: Layout) -> Number:
     """The forward kernel again, where the policy did not keep its result."""
-    result = layout.network.block.attention.result.name
-    return attention_forward_flops(layout) * layout.remat.share(result, "recompute")
+    return attention_forward_flops(layout) * layout.remat.share(RESULT, "recompute")
 
 
 def unembedding_forward_flops(layout: Layout) -> Number:

@@ -22,7 +22,7 @@ def knows_host(chip: Chip) -> bool:
 
 def host_bytes(layout: Layout) -> Number:
     """Memory of the host for one chip: the offloaded activations of a microbatch."""
-    return layout.chip.devices * layout.model.layers * activation_bytes(layout, "offload")
+    return layout.chip.devices * activation_bytes(layout, "offload")
 
 
 def host_limit_bytes(chip: Chip) -> float:

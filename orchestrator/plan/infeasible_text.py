@@ -4,13 +4,20 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from orchestrator.formatting import (
+    GIB,
+    dollars,
+    in_memory,
+    lasting,
+    percent,
+    seconds,
+    signed_percent,
+)
 from orchestrator.network.rematerialization import summary_of
 from orchestrator.types.infeasible import Reason, ReasonCode, Refusal, Suggestion
 from orchestrator.types.plan import Estimate
 
-GIB, DAY_S, CENT = 2**30, 86_400, 0.01
-STEP_SCALES = ((1.0, "s"), (1e-3, "ms"))
-RUN_SCALES = ((DAY_S, "days"), (3600.0, "hours"), (60.0, "minutes"), *STEP_SCALES)
+CENT = 0.01
 SENTENCES: dict[ReasonCode, str] = {
     "memory": (
         "memory: each of {placements:,} placements needs {needed_gib:,.2f} GiB a device or more;"
@@ -30,6 +37,9 @@ SENTENCES: dict[ReasonCode, str] = {
         " domains share weights (resources.mesh.fsdp_dcn)"
     ),
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
+    "sequences_not_whole": (
+        "{name} counts rows of whole sequences: without it, or with {ways} 1, there are meshes"
+    ),
     "pods_not_divisible": "{pods:,} pods are not divisible by {axis} {ways:,}",
     "no_mesh": "no mesh of that many devices divides what its axes split",
     "beyond_all_chips": (
@@ -116,13 +126,13 @@ def effect_text(suggestion: Suggestion) -> str:
     """What the plan takes and costs."""
     sequences = f"{suggestion.sequences:,} sequences"
     if suggestion.batch_change:
-        sequences += f" ({suggestion.batch_change * 100:+.1f} %)"
+        sequences += f" ({signed_percent(suggestion.batch_change)})"
     memory, usable = suggestion.memory_bytes_per_device, suggestion.hbm_bytes_per_device
     takes = (
         f"{suggestion.chips:,} {suggestion.chip} chips",
         sequences,
         f"remat {summary_of(suggestion.remat)}",
-        f"{memory / GIB:.2f} of {usable / GIB:.2f} GiB",
+        f"{memory / GIB:.2f} of {in_memory(usable)}",
     )
     return f"{', '.join(takes)}; {cost_text(suggestion)}"
 
@@ -130,31 +140,19 @@ def effect_text(suggestion: Suggestion) -> str:
 def cost_text(suggestion: Suggestion) -> str:
     """The step, MFU, time and dollars that are expected, or the bound where nothing is."""
     parts = [
-        f"{duration_text(likeliest(suggestion.step_s), STEP_SCALES)} a step",
-        f"MFU {likeliest(suggestion.mfu) * 100:.1f} %",
-        duration_text(likeliest(suggestion.days) * DAY_S, RUN_SCALES),
+        f"{seconds(likeliest(suggestion.step_s))} a step",
+        f"MFU {percent(likeliest(suggestion.mfu))}",
+        lasting(likeliest(suggestion.days)),
     ]
     if suggestion.dollars is not None:
         price = likeliest(suggestion.dollars)
-        parts.append(f"${three_digits(price)}" if price >= CENT else "less than $0.01")
+        parts.append(dollars(price) if price >= CENT else "less than $0.01")
     return f"{', '.join(parts)} {'at best' if suggestion.step_s.expected is None else 'expected'}"
 
 
 def likeliest(estimate: Estimate) -> float:
     """What is expected, or the bound where nothing is."""
     return estimate.lower if estimate.expected is None else estimate.expected
-
-
-def duration_text(value_s: float, scales: tuple[tuple[float, str], ...]) -> str:
-    """A duration in the largest of these units that it fills: 1,290 days, 0.42 ms."""
-    size, unit = next((one for one in scales if value_s >= one[0]), scales[-1])
-    return f"{three_digits(value_s / size)} {unit}"
-
-
-def three_digits(value: float) -> str:
-    """The first digits without an exponent: 0.334, 31.3, 1,290, 13,500,000."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:.3g}"
 
 
 def sizes_text(sizes: Mapping[str, object]) -> str:

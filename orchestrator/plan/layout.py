@@ -4,7 +4,7 @@ Every formula of this package takes a Layout. Given plain numbers it yields one 
 arrays it prices a whole search at once. There is no second, faster copy of any formula.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,7 +14,14 @@ import numpy as np
 
 from orchestrator.catalog.chip import Chip
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Dimension, Matmul, Network, Tensor, Weight
+from orchestrator.network.description import (
+    Block,
+    Dimension,
+    Matmul,
+    Network,
+    Tensor,
+    Weight,
+)
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
@@ -24,6 +31,7 @@ from orchestrator.network.mesh_axes import (
     padded,
     ways,
 )
+from orchestrator.network.mixture import CHOICES, rows_of_token
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, elements_in_order, fewest_elements, whole
 from orchestrator.plan.torus import Links
@@ -79,6 +87,10 @@ class Layout:
     def gradient_bytes(self) -> int:
         return DTYPE_BYTES[self.precision.gradients]
 
+    def over_layers(self, of_block: Callable[[Block], Number]) -> Number:
+        """The sum over all layers of what one block has."""
+        return sum(layers * of_block(block) for block, layers in self.network.kinds)
+
     # --- how many devices split what
 
     def devices_along(self, axes: Iterable[str]) -> Number:
@@ -108,6 +120,8 @@ class Layout:
     def size(self, dimension: Dimension) -> Number:
         """How much of a dimension a device works on. Matrices are gathered for use."""
         axis = dimension.axis
+        if axis == CHOICES:
+            return dimension.size * self.rows_of_choice
         if axis == GATHERED or not LOGICAL_AXES[axis]:
             return dimension.size
         ways = self.ways(axis)
@@ -123,6 +137,21 @@ class Layout:
     def total_elements(self, matmuls: Iterable[Matmul]) -> Number:
         return sum(self.elements(matmul.weight) for matmul in matmuls)
 
+    def multiplied_elements(self, matmul: Matmul) -> Number:
+        """Elements of a weight that a device multiplies one of its tokens by."""
+        routed = min(self.rows_of_choice, 1.0) if matmul.share < 1 else 1.0
+        return routed * matmul.share * self.elements(matmul.weight)
+
+    @cached_property
+    def rows_of_token(self) -> float:
+        """Rows of experts for each token, empty ones too."""
+        return rows_of_token(self.model.moe, self.length) if self.model.moe else 0.0
+
+    @cached_property
+    def rows_of_choice(self) -> float:
+        """The same over the choices of a token: one where none is dropped."""
+        return self.rows_of_token / self.model.moe.top_k if self.model.moe else 1.0
+
     def tensor_elements(self, tensor: Tensor) -> Number:
         """Elements of an activation on a device, of one layer and microbatch."""
         positions = self.tokens / (self.ways(tensor.positions) / self.ways("length"))
@@ -132,22 +161,33 @@ class Layout:
         """One if the policy recomputes the result of a matmul, else zero."""
         return self.remat.share(matmul.output.name, "recompute")
 
-    def repeated_elements(self, parallel: Sequence[Matmul]) -> Number:
+    def repeated_elements(self, parallel: Sequence[Matmul], *, in_ring: bool = True) -> Number:
         """Weights of parallel matmuls that the backward pass multiplies by again: those whose
         results are missing; all of them where they travel round a ring of `tensor` as one.
         """
         missing = [self.recomputed(matmul) for matmul in parallel]
         alone = sum(
-            one * self.elements(matmul.weight)
+            one * self.multiplied_elements(matmul)
             for one, matmul in zip(missing, parallel, strict=True)
         )
+        if not in_ring:
+            return alone
         together = np.maximum.reduce(missing) * self.total_elements(parallel)
         return np.where(self.ways("ff") > 1, together, alone)
 
-    @cached_property
-    def block_elements(self) -> Number:
+    def block_elements(self, block: Block) -> Number:
         """Matrix elements of a block on a device, gathered for use."""
-        return self.total_elements(self.network.block.matmuls)
+        return self.total_elements(block.matmuls)
+
+    @cached_property
+    def layer_elements(self) -> Number:
+        """The same for all layers."""
+        return self.over_layers(self.block_elements)
+
+    @cached_property
+    def multiplied_layer_elements(self) -> Number:
+        """Matrix elements of all layers that a device multiplies one of its tokens by."""
+        return self.over_layers(lambda block: sum(map(self.multiplied_elements, block.matmuls)))
 
     @cached_property
     def table_elements(self) -> Number:
@@ -169,8 +209,7 @@ class Layout:
     def owned_elements(self) -> Number:
         """All parameters that a device stores; every device stores all norm scales."""
         tables = len(self.network.tables) * self.table_elements
-        matrices = self.model.layers * self.block_elements + tables
-        return matrices / self.ways(GATHERED) + self.network.norm_parameters
+        return (self.layer_elements + tables) / self.ways(GATHERED) + self.network.norm_parameters
 
     # --- what that takes in memory, where arrays are stored in tiles
 
@@ -194,16 +233,17 @@ class Layout:
         return elements_in_order([self.stored_size(one) for one in weight.dimensions], self.tile)
 
     @cached_property
-    def stored_block_elements(self) -> Number:
+    def stored_layer_elements(self) -> Number:
         """What a device's part of all blocks' matrices takes, in elements."""
-        matrices = sum(self.stored_elements(one.weight) for one in self.network.block.matmuls)
-        return self.model.layers * matrices
+        return self.over_layers(
+            lambda block: sum(self.stored_elements(one.weight) for one in block.matmuls)
+        )
 
     @cached_property
     def stored_parameter_elements(self) -> Number:
         """What all parameters of a device take, in elements; every device has all norm scales."""
         tables = sum(self.stored_elements(table) for table in self.network.tables)
-        return self.stored_block_elements + tables + self.network.norm_parameters
+        return self.stored_layer_elements + tables + self.network.norm_parameters
 
     def stored_tensor_elements(self, tensor: Tensor) -> Number:
         """What an activation of one layer and microbatch takes, in elements.
@@ -229,23 +269,28 @@ class Layout:
         heads = Dimension(COPIED, self.model.kv_heads)
         return self.size(heads) - heads.size / self.ways(COPIED)
 
-    @property
-    def copied_matmuls(self) -> tuple[Matmul, ...]:
-        """Matmuls whose weight is copied with its heads."""
-        return tuple(
-            matmul
-            for matmul in self.network.block.matmuls
-            if any(dimension.axis == COPIED for dimension in matmul.weight.dimensions)
-        )
-
     def elements_of_a_head(self, weight: Weight) -> Number:
         """Elements that belong to one head of a copied weight."""
         others = (dimension for dimension in weight.dimensions if dimension.axis != COPIED)
         return prod(self.size(dimension) for dimension in others)
 
     @cached_property
+    def layer_elements_of_a_head(self) -> Number:
+        """Those of all layers that belong to one copied head."""
+        return self.over_layers(
+            lambda block: sum(self.elements_of_a_head(one.weight) for one in copied_matmuls(block))
+        )
+
+    @cached_property
     def copied_elements(self) -> Number:
         """Stored elements that are copies of another device's."""
-        heads = self.model.layers * self.copied_heads
-        elements = sum(heads * self.elements_of_a_head(one.weight) for one in self.copied_matmuls)
-        return elements / self.ways(GATHERED)
+        return self.copied_heads * self.layer_elements_of_a_head / self.ways(GATHERED)
+
+
+def copied_matmuls(block: Block) -> tuple[Matmul, ...]:
+    """Matmuls whose weight is copied with its heads."""
+    return tuple(
+        matmul
+        for matmul in block.matmuls
+        if any(dimension.axis == COPIED for dimension in matmul.weight.dimensions)
+    )

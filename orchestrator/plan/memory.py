@@ -4,11 +4,12 @@ What is alive in a layer's backward pass, in the loss, and in the optimizer is n
 the peak is the largest phase, not the sum of all lines.
 """
 
+from functools import partial
 from math import prod
 
 import numpy as np
 
-from orchestrator.network.description import Tensor
+from orchestrator.network.description import Block, Mixture, Tensor
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, REPLICA_AXES
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import Layout, Number
@@ -18,17 +19,23 @@ from orchestrator.types.spec_fields import Treatment
 
 FP32_BYTES = 4
 ACCUMULATION_BYTES = FP32_BYTES  # gradients add up in fp32, whatever travels
+# Rows of experts that are alive at once: those sent, those that come back, and their gradients.
+ROUTED_STAGES = 3
 
 
 def phases(layout: Layout) -> tuple[MemoryPhase, ...]:
     """All phases of a step, each with its lines."""
     resting = resting_lines(layout)
     saved, gradients = [*resting, *saved_lines(layout)], gradient_lines(layout)
+    backward = [
+        phase(f"{name} backward", [*saved, *gradients, *lines])
+        for block in layout.network.blocks
+        for name, lines in backward_lines(layout, block)
+    ]
     return (
         phase("unembedding", [*saved, *unembedding_lines(layout)]),
         phase("loss", [*saved, *loss_lines(layout)]),
-        phase("mlp backward", [*saved, *gradients, *mlp_lines(layout)]),
-        phase("attention backward", [*saved, *gradients, *attention_lines(layout)]),
+        *backward,
         phase("embedding backward", [*resting, *gradients, *embedding_lines(layout)]),
         phase("optimizer", [*resting, *optimizer_lines(layout)]),
     )
@@ -80,12 +87,17 @@ def tensor_bytes(layout: Layout, tensor: Tensor) -> Number:
     return size + FP32_BYTES * layout.tensor_elements(statistics)
 
 
-def activation_bytes(layout: Layout, treatment: Treatment) -> Number:
-    """Activations of a layer that the policy keeps, offloads or recomputes."""
+def block_activation_bytes(layout: Layout, treatment: Treatment, block: Block) -> Number:
+    """Activations of a block that the policy keeps, offloads or recomputes."""
     return sum(
         layout.remat.share(tensor.name, treatment) * tensor_bytes(layout, tensor)
-        for tensor in layout.network.block.tensors
+        for tensor in block.tensors
     )
+
+
+def activation_bytes(layout: Layout, treatment: Treatment) -> Number:
+    """Those of all layers."""
+    return layout.over_layers(partial(block_activation_bytes, layout, treatment))
 
 
 def saved_lines(layout: Layout) -> list[LedgerLine]:
@@ -95,12 +107,21 @@ def saved_lines(layout: Layout) -> list[LedgerLine]:
     parameters and compute differ in type.
     """
     differ = layout.precision.parameters != layout.precision.compute
+    kept = [
+        line("kept_activations", f"kept {named(block, 'activations')}", "layers x size",
+             layers=layers, size=block_activation_bytes(layout, "keep", block))
+        for block, layers in layout.network.kinds
+    ]  # fmt: skip
     return [
         line("compute_copy", "compute copy", "size x layers",
-             size=layout.compute_bytes * differ, layers=layout.stored_block_elements),
-        line("kept_activations", "kept activations", "layers x size",
-             layers=layout.model.layers, size=activation_bytes(layout, "keep")),
+             size=layout.compute_bytes * differ, layers=layout.stored_layer_elements),
+        *kept,
     ]  # fmt: skip
+
+
+def named(block: Block, what: str) -> str:
+    """Something of a block, with the block's kind where the network has several."""
+    return f"{block.kind} {what}" if block.kind else what
 
 
 def stream_bytes(layout: Layout) -> Number:
@@ -170,15 +191,24 @@ def gradient_lines(layout: Layout) -> list[LedgerLine]:
     at_once = layout.microbatches == 1
     alone = at_once & (layout.devices_along(REPLICA_AXES) == 1)
     size = np.where(alone, layout.gradient_bytes, ACCUMULATION_BYTES)
-    matrices = [matmul.weight for matmul in layout.network.block.matmuls]
-    in_order = layout.model.layers * sum(map(layout.elements_in_order, matrices))
+    in_order = layout.over_layers(
+        lambda block: sum(layout.elements_in_order(matmul.weight) for matmul in block.matmuls)
+    )
     from_message = at_once & (layout.mesh["data"] > 1)
-    blocks = np.where(from_message, in_order, layout.stored_block_elements)
+    blocks = np.where(from_message, in_order, layout.stored_layer_elements)
     elements = blocks + layout.stored_elements(layout.network.head)
     return [line("gradients", "gradients", "size x elements", size=size, elements=elements)]
 
 
-def mlp_lines(layout: Layout) -> list[LedgerLine]:
+def backward_lines(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLine]], ...]:
+    """The phases of a block's backward pass, by name."""
+    return (
+        (named(block, "mlp"), mlp_lines(layout, block)),
+        (named(block, "attention"), attention_lines(layout, block)),
+    )
+
+
+def mlp_lines(layout: Layout, block: Block) -> list[LedgerLine]:
     """The MLP's backward pass, with all that the attention's will need.
 
     The stream is alive in four stages, and where `tensor` goes round a ring, in four more that are
@@ -186,19 +216,36 @@ def mlp_lines(layout: Layout) -> list[LedgerLine]:
     once; an activation function of one input is computed in place. Round a ring the gradients take
     the place of the inputs, part by part.
     """
-    block, ways = layout.network.block, split_ways(layout)
+    ways = split_ways(layout)
     inputs, ring = len(block.mlp.inputs), ways > 1
     away = sum(1 - layout.remat.share(one.output.name, "keep") for one in block.mlp.inputs)
     at_once = away + inputs + (inputs > 1)
     return [
         line("gathered_weights", "gathered weights", "size x block",
-             size=layout.compute_bytes, block=layout.block_elements),
+             size=layout.compute_bytes, block=layout.block_elements(block)),
         line("working_activations", "stream", "stages x stream",
              stages=4 * ring + 4 / ways, stream=stream_bytes(layout)),
         line("working_activations", "mlp", "products x product",
-             products=np.where(ring, inputs + 1, at_once), product=product_bytes(layout)),
-        line("working_activations", "attention", "size", size=attention_bytes(layout)),
+             products=np.where(ring, inputs + 1, at_once), product=product_bytes(layout, block)),
+        *routed_lines(layout, block),
+        line("working_activations", "attention", "size", size=attention_bytes(layout, block)),
     ]  # fmt: skip
+
+
+def routed_lines(layout: Layout, block: Block) -> list[LedgerLine]:
+    """Rows of a mixture's experts: sent and come back, with the gradients of both."""
+    if not isinstance(block.mlp, Mixture):
+        return []
+    return [
+        line(
+            "routed_rows",
+            "rows of experts",
+            "stages x rows x stream",
+            stages=ROUTED_STAGES,
+            rows=layout.rows_of_token,
+            stream=stream_bytes(layout),
+        )
+    ]
 
 
 def split_ways(layout: Layout) -> Number:
@@ -206,18 +253,18 @@ def split_ways(layout: Layout) -> Number:
     return layout.ways("residual_length") / layout.ways("length")
 
 
-def product_bytes(layout: Layout) -> Number:
+def product_bytes(layout: Layout, block: Block) -> Number:
     """The result of one of the MLP's first matmuls."""
-    first = layout.network.block.mlp.inputs[0].output
+    first = block.mlp.inputs[0].output
     return layout.compute_bytes * layout.tensor_elements(first)
 
 
-def attention_bytes(layout: Layout) -> Number:
+def attention_bytes(layout: Layout, block: Block) -> Number:
     """What the attention kernel reads and writes in one layer, keys and values of all positions.
 
     Its log-sum-exp comes as a whole row of fp32 lanes for each query and head.
     """
-    attention = layout.network.block.attention
+    attention = block.attention
     read = sum(layout.stored_tensor_elements(matmul.output) for matmul in attention.inputs)
     whole = sum(layout.stored_tensor_elements(tensor) for tensor in attention.whole)
     written = layout.stored_tensor_elements(attention.result)
@@ -228,19 +275,18 @@ def attention_bytes(layout: Layout) -> Number:
     return tensors + layout.remat.share(attention.result.name, "recompute") * statistics
 
 
-def attention_lines(layout: Layout) -> list[LedgerLine]:
+def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
     """The attention's backward pass: q, the result and their gradients, that of q also in fp32.
 
     The gradients of the MLP's inputs wait for their product.
     """
-    block = layout.network.block
     return [
         line("gathered_weights", "gathered weights", "size x attention",
              size=layout.compute_bytes, attention=layout.total_elements(block.attention.matmuls)),
         line("working_activations", "stream", "stages x stream",
              stages=3, stream=stream_bytes(layout)),
         line("working_activations", "mlp", "products x product",
-             products=len(block.mlp.inputs), product=product_bytes(layout)),
+             products=len(block.mlp.inputs), product=product_bytes(layout, block)),
         line("working_activations", "attention", "size x heads",
              size=FP32_BYTES + 4 * layout.compute_bytes,
              heads=layout.stored_tensor_elements(block.attention.result)),

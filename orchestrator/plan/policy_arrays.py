@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations_with_replacement, product
+from itertools import chain, combinations_with_replacement, product
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from orchestrator.catalog import Chip
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Block
+from orchestrator.network.description import Block, Network, Tensor
 from orchestrator.network.rematerialization import AUTO, POLICIES, Policy, policy
 from orchestrator.plan.host import knows_host
 from orchestrator.types.spec import Experiment, Model
@@ -42,7 +42,7 @@ def policy_array(policies: Sequence[Policy], model: Model) -> PolicyArray:
     treated = {
         tensor.name: np.array([TREATMENTS.index(one.treatment(tensor.name)) for one in policies],
                               np.int8)
-        for tensor in decoder(model).block.tensors
+        for tensor in decoder(model).tensors
     }  # fmt: skip
     return PolicyArray(treated)
 
@@ -61,31 +61,43 @@ def all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
     Queries, keys and values are treated alike: keys and values are small. Of the MLP's inputs,
     which are of one size, the first is never treated better than the next.
     """
-    block = decoder(model).block
+    network = decoder(model)
     treatments = [one for one in TREATMENTS if offloads or one != "offload"]
     inputs = [one for one in treatments if one != "recompute"]
-    mlp = list(combinations_with_replacement(treatments[::-1], len(block.mlp.inputs)))
-    groups = tensor_groups(block)
+    *groups, of_mlp = tensor_groups(network)
+    mlp = list(combinations_with_replacement(treatments[::-1], len(of_mlp)))
+    groups += [(name,) for name in of_mlp]
     found = (
-        policy_of(groups, (*chosen, *of_mlp))
-        for *chosen, of_mlp in product(inputs, treatments, treatments, treatments, mlp[::-1])
+        policy_of(groups, (*chosen, *inside))
+        for *chosen, inside in product(inputs, treatments, treatments, treatments, mlp[::-1])
     )
     # An MLP without a gate has fewer tensors, and policies with the names of those with one.
-    names = {treatments_of(known, block): known for known in POLICIES.values()}
-    return tuple(names.get(treatments_of(one, block), one) for one in found)
+    names = {treatments_of(known, network): known for known in POLICIES.values()}
+    return tuple(names.get(treatments_of(one, network), one) for one in found)
 
 
-def treatments_of(one: Policy, block: Block) -> tuple[Treatment, ...]:
-    """How a policy treats the tensors of a block, in their order."""
-    return tuple(one.treatment(tensor.name) for tensor in block.tensors)
+def treatments_of(one: Policy, network: Network) -> tuple[Treatment, ...]:
+    """How a policy treats the tensors of a network, in their order."""
+    return tuple(one.treatment(tensor.name) for tensor in network.tensors)
 
 
-def tensor_groups(block: Block) -> list[tuple[str, ...]]:
-    """The tensors of a block that are treated alike, the block's input first, the MLP's last."""
+def tensor_groups(network: Network) -> list[tuple[str, ...]]:
+    """Tensors of blocks that are treated alike: the input, the inputs of attention, its result, the
+    stream after it; and the inputs of the MLP, each of which is treated for itself.
+    """
+    alike = zip(*map(tensors_by_place, network.blocks), strict=True)
+    return [tuple(dict.fromkeys(one.name for one in chain(*groups))) for groups in alike]
+
+
+def tensors_by_place(block: Block) -> list[list[Tensor]]:
     attention, mlp = block.attention, block.mlp
-    together = [[block.input], [one.output for one in attention.inputs], [attention.result],
-                [attention.output.output], *([one.output] for one in mlp.inputs)]  # fmt: skip
-    return [tuple(tensor.name for tensor in tensors) for tensors in together]
+    return [
+        [block.input],
+        [one.output for one in attention.inputs],
+        [attention.result],
+        [attention.output.output],
+        [one.output for one in mlp.inputs],
+    ]
 
 
 def policy_of(groups: list[tuple[str, ...]], chosen: tuple[Treatment, ...]) -> Policy:

@@ -14,7 +14,7 @@ from orchestrator.catalog import Chip, Quantity
 from orchestrator.errors import SpecError, UnknownName
 from orchestrator.network.mesh_axes import DCN_AXES, link_of
 from orchestrator.plan import flops
-from orchestrator.plan.collectives import ENDS, Exchange, block_passes, exchanges
+from orchestrator.plan.collectives import ENDS, Exchange, exchanges
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import activation_bytes
 from orchestrator.plan.torus import HOP_S, HOP_SOURCE
@@ -59,6 +59,8 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
     return [
         line("matmul", "matmuls", "3 forward", passes * own),
         line("copied_heads", "copied kv heads", "3 forward", passes * copies),
+        line("expert_padding", "empty rows of experts", "3 forward",
+             passes * flops.expert_padding_flops(layout)),
         line("unembedding", "unembedding", "3 forward",
              passes * flops.unembedding_forward_flops(layout)),
         line("vocab_padding", "vocabulary padding", "3 forward",
@@ -74,7 +76,7 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
 def hbm_lines(layout: Layout) -> list[LedgerLine]:
     """Traffic that no fusion avoids: weights, kept activations, and the optimizer's state."""
     rate = layout.chip.hbm_bytes_per_s
-    block, tables = layout.model.layers * layout.block_elements, ENDS * layout.table_elements
+    weights = layout.layer_elements + ENDS * layout.table_elements
     # Two gathers write the weights and matmuls read them; their gradient is written and read.
     touched = 4 * layout.compute_bytes + 2 * layout.gradient_bytes
     # The update reads and writes parameters and moments, and reads the fp32 gradient.
@@ -85,7 +87,7 @@ def hbm_lines(layout: Layout) -> list[LedgerLine]:
 
     return [
         line("weight_traffic", "weight traffic", f"{touched} B x gathered weights",
-             touched * (layout.microbatches * (block + tables))),
+             touched * (layout.microbatches * weights)),
         line("activation_traffic", "activation traffic", "2 x kept + 4 x offloaded activations",
              activation_traffic_bytes(layout)),
         line("optimizer_update", "optimizer update", f"{update} B x owned",
@@ -96,7 +98,7 @@ def hbm_lines(layout: Layout) -> list[LedgerLine]:
 def activation_traffic_bytes(layout: Layout) -> Number:
     """HBM traffic of activations: each is written and read, and twice if it is offloaded."""
     kept, offloaded = (activation_bytes(layout, what) for what in ("keep", "offload"))
-    return 2 * block_passes(layout) * (kept + 2 * offloaded)
+    return 2 * layout.microbatches * (kept + 2 * offloaded)
 
 
 def host_lines(layout: Layout) -> list[LedgerLine]:
@@ -109,7 +111,7 @@ def host_lines(layout: Layout) -> list[LedgerLine]:
             f"experiment.remat offloads, and no rate between {layout.chip.name} and its host is"
             " known: choose a policy that keeps its tensors in HBM"
         )
-    moved = 2 * block_passes(layout) * activation_bytes(layout, "offload")
+    moved = 2 * layout.microbatches * activation_bytes(layout, "offload")
     formula = "2 x offloaded activations"
     return [rated_line(layout, "offload", "offload", formula, "host", moved, rate)]
 

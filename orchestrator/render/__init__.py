@@ -1,5 +1,5 @@
 """Text for terminals and HTML pages for browsers, from values. Decides nothing.
 
-Each `*_screen` module shows one kind of value; `layout` and `formatting` serve all of them, `page`
-has the HTML pages. The package imports types and arithmetic, and no click, JAX, Ray or MLflow.
+Each `*_screen` module shows one kind of value; `screen_parts` serves all of them, `page` has
+the HTML pages. The package imports types and arithmetic, and no click, JAX, Ray or MLflow.
 """

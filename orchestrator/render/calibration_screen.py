@@ -1,6 +1,6 @@
 """Show a chip profile: the rate of each operation."""
 
-from orchestrator.render.formatting import percent, with_unit
+from orchestrator.formatting import percent, with_unit
 from orchestrator.render.screen_parts import (
     Command,
     Screen,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from orchestrator.render.formatting import (
+from orchestrator.formatting import (
     count,
     counted,
     elapsed,
@@ -12,7 +12,7 @@ from orchestrator.render.formatting import (
     seconds,
     to_digits,
 )
-from orchestrator.render.report_text import NOT_COMPARED
+from orchestrator.render.report_text import CAUSES, NOT_COMPARED
 from orchestrator.render.screen_parts import (
     Part,
     Screen,
@@ -43,7 +43,10 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> Screen:
 
 
 def speed(reports: Sequence[Report]) -> Table:
-    head = ("RUN", "PODS", "STEPS", "STEP", "SPREAD", "TOKENS/S/CHIP", "MFU", "PREDICTED", "OVER")
+    head = (
+        "RUN", "PODS", "STEPS", "STEP TIME", "P10, P90", "TOKENS/S/CHIP", "MFU",
+        "PREDICTED", "RATIO",
+    )  # fmt: skip
     return Table(rows=[head, *map(speed_row, reports)], columns="<>>>>>>>>")
 
 
@@ -101,8 +104,8 @@ def time_row(report: Report) -> Row:
 
 
 def largest_loss(goodput: Goodput) -> str:
-    name, lost_s = max(goodput.badput_s.items(), key=lambda pair: pair[1])
-    return f"{name} {percent(lost_s / goodput.total_s)}" if lost_s else ""
+    cause, lost_s = max(goodput.badput_s.items(), key=lambda pair: pair[1])
+    return f"{CAUSES[cause]} {percent(lost_s / goodput.total_s)}" if lost_s else ""
 
 
 def notes(reports: Sequence[Report]) -> list[Part]:
@@ -123,7 +126,7 @@ def prediction_note(report: Report) -> str:
         return ""
     what = "the lower bound" if against.against == "lower" else "the expected step"
     here = ", from this machine's chip profile" if report.rehearsal else ""
-    return f"PREDICTED is {what}{here}"
+    return f"PREDICTED is {what}{here}, and RATIO the step time over it"
 
 
 def verdict(reports: Sequence[Report]) -> str:

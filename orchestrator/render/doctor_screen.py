@@ -1,6 +1,6 @@
 """Show the health of this machine as a table."""
 
-from orchestrator.render.formatting import counted
+from orchestrator.formatting import counted
 from orchestrator.render.screen_parts import Part, Screen, Table, heading, indent, next_step, screen
 from orchestrator.types.health import HealthReport
 

@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 from math import exp
 
-from orchestrator.render.formatting import count, counted, percent, seconds, span, with_unit
+from orchestrator.formatting import count, counted, four_digits, percent, seconds, span, with_unit
 from orchestrator.render.screen_parts import (
     NO_BREAK,
     Command,
@@ -218,7 +218,7 @@ def number(value: float) -> str:
     if abs(value) >= 1e7:
         mantissa, exponent = f"{rounded:.3e}".split("e")
         return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return four_digits(value)
 
 
 def with_its_unit(value: float, unit: str) -> str:

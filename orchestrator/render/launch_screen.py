@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from orchestrator.render.formatting import (
+from orchestrator.formatting import (
     DAY_S,
     at_least,
     count,

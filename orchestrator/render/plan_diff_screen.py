@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Sequence
 
-from orchestrator.plan.plan_diff import SUM
-from orchestrator.render.formatting import (
+from orchestrator.formatting import (
     counted,
     dollars,
     in_memory,
     lasting,
     percent,
-    resource,
     scaled,
     seconds,
     signed_percent,
     signed_points,
     to_digits,
 )
+from orchestrator.plan.plan_diff import SUM
+from orchestrator.render.resource_names import resource
 from orchestrator.render.screen_parts import (
     Part,
     Screen,

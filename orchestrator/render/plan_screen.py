@@ -3,9 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 
-from orchestrator.network.rematerialization import summary_of, text_of
-from orchestrator.plan.forecast import scale
-from orchestrator.render.formatting import (
+from orchestrator.formatting import (
     at_least,
     count,
     counted,
@@ -13,12 +11,14 @@ from orchestrator.render.formatting import (
     in_memory,
     lasting,
     percent,
-    resource,
     scaled,
     seconds,
     span,
     with_unit,
 )
+from orchestrator.network.rematerialization import summary_of, text_of
+from orchestrator.plan.forecast import scale
+from orchestrator.render.resource_names import resource
 from orchestrator.render.screen_parts import (
     Part,
     Screen,
@@ -82,7 +82,7 @@ def decisions(plan: Plan) -> list[Part]:
     """Return the request and the decisions, a line each."""
     inside = ", ".join(axis_text(axis) for axis in plan.axes if axis.link == "ici")
     rows = [
-        ("model", f"{plan.model.name}, {scaled(plan.model.parameters, 4)} parameters"),
+        ("model", model(plan)),
         ("mesh", f"{slices_text(plan)} dcn | {inside}"),
         ("batch", batch(plan)),
         ("step", step(plan)),
@@ -93,6 +93,12 @@ def decisions(plan: Plan) -> list[Part]:
     if plan.overrides:
         rows.append(("set", " ".join(plan.overrides)))
     return [Table(rows=rows, columns="<w")]
+
+
+def model(plan: Plan) -> str:
+    parameters, active = plan.model.parameters, plan.model.active_parameters
+    of_token = f", {scaled(active, 4)} of them active" if active != parameters else ""
+    return f"{plan.model.name}, {scaled(parameters, 4)} parameters{of_token}"
 
 
 def slices_text(plan: Plan) -> str:
@@ -258,12 +264,17 @@ def shorter_run(plan: Plan) -> list[Part]:
     """Return what a run takes and costs that ends before all tokens are used."""
     if plan.run_share == 1 or not plan.ledger_describes_trainer:
         return []
-    forecast, share = plan.forecast, plan.run_share
+    steps = f"{count(plan.run_steps or 0)} of {count(plan.total_steps)} steps"
+    takes = ", ".join(time_and_cost(plan.forecast, plan.run_share))
+    return [f"run.steps ends the run after {steps}: {takes}"]
+
+
+def time_and_cost(forecast: Forecast, share: float) -> list[str]:
+    """Return the days and dollars that so much of all tokens is likely to take."""
     takes = [likely(scale(forecast.days, share), lasting)]
     if forecast.dollars is not None:
         takes.append(likely(scale(forecast.dollars, share), dollars))
-    steps = f"{count(plan.run_steps or 0)} of {count(plan.total_steps)} steps"
-    return [f"run.steps ends the run after {steps}: {', '.join(takes)}"]
+    return takes
 
 
 def estimate_cells(estimate: Estimate, show: Callable[[float], str]) -> tuple[str, ...]:
@@ -286,14 +297,12 @@ def verdict(plan: Plan) -> str:
     forecast = plan.forecast
     if not plan.ledger_describes_trainer:
         return f"Plan: a mesh for {plan.trainer}, whose memory, time and cost are unknown."
-    parts = [
-        "fits" if forecast.fits else "does not fit",
-        f"bound by {forecast.bound}",
-        likely(forecast.days, lasting),
-    ]
-    if forecast.dollars is not None:
-        parts.append(likely(forecast.dollars, dollars))
-    return f"Plan: {', '.join(parts)}."
+    parts = ["fits" if forecast.fits else "does not fit", f"bound by {forecast.bound}"]
+    parts += time_and_cost(forecast, 1)
+    if plan.run_share == 1:
+        return f"Plan: {', '.join(parts)}."
+    shorter = ", ".join(time_and_cost(forecast, plan.run_share))
+    return f"Plan: {', '.join(parts)}; {counted(plan.run_steps or 0, 'step')}: {shorter}."
 
 
 def runners_up_table(plans: Sequence[Plan]) -> list[Part]:

@@ -2,18 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from orchestrator.formatting import count, counted, off, percent, scaled, seconds, span, with_unit
 from orchestrator.journal.run_status import first_line
 from orchestrator.network.rematerialization import summary_of
-from orchestrator.render.formatting import (
-    count,
-    counted,
-    off,
-    percent,
-    scaled,
-    seconds,
-    span,
-    with_unit,
-)
 from orchestrator.render.screen_parts import (
     Command,
     Part,
@@ -71,9 +62,7 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
         ("batch", *(batch(plan) for plan in plans)),
         ("remat", summary_of(full.remat), summary_of(small.remat)),
     ]
-    processes = (
-        f"{steps} steps in {small.hosts} processes, which Ray Train joins on emulated slices"
-    )
+    processes = f"{steps} steps in {small.hosts} processes on emulated slices"
     return screen(
         [Title(left="rehearsal", right=f"plan {short(small.digest)}")],
         indent([Table(rows=rows, columns="<<<")]),

@@ -1,15 +1,8 @@
 """Sentences about a report: the verdict, the gap to the prediction, the goodput."""
 
+from orchestrator.formatting import count, elapsed, off, percent, seconds, to_digits
 from orchestrator.journal.run_status import first_line
-from orchestrator.render.formatting import (
-    count,
-    elapsed,
-    off,
-    percent,
-    resource,
-    seconds,
-    to_digits,
-)
+from orchestrator.render.resource_names import resource
 from orchestrator.types.report import Badput, Gap, Goodput, Measurement, NotCompared, Ratio, Report
 
 SMALL = 0.01  # of the largest part of a gap: smaller parts are left out

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from orchestrator.render.formatting import count, elapsed, percent, scaled
+from orchestrator.formatting import count, elapsed, percent, scaled
 from orchestrator.render.screen_parts import (
     Command,
     Screen,

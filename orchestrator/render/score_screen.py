@@ -3,14 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from orchestrator.render.formatting import (
-    counted,
-    percent,
-    seconds,
-    signed_percent,
-    signed_points,
-    span,
-)
+from orchestrator.formatting import counted, percent, seconds, signed_percent, signed_points, span
 from orchestrator.render.screen_parts import (
     Part,
     Screen,

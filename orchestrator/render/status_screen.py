@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from orchestrator.formatting import count, counted, elapsed, percent, seconds
 from orchestrator.journal.run_logs import Log, LogLine, list_logs
 from orchestrator.journal.run_status import first_line, last_attempt_text
-from orchestrator.render.formatting import count, counted, elapsed, percent, seconds
 from orchestrator.render.next_commands import run_command
 from orchestrator.render.runs_screen import mfu
 from orchestrator.render.screen_parts import (

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from orchestrator.formatting import percent, scaled, seconds, span, to_digits
 from orchestrator.render.compare_screen import spread
-from orchestrator.render.formatting import percent, resource, scaled, seconds, span, to_digits
 from orchestrator.render.report_text import NOT_COMPARED, run_verdict
+from orchestrator.render.resource_names import resource
 from orchestrator.render.screen_parts import (
     Part,
     Screen,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.render.formatting import count, counted, dollars, percent, seconds
+from orchestrator.formatting import count, counted, dollars, percent, seconds
 from orchestrator.render.screen_parts import (
     Part,
     Screen,

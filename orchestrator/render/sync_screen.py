@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from orchestrator.render.formatting import count, counted
+from orchestrator.formatting import count, counted
 from orchestrator.render.screen_parts import (
     Command,
     Part,

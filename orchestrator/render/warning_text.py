@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from orchestrator import catalog
-from orchestrator.render.formatting import count, counted, in_memory, scaled, seconds
+from orchestrator.formatting import count, counted, in_memory, scaled, seconds
 from orchestrator.types.plan import PlanWarning, WarningCode
 
 SENTENCES: dict[WarningCode, str] = {

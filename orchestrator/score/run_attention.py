@@ -6,6 +6,7 @@ matmuls, and goes through HBM.
 
 from dataclasses import replace
 
+from orchestrator.network.attention import RESULT
 from orchestrator.plan import flops
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
@@ -76,7 +77,7 @@ def block_of(run: PublishedRun) -> int:
 
 def square_line(layout: Layout) -> LedgerLine:
     """The whole square of scores, as matmuls."""
-    again = layout.remat.share(layout.network.block.attention.result.name, "recompute")
+    again = layout.remat.share(RESULT, "recompute")
     seen = layout.length + min(ATTENTION_BLOCK, layout.length)
     square = flops.attention_forward_flops(layout) * 2 * layout.length / seen
     rate = device_peak(layout)
@@ -94,8 +95,8 @@ def square_line(layout: Layout) -> LedgerLine:
 
 def scores_line(layout: Layout) -> LedgerLine:
     """Scores that go through HBM."""
-    heads, _ = layout.network.block.attention.result.dimensions
-    count = layout.model.layers * layout.step_tokens * layout.length * layout.size(heads)
+    heads = layout.over_layers(lambda block: layout.size(block.attention.result.dimensions[0]))
+    count = heads * layout.step_tokens * layout.length
     rate = layout.chip.hbm_bytes_per_s
     formula = f"{SCORE_BYTES} B x scores"
     moved = SCORE_BYTES * count

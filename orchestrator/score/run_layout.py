@@ -197,7 +197,8 @@ def layout_of(
 def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
     """The ledger, scaled where the run's block or optimizer differ, with the run's attention."""
     tensor = layout.devices_along(GROUPS["tensor"])
-    wider = 1 + extra_parameters_per_layer(run) / tensor / layout.block_elements
+    extra = run.model.layers * extra_parameters_per_layer(run) / tensor
+    wider = 1 + extra / layout.layer_elements
     factors: dict[LineKind, float] = {
         "matmul": wider,
         "matmul_recompute": wider,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.run_options import ClusterOptions, RunOptions, TrackingOptions
 from orchestrator.types.spec_fields import (
     COMPUTED,
@@ -31,7 +32,7 @@ from orchestrator.types.spec_fields import (
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The shape of a decoder-only transformer of the Llama family."""
+    """The shape of a decoder-only transformer."""
 
     name: Annotated[Name, about("The name of the model in plans and reports.", default="custom")]
     layers: Annotated[int, about("The number of transformer layers.", 32, ge=1, le=10_000)]
@@ -90,6 +91,28 @@ class Model:
     norm_epsilon: Annotated[
         PositiveNumber, about("A small number that RMSNorm adds to the mean square.")
     ] = 1e-5
+    window: Annotated[
+        PositiveInteger | None,
+        about(
+            "The number of positions that attention with a sliding window sees: a token's own and"
+            " those before it. When left out, every layer sees the whole sequence.",
+            1024,
+        ),
+    ] = None
+    window_pattern: Annotated[
+        str,
+        about(
+            "Which layers have the window, again and again until the last layer: L is local, with"
+            " the window; G is global, without.",
+            "LLLLLG",
+            pattern="^[LG]+$",
+            max_length=1000,
+        ),
+    ] = "L"
+    moe: Annotated[
+        MixtureOfExperts | None,
+        about("The mixture of experts in place of the MLP.", {"experts": 8, "top_k": 2}),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from orchestrator.calibrate import processes
 from orchestrator.calibrate.measure import measured_timings, this_machine
 from orchestrator.calibrate.profile_store import SCHEMA
+from orchestrator.formatting import percent, seconds
 from orchestrator.network.rematerialization import text_of
 from orchestrator.plan import calibrated
 from orchestrator.plan.planner import make_plan
-from orchestrator.render.formatting import percent, seconds
 from orchestrator.render.score_screen import markdown
 from orchestrator.render.screen_parts import Table, screen
 from orchestrator.types.chip_profile import ChipProfile

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import median
 
 from orchestrator.errors import OrchError
+from orchestrator.formatting import GIB
 from orchestrator.plan.planner import make_plan
 from orchestrator.prove.verdict import prove
-from orchestrator.render.formatting import GIB
 from orchestrator.types import codec
 from orchestrator.types.plan import Forecast
 from orchestrator.types.proof import Proof

@@ -1,6 +1,7 @@
 """`make score`: learn the constants, write them into the catalog, print and write the scores.
 
-tests/test_score.py checks that the catalog, the README and docs/score.md have the computed numbers.
+tests/test_score.py and tests/test_score_learn.py check that the catalog, the README and
+docs/score.md have the computed numbers.
 """
 
 from collections.abc import Callable
@@ -10,9 +11,9 @@ from statistics import median
 
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
+from orchestrator.formatting import signed_percent
 from orchestrator.plan import flops
 from orchestrator.render import score_screen as render
-from orchestrator.render.formatting import signed_percent
 from orchestrator.score import PUBLISHED, cross_validated, with_catalog_constants
 from orchestrator.score.constants_file import text
 from orchestrator.score.evaluate import HeldOut, published, summary

@@ -3,24 +3,32 @@
 b sequences, T queries of this chip, S keys, K kv heads, G query heads a kv head, H head_dim
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 MOST_KEYS = 512  # in a block
+LEAST = -1e30  # a finite start of the maximum: a query may see no key of the first blocks
 
 Three = tuple[jax.Array, jax.Array, jax.Array]
 Saved = tuple[jax.Array, ...]
 
 
-@jax.custom_vjp
-def blockwise(q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array) -> jax.Array:
-    """Causal attention of q [b, T, N, H], at `positions` [T], to k and v [b, S, K, H]."""
-    return _forward(q, k, v, positions)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def blockwise(
+    q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, window: int | None = None
+) -> jax.Array:
+    """Causal attention of q [b, T, N, H], at `positions` [T], to k and v [b, S, K, H].
+
+    With a `window`, a query sees that many positions: its own and those before it.
+    """
+    return _forward(q, k, v, positions, window)[0]
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array
+    q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, window: int | None
 ) -> tuple[jax.Array, Saved]:
     """One pass over blocks of keys with a running softmax: maximum, sum, weighted values."""
     grouped = _grouped(q, k.shape[2])
@@ -29,7 +37,7 @@ def _forward(
     def step(carry: Three, block: Three) -> tuple[Three, None]:
         top, total, out = carry
         keys, values, places = block
-        scores = _scores(grouped, keys, positions, places)  # [b, K, G, T, B]
+        scores = _scores(grouped, keys, positions, places, window)  # [b, K, G, T, B]
         new_top = jnp.maximum(top, scores.max(-1))
         shrink, weights = jnp.exp(top - new_top), jnp.exp(scores - new_top[..., None])
         added = _dot("bkgts,bskh->bkgth", weights.astype(v.dtype), values)
@@ -38,7 +46,7 @@ def _forward(
 
     rows = (b, kv, g, t)
     zero = jnp.zeros(rows, jnp.float32)
-    start = (jnp.full(rows, -jnp.inf), zero, jnp.zeros((*rows, h), jnp.float32))
+    start = (jnp.full(rows, LEAST), zero, jnp.zeros((*rows, h), jnp.float32))
     (top, total, out), _ = jax.lax.scan(step, start, _blocks(k, v))
     out = (out / total[..., None]).transpose(0, 3, 1, 2, 4).reshape(q.shape).astype(q.dtype)
     out = checkpoint_name(out, "attention")
@@ -46,7 +54,9 @@ def _forward(
     return out, (q, k, v, positions, out, log_sum)
 
 
-def _backward(saved: Saved, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+def _backward(
+    window: int | None, saved: Saved, d_out: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     """One pass over the same blocks; the weights are made again from the log-sum-exp."""
     q, k, v, positions, out, log_sum = saved
     grouped, d_grouped = _grouped(q, k.shape[2]), _grouped(d_out, k.shape[2])
@@ -55,7 +65,7 @@ def _backward(saved: Saved, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax
 
     def step(dq: jax.Array, block: Three) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         keys, values, places = block
-        weights = jnp.exp(_scores(grouped, keys, positions, places) - log_sum[..., None])
+        weights = jnp.exp(_scores(grouped, keys, positions, places, window) - log_sum[..., None])
         d_values = _dot("bkgts,btkgh->bskh", weights.astype(v.dtype), d_grouped)
         d_weights = _dot("btkgh,bskh->bkgts", d_grouped, values)
         d_scores = (weights * (d_weights - dot_out[..., None]) * scale).astype(q.dtype)
@@ -76,11 +86,17 @@ def _dot(formula: str, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _scores(
-    grouped: jax.Array, keys: jax.Array, positions: jax.Array, places: jax.Array
+    grouped: jax.Array,
+    keys: jax.Array,
+    positions: jax.Array,
+    places: jax.Array,
+    window: int | None,
 ) -> jax.Array:
-    """Scaled scores [b, K, G, T, B]; minus infinity where the key comes later."""
+    """Scaled scores [b, K, G, T, B]; minus infinity where the query does not see the key."""
     scores = _dot("btkgh,bskh->bkgts", grouped, keys) * keys.shape[-1] ** -0.5
-    return jnp.where(positions[:, None] >= places, scores, -jnp.inf)
+    before = positions[:, None] - places
+    seen = before >= 0 if window is None else (before >= 0) & (before < window)
+    return jnp.where(seen, scores, -jnp.inf)
 
 
 def _grouped(x: jax.Array, kv_heads: int) -> jax.Array:

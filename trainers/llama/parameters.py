@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Dimension, Weight
+from orchestrator.network.description import Dimension, Stack, Weight
 from orchestrator.network.mesh_axes import PADDED, padded, ways
 from orchestrator.types.spec import Model
 from trainers.llama.axes import mesh_axes
@@ -37,18 +37,20 @@ class Parameter:
 
 
 def leaves(model: Model, mesh: Mesh = UNSPLIT) -> dict[str, Any]:
-    """All parameters as stored on a mesh. Those of the blocks are stacked over layers, to be
-    scanned over.
+    """All parameters as stored on a mesh. Those of a stack of blocks are stacked over its layers,
+    to be scanned over.
     """
     network = decoder(model)
-    layers = Dimension("layers", network.layers)
     return {
         **{table.name: parameter(mesh, table) for table in network.tables},
-        "layers": {
-            weight.name: parameter(mesh, weight, layers) for weight in network.block.weights
-        },
+        **{stack.name: stacked(mesh, stack) for stack in network.stacks},
         network.norm.name: parameter(mesh, network.norm),
     }
+
+
+def stacked(mesh: Mesh, stack: Stack) -> dict[str, Parameter]:
+    layers = Dimension("layers", len(stack.layers))
+    return {weight.name: parameter(mesh, weight, layers) for weight in stack.block.weights}
 
 
 def parameter(mesh: Mesh, weight: Weight, *stacked: Dimension) -> Parameter:

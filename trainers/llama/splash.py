@@ -17,13 +17,10 @@ from trainers.llama.axes import SEQUENCE
 LANES = 128
 
 
-def _not_later(query: Any, key: Any) -> Any:
-    return query >= key
-
-
 @dataclass(frozen=True)
 class ZigzagMask(kernels.Mask):
-    """Causal, where row j is the query at the j-th place of the zigzag order.
+    """Causal, with a window or without, where row j is the query at the j-th place of the zigzag
+    order.
 
     The kernel computes such a mask from `q_sequence`, the position of each row, by
     `mask_function`: nothing is loaded, and only blocks that some query sees are visited.
@@ -31,6 +28,7 @@ class ZigzagMask(kernels.Mask):
 
     length: int
     ways: int
+    window: int | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -42,21 +40,26 @@ class ZigzagMask(kernels.Mask):
 
     @property
     def mask_function(self) -> Callable[[Any, Any], Any]:
-        return _not_later
+        return self._sees
+
+    def _sees(self, query: Any, key: Any) -> Any:
+        if self.window is None:
+            return query >= key
+        return (query >= key) & (query - key < self.window)
 
     def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
         keys = np.arange(*index[1].indices(self.length))
-        return np.asarray(_not_later(self.q_sequence[index[0], None], keys))
+        return np.asarray(self._sees(self.q_sequence[index[0], None], keys))
 
 
 def splash(
-    length: int, ways: int, interpret: bool = False
+    length: int, ways: int, window: int | None = None, *, interpret: bool = False
 ) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     """`attend` of `trainers.llama.attention`."""
     blocks = _blocks(length, ways)
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        mask = kernels.MultiHeadMask([ZigzagMask(length, ways)] * q.shape[2])
+        mask = kernels.MultiHeadMask([ZigzagMask(length, ways, window)] * q.shape[2])
         kernel = kernels.make_splash_mha(
             mask,
             head_shards=1,

@@ -7,9 +7,10 @@ at its own FLOPs per byte. Its distance to the lowest roof is the cost of overla
 
 from dataclasses import dataclass
 
-from orchestrator.render.formatting import resource, with_unit
+from orchestrator.formatting import with_unit
 from orchestrator.render.page.drawings import Axis, Curve, Flag, Plot, logarithmic
 from orchestrator.render.page.run_charts import color
+from orchestrator.render.resource_names import resource
 from orchestrator.types.plan import Plan
 
 LEAST = 0.02  # of the lower bound: resources that are busy for less are not drawn

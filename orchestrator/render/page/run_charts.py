@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from orchestrator.render.formatting import count, elapsed, in_memory, percent, resource, seconds
+from orchestrator.formatting import count, elapsed, in_memory, percent, seconds
 from orchestrator.render.page.drawings import (
     Axis,
     Band,
@@ -18,6 +18,7 @@ from orchestrator.render.page.drawings import (
     from_zero,
 )
 from orchestrator.render.report_text import CAUSES
+from orchestrator.render.resource_names import resource
 from orchestrator.report.gap import device_times
 from orchestrator.types.plan import LedgerLine, Plan
 from orchestrator.types.proof import Proof

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.render.formatting import (
+from orchestrator.formatting import (
     count,
     elapsed,
     percent,
-    resource,
     scaled,
     seconds,
     span,
@@ -18,6 +17,7 @@ from orchestrator.render.page.roofline import roofline
 from orchestrator.render.page.templates import filled
 from orchestrator.render.plan_screen import amount, headline
 from orchestrator.render.report_text import CAUSES, gap_text, goodput_text, run_verdict
+from orchestrator.render.resource_names import resource
 from orchestrator.render.status_screen import attempt_time, cause
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof

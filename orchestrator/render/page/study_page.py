@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.render.formatting import count, percent, scaled, seconds
+from orchestrator.formatting import count, percent, scaled, seconds
 from orchestrator.render.page.drawings import (
     Band,
     Bar,

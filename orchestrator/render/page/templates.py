@@ -4,7 +4,7 @@ from functools import cache
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from orchestrator.render import formatting
+from orchestrator import formatting
 from orchestrator.resources import resource
 from orchestrator.types.codec import short
 

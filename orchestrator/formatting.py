@@ -1,7 +1,5 @@
 """Format numbers for people: counts, bytes, seconds, money, shares and intervals."""
 
-from orchestrator.network.mesh_axes import DCN_AXES
-
 MIB, GIB = 2**20, 2**30
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
 SHORT_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -9,12 +7,6 @@ SI_SCALES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3
 LONG_SCALES = ((DAY_S, "days"), (HOUR_S, "hours"), (MINUTE_S, "minutes"))
 TIME_SCALES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"))
 ELAPSED_SCALES = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1, "s"))
-RESOURCES = {
-    "mxu": "matmul",
-    "latency": "ici",
-    **{axis: f"dcn {axis}" for axis in DCN_AXES},
-    **{name: name for name in ("hbm", "host", "cores")},
-}
 
 
 def count(value: float) -> str:
@@ -45,6 +37,11 @@ def to_digits(value: float, digits: int) -> str:
     return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:.{digits}g}"
 
 
+def four_digits(value: float) -> str:
+    """Return four digits, or all of a larger whole number: 113.4, 73,438."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def in_memory(value_bytes: float) -> str:
     """Return bytes of device memory in GiB, or in MiB where GiB would show no digit."""
     unit, name = (MIB, "MiB") if 0 < value_bytes < GIB / 100 else (GIB, "GiB")
@@ -58,12 +55,13 @@ def seconds(value_s: float) -> str:
 
 
 def lasting(days: float) -> str:
-    """Return the length of a training: 13.8 days, 3.2 hours, 22.2 s."""
+    """Return the length of a training: 1,752 days, 13.8 days, 3.2 hours, 22.2 s."""
     value_s = days * DAY_S
     if value_s < MINUTE_S:
         return seconds(value_s)
     scale, unit = next(pair for pair in LONG_SCALES if value_s >= pair[0])
-    return f"{value_s / scale:,.1f} {unit}"
+    number = value_s / scale
+    return f"{number:,.{0 if number >= 100 else 1}f} {unit}"
 
 
 def elapsed(value_s: float) -> str:
@@ -119,8 +117,3 @@ def off(measured_s: float, expected_s: float, than: str) -> str:
     if not 0.5 <= times <= 2:
         return f"{to_digits(times, 2)} times {than}"
     return f"{percent(abs(times - 1))} {'more' if times > 1 else 'less'} than {than}"
-
-
-def resource(name: str) -> str:
-    """Return the display name of a ledger line's resource; unlisted ones are ICI links."""
-    return RESOURCES.get(name, f"ici {name}")
