@@ -71,6 +71,7 @@ WarningCode = Literal[
     "many_years",
     "extrapolation",
     "no_expected",
+    "unsteady_profile",
 ]
 
 
