@@ -73,7 +73,7 @@ def store(machine: Machine, timings: tuple[Timing, ...]) -> StoredProfile:
 
 def trainer_source(name: str) -> str:
     """A digest of the trainer's module, or of its package: another one takes other seconds."""
-    file = plugins.source(plugins.find_trainer(name).module)
+    file = plugins.source(plugins.trainer_entry_point(name).module)
     if file is None:
         return ""
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]

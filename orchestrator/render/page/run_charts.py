@@ -18,7 +18,7 @@ from orchestrator.render.page.drawings import (
     from_zero,
 )
 from orchestrator.render.report_text import CAUSES
-from orchestrator.render.resource_names import resource
+from orchestrator.render.resource_names import resource_name
 from orchestrator.report.gap import device_times
 from orchestrator.types.plan import LedgerLine, Plan
 from orchestrator.types.proof import Proof
@@ -70,7 +70,7 @@ def resource_bars(plan: Plan) -> list[Bar]:
     """Return a bar for each resource, the busiest first, and one for all small ones."""
     lines: dict[str, list[LedgerLine]] = {}
     for line in plan.forecast.time:
-        name = "ici latency" if line.resource == "latency" else resource(line.resource or "")
+        name = "ici latency" if line.resource == "latency" else resource_name(line.resource or "")
         lines.setdefault(name, []).append(line)
     bars = [Bar(name=name, kind=color(name), segments=segments(of)) for name, of in lines.items()]
     ordered = sorted(bars, key=lambda bar: -bar.value)

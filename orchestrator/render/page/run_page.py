@@ -3,21 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.formatting import (
-    count,
-    elapsed,
-    percent,
-    scaled,
-    seconds,
-    span,
-    to_digits,
-)
+from orchestrator.formatting import count, elapsed, percent, scaled, seconds, span, to_digits
 from orchestrator.render.page import run_charts
 from orchestrator.render.page.roofline import roofline
 from orchestrator.render.page.templates import filled
 from orchestrator.render.plan_screen import amount, headline
 from orchestrator.render.report_text import CAUSES, gap_text, goodput_text, run_verdict
-from orchestrator.render.resource_names import resource
+from orchestrator.render.resource_names import resource_name
 from orchestrator.render.status_screen import attempt_time, cause
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -131,6 +123,12 @@ def attempt_rows(run: Run) -> list[Row]:
 
 def ledger_rows(plan: Plan) -> list[Row]:
     return [
-        (line.name, resource(line.resource or ""), line.formula, amount(line), seconds(line.value))
+        (
+            line.name,
+            resource_name(line.resource or ""),
+            line.formula,
+            amount(line),
+            seconds(line.value),
+        )
         for line in plan.forecast.time
     ]
