@@ -153,15 +153,6 @@ def _link(partial: Path, path: Path) -> None:
             raise
 
 
-def touch(path: Path) -> None:
-    """Set the time of a file to now, and create it if it is missing. It needs no disk space."""
-    with writing(path):
-        try:
-            os.utime(path)
-        except FileNotFoundError:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
-
-
 def read(path: Path, most: int = boundary.MAX_FILE_BYTES) -> bytes:
     """The content of a file; `JournalUnreadable` when it is larger than that many bytes."""
     with reading(path):
@@ -184,18 +175,6 @@ def check_size(file: IO[bytes]) -> None:
     """Refuse a file of lines that is too large to read."""
     if os.fstat(file.fileno()).st_size > MAX_LINES_BYTES:
         raise OSError(errno.EFBIG, f"is larger than {MAX_LINES_BYTES:,} bytes")
-
-
-def modified_at_s(path: Path) -> float | None:
-    """When a file was last written or touched; None while it does not exist.
-
-    Opening the file makes a shared file system ask its server instead of its cache.
-    """
-    try:
-        with reading(path), boundary.reading_file(path) as file:
-            return os.fstat(file.fileno()).st_mtime
-    except FileNotFoundError:
-        return None
 
 
 # --- folders

@@ -18,7 +18,15 @@ from orchestrator.errors import (
     RunIsLive,
     Superseded,
 )
-from orchestrator.journal import event_chain, event_log, files, liveness, step_log
+from orchestrator.journal import (
+    driver_heartbeat,
+    event_chain,
+    event_log,
+    files,
+    liveness,
+    silence,
+    step_log,
+)
 from orchestrator.journal.events import (
     AnyEvent,
     AttemptEnded,
@@ -136,8 +144,16 @@ class Writer:
                 self._reload()
             self._check_owner()
             settled = self._state.settled_requests
-        files.touch(self.journal.paths.driver_heartbeat(self.number))
+        self._renew()
         return self.journal.cancel_request(settled)
+
+    def _renew(self) -> None:
+        path = self.journal.paths.driver_heartbeat(self.number)
+        if driver_heartbeat.renew(path):
+            return
+        with suppress(JournalUnreadable), self._lock:
+            self._reload()  # whoever superseded this claim has removed its heartbeat
+        driver_heartbeat.send(path)
 
     @contextmanager
     def background_heartbeat(self) -> Iterator[None]:
@@ -201,24 +217,27 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
     run has ended and nobody resumes it.
     """
     while True:
-        state = journal.state()  # before the run: an event in between takes our number
-        _check_whole(journal, state)
+        before = journal.state()  # before the run: an event in between takes our number
+        _check_whole(journal, before)
         _check_claimable(journal.run(clock), resumes=resumes)
+        silence.check_silence(journal, journal.key, before)
         requests = event_log.read(journal.paths.requests).last
         claimed = Claimed(
             at_s=clock(),
             driver=liveness.this_process(),
             heartbeat_s=HEARTBEAT_S,
             resumes=resumes,
-            settled_requests=requests if resumes else state.settled_requests,
+            settled_requests=requests if resumes else before.settled_requests,
         )
-        number, content = state.last + 1, event_chain.linked(claimed, state.digest)
+        number, content = before.last + 1, event_chain.linked(claimed, before.digest)
         with suppress(FileExistsError):  # another process wrote first: look again
             event_chain.append(journal.paths, number, content)
             break
+    driver_heartbeat.send(journal.paths.driver_heartbeat(number))
+    driver_heartbeat.retire(journal.paths.driver_heartbeat(before.writer))
     for folder in (journal.paths.events, journal.paths.requests):
         files.sweep(folder)
-    state = replace(apply(state, number, claimed), digest=event_chain.digest(content))
+    state = replace(apply(before, number, claimed), digest=event_chain.digest(content))
     return Writer(journal, state, clock=clock)
 
 

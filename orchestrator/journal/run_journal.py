@@ -12,12 +12,21 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.errors import JournalDamaged, JournalUnreadable
-from orchestrator.journal import event_chain, event_log, files, liveness, step_log
+from orchestrator.journal import (
+    driver_heartbeat,
+    event_chain,
+    event_log,
+    files,
+    liveness,
+    step_log,
+)
+from orchestrator.journal.driver_heartbeat import DriverHeartbeat
 from orchestrator.journal.event_log import Fault
 from orchestrator.journal.events import (
     SCHEMA,
     AnyEvent,
     CancelRequest,
+    Claimed,
     Submitted,
     decode_event,
     decode_request,
@@ -169,8 +178,10 @@ class Journal:
         claim = state.claim
         writer = claim.driver if claim else state.submitted.submission.submitter
         tracking, more = self._tracking()
+        heartbeat = driver_heartbeat.read(self.paths.driver_heartbeat(state.writer))
         return Observation(
-            heartbeat_at_s=files.modified_at_s(self.paths.driver_heartbeat(state.writer)),
+            heartbeat_at_s=heartbeat.at_s if heartbeat else None,
+            silent_s=_silent_s(claim, heartbeat),
             writer_is_gone=not state.ended and liveness.is_gone(writer),
             writer_is_alive=not state.ended and liveness.is_alive(writer),
             cancel=_strongest(requests),
@@ -188,6 +199,13 @@ class Journal:
             return None, []
         except (msgspec.DecodeError, JournalUnreadable) as error:
             return None, [f"{path.name}: {error}"]
+
+
+def _silent_s(claim: Claimed | None, heartbeat: DriverHeartbeat | None) -> float | None:
+    """Seconds since a heartbeat of this machine; None for one of another."""
+    if not (claim and heartbeat and heartbeat.uptime_s is not None):
+        return None
+    return liveness.uptime_s() - heartbeat.uptime_s if liveness.is_known(claim.driver) else None
 
 
 def read_value(path: Path, kind: type[T]) -> T:

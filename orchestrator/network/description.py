@@ -52,10 +52,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Matmul:
-    """An activation times a weight."""
+    """An activation times a weight. A token is multiplied by that `share` of the weight."""
 
     weight: Weight
     output: Tensor
+    share: float = 1.0
+
+    @property
+    def active_elements(self) -> int:
+        """Elements that one token is multiplied by."""
+        return round(self.weight.elements * self.share)
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,13 @@ class Sublayer:
     output: Matmul
 
     @property
+    def parallel(self) -> tuple[tuple[Matmul, ...], ...]:
+        """Its matmuls in their order, parallel ones together."""
+        return self.inputs, (self.output,)
+
+    @property
     def matmuls(self) -> tuple[Matmul, ...]:
-        return (*self.inputs, self.output)
+        return tuple(chain.from_iterable(self.parallel))
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -80,6 +91,11 @@ class Sublayer:
     @property
     def matrix_elements(self) -> int:
         return sum(matmul.weight.elements for matmul in self.matmuls)
+
+    @property
+    def active_elements(self) -> int:
+        """Matrix elements that one token is multiplied by."""
+        return sum(matmul.active_elements for matmul in self.matmuls)
 
 
 @dataclass(frozen=True)
@@ -105,6 +121,22 @@ class MLP(Sublayer):
     """Matmuls to d_ff, an activation function of that kind, and a matmul back."""
 
     kind: str
+
+
+@dataclass(frozen=True)
+class Mixture(MLP):
+    """Many MLPs, of which a router chooses some for each token; `shared` is there for all tokens.
+
+    Weights of experts have a dimension of experts first.
+    """
+
+    router: Matmul
+    shared: MLP | None
+
+    @property
+    def parallel(self) -> tuple[tuple[Matmul, ...], ...]:
+        shared = () if self.shared is None else self.shared.parallel
+        return (self.router,), *super().parallel, *shared
 
 
 @dataclass(frozen=True)
@@ -145,6 +177,11 @@ class Block:
     @property
     def matrix_elements(self) -> int:
         return sum(part.matrix_elements for part in self.sublayers)
+
+    @property
+    def active_elements(self) -> int:
+        """Matrix elements that one token is multiplied by."""
+        return sum(part.active_elements for part in self.sublayers)
 
 
 @dataclass(frozen=True)
@@ -230,9 +267,19 @@ class Network:
         return self.matrix_parameters + self.table_parameters + self.norm_parameters
 
     @property
+    def active_parameters(self) -> int:
+        """Those that one token uses: of its experts alone, and all of the tables and norms."""
+        return self.active_matrices + self.table_parameters + self.norm_parameters
+
+    @property
+    def active_matrices(self) -> int:
+        """Parameters of the blocks that each token is multiplied by."""
+        return sum(layers * block.active_elements for block, layers in self.kinds)
+
+    @property
     def matmul_parameters(self) -> int:
         """Parameters that each token is multiplied by: those of the blocks and of the head."""
-        return self.matrix_parameters + self.head.elements
+        return self.active_matrices + self.head.elements
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -19,7 +19,7 @@ AttemptReason = Literal["finished", "cancelled", "failure", "preemption", "hang"
 # Why a run is in its state.
 ReasonCode = Literal[
     "driver_starting", "unclaimed",                                   # submitted
-    "waiting_for_slices",                                             # pending
+    "waiting_for_slices", "joining_again",                            # pending
     "after_attempt",                                                  # starting
     "cancel_requested",                                               # stopping, cancelled
     "driver_gone", "driver_silent",                                   # lost

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.run_options import ClusterOptions, RunOptions, TrackingOptions
 from orchestrator.types.spec_fields import (
     COMPUTED,
@@ -107,6 +108,10 @@ class Model:
             max_length=1000,
         ),
     ] = "L"
+    moe: Annotated[
+        MixtureOfExperts | None,
+        about("The mixture of experts in place of the MLP.", {"experts": 8, "top_k": 2}),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
