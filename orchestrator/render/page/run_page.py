@@ -1,9 +1,10 @@
 """Show a run on a page: its report, its plan, its charts and its attempts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.formatting import count, elapsed, percent, scaled, seconds, span, to_digits
+from orchestrator.journal.step_table import StepTable
 from orchestrator.render.page import run_charts
 from orchestrator.render.page.roofline import roofline
 from orchestrator.render.page.templates import filled
@@ -14,7 +15,7 @@ from orchestrator.render.status_screen import attempt_time, cause
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.report import Goodput, Report
-from orchestrator.types.run import Run, TimedStep
+from orchestrator.types.run import Run
 
 Row = tuple[str, ...]
 
@@ -30,7 +31,7 @@ class RunPage:
     plan: Plan
     rehearsed: Plan | None
     proof: Proof | None
-    steps: Sequence[TimedStep]
+    steps: StepTable
 
     @property
     def full(self) -> Plan:
@@ -48,7 +49,6 @@ class RunPage:
 def run_page(page: RunPage) -> str:
     """Return the page as HTML."""
     report = page.report
-    steps = [timed.step for timed in page.steps]
     return filled(
         "run.html",
         title=report.run,
@@ -59,8 +59,8 @@ def run_page(page: RunPage) -> str:
         plan=page.plan,
         full=page.full,
         proof=page.proof,
-        steps=steps,
-        has_warm_steps=any(step.startup is None for step in steps),
+        steps=page.steps,
+        has_warm_steps=bool(page.steps.warm.any()),
         figures=list(figures(report)),
         charts=run_charts,
         roofline=roofline(page.full, page.comparable_s),
