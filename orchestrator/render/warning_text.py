@@ -29,6 +29,10 @@ SENTENCES: dict[WarningCode, str] = {
         "what real runs on {chip} reach is unknown here: all figures are at best, and real runs"
         " take longer"
     ),
+    "unsteady_profile": (
+        "this machine was busy while it was measured: repeats of a step differ by {spread:.0%}, so"
+        " the next rehearsal measures it again"
+    ),
     "many_years": "the run would take {years:,.0f} years: ask for more chips or fewer tokens",
 }
 # What an axis of extrapolation is called, and how its values are written.

@@ -72,6 +72,7 @@ WarningCode = Literal[
     "many_years",
     "extrapolation",
     "no_expected",
+    "unsteady_profile",
 ]
 
 
