@@ -26,6 +26,7 @@ from tests.chaos.episode import run_episode
 from tests.chaos.fault_record import FaultRecord
 from tests.chaos.plain_runs import NotSurvived, undisturbed_losses
 from tests.conftest import ROOT
+from tests.model.traces import faults_of
 
 STORE = ROOT / ".chaos"
 FAULTS = 500
@@ -75,26 +76,26 @@ def run_part(faults: int, seed: int, only: str | None) -> None:
 
 
 def keep(folder: Path, first: int, records: list[FaultRecord]) -> None:
-    """Note records, and keep the run's events: they are traces for the model."""
+    """Note records with what the model says of the run's journal, and keep its events."""
+    runs = [run for run in folder.glob("**/it") if "undisturbed" not in run.parts]
+    for run in runs:
+        if wrong := faults_of(run):
+            records[-1] = msgspec.structs.replace(records[-1], off_model=wrong)
+        target = STORE / "journals" / f"{first:03d}"
+        shutil.rmtree(target, ignore_errors=True)
+        lost = any(not is_sound(one) for one in records)
+        shutil.copytree(run if lost else run / "events", target if lost else target / "events")
     with (STORE / "results.jsonl").open("ab") as file:
         for one in records:
             file.write(msgspec.json.encode(one) + b"\n")
-            print(
-                f"{one.index:4}  {one.backend:9} {one.phase:16} {one.struck:44} {outcome(one)}",
-                flush=True,
-            )
-    lost = any(not is_sound(one) for one in records)
-    for events in folder.glob("**/it/events"):
-        wanted = events.parent if lost else events
-        target = STORE / "journals" / f"{first:03d}" / ("run" if lost else "events")
-        shutil.rmtree(target, ignore_errors=True)
-        if "undisturbed" not in events.parts:
-            shutil.copytree(wanted, target)
+            struck = f"{one.backend:9} {one.phase:16} {one.struck:44}"
+            print(f"{one.index:4}  {struck} {outcome(one)}", flush=True)
 
 
 def is_sound(one: FaultRecord) -> bool:
-    """Whether nothing was lost and nothing is left."""
-    return one.survived and one.identical is not False and not one.left_over
+    """Whether nothing was lost, nothing is left, and the journal is one of the protocol's."""
+    lost = not one.survived or one.identical is False
+    return not (lost or one.left_over or one.off_model)
 
 
 def outcome(one: FaultRecord) -> str:
@@ -104,6 +105,7 @@ def outcome(one: FaultRecord) -> str:
         "" if one.survived else "NOT SURVIVED",
         "NOT IDENTICAL" if one.identical is False else "",
         *one.left_over,
+        *one.off_model,
         one.detail,
     ]
     return ", ".join(word for word in words if word)

@@ -66,6 +66,12 @@ PACKAGES = (
             *("tests/test_journal_logs.py", "tests/test_journal_retry.py"),
             *("tests/test_journal_state.py", "tests/test_journal_studies.py"),
             *("tests/test_boundary.py", "tests/test_read_only.py"),
+            *("tests/test_journal_damage.py", "tests/test_journal_syncs.py"),
+        ),
+        without=(
+            "tests/test_journal_kills.py::test_a_kill_at_any_change_loses_nothing",
+            "tests/test_journal_kills.py::test_the_campaign_catches_a_journal_that_writes_in_place",
+            "tests/test_journal_files.py::test_a_long_run_is_read_quickly",
         ),
     ),
     Package(
