@@ -13,9 +13,12 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -56,40 +59,72 @@ def due_episodes(records: Iterable[FaultRecord], seed: int, only: str | None) ->
     return [one for one in due if one and only in (None, backend_of(one[0]))]
 
 
-def run_part(faults: int, seed: int, only: str | None) -> None:
-    """Let about so many faults strike, and note each run's records at its end."""
-    STORE.mkdir(exist_ok=True)
-    expected: list[float] = []
-    for indices in due_episodes(known(), seed, only):
-        if faults <= 0:
-            return
-        with tempfile.TemporaryDirectory(prefix="orch-chaos-") as name:
-            folder = Path(name)
-            if backend_of(indices[0]) == "ray":
-                records = launch_campaign.episode(folder, indices, seed, commit())
-            else:
-                expected = expected or undisturbed_losses(subfolder(folder, "undisturbed"))
-                drawn = [draw(seed, index) for index in indices]
-                records = run_episode(subfolder(folder, "run"), drawn, expected, seed, commit())
-            keep(folder, indices[0], records)
-        faults -= len(records)
+@dataclass(frozen=True)
+class Part:
+    """A part of the campaign. Of episodes on plain processes several may run at a time, since they
+    mostly wait.
+    """
+
+    seed: int
+    jobs: int
+
+    def run(self, faults: int, only: str | None) -> None:
+        """Let about so many faults strike, and note each run's records at its end."""
+        STORE.mkdir(exist_ok=True)
+        due = chosen(due_episodes(known(), self.seed, only), faults)
+        plain = [one for one in due if backend_of(one[0]) == "processes"]
+        if plain:
+            with temporary_folder() as folder:
+                expected = undisturbed_losses(folder)
+            with ThreadPoolExecutor(self.jobs) as pool:
+                for kept in [pool.submit(self._plain, indices, expected) for indices in plain]:
+                    kept.result()
+        for indices in due:
+            if indices not in plain:
+                with temporary_folder() as folder:
+                    keep(folder, launch_campaign.episode(folder, indices, self.seed, commit()))
+
+    def _plain(self, indices: list[int], expected: list[float]) -> None:
+        drawn = [draw(self.seed, index) for index in indices]
+        with temporary_folder() as folder:
+            try:
+                keep(folder, run_episode(folder, drawn, expected, self.seed, commit()))
+            except NotSurvived as error:
+                print(f"{indices[0]:4}  a run failed before a fault struck: {error}", flush=True)
 
 
-def keep(folder: Path, first: int, records: list[FaultRecord]) -> None:
+def chosen(due: list[list[int]], faults: int) -> list[list[int]]:
+    """The first episodes with so many faults together, or a few more."""
+    some: list[list[int]] = []
+    for indices in due:
+        if sum(map(len, some)) >= faults:
+            break
+        some.append(indices)
+    return some
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for one run."""
+    with TemporaryDirectory(prefix="orch-chaos-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def keep(folder: Path, records: list[FaultRecord]) -> None:
     """Note records with what the model says of the run's journal, and keep its events."""
-    runs = [run for run in folder.glob("**/it") if "undisturbed" not in run.parts]
-    for run in runs:
-        if wrong := faults_of(run):
-            records[-1] = msgspec.structs.replace(records[-1], off_model=wrong)
-        target = STORE / "journals" / f"{first:03d}"
-        shutil.rmtree(target, ignore_errors=True)
-        lost = any(not is_sound(one) for one in records)
-        shutil.copytree(run if lost else run / "events", target if lost else target / "events")
+    run = next(folder.glob("**/it"))
+    if wrong := faults_of(run):
+        records[-1] = msgspec.structs.replace(records[-1], off_model=wrong)
+    target = STORE / "journals" / f"{records[0].index:03d}"
+    shutil.rmtree(target, ignore_errors=True)
+    lost = any(not is_sound(one) for one in records)
+    shutil.copytree(run if lost else run / "events", target if lost else target / "events")
+    lines = [msgspec.json.encode(one) + b"\n" for one in records]
     with (STORE / "results.jsonl").open("ab") as file:
-        for one in records:
-            file.write(msgspec.json.encode(one) + b"\n")
-            struck = f"{one.backend:9} {one.phase:16} {one.struck:44}"
-            print(f"{one.index:4}  {struck} {outcome(one)}", flush=True)
+        file.write(b"".join(lines))
+    for one in records:
+        struck = f"{one.backend:9} {one.phase:16} {one.struck:44}"
+        print(f"{one.index:4}  {struck} {outcome(one)}", flush=True)
 
 
 def is_sound(one: FaultRecord) -> bool:
@@ -150,28 +185,17 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def subfolder(folder: Path, name: str) -> Path:
-    """A new folder in a folder; what an earlier run left there goes."""
-    path = folder / name
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
-    return path
-
-
 def main() -> int:
     """Run a part of the campaign, and print the table of all parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=FAULTS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="so many runs at a time")
     parser.add_argument("--only", choices=("processes", "ray"))
     parser.add_argument("--table", action="store_true", help="only print what ran")
     options = parser.parse_args()
     if not options.table:
-        try:
-            run_part(options.faults, options.seed, options.only)
-        except NotSurvived as error:
-            print(f"a run failed before a fault struck: {error}")
-            return 1
+        Part(options.seed, options.jobs).run(options.faults, options.only)
     records = [one for one in known() if one.seed == options.seed]
     print(f"\n{table(records)}\n")
     print(f"{len(records)} of {FAULTS} faults have run")
