@@ -22,7 +22,6 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from orchestrator.render.screen_parts import Table, screen
 from tests.chaos import launch_campaign
 from tests.chaos.drawn import EPISODE, draw
 from tests.chaos.episode import run_episode
@@ -146,20 +145,21 @@ def outcome(one: FaultRecord) -> str:
     return ", ".join(word for word in words if word)
 
 
+HEAD = ("fault", "faults", "survived", "bit-identical", "rank named", "seconds lost", "left over")
+
+
 def table(records: list[FaultRecord]) -> str:
-    """What became of the faults, by kind and by phase."""
-    rows: list[tuple[str, ...]] = [
-        ("FAULT", "FAULTS", "SURVIVED", "BIT-IDENTICAL", "RANK NAMED", "SECONDS LOST", "LEFT OVER")
-    ]
-    for backend in ("processes", "ray"):
+    """What became of the faults, by kind and by phase, for docs/launch.md."""
+    rows: list[tuple[str, ...]] = []
+    for backend, title in (("processes", "plain processes"), ("ray", "Ray")):
         mine = [one for one in records if one.backend == backend]
-        names, phases = {one.name for one in mine}, {one.phase for one in mine}
-        rows += [row(f"{backend}: {it}", [a for a in mine if a.name == it]) for it in sorted(names)]
-        rows += [
-            row(f"{backend}, at {it}", [a for a in mine if a.phase == it]) for it in sorted(phases)
-        ]
-    rows.append(row("all", records))
-    return screen([Table(rows=rows, columns="<>>>>>>")])
+        for field in ("name", "phase"):
+            at = "at " if field == "phase" else ""
+            for value in sorted({getattr(one, field) for one in mine}):
+                some = [one for one in mine if getattr(one, field) == value]
+                rows.append(row(f"{title}: {at}{value}", some))
+    lines = [HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *rows, row("all", records)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def row(title: str, ones: list[FaultRecord]) -> tuple[str, ...]:
