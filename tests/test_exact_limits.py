@@ -1,9 +1,11 @@
 """Limits to the tick: what happens at a limit, and what beyond it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from orchestrator.journal import boundary
 from orchestrator.journal.heartbeat import MIN_INTERVAL_S, STARTUP_LIMIT_S, heartbeat_interval_s
 from orchestrator.journal.run_status import (
     MISSING_HEARTBEATS,
@@ -61,3 +63,23 @@ def test_a_rank_silent_since_exactly_then_counts_as_silent() -> None:
 @pytest.mark.parametrize("ranks", [1, 99, 100])
 def test_few_ranks_send_heartbeats_as_often_as_may_be(ranks: int) -> None:
     assert heartbeat_interval_s(ranks, 600.0) == MIN_INTERVAL_S
+
+
+def test_a_folder_may_have_exactly_so_many_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boundary, "MAX_ENTRIES", 3)
+    for name in "abc":
+        (tmp_path / name).touch()
+    assert boundary.names_in(tmp_path) == ["a", "b", "c"]
+    (tmp_path / "d").touch()
+    with pytest.raises(OSError, match="more than 3 entries"):
+        boundary.names_in(tmp_path)
+
+
+def test_a_file_may_have_exactly_so_many_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "it"
+    path.write_bytes(b"abc")
+    assert boundary.read_bytes(path, 3) == b"abc"
+    with pytest.raises(OSError, match="larger than 2 bytes"):
+        boundary.read_bytes(path, 2)
