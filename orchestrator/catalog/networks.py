@@ -5,7 +5,7 @@ from typing import Any
 
 from orchestrator.catalog.tables import table
 from orchestrator.errors import UnknownName
-from orchestrator.types.spec import Model
+from orchestrator.types.model import Model
 
 
 @cache

@@ -6,7 +6,8 @@ from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity, Topology
 from orchestrator.plan.time import peak
 from orchestrator.types.explanation import Input
-from orchestrator.types.spec import Model, Spec
+from orchestrator.types.model import Model
+from orchestrator.types.spec import Spec
 
 MFU = 0.40  # the book's assumption
 

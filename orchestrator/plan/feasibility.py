@@ -20,7 +20,8 @@ from orchestrator.network.mesh_axes import (
     ways,
 )
 from orchestrator.plan.torus import Bools, Ints, Torus, factorizations
-from orchestrator.types.spec import Batch, MeshRequest, Model
+from orchestrator.types.model import Model
+from orchestrator.types.spec import Batch, MeshRequest
 
 Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints
 

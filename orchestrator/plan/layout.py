@@ -34,7 +34,8 @@ from orchestrator.network.mesh_axes import (
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, elements_in_order, fewest_elements, whole
 from orchestrator.plan.torus import Links
-from orchestrator.types.spec import Model, Optimizer, Precision
+from orchestrator.types.model import Model
+from orchestrator.types.spec import Optimizer, Precision
 
 Number = Any  # a plain number, or a numpy array of them
 
@@ -181,10 +182,16 @@ class Layout:
         return len(self.network.tables) * self.table_padding_elements / self.ways(GATHERED)
 
     @cached_property
+    def vector_elements(self) -> Number:
+        """Those of norms and biases: a device has all of them but what `tensor` splits."""
+        blocks = self.over_layers(lambda block: sum(map(self.elements, block.vectors)))
+        return blocks + sum(map(self.elements, self.network.norm.weights))
+
+    @cached_property
     def owned_elements(self) -> Number:
-        """All parameters that a device stores; every device stores all norm scales."""
+        """All parameters that a device stores."""
         tables = len(self.network.tables) * self.table_elements
-        return (self.layer_elements + tables) / self.ways(GATHERED) + self.network.norm_parameters
+        return (self.layer_elements + tables) / self.ways(GATHERED) + self.vector_elements
 
     # --- what that takes in memory, where arrays are stored in tiles
 
@@ -216,9 +223,9 @@ class Layout:
 
     @cached_property
     def stored_parameter_elements(self) -> Number:
-        """What all parameters of a device take, in elements; every device has all norm scales."""
+        """What all parameters of a device take, in elements."""
         tables = sum(self.stored_elements(table) for table in self.network.tables)
-        return self.stored_layer_elements + tables + self.network.norm_parameters
+        return self.stored_layer_elements + tables + self.vector_elements
 
     def stored_tensor_elements(self, tensor: Tensor) -> Number:
         """What an activation of one layer and microbatch takes, in elements.

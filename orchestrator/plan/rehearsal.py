@@ -13,13 +13,13 @@ from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, ways
 from orchestrator.plan.planner import make_plan
+from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
     Batch,
     DataSource,
     Experiment,
     MeshRequest,
-    Model,
     Pods,
     Resources,
     Spec,

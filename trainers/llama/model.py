@@ -6,56 +6,36 @@
 Between blocks the residual stream is split over `tensor` too, by position: [b, S/(s Y), D].
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from orchestrator.network.decoder import BLOCK_INPUT, decoder
-from orchestrator.network.description import Attention, Block, Segment, Stack
-from orchestrator.network.mlp import INPUTS
-from orchestrator.network.mlp import kind_of as mlp_kind
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Model
-from trainers.llama import zigzag
-from trainers.llama.attention import Attend
-from trainers.llama.axes import SEQUENCE, TENSOR
+from orchestrator.network.decoder import BLOCK_INPUT
+from orchestrator.network.description import MLP, Attention, Block, Segment, Stack, Sublayer
+from trainers.llama.axes import TENSOR
 from trainers.llama.checkpoint_policy import policy
 from trainers.llama.collectives import (
     all_gather,
-    gather_matrix,
     reduce_in_backward,
     reduce_scatter,
     together_in_backward,
 )
 from trainers.llama.embedding import lookup
-from trainers.llama.loss import Loss, token_loss
+from trainers.llama.grouped_query import grouped_query_attention
+from trainers.llama.loss import Logits, Loss, token_loss
+from trainers.llama.mlp import mlp
+from trainers.llama.norm import norm
 from trainers.llama.parameters import Parameters, shardings
-from trainers.llama.ring import all_gather_matmul, in_arrival_order, in_order, matmul_reduce_scatter
+from trainers.llama.runtime import DTYPES, Runtime
 
-DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """A plan's model and the attention kernels of its platform, by the window of a block."""
-
-    plan: Plan
-    kernels: Mapping[int | None, Attend]
-
-    @property
-    def ways(self) -> int:
-        return self.plan.mesh[SEQUENCE]
-
-    def gather_matrix(self, shard: jax.Array, dimension: int) -> jax.Array:
-        """A matrix gathered from the chips along `fsdp` and `sequence`."""
-        precision = self.plan.precision
-        return gather_matrix(
-            shard, dimension, DTYPES[precision.compute], DTYPES[precision.gradients]
-        )
+# What each kind of sublayer adds to the stream, from its normalized input [b, S/(s Y), D].
+PARTS: dict[type[Sublayer], Callable[..., jax.Array]] = {
+    Attention: grouped_query_attention,
+    MLP: mlp,
+}
 
 
 def batch_loss(
@@ -64,34 +44,35 @@ def batch_loss(
     """This chip's share of the loss summed over tokens. inputs, targets [b, S/s]."""
     parameters = _reduce_ends_on_the_way(runtime, parameters)
     x = residual_stream(runtime, parameters, inputs)
-    x = all_gather(norm(runtime, x, parameters["norm"]), TENSOR, 1)  # [b, S/s, D]
-    shard = parameters["embedding" if runtime.plan.model.tied else "unembedding"]
+    network, plan = runtime.network, runtime.plan
+    x = all_gather(norm(network.norm, parameters, x), TENSOR, 1)  # [b, S/s, D]
+    shard = parameters[network.head.name]
     x, shard = together_in_backward(x, shard)
     table = runtime.gather_matrix(shard, 1)  # [V/Y, D]
     tokens = x.reshape(-1, x.shape[-1])
-    plan = runtime.plan
-    return token_loss(tokens, table, targets.reshape(-1), plan.optimizer.z_loss, plan.model.vocab)
+    how = Logits(plan.optimizer.z_loss, plan.model.vocab, network.logit_cap)
+    return token_loss(tokens, table, targets.reshape(-1), how)
 
 
 def residual_stream(runtime: Runtime, parameters: Parameters, words: jax.Array) -> jax.Array:
     """Words [b, S/s] -> the residual stream after the last block [b, S/(s Y), D]."""
     table = runtime.gather_matrix(parameters["embedding"], 1)  # [V/Y, D]
     x = reduce_scatter(lookup(table, words), TENSOR, 1)  # [b, S/(s Y), D]
-    angles = rotary_angles(runtime)  # [S/s, H/2]
-
-    for segment in decoder(runtime.plan.model).segments:
-        x = pattern_of_blocks(runtime, segment, parameters, x, angles)
+    if runtime.network.embedding_scale != 1:
+        x = (x * runtime.network.embedding_scale).astype(x.dtype)
+    for segment in runtime.network.segments:
+        x = pattern_of_blocks(runtime, segment, parameters, x)
     return x
 
 
 def pattern_of_blocks(
-    runtime: Runtime, segment: Segment, parameters: Parameters, x: jax.Array, angles: jax.Array
+    runtime: Runtime, segment: Segment, parameters: Parameters, x: jax.Array
 ) -> jax.Array:
     """The layers of a segment: a loop over the repeats of its pattern."""
 
     def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, None]:
         for stack, layer in zip(segment.stacks, repeat, strict=True):
-            one = partial(block_of_stack, runtime, stack, angles)
+            one = partial(block_of_stack, runtime, stack)
             x = jax.checkpoint(one, prevent_cse=False, policy=policy(runtime.plan.remat))(x, layer)
         return x, None
 
@@ -99,98 +80,24 @@ def pattern_of_blocks(
     return x
 
 
-def block_of_stack(
-    runtime: Runtime, stack: Stack, angles: jax.Array, x: jax.Array, layer: Parameters
-) -> jax.Array:
+def block_of_stack(runtime: Runtime, stack: Stack, x: jax.Array, layer: Parameters) -> jax.Array:
     """One block; if the plan reduces per layer, the backward pass reduces its gradients."""
     layer = _reduce_layer_on_the_way(runtime, stack, layer)
-    return block(runtime, stack.block, layer, x, angles)
+    return block(runtime, stack.block, layer, x)
 
 
-def block(
-    runtime: Runtime, kind: Block, layer: Parameters, x: jax.Array, angles: jax.Array
-) -> jax.Array:
+def block(runtime: Runtime, kind: Block, layer: Parameters, x: jax.Array) -> jax.Array:
     """One transformer block. x [b, S/(s Y), D], layer: one layer's shards."""
     x = checkpoint_name(x, BLOCK_INPUT)
-    y = norm(runtime, x, layer["attention_norm"])
-    x = x + attention_part(runtime, kind.attention, layer, y, angles)
-    x = checkpoint_name(x, "mlp_input")
-    return x + mlp_part(runtime, layer, norm(runtime, x, layer["mlp_norm"]))
+    x = x + added(runtime, kind.attention, layer, x)
+    x = checkpoint_name(x, kind.attention.output.output.name)
+    return x + added(runtime, kind.mlp, layer, x)
 
 
-def attention_part(
-    runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array, angles: jax.Array
-) -> jax.Array:
-    """The attention's addition to the stream. y [b, S/(s Y), D]"""
-    shards = [layer[name] for name in ("query", "key", "value")]  # [D/X, heads of each, H]
-    made = in_order(all_gather_matmul(y, runtime.gather_matrix(concatenate_matrices(shards), 0)))
-    made = made.reshape(
-        *made.shape[:2], -1, runtime.plan.model.head_dim
-    )  # [b, S/s, (N + 2 K)/Y, H]
-    n, k = (shard.shape[1] for shard in shards[:2])
-    q, k, v = jnp.split(made, [n, n + k], axis=2)
-    q = checkpoint_name(rotate(q, angles), "query")  # [b, S/s, N/Y, H]
-    k = checkpoint_name(rotate(k, angles), "key")  # [b, S/s, K/Y, H]
-    v = checkpoint_name(v, "value")
-    attend = runtime.kernels[kind.window]
-    y = attend(q, zigzag.gather(k, runtime.ways), zigzag.gather(v, runtime.ways))
-    shard = layer["output"]  # [N/Y, H, D/X]
-    output = runtime.gather_matrix(shard.reshape(-1, shard.shape[-1]), 1)  # [N/Y H, D]
-    return matmul_reduce_scatter(in_arrival_order(y.reshape(*y.shape[:2], -1)), output)
-
-
-def mlp_part(runtime: Runtime, layer: Parameters, y: jax.Array) -> jax.Array:
-    """The MLP's addition to the stream. y [b, S/(s Y), D]"""
-    names = INPUTS[mlp_kind(runtime.plan.model)]
-    shards = [layer[name] for name in names]  # [D/X, F/Y]
-    products = all_gather_matmul(
-        y, runtime.gather_matrix(concatenate_matrices(shards), 0)
-    )  # Groups of 2 F/Y, or F/Y
-    hidden = jax.tree.map(partial(activation, runtime.plan.model), products)
-    return matmul_reduce_scatter(hidden, runtime.gather_matrix(layer["down"], 1))
-
-
-ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
-    "swiglu": lambda gate, up: jax.nn.silu(gate) * up,
-    "gelu": jax.nn.gelu,
-}
-
-
-def activation(model: Model, products: jax.Array) -> jax.Array:
-    """The input of the MLP's last matmul, from the products of its first matmuls side by side."""
-    kind = mlp_kind(model)
-    parts = jnp.split(products, len(INPUTS[kind]), axis=-1)
-    named = zip(parts, INPUTS[kind], strict=True)
-    return ACTIVATIONS[kind](*(checkpoint_name(part, name) for part, name in named))
-
-
-def concatenate_matrices(shards: list[jax.Array]) -> jax.Array:
-    """Matrices [D/X, ...] with the same input, as one: they travel and multiply together."""
-    return jnp.concatenate([shard.reshape(shard.shape[0], -1) for shard in shards], axis=1)
-
-
-def norm(runtime: Runtime, x: jax.Array, scale: jax.Array) -> jax.Array:
-    """RMSNorm over D, in fp32."""
-    wide = x.astype(jnp.float32)
-    mean_square = jnp.mean(wide**2, axis=-1, keepdims=True)
-    normed = wide * jax.lax.rsqrt(mean_square + runtime.plan.model.norm_epsilon)
-    return (normed * scale).astype(x.dtype)
-
-
-def rotary_angles(runtime: Runtime) -> jax.Array:
-    """RoPE angles of this chip's positions [S/s, H/2]."""
-    model = runtime.plan.model
-    exponents = jnp.arange(0, model.head_dim, 2) / model.head_dim
-    positions = zigzag.own_positions(runtime.plan.batch.length, runtime.ways)
-    return positions[:, None] * model.rope_theta**-exponents
-
-
-def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """RoPE: the halves of each head's vector, turned by the angles of its position."""
-    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
-    return turned.astype(x.dtype)
+def added(runtime: Runtime, part: Any, layer: Parameters, x: jax.Array) -> jax.Array:
+    """What a sublayer adds to the stream, with the norms before and after it."""
+    y = PARTS[type(part)](runtime, part, layer, norm(part.before, layer, x))
+    return norm(part.after, layer, y)
 
 
 def _reduce_ends_on_the_way(runtime: Runtime, parameters: Parameters) -> Parameters:
@@ -199,7 +106,7 @@ def _reduce_ends_on_the_way(runtime: Runtime, parameters: Parameters) -> Paramet
     """
     if runtime.plan.gradient_reduction != "per_layer":
         return parameters
-    stacks = {stack.name for stack in decoder(runtime.plan.model).stacks}
+    stacks = {stack.name for stack in runtime.network.stacks}
     specs = {
         name: spec for name, spec in shardings(runtime.plan.model).items() if name not in stacks
     }
