@@ -3,6 +3,8 @@
 # `make setup PYTHON=python3.12` chooses the interpreter; run `make clean` first if .venv exists.
 
 PYTHON ?= python3
+FAULTS ?= 500
+MUTANTS ?= 5000
 BIN := .venv/bin
 READY := .venv/ready
 LOCK_COMMAND := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest \
@@ -35,7 +37,7 @@ BROWSER := [ -z "$$CI" ] || command -v chromium >/dev/null || ! command -v apt-g
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-docs test-slow lint bench score bench-calibrate bench-proof \
-	chaos chaos-train fuzz lock clean
+	chaos chaos-train fuzz mutants lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
@@ -55,7 +57,7 @@ test-docs: setup  ## run every command of the README and the docs
 	@$(BIN)/python -m pytest -n 2 --dist load -m docs
 
 test-slow: setup  ## tests that take minutes each
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or chaos"
 
 lint: setup  ## ruff, mypy and import-linter
 	@$(BIN)/ruff check --quiet
@@ -74,9 +76,11 @@ bench: setup  ## costs of planning, tracking, training, studies and launching
 bench-calibrate: setup  ## compare predicted with measured steps of ten shapes (10 minutes)
 	@$(BIN)/python -m tests.bench.calibration --write
 
-chaos: setup  ## inject 50 faults into runs and check that nothing is lost
-	@$(BIN)/python -m pytest -m chaos
-	@$(BIN)/python -m tests.chaos.launch_campaign
+chaos: setup  ## 500 faults strike runs; FAULTS=20 runs a part and goes on where the last stopped
+	@$(BIN)/python -m tests.chaos.campaign --faults $(FAULTS)
+
+mutants: setup  ## change the code in a thousand places; a test must notice each. MUTANTS=50 runs a part
+	@$(BIN)/python -m tests.mutants.campaign --mutants $(MUTANTS)
 
 chaos-train: setup  ## kill training on five meshes and compare losses bit for bit
 	@$(BIN)/python -m tests.chaos.train_campaign

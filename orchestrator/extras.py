@@ -3,6 +3,8 @@
 Looking for a package does not import it.
 """
 
+import re
+from importlib import metadata
 from importlib.util import find_spec
 
 from orchestrator.errors import MissingExtra
@@ -13,6 +15,14 @@ PACKAGES = {
     "run": ("jax", "optax", "orbax", "ray", "mlflow"),
     "score": ("scipy",),
 }
+
+PINNED = re.compile(r"([\w.-]+)(?:\[[^]]*\])?==([\w.]+)(?:;.*)?")
+
+
+def pinned() -> dict[str, str]:
+    """The packages with an exact version, because orch depends on how that version behaves."""
+    lines = [PINNED.fullmatch(line) for line in metadata.requires("orch") or ()]
+    return {match[1]: match[2] for match in lines if match}
 
 
 def missing(extra: str) -> list[str]:

@@ -15,7 +15,10 @@ from typing import Any
 from orchestrator.errors import SpecError, UnknownName
 
 TRAINERS = {"llama": "trainers.llama", "mlp": "trainers.mlp"}
-BACKENDS = {"ray": "orchestrator.launch.ray.ray_backend:RayBackend"}
+BACKENDS = {
+    "ray": "orchestrator.launch.ray.ray_backend:RayBackend",
+    "hosts": "orchestrator.launch.hosts.hosts_backend:HostsBackend",
+}
 TRACKERS = {"mlflow": "orchestrator.tracking.mlflow:MLflowTracker"}
 # A module with one of these lines is a trainer: it need not stand in a package.
 PROGRAM = re.compile(

@@ -30,6 +30,7 @@ from orchestrator.launch.backend import (
     WorkerArgs,
 )
 from orchestrator.plan import rehearsal
+from orchestrator.ports import free_port
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 
@@ -39,9 +40,13 @@ POLL_S = 0.02
 
 @dataclass
 class ProcessBackend:
-    """Runs attempts as processes of this machine. `lost` slices are gone for good."""
+    """Runs attempts as processes of this machine. `lost` slices are gone for good.
+
+    The first attempts end with `refusals` before they begin.
+    """
 
     lost: set[str] = field(default_factory=set)
+    refusals: list[AttemptEvent] = field(default_factory=list)
 
     @contextmanager
     def emulate(self, plan: Plan, command: str) -> Iterator["ProcessCluster"]:
@@ -59,7 +64,7 @@ class ProcessBackend:
 
     def attempt(self, spec: AttemptSpec) -> "ProcessAttempt":
         """Prepare an attempt."""
-        return ProcessAttempt(spec, self.lost)
+        return ProcessAttempt(spec, self.lost, self.refusals.pop(0) if self.refusals else None)
 
 
 @dataclass
@@ -82,8 +87,8 @@ class ProcessCluster:
 class ProcessAttempt:
     """The processes of one attempt, rank by rank."""
 
-    def __init__(self, spec: AttemptSpec, lost: set[str]) -> None:
-        self._spec, self._lost, self._shown = spec, lost, False
+    def __init__(self, spec: AttemptSpec, lost: set[str], refusal: AttemptEvent | None) -> None:
+        self._spec, self._lost, self._refusal, self._shown = spec, lost, refusal, False
         self._workers: list[tuple[str, subprocess.Popen[bytes]]] = []
         journal = Journal(Path(spec.run))
         self._plan = journal.plan(journal.state().submitted.submission.plan_digest)
@@ -103,6 +108,8 @@ class ProcessAttempt:
 
     def next_event(self, timeout_s: float) -> AttemptEvent | None:
         """The slices once, later the end of the workers."""
+        if self._refusal:
+            return self._refusal
         if not self._shown:
             self._shown = True
             return AttemptEvent(slices=self.slices())
@@ -128,7 +135,10 @@ class ProcessAttempt:
             "tests.process_backend",
             codec.to_json(self._spec).decode(),
         ]
-        for rank, name in enumerate(name for name in slices for _ in range(hosts)):
+        ranks = [name for name in slices for _ in range(hosts)]
+        if len(ranks) > 1:  # JAX joins them here; a worker without JAX needs no such thing
+            devices |= {"COORDINATOR": f"127.0.0.1:{free_port()}", "PROCESSES": str(len(ranks))}
+        for rank, name in enumerate(ranks):
             process = subprocess.Popen(
                 [*command, codec.to_json(args).decode(), str(rank)],
                 cwd=ROOT,

@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -21,10 +22,11 @@ from orchestrator.tracking import background, destinations, read_sync_state
 from orchestrator.tracking.mlflow.metadata import artifacts
 from orchestrator.types import codec
 from orchestrator.types.run import StateReason
+from orchestrator.types.run_options import TrackingOptions
 from orchestrator.types.submit_options import SubmitOptions
 from orchestrator.types.tracking import Destination, SyncProgress, SyncState
 from tests.conftest import RunOrch
-from tests.journals import claimed_run, failed_once, run_request, tiny_plan
+from tests.journals import claimed_run, failed_once, run_request, tiny_plan, tiny_spec
 from tests.records import destination_in, finished_run, record_once
 
 NOBODY = 65534
@@ -253,12 +255,9 @@ def test_a_run_that_no_command_submitted_here_names_no_server(
 ) -> None:
     """A copied folder asks for a server, or for a class to load: neither is followed."""
     address, heard = listener
-    run = claimed_run(tmp_path).journal
     for options in ({"uri": address}, {"tracker": "tests.file_tracker:FileTracker"}):
-        spec = json.loads(run.paths.spec.read_text())
-        spec["tracking"] = {"experiment": "orch", "uri": "auto", "tracker": "mlflow"} | options
-        run.paths.spec.write_text(json.dumps(spec))
-        [result] = record_once(run)
+        spec = replace(tiny_spec(), tracking=TrackingOptions(**options))
+        [result] = record_once(claimed_run(tmp_path, key=min(options), spec=spec).journal)
         assert result.destination is None
         assert result.problem
     assert heard == []

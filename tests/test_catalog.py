@@ -47,6 +47,8 @@ PARAMETERS = {
     "llama2-7b": 6_738_415_616,
     "llama2-70b": 68_976_648_192,
     "mistral-7b": 7_248_023_552,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
 }
 
 WRAPS = [
@@ -128,10 +130,12 @@ def quantities(value: Any, path: str) -> Iterator[tuple[str, Quantity]]:
 
 
 def tensors(model: Model) -> list[tuple[int, ...]]:
-    """The shape of every tensor of a Llama, written out."""
+    """The shape of every tensor of a Llama or a Mixtral, written out."""
     width, query, kv = model.d_model, model.heads * model.head_dim, model.kv_heads * model.head_dim
     attention = [(width, query), (width, kv), (width, kv), (query, width)]
     mlp = [(width, model.d_ff), (width, model.d_ff), (model.d_ff, width)]
+    if model.moe:
+        mlp = [*mlp * model.moe.experts, (width, model.moe.experts)]
     layer = [*attention, *mlp, (width,), (width,)]
     vocabulary = [(model.vocab, width)] if model.tied else [(model.vocab, width)] * 2
     return [*vocabulary, *layer * model.layers, (width,)]
@@ -191,6 +195,7 @@ def test_every_number_is_positive_and_of_its_unit(name: str) -> None:
         "dollars_per_hour": (0.5, 20),
         "chips": (8, 20_000),
         "matrix_unit": (128, 256),
+        "clock_hz": (5e8, 5e9),
     }
     for path, quantity in quantities(catalog.chip(name), name):
         in_peaks = ".peak_flops_per_s." in path
@@ -280,7 +285,7 @@ def test_the_small_models_are_small() -> None:
     )
     assert 0.5e6 < tiny < 2e6
     assert 10e6 < small < 50e6
-    assert {*PARAMETERS, "llama-tiny", "llama-small"} == set(catalog.models())
+    assert {*PARAMETERS, "llama-tiny", "llama-small", "mixture-tiny"} == set(catalog.models())
 
 
 @pytest.mark.parametrize("name", ["V5P", "v5", "v5p ", "", "../chips/v5p", "v5p.toml"])

@@ -61,6 +61,14 @@ def test_where_nothing_comes_nobody_waits() -> None:
         select(slices("a", broken=("b",)), alone, "abcd", 0.0)
 
 
+def test_a_private_cluster_that_lost_a_slice_before_the_run_began_serves_it_with_fewer() -> None:
+    """Nothing comes, so waiting would never end; elsewhere the run waits for what it asked."""
+    three = slices(*"acd", broken=("b",))
+    new = SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=False, private=True)
+    assert select(three, new, (), 0.0) == ("a", "c", "d")
+    assert select(three, FOUR, (), 1e6) == ()
+
+
 def test_what_the_cluster_has_not_noticed_is_waited_for() -> None:
     """A host that does not answer and still counts as alive would be reserved in vain."""
     alone = SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=True, private=True)

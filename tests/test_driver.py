@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator import journal, tracking
 from orchestrator.drive.driver import Driver, run_to_end
-from orchestrator.launch.backend import find_backend
+from orchestrator.launch.backend import AttemptEvent, find_backend
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
 from orchestrator.types.run_options import RetryLimits, RunOptions
@@ -108,6 +108,60 @@ def test_a_hang_is_found_and_tried_again(tmp_path: Path, how: str) -> None:
     run = first.writer.run()
     assert [one.reason for one in run.attempts] == ["hang", "finished"]
     assert run.state == "succeeded"
+
+
+LOST = AttemptEvent(ended=True, error="the process that carries out the attempt has ended")
+
+
+def test_a_loss_before_an_attempt_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No attempt has begun, so none is in the journal; what the run waits for is."""
+    monkeypatch.setattr("orchestrator.drive.driver.FIRST_WAIT_S", 0.01)
+    first = driver(tmp_path)
+    assert isinstance(first.backend, ProcessBackend)
+    first.backend.refusals.append(LOST)
+    assert run_to_end(first) == 0
+    assert ends(first.writer.run()) == [("finished", STEPS)]
+    events = [path.read_text() for path in sorted(first.journal.paths.events.iterdir())]
+    assert any('"joining_again"' in one for one in events)
+
+
+def test_losses_before_an_attempt_have_the_budget_of_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run fails with the error of the last."""
+    monkeypatch.setattr("orchestrator.drive.driver.FIRST_WAIT_S", 0.01)
+    first = driver(tmp_path)
+    assert isinstance(first.backend, ProcessBackend)
+    first.backend.refusals += [LOST] * 5
+    assert run_to_end(first) == 1
+    assert len(first.backend.refusals) == 3  # the first try, and one more
+    assert first.writer.run().state == "failed"
+
+
+def test_an_error_that_every_attempt_would_meet_is_not_tried_again(tmp_path: Path) -> None:
+    """The cause decides, not the moment."""
+    first = driver(tmp_path)
+    assert isinstance(first.backend, ProcessBackend)
+    first.backend.refusals += [replace(LOST, repeats=True)] * 2
+    assert run_to_end(first) == 1
+    assert len(first.backend.refusals) == 1
+
+
+def test_a_run_that_waits_to_join_again_can_be_cancelled(tmp_path: Path) -> None:
+    """It waits with an ear for requests."""
+    first = driver(tmp_path)
+    assert isinstance(first.backend, ProcessBackend)
+    first.backend.refusals.append(LOST)
+
+    def cancel() -> None:
+        eventually(lambda: first.journal.run().state == "pending", 60)
+        journal.request_cancel(first.journal)
+
+    threading.Thread(target=cancel).start()
+    assert run_to_end(first) == 0
+    assert (first.writer.run().state, first.writer.run().attempts) == ("cancelled", ())
 
 
 def test_a_cancelled_run_stops_after_its_step(tmp_path: Path) -> None:

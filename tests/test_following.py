@@ -12,7 +12,7 @@ from orchestrator import journal, tracking
 from orchestrator.cli import display
 from orchestrator.cli.display import Display
 from orchestrator.errors import OrchError
-from orchestrator.journal import StepLog
+from orchestrator.journal import StepLog, liveness
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
 from orchestrator.lifecycle import cluster, follow, recording, rehearse, resume
 from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
@@ -24,7 +24,7 @@ from orchestrator.render import status_line
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import FollowStarted, StopSent, TaskEnded, Tracked
 from orchestrator.types.submit_options import SubmitOptions
-from tests.journals import reason, run_request, step, tiny_plan, tiny_spec, write_steps
+from tests.journals import Clock, reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
 
 @dataclass
@@ -257,6 +257,25 @@ def test_the_first_ctrl_c_waits_for_no_checkpoint_where_nothing_is_to_be_saved(
         if steps == 0
         else [StopSent(how="with a checkpoint"), StopSent(how="at once")]
     )
+
+
+def test_a_rehearsal_ends_when_its_driver_is_gone_and_the_cluster_does_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dashboard that hangs holds nobody; one that answers has a minute for it."""
+    clock = Clock(now_s=0.0)
+    monkeypatch.setattr("orchestrator.lifecycle.rehearse.time.monotonic", clock)
+    writer = journal.create_run(tmp_path, run_request(rehearsal=True))
+    rehearsed = RehearsalFollower(
+        writer.journal, cast(LocalCluster, None), [], nodes=1, progress=lambda _: None
+    )
+    journal.claim_run(writer.journal)
+    assert rehearsed.gone(writer.run(), driven=True) is None
+    monkeypatch.setattr(liveness, "is_gone", lambda _: True)
+    for clock.now_s in (1.0, 89.0):
+        assert rehearsed.gone(writer.run(), driven=True) is None
+    clock.now_s = 92.0
+    assert "is gone" in (rehearsed.gone(writer.run(), driven=True) or "")
 
 
 @pytest.mark.parametrize(("pressed", "exit_code"), [(True, 130), (False, 1)])

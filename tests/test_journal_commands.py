@@ -5,13 +5,13 @@ import os
 import pty
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator import formatting, journal
+from orchestrator.journal import liveness
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.run_journal import prediction_of
 from orchestrator.journal.run_status import Observation, StepSummary, build_run
@@ -175,9 +175,8 @@ def test_the_default_storage_is_runs(orch: RunOrch, tmp_path: Path) -> None:
 def test_orch_status_finds_a_run_by_key_prefix_or_path(orch: RunOrch, tmp_path: Path) -> None:
     """The next command can be typed as shown."""
     run_journal = failed_once(tmp_path, "llama-1")
-    ahead_s = time.time() + 3_600  # the commands may take longer than missing heartbeats
-    run_journal.paths.driver_heartbeat(2).touch()
-    os.utime(run_journal.paths.driver_heartbeat(2), (ahead_s, ahead_s))
+    ahead_s = liveness.uptime_s() + 3_600  # the commands may take longer than missing heartbeats
+    run_journal.paths.driver_heartbeat(2).write_text(f"{ahead_s}")
     journal.track(run_journal, TrackedRun(tracker="mlflow", uri="sqlite:////m.db", run_id="7"))
     for wanted in ("llama-1", "ll", str(run_journal.path)):
         done = orch("status", wanted, "--storage", str(tmp_path))

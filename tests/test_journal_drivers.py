@@ -1,9 +1,11 @@
 """One writer at a time: claiming a run, losing it, and requests to its driver."""
 
+import errno
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from orchestrator.errors import (
 )
 from orchestrator.journal import Writer, event_log, liveness
 from orchestrator.types.run import ProcessIdentity
-from tests.conftest import ROOT
+from tests.conftest import ROOT, RunOrch
 from tests.journals import Clock, claimed_run, reason, run_request, tiny_plan, write_steps
 
 
@@ -119,26 +121,136 @@ def test_threads_share_a_writer(tmp_path: Path) -> None:
     assert writer.run().problems == ()
 
 
-def test_a_silent_driver_is_lost_until_its_next_heartbeat(tmp_path: Path) -> None:
+def test_a_silent_driver_is_lost_until_its_next_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run counts as lost after five missing heartbeats."""
-    clock = Clock(now_s=journal.create_run(tmp_path, run_request(), "it").journal.run().read_at_s)
-    writer = journal.claim_run(journal.find_run(tmp_path, "it"), clock=clock)
+    now_s = 1000.0
+    monkeypatch.setattr(liveness, "uptime_s", lambda: now_s)
+    writer = claimed_run(tmp_path)
     number = writer.start_attempt(tiny_plan())
-    write_steps(writer.journal.path, number, range(3), clock=clock)
-    sign = writer.journal.paths.driver_heartbeat(writer.number)
+    write_steps(writer.journal.path, number, range(3))
     writer.heartbeat()
+    now_s += 9.9
+    assert writer.run().state == "running"
+    now_s += 0.2
+    lost = writer.run()
+    assert lost.state == "lost"
+    assert lost.reason is not None
+    assert lost.reason.code == "driver_silent"
+    writer.heartbeat()
+    assert writer.run().state == "running"
 
-    def state_after(silence_s: float) -> str:
-        os.utime(sign, (clock() - silence_s,) * 2)
-        return writer.journal.run(clock).state
 
-    clock.now_s += 1000
-    assert state_after(9.9) == "running"
-    assert state_after(10.1) == "lost"
-    lost = writer.journal.run(clock).reason
-    assert lost is not None
-    assert lost.code == "driver_silent"
-    assert state_after(0.0) == "running"
+# --- clocks
+
+
+@pytest.mark.parametrize("jump_s", [60.0, 1e6, -60.0, -1e6])
+def test_a_jump_of_the_clock_is_no_silence(
+    tmp_path: Path, orch: RunOrch, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    """The time since the machine started is compared, which no clock changes. The run is live, and
+    is neither claimed nor removed.
+    """
+    writer = claimed_run(tmp_path)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump_s)
+    clock = Clock(now_s=real() + jump_s)
+    assert writer.journal.run(clock).state == "starting"
+    with pytest.raises(RunIsLive):
+        journal.claim_run(writer.journal, resumes=True, clock=clock)
+    with pytest.raises(RunIsLive):
+        journal.remove_run(writer.journal, clock)
+    done = orch("rm", "it", "--yes", "--storage", str(tmp_path))
+    assert done.returncode == 1
+    assert writer.run().state == "starting"
+
+
+def test_a_silent_driver_that_exists_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been stopped for a while; the run can be resumed, which supersedes it."""
+    writer = claimed_run(tmp_path)
+    real = liveness.uptime_s
+    monkeypatch.setattr(liveness, "uptime_s", lambda: real() + 60)
+    assert writer.run().state == "lost"
+    with pytest.raises(RunIsLive, match=rf"process {os.getpid()} on .* exists"):
+        journal.remove_run(writer.journal)
+    assert writer.run().state == "lost"
+    assert journal.claim_run(writer.journal, resumes=True).number == 3
+
+
+def test_a_run_whose_submitter_exists_is_not_removed(tmp_path: Path) -> None:
+    """Its driver may yet come, however late it is by the clock."""
+    waiting = journal.create_run(tmp_path, run_request(), "it").journal
+    late = Clock(now_s=waiting.run().submitted_at_s + 1e6)
+    assert waiting.run(late).state == "lost"
+    with pytest.raises(RunIsLive, match=r"orch submit .* exists"):
+        journal.remove_run(waiting, late)
+
+
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
+    """The driver of a run on another machine, which counts as silent after a quarter second."""
+    monkeypatch.setattr("orchestrator.journal.ownership.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("orchestrator.journal.silence.POLL_S", 0.02)
+    with monkeypatch.context() as there:
+        there.setattr(liveness, "this_machine", lambda: "another boot")
+        return claimed_run(tmp_path)
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_driver_elsewhere_is_watched_before_it_counts_as_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumes: bool
+) -> None:
+    """By the clock here it is silent for an hour, and yet it sends heartbeats."""
+    writer = elsewhere(tmp_path, monkeypatch)
+    ahead = Clock(now_s=writer.run().read_at_s + 3600)
+    assert writer.journal.run(ahead).state == "lost"
+    with writer.background_heartbeat():
+        with pytest.raises(RunIsLive, match="clocks"):
+            journal.remove_run(writer.journal, ahead)
+        with pytest.raises(RunIsLive, match="clocks"):
+            journal.claim_run(writer.journal, resumes=resumes, clock=ahead)
+    assert journal.claim_run(writer.journal, resumes=resumes, clock=ahead).number == 3
+
+
+def test_a_driver_elsewhere_that_stays_silent_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run is removed after the watch."""
+    writer = elsewhere(tmp_path, monkeypatch)
+    journal.remove_run(writer.journal, Clock(now_s=writer.run().read_at_s + 3600))
+    assert not writer.journal.path.exists()
+
+
+def test_a_full_disk_leaves_the_time_of_a_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A heartbeat without a content counts by the clock; one with an old content would not."""
+    writer = claimed_run(tmp_path)
+    with monkeypatch.context() as full:
+
+        def no_space(_: int, __: bytes) -> int:
+            raise OSError(errno.ENOSPC, "no space")
+
+        full.setattr(os, "write", no_space)
+        full.setattr(liveness, "uptime_s", lambda: 1e9)
+        writer.heartbeat()
+        assert writer.run().state == "starting"
+    writer.heartbeat()
+    assert writer.run().state == "starting"
+
+
+def test_a_heartbeat_follows_no_link(tmp_path: Path) -> None:
+    """A storage may hold what others wrote."""
+    writer, mine = claimed_run(tmp_path), tmp_path / "mine.txt"
+    mine.write_text("precious")
+    sign = writer.journal.paths.driver_heartbeat(writer.number)
+    sign.unlink()
+    sign.symlink_to(mine)
+    with pytest.raises(JournalUnwritable, match="link"):
+        writer.heartbeat()
+    assert mine.read_text() == "precious"
 
 
 def test_a_killed_driver_is_lost_at_once(tmp_path: Path) -> None:

@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from orchestrator import journal
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
-from orchestrator.journal import event_log, files, line_files
-from tests.journals import claimed_run, failed_once, reason, run_request, tiny_plan, write_steps
+from orchestrator.journal import event_chain, event_log, files, line_files, step_log
+from orchestrator.types.run import TimedStep
+from tests.journals import (
+    claimed_run,
+    failed_once,
+    reason,
+    run_request,
+    step,
+    tiny_plan,
+    write_steps,
+)
 
 # --- foreign and damaged files
 
@@ -87,14 +96,16 @@ def test_a_folder_without_a_run_is_an_error(
 
 def test_another_schema_is_not_read(tmp_path: Path) -> None:
     path = journal.create_run(tmp_path, run_request(), "it").journal.paths.events / "000001.json"
-    path.write_bytes(path.read_bytes().replace(b'"schema":2', b'"schema":3'))
-    with pytest.raises(JournalUnreadable, match="its schema is 3"):
+    path.write_bytes(path.read_bytes().replace(b'"schema":3', b'"schema":4'))
+    with pytest.raises(JournalUnreadable, match="its schema is 4"):
         journal.find_run(tmp_path, "it").run()
 
 
 def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
-    path = journal.create_run(tmp_path, run_request(), "it").journal.paths.events / "000001.json"
-    path.write_bytes(path.read_bytes().replace(b'"schema":2', b'"schema":2,"mood":"good"'))
+    paths = journal.create_run(tmp_path, run_request(), "it").journal.paths
+    first = paths.events / "000001.json"
+    first.write_bytes(first.read_bytes().replace(b'"schema":3', b'"schema":3,"mood":"good"'))
+    event_chain.note_newest(paths, 1, event_chain.digest(first.read_bytes()))
     assert journal.find_run(tmp_path, "it").run().problems == ()
 
 
@@ -164,10 +175,9 @@ def test_a_long_run_is_read_quickly(tmp_path: Path) -> None:
     number = writer.start_attempt(tiny_plan())
     write_steps(writer.journal.path, number, range(20))
     path = writer.journal.paths.steps(number)
-    line = path.read_bytes().splitlines(keepends=True)[-1]
     with path.open("ab") as file:
         for index in range(20, 100_000):
-            file.write(line.replace(b'"index":19', b'"index":%d' % index))
+            file.write(step_log.encode(TimedStep(at_s=1.0, step=step(index))) + b"\n")
     began = time.perf_counter()
     run = writer.run()
     status_s = time.perf_counter() - began

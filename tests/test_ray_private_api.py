@@ -43,6 +43,11 @@ def test_the_installed_ray_was_tried() -> None:
             "start_raylet",
             ("session_dir", "node_id", "dashboard_agent_listen_port"),
         ),
+        (
+            "ray.dashboard.modules.dashboard_sdk",
+            "SubmissionClient._do_request",
+            ("method", "endpoint", "kwargs"),
+        ),
         ("ray.cluster_utils", "Cluster", ("initialize_head", "head_node_args")),
         ("ray.cluster_utils", "Cluster.add_node", ("wait", "node_args")),
     ],

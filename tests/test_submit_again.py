@@ -1,12 +1,17 @@
 """`orch submit --key`: the same key twice is one run."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import orchestrator as orch
 from orchestrator import journal, spec
+from orchestrator.journal import Journal, RunRequest, Writer
+from orchestrator.lifecycle import rehearse
 from orchestrator.plan.planner import make_plan
 from tests.conftest import ROOT, RunOrch
 from tests.journals import reason
@@ -72,3 +77,35 @@ def test_what_has_no_key_or_no_run_is_refused(
     assert done.returncode == 2
     assert expected in done.stderr
     assert journal.list_journals(tmp_path) == []
+
+
+def test_the_same_key_eight_times_at_once_is_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have seen that the key is free before the first takes it; each gets the same run."""
+    everybody = threading.Barrier(8)
+    driven: list[str] = []
+
+    def create_together(storage: Path, request: RunRequest, key: str | None) -> Writer:
+        everybody.wait(120)
+        return journal.create_run(storage, request, key)
+
+    def drive(recorded: Journal, *_: object) -> None:
+        driven.append(recorded.key)
+        journal.claim_run(recorded).end_run("succeeded")
+
+    monkeypatch.setattr(rehearse, "create_run", create_together)
+    monkeypatch.setattr(rehearse, "drive", drive)
+    options = orch.SubmitOptions(prove=False, calibrate=False, steps=3, key="nightly")
+    sets = (f"run.storage={tmp_path}", "tracking.tracker=tests.file_tracker:FileTracker")
+
+    def submit() -> str:
+        run = orch.submit(ROOT / TINY, sets, options, confirm=lambda _: True)
+        assert run.state in ("submitted", "starting", "succeeded")
+        return run.id
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = {pending.result() for pending in [pool.submit(submit) for _ in range(8)]}
+    assert len(ids) == 1
+    assert driven == ["nightly"]
+    assert [one.key for one in journal.list_journals(tmp_path)] == ["nightly"]

@@ -35,7 +35,8 @@ def plan_of(
     ]  # fmt: skip
     replicas = ways(mesh, "batch")
     fields = {
-        "model": {**asdict(model), "parameters": flops.parameters(model)},
+        "model": {**asdict(model), "parameters": flops.parameters(model),
+                  "active_parameters": flops.active_parameters(model)},
         "batch": {
             "sequences": sequences, "length": length, "tokens": sequences * length,
             "requested_sequences": sequences, "sequences_per_replica": sequences // replicas,

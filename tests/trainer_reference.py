@@ -13,6 +13,7 @@ import numpy as np
 from orchestrator.network.decoder import decoder
 from orchestrator.types.model import Model, RopeScaling
 from orchestrator.types.spec import Optimizer
+from tests.mixture_reference import mixture
 
 Tree = Any
 
@@ -26,7 +27,7 @@ def loss(params: Tree, tokens: jax.Array, model: Model, z_loss: float = 0.0) -> 
 def losses(
     params: Tree, tokens: jax.Array, model: Model, z_loss: float
 ) -> tuple[jax.Array, jax.Array]:
-    x = params["embedding"][tokens[:, :-1]]
+    x, routers = params["embedding"][tokens[:, :-1]], jnp.float32(0)
     if model.embedding_scale:
         x = x * model.d_model**0.5
     for i in range(model.layers):
@@ -34,12 +35,17 @@ def losses(
         is_local = model.window_pattern[i % len(model.window_pattern)] == "L"
         window = model.window if is_local else None
         x = x + around(attention, "attention", x, layer, model, window)
-        x = x + around(mlp, "mlp", x, layer, model)
+        if "router" in layer:
+            added, of_router = mixture(entering("mlp", x, layer, model), layer, model)
+            x = x + leaving("mlp", added, layer, model)
+            routers = routers + of_router / tokens[:, 1:].size
+        else:
+            x = x + around(mlp, "mlp", x, layer, model)
     words = params["embedding"] if model.tied else params["unembedding"]
     logits = capped(norm(x, params, "norm", model) @ words.T, model.logit_cap)
     log_z = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
     right = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
-    return jnp.mean(log_z - right), jnp.mean(z_loss * log_z**2)
+    return jnp.mean(log_z - right), jnp.mean(z_loss * log_z**2) + routers
 
 
 def layer_of(params: Tree, model: Model, i: int) -> Tree:
@@ -50,12 +56,17 @@ def layer_of(params: Tree, model: Model, i: int) -> Tree:
 
 def around(part: Any, name: str, x: jax.Array, layer: Tree, model: Model, *how: Any) -> jax.Array:
     """A sublayer with the norms before and after it."""
-    if model.norm_placement in ("before", "both"):
-        x = norm(x, layer, f"{name}_norm", model)
-    x = part(x, layer, model, *how)
-    if model.norm_placement in ("after", "both"):
-        x = norm(x, layer, f"{name}_after_norm", model)
-    return x
+    return leaving(name, part(entering(name, x, layer, model), layer, model, *how), layer, model)
+
+
+def entering(name: str, x: jax.Array, layer: Tree, model: Model) -> jax.Array:
+    has_norm = model.norm_placement in ("before", "both")
+    return norm(x, layer, f"{name}_norm", model) if has_norm else x
+
+
+def leaving(name: str, x: jax.Array, layer: Tree, model: Model) -> jax.Array:
+    has_norm = model.norm_placement in ("after", "both")
+    return norm(x, layer, f"{name}_after_norm", model) if has_norm else x
 
 
 def norm(x: jax.Array, params: Tree, name: str, model: Model) -> jax.Array:

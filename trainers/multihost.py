@@ -1,5 +1,6 @@
 """What the processes of a run do together: meet, tell one another a message, vote to stop."""
 
+import os
 from collections.abc import Callable
 
 import jax
@@ -10,6 +11,16 @@ from orbax.checkpoint import multihost
 
 BARRIER_S = 600
 MESSAGE_BYTES = 256
+
+
+def join_processes() -> None:
+    """Meet the other processes of the run, where the environment says how many there are.
+
+    Ray Train has done so already for its workers.
+    """
+    count = int(os.environ.get("ORCH_PROCESSES", "1"))
+    if count > 1:  # JAX reads the coordinator's address from the environment
+        jax.distributed.initialize(num_processes=count, process_id=int(os.environ["ORCH_PROCESS"]))
 
 
 def barrier(name: str, *, timeout_s: float = BARRIER_S) -> None:

@@ -24,15 +24,18 @@ from orchestrator.api.planning import (
     calibrate,
     diff,
     explain,
+    export,
     is_study,
     known_proof,
     load,
     plan,
     plans,
     prove,
+    prove_diff,
     prove_less_recompute,
     score,
     study,
+    write_schedule,
 )
 from orchestrator.api.running import cancel, remove, resume, submit, submit_study
 from orchestrator.errors import OrchError
@@ -47,6 +50,7 @@ __all__ = [
     "diff",
     "doctor",
     "explain",
+    "export",
     "follow_logs",
     "is_study",
     "known_proof",
@@ -55,6 +59,7 @@ __all__ = [
     "plan",
     "plans",
     "prove",
+    "prove_diff",
     "prove_less_recompute",
     "remove",
     "report",
@@ -69,4 +74,5 @@ __all__ = [
     "sync",
     "ui",
     "write_report",
+    "write_schedule",
 ]

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from orchestrator.calibrate import StoredProfile
+    from orchestrator.export import ManifestKind
     from orchestrator.lifecycle.progress import Progress
     from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.explanation import Explanation
     from orchestrator.types.plan import Plan
     from orchestrator.types.plan_diff import PlanDiff
+    from orchestrator.types.proof_diff import ProofDiff
     from orchestrator.types.score import Score
     from orchestrator.types.spec import Spec
     from orchestrator.types.study import StudyForecast
@@ -95,6 +97,24 @@ def prove(
     return prove_plan(loaded, plan(loaded), progress, Path(hlo) if hlo else None)
 
 
+def prove_diff(
+    first: SpecSource, second: SpecSource, *, progress: "Progress | None" = None
+) -> "ProofDiff":
+    """The compiled programs of two specs side by side: figures, and seconds by source line."""
+    from orchestrator.prove.proof_diff import diff_proofs
+
+    return diff_proofs(
+        prove(first, progress=progress).proof, prove(second, progress=progress).proof
+    )
+
+
+def write_schedule(found: "ProofResult", path: str | Path) -> Path:
+    """Write the page of a proof's schedule: a layer in time, and a flame graph by source line."""
+    from orchestrator.lifecycle.pages import write_schedule_page
+
+    return write_schedule_page(found.plan, found.proof, Path(path)).path
+
+
 def prove_less_recompute(
     spec: SpecSource, overrides: Sequence[str] = (), *, progress: "Progress | None" = None
 ) -> "list[ProofResult]":
@@ -114,6 +134,17 @@ def known_proof(plan: "Plan") -> "ProofResult | None":
     from orchestrator.prove.verdict import cached
 
     return cached(plan)
+
+
+def export(
+    kind: "ManifestKind", spec: SpecSource, overrides: Sequence[str] = ()
+) -> "list[dict[str, Any]]":
+    """The Kubernetes objects that run the plan of a spec, in the order of their creation."""
+    from orchestrator.export import manifests
+    from orchestrator.spec.spec_text import spec_text
+
+    loaded = _loaded(spec, overrides)
+    return manifests(kind, loaded, plan(loaded), spec_text(loaded))
 
 
 def score(

@@ -6,6 +6,7 @@ from typing import Any
 from orchestrator.catalog.tables import table
 from orchestrator.errors import UnknownName
 from orchestrator.types.model import Model
+from orchestrator.types.moe import MixtureOfExperts
 
 
 @cache
@@ -21,6 +22,8 @@ def models() -> tuple[str, ...]:
 def model(name: str) -> Model:
     """One model, by its exact name."""
     shape = {key: value for key, value in _entry(name).items() if key != "source"}
+    if "moe" in shape:
+        shape["moe"] = MixtureOfExperts(**shape["moe"])
     return Model(name=name, **shape)
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
@@ -28,7 +27,6 @@ OLDEST_PYTHON = (3, 11)
 COMPILER_PLATFORM = ("Linux", "x86_64")
 PROOF_MEMORY_BYTES = 4 * GIB  # of the largest specs, with the rest of the machine
 RUN_DISK_BYTES = 2 * GIB  # a rehearsal's checkpoints and logs, and Ray's files
-PINNED = re.compile(r"([\w.-]+)(?:\[[^]]*\])?==([\w.]+)(?:;.*)?")
 FOLDER_SETTINGS = {"runs": "run.storage of the spec", "temporary": "TMPDIR"}
 
 
@@ -79,9 +77,8 @@ def optional_parts() -> Finding:
 
 
 def packages() -> Finding:
-    """The packages with an exact version, because orch depends on how that version behaves."""
-    lines = [PINNED.fullmatch(line) for line in metadata.requires("orch") or ()]
-    pinned = {match[1]: match[2] for match in lines if match}
+    """Whether the packages with an exact version have it."""
+    pinned = extras.pinned()
     versions = {name: installed_version(name) for name in pinned}
     differ = [
         f"{name} {version}, not {pinned[name]}"

@@ -34,10 +34,16 @@ WORKER = "orchestrator.drive.worker:work"
 POLL_S = 0.2
 PENDING_AFTER_S = 2.0
 EXIT_LIMIT_S = 5.0
+# After a loss before an attempt the next try waits so long, then twice as long, and so on.
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 
 
 class Cancelled(OrchError):
     """Somebody cancelled the run while it waited for slices."""
+
+
+class AttemptLost(OrchError):
+    """What was to carry out an attempt is gone before the attempt began."""
 
 
 def drive(journal: Journal, backend: Backend, *, resumes: bool, pods: int | None) -> int:
@@ -83,11 +89,35 @@ class Driver:
 
     def run(self) -> int:
         """Try until there is no reason to try again; the exit code."""
+        losses = 0
         with self.writer.background_heartbeat():
             while True:
-                decision = self._run_attempt()
+                try:
+                    decision = self._run_attempt()
+                except AttemptLost as lost:
+                    losses += 1
+                    self._wait_after_loss(lost, losses)
+                    continue
+                losses = 0
                 if not decision.retry:
                     return self._end_run(decision.reason)
+
+    def _wait_after_loss(self, lost: AttemptLost, losses: int) -> None:
+        """Wait before the next try; the error again when no more losses in a row are allowed."""
+        limit = self.spec.run.retries.failures
+        if losses > limit:
+            raise lost
+        wait_s = min(FIRST_WAIT_S * 2 ** (losses - 1), LONGEST_WAIT_S)
+        detail = f"{lost}; tried again in {wait_s:.0f} s ({losses} of {limit})"
+        self.writer.record_pending(StateReason(code="joining_again", detail=detail))
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            self._check_not_cancelled()
+            time.sleep(POLL_S)
+
+    def _check_not_cancelled(self) -> None:
+        if cancel := self.writer.heartbeat():
+            raise Cancelled(cancel.source)
 
     def _run_attempt(self) -> Decision:
         """One attempt, from its slices to the end of its last process."""
@@ -120,11 +150,11 @@ class Driver:
         slices: tuple[Slice, ...] | None = None
         ahead: tuple[str, ...] = ()
         while True:
-            if cancel := self.writer.heartbeat():
-                raise Cancelled(cancel.source)
+            self._check_not_cancelled()
             if event := attempt.next_event(POLL_S):
                 if event.ended:
-                    raise OrchError(f"the cluster cannot be joined: {event.error}")
+                    kind = OrchError if event.repeats else AttemptLost
+                    raise kind(f"the cluster cannot be joined: {event.error}")
                 slices, ahead = event.slices, event.ahead
             if slices is None:
                 continue

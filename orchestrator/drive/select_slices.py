@@ -15,8 +15,9 @@ SPARE_WAIT_S = 60.0
 class SliceRequest:
     """The slices that a run needs.
 
-    A run that has `started` may go on with fewer. On a `private` cluster no slice is ever added.
-    It takes a multiple of `sharing`: so many slices have one copy of the weights.
+    A run that has `started` may go on with fewer. So may any run on a `private` cluster, where no
+    slice is ever added. It takes a multiple of `sharing`: so many slices have one copy of the
+    weights.
     """
 
     pods: Pods
@@ -43,7 +44,7 @@ def select(
         raise SpecError(f"{describe_wait(slices, request)}; this cluster gets no more")
     nothing_comes = request.private and settled and len(free) == whole
     fewer = len(free) // request.sharing * request.sharing
-    enough = request.started and fewer >= request.pods.min
+    enough = (request.started or nothing_comes) and fewer >= request.pods.min
     goes_on = enough and (nothing_comes or waited_s > SPARE_WAIT_S)
     return tuple(sorted(ranked[:fewer])) if goes_on else ()
 

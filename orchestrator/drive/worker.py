@@ -42,6 +42,9 @@ def work(args: WorkerArgs, rank: int) -> None:
 
 def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
     from trainers.loop import Assignment, train  # noqa: PLC0415  the driver itself needs no JAX
+    from trainers.multihost import join_processes  # noqa: PLC0415
+
+    join_processes()
 
     journal = Journal(Path(args.run))
     spec, state, plan = journal.spec(), journal.state(), journal.plan(args.plan_digest)

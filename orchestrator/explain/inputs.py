@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity, Topology
+from orchestrator.network.mixture import expert_d_ff
 from orchestrator.plan.time import peak
 from orchestrator.types.explanation import Input
 from orchestrator.types.model import Model
@@ -93,12 +94,27 @@ def shape_of(model: Model) -> tuple[Input, ...]:
         ("H", model.head_dim, "head dim"),
         ("V", model.vocab, "vocabulary"),
         ("S_win", model.window, "positions in a window"),
+        *expert_sizes(model),
     )
     return tuple(
         Input(symbol=symbol, value=value, meaning=meaning, source=source)
         for symbol, value, meaning in letters
         if value is not None
     )
+
+
+def expert_sizes(model: Model) -> list[tuple[str, int | None, str]]:
+    """Those of a mixture of experts."""
+    moe = model.moe
+    if moe is None:
+        return []
+    width = expert_d_ff(model, moe)
+    return [
+        ("E", moe.experts, "experts"),
+        ("k", moe.top_k, "experts of a token"),
+        ("F_exp", width, "d_ff of an expert"),
+        ("F_shared", moe.shared_experts * width or None, "d_ff of shared experts"),
+    ]
 
 
 def source_of(model: Model) -> str | None:

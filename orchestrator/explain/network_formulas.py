@@ -1,10 +1,10 @@
 """Parameters and FLOPs as formulas in the book's letters, from the description of the network."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from orchestrator.explain.formula import Formula
-from orchestrator.network.description import Block, Network, Sublayer, Weight
+from orchestrator.network.description import Block, Mixture, Network, Sublayer, Weight
 
 # Logical axis → the book's letter, in the order in which a product names them.
 LETTERS = {
@@ -15,7 +15,11 @@ LETTERS = {
     "kv_heads": "K",
     "head_dim": "H",
     "vocab": "V",
+    "expert_ff": "F_exp",
+    "shared_ff": "F_shared",
+    "experts": "E",
 }
+ACTIVE = LETTERS | {"experts": "k"}  # of experts, a token is multiplied by so many
 FORWARD_AND_BACKWARD = 3
 CAUSAL_PRODUCTS = 2  # two products of two FLOPs a pair of positions, of which half are causal
 
@@ -27,23 +31,37 @@ def parameter_formulas(network: Network) -> list[Formula]:
     attention = in_all_layers(network, lambda block: matrices(block.attention))
     blocks = in_all_layers(network, lambda block: elements(block.vectors))
     norms = f"{blocks} + {elements(network.norm.weights)}"
+    active = "P_ffw"
+    experts, used = list[Formula](), list[Formula]()
+    if is_mixture(network):
+        active = "P_act"
+        multiplied = in_all_layers(network, lambda block: active_matrices(block.mlp))
+        experts = [Formula("FFW of one token", active, multiplied, unit)]
+        used = [Formula("used by one token", "P_used", "P_act + P_att + P_voc + P_norm", unit)]
     return [
         Formula("FFW", "P_ffw", ffw, unit),
+        *experts,
         Formula("attention", "P_att", attention, unit),
         Formula("vocabulary", "P_voc", elements(network.tables), unit),
         Formula("norms", "P_norm", norms, unit),
         Formula("all", "P", "P_ffw + P_att + P_voc + P_norm", unit),
-        Formula("multiplied by every token", "P_mat", f"P_ffw + P_att + {head(network)}", unit),
+        *used,
+        Formula("multiplied by every token", "P_mat", f"{active} + P_att + {head(network)}", unit),
     ]
+
+
+def is_mixture(network: Network) -> bool:
+    return any(isinstance(block.mlp, Mixture) for block in network.blocks)
 
 
 def flop_formulas(network: Network) -> list[Formula]:
     """The book's rule of thumb, and the definition that MFU uses here."""
     attention = in_all_layers(network, attention_flops)
+    used = "P_used" if is_mixture(network) else "P"
     windows = any(block.attention.scores.window for block in network.blocks)
     return [
         *([Formula("positions in a window", "S_loc", "min(S, S_win)", "tokens")] * windows),
-        Formula("of a token, by 6 P", "f", "6 * P", "FLOP"),
+        Formula("of a token, by 6 P", "f", f"6 * {used}", "FLOP"),
         Formula("of a token, as MFU counts", "f_mfu", f"6 * P_mat + {attention}", "FLOP"),
         Formula("of all tokens, by 6 P", "flops", "f * T", "FLOP"),
         Formula("of all tokens, as MFU counts", "flops_mfu", "f_mfu * T", "FLOP"),
@@ -55,15 +73,22 @@ def head(network: Network) -> str:
     return elements([network.head])
 
 
-def elements(weights: Iterable[Weight]) -> str:
+def elements(weights: Iterable[Weight], letters: Mapping[str, str] = LETTERS) -> str:
     """The sum of the weights' sizes; alike ones are counted: `2 * D * H + 2 * D * K`."""
-    sizes = Counter(product(one.axis for one in weight.dimensions) for weight in weights)
+    sizes = Counter(product((one.axis for one in weight.dimensions), letters) for weight in weights)
     return " + ".join(f"{count} * {size}" if count > 1 else size for size, count in sizes.items())
 
 
-def product(axes: Iterable[str]) -> str:
-    letters = sorted((LETTERS[axis] for axis in axes), key=[*LETTERS.values()].index)
-    return " * ".join(letters)
+def active_matrices(part: Sublayer) -> str:
+    """Those that one token is multiplied by: of each weight of experts, as many as it goes to."""
+    every = [one.weight for one in part.matmuls if one.share == 1]
+    routed = [one.weight for one in part.matmuls if one.share < 1]
+    return " + ".join(text for text in (elements(routed, ACTIVE), elements(every)) if text)
+
+
+def product(axes: Iterable[str], letters: Mapping[str, str] = LETTERS) -> str:
+    ordered = sorted((letters[axis] for axis in axes), key=[*letters.values()].index)
+    return " * ".join(ordered)
 
 
 def matrices(part: Sublayer) -> str:

@@ -23,6 +23,7 @@ _PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Nothing that opens such a file can wait: O_NONBLOCK has no effect on a regular file.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_CHUNK_BYTES = 1 << 20
 IS_LINK = "is a link, or a link leads to it"
 
 
@@ -72,9 +73,13 @@ def _is_link(folder: int, name: str) -> bool:
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file. Whoever writes to it owns it, and it has one name only."""
     with folder_of(path.parent) as folder:
-        with suppress(FileNotFoundError):  # a device is not even opened
-            _check_regular(os.stat(path.name, dir_fd=folder, follow_symlinks=False))
-        opened = os.open(path.name, flags | _FILE, 0o666, dir_fd=folder)
+        return _open_in(folder, path.name, flags)
+
+
+def _open_in(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
+    with suppress(FileNotFoundError):  # a device is not even opened
+        _check_regular(os.stat(name, dir_fd=folder, follow_symlinks=False))
+    opened = os.open(name, flags | _FILE, 0o666, dir_fd=folder)
     try:
         found = os.fstat(opened)
         _check_regular(found)
@@ -115,11 +120,25 @@ def appending_to(path: Path) -> IO[bytes]:
 
 def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     """The content of a file, which has at most so many bytes."""
-    with reading_file(path) as file:
-        content = b"" if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
+    with folder_of(path.parent) as folder:
+        return read_in(folder, path.name, most)
+
+
+def read_in(folder: int, name: str, most: int = MAX_FILE_BYTES) -> bytes:
+    """The content of a file in an open folder, which has at most so many bytes."""
+    with os.fdopen(_open_in(folder, name), "rb", buffering=0) as file:
+        content = b"" if os.fstat(file.fileno()).st_size > most else _read_up_to(file, most + 1)
         if len(content) > most or os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"is larger than {most:,} bytes")
         return content
+
+
+def _read_up_to(file: IO[bytes], most: int) -> bytes:
+    parts: list[bytes] = []
+    while most and (part := file.read(min(most, _CHUNK_BYTES))):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)
 
 
 def names_in(folder: Path) -> list[str]:

@@ -4,16 +4,16 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.errors import RunExists, SpecError
-from orchestrator.journal import event_log, files, liveness
-from orchestrator.journal.events import Submitted, encode
+from orchestrator.journal import event_chain, files, liveness
+from orchestrator.journal.events import Submitted
 from orchestrator.journal.ownership import Writer
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_paths import RunPaths
-from orchestrator.journal.run_state import initial
+from orchestrator.journal.run_state import RunState, initial
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Submission
@@ -59,14 +59,14 @@ def create_run(
     if key is not None:
         check_key(key)
     with files.building(storage) as prepared:
-        submitted = _fill(RunPaths(prepared), request, clock)
+        state = _fill(RunPaths(prepared), request, clock)
         path = _publish(prepared, storage, request, key)
     files.sweep(storage)
-    return Writer(Journal(path), initial(submitted), clock=clock)
+    return Writer(Journal(path), state, clock=clock)
 
 
-def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> Submitted:
-    """Write everything that a run starts from."""
+def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> RunState:
+    """Write everything that a run starts from; the state of the new run."""
     for folder in paths.folders:
         files.make_folder(folder)
     plans = [request.plan, *([request.rehearses] if request.rehearses else [])]
@@ -75,12 +75,14 @@ def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> Submitted:
     contents |= {paths.documents / name: text for name, text in request.documents.items()}
     for path, content in contents.items():
         files.write_once(path, content)
-    submitted = Submitted(at_s=clock(), submission=_submission(request))
-    event_log.append(paths.events, 1, encode(submitted))
-    return submitted
+    sums = {paths.name_of(path): event_chain.digest(content) for path, content in contents.items()}
+    submitted = Submitted(at_s=clock(), submission=_submission(request, sums))
+    content = event_chain.linked(submitted, "")
+    event_chain.begin(paths, content)
+    return replace(initial(submitted), digest=event_chain.digest(content))
 
 
-def _submission(request: RunRequest) -> Submission:
+def _submission(request: RunRequest, sums: dict[str, str]) -> Submission:
     return Submission(
         id=uuid.uuid4().hex,
         name=request.spec.name,
@@ -95,6 +97,7 @@ def _submission(request: RunRequest) -> Submission:
         folder=request.folder,
         profile=request.profile,
         study=request.study,
+        sums=sums,
     )
 
 

@@ -15,15 +15,28 @@ NAME = re.compile(r"(\d{6,})\.json")
 
 
 @dataclass(frozen=True)
+class Fault:
+    """What is wrong with the record of a number, or with the file that should have it."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
 class EventLog:
     """The records of a folder by number; `last` is the highest number, 0 when there is none.
 
-    `problems` lists missing, unreadable and unexpected files.
+    `faults` are records that are missing or cannot be read, `problems` these and unexpected files.
     """
 
     contents: dict[int, bytes]
     last: int
-    problems: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    unexpected: tuple[str, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return (*self.unexpected, *(fault.text for fault in self.faults))
 
 
 def append(folder: Path, number: int, content: bytes) -> None:
@@ -46,19 +59,41 @@ def printable(name: str) -> str:
 
 def read(folder: Path) -> EventLog:
     """All records of a folder, in order."""
-    names = [path.name for path in files.entries(folder)]
-    numbers = sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)))
+    names = files.names(folder)
+    numbers = {name: int(match[1]) for name in names if (match := NAME.fullmatch(name))}
     contents: dict[int, bytes] = {}
-    problems = [
-        f"{folder.name}/{printable(name)}: is not a file of the journal"
-        for name in names
-        if not NAME.fullmatch(name) and not name.endswith(files.PARTIAL)
-    ]
-    for previous, number in zip([0, *numbers], numbers, strict=False):
-        if number > previous + 1:
-            problems.append(f"{folder.name}/{file_name(previous + 1)}: is missing")
-        try:
-            contents[number] = files.read(folder / file_name(number), boundary.MAX_RECORD_BYTES)
-        except (FileNotFoundError, JournalUnreadable) as error:
-            problems.append(str(error))
-    return EventLog(contents=contents, last=max(numbers, default=0), problems=tuple(problems))
+    faults = _gaps(folder, sorted(numbers.values()))
+    if numbers:
+        for name, content in files.read_all(folder, numbers, boundary.MAX_RECORD_BYTES):
+            if isinstance(content, JournalUnreadable):
+                faults.append(Fault(numbers[name], str(content)))
+            else:
+                contents[numbers[name]] = content
+    return EventLog(
+        contents=dict(sorted(contents.items())),
+        last=max(numbers.values(), default=0),
+        faults=tuple(sorted(faults, key=lambda fault: fault.number)),
+        unexpected=tuple(
+            f"{folder.name}/{printable(name)}: is not a file of the journal"
+            for name in names
+            if name not in numbers and not files.is_partial(name)
+        ),
+    )
+
+
+def read_one(folder: Path, number: int) -> dict[int, bytes]:
+    """The record of one number; empty when there is none."""
+    try:
+        return {number: files.read(folder / file_name(number), boundary.MAX_RECORD_BYTES)}
+    except FileNotFoundError:
+        return {}
+
+
+def missing(folder: Path, number: int) -> Fault:
+    return Fault(number, f"{folder.name}/{file_name(number)}: is missing")
+
+
+def _gaps(folder: Path, numbers: list[int]) -> list[Fault]:
+    """A fault for the first number of each gap."""
+    pairs = zip([0, *numbers], numbers, strict=False)
+    return [missing(folder, before + 1) for before, number in pairs if number > before + 1]

@@ -2,15 +2,23 @@
 
 import msgspec
 
-from orchestrator.types.run import AttemptReason, EndState, ProcessIdentity, StateReason, Submission
+from orchestrator.types.run import (
+    AttemptReason,
+    EndState,
+    ProcessIdentity,
+    StateReason,
+    Submission,
+    WrittenSteps,
+)
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """A change of a run's state."""
+    """A change of a run's state. `previous` is the sha256 of the file of the event before."""
 
     at_s: float
+    previous: str = ""
 
 
 class Submitted(Event, frozen=True, kw_only=True, tag="submitted"):
@@ -46,6 +54,15 @@ class AttemptStarted(Event, frozen=True, kw_only=True, tag="attempt started"):
     plan_digest: str
     pods: int
     slices: tuple[str, ...] = ()
+    plan_sha256: str = ""  # of its file
+
+
+class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint saved"):
+    """A checkpoint after so many steps is whole. `sha256` is that of the sums of its files."""
+
+    attempt: int
+    step: int
+    sha256: str
 
 
 class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
@@ -55,12 +72,13 @@ class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
 
 
 class AttemptEnded(Event, frozen=True, kw_only=True, tag="attempt ended"):
-    """No process of the attempt is left."""
+    """No process of the attempt is left. `steps` is what it wrote of its steps."""
 
     attempt: int
     reason: AttemptReason
     error: str | None = None
     first_dead_rank: int | None = None
+    steps: WrittenSteps | None = None
 
 
 class Ended(Event, frozen=True, kw_only=True, tag="ended"):
@@ -70,7 +88,24 @@ class Ended(Event, frozen=True, kw_only=True, tag="ended"):
     reason: StateReason | None = None
 
 
-AnyEvent = Submitted | Claimed | Pending | AttemptStarted | Stopping | AttemptEnded | Ended
+class Repaired(Event, frozen=True, kw_only=True, tag="repaired"):
+    """A person goes on without events that are missing or damaged: all faults before this one."""
+
+    by: ProcessIdentity
+    faults: tuple[str, ...]
+
+
+AnyEvent = (
+    Submitted
+    | Claimed
+    | Pending
+    | AttemptStarted
+    | CheckpointSaved
+    | Stopping
+    | AttemptEnded
+    | Ended
+    | Repaired
+)
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cancel"):

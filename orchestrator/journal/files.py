@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -57,7 +57,11 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise JournalUnreadable(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> JournalUnreadable:
+    return JournalUnreadable(f"{path}: cannot be read: {error.strerror or error}")
 
 
 def _cause(error: OSError) -> str:
@@ -94,15 +98,32 @@ def write_once(path: Path, content: bytes) -> None:
 
 def replace(path: Path, content: bytes) -> None:
     """Replace a file, whole or not at all. It is not synced: use it for what can be rebuilt."""
+    with _replacing(path) as partial:
+        partial.write_bytes(content)
+
+
+def replace_durably(path: Path, content: bytes) -> None:
+    """Replace a file by one that survives a power failure whole, or else the earlier one does."""
+    with _replacing(path) as partial:
+        _write_whole(partial, content)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
     partial = _partial(path)
     with writing(path):
         try:
-            partial.write_bytes(content)
+            yield partial
             partial.rename(path)
         except OSError:
             with suppress(OSError):
                 partial.unlink()
             raise
+
+
+def is_partial(name: str) -> bool:
+    """Whether this is the name of a file that is being written, or whose writer was killed."""
+    return name.endswith(PARTIAL)
 
 
 def _partial(path: Path) -> Path:
@@ -132,56 +153,45 @@ def _link(partial: Path, path: Path) -> None:
             raise
 
 
-def touch(path: Path) -> None:
-    """Set the time of a file to now, and create it if it is missing. It needs no disk space."""
-    with writing(path):
-        try:
-            os.utime(path)
-        except FileNotFoundError:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
-
-
 def read(path: Path, most: int = boundary.MAX_FILE_BYTES) -> bytes:
     """The content of a file; `JournalUnreadable` when it is larger than that many bytes."""
     with reading(path):
         return boundary.read_bytes(path, most)
 
 
-def read_from(path: Path, offset: int) -> bytes:
-    """The content of a file after `offset`."""
-    with reading(path), boundary.reading_file(path) as file:
-        _check_size(file)
-        file.seek(offset)
-        return file.read(MAX_LINES_BYTES)
+def read_all(
+    folder: Path, names: Iterable[str], most: int
+) -> Iterator[tuple[str, bytes | JournalUnreadable]]:
+    """Files of a folder, opened once: the content of each, or why it cannot be read."""
+    with reading(folder), boundary.folder_of(folder) as opened:
+        for name in names:
+            try:
+                yield name, boundary.read_in(opened, name, most)
+            except OSError as error:
+                yield name, _unreadable(folder / name, error)
 
 
-def _check_size(file: IO[bytes]) -> None:
+def check_size(file: IO[bytes]) -> None:
+    """Refuse a file of lines that is too large to read."""
     if os.fstat(file.fileno()).st_size > MAX_LINES_BYTES:
         raise OSError(errno.EFBIG, f"is larger than {MAX_LINES_BYTES:,} bytes")
-
-
-def modified_at_s(path: Path) -> float | None:
-    """When a file was last written or touched; None while it does not exist.
-
-    Opening the file makes a shared file system ask its server instead of its cache.
-    """
-    try:
-        with reading(path), boundary.reading_file(path) as file:
-            return os.fstat(file.fileno()).st_mtime
-    except FileNotFoundError:
-        return None
 
 
 # --- folders
 
 
-def entries(folder: Path) -> list[Path]:
-    """The contents of a folder by name; a folder that does not exist is empty."""
+def names(folder: Path) -> list[str]:
+    """The names in a folder, in order; a folder that does not exist is empty."""
     try:
         with reading(folder):
-            return [folder / name for name in boundary.names_in(folder)]
+            return boundary.names_in(folder)
     except FileNotFoundError:
         return []
+
+
+def entries(folder: Path) -> list[Path]:
+    """The contents of a folder by name; a folder that does not exist is empty."""
+    return [folder / name for name in names(folder)]
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,6 +11,7 @@ from orchestrator.errors import JournalUnwritable
 from orchestrator.journal import boundary, files
 
 TAIL_BYTES = 1 << 15
+PART_BYTES = 1 << 22
 MAX_LINE_BYTES = 1 << 20
 MAX_TAIL_BYTES = 64 << 20
 
@@ -86,6 +87,26 @@ def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
             if window >= MAX_TAIL_BYTES:
                 raise OSError(errno.EFBIG, f"its last {window:,} bytes have few lines")
             window *= 2
+
+
+def whole_lines(path: Path, offset: int = 0, size: int | None = None) -> Iterator[bytes]:
+    """The whole lines of a file after `offset`, or of so many bytes of it, in parts of some lines.
+
+    An incomplete last line is left out. Memory does not grow with the file.
+    """
+    with files.reading(path), boundary.reading_file(path) as file:
+        files.check_size(file)
+        file.seek(offset)
+        left, rest = files.MAX_LINES_BYTES if size is None else size, b""
+        while left > 0 and (read := file.read(min(PART_BYTES, left))):
+            left -= len(read)
+            part = rest + read
+            end = part.rfind(b"\n") + 1
+            rest = part[end:]
+            if len(rest) > MAX_TAIL_BYTES:
+                raise OSError(errno.EFBIG, f"has a line of more than {MAX_TAIL_BYTES:,} bytes")
+            if end:
+                yield part[:end]
 
 
 def lines_from(path: Path, offset: int) -> Iterator[bytes]:

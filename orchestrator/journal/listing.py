@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownRun
-from orchestrator.journal import files
+from orchestrator.journal import files, silence
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types.run import LIVE, Run
@@ -17,7 +17,7 @@ MAX_KEYS = 12  # in a message
 
 def list_journals(storage: Path) -> list[Journal]:
     """The journals of all runs, by name. A storage that does not exist has none."""
-    return [Journal(path) for path in folders_in(storage) if _is_run(path)]
+    return [Journal(path) for path in folders_in(storage) if is_run(path)]
 
 
 def folders_in(storage: Path) -> list[Path]:
@@ -30,7 +30,7 @@ def _is_nameable(name: str) -> bool:
     return name.isprintable() and not name.startswith(".")
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """Whether this looks like the folder of a run. Reading it says what is wrong with it."""
     return holds(path, RunPaths(path).events.name)
 
@@ -67,7 +67,7 @@ def find_run(storage: Path, name: str) -> Journal:
     if name in known:
         return known[name]
     if os.sep in name or name in {".", ".."}:
-        if _is_run(path := Path(os.path.realpath(name))):  # a link that the user names is theirs
+        if is_run(path := Path(os.path.realpath(name))):  # a link that the user names is theirs
             return Journal(path)
         raise UnknownRun("run", name, _some(list(known)), storage)
     matching = [key for key in known if name and key.startswith(name)]
@@ -89,10 +89,13 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
 
     `RunIsLive` while something drives it, or may start to.
     """
-    _check_ended(journal, journal.key, clock)
+    state = journal.state()
+    _check_not_live(journal, journal.key, clock)
+    silence.check_no_process(journal.key, state)
+    silence.check_silence(journal, journal.key, state)
     hidden = files.hide(journal.path.absolute())
     try:
-        _check_ended(Journal(hidden), journal.key, clock)  # a driver may just have claimed it
+        _check_not_live(Journal(hidden), journal.key, clock)  # a driver may just have claimed it
     except RunIsLive:
         files.publish(hidden, journal.path.absolute())
         raise
@@ -100,7 +103,7 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
     files.sweep(journal.path.absolute().parent)
 
 
-def _check_ended(journal: Journal, key: str, clock: Clock) -> None:
+def _check_not_live(journal: Journal, key: str, clock: Clock) -> None:
     run = journal.run(clock)
     if run.state in LIVE:
         raise RunIsLive(f"run {key} is {run.state}: cancel it first, and wait until it has ended")

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import psutil
@@ -38,9 +39,21 @@ def this_machine() -> str | None:
         return None
 
 
+def is_known(process: ProcessIdentity) -> bool:
+    """Whether this machine is that of the process, and so knows whether it exists."""
+    return process.machine is not None and process.machine == this_machine()
+
+
+def uptime_s() -> float:
+    """Seconds since this machine started, but for those asleep. Processes on it may compare them:
+    adjusting the clock changes none.
+    """
+    return time.monotonic()
+
+
 def is_gone(process: ProcessIdentity) -> bool:
     """Whether the process is known to have ended; False where this machine cannot know."""
-    if process.machine is None or process.machine != this_machine():
+    if not is_known(process):
         return False
     try:
         current = psutil.Process(process.pid)
@@ -54,8 +67,7 @@ def is_gone(process: ProcessIdentity) -> bool:
 
 def is_alive(process: ProcessIdentity) -> bool:
     """Whether the process is known to exist; False where this machine cannot know."""
-    here = process.machine is not None and process.machine == this_machine()
-    return here and not is_gone(process)
+    return is_known(process) and not is_gone(process)
 
 
 def _started_s(process: psutil.Process) -> float:

@@ -8,20 +8,31 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from orchestrator.errors import (
+    JournalDamaged,
     JournalUnreadable,
     JournalUnwritable,
     RunHasEnded,
     RunIsLive,
     Superseded,
 )
-from orchestrator.journal import event_log, files, liveness
+from orchestrator.journal import (
+    driver_heartbeat,
+    event_chain,
+    event_log,
+    files,
+    liveness,
+    silence,
+    step_log,
+)
 from orchestrator.journal.events import (
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
     CancelRequest,
+    CheckpointSaved,
     Claimed,
     Ended,
     Pending,
@@ -70,9 +81,21 @@ class Writer:
                     plan_digest=plan.digest,
                     pods=plan.pods,
                     slices=slices,
+                    plan_sha256=event_chain.digest(_text(plan)),
                 )
             )
         return number
+
+    def record_checkpoint(self, step: int, sha256: str) -> None:
+        """Record that the attempt saved a checkpoint after so many steps. The same again, or none
+        that is newer, writes nothing.
+        """
+        open_attempt = self._state.open_attempt
+        if open_attempt and step > (open_attempt.saved_steps or 0):
+            number = open_attempt.number
+            self._append(
+                CheckpointSaved(at_s=self._clock(), attempt=number, step=step, sha256=sha256)
+            )
 
     def record_stopping(self, reason: StateReason) -> None:
         """Record that the attempt was asked to stop."""
@@ -82,10 +105,12 @@ class Writer:
         self, reason: AttemptReason, *, error: str | None = None, first_dead_rank: int | None = None
     ) -> None:
         """Record why the attempt ended, once no process of it is left."""
+        number = self._state.next_attempt - 1
         self._append(
             AttemptEnded(
                 at_s=self._clock(),
-                attempt=self._state.next_attempt - 1,
+                attempt=number,
+                steps=step_log.written_steps(self.journal.path, number),
                 reason=reason,
                 error=error,
                 first_dead_rank=first_dead_rank,
@@ -100,13 +125,11 @@ class Writer:
 
     def save_plan(self, plan: Plan) -> None:
         """Store a plan that the run uses."""
-        content = codec.to_pretty_json(plan).encode()
-        files.write_once(self.journal.paths.plan(plan.digest), content)
+        files.write_once(self.journal.paths.plan(plan.digest), _text(plan))
 
     def save_proof(self, proof: Proof) -> None:
         """Store the proof of a plan."""
-        content = codec.to_pretty_json(proof).encode()
-        files.write_once(self.journal.paths.proof(proof.plan_digest), content)
+        files.write_once(self.journal.paths.proof(proof.plan_digest), _text(proof))
 
     # --- heartbeats
 
@@ -121,8 +144,16 @@ class Writer:
                 self._reload()
             self._check_owner()
             settled = self._state.settled_requests
-        files.touch(self.journal.paths.driver_heartbeat(self.number))
+        self._renew()
         return self.journal.cancel_request(settled)
+
+    def _renew(self) -> None:
+        path = self.journal.paths.driver_heartbeat(self.number)
+        if driver_heartbeat.renew(path):
+            return
+        with suppress(JournalUnreadable), self._lock:
+            self._reload()  # whoever superseded this claim has removed its heartbeat
+        driver_heartbeat.send(path)
 
     @contextmanager
     def background_heartbeat(self) -> Iterator[None]:
@@ -154,8 +185,9 @@ class Writer:
             if broken := violation(self._state, event):
                 raise ValueError(f"{self.journal.key}: {broken}")
             number = self._state.last + 1
+            content = event_chain.linked(event, self._state.digest)
             try:
-                event_log.append(self.journal.paths.events, number, encode(event))
+                event_chain.append(self.journal.paths, number, content)
             except FileExistsError as error:
                 self._reload()
                 why = f"another process wrote event {number}"
@@ -163,7 +195,8 @@ class Writer:
             except JournalUnwritable:
                 self._reload()  # the event may be there in spite of the error
                 raise
-            self._state = apply(self._state, number, event)
+            state = apply(self._state, number, event)
+            self._state = replace(state, digest=event_chain.digest(content))
 
     def _reload(self) -> None:
         """Read the events again; `Superseded` when another process has claimed the run."""
@@ -184,23 +217,38 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
     run has ended and nobody resumes it.
     """
     while True:
-        state = journal.state()  # before the run: an event in between takes our number
+        before = journal.state()  # before the run: an event in between takes our number
+        _check_whole(journal, before)
         _check_claimable(journal.run(clock), resumes=resumes)
+        silence.check_silence(journal, journal.key, before)
         requests = event_log.read(journal.paths.requests).last
         claimed = Claimed(
             at_s=clock(),
             driver=liveness.this_process(),
             heartbeat_s=HEARTBEAT_S,
             resumes=resumes,
-            settled_requests=requests if resumes else state.settled_requests,
+            settled_requests=requests if resumes else before.settled_requests,
         )
-        number = state.last + 1
+        number, content = before.last + 1, event_chain.linked(claimed, before.digest)
         with suppress(FileExistsError):  # another process wrote first: look again
-            event_log.append(journal.paths.events, number, encode(claimed))
+            event_chain.append(journal.paths, number, content)
             break
+    driver_heartbeat.send(journal.paths.driver_heartbeat(number))
+    driver_heartbeat.retire(journal.paths.driver_heartbeat(before.writer))
     for folder in (journal.paths.events, journal.paths.requests):
         files.sweep(folder)
-    return Writer(journal, apply(state, number, claimed), clock=clock)
+    state = replace(apply(before, number, claimed), digest=event_chain.digest(content))
+    return Writer(journal, state, clock=clock)
+
+
+def _check_whole(journal: Journal, state: RunState) -> None:
+    """Refuse to go on from events that are missing or changed."""
+    if state.damage:
+        raise JournalDamaged("; ".join(state.damage), journal.key)
+
+
+def _text(value: Plan | Proof) -> bytes:
+    return codec.to_pretty_json(value).encode()
 
 
 def _check_claimable(run: Run, *, resumes: bool) -> None:

@@ -5,24 +5,35 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import event_log, files, liveness, step_log
+from orchestrator.errors import JournalDamaged, JournalUnreadable
+from orchestrator.journal import (
+    driver_heartbeat,
+    event_chain,
+    event_log,
+    files,
+    liveness,
+    step_log,
+)
+from orchestrator.journal.driver_heartbeat import DriverHeartbeat
+from orchestrator.journal.event_log import Fault
 from orchestrator.journal.events import (
     SCHEMA,
     AnyEvent,
     CancelRequest,
+    Claimed,
     Submitted,
     decode_event,
     decode_request,
 )
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_state import RunState, apply, initial
-from orchestrator.journal.run_status import Observation, StepSummary, build_run
+from orchestrator.journal.run_status import Observation, StepSummary, build_run, first_line
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -59,12 +70,13 @@ class Journal:
     def status(self) -> Status:
         """The run with the forecast of its plan."""
         run = self.run()
+        forecast, problems = None, run.problems
         try:
             forecast = prediction_of(self.plan(run.plan_digest))
-        except JournalUnreadable:
-            forecast = None
+        except JournalUnreadable as error:
+            problems = (*problems, first_line(str(error)))
         fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
-        return Status(**fields, forecast=forecast)
+        return Status(**fields | {"problems": problems}, forecast=forecast)
 
     def steps(self, run: Run) -> list[TimedStep]:
         """Every step of the run in order; the last attempt at a step counts."""
@@ -74,11 +86,29 @@ class Journal:
     # --- what it was made from
 
     def spec(self) -> Spec:
-        return read_value(self.paths.spec, Spec)
+        """The spec; `JournalDamaged` when it is not what was submitted."""
+        return self._original(self.paths.spec, Spec)
 
     def plan(self, digest: str) -> Plan:
-        """The plan with that digest, of those that the run has used."""
-        return read_value(self.paths.plan(digest), Plan)
+        """The plan with that digest, of those that the run has used; `JournalDamaged` when it is
+        not what was written.
+        """
+        return self._original(self.paths.plan(digest), Plan, digest)
+
+    def _original(self, path: Path, kind: type[T], plan_digest: str = "") -> T:
+        """The value in a file of which an event has the sha256."""
+        expected = self._submitted().submission.sums.get(self.paths.name_of(path))
+        if expected is None and plan_digest:
+            expected = self.state().plan_sums.get(plan_digest)
+        content = _content(path)
+        if expected and event_chain.digest(content) != expected:
+            raise JournalDamaged(f"{path}: was changed after it was written", self.key)
+        return _decoded(path, content, kind)
+
+    def _submitted(self) -> Submitted:
+        """The first event."""
+        log = event_log.read_one(self.paths.events, 1)
+        return self._initial(_decode(log, decode_event, self.paths.events.name)).submitted
 
     def proof(self, plan_digest: str) -> Proof | None:
         """The proof of the plan with that digest; None if it was not proved."""
@@ -89,20 +119,27 @@ class Journal:
 
     def state(self) -> RunState:
         """What the events say; `JournalUnreadable` when this is not the folder of a run."""
-        log = event_log.read(self.paths.events)
+        folder = self.paths.events
+        newest = event_chain.read_newest(self.paths)
+        log = event_log.read(folder)
         if 1 not in log.contents:
             why = "; ".join(log.problems) or f"there is no {self._first}"
             raise JournalUnreadable(f"{self.path}: contains no run: {why}")
-        events = _decode(log.contents, decode_event, self.paths.events.name)
-        state, problems = self._initial(events), list(log.problems)
-        for number in sorted(log.contents.keys() - {1}):
-            event = events[number]
+        events = _decode(log.contents, decode_event, folder.name)
+        state, faults = self._initial(events), list(log.faults)
+        for number, event in islice(events.items(), 1, None):
             if isinstance(event, str):
-                problems.append(event)
+                faults.append(Fault(number, event))
             else:
                 state = apply(state, number, event)
-        # An unreadable event has a number too: nobody may write that number again.
-        return replace(state, last=log.last, problems=(*problems, *state.problems))
+        faults += event_chain.faults(folder, log, events, newest)
+        return replace(
+            state,
+            last=log.last,  # an unreadable event has a number too: nobody may write it again
+            digest=event_chain.end_of(log, newest),
+            damage=tuple(fault.text for fault in faults if fault.number > state.repaired),
+            problems=(*log.unexpected, *(fault.text for fault in faults), *state.problems),
+        )
 
     def cancel_request(self, settled: int) -> CancelRequest | None:
         """The request to stop that counts, of those after the first `settled`."""
@@ -136,13 +173,15 @@ class Journal:
         requests, problems = self._requests(state.settled_requests)
         steps: dict[int, StepSummary] = {}
         for attempt in state.attempts:
-            steps[attempt.number], more = step_log.summarize_steps(self.path, attempt.number)
+            steps[attempt.number], more = step_log.summarize_steps(self.path, attempt)
             problems += more
         claim = state.claim
         writer = claim.driver if claim else state.submitted.submission.submitter
         tracking, more = self._tracking()
+        heartbeat = driver_heartbeat.read(self.paths.driver_heartbeat(state.writer))
         return Observation(
-            heartbeat_at_s=files.modified_at_s(self.paths.driver_heartbeat(state.writer)),
+            heartbeat_at_s=heartbeat.at_s if heartbeat else None,
+            silent_s=_silent_s(claim, heartbeat),
             writer_is_gone=not state.ended and liveness.is_gone(writer),
             writer_is_alive=not state.ended and liveness.is_alive(writer),
             cancel=_strongest(requests),
@@ -162,13 +201,29 @@ class Journal:
             return None, [f"{path.name}: {error}"]
 
 
+def _silent_s(claim: Claimed | None, heartbeat: DriverHeartbeat | None) -> float | None:
+    """Seconds since a heartbeat of this machine; None for one of another."""
+    if not (claim and heartbeat and heartbeat.uptime_s is not None):
+        return None
+    return liveness.uptime_s() - heartbeat.uptime_s if liveness.is_known(claim.driver) else None
+
+
 def read_value(path: Path, kind: type[T]) -> T:
     """The value in a JSON file; `JournalUnreadable` when it cannot be read."""
+    return _decoded(path, _content(path), kind)
+
+
+def _content(path: Path) -> bytes:
     try:
-        return codec.from_json(files.read(path), kind)
+        return files.read(path)
     except FileNotFoundError as error:
         raise JournalUnreadable(f"{path}: cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+
+
+def _decoded(path: Path, content: bytes, kind: type[T]) -> T:
+    try:
+        return codec.from_json(content, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise JournalUnreadable(f"{path}: is not a {kind.__name__}: {error}") from error
 
 

@@ -30,10 +30,19 @@ class RunPaths:
             self.driver_logs,
         )
 
+    def name_of(self, path: Path) -> str:
+        """The path of a file inside the run's folder."""
+        return str(path.relative_to(self.root))
+
     @property
     def events(self) -> Path:
         """Changes of state, numbered."""
         return self.root / "events"
+
+    @property
+    def newest_event(self) -> Path:
+        """The number and the sha256 of the newest event."""
+        return self.root / "newest_event.json"
 
     @property
     def requests(self) -> Path:

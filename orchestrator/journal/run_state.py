@@ -4,15 +4,17 @@ A writer must follow the rules. A reader goes on where a file was damaged: it ap
 as far as they make sense, and notes what is wrong.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from orchestrator.journal.events import (
     AnyEvent,
     AttemptEnded,
     AttemptStarted,
+    CheckpointSaved,
     Claimed,
     Ended,
     Pending,
+    Repaired,
     Stopping,
     Submitted,
 )
@@ -23,13 +25,15 @@ from orchestrator.types.run import Attempt
 class RunState:
     """What the events say so far.
 
-    `last` is the number of the newest event and `writer` that of the newest claim, 0 before the
-    first.
+    `last` is the number of the newest event, `digest` that of its file, and `writer` the number of
+    the newest claim, 0 before the first. `saved` is the newest checkpoint. `damage` lists faults of
+    the events that nobody has accepted.
     """
 
     submitted: Submitted
     last: int
     last_at_s: float
+    digest: str = ""
     claim: Claimed | None = None
     writer: int = 0
     attempts: tuple[Attempt, ...] = ()
@@ -37,6 +41,10 @@ class RunState:
     pending: Pending | None = None
     stopping: Stopping | None = None
     ended: Ended | None = None
+    saved: CheckpointSaved | None = None
+    plan_sums: dict[str, str] = field(default_factory=dict)
+    repaired: int = 0
+    damage: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -65,12 +73,12 @@ def violation(state: RunState, event: AnyEvent) -> str | None:
     """The rule that this event breaks when it comes next; None when it may."""
     if isinstance(event, Submitted):
         return "the run was submitted before"
-    if isinstance(event, Claimed):
+    if isinstance(event, Claimed | Repaired):
         return None
     if state.ended:
         return f"the run has ended: {state.ended.state}"
     open_attempt = state.open_attempt
-    if isinstance(event, AttemptEnded):
+    if isinstance(event, AttemptEnded | CheckpointSaved):
         number = open_attempt.number if open_attempt else None
         return None if event.attempt == number else f"attempt {event.attempt} is not running"
     if isinstance(event, Stopping):
@@ -118,6 +126,8 @@ def _changed(state: RunState, number: int, event: AnyEvent) -> RunState:
             return replace(state, pending=event)
         case AttemptStarted():
             return _after_start(state, event)
+        case CheckpointSaved():
+            return _after_save(state, event)
         case Stopping():
             return replace(state, stopping=event)
         case AttemptEnded():
@@ -125,6 +135,8 @@ def _changed(state: RunState, number: int, event: AnyEvent) -> RunState:
         case Ended():
             attempts = _closed_attempts(state)
             return replace(state, attempts=attempts, ended=event, pending=None, stopping=None)
+        case Repaired():
+            return replace(state, repaired=number)
     return state
 
 
@@ -150,7 +162,17 @@ def _after_start(state: RunState, event: AttemptStarted) -> RunState:
         started_at_s=event.at_s,
     )
     attempts = (*_closed_attempts(state), attempt)
-    return replace(state, attempts=attempts, pending=None, stopping=None, ended=None)
+    plan_sums = state.plan_sums
+    if event.plan_digest not in plan_sums:
+        plan_sums = plan_sums | {event.plan_digest: event.plan_sha256}
+    return replace(
+        state, attempts=attempts, plan_sums=plan_sums, pending=None, stopping=None, ended=None
+    )
+
+
+def _after_save(state: RunState, event: CheckpointSaved) -> RunState:
+    newest = replace(state.attempts[-1], saved_steps=event.step)
+    return replace(state, attempts=(*state.attempts[:-1], newest), saved=event)
 
 
 def _after_attempt(state: RunState, event: AttemptEnded) -> RunState:
@@ -160,6 +182,7 @@ def _after_attempt(state: RunState, event: AttemptEnded) -> RunState:
         reason=event.reason,
         error=event.error,
         first_dead_rank=event.first_dead_rank,
+        written=event.steps,
     )
     return replace(state, attempts=(*state.attempts[:-1], newest))
 

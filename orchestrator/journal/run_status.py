@@ -51,11 +51,13 @@ class Observation:
 
     The writer is the driver, or the submitter before a driver has claimed the run.
     `writer_is_gone` means that its process is known to have ended, `writer_is_alive` that it is
-    known to exist. `cancel` is the request to stop that counts.
+    known to exist. `cancel` is the request to stop that counts. `silent_s` is the time since the
+    last heartbeat of a driver on the reader's machine: no adjustment of a clock changes it.
     """
 
     now_s: float
     heartbeat_at_s: float | None = None
+    silent_s: float | None = None
     writer_is_gone: bool = False
     writer_is_alive: bool = False
     cancel: CancelRequest | None = None
@@ -209,6 +211,8 @@ def silence_s(state: RunState, observed: Observation) -> float:
 
     Steps do not count: processes without a driver may go on for a while.
     """
+    if observed.silent_s is not None:
+        return max(0.0, observed.silent_s)
     return max(0.0, observed.now_s - max(state.last_at_s, observed.heartbeat_at_s or 0.0))
 
 

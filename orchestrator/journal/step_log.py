@@ -1,8 +1,13 @@
-"""The steps of an attempt, one line each: written by one process, read by any."""
+"""The steps of an attempt, one line each: written by one process, read by any.
 
+Each line has a checksum of its own. The end of an attempt has the count and the sha256 of all.
+"""
+
+import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -11,14 +16,18 @@ from typing import Self
 import msgspec
 
 from orchestrator.errors import Superseded
-from orchestrator.journal import files, line_files
+from orchestrator.journal import line_files
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_status import StepSummary
-from orchestrator.types.run import Step, TimedStep
+from orchestrator.types.run import Attempt, Step, TimedStep, WrittenSteps
 
 SYNC_EVERY_S = 5.0
 RECENT_STEPS = 50
 DECODER = msgspec.json.Decoder(TimedStep)
+# A line is a JSON object that begins with the checksum of the rest of it.
+_CRC = b'{"crc32":"%08x",'
+_CRC_BYTES = len(_CRC % 0)
+MAX_PROBLEMS = 20  # of a reader: a file may have a million damaged lines
 
 
 class StepLog:
@@ -53,10 +62,16 @@ class StepLog:
         now_s = self._clock()
         finite = {name: x for name, x in step.trainer_metrics.items() if math.isfinite(x)}
         timed = TimedStep(at_s=now_s, step=replace(step, trainer_metrics=finite))
-        self._lines.append(msgspec.json.encode(timed))
+        self._lines.append(encode(timed))
         if now_s - self._synced_s >= SYNC_EVERY_S:
             self._lines.sync()
             self._synced_s = now_s
+
+
+def encode(timed: TimedStep) -> bytes:
+    """The line of a step, without its end."""
+    rest = msgspec.json.encode(timed)[1:]
+    return _CRC % zlib.crc32(rest) + rest
 
 
 class StepReader:
@@ -68,32 +83,76 @@ class StepReader:
 
     def read(self) -> list[TimedStep]:
         """The steps since the last call; an incomplete last line waits for the next."""
+        return [step for steps in self.in_parts() for step in steps]
+
+    def in_parts(self) -> Iterator[list[TimedStep]]:
+        """The same in parts of a bounded size."""
         try:
-            text = files.read_from(self._path, self._offset)
+            for part in line_files.whole_lines(self._path, self._offset):
+                self._offset += len(part)
+                steps, problems = _decode(self._path, part.split(b"\n")[:-1])
+                self.problems += problems[: max(0, MAX_PROBLEMS - len(self.problems))]
+                yield steps
         except FileNotFoundError:
-            return []
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        steps, problems = _decode(self._path, whole.split(b"\n")[:-1])
-        self.problems += problems
-        return steps
+            return
 
 
-def summarize_steps(run: Path, attempt: int) -> tuple[StepSummary, list[str]]:
+def summarize_steps(run: Path, attempt: Attempt) -> tuple[StepSummary, list[str]]:
     """The first and last steps of an attempt, and what is wrong there.
 
     The cost does not depend on the number of steps.
     """
-    path = RunPaths(run).steps(attempt)
+    path = RunPaths(run).steps(attempt.number)
     try:
-        first, (last, _) = line_files.first_line(path), line_files.last_lines(path, RECENT_STEPS)
+        first, (last, end) = line_files.first_line(path), line_files.last_lines(path, RECENT_STEPS)
     except FileNotFoundError:
-        return StepSummary(), []
+        return StepSummary(), _shortfall(path, attempt, StepSummary(), 0)
     opening, problems = _decode(path, [first] if first is not None else [])
     steps, more_problems = _decode(path, last[-RECENT_STEPS:])
     startup = opening[0].step.startup if opening else None
     summary = StepSummary(startup=startup, last_steps=tuple(steps))
-    return summary, list(dict.fromkeys([*problems, *more_problems]))
+    problems += [*more_problems, *_shortfall(path, attempt, summary, end)]
+    return summary, list(dict.fromkeys(problems))
+
+
+def _shortfall(path: Path, attempt: Attempt, summary: StepSummary, size: int) -> list[str]:
+    """The steps that were written and are not in the file, if its ends show that."""
+    name = f"{path.parent.name}/{path.name}"
+    written = attempt.written
+    if written and size < written.bytes:
+        return [f"{name}: steps are missing: {size:,} of its {written.bytes:,} bytes are left"]
+    if attempt.saved_steps and summary.steps_done < attempt.saved_steps:
+        done = f"it ends after step {summary.steps_done:,}"
+        return [f"{name}: steps are missing: {done}, and step {attempt.saved_steps:,} was saved"]
+    return []
+
+
+def written_steps(run: Path, attempt: int) -> WrittenSteps:
+    """What an attempt has written of its steps so far: whole lines."""
+    return _sum_lines(RunPaths(run).steps(attempt), None)
+
+
+def is_whole(run: Path, attempt: Attempt) -> bool | None:
+    """Whether the steps of an attempt are those that its end counted; None while it has no end.
+
+    It reads them all.
+    """
+    if attempt.written is None:
+        return None
+    path = RunPaths(run).steps(attempt.number)
+    return _sum_lines(path, attempt.written.bytes) == attempt.written
+
+
+def _sum_lines(path: Path, size: int | None) -> WrittenSteps:
+    """The sum of the whole lines of a file, or of so many bytes of it."""
+    summed, lines, end = hashlib.sha256(), 0, 0
+    try:
+        for part in line_files.whole_lines(path, size=size):
+            summed.update(part)
+            lines, end = lines + part.count(b"\n"), end + len(part)
+    except FileNotFoundError:
+        pass
+    return WrittenSteps(lines=lines, bytes=end, sha256=summed.hexdigest())
 
 
 def merge_attempts(attempts: Iterable[Iterable[TimedStep]]) -> list[TimedStep]:
@@ -110,7 +169,14 @@ def _decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[s
     problems: list[str] = []
     for line in lines:
         try:
-            steps.append(DECODER.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            steps.append(DECODER.decode(_checked(line)))
+        except (msgspec.DecodeError, ValueError) as error:
             problems.append(f"{path.parent.name}/{path.name}: a line is not a step: {error}")
     return steps, problems
+
+
+def _checked(line: bytes) -> bytes:
+    """A line whose checksum is right."""
+    if line[:_CRC_BYTES] != _CRC % zlib.crc32(memoryview(line)[_CRC_BYTES:]):
+        raise ValueError("its checksum is not that of what follows")
+    return line

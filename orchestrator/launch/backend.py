@@ -68,13 +68,15 @@ class WorkerArgs:
 class AttemptEvent:
     """News of an attempt: the slices and the runs `ahead` of it in the queue, or its end.
 
-    An attempt that has ended without an error has done its work.
+    An attempt that has ended without an error has done its work. An error `repeats` if every
+    attempt would end with it.
     """
 
     slices: tuple[Slice, ...] = ()
     ahead: tuple[str, ...] = ()
     ended: bool = False
     error: str | None = None
+    repeats: bool = False
 
 
 class AttemptHandle(Protocol):

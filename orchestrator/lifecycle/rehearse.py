@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from orchestrator.types.proof import Proof
 from orchestrator.types.run import ReasonCode, Run, StateReason
 
 POLL_S = 0.2
+# The cluster has this long to say why the driver is gone.
+GONE_LIMIT_S = 90.0
 TASK = "rehearsal"
 
 
@@ -92,6 +95,7 @@ class RehearsalFollower:
     nodes: int
     progress: Progress
     passed_on: int = 0
+    gone_since_s: float | None = None
 
     def __post_init__(self) -> None:
         self.driver_before = self.journal.state().writer
@@ -115,15 +119,25 @@ class RehearsalFollower:
                 watch.update(run)
             if driven and run.ended_at_s is not None:
                 return None
-            if state and state.error:
-                self.progress(Trouble(kind="cluster failed", why=state.error))
-                return state.error.splitlines()[0]
+            if why := (state and state.error) or self.gone(run, driven=driven):
+                self.progress(Trouble(kind="cluster failed", why=why))
+                return why.splitlines()[0]
             if self.gives_up(driven=driven):
                 return f"{interrupt_name(self.signals[0])}, before it began"
 
     def _is_driven(self) -> bool:
         """Whether the driver that was started for this has come."""
         return self.journal.state().writer != self.driver_before
+
+    def gone(self, run: Run, *, driven: bool) -> str | None:
+        """That the driver is known to be gone, where the cluster does not tell for long."""
+        if not (driven and run.reason and run.reason.code == "driver_gone"):
+            self.gone_since_s = None
+            return None
+        if self.gone_since_s is None:
+            self.gone_since_s = time.monotonic()
+        late = time.monotonic() - self.gone_since_s > GONE_LIMIT_S
+        return run.reason.detail if late else None
 
     def gives_up(self, *, driven: bool) -> bool:
         """Pass interrupts on: the first asks for a last checkpoint, the second for an end.

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator import spec as specs
-from orchestrator.errors import OrchError, SpecError
-from orchestrator.journal import Journal, list_journals
+from orchestrator.errors import OrchError, RunExists, SpecError
+from orchestrator.journal import Journal
 from orchestrator.journal.creation import check_key
+from orchestrator.journal.listing import is_run
 from orchestrator.launch.provenance import archive
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
@@ -59,6 +60,18 @@ def submit(path: Path, overrides: Sequence[str], options: SubmitOptions, caller:
     if run := run_with_key(request):
         caller.progress(AlreadySubmitted(run=run))
         return run
+    try:
+        return submit_new(request, where)
+    except RunExists:  # somebody submitted it at the same time, and was first
+        run = run_with_key(request)
+        if run is None:
+            raise
+        caller.progress(AlreadySubmitted(run=run))
+        return run
+
+
+def submit_new(request: SubmitRequest, where: NamedCluster | None) -> Run:
+    """Run the plan on the named cluster, or rehearse it; `RunExists` when its key is taken."""
     if where:
         return submit_to_cluster(request, where)
     with interruptible("preparing the rehearsal"):
@@ -68,10 +81,10 @@ def submit(path: Path, overrides: Sequence[str], options: SubmitOptions, caller:
 def run_with_key(request: SubmitRequest) -> Run | None:
     """The run of the same plan that has the key already."""
     key = request.options.key
-    known = {one.key: one for one in list_journals(request.storage)} if key else {}
-    if key not in known:
+    if key is None or not is_run(request.storage / key):
         return None
-    run, submission = known[key].run(), known[key].state().submitted.submission
+    journal = Journal(request.storage / key)
+    run, submission = journal.run(), journal.state().submitted.submission
     if request.plan.digest not in (submission.plan_digest, submission.rehearses):
         raise SpecError(f"run {key} already exists, with another plan: choose another --key")
     return run

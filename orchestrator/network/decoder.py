@@ -13,6 +13,7 @@ from orchestrator.network.description import (
     Tensor,
     Weight,
 )
+from orchestrator.network.mixture import is_mixture, mixture
 from orchestrator.network.mlp import mlp
 from orchestrator.network.norm import norm
 from orchestrator.network.pattern import patterns
@@ -31,6 +32,16 @@ WHOLE_NAMES = (".bias", ".sinks")  # the ends of names that are published withou
 LAYERS = "layers"  # the name of a stack in the trainer's tree
 LOCAL = "L"  # in a pattern of windows: a layer with the window
 PUBLISHED_LAYER = "model.layers.{layer}."  # the beginning of a block's names in a checkpoint
+
+
+def split_sizes(model: Model) -> list[tuple[str, str, int]]:
+    """What a mesh may split: the logical axis, the key of the model, and the size."""
+    split = [(axis, key, getattr(model, key)) for axis, key in MODEL_KEYS.items()]
+    if model.moe is None or model.moe.d_ff is None:
+        return split
+    if all(is_mixture(model, layer) for layer in range(model.layers)):
+        split = [one for one in split if one[0] != "ff"]  # no layer has the model's own width
+    return [*split, ("expert_ff", "moe.d_ff", model.moe.d_ff)]
 
 
 @cache
@@ -52,19 +63,19 @@ def decoder(model: Model) -> Network:
 
 def block(model: Model, layer: int) -> Block:
     """The block of a layer."""
-    return block_of_kind(model, window_of(model, layer))
+    return block_of_kind(model, window_of(model, layer), is_mixture(model, layer))
 
 
 @cache
-def block_of_kind(model: Model, window: int | None) -> Block:
+def block_of_kind(model: Model, window: int | None, has_experts: bool) -> Block:
     """A block. The stream adds up 2 L outputs, so their initial weights are smaller."""
     stream = Tensor(BLOCK_INPUT, "residual_length", (Dimension("residual", model.d_model),))
     residual_scale = (2 * model.layers) ** -0.5
     return Block(
         input=stream,
         attention=grouped_query_attention(model, residual_scale, window),
-        mlp=mlp(model, stream, residual_scale),
-        kind=kind_of(model, window),
+        mlp=(mixture if has_experts else mlp)(model, stream, residual_scale),
+        kind=kind_of(model, window, has_experts),
     )
 
 
@@ -74,11 +85,14 @@ def window_of(model: Model, layer: int) -> int | None:
     return model.window if pattern[layer % len(pattern)] == LOCAL else None
 
 
-def kind_of(model: Model, window: int | None) -> str:
+def kind_of(model: Model, window: int | None, has_experts: bool) -> str:
     """What a block is called where a network has several kinds."""
-    if model.window is None or len(set(model.window_pattern)) == 1:
-        return ""
-    return "global" if window is None else "local"
+    words = []
+    if model.window is not None and len(set(model.window_pattern)) > 1:
+        words.append("global" if window is None else "local")
+    if len({is_mixture(model, layer) for layer in range(model.layers)}) > 1:
+        words.append("mixture" if has_experts else "dense")
+    return " ".join(words)
 
 
 def segments(blocks: list[Block]) -> tuple[Segment, ...]:

@@ -70,11 +70,19 @@ class Norm:
 
 @dataclass(frozen=True)
 class Matmul:
-    """An activation times a weight, plus a bias."""
+    """An activation times a weight, plus a bias. A token is multiplied by that `share` of the
+    weight.
+    """
 
     weight: Weight
     output: Tensor
+    share: float = 1.0
     bias: Weight | None = None
+
+    @property
+    def active_elements(self) -> int:
+        """Elements that one token is multiplied by."""
+        return round(self.weight.elements * self.share)
 
 
 @dataclass(frozen=True)
@@ -91,8 +99,13 @@ class Sublayer:
     output: Matmul
 
     @property
+    def parallel(self) -> tuple[tuple[Matmul, ...], ...]:
+        """Its matmuls in their order, parallel ones together."""
+        return self.inputs, (self.output,)
+
+    @property
     def matmuls(self) -> tuple[Matmul, ...]:
-        return (*self.inputs, self.output)
+        return tuple(chain.from_iterable(self.parallel))
 
     @property
     def norms(self) -> tuple[Norm, ...]:
@@ -110,6 +123,11 @@ class Sublayer:
     @property
     def matrix_elements(self) -> int:
         return sum(matmul.weight.elements for matmul in self.matmuls)
+
+    @property
+    def active_elements(self) -> int:
+        """Matrix elements that one token is multiplied by."""
+        return sum(matmul.active_elements for matmul in self.matmuls)
 
 
 @dataclass(frozen=True)
@@ -174,6 +192,22 @@ class MLP(Sublayer):
 
 
 @dataclass(frozen=True)
+class Mixture(MLP):
+    """Many MLPs, of which a router chooses some for each token; `shared` is there for all tokens.
+
+    Weights of experts have a dimension of experts first.
+    """
+
+    router: Matmul
+    shared: MLP | None
+
+    @property
+    def parallel(self) -> tuple[tuple[Matmul, ...], ...]:
+        shared = () if self.shared is None else self.shared.parallel
+        return (self.router,), *super().parallel, *shared
+
+
+@dataclass(frozen=True)
 class Block:
     """One layer. `kind` tells it from the other blocks of its network; empty where all are alike.
 
@@ -211,6 +245,11 @@ class Block:
     @property
     def matrix_elements(self) -> int:
         return sum(part.matrix_elements for part in self.sublayers)
+
+    @property
+    def active_elements(self) -> int:
+        """Matrix elements that one token is multiplied by."""
+        return sum(part.active_elements for part in self.sublayers)
 
 
 @dataclass(frozen=True)
@@ -300,9 +339,19 @@ class Network:
         return self.matrix_parameters + self.table_parameters + self.vector_parameters
 
     @property
+    def active_parameters(self) -> int:
+        """Those that one token uses: of its experts alone, and all of the tables and norms."""
+        return self.active_matrices + self.table_parameters + self.vector_parameters
+
+    @property
+    def active_matrices(self) -> int:
+        """Parameters of the blocks that each token is multiplied by."""
+        return sum(layers * block.active_elements for block, layers in self.kinds)
+
+    @property
     def matmul_parameters(self) -> int:
         """Parameters that each token is multiplied by: those of the blocks and of the head."""
-        return self.matrix_parameters + self.head.elements
+        return self.active_matrices + self.head.elements
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

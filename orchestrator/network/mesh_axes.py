@@ -13,11 +13,16 @@ from orchestrator.types.plan import LineKind, Link
 
 @dataclass(frozen=True)
 class Parallelism:
-    """A mesh axis: the links it may lie on, and what its devices exchange."""
+    """A mesh axis: the links it may lie on, and what its devices exchange.
+
+    The devices of a `ring` pass data on to the next in line, hop by hop. They lie so on the torus
+    that each next one is a neighbour.
+    """
 
     name: str
     links: tuple[Link, ...]
     exchanges: tuple[LineKind, ...]
+    ring: bool = False
 
 
 WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
@@ -39,6 +44,7 @@ MESH_AXES = (
         "tensor",
         links=("ici",),
         exchanges=("activation_gather", "activation_scatter", "gradient_reduction"),
+        ring=True,
     ),
 )
 
@@ -49,16 +55,20 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "length": ("sequence",),
     "residual_length": ("sequence", "tensor"),  # positions of the stream between matmuls
     "residual": (),  # d_model of the stream, and of norm scales
+    "choices": (),  # experts of one token
     # weights
     "layers": (),
     # d_model of matrices: stored split, gathered for use. Each device first gets its own part from
     # the other slices, so these parts are neighbours: `fsdp_dcn` is innermost.
     "embed": ("fsdp", "sequence", "fsdp_dcn"),
+    "experts": (),
     # both
     "heads": ("tensor",),
     "kv_heads": ("tensor",),  # copied where `tensor` has more devices than there are kv heads
     "head_dim": (),
     "ff": ("tensor",),
+    "expert_ff": ("tensor",),
+    "shared_ff": ("tensor",),
     "vocab": ("tensor",),
 }
 GATHERED = "embed"
@@ -70,6 +80,7 @@ HEAD = "head_dim"
 AXES = tuple(axis.name for axis in MESH_AXES)
 DCN_AXES = tuple(axis.name for axis in MESH_AXES if axis.links == ("dcn",))
 ICI_AXES = tuple(axis.name for axis in MESH_AXES if "ici" in axis.links)
+RING_AXES = tuple(axis.name for axis in MESH_AXES if axis.ring)
 
 
 def link_of(axes: Iterable[str]) -> Link:

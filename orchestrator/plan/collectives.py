@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from orchestrator.network.description import Block, Stack, Weight
+from orchestrator.network.description import Block, Mixture, Stack, Weight
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
@@ -151,7 +151,7 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
             (layout.total_elements(matmuls), layers * passes)
             for block, layers in layout.network.kinds
             for part in block.sublayers
-            for matmuls in (part.inputs, (part.output,))
+            for matmuls in part.parallel
         ),
         layout.network.layers * passes,
     )
@@ -253,6 +253,8 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     return [
         exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
                  copied_gradients(layout), layout.copies),
+        exchange("router gradients", REDUCE, GROUPS["tensor"], "routers",
+                 router_gradients(layout)),
         exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms",
                  vector_gradients(layout, is_repeated)),
         exchange(f"norm gradients{OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms",
@@ -302,6 +304,17 @@ def is_split(weight: Weight) -> bool:
 def is_copied(weight: Weight) -> bool:
     """Whether it belongs to kv heads."""
     return any(dimension.axis == COPIED for dimension in weight.dimensions)
+
+
+def router_gradients(layout: Layout) -> tuple[Part, ...]:
+    """Gradients of routers, which every device of a `tensor` group holds."""
+    size = layout.gradient_bytes / layout.ways(GATHERED)
+    return tuple(
+        Part(layers * size * layout.elements(stack.block.mlp.router.weight), times, serial=1)
+        for stack in layout.network.stacks
+        if isinstance(stack.block.mlp, Mixture)
+        for layers, times in [reduced_at_a_time(layout, stack)]
+    )
 
 
 def vector_gradients(layout: Layout, chosen: Callable[[Weight], bool]) -> tuple[Part, ...]:

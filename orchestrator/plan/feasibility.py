@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.network.decoder import MODEL_KEYS
+from orchestrator.network.decoder import split_sizes
 from orchestrator.network.mesh_axes import (
     COPIED,
     ICI_AXES,
@@ -20,6 +20,7 @@ from orchestrator.network.mesh_axes import (
     ways,
 )
 from orchestrator.plan.torus import Bools, Ints, Torus, factorizations
+from orchestrator.types.infeasible import ReasonCode
 from orchestrator.types.model import Model
 from orchestrator.types.spec import Batch, MeshRequest
 
@@ -30,7 +31,8 @@ Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints
 class Rule:
     """One divisibility: what is split, by what, and which meshes satisfy it.
 
-    A rule is `inherited` if a size that breaks it still breaks it when multiplied.
+    A rule is `inherited` if a size that breaks it still breaks it when multiplied. `code` is the
+    reason where it is broken.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Rule:
     ways: str
     holds: Callable[[Sizes], Bools]
     inherited: bool = True
+    code: ReasonCode = "dimension_not_divisible"
 
 
 def split(sizes: Sizes, logical_axis: str) -> Ints:
@@ -50,13 +53,17 @@ def model_rules(model: Model, length: int) -> list[Rule]:
 
     The vocabulary has none: it is padded.
     """
-    dimensions = {axis: getattr(model, key) for axis, key in MODEL_KEYS.items() if axis != PADDED}
-    return [*(dimension_rule(*pair) for pair in dimensions.items()), length_rule(length)]
+    rules = [
+        dimension_rule(axis, key, size) for axis, key, size in split_sizes(model) if axis != PADDED
+    ]
+    if model.moe is not None and model.moe.capacity_factor is not None:
+        rules.append(whole_sequences_rule())
+    return [*rules, length_rule(length)]
 
 
-def dimension_rule(axis: str, total: int) -> Rule:
+def dimension_rule(axis: str, name: str, total: int) -> Rule:
     """A dimension divides evenly; copied heads may also be fewer than the devices."""
-    name, axes = MODEL_KEYS[axis], " x ".join(LOGICAL_AXES[axis])
+    axes = " x ".join(LOGICAL_AXES[axis])
 
     def divides(sizes: Sizes) -> Bools:
         return np.asarray(total % split(sizes, axis) == 0)
@@ -68,6 +75,16 @@ def dimension_rule(axis: str, total: int) -> Rule:
         # 3 does not suit 8 heads, nor does it divide them, but its multiple 24 is copied evenly.
         return Rule(name, total, f"{axes} (or divides it)", divides_or_copies, inherited=False)
     return Rule(name, total, axes, divides)
+
+
+def whole_sequences_rule() -> Rule:
+    """Experts have a capacity for each sequence: no axis splits its positions."""
+
+    def is_whole(sizes: Sizes) -> Bools:
+        return np.asarray(split(sizes, "length") == 1)
+
+    axes = " x ".join(LOGICAL_AXES["length"])
+    return Rule("moe.capacity_factor", 1, axes, is_whole, code="sequences_not_whole")
 
 
 def length_rule(length: int) -> Rule:

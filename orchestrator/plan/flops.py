@@ -8,7 +8,7 @@ from math import ceil
 
 from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Attention, Block
+from orchestrator.network.description import Attention, Block, Mixture
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.types.model import Model
@@ -30,6 +30,11 @@ ATTENTION_BACKWARD_OVER_FORWARD = 7 / 2
 def parameters(model: Model) -> int:
     """Every trained number, exactly."""
     return decoder(model).parameters
+
+
+def active_parameters(model: Model) -> int:
+    """Those that one token uses: of its experts alone, and all of the tables and norms."""
+    return decoder(model).active_parameters
 
 
 def attention_flops_per_token(model: Model, length: int) -> float:
@@ -65,8 +70,8 @@ def model_flops_per_step(model: Model, batch: PlannedBatch) -> float:
 
 
 def simple_flops_per_token(model: Model) -> float:
-    """The rule of thumb 6 P: every parameter counts, attention does not."""
-    return 6.0 * parameters(model)
+    """The rule of thumb 6 P: every parameter that a token uses counts, attention does not."""
+    return 6.0 * active_parameters(model)
 
 
 def mfu(flops_per_step: float, step_s: float, devices: int, peak_flops_per_s: float) -> float:
@@ -84,7 +89,18 @@ def matmul_flops(layout: Layout, elements: Number) -> Number:
 
 def blocks_forward_flops(layout: Layout) -> Number:
     """Matmuls of all blocks, attention scores apart."""
-    return matmul_flops(layout, layout.layer_elements)
+    return matmul_flops(layout, layout.multiplied_layer_elements)
+
+
+def expert_padding_flops(layout: Layout) -> Number:
+    """Forward FLOPs of rows that experts multiply and that no choice fills."""
+    empty = max(layout.rows_of_choice - 1, 0.0)
+
+    def of_block(block: Block) -> Number:
+        routed = (one for one in block.matmuls if one.share < 1)
+        return sum(layout.multiplied_elements(one) for one in routed)
+
+    return empty * matmul_flops(layout, layout.over_layers(of_block))
 
 
 def copied_heads_flops(layout: Layout) -> Number:
@@ -97,9 +113,9 @@ def blocks_recompute_flops(layout: Layout) -> Number:
 
     def elements(block: Block) -> Number:
         return sum(
-            layout.repeated_elements(parallel)
+            layout.repeated_elements(parallel, in_ring=not isinstance(part, Mixture))
             for part in block.sublayers
-            for parallel in (part.inputs, (part.output,))
+            for parallel in part.parallel
         )
 
     return matmul_flops(layout, layout.over_layers(elements))

@@ -9,7 +9,7 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip
 from orchestrator.errors import SpecError
-from orchestrator.network.decoder import MODEL_KEYS
+from orchestrator.network.decoder import split_sizes
 from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED
 from orchestrator.plan.feasibility import (
     batch_range,
@@ -47,11 +47,7 @@ class Infeasible(SpecError):
         return infeasible_text(self.refusal)
 
     @property
-    def value(self) -> Refusal:
-        return self.refusal
-
-    @property
-    def why(self) -> str:
+    def message(self) -> str:
         """The text without suggestions."""
         return infeasible_text(Refusal(reasons=self.reasons, suggestions=()))
 
@@ -156,14 +152,13 @@ def batch_not_divisible(request: SearchRequest, meshes: Ints) -> tuple[Reason, .
 def slice_factors(request: SearchRequest) -> Reason:
     """The devices of a slice, and the sizes that they have to divide."""
     model, batch = request.experiment.model, request.experiment.batch
-    keys = [key for axis, key in MODEL_KEYS.items() if axis not in (COPIED, PADDED)]
-    sizes = {key: getattr(model, key) for key in keys}
+    divided = {key: size for axis, key, size in split_sizes(model) if axis not in (COPIED, PADDED)}
     return reason(
         "slice_factors",
         pods=request.pods,
         topology=str(request.topology),
         devices=request.torus.devices,
-        **sizes,
+        **divided,
         length=batch.length,
         sequences=batch.sequences,
     )
@@ -183,9 +178,7 @@ def broken_rules(request: SearchRequest) -> Iterator[Reason]:
     sizes = sizes_by_name(np.array(row, np.int64))
     for rule in model_rules(request.experiment.model, request.experiment.batch.length):
         if not realizable([rule], request.mesh, sizes)[0]:
-            yield reason(
-                "dimension_not_divisible", name=rule.name, total=rule.total, ways=rule.ways
-            )
+            yield reason(rule.code, name=rule.name, total=rule.total, ways=rule.ways)
 
 
 def wrong_size(request: SearchRequest, sizes: dict[str, int]) -> Iterator[Reason]:

@@ -31,6 +31,7 @@ from orchestrator.network.mesh_axes import (
     padded,
     ways,
 )
+from orchestrator.network.mixture import CHOICES, rows_of_token
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, elements_in_order, fewest_elements, whole
 from orchestrator.plan.torus import Links
@@ -120,6 +121,8 @@ class Layout:
     def size(self, dimension: Dimension) -> Number:
         """How much of a dimension a device works on. Matrices are gathered for use."""
         axis = dimension.axis
+        if axis == CHOICES:
+            return dimension.size * self.rows_of_choice
         if axis == GATHERED or not LOGICAL_AXES[axis]:
             return dimension.size
         ways = self.ways(axis)
@@ -135,6 +138,21 @@ class Layout:
     def total_elements(self, matmuls: Iterable[Matmul]) -> Number:
         return sum(self.elements(matmul.weight) for matmul in matmuls)
 
+    def multiplied_elements(self, matmul: Matmul) -> Number:
+        """Elements of a weight that a device multiplies one of its tokens by."""
+        routed = min(self.rows_of_choice, 1.0) if matmul.share < 1 else 1.0
+        return routed * matmul.share * self.elements(matmul.weight)
+
+    @cached_property
+    def rows_of_token(self) -> float:
+        """Rows of experts for each token, empty ones too."""
+        return rows_of_token(self.model.moe, self.length) if self.model.moe else 0.0
+
+    @cached_property
+    def rows_of_choice(self) -> float:
+        """The same over the choices of a token: one where none is dropped."""
+        return self.rows_of_token / self.model.moe.top_k if self.model.moe else 1.0
+
     def tensor_elements(self, tensor: Tensor) -> Number:
         """Elements of an activation on a device, of one layer and microbatch."""
         positions = self.tokens / (self.ways(tensor.positions) / self.ways("length"))
@@ -144,15 +162,17 @@ class Layout:
         """One if the policy recomputes the result of a matmul, else zero."""
         return self.remat.share(matmul.output.name, "recompute")
 
-    def repeated_elements(self, parallel: Sequence[Matmul]) -> Number:
+    def repeated_elements(self, parallel: Sequence[Matmul], *, in_ring: bool = True) -> Number:
         """Weights of parallel matmuls that the backward pass multiplies by again: those whose
         results are missing; all of them where they travel round a ring of `tensor` as one.
         """
         missing = [self.recomputed(matmul) for matmul in parallel]
         alone = sum(
-            one * self.elements(matmul.weight)
+            one * self.multiplied_elements(matmul)
             for one, matmul in zip(missing, parallel, strict=True)
         )
+        if not in_ring:
+            return alone
         together = np.maximum.reduce(missing) * self.total_elements(parallel)
         return np.where(self.ways("ff") > 1, together, alone)
 
@@ -164,6 +184,11 @@ class Layout:
     def layer_elements(self) -> Number:
         """The same for all layers."""
         return self.over_layers(self.block_elements)
+
+    @cached_property
+    def multiplied_layer_elements(self) -> Number:
+        """Matrix elements of all layers that a device multiplies one of its tokens by."""
+        return self.over_layers(lambda block: sum(map(self.multiplied_elements, block.matmuls)))
 
     @cached_property
     def table_elements(self) -> Number:

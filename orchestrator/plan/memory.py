@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from orchestrator.network.description import Block, Tensor
+from orchestrator.network.description import Block, Mixture, Tensor
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, REPLICA_AXES
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
 from orchestrator.plan.layout import Layout, Number
@@ -19,6 +19,8 @@ from orchestrator.types.spec_fields import Treatment
 
 FP32_BYTES = 4
 ACCUMULATION_BYTES = FP32_BYTES  # gradients add up in fp32, whatever travels
+# Rows of experts that are alive at once: those sent, those that come back, and their gradients.
+ROUTED_STAGES = 3
 
 
 def phases(layout: Layout) -> tuple[MemoryPhase, ...]:
@@ -225,8 +227,25 @@ def mlp_lines(layout: Layout, block: Block) -> list[LedgerLine]:
              stages=4 * ring + 4 / ways, stream=stream_bytes(layout)),
         line("working_activations", "mlp", "products x product",
              products=np.where(ring, inputs + 1, at_once), product=product_bytes(layout, block)),
+        *routed_lines(layout, block),
         line("working_activations", "attention", "size", size=attention_bytes(layout, block)),
     ]  # fmt: skip
+
+
+def routed_lines(layout: Layout, block: Block) -> list[LedgerLine]:
+    """Rows of a mixture's experts: sent and come back, with the gradients of both."""
+    if not isinstance(block.mlp, Mixture):
+        return []
+    return [
+        line(
+            "routed_rows",
+            "rows of experts",
+            "stages x rows x stream",
+            stages=ROUTED_STAGES,
+            rows=layout.rows_of_token,
+            stream=stream_bytes(layout),
+        )
+    ]
 
 
 def split_ways(layout: Layout) -> Number:

@@ -1,7 +1,8 @@
 """Spec to Plan: search, choose, and write the choice out with its forecast and digest."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from math import prod
+from typing import Any
 
 from orchestrator import catalog
 from orchestrator.network.mesh_axes import AXES
@@ -28,6 +29,7 @@ from orchestrator.plan.search import (
     search_request,
 )
 from orchestrator.types import codec
+from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
 from orchestrator.types.spec import Experiment, Spec
 
@@ -72,7 +74,9 @@ def write_plan(
         spec_digest=codec.digest(experiment),
         overrides=spec.overrides,
         model=PlannedModel(
-            **asdict(experiment.model), parameters=flops.parameters(experiment.model)
+            **fields_of(experiment.model),
+            parameters=flops.parameters(experiment.model),
+            active_parameters=flops.active_parameters(experiment.model),
         ),
         tokens=experiment.tokens,
         run_steps=spec.run.steps,
@@ -115,6 +119,11 @@ def write_plan(
     return replace(plan, digest=plan_digest(plan), warnings=warnings)
 
 
+def fields_of(model: Model) -> dict[str, Any]:
+    """The fields of a model by name, sections as they are."""
+    return {field.name: getattr(model, field.name) for field in fields(Model)}
+
+
 def planned_batch(experiment: Experiment, choice: Choice, replicas: int) -> PlannedBatch:
     return PlannedBatch(
         sequences=choice.sequences,
@@ -128,6 +137,6 @@ def planned_batch(experiment: Experiment, choice: Choice, replicas: int) -> Plan
 
 def plan_digest(plan: Plan) -> str:
     """The identity of what will be done, without its name and its forecast."""
-    fields = asdict(plan)
-    absent = {key for key in DIGESTED_IF_GIVEN if fields[key] is None}
-    return codec.digest({key: fields[key] for key in fields.keys() - UNDIGESTED - absent})
+    digested = asdict(plan)
+    absent = {key for key in DIGESTED_IF_GIVEN if digested[key] is None}
+    return codec.digest({key: digested[key] for key in digested.keys() - UNDIGESTED - absent})

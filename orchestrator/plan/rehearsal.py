@@ -12,8 +12,10 @@ from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, ways
+from orchestrator.network.mixture import expert_d_ff
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.model import Model
+from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
     Batch,
@@ -34,6 +36,7 @@ SEQUENCES_PER_REPLICA = 2
 LAYERS = 4
 D_MODEL = 128
 HEAD_DIM = 16
+FEWEST_EXPERTS = 8
 SAVES = 2  # checkpoints within a rehearsal, so that saving is rehearsed too
 # Without these glibc returns memory to the system after each step, and the system clears it again
 # page by page: a sixth of a small step, which no chip takes.
@@ -152,8 +155,24 @@ def _model(plan: Plan, mesh: dict[str, int]) -> Model:
         "head_dim": HEAD_DIM,
         "vocab": _multiple(full.vocab * scale, lcm(ways(mesh, "vocab"), 64)),
         "name": f"{full.name[:LONGEST_NAME]}{SMALLER}",
+        "moe": full.moe and _moe(full, full.moe, mesh),
     }
     return Model(**(same | shrunk))
+
+
+def _moe(full: Model, moe: MixtureOfExperts, mesh: dict[str, int]) -> MixtureOfExperts:
+    """The mixture with fewer and smaller experts, of which a token goes to as many."""
+    least = max(FEWEST_EXPERTS, 2 * moe.top_k, ceil(moe.top_k / moe.top_groups) * moe.groups)
+    experts = min(moe.experts, ceil(least / moe.groups) * moe.groups)
+    width = expert_d_ff(full, moe) * D_MODEL / full.d_model
+    dense = min(moe.dense_layers, 1)
+    return replace(
+        moe,
+        experts=experts,
+        d_ff=_multiple(width, lcm(ways(mesh, "expert_ff"), 16)),
+        dense_layers=dense,
+        every=min(moe.every, LAYERS - dense),
+    )
 
 
 def _is_small(plan: Plan) -> bool:

@@ -7,10 +7,11 @@ and sorts the collectives by what can hide them.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 import numpy as np
 
-from orchestrator.network.description import Block
+from orchestrator.network.description import MLP, Block, Mixture
 from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, SHARED_OVER_DCN
 from orchestrator.plan.host import Transfers, transfers
 from orchestrator.plan.layout import Layout, Number
@@ -29,6 +30,8 @@ FORWARD_AND_BACKWARD = 3  # passes over activations; one more where the policy r
 # Elements read and written in one pass: by a norm, by an addition to the stream, and by turning
 # queries and keys. The MLP's activation reads its inputs and writes one result.
 NORM_TOUCHES, ADDITION_TOUCHES, ROTATION_TOUCHES = 2, 3, 2
+# A row of an expert is read and written on its way there and on its way back, and read for the sum.
+ROUTED_TOUCHES = 5
 # fp32 logits: written; read for the largest and for the sum; read and written as their gradient;
 # read for both matmuls of the backward pass.
 LOGITS_TOUCHES, LOGITS_BYTES = 7, 4
@@ -123,11 +126,14 @@ def touched_elements(layout: Layout, block: Block) -> Number:
     """Elements of a token that a block's operations between its matmuls read and write."""
     attention, mlp = block.attention, block.mlp
     query, key, _ = (matmul.output for matmul in attention.inputs)
-    up = mlp.inputs[-1].output
     around = sum(1 for part in block.sublayers for norm in (part.before, part.after) if norm)
     touches = NORM_TOUCHES * around + ADDITION_TOUCHES * len(block.sublayers)
     stream = touches * layout.model.d_model / layout.devices_along(GROUPS["tensor"])
-    hidden = (len(mlp.inputs) + 1) * layout.size(up.dimensions[0])
+    up = mlp.inputs[-1].output
+    hidden = hidden_elements(layout, mlp)
+    if isinstance(mlp, Mixture):
+        hidden += ROUTED_TOUCHES * layout.rows_of_token * layout.model.d_model
+        hidden += hidden_elements(layout, mlp.shared) if mlp.shared else 0
     heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
     inside = NORM_TOUCHES * (attention.query_norm is not None)
     rotated = (ROTATION_TOUCHES + inside) * layout.model.head_dim * heads
@@ -139,6 +145,12 @@ def touched_elements(layout: Layout, block: Block) -> Number:
             (rotated, query),
         )
     )
+
+
+def hidden_elements(layout: Layout, mlp: MLP) -> Number:
+    """What the activation function of an MLP reads and writes."""
+    numbers = prod(layout.size(dimension) for dimension in mlp.inputs[-1].output.dimensions)
+    return (len(mlp.inputs) + 1) * numbers
 
 
 def reductions(layout: Layout) -> Number:

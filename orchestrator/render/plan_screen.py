@@ -82,7 +82,7 @@ def decisions(plan: Plan) -> list[Part]:
     """Return the request and the decisions, a line each."""
     inside = ", ".join(axis_text(axis) for axis in plan.axes if axis.link == "ici")
     rows = [
-        ("model", f"{plan.model.name}, {scaled(plan.model.parameters, 4)} parameters"),
+        ("model", model(plan)),
         ("mesh", f"{slices_text(plan)} dcn | {inside}"),
         ("batch", batch(plan)),
         ("step", step(plan)),
@@ -93,6 +93,12 @@ def decisions(plan: Plan) -> list[Part]:
     if plan.overrides:
         rows.append(("set", " ".join(plan.overrides)))
     return [Table(rows=rows, columns="<w")]
+
+
+def model(plan: Plan) -> str:
+    parameters, active = plan.model.parameters, plan.model.active_parameters
+    of_token = f", {scaled(active, 4)} of them active" if active != parameters else ""
+    return f"{plan.model.name}, {scaled(parameters, 4)} parameters{of_token}"
 
 
 def slices_text(plan: Plan) -> str:

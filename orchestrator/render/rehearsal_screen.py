@@ -62,9 +62,7 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
         ("batch", *(batch(plan) for plan in plans)),
         ("remat", summary_of(full.remat), summary_of(small.remat)),
     ]
-    processes = (
-        f"{steps} steps in {small.hosts} processes, which Ray Train joins on emulated slices"
-    )
+    processes = f"{steps} steps in {small.hosts} processes on emulated slices"
     return screen(
         [Title(left="rehearsal", right=f"plan {short(small.digest)}")],
         indent([Table(rows=rows, columns="<<<")]),

@@ -1,6 +1,6 @@
 """Checks how fields must go together, which the schema of single fields cannot say."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from orchestrator import catalog, plugins
@@ -11,6 +11,7 @@ from orchestrator.spec.resolved import ResolvedSpec
 
 Check = Callable[[ResolvedSpec], None]
 SHAPE_KEYS = ("heads", "kv_heads", "head_dim")
+MIXTURE_KEYS = ("experts", "top_k", "groups", "top_groups", "dense_layers", "every")
 PLUGINS = (
     ("run.trainer", "unknown-trainer", plugins.find_trainer),
     ("cluster.backend", "unknown-backend", plugins.find_backend),
@@ -123,6 +124,44 @@ def shape_faults(
     return faults
 
 
+def _mixture_is_consistent(spec: ResolvedSpec) -> None:
+    key = "experiment.model.moe"
+    model = spec["experiment.model"]
+    if not isinstance(model, dict) or not isinstance(model.get("moe"), dict):
+        return
+    sizes = {name: spec[f"{key}.{name}"] for name in MIXTURE_KEYS}
+    for name, code, fields in mixture_faults(**sizes, layers=spec["experiment.model.layers"]):
+        spec.report(f"{key}.{name}", code, **fields)
+
+
+def mixture_faults(
+    *,
+    experts: int | None,
+    top_k: int | None,
+    groups: int | None,
+    top_groups: int | None,
+    dense_layers: int | None,
+    every: int | None,
+    layers: int | None,
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """What is wrong between the sizes of a mixture: the key, the code and the fields of each."""
+    if experts and top_k and top_k > experts:
+        yield "top_k", "more-chosen", {"chosen": top_k, "of": experts, "name": "experts"}
+    if groups and top_groups and top_groups > groups:
+        yield "top_groups", "more-chosen", {"chosen": top_groups, "of": groups, "name": "groups"}
+    if experts and groups and experts % groups:
+        near = max(n for n in range(1, groups) if experts % n == 0)
+        yield "groups", "groups-not-divisible", {"groups": groups, "of": experts, "near": near}
+    elif experts and groups and top_groups and top_k and groups > 1:
+        most = experts // groups * top_groups
+        if most < top_k <= experts:
+            name = "experts of its groups"
+            yield "top_k", "more-chosen", {"chosen": top_k, "of": most, "name": name}
+    if layers and dense_layers is not None and every and dense_layers + every > layers:
+        fields = {"dense_layers": dense_layers, "every": every, "layers": layers}
+        yield "dense_layers", "no-mixture", fields
+
+
 CHECKS: tuple[Check, ...] = (
     _plugins_are_known,
     _tokens_fill_a_batch,
@@ -132,4 +171,5 @@ CHECKS: tuple[Check, ...] = (
     _pods_are_in_order,
     _pods_share_weights_evenly,
     _shape_is_consistent,
+    _mixture_is_consistent,
 )

@@ -126,8 +126,8 @@ class _Config:
         if key == "hidden_act":
             if isinstance(value, str) and value in ACTIVATIONS:
                 return ACTIVATIONS[value]
-            fields = {"value": _shown(value), "expected": ", ".join(ACTIVATIONS)}
-            self._report(key, "config-activation", **fields)
+            known: dict[str, Any] = {"expected": ", ".join(ACTIVATIONS)}
+            self._report(key, "config-activation", value=_shown(value), **known)
             return None
         if key == "query_pre_attn_scalar" and _is_positive(value):
             return value**-0.5

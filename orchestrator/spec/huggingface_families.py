@@ -36,7 +36,8 @@ ACTIVATIONS = {
     "gelu": "gelu_exact",
     "relu2": "relu2",
 }
-BIASES = {"attention_bias": ("qkv_bias", "output_bias")}
+Keys = dict[str, tuple[str, ...]]
+BIASES: Keys = {"attention_bias": ("qkv_bias", "output_bias")}
 # The layers that have the family's window: all, or those that the config lists.
 NO_WINDOW = ""
 
@@ -53,7 +54,7 @@ class Family:
     architecture: str
     model_type: str
     own: dict[str, Any] = field(default_factory=dict)
-    keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    keys: Keys = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
     window_pattern: str = NO_WINDOW
     # Keys that choose the layers with the window: a switch, and the first layer that has it.
@@ -66,8 +67,8 @@ class Family:
 GEMMA = {"norm_offset": True, "embedding_scale": True}
 GEMMA_DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh"}
 BOTH = {"norm_placement": "both"}
-QUERY_SCALE = {"query_pre_attn_scalar": ("attention_scale",)}
-CAPS = {
+QUERY_SCALE: Keys = {"query_pre_attn_scalar": ("attention_scale",)}
+CAPS: Keys = {
     "attn_logit_softcapping": ("attention_cap",),
     "final_logit_softcapping": ("logit_cap",),
 }

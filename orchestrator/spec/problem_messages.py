@@ -109,6 +109,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is {kv_heads}, must divide the {heads} heads",
         "for example {name}: {near}",
     ),
+    "more-chosen": ("is {chosen}, must be at most the {of} {name}", "for example {of}"),
+    "groups-not-divisible": ("is {groups}, must divide the {of} experts", "for example {near}"),
+    "no-mixture": (
+        "is {dense_layers}, which leaves no mixture among {layers} layers with every {every}",
+        "lower dense_layers or every",
+    ),
     "head-dim-odd": ("is {head_dim}, must be even: RoPE turns pairs", "for example {name}: {even}"),
     "is-a-study": (
         "makes it a study, must be a spec",

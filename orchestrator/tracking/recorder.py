@@ -53,7 +53,7 @@ class Recorder:
         try:
             self._check_own(journal)
             state = self._state(journal)
-        except (ForeignRun, RunNotRecorded) as error:
+        except (ForeignRun, JournalUnreadable, RunNotRecorded) as error:
             return SyncResult(
                 run=journal.key, destination=None, run_id=None, recorded=None, problem=str(error)
             )

@@ -6,6 +6,7 @@ Docstrings, descriptions, bounds and examples are published in the JSON Schema o
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.spec_fields import Name, PositiveInteger, PositiveNumber, about
 
 Activation = Literal["silu", "gelu", "gelu_exact", "relu2"]
@@ -196,3 +197,7 @@ class Model:
             max_length=1000,
         ),
     ] = "L"
+    moe: Annotated[
+        MixtureOfExperts | None,
+        about("The mixture of experts in place of the MLP.", {"experts": 8, "top_k": 2}),
+    ] = None

@@ -17,6 +17,7 @@ LineKind = Literal[
     "optimizer_state",
     "copied_heads",
     "vocab_padding",
+    "routed_rows",
     "gradients",
     "gradient_sums",
     "gradient_payload",
@@ -29,6 +30,7 @@ LineKind = Literal[
     "matmul",
     "unembedding",
     "matmul_recompute",
+    "expert_padding",
     "attention",
     "attention_recompute",
     "elementwise",
@@ -254,9 +256,12 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedModel(Model):
-    """The model as resolved, with its exact parameter count."""
+    """The model as resolved, with its exact parameter count. `active_parameters` are those that one
+    token uses: of experts only its own.
+    """
 
     parameters: int
+    active_parameters: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ AttemptReason = Literal["finished", "cancelled", "failure", "preemption", "hang"
 # Why a run is in its state.
 ReasonCode = Literal[
     "driver_starting", "unclaimed",                                   # submitted
-    "waiting_for_slices",                                             # pending
+    "waiting_for_slices", "joining_again",                            # pending
     "after_attempt",                                                  # starting
     "cancel_requested",                                               # stopping, cancelled
     "driver_gone", "driver_silent",                                   # lost
@@ -106,6 +106,15 @@ class TimedStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WrittenSteps:
+    """How many steps an attempt wrote down, and the size and sha256 of these lines."""
+
+    lines: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProcessIdentity:
     """A process, identified well enough that its machine can tell whether it still exists.
 
@@ -127,6 +136,7 @@ class Submission:
     plan that a rehearsal copies on a small scale; `steps` is the length of the whole run. Relative
     data paths start in `folder`, the folder of the spec. Steps from `profile[0]` up to but not
     including `profile[1]` are traced. `study` is the key of the study that the run is a trial of.
+    `sums` has the sha256 of the files that the run was created with, by their paths in its folder.
     """
 
     id: str
@@ -142,6 +152,7 @@ class Submission:
     folder: str = ""
     profile: tuple[int, int] | None = None
     study: str | None = None
+    sums: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +169,8 @@ class Attempt:
     """One try at a run. `reason` is None while it is running.
 
     `steps_done` counts steps of the whole run and `restored_steps` those of its first checkpoint;
-    both are known from its first step on.
+    both are known from its first step on. `saved_steps` are in its newest checkpoint, None before.
+    `written` is what its end says of its steps.
     """
 
     number: int
@@ -172,6 +184,8 @@ class Attempt:
     first_dead_rank: int | None = None
     restored_steps: int = 0
     steps_done: int = 0
+    saved_steps: int | None = None
+    written: WrittenSteps | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

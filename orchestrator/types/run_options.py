@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from orchestrator.types.spec_fields import (
     Address,
+    Name,
     PositiveInteger,
     PositiveNumber,
     RetryCount,
@@ -89,12 +90,40 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KubernetesOptions:
+    """What exported Kubernetes manifests say beside the plan."""
+
+    image: Annotated[
+        Text, about("The container image of head and hosts; docs/launch.md shows how to build it.")
+    ] = "orch:latest"
+    namespace: Annotated[Name | None, about("The namespace; that of `kubectl` when left out.")] = (
+        None
+    )
+    service_account: Annotated[
+        Name | None,
+        about("The service account of the pods; that of the namespace when left out."),
+    ] = None
+    claim: Annotated[
+        Name, about("The PersistentVolumeClaim of `run.storage`; every pod mounts it there.")
+    ] = "runs"
+    secret: Annotated[
+        Name, about("The Secret that has the variables of `run.secrets`, each under its own name.")
+    ] = "orch-secrets"
+    queue: Annotated[
+        Name | None, about("The Kueue LocalQueue that admits the run; none when left out.")
+    ] = None
+    spot: Annotated[bool, about("Whether the hosts are spot nodes.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
     """What runs the processes, and where; this machine when left out."""
 
     backend: Annotated[
         Text,
-        about("The backend that starts processes: ray, or your own as package.module:class."),
+        about(
+            "The backend that starts processes: ray, hosts, or your own as package.module:class."
+        ),
     ] = "ray"
     address: Annotated[
         Address | None,
@@ -103,6 +132,7 @@ class ClusterOptions:
             "auto",
         ),
     ] = None
+    kubernetes: KubernetesOptions = KubernetesOptions()
 
 
 @dataclass(frozen=True, kw_only=True)

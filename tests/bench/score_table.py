@@ -1,6 +1,7 @@
 """`make score`: learn the constants, write them into the catalog, print and write the scores.
 
-tests/test_score.py checks that the catalog, the README and docs/score.md have the computed numbers.
+tests/test_score.py and tests/test_score_learn.py check that the catalog, the README and
+docs/score.md have the computed numbers.
 """
 
 from collections.abc import Callable

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import journal
+from orchestrator.errors import OrchError
 from orchestrator.journal import Journal, StepLog, Writer, files
 from orchestrator.types.run import LIVE, Run, TrackedRun
 from tests.journals import reason, run_request, step, tiny_plan, write_steps
@@ -157,7 +158,10 @@ def judge_life(storage: Path, acknowledged: set[str]) -> Iterator[str]:
     expected = {"submitted"} if run.driver is None else {"lost", "cancelled"}
     if run.state not in expected:
         yield f"is {run.state}, against {expected}"
-    yield from finish_run(journals[0], run)
+    try:
+        yield from finish_run(journals[0], run)
+    except OrchError as error:
+        yield f"cannot go on: {error}"
 
 
 def facts_of(run_journal: Journal, run: Run) -> set[str]:

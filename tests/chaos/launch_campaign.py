@@ -1,21 +1,14 @@
-"""Runs on emulated slices, of one host and of two, meet fault after fault, and lose nothing.
+"""The part of the campaign on emulated slices with Ray, of one host and of two.
 
-    python -m tests.chaos.launch_campaign [--faults N] [--seed N] [--folder DIR]
-
-One fault of five strikes the run on slices of two hosts. Each strikes when the run has come a few
-steps farther than ever before, not at a time of the clock. After the last one a run goes on to its
-end, and every step that it took is compared with those of a run that nothing disturbed: to the bit
-where the shape is the same.
+Each fault strikes when the run has come a few steps farther than ever before, not at a time of the
+clock. After the last one the run goes on to its end, and every step that it took is compared with
+those of a run that nothing disturbed: to the bit where the shape is the same.
 """
 
-import argparse
 import math
 import os
 import random
 import signal
-import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,12 +21,12 @@ from orchestrator import journal
 from orchestrator.journal import RunRequest
 from orchestrator.launch.ray import process_tree
 from orchestrator.plan.planner import make_plan
-from orchestrator.render.screen_parts import Table, screen
 from orchestrator.types.spec import Pods
+from tests.chaos.fault_record import FaultRecord
 from tests.chaos.faults import Emulated, driven_on, losses, small_spec
 
 SPARES = 1
-ONE_HOST, TWO_HOSTS = ("v5e", "1x1"), ("v5p", "2x2x2")  # chip and topology
+SHAPES = ("v5e", "1x1"), ("v5p", "2x2x2")  # chip and topology: slices of one host, and of two
 AHEAD = (2, 6)  # steps beyond the farthest before a fault strikes
 HANG_LIMIT_S = 30.0
 
@@ -85,6 +78,19 @@ def kill_driver(run: Emulated, _attempt: int, _rank: int) -> None:
     os.kill(driver.pid, signal.SIGKILL)
 
 
+def stop_driver(run: Emulated, _attempt: int, _rank: int) -> None:
+    """The driver of the run hangs: after ten seconds its run counts as lost."""
+    driver = run.run().driver
+    assert driver
+    os.kill(driver.pid, signal.SIGSTOP)
+
+
+def kill_rank_and_driver(run: Emulated, attempt: int, rank: int) -> None:
+    """A process and the driver die at once."""
+    kill_rank(run, attempt, rank)
+    kill_driver(run, attempt, rank)
+
+
 def kill_supervisor(run: Emulated, _attempt: int, _rank: int) -> None:
     """The owner of the cluster dies, and the cluster with it."""
     run.cluster.supervisor.kill()
@@ -107,6 +113,8 @@ FAULTS = (
     Fault(name="attempt process killed", inject=kill_attempt, weight=2, rank=False),
     Fault(name="controller killed", inject=kill_controller, weight=2, rank=False),
     Fault(name="driver killed", inject=kill_driver, weight=2, ends=True, rank=False),
+    Fault(name="driver stopped", inject=stop_driver, weight=2, ends=True, rank=False),
+    Fault(name="two at once", inject=kill_rank_and_driver, weight=2, ends=True, rank=False),
     Fault(name="supervisor killed", inject=kill_supervisor, weight=1, ends=True, rank=False),
 )
 
@@ -133,15 +141,19 @@ class Campaign:
     began_s: float = 0.0
     pending: tuple[Fault, int, int, int] | None = None
 
-    def to_the_end(self) -> None:
-        """One cluster after another, until the faults are spent and the run has ended."""
+    def to_the_end(self) -> list[str]:
+        """One cluster after another, until the faults are spent and the run has ended; what is left
+        of the clusters.
+        """
         how: tuple[str, ...] = ()
+        left: list[str] = []
         while self.recorded.run().ended_at_s is None:
             with driven_on(self.recorded, *how, spares=SPARES) as run:
                 self._on_one_cluster(run)
-            assert process_tree.marked(run.cluster.mark) == [], "something is left of a cluster"
-            assert not run.cluster.folder.exists()
+            left += [f"process {pid}" for pid in process_tree.marked(run.cluster.mark)]
+            left += [str(run.cluster.folder)] if run.cluster.folder.exists() else []
             how = ("--resume",)
+        return left
 
     def _on_one_cluster(self, run: Emulated) -> None:
         """Inject faults until the cluster does not survive one, or all is done."""
@@ -186,95 +198,59 @@ class Campaign:
                 recovered_s=time.monotonic() - self.began_s,
             )
         )
-        one = self.results[-1]
-        named = "" if one.named else f", but rank {ended.first_dead_rank} was named, not {rank}"
-        print(
-            f"{len(self.results):4}  {fault.name:18} step {done:4}  {one.reason:10}"
-            f" {after.pods} pods, {one.redone} steps redone, {one.recovered_s:.0f} s{named}",
-            flush=True,
-        )
 
 
-def table(results: list[FaultResult]) -> str:
-    """How often the run recovered from each fault, and what that cost."""
-    rows = [("FAULT", "SURVIVED", "RANK NAMED", "STEPS REDONE", "SECONDS TO RECOVER")]
-    for fault in (*FAULTS, None):
-        ones = [one for one in results if fault is None or one.fault is fault]
-        if not ones:
-            continue
-        seconds = [one.recovered_s for one in ones]
-        named = [one.named for one in ones if one.fault.rank]
-        rows.append(
-            (
-                fault.name if fault else "all",
-                str(len(ones)),
-                f"{sum(named)} of {len(named)}" if named else "-",
-                f"{sum(one.redone for one in ones)}",
-                f"{statistics.median(seconds):.0f} median, {max(seconds):.0f} most",
-            )
-        )
-    return screen([Table(rows=rows, columns="<>>>>")])
+def compare_losses(disturbed: journal.Journal, undisturbed: journal.Journal) -> bool | None:
+    """Whether every step is the undisturbed run's to the bit; raises where one differs by much.
 
-
-def check_same_losses(disturbed: journal.Journal, undisturbed: journal.Journal) -> str:
-    """Every step against the same one of a run that nothing disturbed; raises where one differs."""
+    None where the run went on with fewer pods meanwhile: sums then have another order.
+    """
     mine, theirs = losses(disturbed), losses(undisturbed)
     assert len(mine) == len(theirs)
-    same = sum(one == other for one, other in zip(mine, theirs, strict=True))
     for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         assert math.isclose(one, other, rel_tol=1e-2), f"step {index}: {one} against {other}"
-    worst = max(abs(one - other) / other for one, other in zip(mine, theirs, strict=True))
-    return f"{len(mine)} steps, {same} to the bit, the others within {worst:.1e}"
+    shapes = {attempt.pods for attempt in disturbed.run().attempts}
+    return mine == theirs if len(shapes) == 1 else None
 
 
-def main() -> int:
-    """Run the campaign and print its table; an exception where it lost anything."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--faults", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path)
-    options = parser.parse_args()
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="orch-chaos-"))
-    on_two_hosts = options.faults // 5
-    results: list[FaultResult] = []
-    try:
-        for shape, faults in (
-            (ONE_HOST, options.faults - on_two_hosts),
-            (TWO_HOSTS, on_two_hosts),
-        ):
-            print(f"on slices of {' '.join(shape)}", flush=True)
-            print(campaign(folder / shape[0], shape, faults, options.seed, results), flush=True)
-    finally:
-        print(f"\n{table(results)}\n")
-    print("nothing lost")
-    return 0
-
-
-def campaign(
-    folder: Path, shape: tuple[str, str], faults: int, seed: int, results: list[FaultResult]
-) -> str:
-    """Inject faults into one run, and compare it with an undisturbed one; the result in words."""
-    chip, topology = shape
+def episode(folder: Path, indices: list[int], seed: int, commit: str) -> list[FaultRecord]:
+    """The records of some faults on one run, and whether it equals an undisturbed one."""
+    chance = random.Random(f"{seed}-{indices[0]}")
+    chip, topology = SHAPES[indices[0] // len(indices) % 2]
     spec = small_spec(Pods(min=1, max=2), chip=chip, topology=topology, hang_limit_s=HANG_LIMIT_S)
-    steps = faults * (AHEAD[1] + 1) + 10
+    steps = len(indices) * (AHEAD[1] + 1) + 10
     opened = RunRequest(spec=spec, plan=make_plan(spec), steps=steps, rehearsal=True)
-    began_s = time.monotonic()
-    faulty = Campaign(
-        journal.create_run(folder, opened, "faulty").journal,
-        len(results) + faults,
-        random.Random(seed),
-        results,
-    )
-    faulty.to_the_end()
-    whole = journal.create_run(folder, opened, "whole").journal
-    with driven_on(whole) as run:
-        run.to_the_end()
-    ended = faulty.recorded.run()
-    assert ended.state == "succeeded", (ended.state, ended.detail)
-    took_s = time.monotonic() - began_s
-    compared = check_same_losses(faulty.recorded, whole)
-    return f"{len(ended.attempts)} attempts in {took_s:,.0f} s; {compared}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    created = journal.create_run(folder, opened, "it").journal
+    faulty = Campaign(created, len(indices), chance, [])
+    survived, detail, left, identical = True, "", list[str](), None
+    try:
+        left = faulty.to_the_end()
+        ended = created.run()
+        survived, detail = ended.state == "succeeded", str(ended.detail or "")
+        whole = journal.create_run(folder, opened, "whole").journal
+        with driven_on(whole) as run:
+            run.to_the_end()
+        identical = compare_losses(created, whole)
+    except AssertionError as error:
+        survived, detail = False, str(error)
+    last = len(faulty.results) - 1
+    return [
+        FaultRecord(
+            index=index,
+            seed=seed,
+            backend="ray",
+            name=one.fault.name,
+            phase="step",
+            struck=f"{one.fault.name} on {chip} {topology}",
+            survived=survived or number < last,
+            identical=identical,
+            named=one.named if one.fault.rank else None,
+            lost_s=round(one.recovered_s, 1),
+            redone=one.redone,
+            left_over=left if number == last else [],
+            at=time.strftime("%Y-%m-%d", time.gmtime()),
+            commit=commit,
+            detail=detail if number == last else "",
+        )
+        for number, (index, one) in enumerate(zip(indices, faulty.results, strict=False))
+    ]

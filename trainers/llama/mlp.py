@@ -1,6 +1,6 @@
 """The MLP, as each chip runs it: F d_ff, split Y ways over `tensor`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -37,10 +37,14 @@ def activated(kind: MLP, biases: list[jax.Array], products: jax.Array) -> jax.Ar
     """The input of the last matmul, from the products of the first matmuls side by side."""
     if biases:
         products += jnp.concatenate(biases).astype(products.dtype)
-    parts = jnp.split(products, len(kind.inputs), axis=-1)
+    return activate(kind, jnp.split(products, len(kind.inputs), axis=-1))
+
+
+def activate(kind: MLP, products: Sequence[jax.Array]) -> jax.Array:
+    """The same, from the products one by one."""
     first, *others = (
         checkpoint_name(part, matmul.output.name)
-        for part, matmul in zip(parts, kind.inputs, strict=True)
+        for part, matmul in zip(products, kind.inputs, strict=True)
     )
     inner = ACTIVATIONS[kind.activation](first)
     return inner * others[0] if others else inner

@@ -6,15 +6,14 @@
 Between blocks the residual stream is split over `tensor` too, by position: [b, S/(s Y), D].
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from orchestrator.network.decoder import BLOCK_INPUT
-from orchestrator.network.description import MLP, Attention, Block, Segment, Stack, Sublayer
+from orchestrator.network.description import Block, Mixture, Segment, Stack
 from trainers.llama.axes import TENSOR
 from trainers.llama.checkpoint_policy import policy
 from trainers.llama.collectives import (
@@ -26,24 +25,22 @@ from trainers.llama.collectives import (
 from trainers.llama.embedding import lookup
 from trainers.llama.grouped_query import grouped_query_attention
 from trainers.llama.loss import Logits, Loss, token_loss
+from trainers.llama.mixture import Routed, mixture_part
 from trainers.llama.mlp import mlp
 from trainers.llama.norm import norm
 from trainers.llama.parameters import Parameters, shardings
 from trainers.llama.runtime import DTYPES, Runtime
 
-# What each kind of sublayer adds to the stream, from its normalized input [b, S/(s Y), D].
-PARTS: dict[type[Sublayer], Callable[..., jax.Array]] = {
-    Attention: grouped_query_attention,
-    MLP: mlp,
-}
-
 
 def batch_loss(
     runtime: Runtime, parameters: Parameters, inputs: jax.Array, targets: jax.Array
-) -> Loss:
-    """This chip's share of the loss summed over tokens. inputs, targets [b, S/s]."""
+) -> tuple[Loss, Routed | None]:
+    """This chip's share of the loss summed over tokens, and what routers did with its tokens.
+
+    inputs, targets [b, S/s]
+    """
     parameters = _reduce_ends_on_the_way(runtime, parameters)
-    x = residual_stream(runtime, parameters, inputs)
+    x, routed = residual_stream(runtime, parameters, inputs)
     network, plan = runtime.network, runtime.plan
     x = all_gather(norm(network.norm, parameters, x), TENSOR, 1)  # [b, S/s, D]
     shard = parameters[network.head.name]
@@ -51,53 +48,64 @@ def batch_loss(
     table = runtime.gather_matrix(shard, 1)  # [V/Y, D]
     tokens = x.reshape(-1, x.shape[-1])
     how = Logits(plan.optimizer.z_loss, plan.model.vocab, network.logit_cap)
-    return token_loss(tokens, table, targets.reshape(-1), how)
+    return token_loss(tokens, table, targets.reshape(-1), how), routed
 
 
-def residual_stream(runtime: Runtime, parameters: Parameters, words: jax.Array) -> jax.Array:
+def residual_stream(
+    runtime: Runtime, parameters: Parameters, words: jax.Array
+) -> tuple[jax.Array, Routed | None]:
     """Words [b, S/s] -> the residual stream after the last block [b, S/(s Y), D]."""
     table = runtime.gather_matrix(parameters["embedding"], 1)  # [V/Y, D]
     x = reduce_scatter(lookup(table, words), TENSOR, 1)  # [b, S/(s Y), D]
     if runtime.network.embedding_scale != 1:
         x = (x * runtime.network.embedding_scale).astype(x.dtype)
+    every = []
     for segment in runtime.network.segments:
-        x = pattern_of_blocks(runtime, segment, parameters, x)
-    return x
+        x, routed = pattern_of_blocks(runtime, segment, parameters, x)
+        every += routed
+    return x, jax.tree.map(lambda *rows: jnp.concatenate(rows), *every) if every else None
 
 
 def pattern_of_blocks(
     runtime: Runtime, segment: Segment, parameters: Parameters, x: jax.Array
-) -> jax.Array:
+) -> tuple[jax.Array, list[Routed]]:
     """The layers of a segment: a loop over the repeats of its pattern."""
 
-    def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, None]:
+    def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, list[Routed]]:
+        every = []
         for stack, layer in zip(segment.stacks, repeat, strict=True):
             one = partial(block_of_stack, runtime, stack)
-            x = jax.checkpoint(one, prevent_cse=False, policy=policy(runtime.plan.remat))(x, layer)
-        return x, None
+            remat = policy(runtime.plan.remat)
+            x, routed = jax.checkpoint(one, prevent_cse=False, policy=remat)(x, layer)
+            every += [routed] if routed else []
+        return x, every
 
-    x, _ = jax.lax.scan(step, x, [parameters[stack.name] for stack in segment.stacks])
-    return x
+    return jax.lax.scan(step, x, [parameters[stack.name] for stack in segment.stacks])
 
 
-def block_of_stack(runtime: Runtime, stack: Stack, x: jax.Array, layer: Parameters) -> jax.Array:
+def block_of_stack(
+    runtime: Runtime, stack: Stack, x: jax.Array, layer: Parameters
+) -> tuple[jax.Array, Routed | None]:
     """One block; if the plan reduces per layer, the backward pass reduces its gradients."""
     layer = _reduce_layer_on_the_way(runtime, stack, layer)
     return block(runtime, stack.block, layer, x)
 
 
-def block(runtime: Runtime, kind: Block, layer: Parameters, x: jax.Array) -> jax.Array:
+def block(
+    runtime: Runtime, kind: Block, layer: Parameters, x: jax.Array
+) -> tuple[jax.Array, Routed | None]:
     """One transformer block. x [b, S/(s Y), D], layer: one layer's shards."""
     x = checkpoint_name(x, BLOCK_INPUT)
-    x = x + added(runtime, kind.attention, layer, x)
-    x = checkpoint_name(x, kind.attention.output.output.name)
-    return x + added(runtime, kind.mlp, layer, x)
-
-
-def added(runtime: Runtime, part: Any, layer: Parameters, x: jax.Array) -> jax.Array:
-    """What a sublayer adds to the stream, with the norms before and after it."""
-    y = PARTS[type(part)](runtime, part, layer, norm(part.before, layer, x))
-    return norm(part.after, layer, y)
+    attention = kind.attention
+    added = grouped_query_attention(runtime, attention, layer, norm(attention.before, layer, x))
+    x = x + norm(attention.after, layer, added)
+    x = checkpoint_name(x, attention.output.output.name)
+    y, moe, routed = norm(kind.mlp.before, layer, x), runtime.plan.model.moe, None
+    if moe is not None and isinstance(kind.mlp, Mixture):
+        added, routed = mixture_part(runtime.gather_matrix, kind.mlp, moe, layer, y)
+    else:
+        added = mlp(runtime, kind.mlp, layer, y)
+    return x + norm(kind.mlp.after, layer, added), routed
 
 
 def _reduce_ends_on_the_way(runtime: Runtime, parameters: Parameters) -> Parameters:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from orchestrator.errors import OrchError
+from orchestrator.errors import OrchError, SpecError
 from orchestrator.journal import Journal, heartbeat
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
 from orchestrator.launch.ray import private_api, slices
@@ -59,7 +59,8 @@ def main(address: str, spec: AttemptSpec) -> None:
         join_cluster(address)
         _serve(spec, commands, send)
     except Exception as error:  # noqa: BLE001  the driver must hear of any error
-        send(AttemptEvent(ended=True, error=f"{type(error).__name__}: {error}"))
+        text, repeats = f"{type(error).__name__}: {error}", isinstance(error, SpecError)
+        send(AttemptEvent(ended=True, error=text, repeats=repeats))
     threading.Event().wait()
 
 

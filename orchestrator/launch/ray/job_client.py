@@ -9,20 +9,19 @@ import os
 import shlex
 import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from orchestrator.launch.backend import JOB_ENDED, ClusterUnusable, RunNeeds
+from orchestrator.launch.backend import ClusterUnusable, RunNeeds
 from orchestrator.launch.preflight import Preflight, PreflightRequest
 from orchestrator.launch.provenance import ARCHIVE
-from orchestrator.launch.ray import preflight_job, slices
+from orchestrator.launch.ray import preflight_job, private_api, slices
+from orchestrator.launch.ray.job_watch import Patience, states
 from orchestrator.types import codec
 
 REACH_LIMIT_S = 10.0
-POLL_S = 0.3
 JOBS_PORT = 8265
 PYTHON = "python"  # the cluster's own, the first in its PATH
 LAST_LINES = 3
@@ -41,12 +40,10 @@ class RayJobs:
             _check_listens(address)
             for name in OTHER_ADDRESSES:
                 os.environ.pop(name, None)
-            from ray.job_submission import JobSubmissionClient  # noqa: PLC0415  it takes seconds
-
             logging.getLogger("ray").setLevel(logging.ERROR)
             for chatty in ("sdk", "dashboard_sdk"):
                 logging.getLogger(f"ray.dashboard.modules.{chatty}").setLevel(logging.ERROR)
-            self._client = JobSubmissionClient(address)
+            self._client = private_api.job_client(address)
 
     def preflight(
         self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
@@ -99,11 +96,13 @@ class RayJobs:
 
     def _log(self, job: str, on_state: Callable[[str], None]) -> str:
         """The log of a job, once it has succeeded."""
-        while (state := self.state(job)) not in JOB_ENDED:
+        state: str = ""
+        why: str | None = None
+        for answer in states(self, job, Patience()):
+            state, why = answer
             on_state(state)
-            time.sleep(POLL_S)
         if state != "SUCCEEDED":
-            raise ClusterUnusable(f"{self.address}: {self.why(job)}")
+            raise ClusterUnusable(f"{self.address}: {why or self.why(job)}")
         with self._in_plain_words("does not answer"):
             return str(self._client.get_job_logs(job))
 

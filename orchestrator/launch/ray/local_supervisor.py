@@ -14,11 +14,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from orchestrator.launch.backend import ClusterEvent
 from orchestrator.launch.ray import private_api, process_tree
+from orchestrator.launch.ray.job_watch import Patience, states
 from orchestrator.launch.ray.process_messages import ClusterRequest
 from orchestrator.ports import LOOPBACK, claimed
 from orchestrator.types import codec
@@ -81,22 +83,24 @@ def _serve(request: ClusterRequest, out: TextIO) -> None:
         head = _start_nodes(request, ports, out)
     _send(out, ClusterEvent(address=f"http://{head.webui_url}"))
     client, job = _submit(head, request.command)
-    last_state = ""
-    while True:
-        state = str(client.get_job_status(job).value)
-        if state != last_state:
-            error = _error(client, job) if state == "FAILED" else None
-            _send(out, ClusterEvent(nodes=len(request.hosts), job=state, error=error))
-            last_state = state
-        if state in ("SUCCEEDED", "FAILED", "STOPPED"):
-            return
-        time.sleep(POLL_S)
+    patience = Patience(needless=lambda: process_tree.runs(request.mark, request.command))
+    for state, error in states(_SubmittedJob(client), job, patience):
+        _send(out, ClusterEvent(nodes=len(request.hosts), job=state, error=error))
 
 
-def _error(client: Any, job: str) -> str:
-    """The last lines of a job that failed."""
-    lines = client.get_job_logs(job).splitlines()[-10:]
-    return "\n".join([str(client.get_job_info(job).message), *lines])
+@dataclass
+class _SubmittedJob:
+    """The job of a private cluster, as its client sees it."""
+
+    client: Any
+
+    def state(self, job: str) -> str:
+        return str(self.client.get_job_status(job).value)
+
+    def why(self, job: str) -> str:
+        """The last lines of a job that failed."""
+        lines = self.client.get_job_logs(job).splitlines()[-10:]
+        return "\n".join([str(self.client.get_job_info(job).message), *lines])
 
 
 def _start_nodes(request: ClusterRequest, ports: Iterator[int], out: TextIO) -> Any:
@@ -133,16 +137,13 @@ def _node(ports: Iterator[int]) -> dict[str, Any]:
 
 def _submit(head: Any, command: str) -> tuple[Any, str]:
     """Submit the job as soon as the head's agent can take it."""
-    from ray.job_submission import JobSubmissionClient  # noqa: PLC0415
-
-    deadline = time.monotonic() + AGENT_LIMIT_S
+    patience = Patience(limit_s=AGENT_LIMIT_S)
     while True:
         try:
-            client = JobSubmissionClient(f"http://{head.webui_url}")
+            client = private_api.job_client(f"http://{head.webui_url}")
             return client, client.submit_job(entrypoint=command)
-        except (RuntimeError, ConnectionError):
-            if time.monotonic() > deadline:
-                raise
+        except (RuntimeError, OSError) as error:  # its HTTP client's errors are OSErrors
+            patience.failed(error)
             time.sleep(POLL_S)
 
 

@@ -1,8 +1,9 @@
 """The parts of Ray that are private or meant for tests. No other file uses any.
 
 They read what nodes have left and which jobs run, start a cluster of several nodes on one machine,
-and let slow machines take their time. Ray's public functions count the resources of the cluster as
-a whole, ask its dashboard for jobs, which may be down while the cluster works, and start one node.
+let slow machines take their time, and limit the time of a request. Ray's public functions count the
+resources of the cluster as a whole, ask its dashboard for jobs, which may be down while the cluster
+works, start one node, and wait for an answer for ever.
 
 Ray's version is pinned because of these parts; tests/test_ray_private_api.py checks that a version
 has them.
@@ -16,6 +17,7 @@ from typing import Any
 TRIED = ("2.60.0",)  # versions of Ray, the newest last
 NODE_LIMIT_S = 300.0  # for each node, on a machine that does other work too
 POLL_S = 0.2
+REQUEST_LIMIT_S = 30.0  # without a byte of an answer
 
 
 def free_resources() -> Mapping[str, Mapping[str, float]]:
@@ -31,6 +33,21 @@ def live_jobs() -> set[str]:
     from ray._private.state import jobs  # noqa: PLC0415
 
     return {job["JobID"] for job in jobs() if not job["IsDead"]}
+
+
+def job_client(address: str) -> Any:
+    """A client of a job server whose requests end when no answer comes."""
+    from ray.job_submission import JobSubmissionClient  # noqa: PLC0415  it takes seconds
+
+    base: Any = JobSubmissionClient
+
+    class Client(base):  # type: ignore[misc]
+        """Ray passes on the options of a request, and sets no timeout."""
+
+        def _do_request(self, *values: Any, **named: Any) -> Any:
+            return super()._do_request(*values, **{"timeout": REQUEST_LIMIT_S, **named})
+
+    return Client(address)
 
 
 def head_cluster(**head: Any) -> Any:

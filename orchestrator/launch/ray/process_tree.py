@@ -4,6 +4,7 @@ A process inherits the environment of whoever started it, so a mark in it finds 
 workers alike, also those whose parents are dead.
 """
 
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -20,6 +21,18 @@ POLL_S = 0.05
 def marked(mark: str) -> list[int]:
     """The processes that carry a mark. Zombies do not count."""
     return [process.pid for process in _marked(mark)]
+
+
+def runs(mark: str, command: str) -> bool:
+    """Whether a process that carries a mark was started with this command."""
+    words = shlex.split(command)
+    return any(_words(process) == words for process in _marked(mark))
+
+
+def _words(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 def end_all(mark: str, *spared: int) -> None:

@@ -1,0 +1,92 @@
+"""The chain of a run's events: each has the digest of the one before, and a note has the last.
+
+So a changed event shows in the next one or in the note, and the note shows that the last events
+are missing. The note is written after its event: where a writer died in between, it is one behind.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.errors import JournalUnreadable, JournalUnwritable
+from orchestrator.journal import boundary, event_log, files
+from orchestrator.journal.event_log import EventLog, Fault
+from orchestrator.journal.events import AnyEvent, encode
+from orchestrator.journal.run_paths import RunPaths
+
+
+class Newest(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest event: its number, and the sha256 of its file."""
+
+    number: int
+    sha256: str
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def linked(event: AnyEvent, previous: str) -> bytes:
+    """The file of an event that comes after the one with that digest."""
+    return encode(msgspec.structs.replace(event, previous=previous))
+
+
+def begin(paths: RunPaths, content: bytes) -> None:
+    """Write the first event."""
+    event_log.append(paths.events, 1, content)
+    note_newest(paths, 1, digest(content))
+
+
+def append(paths: RunPaths, number: int, content: bytes) -> None:
+    """Write an event; `FileExistsError` when another process has written that number."""
+    event_log.append(paths.events, number, content)
+    try:
+        note_newest(paths, number, digest(content))
+    except JournalUnwritable:
+        return  # the event is there, and the next one writes the note again
+
+
+def note_newest(paths: RunPaths, number: int, sha256: str) -> None:
+    """Note which event is the newest."""
+    note = Newest(number=number, sha256=sha256)
+    files.replace_durably(paths.newest_event, msgspec.json.encode(note))
+
+
+def read_newest(paths: RunPaths) -> Newest | str:
+    """The note, or what is wrong with it. Read it before the events: it may be behind them."""
+    where = paths.newest_event.name
+    try:
+        content = files.read(paths.newest_event, boundary.MAX_RECORD_BYTES)
+        return msgspec.json.decode(content, type=Newest)
+    except FileNotFoundError:
+        return f"{where}: is missing, and maybe events with it"
+    except (JournalUnreadable, msgspec.DecodeError, UnicodeDecodeError) as error:
+        return f"{where}: cannot be read, and events may be missing: {error}"
+
+
+def faults(
+    folder: Path, log: EventLog, events: Mapping[int, AnyEvent | str], newest: Newest | str
+) -> Iterator[Fault]:
+    """What does not fit together, by the number of the event that is in doubt."""
+    digests = {number: digest(content) for number, content in log.contents.items()}
+    for number, event in events.items():
+        before = digests.get(number - 1)
+        if before and not isinstance(event, str) and event.previous != before:
+            name = f"{folder.name}/{event_log.file_name(number - 1)}"
+            yield Fault(number - 1, f"{name}: is not the event that event {number} came after")
+    if isinstance(newest, str):
+        yield Fault(log.last + 1, newest)
+    elif newest.number > log.last:
+        yield event_log.missing(folder, log.last + 1)
+    elif newest.number in digests and newest.sha256 != digests[newest.number]:
+        name = f"{folder.name}/{event_log.file_name(newest.number)}"
+        yield Fault(newest.number, f"{name}: was changed after it was written")
+
+
+def end_of(log: EventLog, newest: Newest | str) -> str:
+    """The digest that the next event has of the last one; empty where that cannot be read."""
+    if not isinstance(newest, str) and newest.number == log.last:
+        return newest.sha256
+    return digest(log.contents[log.last]) if log.last in log.contents else ""

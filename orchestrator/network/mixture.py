@@ -1,0 +1,105 @@
+"""Mixtures of experts: a router chooses `top_k` of many MLPs for each token.
+
+Shared experts, which every token has besides, are one MLP as wide as all of them.
+"""
+
+from math import ceil
+
+from orchestrator.network.description import MLP, Dimension, Matmul, Mixture, Tensor, Weight
+from orchestrator.network.mlp import activation_of, inputs_of
+from orchestrator.network.sublayer import norms_around
+from orchestrator.types.model import Model
+from orchestrator.types.moe import MixtureOfExperts
+
+CHOICES = "choices"  # logical axis of the experts that a token goes to
+EXPERTS = "experts"
+
+
+def is_mixture(model: Model, layer: int) -> bool:
+    """Whether a layer has experts: those after the first dense ones, or one in so many of them."""
+    moe = model.moe
+    if moe is None or layer < moe.dense_layers:
+        return False
+    return (layer - moe.dense_layers) % moe.every == moe.every - 1
+
+
+def expert_rows(moe: MixtureOfExperts, length: int) -> int | None:
+    """The most rows of an expert for one sequence; None where none is dropped."""
+    if moe.capacity_factor is None:
+        return None
+    return min(ceil(moe.capacity_factor * length * moe.top_k / moe.experts), length)
+
+
+def rows_of_token(moe: MixtureOfExperts, length: int) -> float:
+    """Rows of all experts for each token, empty ones too."""
+    rows = expert_rows(moe, length)
+    return moe.top_k if rows is None else moe.experts * rows / length
+
+
+def expert_d_ff(model: Model, moe: MixtureOfExperts) -> int:
+    """The hidden width of an expert."""
+    return moe.d_ff or model.d_ff
+
+
+def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
+    """The mixture of a layer. `residual_scale` shrinks the initial weights of its outputs."""
+    moe = model.moe
+    assert moe is not None
+    width, share = expert_d_ff(model, moe), moe.top_k / moe.experts
+    embed, ff = Dimension("embed", model.d_model), Dimension("expert_ff", width)
+    experts, choices = Dimension(EXPERTS, moe.experts), Dimension(CHOICES, moe.top_k)
+    deviation = residual_scale * width**-0.5
+    router = Matmul(
+        Weight("router", (embed, experts), model.d_model**-0.5, "mlp.gate"),
+        Tensor("router", "length", (experts,)),
+    )
+    before, after = norms_around(model, "mlp")
+    return Mixture(
+        before=before,
+        after=after,
+        inputs=tuple(
+            Matmul(
+                Weight(f"expert_{name}", (experts, embed, ff), model.d_model**-0.5,
+                       f"mlp.experts.{{expert}}.{name}_proj"),
+                Tensor(name, "length", (choices, ff)),
+                share,
+            )
+            for name in inputs_of(model)
+        ),
+        output=Matmul(
+            Weight("expert_down", (experts, ff, embed), deviation,
+                   "mlp.experts.{expert}.down_proj"),
+            stream,
+            share,
+        ),
+        activation=activation_of(model),
+        router=router,
+        shared=shared_experts(model, moe, stream, residual_scale),
+    )  # fmt: skip
+
+
+def shared_experts(
+    model: Model, moe: MixtureOfExperts, stream: Tensor, residual_scale: float
+) -> MLP | None:
+    """The experts that every token has, side by side as one MLP."""
+    if not moe.shared_experts:
+        return None
+    width = moe.shared_experts * expert_d_ff(model, moe)
+    embed, ff = Dimension("embed", model.d_model), Dimension("shared_ff", width)
+    deviation = residual_scale * width**-0.5
+    return MLP(
+        before=None,
+        after=None,
+        inputs=tuple(
+            Matmul(
+                Weight(f"shared_{name}", (embed, ff), model.d_model**-0.5,
+                       f"mlp.shared_experts.{name}_proj"),
+                Tensor(name, "length", (ff,)),
+            )
+            for name in inputs_of(model)
+        ),
+        output=Matmul(
+            Weight("shared_down", (ff, embed), deviation, "mlp.shared_experts.down_proj"), stream
+        ),
+        activation=activation_of(model),
+    )  # fmt: skip

@@ -1,0 +1,75 @@
+"""Values as YAML: a loaded spec as the text of a file that loads as the same spec."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any
+
+import yaml
+
+from orchestrator import catalog
+from orchestrator.errors import SpecError
+from orchestrator.spec.schema import KEYS_IN_FILES
+from orchestrator.types.model import Model
+from orchestrator.types.spec import Pods, Spec
+
+LINE = 10_000  # a text is never wrapped
+COMPUTED_KEYS = ("chip_definition", "overrides")
+
+
+def spec_text(spec: Spec) -> str:
+    """The YAML of a spec. A known model and equal pods are short; what is a default is left out.
+
+    A chip of one's own has a file of its own, which one text cannot hold.
+    """
+    if spec.resources.chip_definition is not None:
+        raise SpecError(f"resources.chip: {spec.resources.chip} is a chip of a file of your own")
+    return yaml_text([_section(spec)])
+
+
+def yaml_text(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Documents as YAML, in the order of their keys."""
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=LINE)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes no anchors, and a text of many lines as a block."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _section(value: Any) -> dict[str, Any]:
+    """The keys of a section that are not its defaults."""
+    return {
+        KEYS_IN_FILES.get(key.name, key.name): _written(key.name, getattr(value, key.name))
+        for key in fields(value)
+        if key.name not in COMPUTED_KEYS and getattr(value, key.name) != _default(key)
+    }
+
+
+def _default(key: Field[Any]) -> Any:
+    if key.default_factory is not MISSING:
+        return key.default_factory()
+    return key.default
+
+
+def _written(key: str, value: Any) -> Any:
+    """A value as a file has it."""
+    if isinstance(value, Model) and value.name in catalog.models():
+        known = catalog.model(value.name)
+        return value.name if known == value else _section(value)
+    if isinstance(value, Pods) and value.min == value.max:
+        return value.max
+    if is_dataclass(value):
+        return _section(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return f"{value:g}s" if key in KEYS_IN_FILES else value

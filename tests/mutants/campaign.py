@@ -1,0 +1,249 @@
+"""Changes one place of the code after another, and says which changes no test notices.
+
+    python -m tests.mutants.campaign [--mutants N] [--package NAME] [--seed N] [--write]
+
+Results are kept in `.mutants/`, so a campaign goes on where it stopped. A mutant is tried again
+when its function changed, or when it survived and the tests changed. Survivors that change nothing
+that could be tested stand in `equivalent.toml` with the reason; any other ends this with 1.
+"""
+
+import argparse
+import hashlib
+import random
+import sys
+import time
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tests.conftest import ROOT
+from tests.mutants.child import TRACE
+from tests.mutants.operators import Mutant, mutants_of
+from tests.mutants.overlay import TIMED_OUT, Overlay, preload
+from tests.mutants.tracing import Coverage, Quickest, Tracer, trace_folder
+
+STORE = ROOT / ".mutants"
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+COMMON = ("hypothesis", "numpy", "psutil", "click", "jinja2", "jsonschema", "yaml", "rich.console")
+# A machine that does other work too makes tests slower, but never by so much.
+SLOWER, START_S = 8.0, 20.0
+FAILED = 1
+
+
+@dataclass(frozen=True)
+class Package:
+    """Files, and the quick tests that are responsible for them. `without` names slow tests."""
+
+    name: str
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+    modules: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+    def paths(self, root: Path = ROOT) -> list[str]:
+        """The files that are changed."""
+        return sorted(
+            str(path.relative_to(root)) for pattern in self.files for path in root.glob(pattern)
+        )
+
+    def options(self) -> list[str]:
+        """Options that leave the slow tests out."""
+        return [f"--deselect={name}" for name in self.without]
+
+
+PACKAGES = (
+    Package(
+        "journal",
+        ("orchestrator/journal/*.py",),
+        (
+            *("tests/test_journal.py", "tests/test_journal_drivers.py"),
+            *("tests/test_journal_files.py", "tests/test_journal_heartbeat.py"),
+            *("tests/test_journal_kills.py", "tests/test_journal_listing.py"),
+            *("tests/test_journal_logs.py", "tests/test_journal_retry.py"),
+            *("tests/test_journal_state.py", "tests/test_journal_studies.py"),
+            *("tests/test_boundary.py", "tests/test_read_only.py"),
+        ),
+    ),
+    Package(
+        "drive",
+        ("orchestrator/drive/*.py",),
+        ("tests/test_drive.py", "tests/test_driver.py", "tests/test_monitor.py"),
+    ),
+    Package(
+        "checkpoint",
+        ("trainers/checkpoint/*.py",),
+        ("tests/test_checkpoint.py",),
+        modules=("jax", "orbax.checkpoint"),
+        without=(
+            "tests/test_checkpoint.py::test_a_kill_while_saving_loses_at_most_that_step",
+            "tests/test_checkpoint.py::test_a_full_disk_is_named_and_the_last_step_stays",
+            "tests/test_checkpoint.py::test_a_file_too_large_is_named_and_the_last_step_stays",
+        ),
+    ),
+    Package(
+        "tracking",
+        ("orchestrator/tracking/*.py", "orchestrator/tracking/mlflow/*.py"),
+        (
+            *("tests/test_tracking.py", "tests/test_tracking_limits.py"),
+            *("tests/test_boundary.py", "tests/test_views.py"),
+        ),
+        modules=("mlflow", "mlflow.tracking", "sqlalchemy"),
+    ),
+)
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a mutant: killed by a test, by the time limit, or not at all."""
+
+    key: str
+    package: str
+    operator: str
+    digest: str
+    tests_digest: str
+    fate: str  # killed, timed out, survived
+    seconds: float
+    at: str
+
+    def counts(self, mutant: Mutant, tests_digest: str) -> bool:
+        """Whether it says what would happen now."""
+        unchanged = self.digest == mutant.digest
+        return unchanged and (self.fate != "survived" or self.tests_digest == tests_digest)
+
+
+def known_results(store: Path = STORE) -> dict[str, Result]:
+    """The newest result of each mutant."""
+    path = store / "results.jsonl"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    results = (msgspec.json.decode(line, type=Result) for line in lines)
+    return {one.key: one for one in results}
+
+
+def equivalents(path: Path = EQUIVALENT) -> dict[str, str]:
+    """The survivors that change nothing that could be tested, with the reasons."""
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {key: entry["why"] for entry in table["mutant"] for key in entry["keys"]}
+
+
+def all_mutants(package: Package, root: Path = ROOT) -> list[Mutant]:
+    """Every mutant of a package."""
+    return [
+        one for path in package.paths(root) for one in mutants_of(path, (root / path).read_bytes())
+    ]
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """One digest of some files."""
+    content = b"".join(path.read_bytes() for path in sorted(paths))
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+@dataclass
+class Campaign:
+    """The mutants of one package, on a copy of the project."""
+
+    package: Package
+    store: Path = STORE
+
+    def __post_init__(self) -> None:
+        tests = [ROOT / name for name in self.package.tests]
+        self.tests_digest = digest_of(tests)
+        self.results = known_results(self.store)
+
+    def due(self, seed: int) -> list[Mutant]:
+        """The mutants without a result that counts, in an order that the seed decides."""
+        due = [one for one in all_mutants(self.package) if not self._is_known(one)]
+        random.Random(seed).shuffle(due)
+        return due
+
+    def _is_known(self, mutant: Mutant) -> bool:
+        result = self.results.get(mutant.key)
+        return result is not None and result.counts(mutant, self.tests_digest)
+
+    def run(self, due: list[Mutant]) -> None:
+        """Try these mutants, and note each result at once."""
+        preload([*COMMON, *self.package.modules])
+        overlay = Overlay(self.store / f"copy-{self.package.name}")
+        coverage = self._coverage(overlay)
+        for number, mutant in enumerate(due, start=1):
+            result = self._try(overlay, coverage, mutant)
+            with (self.store / "results.jsonl").open("ab") as file:
+                file.write(msgspec.json.encode(result) + b"\n")
+            self.results[mutant.key] = result
+            print(
+                f"{number:4} of {len(due)}  {result.seconds:5.1f} s  {result.fate:9}  "
+                f"{mutant.path}:{mutant.line}  {mutant.key.partition(' ')[2]}",
+                flush=True,
+            )
+
+    def _coverage(self, overlay: Overlay) -> Coverage:
+        """Which tests execute which lines, from a run without a mutant."""
+        files = [ROOT / path for path in self.package.paths()]
+        tests = [ROOT / name for name in self.package.tests]
+        kept = self.store / f"coverage-{self.package.name}-{digest_of([*files, *tests])}.json"
+        if not kept.exists():
+            print(f"{self.package.name}: running its tests without a mutant", flush=True)
+            paths = self.package.paths()
+            traced = trace_folder(overlay.folder, paths)
+            overlay.run(
+                self.package.tests,
+                limit_s=1800.0,
+                plugins=lambda: [Tracer(overlay.folder, frozenset(paths))],
+                options=self.package.options(),
+                environment={TRACE: str(traced)},
+            )
+            kept.write_bytes((overlay.folder / "coverage.json").read_bytes())
+        coverage = msgspec.json.decode(kept.read_bytes(), type=Coverage)
+        print(
+            f"{self.package.name}: {len(coverage.seconds)} tests, fail without a mutant: "
+            f"{', '.join(coverage.failed) or 'none'}",
+            flush=True,
+        )
+        return coverage
+
+    def _try(self, overlay: Overlay, coverage: Coverage, mutant: Mutant) -> Result:
+        source = (overlay.folder / mutant.path).read_bytes()
+        tests = coverage.tests_of(mutant.path, mutant.line)
+        limit_s = START_S + SLOWER * sum(coverage.seconds[test] for test in tests)
+        began_s = time.monotonic()
+        overlay.write(mutant.path, mutant.applied(source))
+        try:
+            code = overlay.run(tests, limit_s, plugins=lambda: [Quickest(coverage.seconds)])
+        finally:
+            overlay.write(mutant.path, source)
+        fate = {0: "survived", TIMED_OUT: "timed out"}.get(code, "killed")
+        return Result(
+            key=mutant.key,
+            package=self.package.name,
+            operator=mutant.operator,
+            digest=mutant.digest,
+            tests_digest=self.tests_digest,
+            fate=fate,
+            seconds=round(time.monotonic() - began_s, 1),
+            at=time.strftime("%Y-%m-%d", time.gmtime()),
+        )
+
+
+def main() -> int:
+    """Try the mutants that are due; exit code 1 where one survived that no list explains."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mutants", type=int, default=1_000_000, help="try at most so many")
+    parser.add_argument("--package", choices=[one.name for one in PACKAGES])
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    STORE.mkdir(exist_ok=True)
+    left = options.mutants
+    for package in PACKAGES:
+        if options.package in (None, package.name):
+            campaign = Campaign(package)
+            due = campaign.due(options.seed)[:left]
+            left -= len(due)
+            if due:
+                campaign.run(due)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Which tests execute which lines of a package, so that a mutant meets only the tests that can see
+it. Child processes note their lines themselves: see `child`.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.mutants.child import TEST
+
+Lines = dict[str, set[int]]  # by file
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """The lines that each test executes, its seconds, and the tests that fail without a mutant."""
+
+    lines: dict[str, dict[str, set[int]]]  # by test, by file
+    seconds: dict[str, float]
+    failed: list[str]
+
+    def tests_of(self, path: str, line: int) -> list[str]:
+        """The tests that execute a line, the quickest first; all tests when none is known to."""
+        sound = [one for one in self.seconds if one not in self.failed]
+        seen = [test for test in sound if line in self.lines.get(test, {}).get(path, ())]
+        return sorted(seen or sound, key=lambda test: self.seconds[test])
+
+
+def trace_folder(root: Path, paths: Iterable[str]) -> Path:
+    """A folder where child processes note the lines of these files that they execute."""
+    folder = root / "traced"
+    folder.mkdir()
+    (folder / "paths").write_text("\n".join(paths), encoding="utf-8")
+    return folder
+
+
+@dataclass
+class Tracer:
+    """A plugin of pytest that notes the lines of some files while tests run."""
+
+    folder: Path
+    paths: frozenset[str]
+    lines: dict[str, Lines] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    _now: Lines = field(default_factory=lambda: defaultdict(set))
+
+    def __post_init__(self) -> None:
+        self._names = {str(self.folder / path): path for path in self.paths}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Trace a test, its fixtures included."""
+        self._now = defaultdict(set)
+        os.environ[TEST] = item.nodeid
+        began_s = time.monotonic()
+        threading.settrace(self._enter)
+        sys.settrace(self._enter)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)
+            self.seconds[item.nodeid] = time.monotonic() - began_s
+            self.lines[item.nodeid] = dict(self._now)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a failure: such a test kills no mutant."""
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write down what was seen: this process ends with the tests."""
+        for path in (self.folder / "traced").glob("*.lines"):
+            test, *lines = path.read_text(encoding="utf-8").splitlines()
+            for line in lines:
+                name, _, number = line.rpartition(" ")
+                self.lines.setdefault(test, {}).setdefault(name, set()).add(int(number))
+        seen = Coverage(lines=self.lines, seconds=self.seconds, failed=self.failed)
+        (self.folder / "coverage.json").write_bytes(msgspec.json.encode(seen))
+
+    def _enter(self, frame: FrameType, _event: str, _argument: Any) -> Any:
+        return self._line if frame.f_code.co_filename in self._names else None
+
+    def _line(self, frame: FrameType, _event: str, _argument: Any) -> Any:
+        self._now[self._names[frame.f_code.co_filename]].add(frame.f_lineno)
+        return self._line
+
+
+class Quickest:
+    """A plugin of pytest that runs the quickest tests first."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Sort by the seconds that each took without a mutant."""
+        items.sort(key=lambda item: self._seconds.get(item.nodeid, 0.0))

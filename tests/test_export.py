@@ -1,0 +1,236 @@
+"""Exported manifests: by the published schemas of their kinds, and by rules no schema can say."""
+
+import json
+import re
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+import orchestrator as api
+from orchestrator import catalog
+from orchestrator.catalog.topologies import hosts
+from orchestrator.errors import SpecError
+from orchestrator.spec.spec_text import spec_text
+from tests.conftest import RunOrch
+
+ROOT = Path(__file__).parents[1]
+SPECS = sorted((ROOT / "specs").glob("*.yaml"))
+TINY = ROOT / "specs/tiny_2pod.yaml"
+DEFINITIONS = ROOT.parent / "shared/crd"
+FILES = {"RayCluster": "raycluster.v1", "RayJob": "rayjob.v1", "JobSet": "jobset.v1alpha2"}
+LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+LONGEST = {"RayCluster": 53, "RayJob": 47, "ConfigMap": 63, "JobSet": 63}
+TPUS = [name for name in catalog.chips() if not catalog.chip(name).switched]
+OPTIONS = [
+    "run.secrets=[HF_TOKEN, API_KEY]",
+    "run.storage=/shared/runs",
+    "cluster.kubernetes.queue=tpus",
+    "cluster.kubernetes.spot=true",
+    "cluster.kubernetes.service_account=trainer",
+    "cluster.kubernetes.namespace=research",
+    "cluster.kubernetes.claim=filestore",
+    "cluster.kubernetes.secret=keys",
+    "cluster.kubernetes.image=registry.example/orch:2",
+]
+
+
+def slices_of(name: str) -> list[str]:
+    """Small slices, one with many hosts, and the largest that can be rented."""
+    chip = catalog.chip(name)
+    listed = ["x".join(map(str, shape)) for shape in chip.slices.listed]
+    return [*listed, "x".join(map(str, chip.largest_slice))]
+
+
+def exported(kind: Any, *overrides: str, spec: Path = TINY) -> list[dict[str, Any]]:
+    return api.export(kind, spec, overrides)
+
+
+def on(name: str, topology: str, pods: int) -> list[str]:
+    """Overrides of a spec that fits these slices whatever their size."""
+    chips = prod(map(int, topology.split("x")))
+    return [
+        f"resources.chip={name}",
+        f"resources.topology={topology}",
+        f"resources.pods={pods}",
+        f"experiment.batch.sequences={2 * chips * pods}",
+        "experiment.tokens=1T",
+    ]
+
+
+def pod_templates(node: Any) -> Iterator[dict[str, Any]]:
+    """The specs of all pods inside an object."""
+    if isinstance(node, dict):
+        if "containers" in node:
+            yield node
+        for value in node.values():
+            yield from pod_templates(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from pod_templates(value)
+
+
+def check_pod(pod: dict[str, Any]) -> None:
+    """What a server refuses although the schema allows it."""
+    names = {volume["name"] for volume in pod["volumes"]}
+    for container in pod["containers"]:
+        mounts = container["volumeMounts"]
+        assert {mount["name"] for mount in mounts} <= names
+        assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
+        variables = [one["name"] for one in container.get("env", ())]
+        assert len(set(variables)) == len(variables)
+        ports = [port["containerPort"] for port in container.get("ports", ())]
+        assert len(set(ports)) == len(ports)
+        assert all(len(port["name"]) <= 15 for port in container.get("ports", ()))
+        resources = container["resources"]
+        assert resources["requests"] == resources["limits"]
+        assert {"cpu", "memory"} <= set(resources["requests"])
+
+
+@pytest.mark.parametrize("kind", ["ray", "rayjob"])
+@pytest.mark.parametrize("name", TPUS)
+def test_every_chip_and_slice_has_a_valid_manifest(kind: Any, name: str) -> None:
+    chip = catalog.chip(name)
+    for topology in slices_of(name):
+        for pods in (1, 2, 32):
+            objects = exported(kind, *on(name, topology, pods))
+            (group,) = cluster_of(objects)["workerGroupSpecs"]
+            size = catalog.topology(chip, topology)
+            assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == pods
+            assert group["numOfHosts"] == hosts(chip, size)
+            pod = group["template"]["spec"]
+            tpus = int(pod["containers"][0]["resources"]["limits"]["google.com/tpu"])
+            assert tpus * group["numOfHosts"] == size.chips
+            assert chip.gke
+            assert pod["nodeSelector"] == {
+                "cloud.google.com/gke-tpu-accelerator": chip.gke.accelerator,
+                "cloud.google.com/gke-tpu-topology": topology,
+            }
+            check_objects(objects)
+
+
+@pytest.mark.parametrize("name", TPUS)
+def test_every_chip_and_slice_has_a_valid_jobset(name: str) -> None:
+    chip = catalog.chip(name)
+    for topology in slices_of(name):
+        for pods in (1, 32):
+            objects = exported("jobset", *on(name, topology, pods))
+            check_objects(objects)
+            jobs = {one["name"]: one for one in objects[-1]["spec"]["replicatedJobs"]}
+            size = hosts(chip, catalog.topology(chip, topology))
+            job = jobs["slice"]["template"]["spec"]
+            assert jobs["slice"]["replicas"] == pods
+            assert job["parallelism"] == job["completions"] == size
+            pod = f"{objects[-1]['metadata']['name']}-slice-{pods - 1}-{size - 1}-abcde"
+            assert LABEL.fullmatch(pod)
+            assert len(pod) <= 63
+            words = job["template"]["spec"]["containers"][0]["args"]
+            assert words[words.index("--kind") + 1] == f"{name} {topology}"
+            assert words[words.index("--hosts") + 1] == str(size)
+
+
+def cluster_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    spec: dict[str, Any] = objects[-1]["spec"]
+    inside: dict[str, Any] = spec.get("rayClusterSpec", spec)
+    return inside
+
+
+def check_objects(objects: list[dict[str, Any]]) -> None:
+    for one in objects:
+        assert LABEL.fullmatch(one["metadata"]["name"])
+        assert len(one["metadata"]["name"]) <= LONGEST[one["kind"]]
+        for pod in pod_templates(one):
+            check_pod(pod)
+
+
+@pytest.mark.parametrize("kind", ["ray", "rayjob", "jobset"])
+@pytest.mark.parametrize("overrides", [[], OPTIONS], ids=["plain", "options"])
+def test_manifests_obey_the_published_schemas(kind: Any, overrides: list[str]) -> None:
+    if not DEFINITIONS.exists():
+        pytest.skip(f"the schemas of KubeRay's objects are not in {DEFINITIONS}")
+    for spec in [path for path in SPECS if tpu(path)]:
+        for one in exported(kind, *overrides, spec=spec):
+            if one["kind"] != "ConfigMap":
+                schema = json.loads((DEFINITIONS / f"{FILES[one['kind']]}.json").read_text())
+                errors = [error.message for error in Draft202012Validator(schema).iter_errors(one)]
+                assert not errors
+
+
+def tpu(spec: Path) -> bool:
+    return not catalog.chip_of(api.load(spec).resources).switched
+
+
+def test_the_options_of_the_spec_are_in_the_manifest() -> None:
+    (cluster,) = exported("ray", *OPTIONS)
+    assert cluster["metadata"]["namespace"] == "research"
+    assert cluster["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "tpus"}
+    for pod in pod_templates(cluster):
+        (container,) = pod["containers"]
+        assert pod["serviceAccountName"] == "trainer"
+        assert container["image"] == "registry.example/orch:2"
+        assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "filestore"}
+        assert container["volumeMounts"][0]["mountPath"] == "/shared/runs"
+        by_reference = {one["name"]: one.get("valueFrom") for one in container["env"]}
+        for secret in ("HF_TOKEN", "API_KEY"):
+            assert by_reference[secret] == {"secretKeyRef": {"name": "keys", "key": secret}}
+    (group,) = cluster["spec"]["workerGroupSpecs"]
+    pod = group["template"]["spec"]
+    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+    assert {one["key"] for one in pod["tolerations"]} == {
+        "google.com/tpu",
+        "cloud.google.com/gke-spot",
+    }
+
+
+def test_an_elastic_run_has_as_few_slices_as_it_may() -> None:
+    (cluster,) = exported("ray", "resources.pods={min: 1, max: 2}")
+    (group,) = cluster["spec"]["workerGroupSpecs"]
+    assert (group["minReplicas"], group["replicas"], group["maxReplicas"]) == (1, 2, 2)
+
+
+@pytest.mark.parametrize("name", ["8" * 63, "a" * 63, "a-" * 31 + "a", "7b"])
+def test_any_name_of_a_spec_names_objects(name: str) -> None:
+    for kind in ("ray", "rayjob", "jobset"):
+        check_objects(exported(kind, f"name={name}"))
+
+
+def test_the_job_submits_the_same_spec(tmp_path: Path) -> None:
+    config, job = exported("rayjob", *OPTIONS)
+    file = tmp_path / "spec.yaml"
+    file.write_text(config["data"]["spec.yaml"])
+    words = job["spec"]["entrypoint"].split()
+    assert words[:2] == ["orch", "submit"]
+    assert words[words.index("--key") + 1] == job["metadata"]["name"]
+    there, here = api.load(file), api.load(TINY, OPTIONS)
+    assert api.plan(there).digest == api.plan(here).digest
+    assert there.run == here.run
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_spec_is_written_and_read_again(path: Path, tmp_path: Path) -> None:
+    spec = api.load(path)
+    file = tmp_path / "again.yaml"
+    file.write_text(spec_text(spec))
+    assert api.load(file) == spec
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("run.storage=gs://bucket/runs", "run.storage"),
+        ("resources.chip=h100", "GPU"),
+    ],
+)
+def test_what_no_manifest_serves_is_refused(override: str, says: str) -> None:
+    more = ["resources.topology=8"] if "h100" in override else []
+    with pytest.raises(SpecError, match=says):
+        exported("ray", override, *more)
+
+
+def test_the_command_prints_yaml(orch: RunOrch) -> None:
+    done = orch("export", "rayjob", str(TINY))
+    assert list(yaml.safe_load_all(done.stdout)) == exported("rayjob")

@@ -1,0 +1,83 @@
+"""A job watched through a dashboard that fails: the job goes on, and so does whoever watches it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from orchestrator.launch.backend import ClusterUnusable
+from orchestrator.launch.ray.job_watch import SILENCE_LIMIT_S, Patience, states
+from tests.journals import Clock
+
+REFUSED = ConnectionError("connection refused")
+
+
+class AuthenticationError(Exception):
+    """Named as Ray names it."""
+
+
+@dataclass
+class Dashboard:
+    """Answers one question after another; an error is raised instead."""
+
+    answers: Sequence[str | Exception]
+    clock: Clock = field(default_factory=Clock)
+    questions: int = 0
+
+    def state(self, _: str) -> str:
+        answer = self.answers[min(self.questions, len(self.answers) - 1)]
+        self.questions += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def why(self, _: str) -> str:
+        return "out of luck"
+
+    def sleep(self, _: float) -> None:
+        self.clock.now_s += 1.0
+
+    def seen(self, *, needless: bool = False) -> list[tuple[str, str | None]]:
+        """What a watch of the job reports, by a clock that goes one second each look."""
+        patience = Patience(clock=self.clock, needless=lambda: needless)
+        return list(states(self, "it", patience, self.sleep))
+
+
+def test_one_failed_poll_ends_nothing() -> None:
+    """Neither do many in a row, until the limit; each state is reported once."""
+    failures = [REFUSED] * int(SILENCE_LIMIT_S)
+    dashboard = Dashboard(["PENDING", REFUSED, "RUNNING", *failures, "RUNNING", "SUCCEEDED"])
+    assert dashboard.seen() == [("PENDING", None), ("RUNNING", None), ("SUCCEEDED", None)]
+
+
+def test_a_failed_job_says_why_even_if_the_first_question_fails() -> None:
+    """The state that was read is not reported before its reason was."""
+    dashboard = Dashboard(["RUNNING", "FAILED"])
+    assert dashboard.seen() == [("RUNNING", None), ("FAILED", "out of luck")]
+
+
+def test_a_dashboard_that_stays_silent_ends_the_watch() -> None:
+    """Not before the limit, and with its own error."""
+    dashboard = Dashboard(["RUNNING", REFUSED])
+    with pytest.raises(ConnectionError, match="connection refused"):
+        dashboard.seen()
+    assert dashboard.questions == SILENCE_LIMIT_S + 3
+
+
+def test_a_job_whose_process_lives_needs_no_dashboard() -> None:
+    """It goes on for hours without an answer."""
+    dashboard = Dashboard(["RUNNING", *[REFUSED] * 5_000, "SUCCEEDED"])
+    assert dashboard.seen(needless=True)[-1] == ("SUCCEEDED", None)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_refused_token_is_not_tried_again(wrapped: bool) -> None:
+    """Every answer would be the same, also where the error was put into plain words."""
+    error: Exception = AuthenticationError("401")
+    if wrapped:
+        error = ClusterUnusable("it asks for a token")
+        error.__cause__ = AuthenticationError("401")
+    dashboard = Dashboard([error])
+    with pytest.raises(type(error)):
+        dashboard.seen(needless=True)
+    assert dashboard.questions == 1

@@ -1,0 +1,192 @@
+"""A journal knows when it was damaged: events, steps, the spec or plans are not as written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.errors import JournalDamaged
+from orchestrator.journal import Journal, event_chain
+from tests.journals import claimed_run, failed_once, reason, run_request, tiny_plan, write_steps
+
+
+def ended_run(storage: Path) -> Journal:
+    """A run that failed after ten steps, of which eight are in a checkpoint."""
+    writer = claimed_run(storage)
+    number = writer.start_attempt(tiny_plan())
+    write_steps(writer.journal.path, number, range(10))
+    writer.record_checkpoint(8, "0" * 64)
+    writer.end_attempt("failure", error="ValueError: out of luck")
+    writer.end_run("failed", reason("out of luck"))
+    return writer.journal
+
+
+def last_event(run: Journal) -> Path:
+    return max(run.paths.events.glob("0*.json"))
+
+
+def edit(path: Path, change: Callable[[bytes], bytes]) -> None:
+    before = path.read_bytes()
+    path.write_bytes(change(before))
+    assert (path.read_bytes() != before) is True
+
+
+def other_pods(content: bytes) -> bytes:
+    return content.replace(b'"pods":2', b'"pods":1')
+
+
+def test_a_whole_journal_has_no_problem(tmp_path: Path) -> None:
+    run = ended_run(tmp_path)
+    assert (run.run().problems, run.state().damage) == ((), ())
+    assert run.run().attempts[0].saved_steps == 8
+    written = run.run().attempts[0].written
+    assert written
+    assert (written.lines, written.bytes) == (10, run.paths.steps(1).stat().st_size)
+    journal.claim_run(run, resumes=True)
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_each_changed_event_shows_and_stops_a_resume(tmp_path: Path, number: int) -> None:
+    """Also the last one, which no other event follows. What it says is valid JSON."""
+    run = ended_run(tmp_path)
+    edit(
+        run.paths.events / f"{number:06d}.json", lambda text: text.replace(b'"at_s":', b'"at_s":1')
+    )
+    assert any(f"events/{number:06d}.json" in one for one in run.run().problems)
+    with pytest.raises(JournalDamaged, match="orch doctor it"):
+        journal.claim_run(run, resumes=True)
+
+
+@pytest.mark.parametrize("number", range(2, 7))
+def test_each_missing_event_shows_and_stops_a_resume(tmp_path: Path, number: int) -> None:
+    run = ended_run(tmp_path)
+    (run.paths.events / f"{number:06d}.json").unlink()
+    assert f"events/{number:06d}.json: is missing" in run.run().problems
+    with pytest.raises(JournalDamaged, match=f"{number:06d}"):
+        journal.claim_run(run, resumes=True)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff"])
+def test_a_lost_note_of_the_newest_event_is_a_problem(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    run = ended_run(tmp_path)
+    run.paths.newest_event.unlink()
+    if content is not None:
+        run.paths.newest_event.write_bytes(content)
+    [problem] = run.run().problems
+    assert problem.startswith("newest_event.json: ")
+    with pytest.raises(JournalDamaged):
+        journal.claim_run(run, resumes=True)
+
+
+def test_a_note_that_is_one_event_behind_is_no_problem(tmp_path: Path) -> None:
+    """Its writer died before it noted its last event."""
+    run = ended_run(tmp_path)
+    before = last_event(run).with_name("000005.json").read_bytes()
+    event_chain.note_newest(run.paths, 5, event_chain.digest(before))
+    assert run.run().problems == ()
+    writer = journal.claim_run(run, resumes=True)
+    writer.record_pending(reason("a slice", "waiting_for_slices"))
+    assert run.run().problems == ()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda _: b"",
+        lambda text: text[: len(text) // 2],
+        lambda text: b"".join(text.splitlines(keepends=True)[:-1]),
+        lambda text: text.replace(b'"loss":2.0', b'"loss":1.0', 1),
+        lambda text: text.replace(b'"index":9', b'"index":8'),
+    ],
+    ids=["emptied", "halved", "last line missing", "another loss", "another index"],
+)
+def test_damaged_steps_are_a_problem(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    run = ended_run(tmp_path)
+    edit(run.paths.steps(1), damage)
+    assert any("001/steps.jsonl" in one for one in run.run().problems)
+
+
+def test_steps_that_a_checkpoint_has_are_missed_while_the_attempt_runs(tmp_path: Path) -> None:
+    """There is no count of its lines yet."""
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan())
+    write_steps(writer.journal.path, number, range(10))
+    writer.record_checkpoint(8, "0" * 64)
+    assert writer.run().problems == ()
+    writer.journal.paths.steps(1).write_bytes(b"")
+    [problem] = writer.run().problems
+    assert "step 8 was saved" in problem
+
+
+def test_another_line_in_place_of_a_step_is_no_step(tmp_path: Path) -> None:
+    """In the middle of a file, where a look does not come, whoever reads all steps hears of it."""
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan())
+    write_steps(writer.journal.path, number, range(200))
+    edit(writer.journal.paths.steps(1), lambda text: text.replace(b'"index":100,', b'"index":700,'))
+    assert writer.run().problems == ()
+    reader = journal.StepReader(writer.journal.path, number)
+    assert [one.step.index for one in reader.read()] == [*range(100), *range(101, 200)]
+    [problem] = reader.problems
+    assert "checksum" in problem
+
+
+def test_a_changed_plan_or_spec_is_refused(tmp_path: Path) -> None:
+    """A learning rate times 100 is no plan of this run, nor is another trainer."""
+    run = failed_once(tmp_path)
+    digest = run.run().plan_digest
+    path = run.paths.plan(digest)
+    before = path.read_bytes()
+    for was, now in (
+        (b'"peak_lr": 0.0003', b'"peak_lr": 0.03'),
+        (b'"trainer": "llama"', b'"trainer": "mlp"'),
+        (b"{", b""),
+    ):
+        path.write_bytes(before.replace(was, now, 1))
+        with pytest.raises(JournalDamaged, match="was changed"):
+            run.plan(digest)
+        assert any("was changed" in one for one in run.status().problems)
+        path.write_bytes(before)
+    edit(run.paths.spec, lambda text: text.replace(b'"seed": 0', b'"seed": 1'))
+    with pytest.raises(JournalDamaged, match=r"spec\.json"):
+        run.spec()
+
+
+def test_a_changed_smaller_plan_is_refused(tmp_path: Path) -> None:
+    """It was made when an attempt began with fewer pods; its event has its sum."""
+    writer = claimed_run(tmp_path)
+    smaller = tiny_plan(1)
+    writer.start_attempt(smaller)
+    assert writer.journal.plan(smaller.digest) == smaller
+    edit(
+        writer.journal.paths.plan(smaller.digest),
+        lambda text: text.replace(b'"pods": 1', b'"pods": 2'),
+    )
+    with pytest.raises(JournalDamaged):
+        writer.journal.plan(smaller.digest)
+
+
+def test_each_event_names_the_one_before(tmp_path: Path) -> None:
+    run = ended_run(tmp_path)
+    files = sorted(run.paths.events.glob("0*.json"))
+    events = [json.loads(path.read_bytes()) for path in files]
+    digests = ["", *(event_chain.digest(path.read_bytes()) for path in files)]
+    assert [one["previous"] for one in events] == digests[:-1]
+    note = json.loads(run.paths.newest_event.read_bytes())
+    assert note == {"number": len(files), "sha256": digests[-1]}
+
+
+def test_a_run_is_created_with_the_sums_of_its_files(tmp_path: Path) -> None:
+    run = journal.create_run(
+        tmp_path, run_request(documents={"spec.yaml": b"x: 1\n"}), "it"
+    ).journal
+    sums = run.state().submitted.submission.sums
+    assert set(sums) == {
+        "spec.json",
+        "documents/spec.yaml",
+        run.paths.name_of(run.paths.plan(tiny_plan().digest)),
+    }

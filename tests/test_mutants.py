@@ -1,0 +1,155 @@
+"""The mutation campaign: which changes it makes, which tests see them, and what its list says."""
+
+import ast
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.conftest import ROOT
+from tests.mutants import campaign
+from tests.mutants.child import TRACE
+from tests.mutants.operators import Mutant, mutants_of
+from tests.mutants.overlay import TIMED_OUT, Overlay
+from tests.mutants.tracing import Coverage, Tracer, trace_folder
+
+SAMPLE = b'''"""A sample."""
+import os
+LIMIT = 1 < 2
+
+
+def outside(x):
+    return x == 1 and x or None
+
+
+class Some:
+    """A class."""
+
+    def method(self, items):
+        """Its docstring is not removed."""
+        if items is None:
+            raise ValueError("no items")
+        for one in [x for x in items if x]:
+            os.fsync(one)
+            self.method(one + 1)
+            print(one)
+        while True:
+            return len(items) < 3
+'''
+
+
+def changed(mutant: Mutant) -> str:
+    """The lines that a mutant changes, as they are then."""
+    before, after = SAMPLE.splitlines(), mutant.applied(SAMPLE).splitlines()
+    return b" / ".join(
+        new.strip() for old, new in zip(before, after, strict=True) if old != new
+    ).decode()
+
+
+def test_each_operator_changes_one_place() -> None:
+    """Not at the top of a module, no docstring, no print, no `while True`."""
+    assert [(one.function, one.operator, changed(one)) for one in mutants_of("it.py", SAMPLE)] == [
+        ("outside", "change a comparison", "return x != 1 and x or None"),
+        ("outside", "swap and, or", "return x == 1 or x or None"),
+        ("outside", "swap and, or", "return x == 1 and x and None"),
+        ("Some.method", "negate a condition", "if not (items is None):"),
+        ("Some.method", "skip a raise", "pass"),
+        ("Some.method", "negate a condition", "for one in [x for x in items if not (x)]:"),
+        ("Some.method", "drop a sync", "pass"),
+        ("Some.method", "remove a call", "pass"),
+        ("Some.method", "swap plus, minus", "self.method(one - 1)"),
+        ("Some.method", "change a comparison", "return len(items) <= 3"),
+    ]
+
+
+def test_a_key_stays_while_its_function_does() -> None:
+    """Lines before it change no key and no digest; its own function changes the digest."""
+    moved = SAMPLE.replace(b"LIMIT = 1 < 2", b"LIMIT = 1 < 2\n\n# a comment")
+    edited = SAMPLE.replace(b'"no items"', b'"nothing"')
+    keys = [(one.key, one.digest) for one in mutants_of("it.py", SAMPLE)]
+    assert [(one.key, one.digest) for one in mutants_of("it.py", moved)] == keys
+    differ = [
+        one.function for one in mutants_of("it.py", edited) if (one.key, one.digest) not in keys
+    ]
+    assert set(differ) == {"Some.method"}
+
+
+@pytest.mark.parametrize("package", campaign.PACKAGES, ids=lambda one: one.name)
+def test_every_mutant_of_the_packages_is_a_program(package: campaign.Package) -> None:
+    """And is named by no other mutant's key."""
+    mutants = campaign.all_mutants(package)
+    assert len(mutants) > 50
+    assert len({one.key for one in mutants}) == len(mutants)
+    for path in package.paths():
+        source = (ROOT / path).read_bytes()
+        for one in mutants:
+            if one.path == path:
+                ast.parse(one.applied(source))
+    assert all((ROOT / name).exists() for name in package.tests)
+
+
+def test_the_list_of_equivalent_mutants_names_mutants_of_today() -> None:
+    """With a reason for each."""
+    today = {one.key for package in campaign.PACKAGES for one in campaign.all_mutants(package)}
+    listed = campaign.equivalents()
+    assert sorted(listed.keys() - today) == []
+    assert all(len(why) > 20 for why in listed.values())
+
+
+# --- one small campaign
+
+TOY = b"""
+def double(x):
+    if x < 0:
+        raise ValueError(x)
+    return x + x
+
+
+def forever(x):
+    while x > 0:
+        x = x - 1
+"""
+TOY_TESTS = """
+import subprocess, sys
+import pytest
+from trainers import toy_mutant
+
+def test_double():
+    assert toy_mutant.double(2) == 4
+    with pytest.raises(ValueError):
+        toy_mutant.double(-1)
+
+def test_forever():
+    program = "from trainers import toy_mutant; toy_mutant.forever(3)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+"""
+
+
+def test_mutants_are_killed_by_tests_and_by_time(tmp_path: Path) -> None:
+    """A line that only a child process executes is seen by the test that starts it."""
+    overlay = Overlay(tmp_path / "copy")
+    path, tests = "trainers/toy_mutant.py", ["tests/test_toy_mutant.py"]
+    overlay.write(path, TOY)
+    overlay.write(tests[0], TOY_TESTS.encode())
+    traced = trace_folder(overlay.folder, [path])
+    found = overlay.run(
+        tests,
+        60.0,
+        plugins=lambda: [Tracer(overlay.folder, frozenset([path]))],
+        environment={TRACE: str(traced)},
+    )
+    assert found == 0
+    coverage = msgspec.json.decode((overlay.folder / "coverage.json").read_bytes(), type=Coverage)
+    mutants = {one.key.partition(" ")[2]: one for one in mutants_of(path, TOY)}
+    assert len(mutants) == 6
+    fates = {}
+    for key in (
+        "double | skip a raise | raise ValueError(x)",
+        "forever | change a comparison | >",  # one round more changes nothing
+        "forever | swap plus, minus | -",
+    ):
+        [test] = coverage.tests_of(path, mutants[key].line)
+        assert test.endswith(mutants[key].function)
+        overlay.write(path, mutants[key].applied(TOY))
+        fates[key] = overlay.run([test], 5.0)
+    assert list(fates.values()) == [1, 0, TIMED_OUT]

@@ -1,0 +1,128 @@
+"""The experts of a mixture: tokens sorted by expert, multiplied, and brought back.
+
+    T tokens of this chip, k choices of a token, E experts, D d_model, F d_ff of an expert
+    C rows of an expert for each sequence, where a capacity factor limits them
+
+A row is a token's numbers on their way through one expert. Dropless, there are T k rows in groups
+of any size; with a capacity, every expert has C rows a sequence: the last choices find none, and
+other rows are empty.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import ceil
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Multiply = Callable[[jax.Array, jax.Array], jax.Array]  # rows, one weight for each expert
+
+
+class Rows(NamedTuple):
+    """Where each row comes from, and where it is needed. An index beyond the last is nothing."""
+
+    choice: jax.Array  # [rows] of T k
+    row: jax.Array  # [T, k] of rows
+    sizes: jax.Array | None  # [E] of groups, one expert after another; None where all are equal
+
+    @property
+    def dropped(self) -> jax.Array:
+        """How many choices have no row."""
+        return jnp.sum(self.row == self.choice.shape[0])
+
+
+def dropless_rows(experts: jax.Array, count: int) -> Rows:
+    """A row for each choice. experts [b, S, k]"""
+    flat = experts.reshape(-1)
+    choice = jnp.argsort(flat, stable=True)
+    sizes = jnp.bincount(flat, length=count).astype(jnp.int32)
+    return Rows(choice, inverse(choice).reshape(-1, experts.shape[-1]), sizes)
+
+
+def inverse(order: jax.Array) -> jax.Array:
+    """The place of each element in a permutation."""
+    return jnp.argsort(order)
+
+
+def capacity(factor: float, length: int, top_k: int, experts: int) -> int:
+    """Rows of an expert for one sequence."""
+    return min(ceil(factor * length * top_k / experts), length)
+
+
+def limited_rows(experts: jax.Array, count: int, rows: int) -> Rows:
+    """So many rows for each expert and sequence, in the order of expert, sequence, row.
+
+    Choices come in the order of positions; those that an expert has no row for are dropped.
+    """
+    sequences, length, top_k = experts.shape
+    choices = length * top_k
+    flat = experts.reshape(sequences, choices)
+    order = jnp.argsort(flat, axis=1, stable=True)
+    load = jax.nn.one_hot(flat, count, dtype=jnp.int32).sum(1)  # [b, E]
+    first = jnp.cumsum(load, axis=1) - load
+    place = jnp.argsort(order, axis=1) - jnp.take_along_axis(first, flat, axis=1)
+    row = (flat * sequences + jnp.arange(sequences)[:, None]) * rows + place
+    row = jnp.where(place < rows, row, count * sequences * rows)
+    source = jnp.minimum(first[..., None] + jnp.arange(rows), choices - 1)  # [b, E, C]
+    choice = jnp.take_along_axis(order, source.reshape(sequences, -1), axis=1).reshape(source.shape)
+    choice += jnp.arange(sequences)[:, None, None] * choices
+    filled = jnp.arange(rows) < load[..., None]
+    choice = jnp.where(filled, choice, sequences * choices).swapaxes(0, 1).reshape(-1)
+    return Rows(choice, row.reshape(-1, top_k), None)
+
+
+def through_experts(
+    x: jax.Array,
+    weights: jax.Array,
+    rows: Rows,
+    transform: Callable[[jax.Array, jax.Array], jax.Array],
+) -> jax.Array:
+    """Each token's weighted sum over its experts. x [T, D], weights [T, k] -> [T, D]
+
+    `transform` is what experts do with rows [rows, D] and their weights [rows, 1]. They multiply
+    by the weights before their last matmul, so that the backward pass does not need its result.
+    """
+    top_k = weights.shape[1]
+    sent = take(x, rows.choice // top_k, rows.row)
+    of_rows = take(weights.reshape(-1, 1), rows.choice, rows.row.reshape(-1, 1))
+    back = take(transform(sent, of_rows), rows.row.reshape(-1), rows.choice[:, None])
+    return back.reshape(*weights.shape, -1).sum(1, dtype=jnp.float32).astype(x.dtype)
+
+
+@jax.custom_vjp
+def take(x: jax.Array, places: jax.Array, uses: jax.Array) -> jax.Array:
+    """Rows of x [n, D] at `places` [m], zero beyond the last -> [m, D].
+
+    `uses` [n, r] are the results that each row of x goes to: its gradient is the sum of theirs, so
+    nothing is scattered.
+    """
+    return x.at[places].get(mode="fill", fill_value=0)
+
+
+def _take_forward(x: jax.Array, places: jax.Array, uses: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return take(x, places, uses), uses
+
+
+def _take_backward(uses: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None, None]:
+    parts = gradient.at[uses].get(mode="fill", fill_value=0)  # [n, r, D]
+    return parts.sum(1, dtype=jnp.float32).astype(gradient.dtype), None, None
+
+
+take.defvjp(_take_forward, _take_backward)
+
+
+def multiply(sizes: jax.Array | None, count: int) -> Multiply:
+    """How rows, expert after expert, are multiplied by weights [E, D, F]."""
+    if sizes is not None:
+        return partial(_ragged, sizes)
+    return partial(_equal, count)
+
+
+def _ragged(sizes: jax.Array, rows: jax.Array, weight: jax.Array) -> jax.Array:
+    return jax.lax.ragged_dot(rows, weight, sizes)
+
+
+def _equal(count: int, rows: jax.Array, weight: jax.Array) -> jax.Array:
+    product = jnp.einsum("erd,edf->erf", rows.reshape(count, -1, rows.shape[-1]), weight)
+    return product.reshape(-1, weight.shape[-1])
