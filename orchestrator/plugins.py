@@ -31,17 +31,17 @@ def trainer_names() -> list[str]:
     return list(_registered("trainer", TRAINERS))
 
 
-def find_trainer(name: str) -> EntryPoint:
+def trainer_entry_point(name: str) -> EntryPoint:
     """The entry point of a trainer. It is not imported, because planning needs no JAX."""
     return _find("trainer", name, TRAINERS)
 
 
-def find_backend(name: str) -> EntryPoint:
+def backend_entry_point(name: str) -> EntryPoint:
     """The entry point of a backend, not imported."""
     return _find("backend", name, BACKENDS)
 
 
-def find_tracker(name: str) -> EntryPoint:
+def tracker_entry_point(name: str) -> EntryPoint:
     """The entry point of a tracker, not imported."""
     return _find("tracker", name, TRACKERS)
 

@@ -366,8 +366,8 @@ def gradient_buckets(layout: Layout) -> list[Part]:
     early = per_layer(layout)
     return [
         *(part for stack in network.stacks for part in stack_buckets(layout, stack, data)),
-        Part(padded(embedding, data), 1, serial=1),
-        *(Part(padded(one, data), 1, serial=1 - early) for one in ends),
+        Part(whole_tiles(embedding, data), 1, serial=1),
+        *(Part(whole_tiles(one, data), 1, serial=1 - early) for one in ends),
     ]
 
 
@@ -379,12 +379,12 @@ def stack_buckets(layout: Layout, stack: Stack, data: Number) -> list[Part]:
     weights = [layout.elements(weight) / layout.ways(GATHERED) for weight in matrices]
     weights += [layout.elements(vector) for vector in stack.block.vectors]
     return [
-        Part(padded(sum(weights), data), times * joined, serial=1 * joined),
-        *(Part(padded(layers * one, data), times * alone, serial=alone) for one in weights),
+        Part(whole_tiles(sum(weights), data), times * joined, serial=1 * joined),
+        *(Part(whole_tiles(layers * one, data), times * alone, serial=alone) for one in weights),
     ]
 
 
-def padded(elements: Number, ways: Number) -> Number:
+def whole_tiles(elements: Number, ways: Number) -> Number:
     """Elements filled up to whole tiles for every device that reduces them."""
     quantum = ways * TILE[0] * TILE[1]
     return np.where(ways > 1, np.ceil(elements / quantum) * quantum, elements)

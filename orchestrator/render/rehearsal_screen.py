@@ -16,11 +16,14 @@ from orchestrator.render.screen_parts import (
     labelled,
     next_step,
     screen,
+    warning,
 )
+from orchestrator.render.warning_text import warning_text
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Attempt, RecentSteps, Run, State, Step
 
+OF_MACHINE = {"unsteady_profile"}  # warnings about a rehearsal's own forecast
 LARGEST = 4  # lines of a forecast that are named
 CLOSE = 0.25  # how far the forecast of an idle machine may be off
 WAITING_FOR_DRIVER = "Ray starts the driver"
@@ -69,6 +72,7 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
         [
             *(labelled("not rehearsed:", change) for change in changes),
             *facts(expectation(small)),
+            *(warning(warning_text(one)) for one in small.warnings if one.code in OF_MACHINE),
             processes,
         ],
     )

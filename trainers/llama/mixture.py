@@ -18,13 +18,7 @@ from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
 from trainers.llama.axes import COPIES, MESH, TENSOR
 from trainers.llama.collectives import all_gather, all_reduce, reduce_scatter
-from trainers.llama.experts import (
-    Rows,
-    dropless_rows,
-    limited_rows,
-    multiply,
-    through_experts,
-)
+from trainers.llama.experts import Rows, dropless_rows, limited_rows, multiply, through_experts
 from trainers.llama.mlp import activate
 from trainers.llama.parameters import Parameters
 from trainers.llama.routing import Routing, route

@@ -27,7 +27,7 @@ from orchestrator.launch.hosts.meeting import (
 )
 from orchestrator.parent import end_with_parent
 from orchestrator.plan import rehearsal
-from orchestrator.ports import LOOPBACK, free_port
+from orchestrator.ports import LOOPBACK, NODE_ADDRESS, free_port
 from orchestrator.types import codec
 
 # How often a host looks and shows itself: here, and over a file system that many hosts share.
@@ -81,7 +81,7 @@ class Host:
         self.process = subprocess.Popen(
             [sys.executable, "-m", RANK, *words],
             stdin=subprocess.DEVNULL,
-            env=self._inherited() | environment(order, rank),
+            env=self._inherited() | environment(order, rank) | {NODE_ADDRESS: self.state.address},
             start_new_session=True,
         )
 
