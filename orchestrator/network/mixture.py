@@ -6,6 +6,7 @@ Shared experts, which every token has besides, are one MLP as wide as all of the
 from math import ceil
 
 from orchestrator.network.description import MLP, Dimension, Matmul, Mixture, Tensor, Weight
+from orchestrator.network.mesh_axes import GATHERED, GATHERED_OF_EXPERTS
 from orchestrator.network.mlp import activation_of, inputs_of
 from orchestrator.network.sublayer import norms_around
 from orchestrator.types.model import Model
@@ -46,12 +47,15 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
     moe = model.moe
     assert moe is not None
     width, share = expert_d_ff(model, moe), moe.top_k / moe.experts
-    embed, ff = Dimension("embed", model.d_model), Dimension("expert_ff", width)
+    embed, ff = Dimension(GATHERED_OF_EXPERTS, model.d_model), Dimension("expert_ff", width)
+    outputs = Dimension("routed_experts", moe.experts)
     experts, choices = Dimension(EXPERTS, moe.experts), Dimension(CHOICES, moe.top_k)
     deviation = residual_scale * width**-0.5
     router = Matmul(
-        Weight("router", (embed, experts), model.d_model**-0.5, "mlp.gate"),
-        Tensor("router", "length", (experts,)),
+        Weight(
+            "router", (Dimension(GATHERED, model.d_model), outputs), model.d_model**-0.5, "mlp.gate"
+        ),
+        Tensor("router", "length", (outputs,)),
     )
     before, after = norms_around(model, "mlp")
     return Mixture(

@@ -225,6 +225,14 @@ class MeshRequest:
     data: Annotated[
         AxisSize | None, about("The number of replicas of the model inside a pod.", notation="axis")
     ] = None
+    expert: Annotated[
+        AxisSize | None,
+        about(
+            "The number of parts into which the sequences of a batch and the experts of a mixture"
+            " are split: tokens travel to their experts.",
+            notation="axis",
+        ),
+    ] = None
     fsdp: Annotated[
         AxisSize | None,
         about(

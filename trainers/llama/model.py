@@ -102,7 +102,7 @@ def block(
     x = checkpoint_name(x, attention.output.output.name)
     y, moe, routed = norm(kind.mlp.before, layer, x), runtime.plan.model.moe, None
     if moe is not None and isinstance(kind.mlp, Mixture):
-        added, routed = mixture_part(runtime.gather_matrix, kind.mlp, moe, layer, y)
+        added, routed = mixture_part(runtime, kind.mlp, moe, layer, y)
     else:
         added = mlp(runtime, kind.mlp, layer, y)
     return x + norm(kind.mlp.after, layer, added), routed

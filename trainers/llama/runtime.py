@@ -10,7 +10,7 @@ from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Network, Scores
 from orchestrator.types.plan import Plan
 from trainers.llama.attention import Attend
-from trainers.llama.axes import SEQUENCE
+from trainers.llama.axes import SEQUENCE, WEIGHTS, WEIGHTS_OF_EXPERTS
 from trainers.llama.collectives import gather_matrix
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
@@ -32,11 +32,17 @@ class Runtime:
         return self.plan.mesh[SEQUENCE]
 
     def gather_matrix(self, shard: jax.Array, dimension: int) -> jax.Array:
-        """A matrix gathered from the chips along `fsdp` and `sequence`."""
+        """A matrix gathered from the chips that split its d_model."""
+        return self._gathered(shard, dimension, WEIGHTS)
+
+    def gather_experts(self, shard: jax.Array, dimension: int) -> jax.Array:
+        """The same for matrices of this chip's experts."""
+        return self._gathered(shard, dimension, WEIGHTS_OF_EXPERTS)
+
+    def _gathered(self, shard: jax.Array, dimension: int, axes: tuple[str, ...]) -> jax.Array:
         precision = self.plan.precision
-        return gather_matrix(
-            shard, dimension, DTYPES[precision.compute], DTYPES[precision.gradients]
-        )
+        types = DTYPES[precision.compute], DTYPES[precision.gradients]
+        return gather_matrix(shard, dimension, *types, axes)
 
 
 def concatenate_matrices(shards: list[jax.Array]) -> jax.Array:
