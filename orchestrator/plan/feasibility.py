@@ -177,15 +177,15 @@ def partly_realizable(
     return np.asarray(holds & (replicas_in_pod(sizes) <= most_replicas))
 
 
-def batches_next_to(batch: Batch, replicas: Ints) -> list[Ints]:
+def batches_next_to(batch: Batch, of: Ints) -> list[Ints]:
     """The batch that each mesh would take: the requested one, or the multiples next to it.
 
-    Two arrays like `replicas`, of batches below and above; zero where there is none within the
+    Two arrays like `of`, of batches below and above; zero where there is none within the
     tolerance. A batch moves no farther than its mesh needs.
     """
     low, high = batch_range(batch)
-    below = batch.sequences // replicas * replicas
-    above = np.where(below == batch.sequences, 0, below + replicas)
+    below = batch.sequences // of * of
+    above = np.where(below == batch.sequences, 0, below + of)
     return [
         np.where((below >= low) & (below > 0), below, 0),
         np.where((above <= high) & (above > 0), above, 0),

@@ -15,14 +15,13 @@ from orchestrator.plan.feasibility import (
     batch_range,
     model_rules,
     realizable,
-    replicas_in_pod,
     sharing,
     sizes_by_name,
 )
 from orchestrator.plan.host import host_limit_bytes
 from orchestrator.plan.infeasible_text import infeasible_text
 from orchestrator.plan.nearest_specs import all_meshes, nearest_specs, requested_axes
-from orchestrator.plan.search import SearchRequest, SearchResult
+from orchestrator.plan.search import SearchRequest, SearchResult, multiple_of
 from orchestrator.plan.spec_changes import state_bytes
 from orchestrator.plan.torus import Ints
 from orchestrator.types.infeasible import Reason, ReasonCode, Refusal
@@ -135,7 +134,7 @@ def memory_of_largest_pod(chip: Chip) -> float:
 def batch_not_divisible(request: SearchRequest, meshes: Ints) -> tuple[Reason, ...]:
     """No mesh divides a batch within the tolerance."""
     batch = request.experiment.batch
-    replicas = np.unique(request.pods * replicas_in_pod(sizes_by_name(meshes)))
+    multiples = np.unique(multiple_of(request, sizes_by_name(meshes)))
     low, high = batch_range(batch)
     not_divisible = reason(
         "batch_not_divisible",
@@ -143,8 +142,9 @@ def batch_not_divisible(request: SearchRequest, meshes: Ints) -> tuple[Reason, .
         tolerance=batch.tolerance,
         low=low,
         high=high,
-        divisor=gcd(*map(int, replicas)),
-        ways=", ".join(f"{ways:,}" for ways in replicas[:8]),
+        microbatches=batch.microbatches or 1,
+        divisor=gcd(*map(int, multiples)),
+        multiples=", ".join(f"{one:,}" for one in multiples[:8]),
     )
     return slice_factors(request), not_divisible
 

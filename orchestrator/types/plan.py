@@ -62,6 +62,7 @@ WarningCode = Literal[
     "slice_not_rented",
     "slices_not_joined",
     "no_memory_margin",
+    "accumulation_faster",
     "bf16_parameters",
     "host_memory_unknown",
     "other_trainer",
