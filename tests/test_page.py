@@ -12,7 +12,7 @@ from jinja2 import UndefinedError
 from orchestrator.journal.counted_steps import counted_steps
 from orchestrator.journal.step_table import table_of
 from orchestrator.render.page import RunPage, run_page
-from orchestrator.render.page.drawings import Axis, Bar, BarChart, round_step
+from orchestrator.render.page.drawings import Axis, Bar, BarChart, BarPart, round_step
 from orchestrator.render.page.run_charts import thinned
 from orchestrator.render.page.templates import environment, filled
 from orchestrator.resources import resource
