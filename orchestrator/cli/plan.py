@@ -13,6 +13,7 @@ from orchestrator.render.next_commands import spec_command
 
 if TYPE_CHECKING:
     from orchestrator.export import ManifestKind
+    from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.plan import Plan
 
 INFEASIBLE, NO_FIT = 2, 3
@@ -210,24 +211,26 @@ def prove(
             raise click.UsageError("--hlo, --html and --search-remat go with the proof of one spec")
         show_proof_diff(spec, other, overrides, as_json=as_json)
         return
-    from orchestrator.render import proof_screen as render
-
     display, loaded = Display(), orch.load(spec, overrides)
     found = orch.prove(loaded, hlo=hlo, progress=display)
-    others = orch.prove_less_recompute(loaded, progress=display) if search_remat else []
+    others = orch.prove_less_recompute(loaded, progress=display) if search_remat else None
     if html:
         orch.write_schedule(found, html)
     if as_json:
-        proofs = [found.proof, *(one.proof for one in others)]
+        proofs = [found.proof, *(one.proof for one in others or ())]
         show(proofs if others else found.proof, as_json=True)
     else:
-        following = spec_command("submit", spec, overrides)
-        say(render.proof_screen(found.plan, found.proof, found.age_s, following))
-        if search_remat:
-            compiled = [(one.plan, one.proof) for one in others]
-            say("\n", render.remat_screen(found.plan, compiled))
+        show_proof(found, others, spec_command("submit", spec, overrides))
     if not found.proof.passes:
         raise SystemExit(NO_FIT)
+
+
+def show_proof(found: "ProofResult", others: "list[ProofResult] | None", next_command: str) -> None:
+    from orchestrator.render.proof_screen import proof_screen, remat_screen
+
+    say(proof_screen(found.plan, found.proof, found.age_s, next_command))
+    if others is not None:
+        say("\n", remat_screen(found.plan, [(one.plan, one.proof) for one in others]))
 
 
 def show_proof_diff(
