@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from orchestrator import catalog
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
-from orchestrator.types.spec import MeshRequest, Model, Precision, Spec
+from orchestrator.types.model import Model
+from orchestrator.types.spec import MeshRequest, Precision, Spec
 from tests.example_specs import spec_of
 
 # Networks that the catalog lacks, for their head sizes, their MLPs and their tables.

@@ -19,7 +19,8 @@ from trainers.llama.axes import BATCH, MESH, SEQUENCE, with_copies
 from trainers.llama.collectives import all_reduce, reduce_gradients
 from trainers.llama.loss import Loss
 from trainers.llama.mixture import Routed, router_metrics
-from trainers.llama.model import DTYPES, Runtime, batch_loss
+from trainers.llama.model import batch_loss
+from trainers.llama.runtime import DTYPES, Runtime
 
 Tree = Any
 Sums = tuple[Loss, Routed | None]
@@ -34,8 +35,8 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     ways = plan.mesh[SEQUENCE]
     compute = DTYPES[plan.precision.compute]
     kernel = partial(attention, _platform(mesh), compute, plan.batch.length, ways)
-    windows = {block.attention.window for block in decoder(plan.model).blocks}
-    runtime = Runtime(plan, {window: kernel(window) for window in windows})
+    kinds = {block.attention.scores for block in decoder(plan.model).blocks}
+    runtime = Runtime(plan, {kind: kernel(kind) for kind in kinds})
     start = partial(_start, plan)
     state = _placed(mesh, jax.eval_shape(start, 0), _state_specs(plan))
     shape = (plan.batch.sequences, plan.batch.length)
