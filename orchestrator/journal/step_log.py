@@ -161,11 +161,18 @@ def _sum_lines(path: Path, size: int | None) -> WrittenSteps:
 
 
 def merge_attempts(attempts: Iterable[Iterable[TimedStep]]) -> list[TimedStep]:
-    """The steps of the whole run in order; the last attempt at a step counts."""
-    newest: dict[int, TimedStep] = {}
+    """The steps of the whole run in order.
+
+    An attempt goes on from a checkpoint: what those before it did after that no longer counts,
+    whether it is done again or the run ends before.
+    """
+    history: dict[int, TimedStep] = {}
     for steps in attempts:
-        newest.update((timed.step.index, timed) for timed in steps)
-    return [newest[index] for index in sorted(newest)]
+        done = {timed.step.index: timed for timed in steps}
+        first = min(done, default=None)
+        if first is not None:
+            history = {index: timed for index, timed in history.items() if index < first} | done
+    return [history[index] for index in sorted(history)]
 
 
 def decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[str]]:
