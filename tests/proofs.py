@@ -16,6 +16,7 @@ from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Buffer
 from orchestrator.types.spec import MeshRequest, Spec
 from tests.example_specs import spec_of
+from tests.schedules import schedule
 
 VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
 
@@ -89,6 +90,7 @@ def as_forecast(plan: Plan) -> Compiled:
                 "splash dq": attention / 2,
             },
             uncounted=(),
+            schedule=schedule(),
         ),
         compile_s=30.0,
         compiler_memory_bytes=1.5e9,

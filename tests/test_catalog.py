@@ -195,6 +195,7 @@ def test_every_number_is_positive_and_of_its_unit(name: str) -> None:
         "dollars_per_hour": (0.5, 20),
         "chips": (8, 20_000),
         "matrix_unit": (128, 256),
+        "clock_hz": (5e8, 5e9),
     }
     for path, quantity in quantities(catalog.chip(name), name):
         in_peaks = ".peak_flops_per_s." in path

@@ -18,7 +18,7 @@ from orchestrator.prove.targets import environment, target
 from orchestrator.types import codec
 from tests.trainer_plans import plan_of
 
-REQUEST = CompileRequest(plan="{}", topology="", topology_options={})
+REQUEST = CompileRequest(plan="{}", topology="", topology_options={}, rates=None)
 FAILED = codec.to_json(CompileResult(failure=CompileFailure(message="no", by="compiler"))).decode()
 Fake = Callable[[str], None]
 

@@ -4,6 +4,10 @@ A trainer is a module or an object, in any installed package, with one function:
 
     program(plan, mesh) -> Program    `mesh` may be abstract: the program is then only traced
 
+or a function, which may also return a lowered program of any kind. That can be proved, not trained:
+
+    build(plan, mesh) -> Program | jax.stages.Lowered
+
 Data comes as token ids [sequences, length + 1] in natural order; each row is a pure function of
 (seed, step). The trainer's `arrange` turns rows into batch leaves on the host. It is plain numpy,
 treats each row alone and keeps the order of rows, so that a process arranges only the rows that its
@@ -64,20 +68,55 @@ class Trainer(Protocol):
     def program(self, plan: Plan, mesh: Mesh | AbstractMesh) -> Program: ...
 
 
+Build = Callable[[Plan, Mesh], Program | jax.stages.Lowered]
+
+
+@dataclass(frozen=True)
+class BuildFunction:
+    """A function that is named as a trainer."""
+
+    name: str
+    build: Build
+
+    def program(self, plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
+        assert isinstance(mesh, Mesh)
+        made = self.build(plan, mesh)
+        if not isinstance(made, Program):
+            raise SpecError(f"run.trainer: {self.name} returns no Program: it can only be proved")
+        return made
+
+
 def load(name: str) -> Trainer:
     """Import the trainer that `run.trainer` names."""
     try:
         trainer = plugins.find_trainer(name).load()
     except (ImportError, AttributeError) as error:
         raise SpecError(f"run.trainer: {name} cannot be imported: {error}") from error
-    if not callable(getattr(trainer, "program", None)):
-        raise SpecError(f"run.trainer: {name} has no function program(plan, mesh)")
-    return cast(Trainer, trainer)
+    if callable(getattr(trainer, "program", None)):
+        return cast(Trainer, trainer)
+    if callable(trainer):
+        return BuildFunction(name, trainer)
+    raise SpecError(f"run.trainer: {name} has no function program(plan, mesh)")
 
 
 def build(trainer: Trainer, plan: Plan, devices: Sequence[jax.Device]) -> Program:
     """The trainer's program for a plan on these devices."""
     return trainer.program(plan, mesh_of(plan, devices))
+
+
+def lower(
+    trainer: Trainer, plan: Plan, devices: Sequence[jax.Device]
+) -> tuple[jax.stages.Lowered, Mesh | None]:
+    """What is compiled for a plan on these devices, and the mesh of its program if it is known."""
+    mesh = mesh_of(plan, devices)
+    if isinstance(trainer, BuildFunction):
+        made = trainer.build(plan, mesh)
+        if not isinstance(made, Program):
+            return made, None
+    else:
+        made = trainer.program(plan, mesh)
+    assert isinstance(made.mesh, Mesh)
+    return made.step.lower(made.state, made.batch), made.mesh
 
 
 def place(program: Program, tokens: Callable[[int, int], np.ndarray]) -> Mapping[str, jax.Array]:

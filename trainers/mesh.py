@@ -1,11 +1,14 @@
 """The device mesh of a Plan, for every trainer.
 
-Each mesh axis lies on the torus axes that the Plan names, by the coordinates of the devices.
+Each mesh axis lies on the torus axes that the Plan names, by the coordinates of the devices. Along
+an axis whose devices pass data on, each device is a neighbour of the next.
 Devices without coordinates (CPU, GPU) are ordered by slice, then by process.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
+from math import prod
 from typing import Any
 
 import jax
@@ -14,6 +17,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from orchestrator.errors import SpecError
+from orchestrator.network.mesh_axes import RING_AXES
 from orchestrator.types.plan import Plan, TorusSpan
 
 TORUS_AXES = ("x", "y", "z")
@@ -64,15 +68,66 @@ def _torus_place(plan: Plan, index: tuple[int, ...]) -> tuple[int, ...]:
     place = dict.fromkeys((*TORUS_AXES, DIE_AXIS), 0)
     for axis, position in zip(plan.axes, index, strict=True):
         if axis.link == "ici" and axis.size > 1:
-            for span, part in zip(axis.spans, _parts(axis.spans, position), strict=True):
+            parts = _ring_parts if axis.name in RING_AXES else _parts
+            for span, part in parts(axis.spans, position):
                 place[span.torus] += part * span.stride
     return tuple(place.values())
 
 
-def _parts(spans: tuple[TorusSpan, ...], position: int) -> tuple[int, ...]:
+Places = tuple[tuple[int, ...], ...]
+Parts = list[tuple[TorusSpan, int]]
+
+
+def _parts(spans: tuple[TorusSpan, ...], position: int) -> Parts:
     """A position on a mesh axis as positions on its spans, the first span outermost."""
-    sizes = [span.size for span in spans]
-    return tuple(int(part) for part in np.unravel_index(position, sizes))
+    parts = np.unravel_index(position, [span.size for span in spans])
+    return [(span, int(part)) for span, part in zip(spans, parts, strict=True)]
+
+
+def _ring_parts(spans: tuple[TorusSpan, ...], position: int) -> Parts:
+    """The same, where each next position is a neighbour: one step away on one span.
+
+    Both devices of a chip come one after the other, so that one of them alone sends to the next.
+    """
+    dies = [span for span in spans if span.torus == DIE_AXIS]
+    between = [span for span in spans if span.torus != DIE_AXIS]
+    chip, die = divmod(position, prod(span.size for span in dies))
+    parts = list(zip(between, ring_order(*(span.size for span in between))[chip], strict=True))
+    return parts + [(span, span.size - 1 - die if chip % 2 else die) for span in dies]
+
+
+@cache
+def ring_order(*sizes: int) -> tuple[tuple[int, ...], ...]:
+    """The places of a grid, each a step from the one before, and the last a step from the first.
+
+    It goes to and fro through all of the grid but one line across it, and back along that line. A
+    grid of one span, or with no even one, is gone through from end to end: there is no such way.
+    """
+    even = next((i for i, size in enumerate(sizes) if size % 2 == 0), None)
+    if len(sizes) < 2 or even is None:
+        return _to_and_fro(sizes)
+    others = _to_and_fro(sizes[:even] + sizes[even + 1 :])
+    return tuple((*o[:even], row, *o[even:]) for row, o in _around(sizes[even], others))
+
+
+def _around(rows: int, line: Places) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Around an even number of rows: the first place of all but the first row comes last."""
+    yield 0, line[0]
+    for row in range(rows):
+        yield from ((row, place) for place in line[1:][:: -1 if row % 2 else 1])
+    yield from ((row, line[0]) for row in reversed(range(1, rows)))
+
+
+def _to_and_fro(sizes: tuple[int, ...]) -> Places:
+    """Every place of a grid, each a step from the one before: a reflected Gray code."""
+    places: Places = ((),)
+    for size in sizes:
+        places = tuple(
+            (*place, part)
+            for i, place in enumerate(places)
+            for part in (reversed(range(size)) if i % 2 else range(size))
+        )
+    return places
 
 
 def _coordinates(device: Any) -> tuple[int, ...]:

@@ -31,9 +31,11 @@ from orchestrator.api.planning import (
     plan,
     plans,
     prove,
+    prove_diff,
     prove_less_recompute,
     score,
     study,
+    write_schedule,
 )
 from orchestrator.api.running import cancel, remove, resume, submit, submit_study
 from orchestrator.errors import OrchError
@@ -57,6 +59,7 @@ __all__ = [
     "plan",
     "plans",
     "prove",
+    "prove_diff",
     "prove_less_recompute",
     "remove",
     "report",
@@ -71,4 +74,5 @@ __all__ = [
     "sync",
     "ui",
     "write_report",
+    "write_schedule",
 ]

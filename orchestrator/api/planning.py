@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from orchestrator.types.explanation import Explanation
     from orchestrator.types.plan import Plan
     from orchestrator.types.plan_diff import PlanDiff
+    from orchestrator.types.proof_diff import ProofDiff
     from orchestrator.types.score import Score
     from orchestrator.types.spec import Spec
     from orchestrator.types.study import StudyForecast
@@ -94,6 +95,24 @@ def prove(
 
     loaded = _loaded(spec, overrides)
     return prove_plan(loaded, plan(loaded), progress, Path(hlo) if hlo else None)
+
+
+def prove_diff(
+    first: SpecSource, second: SpecSource, *, progress: "Progress | None" = None
+) -> "ProofDiff":
+    """The compiled programs of two specs side by side: figures, and seconds by source line."""
+    from orchestrator.prove.proof_diff import diff_proofs
+
+    return diff_proofs(
+        prove(first, progress=progress).proof, prove(second, progress=progress).proof
+    )
+
+
+def write_schedule(found: "ProofResult", path: str | Path) -> Path:
+    """Write the page of a proof's schedule: a layer in time, and a flame graph by source line."""
+    from orchestrator.lifecycle.pages import write_schedule_page
+
+    return write_schedule_page(found.plan, found.proof, Path(path)).path
 
 
 def prove_less_recompute(

@@ -86,7 +86,8 @@ class Chip:
     `chips_per_host` each. `layout_source` holds for both, for `devices` and for `torus_axes`.
     `device_kinds` are what JAX calls its devices, by one version or another; `ray`, `libtpu` and
     `gke` are its names there, None where it has none.
-    `matrix_unit` is the edge of the array that multiplies matrices, where it is one.
+    `matrix_unit` is the edge of the array that multiplies matrices, where it is one. `clock_hz` is
+    what the TPU compiler's estimates of cycles are over.
     `book` has the numbers of "How To Scale Your Model", each under its own name.
     """
 
@@ -114,6 +115,7 @@ class Chip:
     largest_slice_source: Name
     multislice_chips: Quantity | None = None
     matrix_unit: Quantity | None = None
+    clock_hz: Quantity | None = None
     ray: RayNames | None = None
     libtpu: LibtpuNames | None = None
     gke: GkeNames | None = None

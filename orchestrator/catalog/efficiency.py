@@ -80,6 +80,11 @@ def efficiency(chip: str) -> Efficiency | None:
     )
 
 
+def shared_efficiency(name: str) -> LearnedConstant:
+    """A constant that is the same for all kinds of chips."""
+    return _learned(table(LEARNED)["shared"][name])
+
+
 def _ranges(entries: dict[str, Any], chip: str) -> dict[str, Range]:
     """The ranges of all runs, and that of chips among the runs of that kind."""
     own = entries["chips"][chip]

@@ -158,11 +158,20 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 
 @click.command()
 @SPEC
+@click.argument("other", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @SET
 @JSON
 @click.option(
+    "--trainer", metavar="NAME",
+    help="Compile another trainer's program: package.module:build, for any JAX program.",
+)  # fmt: skip
+@click.option(
     "--hlo", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Keep the compiled program's text in DIR. Compiles even if a proof is cached.",
+)  # fmt: skip
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Write a page: one layer's schedule in time, and a flame graph by line.",
 )  # fmt: skip
 @click.option(
     "--search-remat",
@@ -171,12 +180,15 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 )
 @interruptible("proving")
 def prove(
-    spec: Path, overrides: tuple[str, ...], as_json: bool, hlo: Path | None, search_remat: bool
-) -> None:
+    spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, trainer: str | None,
+    hlo: Path | None, html: Path | None, search_remat: bool,
+) -> None:  # fmt: skip
     """Check the plan of SPEC with the real TPU compiler. It needs no TPU.
 
-    It compiles the trainer's own step for the plan's topology and compares memory, collectives and
-    FLOPs with the forecast. The result is cached, so the same question is answered at once.
+    It compiles the trainer's own step for the plan's topology, compares memory, collectives and
+    FLOPs with the forecast, and shows where the compiler's schedule loses time. The result is
+    cached, so the same question is answered at once. With OTHER, both programs are shown side by
+    side; --set and --trainer then change OTHER alone.
 
     \b
     Exit status:
@@ -185,13 +197,26 @@ def prove(
       2  the spec has no plan
       3  the plan does not fit, or more than planned crosses pods
 
-    Example: orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full
+    \b
+    Example:
+      orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full
+      orch prove SPEC SPEC --set experiment.compiler_options.NAME=true
+      orch prove specs/tiny_2pod.yaml --trainer my_package.my_module:build
     """
+    if trainer:
+        overrides = (*overrides, f"run.trainer={trainer}")
+    if other:
+        if hlo or html or search_remat:
+            raise click.UsageError("--hlo, --html and --search-remat go with the proof of one spec")
+        show_proof_diff(spec, other, overrides, as_json=as_json)
+        return
     from orchestrator.render import proof_screen as render
 
     display, loaded = Display(), orch.load(spec, overrides)
     found = orch.prove(loaded, hlo=hlo, progress=display)
     others = orch.prove_less_recompute(loaded, progress=display) if search_remat else []
+    if html:
+        orch.write_schedule(found, html)
     if as_json:
         proofs = [found.proof, *(one.proof for one in others)]
         show(proofs if others else found.proof, as_json=True)
@@ -202,6 +227,18 @@ def prove(
             compiled = [(one.plan, one.proof) for one in others]
             say("\n", render.remat_screen(found.plan, compiled))
     if not found.proof.passes:
+        raise SystemExit(NO_FIT)
+
+
+def show_proof_diff(
+    first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool
+) -> None:
+    from orchestrator.render.proof_diff_screen import proof_diff_screen
+
+    found = orch.prove_diff(first, orch.load(second, overrides), progress=Display())
+    names = first.stem, second.stem
+    show(found, lambda: proof_diff_screen(found, names), as_json=as_json)
+    if not all(one.passes for one in found.proofs):
         raise SystemExit(NO_FIT)
 
 

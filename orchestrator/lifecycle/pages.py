@@ -8,9 +8,10 @@ from pathlib import Path
 from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.journal import Journal, StudyJournal, boundary
 from orchestrator.lifecycle.recording import record_files
-from orchestrator.render.page import RunPage, run_page, study_page
+from orchestrator.render.page import RunPage, run_page, schedule_page, study_page
 from orchestrator.report import make_report
 from orchestrator.study import make_study_report, read_trial_runs
+from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.report import Report
 from orchestrator.types.study import StudyReport
@@ -49,6 +50,13 @@ def write_study_page(study: StudyJournal, out: Path | None = None) -> Page:
     for start in study.trial_starts()[-1:]:
         record_files(study.trial_journal(start))
     return Page(path=path)
+
+
+def write_schedule_page(plan: Plan, proof: Proof, out: Path) -> Page:
+    """Write the page of a compiled step's schedule."""
+    if proof.schedule is None:
+        raise OrchError(f"--html: no schedule: the catalog has no clock_hz for {plan.chip}")
+    return Page(path=_write(out, schedule_page(plan, proof)))
 
 
 def page_of(journal: Journal, found: Report, proof: Proof | None) -> str:

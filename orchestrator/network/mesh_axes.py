@@ -13,11 +13,16 @@ from orchestrator.types.plan import LineKind, Link
 
 @dataclass(frozen=True)
 class Parallelism:
-    """A mesh axis: the links it may lie on, and what its devices exchange."""
+    """A mesh axis: the links it may lie on, and what its devices exchange.
+
+    The devices of a `ring` pass data on to the next in line, hop by hop. They lie so on the torus
+    that each next one is a neighbour.
+    """
 
     name: str
     links: tuple[Link, ...]
     exchanges: tuple[LineKind, ...]
+    ring: bool = False
 
 
 WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
@@ -39,6 +44,7 @@ MESH_AXES = (
         "tensor",
         links=("ici",),
         exchanges=("activation_gather", "activation_scatter", "gradient_reduction"),
+        ring=True,
     ),
 )
 
@@ -74,6 +80,7 @@ HEAD = "head_dim"
 AXES = tuple(axis.name for axis in MESH_AXES)
 DCN_AXES = tuple(axis.name for axis in MESH_AXES if axis.links == ("dcn",))
 ICI_AXES = tuple(axis.name for axis in MESH_AXES if "ici" in axis.links)
+RING_AXES = tuple(axis.name for axis in MESH_AXES if axis.ring)
 
 
 def link_of(axes: Iterable[str]) -> Link:

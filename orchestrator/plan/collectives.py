@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from orchestrator.network.description import Block, Stack
+from orchestrator.network.description import Block, Mixture, Stack
 from orchestrator.network.mesh_axes import (
     GATHERED,
     GROUPS,
@@ -250,6 +250,8 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     return [
         exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
                  copied_gradients(layout), layout.copies),
+        exchange("router gradients", REDUCE, GROUPS["tensor"], "routers",
+                 router_gradients(layout)),
         exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms", norm_gradients(layout)),
         exchange(f"norm gradients{OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms",
                  norm_gradients(layout)),
@@ -282,6 +284,17 @@ def copied_gradients(layout: Layout) -> tuple[Part, ...]:
         for stack in layout.network.stacks
         for layers, times in [reduced_at_a_time(layout, stack)]
         for matmul in copied_matmuls(stack.block)
+    )
+
+
+def router_gradients(layout: Layout) -> tuple[Part, ...]:
+    """Gradients of routers, which every device of a `tensor` group holds."""
+    size = layout.gradient_bytes / layout.ways(GATHERED)
+    return tuple(
+        Part(layers * size * layout.elements(stack.block.mlp.router.weight), times, serial=1)
+        for stack in layout.network.stacks
+        if isinstance(stack.block.mlp, Mixture)
+        for layers, times in [reduced_at_a_time(layout, stack)]
     )
 
 

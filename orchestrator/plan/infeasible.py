@@ -47,11 +47,7 @@ class Infeasible(SpecError):
         return infeasible_text(self.refusal)
 
     @property
-    def value(self) -> Refusal:
-        return self.refusal
-
-    @property
-    def why(self) -> str:
+    def message(self) -> str:
         """The text without suggestions."""
         return infeasible_text(Refusal(reasons=self.reasons, suggestions=()))
 
@@ -182,9 +178,7 @@ def broken_rules(request: SearchRequest) -> Iterator[Reason]:
     sizes = sizes_by_name(np.array(row, np.int64))
     for rule in model_rules(request.experiment.model, request.experiment.batch.length):
         if not realizable([rule], request.mesh, sizes)[0]:
-            yield reason(
-                "dimension_not_divisible", name=rule.name, total=rule.total, ways=rule.ways
-            )
+            yield reason(rule.code, name=rule.name, total=rule.total, ways=rule.ways)
 
 
 def wrong_size(request: SearchRequest, sizes: dict[str, int]) -> Iterator[Reason]:

@@ -37,6 +37,9 @@ SENTENCES: dict[ReasonCode, str] = {
         " domains share weights (resources.mesh.fsdp_dcn)"
     ),
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
+    "sequences_not_whole": (
+        "{name} counts rows of whole sequences: without it, or with {ways} 1, there are meshes"
+    ),
     "pods_not_divisible": "{pods:,} pods are not divisible by {axis} {ways:,}",
     "no_mesh": "no mesh of that many devices divides what its axes split",
     "beyond_all_chips": (

@@ -16,7 +16,7 @@ from orchestrator.types.proof import (
     Proof,
 )
 
-SCHEMA = 3
+SCHEMA = 4
 
 # A Forecast agrees within these; for memory, within the larger of the two.
 MEMORY_SHARE, MEMORY_BYTES = 0.10, 0.5 * 2**30
@@ -71,6 +71,7 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
         flops_per_device=sum(line.compiled for line in flops),
         forecast_flops_per_device=sum(line.forecast or 0 for line in flops),
         flops=flops,
+        schedule=compiled.summary.schedule,
         disagreements=(),
         hints=(),
         compile_s=compiled.compile_s,

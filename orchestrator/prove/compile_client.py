@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import IO
 
 from orchestrator.prove.compiled import CompileFailure, CompileRequest, CompileResult
+from orchestrator.prove.schedule_rates import schedule_rates
 from orchestrator.prove.targets import environment, target
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
@@ -26,6 +27,7 @@ def compile_request(plan: Plan, text_path: str | None = None) -> CompileRequest:
         plan=codec.to_json(plan).decode(),
         topology=topology,
         topology_options=options,
+        rates=schedule_rates(plan),
         text_path=text_path,
     )
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
@@ -33,11 +34,12 @@ from orchestrator.prove.compiled import (
 )
 from orchestrator.prove.hlo.program import program_of
 from orchestrator.prove.hlo.replica_groups import DeviceMesh
-from orchestrator.prove.hlo.summary import summarize
+from orchestrator.prove.hlo.summary import Pricing, summarize
 from orchestrator.prove.loaded_code import OpenedFiles, loaded_code
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
-from trainers.contract import Program, build, load
+from orchestrator.types.schedule import ScheduleRates, SliceTorus
+from trainers.contract import load, lower
 from trainers.mesh import mesh_of
 
 RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
@@ -96,8 +98,7 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
     send({"stage": "laying out"})
     topology = topologies.get_topology_desc(request.topology, "tpu", **request.topology_options)
     send({"stage": "tracing"})
-    program = build(load(plan.trainer), plan, topology.devices)
-    lowered = program.step.lower(program.state, program.batch)
+    lowered, mesh = lower(load(plan.trainer), plan, topology.devices)
     send({"stage": "compiling"})
     began = clock()
     settings: dict[str, Any] = {
@@ -110,10 +111,16 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
     text = executable.as_text() or ""
     if request.text_path:
         Path(request.text_path).write_text(text, encoding="utf-8")
+    mesh = mesh or _mesh_of_inputs(executable) or mesh_of(plan, topology.devices)
+    devices = list(mesh.devices.flat)
     return Compiled(
         memory=_memory(executable.memory_analysis()),
         summary=summarize(
-            program_of(text), _mesh(plan, program), _between(plan), plan.model.layers
+            program_of(text),
+            _mesh(plan, devices),
+            _between(plan),
+            plan.model.layers,
+            _pricing(plan, devices, request.rates),
         ),
         compile_s=compile_s,
         compiler_memory_bytes=_peak_memory_bytes(),
@@ -122,14 +129,34 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
     )
 
 
-def _mesh(plan: Plan, program: Program) -> DeviceMesh:
-    """The mesh of one slice. The compiled program numbers devices as the trainer's mesh does."""
-    devices = list(program.mesh.devices.flat)
+def _mesh_of_inputs(executable: jax.stages.Compiled) -> Mesh | None:
+    """The mesh that a program's arguments lie on, if they name one."""
+    shardings = jax.tree.leaves(executable.input_shardings)
+    meshes = (one.mesh for one in shardings if isinstance(one, NamedSharding))
+    return next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
+
+
+def _mesh(plan: Plan, devices: list[jax.Device]) -> DeviceMesh:
+    """The mesh of one slice. The compiled program numbers devices as its own mesh does."""
     planned = {device: place for place, device in enumerate(mesh_of(plan, devices).devices.flat)}
     in_slice = plan.devices // plan.pods
     places = tuple(planned[device] % in_slice for device in devices[:in_slice])
     axes = {axis.name: axis.size for axis in plan.axes if axis.link == "ici"}
     return DeviceMesh(axes, None if places == tuple(range(in_slice)) else places)
+
+
+def _pricing(plan: Plan, devices: list[jax.Device], rates: ScheduleRates | None) -> Pricing | None:
+    """The rates, with torus coordinates of the devices of one slice as the program numbers them."""
+    if rates is None:
+        return None
+    in_slice = devices[: plan.devices // plan.pods]
+    return Pricing(rates, tuple(_coordinates(device, rates.torus) for device in in_slice))
+
+
+def _coordinates(device: Any, torus: SliceTorus) -> tuple[int, ...]:
+    if torus.devices_per_chip > 1:
+        return (*device.coords[: len(torus.lengths) - 1], device.core_on_chip)
+    return tuple(device.coords[: len(torus.lengths)])
 
 
 def _between(plan: Plan) -> DeviceMesh:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from orchestrator.prove.loaded_code import LoadedCode
 from orchestrator.types.proof import Buffer
+from orchestrator.types.schedule import Schedule, ScheduleRates
 
 PACKAGES = ("jax", "jaxlib", "libtpu")  # whose versions a compiled program depends on
 PRODUCTS, REPEATED = "matrix products", "repeated by the compiler"  # what computes its FLOPs
@@ -14,12 +15,14 @@ PRODUCTS, REPEATED = "matrix products", "repeated by the compiler"  # what compu
 class CompileRequest:
     """A plan as JSON, its topology as the compiler names it, and the file for the program's text.
 
-    `beyond_hbm`: compile even what the chip's memory cannot hold, to see what it needs.
+    `rates` price its schedule; without them it has none. `beyond_hbm`: compile even what the chip's
+    memory cannot hold, to see what it needs.
     """
 
     plan: str
     topology: str
     topology_options: dict[str, Any]
+    rates: ScheduleRates | None
     text_path: str | None = None
     beyond_hbm: bool = False
 
@@ -75,6 +78,7 @@ class ProgramSummary:
     """What the text of a program shows. `live_bytes`: what is alive at the peak, by class.
 
     `flops` are of one device and step, by what computes them; `uncounted` kernels have no formula.
+    `schedule` is None where the chip's clock is not known.
     """
 
     live_bytes: dict[str, float]
@@ -84,6 +88,7 @@ class ProgramSummary:
     sends: tuple[DcnSend, ...]
     flops: dict[str, float]
     uncounted: tuple[str, ...]
+    schedule: Schedule | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Compiled programs on disk, so that the same question is answered at once.
 
 A file's name begins with the plan's digest. What follows is a digest of the compiler's other input:
-the trainer, the topology as the compiler names it, and the versions of the compiler. An entry is
+the trainer, the topology as the compiler names it, the rates that price its schedule, and the
+versions of the compiler. An entry is
 valid while the code that the compile process loaded is the same. The Forecast is not cached: a
 program is compared with the current one.
 """
@@ -18,6 +19,7 @@ from orchestrator import plugins
 from orchestrator.errors import ProofUnavailable, UnknownName
 from orchestrator.prove.compiled import PACKAGES, CacheEntry
 from orchestrator.prove.loaded_code import version
+from orchestrator.prove.schedule_rates import schedule_rates
 from orchestrator.prove.targets import target
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
@@ -74,7 +76,8 @@ def save(plan: Plan, entry: CacheEntry) -> None:
 
 def _key(plan: Plan) -> str:
     trainer = plugins.find_trainer(plan.trainer).value
-    compiler = codec.digest([trainer, target(plan), versions()])
+    rates = codec.to_json(schedule_rates(plan)).decode()
+    compiler = codec.digest([trainer, target(plan), rates, versions()])
     return f"{plan.digest}.{codec.short(compiler)}"
 
 

@@ -5,6 +5,7 @@ import shlex
 from orchestrator.formatting import GIB, count, in_memory, percent, with_unit
 from orchestrator.network.rematerialization import text_of
 from orchestrator.render.plan_screen import headline
+from orchestrator.render.schedule_screen import schedule_parts
 from orchestrator.render.screen_parts import (
     Part,
     Screen,
@@ -46,6 +47,7 @@ def proof_screen(plan: Plan, proof: Proof, age_s: float | None, next_command: st
         collectives(proof),
         indent(dcn_check(proof)),
         flops(proof),
+        schedule_parts(plan, proof.schedule),
         advice(proof),
         [verdict(proof), *next_step(next_command)],
     )

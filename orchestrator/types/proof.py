@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.types.plan import Estimate, Link
+from orchestrator.types.schedule import Schedule
 
 FaultCode = Literal["not_planned", "too_many_bytes"]
 Payload = Literal["gradients", "weights", "other"]
@@ -140,8 +141,9 @@ class Proof:
     `memory` is the compiler's own account by class. `ledger` is what is alive at the peak, while
     `peak_at` runs. FLOPs are those of the compiled program: what is computed twice counts twice.
     `only_gradients_cross_pods` is also true where nothing crosses; it is false of a plan whose pods
-    share weights. `crosses_as_planned`: all that crosses is part of the plan. `hints` lead to plans
-    that compute less twice and should fit.
+    share weights. `schedule` is the compiler's own estimate of the step, None where the catalog has
+    no clock for the chip. `crosses_as_planned`: all that crosses is part of the plan. `hints` lead
+    to plans that compute less twice and should fit.
     """
 
     schema: int
@@ -169,6 +171,7 @@ class Proof:
     flops_per_device: float
     forecast_flops_per_device: float | None
     flops: tuple[Comparison, ...]
+    schedule: Schedule | None
     disagreements: tuple[Disagreement, ...]
     hints: tuple[PlanChange, ...]
     compile_s: float

@@ -52,15 +52,19 @@ class DcnPayload:
     axes: tuple[str, ...]
 
 
+def is_to_other_slices(send: Instruction) -> bool:
+    is_send = send.opcode == "send"
+    return is_send and send.quoted("_xla_host_transfer_handler_name") == MEGASCALE
+
+
 def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[DcnPayload]:
     """The payload of a `send` to other pods; nothing for other instructions."""
     where, send, times = visit
-    if send.opcode != "send" or send.quoted("_xla_host_transfer_handler_name") != MEGASCALE:
+    if not is_to_other_slices(send):
         return
     given = Value(where.name, send.operands[0])
-    members = _members(send)
+    kind, members = transfer_of(send)
     pods = len(members)
-    kind = KINDS.get(send.quoted("_xla_megascale_transfer_type"), PERMUTE)
     padded = flow.array(given)
     logical = _logical(flow, given)
     shards = pods if kind == GATHER else 1
@@ -76,6 +80,11 @@ def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[D
         is_stored=_is_stored(flow, given),
         axes=slices.axes_of(members),
     )
+
+
+def transfer_of(send: Instruction) -> tuple[str, tuple[int, ...]]:
+    """What a send is part of, and the slices that exchange it."""
+    return KINDS.get(send.quoted("_xla_megascale_transfer_type"), PERMUTE), _members(send)
 
 
 def _members(send: Instruction) -> tuple[int, ...]:

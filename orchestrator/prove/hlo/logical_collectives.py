@@ -53,7 +53,7 @@ def logical_payloads(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator
     """The payload of a collective inside a slice; nothing for other instructions."""
     where, instruction, times = visit
     kind = instruction.opcode.removesuffix("-start")
-    if kind not in KINDS or _is_further_part(instruction):
+    if kind not in KINDS or is_further_part(instruction):
         return
     group = _group(flow, instruction, kind)
     for place, operand in enumerate(instruction.operands):
@@ -80,7 +80,7 @@ def logical_payloads(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator
         )
 
 
-def _is_further_part(instruction: Instruction) -> bool:
+def is_further_part(instruction: Instruction) -> bool:
     """Whether it continues a collective: its start, its middle and its end all name it."""
     part = PART.search(instruction.rest)
     return part is not None and part[1] != FIRST_PART

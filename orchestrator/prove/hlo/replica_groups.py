@@ -50,8 +50,13 @@ class Chain:
 
 def chain(permute: Instruction) -> Chain:
     """The chain of a permute. The pairs of permutes fill most of a large program's text."""
+    return _chain(pairs_text(permute))
+
+
+def pairs_text(permute: Instruction) -> str:
+    """Its senders and receivers, as written."""
     start = permute.rest.index(PASSES)
-    return _chain(permute.rest[start : permute.rest.index("}}", start) + 1])
+    return permute.rest[start : permute.rest.index("}}", start) + 1]
 
 
 @lru_cache(maxsize=256)

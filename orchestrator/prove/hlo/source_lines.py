@@ -7,6 +7,8 @@ FRAME = re.compile(r"(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}")
 LOCATION = re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
 NAME = re.compile(r'(\d+) "(.*)"')
 NO_TRAINERS = ("/jax/", "/lib/python", "/site-packages/", "/orchestrator/")
+CALLER = "contract.py"  # it lowers every trainer's step
+LIBRARIES = {"jax", "jaxlib", "flax", "orchestrator"}
 TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
@@ -41,6 +43,14 @@ class SourceTables:
             frame = parent - 1 if parent > 1 else None
         return places
 
+    def program_lines(self, frame: int | None) -> tuple[str, ...]:
+        """The lines that led to an instruction, the outermost first: those of a trainer, and where
+        there is none, those of packages other than the libraries that trace programs.
+        """
+        stack = self.stack(frame)[::-1]
+        of_trainer = tuple(filter(None, map(trainer_line, stack)))
+        return of_trainer or tuple(filter(None, map(package_line, stack)))
+
     def trainer_line(self, frame: int | None) -> str:
         """The innermost line of the trainer that led to an instruction; empty if there is none."""
         return next(filter(None, map(trainer_line, self.stack(frame))), "")
@@ -53,11 +63,18 @@ def trainer_line(place: SourceLine) -> str:
     return f"{path}:{place.line} ({function})" if path else ""
 
 
+def package_line(place: SourceLine) -> str:
+    """`maxtext/layers/decoders.py:62 (apply)` of an installed package; empty for a library."""
+    _, folder, inside = place.file.rpartition("/site-packages/")
+    is_library = not folder or inside.split("/")[0] in LIBRARIES
+    return "" if is_library else f"{inside}:{place.line} ({place.function})"
+
+
 def _trainer_path(file: str) -> str:
     """Its path below `trainers/`; for a trainer from elsewhere, its last folder and its name."""
     _, folder, inside = file.rpartition("trainers/")
     if folder:
-        return f"{folder}{inside}"
+        return "" if inside == CALLER else f"{folder}{inside}"
     is_trainer = file.startswith("/") and not any(part in file for part in NO_TRAINERS)
     return "/".join(file.rsplit("/", 2)[1:]) if is_trainer else ""
 

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from orchestrator.prove.compiled import (
     PRODUCTS,
@@ -19,17 +20,37 @@ from orchestrator.prove.hlo.logical_collectives import CollectivePayload, logica
 from orchestrator.prove.hlo.op_flops import is_kernel, kernel_flops, kernel_name, product_flops
 from orchestrator.prove.hlo.program import HloProgram
 from orchestrator.prove.hlo.replica_groups import DeviceMesh
+from orchestrator.prove.hlo.schedule import schedule_of
+from orchestrator.prove.hlo.schedule_summary import ScheduleSummary
+from orchestrator.prove.hlo.slice_links import SliceLinks
+from orchestrator.prove.hlo.transfers import Transfers
+from orchestrator.types.schedule import Schedule, ScheduleRates
 
 AGAIN = ".remat"  # in the names of what the compiler itself computes twice, to save memory
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What turns a schedule into seconds: rates, and where on the torus each partition is."""
+
+    rates: ScheduleRates
+    places: tuple[tuple[int, ...], ...]
+
+
 DTYPES = {"f32": "fp32"}  # as the Plan calls them
 
 
 def summarize(
-    program: HloProgram, mesh: DeviceMesh, between: DeviceMesh, layers: int
+    program: HloProgram,
+    mesh: DeviceMesh,
+    between: DeviceMesh,
+    layers: int,
+    pricing: Pricing | None = None,
 ) -> ProgramSummary:
     """The numbers of a program with that many layers.
 
-    `mesh` has the devices of a slice, `between` the slices.
+    `mesh` has the devices of a slice, `between` the slices; `pricing` makes seconds of its
+    schedule.
     """
     flow, visited = Dataflow(program), list(visits(program))
     classes = BufferClasses(flow, peak(program), layers)
@@ -43,7 +64,17 @@ def summarize(
         sends=tuple(_send(one) for visit in visited for one in dcn_payloads(flow, between, visit)),
         flops=_flops(program, visited),
         uncounted=tuple(sorted(uncounted)),
+        schedule=_schedule(program, mesh, between, layers, pricing) if pricing else None,
     )
+
+
+def _schedule(
+    program: HloProgram, mesh: DeviceMesh, between: DeviceMesh, layers: int, pricing: Pricing
+) -> Schedule:
+    links = SliceLinks(pricing.rates.torus, pricing.places)
+    transfers = Transfers(program, mesh, between, links, pricing.rates.transfers)
+    record = schedule_of(program, transfers, pricing.rates.compute)
+    return ScheduleSummary(record, pricing.rates.compute).schedule(layers)
 
 
 def _send(one: DcnPayload) -> DcnSend:

@@ -1,0 +1,333 @@
+"""Price a compiled program operation by operation, in the order in which it is scheduled.
+
+The compiler writes its estimate of cycles to every fusion and copy. Kernels are priced by their
+FLOPs, transfers by their links. A device computes one operation after another. A transfer that
+starts in one operation and ends in another runs beside those between; where its end comes first,
+the device waits, and that wait is exposed.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from orchestrator.prove.hlo.attribution import Attribution, Lines
+from orchestrator.prove.hlo.dataflow import RENDEZVOUS
+from orchestrator.prove.hlo.dcn import is_to_other_slices, transfer_of
+from orchestrator.prove.hlo.execution_counts import UnknownTrips, trip_count
+from orchestrator.prove.hlo.op_flops import is_kernel, kernel_flops, kernel_name, product_flops
+from orchestrator.prove.hlo.program import Computation, HloProgram, Instruction
+from orchestrator.prove.hlo.transfers import (
+    ASYNC_DONE,
+    ASYNC_START,
+    START,
+    Transfer,
+    Transfers,
+    chain_of,
+    collectives_in,
+    inside,
+    is_collective,
+)
+from orchestrator.types.schedule import ComputeRates
+
+Kind = Literal["product", "kernel", "copy", "other"]
+CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+PRODUCTS = {"dot", "convolution"}
+# What moves data and computes nothing, alone or inside a fusion.
+RELAYOUTS = {"copy", "transpose", "reshape", "concatenate", "pad", "slice", "dynamic-slice"}
+RELAYOUTS |= {"dynamic-update-slice", "reverse", "gather"}
+NOTHING = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "iota", "broadcast"}
+# What it moves inside a fusion with a product.
+MOVED_IN = {"concatenate", "pad", "copy", "transpose", "maximum"}
+NOTHING |= {"fusion", "convert", "maximum", "select", "compare", "after-all"}
+DONE = "-done"
+
+
+@dataclass(frozen=True)
+class Work:
+    """An operation that the device computes, once; it runs `times` a step."""
+
+    kind: Kind
+    instruction: Instruction
+    lines: Lines
+    seconds: float
+    times: int
+    flops: float = 0.0
+    fused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A transfer, once; it runs `times` a step. `behind`: what is computed meanwhile."""
+
+    transfer: Transfer
+    asynchronous: bool
+    lines: Lines
+    times: int
+    exposed_s: float
+    behind: tuple[Work, ...] = ()
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a computation does at a time, in one round."""
+
+    start_s: float
+    seconds: float
+    what: Work | Transfer | str
+    lines: Lines
+    waits: bool = False
+
+
+@dataclass
+class Round:
+    """One round of a loop's body."""
+
+    loop: Instruction
+    trips: int
+    times: int
+    seconds: float
+    events: list[Event]
+
+
+@dataclass
+class Record:
+    """All that runs in a step."""
+
+    work: list[Work] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    unpriced: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class OnItsWay:
+    """A transfer that has started: when it ends, and what had been computed before it."""
+
+    transfer: Transfer
+    end_s: float
+    lines: Lines
+    work_before: int
+
+
+def schedule_of(program: HloProgram, transfers: Transfers, rates: ComputeRates) -> Record:
+    """Everything that a step runs, with seconds."""
+    return _run(program, transfers, rates, program.entry, 1).record
+
+
+def _run(
+    program: HloProgram, transfers: Transfers, rates: ComputeRates, where: Computation, times: int
+) -> "_Run":
+    run = _Run(program, transfers, rates, where, times)
+    for instruction in where.instructions.values():
+        run.step(instruction)
+    return run
+
+
+class _Run:
+    """One pass over a computation, which runs `times` a step."""
+
+    def __init__(
+        self,
+        program: HloProgram,
+        transfers: Transfers,
+        rates: ComputeRates,
+        where: Computation,
+        times: int,
+    ) -> None:
+        self.program, self.transfers, self.rates = program, transfers, rates
+        self.where, self.times = where, times
+        self.attribution = Attribution(program, where)
+        self.now = 0.0
+        self.record, self.events = Record(), list[Event]()
+        self.own = list[Work]()  # what this computation itself computes, in order
+        self.flying, self.recent = dict[str, OnItsWay](), list[OnItsWay]()
+
+    def step(self, one: Instruction) -> None:
+        """Run one instruction."""
+        for applies, handle in HANDLERS:
+            if applies(one):
+                handle(self, one)
+                return
+
+    # --- control flow
+
+    def loop(self, one: Instruction) -> None:
+        try:
+            trips = trip_count(self.program, self.where, one)
+        except UnknownTrips:
+            trips = 1
+            self.record.unpriced.add(f"rounds of {one.name}")
+        body = self.program.computations[one.attribute("body")[1:]]
+        inner = self._called(body, self.times * trips)
+        self.record.rounds.append(Round(one, trips, self.times * trips, inner.now, inner.events))
+        self._join(inner)
+        self._event(f"{trips} x {one.name}", trips * inner.now, self._lines(one))
+        self.now += trips * inner.now
+
+    def call(self, one: Instruction) -> None:
+        """A call; of a conditional's branches, the longest counts."""
+        branches = [self._called(called, self.times) for called in self.program.called(one)]
+        if branches:
+            longest = max(branches, key=lambda branch: branch.now)
+            self._join(longest)
+            self._event(one.name, longest.now, self._lines(one))
+            self.now += longest.now
+
+    def _called(self, where: Computation, times: int) -> "_Run":
+        return _run(self.program, self.transfers, self.rates, where, times)
+
+    def _join(self, inner: "_Run") -> None:
+        self.record.work += inner.record.work
+        self.record.sent += inner.record.sent
+        self.record.rounds += inner.record.rounds
+        self.record.unpriced |= inner.record.unpriced
+
+    # --- computation
+
+    def compute(self, one: Instruction) -> None:
+        """What the compiler gives cycles for."""
+        cycles = CYCLES.search(one.rest)
+        if cycles:
+            self._spend(self._work(one, int(cycles[1]) / self.rates.clock_hz))
+
+    def kernel(self, one: Instruction) -> None:
+        flops = kernel_flops(self.where, one)
+        if flops is None:
+            self.record.unpriced.add(kernel_name(one))
+            return
+        seconds = flops / (self.rates.peak_flops_per_s * self.rates.kernel_share)
+        self._spend(Work("kernel", one, self._lines(one), seconds, self.times, flops))
+
+    def _work(self, one: Instruction, seconds: float) -> Work:
+        """What an instruction computes: a product, if a product is inside it."""
+        parts = inside(self.program, one) if one.opcode == "fusion" else [(self.where, one)]
+        opcodes = {part.opcode for _, part in parts}
+        products = [(at, part) for at, part in parts if part.opcode in PRODUCTS]
+        if not products:
+            is_move = bool(opcodes & RELAYOUTS) and opcodes <= RELAYOUTS | NOTHING
+            kind: Kind = "copy" if is_move else "other"
+            return Work(kind, one, self._lines(one), seconds, self.times)
+        flops = [product_flops(at, part) for at, part in products]
+        _, largest = products[flops.index(max(flops))]
+        lines = self.program.sources.program_lines(largest.frame) or self._lines(one)
+        moved = tuple(sorted(opcodes & MOVED_IN))
+        return Work("product", largest, lines, seconds, self.times, sum(flops), moved)
+
+    def _lines(self, one: Instruction) -> Lines:
+        return self.attribution.lines(one)
+
+    def _spend(self, work: Work) -> None:
+        self.record.work.append(work)
+        self.own.append(work)
+        self._event(work, work.seconds, work.lines)
+        self.now += work.seconds
+
+    def _event(self, what: Work | Transfer | str, seconds: float, lines: Lines) -> None:
+        if seconds > 0:
+            self.events.append(Event(self.now, seconds, what, lines))
+
+    # --- transfers
+
+    def fusion(self, one: Instruction) -> None:
+        """A fusion computes, and may hold a collective, or a part of one."""
+        targets = {
+            part.quoted("custom_call_target")
+            for _, part in inside(self.program, one)
+            if part.opcode == "custom-call"
+        }
+        collectives = collectives_in(self.program, one)
+        if ASYNC_DONE in targets:
+            # The last part of the work runs beside the end of the transfer.
+            self.compute(one)
+            self._finish(f"chain {chain_of(self.program, one)}")
+        elif ASYNC_START in targets and collectives:
+            where, collective = collectives[0]
+            transfer = self.transfers.collective(where, collective, one)
+            self._start(f"chain {chain_of(self.program, one)}", transfer, self._lines(one))
+            self.compute(one)
+        elif collectives:
+            for where, collective in collectives:
+                transfer = self.transfers.collective(where, collective, one)
+                self._wait_for(transfer, self._lines(one))
+        else:
+            self.compute(one)
+
+    def collective(self, one: Instruction) -> None:
+        transfer = self.transfers.collective(self.where, one, one)
+        if one.opcode.endswith(START):
+            self._start(one.name, transfer, self._lines(one))
+        else:
+            self._wait_for(transfer, self._lines(one))
+
+    def start(self, one: Instruction) -> None:
+        """An asynchronous copy, or an asynchronous call with a collective in it."""
+        collectives = collectives_in(self.program, one)
+        if collectives:
+            where, collective = collectives[0]
+            transfer = self.transfers.collective(where, collective, one)
+            self._start(one.name, transfer, self._lines(one))
+        else:
+            self._start(one.name, self.transfers.copy(one), self._lines(one))
+
+    def send(self, one: Instruction) -> None:
+        if is_to_other_slices(one):
+            transfer = self.transfers.send(one, *transfer_of(one))
+            self._start(one.quoted(RENDEZVOUS), transfer, self._lines(one))
+
+    def receive(self, one: Instruction) -> None:
+        """It ends when what the other slices send has arrived."""
+        if one.quoted(RENDEZVOUS) in self.flying:
+            self.flying[one.name] = self.flying.pop(one.quoted(RENDEZVOUS))
+
+    def done(self, one: Instruction) -> None:
+        self._finish(one.operands[0])
+
+    def _start(self, name: str, transfer: Transfer, lines: Lines) -> None:
+        ends = [it.end_s for it in self.recent if it.transfer.waits_for(transfer)]
+        begin = max([self.now, *ends])
+        flying = OnItsWay(transfer, begin + transfer.seconds, lines, len(self.own))
+        self.recent = [it for it in self.recent if it.end_s > self.now] + [flying]
+        self.flying[name] = flying
+        if transfer.seconds > 0:
+            self.events.append(Event(begin, transfer.seconds, transfer, lines))
+
+    def _finish(self, name: str) -> None:
+        """Wait for a transfer; one that began in another round has ended."""
+        flying = self.flying.pop(name, None)
+        if flying is None:
+            return
+        waited = max(0.0, flying.end_s - self.now)
+        behind = tuple(self.own[flying.work_before :])
+        self.record.sent.append(
+            Sent(flying.transfer, True, flying.lines, self.times, waited, behind)
+        )
+        self._expose(flying.transfer, waited, flying.lines)
+
+    def _wait_for(self, transfer: Transfer, lines: Lines) -> None:
+        """A synchronous transfer: the device waits from its start to its end."""
+        self._start("now", transfer, lines)
+        flying = self.flying.pop("now")
+        waited = flying.end_s - self.now
+        self.record.sent.append(Sent(transfer, False, lines, self.times, waited))
+        self._expose(transfer, waited, lines)
+
+    def _expose(self, transfer: Transfer, seconds: float, lines: Lines) -> None:
+        if seconds > 0:
+            self.events.append(Event(self.now, seconds, transfer, lines, waits=True))
+            self.now += seconds
+
+
+Handler = Callable[[_Run, Instruction], None]
+HANDLERS: tuple[tuple[Callable[[Instruction], bool], Handler], ...] = (
+    (lambda one: one.opcode == "while", _Run.loop),
+    (lambda one: one.opcode in {"call", "conditional"}, _Run.call),
+    (lambda one: one.opcode == "fusion", _Run.fusion),
+    (is_collective, _Run.collective),
+    (lambda one: one.opcode == "send", _Run.send),
+    (lambda one: one.opcode == "recv", _Run.receive),
+    (lambda one: one.opcode.endswith(START), _Run.start),
+    (lambda one: one.opcode.endswith(DONE), _Run.done),
+    (is_kernel, _Run.kernel),
+    (lambda _: True, _Run.compute),
+)

@@ -1,0 +1,186 @@
+"""What a transfer of a compiled program is: what it moves, over which links, for how long."""
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from orchestrator.prove.hlo.logical_collectives import (
+    GATHER,
+    KINDS,
+    PERMUTE,
+    SCATTER,
+    SCATTERS,
+    is_further_part,
+    sent_bytes,
+)
+from orchestrator.prove.hlo.program import Array, Computation, HloProgram, Instruction
+from orchestrator.prove.hlo.replica_groups import DeviceMesh, chain, first_group, pairs_text
+from orchestrator.prove.hlo.slice_links import Bools, SliceLinks
+from orchestrator.types.schedule import ScheduledLink, TransferRates
+
+RAGGED = "ragged-all-to-all"
+EMITTER = re.compile(r'"emitter":"([^"]+)"')
+STRATEGY = re.compile(r'"strategy":"([^"]+)"')
+DIMENSIONS = re.compile(r"^(\d)D|Type: (\d)D")
+ONE_RING = "StrategyRing"
+HOST_SPACE = "S(5)"
+START = "-start"
+ASYNC_START, ASYNC_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
+CHAIN = re.compile(r'chain_id="(\d+)"')
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One transfer. Two wait for each other if they share a `lane`, or links of the slice."""
+
+    kind: str
+    axes: tuple[str, ...]
+    link: ScheduledLink
+    algorithm: str
+    bytes: float
+    seconds: float
+    lane: str = ""
+    links: Bools | None = None
+
+    def waits_for(self, other: "Transfer") -> bool:
+        if self.links is None or other.links is None:
+            return bool(self.lane) and self.lane == other.lane
+        return bool((self.links & other.links).any())
+
+
+Way = tuple[float, int, Bools]  # bytes a second or seconds a byte, hops, links
+
+
+@dataclass
+class Transfers:
+    """Reads the transfers of one program. Of alike groups and permutes each is routed once."""
+
+    program: HloProgram
+    mesh: DeviceMesh
+    between: DeviceMesh
+    links: SliceLinks
+    rates: TransferRates
+    groups: dict[tuple[tuple[int, ...], int | None], Way] = field(default_factory=dict)
+    permutes: dict[str, Way] = field(default_factory=dict)
+
+    def collective(self, where: Computation, one: Instruction, outside: Instruction) -> Transfer:
+        """A collective within the slice; `outside` is the fusion that it runs in, or itself."""
+        kind = one.opcode.removesuffix(START)
+        size = where.operand(one, 0).arrays[0].bytes
+        if len(one.operands) > 1 and kind != RAGGED:
+            size = sum(
+                where.operand(one, place).arrays[0].bytes for place in range(len(one.operands))
+            )
+        if kind == PERMUTE:
+            return self._permute(one, size)
+        if where.name.startswith(SCATTERS):
+            kind = SCATTER
+        members = first_group(one, self.program.partitions)
+        algorithm = algorithm_of(outside) or algorithm_of(one)
+        moved = sent_bytes(kind, size * (len(members) if kind == GATHER else 1), len(members))
+        rate, hops, links = self._group(members, _torus_axes(outside, algorithm))
+        seconds = moved / rate + hops * self.links.torus.hop_s if len(members) > 1 else 0.0
+        axes = self.mesh.axes_of(members)
+        return Transfer(kind, axes, "ici", algorithm, moved, seconds, links=links)
+
+    def _permute(self, one: Instruction, size: float) -> Transfer:
+        per_byte, hops, links = self._permuted(pairs_text(one))
+        seconds = size * per_byte + hops * self.links.torus.hop_s
+        axes = self.mesh.axes_of(chain(one).members)
+        return Transfer(PERMUTE, axes, "ici", f"{hops} hops", size, seconds, links=links)
+
+    def _group(self, members: tuple[int, ...], axes: int | None) -> Way:
+        if (members, axes) not in self.groups:
+            rate, hops = self.links.group_rate(members, axes), self.links.group_hops(members)
+            self.groups[members, axes] = rate, hops, self.links.group_links(members)
+        return self.groups[members, axes]
+
+    def _permuted(self, text: str) -> Way:
+        if text not in self.permutes:
+            ends = np.array(re.findall(r"\d+", text), dtype=np.int64).reshape(-1, 2)
+            self.permutes[text] = self.links.permute(ends)
+        return self.permutes[text]
+
+    def copy(self, one: Instruction) -> Transfer:
+        """An asynchronous copy: to or from the host, or into the chip's fast memory."""
+        size = _moved(one.arrays)
+        if HOST_SPACE not in one.shape:
+            return Transfer(
+                "prefetch", (), "hbm", "", size, size / self.rates.hbm_bytes_per_s, "hbm"
+            )
+        to_host = _is_to_host(one)
+        rate = self.rates.host_bytes_per_s
+        seconds = size / rate if rate else 0.0
+        name = "offload" if to_host else "fetch"
+        return Transfer(name, (), "host", "", size, seconds, f"host {name}")
+
+    def send(self, one: Instruction, kind: str, slices: tuple[int, ...]) -> Transfer:
+        """What goes to other slices."""
+        ways = max(len(slices), 1)
+        moved = sent_bytes(kind, one.arrays[0].bytes * (ways if kind == GATHER else 1), ways)
+        seconds = moved / self.rates.dcn_bytes_per_s
+        return Transfer(kind, self.between.axes_of(slices), "dcn", "", moved, seconds, "dcn")
+
+
+def algorithm_of(one: Instruction) -> str:
+    """The compiler's name for how a collective runs."""
+    emitter, strategy = EMITTER.search(one.rest), STRATEGY.search(one.rest)
+    return " ".join(match[1] for match in (emitter, strategy) if match)
+
+
+def _torus_axes(one: Instruction, algorithm: str) -> int | None:
+    """On how many torus axes an algorithm sends at once; None where it does not say so."""
+    if found := DIMENSIONS.search(algorithm):
+        return int(found[1])
+    if ONE_RING in algorithm:
+        found = re.search(r"Type: (\d)D", one.rest)
+        return int(found[1]) if found else 1
+    return None
+
+
+def collectives_in(
+    program: HloProgram, fusion: Instruction
+) -> list[tuple[Computation, Instruction]]:
+    """The collectives inside a fusion or an asynchronous call, without those it continues."""
+    return [
+        (where, one)
+        for where, one in inside(program, fusion)
+        if is_collective(one) and not is_further_part(one)
+    ]
+
+
+def inside(program: HloProgram, caller: Instruction) -> list[tuple[Computation, Instruction]]:
+    """Everything that a fusion or an asynchronous call contains."""
+    found, todo = [], list(caller.called)
+    while todo:
+        where = program.computations[todo.pop()]
+        for one in where.instructions.values():
+            found.append((where, one))
+            if one.opcode in {"fusion", "call"}:
+                todo += one.called
+    return found
+
+
+def is_collective(one: Instruction) -> bool:
+    return one.opcode.removesuffix(START) in KINDS | {RAGGED}
+
+
+def chain_of(program: HloProgram, fusion: Instruction) -> str:
+    """The number that joins the parts of an asynchronous collective in fusions."""
+    found = (CHAIN.search(one.rest) for _, one in inside(program, fusion))
+    return next((match[1] for match in found if match), "")
+
+
+def _moved(arrays: tuple[Array, ...]) -> float:
+    """The part that moves is the smallest: the others are what it is cut from or put into."""
+    sizes = [one.bytes for one in arrays if one.elements > 1]
+    floats = [one.bytes for one in arrays if one.elements > 1 and one.dtype[0] in "bf"]
+    return min(floats or sizes or [0.0])
+
+
+def _is_to_host(one: Instruction) -> bool:
+    """Whether the result is the host's: the first array of a copy, the last but one of a slice."""
+    results = [array for array in one.arrays if array.elements > 1]
+    place = 0 if one.opcode == "copy-start" else -1
+    return bool(results) and HOST_SPACE in results[place].layout

@@ -1,0 +1,195 @@
+"""The schedule of a compiled program, priced operation by operation."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from orchestrator.prove.compare import proof_of
+from orchestrator.prove.hlo.slice_links import SliceLinks
+from orchestrator.prove.proof_diff import diff_proofs
+from orchestrator.prove.schedule_rates import schedule_rates
+from orchestrator.render.page import schedule_page
+from orchestrator.render.proof_diff_screen import proof_diff_screen
+from orchestrator.render.schedule_screen import schedule_parts
+from orchestrator.render.screen_parts import screen
+from orchestrator.types import codec
+from orchestrator.types.proof import Proof
+from orchestrator.types.schedule import Schedule, SliceTorus
+from tests import proofs
+from tests.schedules import LINE_OF_FOUR, US, schedule
+
+
+def test_seconds_are_cycles_times_trips_and_add_up() -> None:
+    """Three rounds of each fusion and copy; the entry's operation runs once."""
+    found = schedule()
+    assert found.products_s == pytest.approx(3 * 1 * US)
+    assert found.copies_s == pytest.approx(3 * 0.5 * US)
+    assert found.other_s == pytest.approx(3 * 0.2 * US + 0.3 * US)
+    kinds = (found.products_s, found.kernels_s, found.copies_s, found.other_s, found.exposed_s)
+    assert found.total_s == pytest.approx(sum(kinds))
+    assert found.total_s == pytest.approx(sum(line.total_s for line in found.lines))
+
+
+def test_a_transfer_is_exposed_beyond_what_runs_meanwhile() -> None:
+    """The ring's wrap goes back over three links, but each carries one message: 2 us, of which the
+    product hides one. The all-reduce sends 1.5 arrays over an open line, and nothing hides it.
+    """
+    by_kind = {one.kind: one for one in schedule().collectives}
+    permute, reduce = by_kind["collective-permute"], by_kind["all-reduce"]
+    assert permute.asynchronous
+    assert permute.wire_s == pytest.approx(3 * 2 * US)
+    assert permute.exposed_s == pytest.approx(3 * 1 * US)
+    assert permute.behind == "trainers/toy/net.py:7 (block)"
+    assert permute.behind_s == pytest.approx(3 * 1 * US)
+    assert not reduce.asynchronous
+    assert reduce.exposed_s == reduce.wire_s == pytest.approx(3 * 3 * US)
+    assert (reduce.axes, reduce.algorithm, reduce.calls_per_step) == (("tensor",), "1DRing", 3)
+    assert by_kind["prefetch"].exposed_s == pytest.approx(1 * US)
+
+
+def test_a_closed_ring_is_twice_as_fast() -> None:
+    """Both links of each chip, where the axis closes."""
+    closed = schedule(replace(LINE_OF_FOUR, wraps=(True,)))
+    [reduce] = [one for one in closed.collectives if one.kind == "all-reduce"]
+    assert reduce.wire_s == pytest.approx(3 * 1.5 * US)
+
+
+def test_a_product_says_what_it_reaches_and_what_was_fused_in() -> None:
+    [product] = schedule().products
+    assert product.peak_share == pytest.approx(0.5)
+    assert (product.shape, product.fused) == ("f32[128,128]", ("pad",))
+    assert (product.line, product.calls_per_step) == ("trainers/toy/net.py:7 (block)", 3)
+
+
+def test_every_second_has_a_line() -> None:
+    """A copy that names no line has that of what reads it; a line has the calls that lead to it."""
+    lines = {line.line: line for line in schedule().lines}
+    assert lines.keys() == {"trainers/toy/net.py:7 (block)", "trainers/toy/net.py:9 (loss)"}
+    block = lines["trainers/toy/net.py:7 (block)"]
+    assert block.stack == ("trainers/toy/net.py:9 (loss)", "trainers/toy/net.py:7 (block)")
+    assert block.copies_s == pytest.approx(3 * 0.5 * US)
+
+
+def test_one_round_of_the_layer_loop_is_a_timeline() -> None:
+    """Operations one after another; the permute beside the product, on a track of its own."""
+    [loop] = schedule().loops
+    assert loop.trips == 3
+    assert loop.round_s == pytest.approx((0.5 + 1 + 1 + 3 + 0.2) * US)
+    compute = [event for event in loop.events if event.track == "compute"]
+    for before, after in pairwise(compute):
+        assert after.start_s == pytest.approx(before.start_s + before.seconds)
+    assert [event.kind for event in compute] == ["copy", "product", "exposed", "exposed", "other"]
+    assert {event.track for event in loop.events} == {"compute", "ici"}
+
+
+def test_a_kernel_without_a_formula_is_named() -> None:
+    """Its seconds are not known: it counts as nothing, and the screen says so."""
+    assert schedule().unpriced == ("kernel",)
+
+
+# --- links
+
+CUBE = SliceTorus(
+    lengths=(4, 4, 4), wraps=(True,) * 3, link_bytes_per_s=(1.0,) * 3, devices_per_chip=1, hop_s=0.0
+)
+
+
+def links(torus: SliceTorus) -> SliceLinks:
+    return SliceLinks(torus, tuple(map(tuple, np.ndindex(*torus.lengths))))
+
+
+def test_an_algorithm_of_one_dimension_uses_one_ring() -> None:
+    """Over the whole cube, two links of each chip instead of six."""
+    members = tuple(range(64))
+    assert links(CUBE).group_rate(members, None) == 6.0
+    assert links(CUBE).group_rate(members, 1) == 2.0
+    assert links(CUBE).group_rate(tuple(range(4)), 1) == 2.0
+
+
+def test_interleaved_groups_share_links() -> None:
+    """Every other chip of an open line of eight."""
+    torus = replace(CUBE, lengths=(8,), wraps=(False,), link_bytes_per_s=(1.0,))
+    assert links(torus).group_rate((0, 2, 4, 6), None) == 0.5
+
+
+def test_a_permute_is_as_slow_as_its_busiest_link() -> None:
+    """Two messages that go the same way share a link, and the shorter way round is taken."""
+    seconds, hops, used = links(CUBE).permute(np.array([(0, 2), (1, 3)]))
+    assert (seconds, hops, int(used.sum())) == (2.0, 2, 3)
+    assert links(CUBE).permute(np.array([(0, 3)]))[:2] == (1.0, 1)
+
+
+def test_the_devices_of_a_chip_share_its_links() -> None:
+    """Each half of a chip has half a link; both together fetch each byte once."""
+    torus = SliceTorus(
+        lengths=(4, 2), wraps=(True, False), link_bytes_per_s=(1.0, 6.0),
+        devices_per_chip=2, hop_s=0.0,
+    )  # fmt: skip
+    assert links(torus).group_rate((0, 2, 4, 6), None) == 1.0
+    assert links(torus).group_rate(tuple(range(8)), None) == 2.0
+    assert links(torus).group_rate((0, 1), None) == 6.0
+
+
+# --- proofs
+
+
+def proven(found: Schedule | None) -> tuple[Proof, str]:
+    """A proof with that schedule, and its screen."""
+    _, plan, entry = proofs.recorded()
+    summary = replace(entry.compiled.summary, schedule=found)
+    proof = proof_of(plan, replace(entry.compiled, summary=summary))
+    return proof, str(screen(schedule_parts(plan, found)))
+
+
+def test_the_proof_has_the_schedule_in_its_json_and_on_its_screen() -> None:
+    proof, text = proven(schedule())
+    written = json.loads(codec.to_json(proof))["schedule"]
+    assert written["total_s"] == pytest.approx(proof.schedule.total_s if proof.schedule else 0)
+    assert {"products_s", "kernels_s", "copies_s", "other_s", "exposed_s"} <= written.keys()
+    assert {"lines", "collectives", "products", "loops", "unpriced"} <= written.keys()
+    for word in ("net.py:7 (block)", "1DRing", "synchronous", "50.0 %", "pad", "kernel"):
+        assert word in text
+
+
+def test_a_chip_without_a_clock_has_no_schedule() -> None:
+    proof, text = proven(None)
+    assert proof.schedule is None
+    assert "clock" in text
+
+
+def test_the_rates_are_those_of_one_device() -> None:
+    """A tpu7x chip is two devices, which share its peak, its memory and its network."""
+    plan = proofs.recorded()[1]
+    halves = schedule_rates(replace(plan, chip="tpu7x", topology="4x4x4"))
+    assert halves is not None
+    assert halves.compute.peak_flops_per_s == 2307e12 / 2
+    assert halves.transfers.hbm_bytes_per_s == 7380e9 / 2
+    assert halves.torus.lengths == (4, 4, 4, 2)
+    assert schedule_rates(replace(plan, chip="h100", topology="8")) is None
+
+
+def test_two_proofs_stand_side_by_side() -> None:
+    """The second has no wait for the all-reduce: its line takes less, and its total."""
+    slow, fast = schedule(), schedule(replace(LINE_OF_FOUR, wraps=(True,)))
+    diff = diff_proofs(proven(slow)[0], proven(fast)[0])
+    figures = {one.name: one for one in diff.figures}
+    assert figures["total_s"].first == slow.total_s
+    assert figures["total_s"].second == fast.total_s
+    assert figures["exposed_s"].second < figures["exposed_s"].first
+    first = diff.lines[0]
+    assert first.line == "trainers/toy/net.py:7 (block)"
+    assert first.more_s == pytest.approx(fast.total_s - slow.total_s)
+    assert "shorter" in proof_diff_screen(diff, ("one", "other"))
+
+
+def test_the_page_has_a_timeline_and_a_flame_graph() -> None:
+    """A box for each event of the round, and for each of the two lines."""
+    found = schedule()
+    page = schedule_page(proofs.recorded()[1], proven(found)[0])
+    boxes = page.count("<rect")
+    assert boxes == len(found.loops[0].events) + 2
+    for text in ("collective-permute", "trainers/toy/net.py:7 (block)"):
+        assert page.count(text) > 0, text
