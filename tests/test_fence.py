@@ -154,7 +154,7 @@ def test_a_superseded_claim_commits_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_claim_adopts_what_was_reported_before_it(tmp_path: Path) -> None:
-    """Its driver died before it could record it. What is reported after the claim does not count."""
+    """Its driver died before it recorded that. What is reported after the claim does not count."""
     old = claimed_run(tmp_path)
     old.start_attempt(tiny_plan())
     old.record_checkpoint(5, SUMS)
@@ -219,7 +219,7 @@ def test_claims_do_not_depend_on_listings(tmp_path: Path) -> None:
     write_steps(old.journal.path, old.start_attempt(tiny_plan()), range(5))
     old.record_checkpoint(5, SUMS)
     watch = ClaimWatch(old.journal.path, old.number, 1)
-    assert (submitted.run().state, submitted.run().problems) == ("starting", ())
+    assert (submitted.run().state, submitted.run().problems) == ("running", ())
     new = supersede(old)
     assert new.number == 5
     assert new.newest_saves(1) == (saved(old, 1, 5),)
