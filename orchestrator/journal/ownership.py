@@ -107,6 +107,7 @@ class Writer:
         """Record that the attempt saved a checkpoint after so many steps. The same again, or none
         that is newer, writes nothing.
         """
+        self._check_owner()
         open_attempt = self._state.open_attempt
         if open_attempt and step > (open_attempt.saved_steps or 0):
             attempt = open_attempt.number
