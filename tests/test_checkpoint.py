@@ -467,7 +467,8 @@ def test_sums_that_were_changed_with_their_files_are_found(tmp_path: Path) -> No
     first.save(tmp_path, 10, 20)
     step = tmp_path / "20-claim-2-attempt-1"
     flip_a_byte(a_data_file(step))
-    step_folders.write_checksums(step)
+    step_folders.sum_shards(step, 0)
+    step_folders.write_checksums(step, 1)
     assert step_folders.fault(step) is None
     assert Attempt(3, 2, tuple(first.reported)).restored(tmp_path) == 10
 

@@ -17,7 +17,9 @@ LETTERS = {
     "vocab": "V",
     "expert_ff": "F_exp",
     "shared_ff": "F_shared",
+    "expert_embed": "D",
     "experts": "E",
+    "routed_experts": "E",
 }
 ACTIVE = LETTERS | {"experts": "k"}  # of experts, a token is multiplied by so many
 FORWARD_AND_BACKWARD = 3

@@ -12,14 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.errors import JournalDamaged, JournalUnreadable
-from orchestrator.journal import (
-    driver_heartbeat,
-    event_chain,
-    event_log,
-    files,
-    liveness,
-    step_log,
-)
+from orchestrator.journal import driver_heartbeat, event_chain, event_log, files, liveness, step_log
 from orchestrator.journal.driver_heartbeat import DriverHeartbeat
 from orchestrator.journal.event_log import Fault
 from orchestrator.journal.events import (
@@ -113,7 +106,11 @@ class Journal:
     def proof(self, plan_digest: str) -> Proof | None:
         """The proof of the plan with that digest; None if it was not proved."""
         path = self.paths.proof(plan_digest)
-        return read_value(path, Proof) if os.path.lexists(path) else None
+        return self.read_proof(path) if os.path.lexists(path) else None
+
+    def read_proof(self, path: Path) -> Proof:
+        """The proof in a file of the run."""
+        return read_value(path, Proof)
 
     # --- its events and requests
 

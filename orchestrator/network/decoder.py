@@ -13,7 +13,7 @@ from orchestrator.network.description import (
     Tensor,
     Weight,
 )
-from orchestrator.network.mixture import is_mixture, mixture
+from orchestrator.network.mixture import EXPERTS, is_mixture, mixture
 from orchestrator.network.mlp import mlp
 from orchestrator.network.pattern import patterns
 from orchestrator.types.spec import Model
@@ -35,6 +35,7 @@ PUBLISHED_LAYER = "model.layers.{layer}."  # the beginning of a block's names in
 def split_sizes(model: Model) -> list[tuple[str, str, int]]:
     """What a mesh may split: the logical axis, the key of the model, and the size."""
     split = [(axis, key, getattr(model, key)) for axis, key in MODEL_KEYS.items()]
+    split.append((EXPERTS, "moe.experts", model.moe.experts if model.moe else 1))
     if model.moe is None or model.moe.d_ff is None:
         return split
     if all(is_mixture(model, layer) for layer in range(model.layers)):

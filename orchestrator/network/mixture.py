@@ -6,6 +6,7 @@ Shared experts, which every token has besides, are one MLP as wide as all of the
 from math import ceil
 
 from orchestrator.network.description import MLP, Dimension, Matmul, Mixture, Tensor, Weight
+from orchestrator.network.mesh_axes import GATHERED, GATHERED_OF_EXPERTS
 from orchestrator.network.mlp import INPUTS, kind_of
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.spec import Model
@@ -45,12 +46,15 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
     moe = model.moe
     assert moe is not None
     width, share = expert_d_ff(model, moe), moe.top_k / moe.experts
-    embed, ff = Dimension("embed", model.d_model), Dimension("expert_ff", width)
+    embed, ff = Dimension(GATHERED_OF_EXPERTS, model.d_model), Dimension("expert_ff", width)
+    outputs = Dimension("routed_experts", moe.experts)
     experts, choices = Dimension(EXPERTS, moe.experts), Dimension(CHOICES, moe.top_k)
     deviation, kind = residual_scale * width**-0.5, kind_of(model)
     router = Matmul(
-        Weight("router", (embed, experts), model.d_model**-0.5, "mlp.gate"),
-        Tensor("router", "length", (experts,)),
+        Weight(
+            "router", (Dimension(GATHERED, model.d_model), outputs), model.d_model**-0.5, "mlp.gate"
+        ),
+        Tensor("router", "length", (outputs,)),
     )
     return Mixture(
         norm=Weight("mlp_norm", stream.dimensions, None, "post_attention_layernorm"),

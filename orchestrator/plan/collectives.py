@@ -3,6 +3,7 @@
 The ledger of seconds has a line for each exchange.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,21 +16,32 @@ from orchestrator.network.mesh_axes import (
     REPLICA_AXES,
     SHARED_OVER_DCN,
     SLICE_REPLICAS,
+    in_use,
     link_of,
 )
 from orchestrator.plan.kernel_constants import TILE
-from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number, copied_matmuls
+from orchestrator.plan.layout import (
+    DTYPE_BYTES,
+    Layout,
+    Number,
+    copied_matmuls,
+    gathered_axis,
+    is_of_experts,
+)
 from orchestrator.types.plan import Collective, CollectiveKind, LineKind
 from orchestrator.types.spec_fields import DType
 
 GATHER: CollectiveKind = "all-gather"
 SCATTER: CollectiveKind = "reduce-scatter"
 REDUCE: CollectiveKind = "all-reduce"
+ALL_TO_ALL: CollectiveKind = "all-to-all"
 
 # Attention and MLP each gather their input over `tensor` and scatter their output; backward they
 # gather the output's gradient and scatter the input's. The gathered input is not kept: gradients
 # of the weights need it gathered again.
 STREAM_GATHERS, STREAM_SCATTERS = 3, 2
+# Rows go to experts and come back; backward they go again, and the gradients of both ways.
+ROW_EXCHANGES = 5
 ENDS = 2  # the embedding and the unembedding
 WEIGHT_GATHERS = 2  # forward and backward; recompute shares the backward's
 OVER_DCN = " over dcn"
@@ -85,11 +97,11 @@ class Exchange:
         twice = 2 if self.kind == REDUCE else 1
         return twice * volume * (self.ways - 1) / self.ways
 
-    def collective(self) -> Collective:
+    def collective(self, mesh: Mapping[str, Number]) -> Collective:
         """The exchange as a value of the Plan."""
         return Collective(
             kind=self.kind,
-            axes=self.axes,
+            axes=in_use(self.axes, mesh),
             link=link_of(self.axes),
             dtype=self.dtype,
             bytes_per_step=float(self.moved_bytes),
@@ -102,6 +114,7 @@ def exchanges(layout: Layout) -> list[Exchange]:
     return [
         *stream_exchanges(layout),
         *weight_exchanges(layout),
+        *expert_exchanges(layout),
         *key_value_exchanges(layout),
         *gradient_exchanges(layout),
     ]
@@ -143,30 +156,75 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     which come last.
     """
     types, passes = layout.precision, layout.microbatches
-    blocks = Weights(
-        tuple(
-            (layout.total_elements(matmuls), layers * passes)
-            for block, layers in layout.network.kinds
-            for part in block.sublayers
-            for matmuls in part.parallel
-        ),
-        layout.network.layers * passes,
-    )
+    blocks, experts = (block_weights(layout, of_experts=one) for one in (False, True))
     table = Weights(((layout.table_elements, passes),), passes)
     gather = partial(weight_exchange, layout, "weight_gather", GATHER, types.compute)
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
-    tables = len(layout.network.tables)
-    return [
+    of_experts = "experts / expert / tensor"
+    tables, inside, apart = len(layout.network.tables), GROUPS["weights"], GROUPS["expert_weights"]
+    every = [
         exchange
-        for axes, suffix in ((GROUPS["weights"], ""), (SHARED_OVER_DCN, OVER_DCN))
+        for axes, suffix in ((inside, ""), (SHARED_OVER_DCN, OVER_DCN))
         for exchange in (
-            gather(axes, f"weight gather{suffix}", of_block, blocks, WEIGHT_GATHERS),
-            gather(axes, f"table gather{suffix}", of_table, table, tables),
-            scatter(axes, f"gradient scatter{suffix}", of_block, blocks, 1),
-            scatter(axes, f"table gradient scatter{suffix}", of_table, table, ENDS),
+            gather(axes, f"weight gather{suffix}", of_block, blocks, WEIGHT_GATHERS, inside),
+            gather(axes, f"table gather{suffix}", of_table, table, tables, inside),
+            scatter(axes, f"gradient scatter{suffix}", of_block, blocks, 1, inside),
+            scatter(axes, f"table gradient scatter{suffix}", of_table, table, ENDS, inside),
         )
     ]
+    for axes, suffix in ((apart, ""), (SHARED_OVER_DCN, OVER_DCN)) if experts.parts else ():
+        every += [
+            gather(axes, f"expert weight gather{suffix}", of_experts, experts, WEIGHT_GATHERS,
+                   apart),
+            scatter(axes, f"expert gradient scatter{suffix}", of_experts, experts, 1, apart),
+        ]  # fmt: skip
+    return every
+
+
+def expert_exchanges(layout: Layout) -> list[Exchange]:
+    """Tokens over `expert`. With a capacity each row goes to its expert and comes back. Without
+    one, every device of the group gets all tokens, and adds up what its own experts make of them.
+    """
+    moe, axes = layout.model.moe, GROUPS["expert"]
+    if moe is None:
+        return []
+    mixtures = sum(isinstance(block.mlp, Mixture) * count for block, count in layout.network.kinds)
+    passes, ways = mixtures * layout.microbatches, layout.devices_along(axes)
+    tokens = layout.tokens * layout.model.d_model * layout.compute_bytes
+
+    def exchange(
+        line: LineKind, name: str, kind: CollectiveKind, formula: str, volume: Number, calls: int
+    ) -> Exchange:
+        return Exchange(line, name, kind, axes, formula, ways, calls * passes,
+                        (Part(volume, calls * passes),), layout.precision.compute)  # fmt: skip
+
+    if moe.capacity_factor is not None:
+        volume = tokens * layout.rows_of_token
+        return [exchange("expert_exchange", "tokens to experts", ALL_TO_ALL,
+                         "tokens x rows x d_model", volume, ROW_EXCHANGES)]  # fmt: skip
+    formula, volume = "tokens x expert x d_model", tokens * ways
+    return [
+        exchange("expert_gather", "token gather", GATHER, formula, volume, STREAM_GATHERS),
+        exchange("expert_scatter", "token scatter", SCATTER, formula, volume, STREAM_SCATTERS),
+    ]
+
+
+def block_weights(layout: Layout, *, of_experts: bool) -> "Weights":
+    """The weights of all layers: those of experts, or all others."""
+    passes = layout.microbatches
+    parts = [
+        (layout.total_elements(matmuls), layers * passes, layers)
+        for block, layers in layout.network.kinds
+        for part in block.sublayers
+        for matmuls in part.parallel
+        if is_of_experts(matmuls[0]) == of_experts
+    ]
+    mixtures = sum(
+        layers for block, layers in layout.network.kinds if isinstance(block.mlp, Mixture)
+    )
+    layers = mixtures if of_experts else layout.network.layers
+    return Weights(tuple(one[:2] for one in parts), layers * passes)
 
 
 @dataclass(frozen=True)
@@ -189,14 +247,15 @@ def weight_exchange(
     formula: str,
     weights: Weights,
     times: int,
+    inside: tuple[str, ...],
 ) -> Exchange:
     """One exchange of weights or their gradients over the axes of one link: so many `times` each
-    time that a step passes the weights.
+    time that a step passes the weights. `inside` are the axes of a slice that split them.
     """
     parts_elsewhere, ways = 1, layout.devices_along(axes)
     if link_of(axes) == "dcn":
         formula += " / fsdp / sequence"
-        parts_elsewhere = layout.devices_along(GROUPS["weights"])
+        parts_elsewhere = layout.devices_along(inside)
     size = DTYPE_BYTES[dtype] / parts_elsewhere
     parts = tuple(
         Part(elements * size, times * often, serial=int(i == 0))
@@ -250,8 +309,8 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     return [
         exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
                  copied_gradients(layout), layout.copies),
-        exchange("router gradients", REDUCE, GROUPS["tensor"], "routers",
-                 router_gradients(layout)),
+        *(exchange("router gradients", REDUCE, GROUPS["tensor"], "routers", routers)
+          for routers in [router_gradients(layout)] if routers),
         exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms", norm_gradients(layout)),
         exchange(f"norm gradients{OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms",
                  norm_gradients(layout)),
@@ -324,8 +383,8 @@ def gradient_buckets(layout: Layout) -> list[Part]:
     early = per_layer(layout)
     return [
         *(part for stack in network.stacks for part in stack_buckets(layout, stack, data)),
-        Part(padded(embedding, data), 1, serial=1),
-        *(Part(padded(one, data), 1, serial=1 - early) for one in ends),
+        Part(whole_tiles(embedding, data), 1, serial=1),
+        *(Part(whole_tiles(one, data), 1, serial=1 - early) for one in ends),
     ]
 
 
@@ -334,15 +393,15 @@ def stack_buckets(layout: Layout, stack: Stack, data: Number) -> list[Part]:
     layers, times = reduced_at_a_time(layout, stack)
     joined = per_layer(layout) & (data > 1)
     matrices, alone = [one.weight for one in stack.block.matmuls], 1 - joined
-    weights = [layout.elements(weight) / layout.ways(GATHERED) for weight in matrices]
+    weights = [layout.elements(one) / layout.ways(gathered_axis(one)) for one in matrices]
     weights += [norm.elements for norm in stack.block.norms]
     return [
-        Part(padded(sum(weights), data), times * joined, serial=1 * joined),
-        *(Part(padded(layers * one, data), times * alone, serial=alone) for one in weights),
+        Part(whole_tiles(sum(weights), data), times * joined, serial=1 * joined),
+        *(Part(whole_tiles(layers * one, data), times * alone, serial=alone) for one in weights),
     ]
 
 
-def padded(elements: Number, ways: Number) -> Number:
+def whole_tiles(elements: Number, ways: Number) -> Number:
     """Elements filled up to whole tiles for every device that reduces them."""
     quantum = ways * TILE[0] * TILE[1]
     return np.where(ways > 1, np.ceil(elements / quantum) * quantum, elements)

@@ -19,7 +19,8 @@ from orchestrator.network.mesh_axes import (
     SHARED_OVER_DCN,
     ways,
 )
-from orchestrator.plan.torus import Bools, Ints, Torus, factorizations
+from orchestrator.network.mixture import EXPERTS
+from orchestrator.plan.torus import Bools, Ints, Torus, factor_rows
 from orchestrator.types.infeasible import ReasonCode
 from orchestrator.types.spec import Batch, MeshRequest, Model
 
@@ -127,6 +128,12 @@ def replicas_in_pod(sizes: Sizes) -> Ints:
     return split(sizes, "batch")
 
 
+def usable_axes(model: Model) -> tuple[str, ...]:
+    """The axes of a slice that have something of the model to split."""
+    idle = () if model.moe else LOGICAL_AXES[EXPERTS]
+    return tuple(axis for axis in ICI_AXES if axis not in idle)
+
+
 def placements(
     slice_torus: Torus, model: Model, length: int, mesh: MeshRequest, most_replicas: int
 ) -> Ints:
@@ -139,7 +146,7 @@ def placements(
     rules = model_rules(model, length)
     factors = np.ones((1, 0, len(ICI_AXES)), np.int64)
     for i, axis in enumerate(slice_torus.axes):
-        parts = np.array(factorizations(axis.length, len(ICI_AXES)), np.int64)
+        parts = factor_rows(axis.length, usable_axes(model))
         old = np.repeat(factors, len(parts), axis=0)
         new = np.tile(parts, (len(factors), 1))[:, None, :]
         factors = np.concatenate([old, new], axis=1)
@@ -177,15 +184,15 @@ def partly_realizable(
     return np.asarray(holds & (replicas_in_pod(sizes) <= most_replicas))
 
 
-def batches_next_to(batch: Batch, replicas: Ints) -> list[Ints]:
+def batches_next_to(batch: Batch, of: Ints) -> list[Ints]:
     """The batch that each mesh would take: the requested one, or the multiples next to it.
 
-    Two arrays like `replicas`, of batches below and above; zero where there is none within the
+    Two arrays like `of`, of batches below and above; zero where there is none within the
     tolerance. A batch moves no farther than its mesh needs.
     """
     low, high = batch_range(batch)
-    below = batch.sequences // replicas * replicas
-    above = np.where(below == batch.sequences, 0, below + replicas)
+    below = batch.sequences // of * of
+    above = np.where(below == batch.sequences, 0, below + of)
     return [
         np.where((below >= low) & (below > 0), below, 0),
         np.where((above <= high) & (above > 0), above, 0),

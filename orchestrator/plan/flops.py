@@ -10,7 +10,7 @@ from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Attention, Block, Mixture
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
-from orchestrator.plan.layout import Layout, Number
+from orchestrator.plan.layout import Layout, Number, is_of_experts
 from orchestrator.types.plan import PlannedBatch
 from orchestrator.types.spec import Model
 
@@ -97,7 +97,7 @@ def expert_padding_flops(layout: Layout) -> Number:
     empty = max(layout.rows_of_choice - 1, 0.0)
 
     def of_block(block: Block) -> Number:
-        routed = (one for one in block.matmuls if one.share < 1)
+        routed = (one for one in block.matmuls if is_of_experts(one))
         return sum(layout.multiplied_elements(one) for one in routed)
 
     return empty * matmul_flops(layout, layout.over_layers(of_block))

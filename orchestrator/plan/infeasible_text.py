@@ -93,17 +93,19 @@ def reason_text(reason: Reason) -> str:
 
 
 def batch_text(
-    sequences: int, tolerance: float, low: int, high: int, divisor: int, ways: str
-) -> str:
+    sequences: int, tolerance: float, low: int, high: int, microbatches: int, divisor: int,
+    multiples: str,
+) -> str:  # fmt: skip
     size = f"{sequences:,}"
     if tolerance:
         size += f" (within {tolerance * 100:g} %: {low:,} to {high:,})"
+    parts = "pods x data x fsdp" + " x microbatches" * (microbatches > 1)
     if sequences % divisor:
         return (
-            f"the number of pods x data x fsdp is a multiple of {divisor:,} in every mesh that"
-            f" divides these; {size} sequences are not divisible by it"
+            f"the number of {parts} is a multiple of {divisor:,} in every mesh that divides these;"
+            f" {size} sequences are not divisible by it"
         )
-    return f"meshes split sequences in {ways}... ways; {size} is not divisible by any"
+    return f"meshes split sequences in {multiples}... ways; {size} is not divisible by any"
 
 
 def slice_lines(reason: Reason) -> Iterator[str]:

@@ -14,24 +14,18 @@ import numpy as np
 
 from orchestrator.catalog.chip import Chip
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import (
-    Block,
-    Dimension,
-    Matmul,
-    Network,
-    Tensor,
-    Weight,
-)
+from orchestrator.network.description import Block, Dimension, Matmul, Network, Tensor, Weight
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
+    GATHERED_OF_EXPERTS,
     HEAD,
     LOGICAL_AXES,
     PADDED,
     padded,
     ways,
 )
-from orchestrator.network.mixture import CHOICES, rows_of_token
+from orchestrator.network.mixture import CHOICES, EXPERTS, rows_of_token
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, elements_in_order, fewest_elements, whole
 from orchestrator.plan.torus import Links
@@ -39,6 +33,7 @@ from orchestrator.types.spec import Model, Optimizer, Precision
 
 Number = Any  # a plain number, or a numpy array of them
 
+GATHERED_AXES = (GATHERED, GATHERED_OF_EXPERTS)
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 MOMENTS = {"adamw": 2}  # numbers that an optimizer holds for each parameter
 
@@ -121,8 +116,8 @@ class Layout:
         """How much of a dimension a device works on. Matrices are gathered for use."""
         axis = dimension.axis
         if axis == CHOICES:
-            return dimension.size * self.rows_of_choice
-        if axis == GATHERED or not LOGICAL_AXES[axis]:
+            return dimension.size * self.buffer_of_choice
+        if axis in GATHERED_AXES or not LOGICAL_AXES[axis]:
             return dimension.size
         ways = self.ways(axis)
         if axis == PADDED:
@@ -139,8 +134,11 @@ class Layout:
 
     def multiplied_elements(self, matmul: Matmul) -> Number:
         """Elements of a weight that a device multiplies one of its tokens by."""
-        routed = min(self.rows_of_choice, 1.0) if matmul.share < 1 else 1.0
-        return routed * matmul.share * self.elements(matmul.weight)
+        if not is_of_experts(matmul):
+            return self.elements(matmul.weight)
+        # Of `expert` devices, each has a part of the experts, and the tokens of all for these.
+        share = min(self.rows_of_choice, 1.0) * matmul.share * self.ways("experts")
+        return share * self.elements(matmul.weight)
 
     @cached_property
     def rows_of_token(self) -> float:
@@ -151,6 +149,23 @@ class Layout:
     def rows_of_choice(self) -> float:
         """The same over the choices of a token: one where none is dropped."""
         return self.rows_of_token / self.model.moe.top_k if self.model.moe else 1.0
+
+    @cached_property
+    def buffer_of_choice(self) -> Number:
+        """Rows for which there is room, over the choices of a device's own tokens.
+
+        Where experts lie apart and none is dropped, all tokens may come to those of one device.
+        """
+        moe, ways = self.model.moe, self.ways("experts")
+        if moe is None or moe.capacity_factor is not None:
+            return self.rows_of_choice
+        most = np.minimum(moe.top_k, moe.experts / ways)
+        return ways * most / moe.top_k
+
+    @property
+    def buffer_of_token(self) -> Number:
+        """The same for each of a device's own tokens."""
+        return self.buffer_of_choice * self.model.moe.top_k if self.model.moe else 0.0
 
     def tensor_elements(self, tensor: Tensor) -> Number:
         """Elements of an activation on a device, of one layer and microbatch."""
@@ -209,7 +224,13 @@ class Layout:
     def owned_elements(self) -> Number:
         """All parameters that a device stores; every device stores all norm scales."""
         tables = len(self.network.tables) * self.table_elements
-        return (self.layer_elements + tables) / self.ways(GATHERED) + self.network.norm_parameters
+        routed = self.over_layers(self.routed_elements)
+        others = (self.layer_elements - routed + tables) / self.ways(GATHERED)
+        return others + routed / self.ways(GATHERED_OF_EXPERTS) + self.network.norm_parameters
+
+    def routed_elements(self, block: Block) -> Number:
+        """Matrix elements of a block's experts on a device, gathered for use."""
+        return self.total_elements(one for one in block.matmuls if is_of_experts(one))
 
     # --- what that takes in memory, where arrays are stored in tiles
 
@@ -220,8 +241,8 @@ class Layout:
 
     def stored_size(self, dimension: Dimension) -> Number:
         """The part of a weight's dimension that a device stores."""
-        if dimension.axis == GATHERED:
-            return dimension.size / self.ways(GATHERED)
+        if dimension.axis in GATHERED_AXES:
+            return dimension.size / self.ways(dimension.axis)
         return self.size(dimension)
 
     def stored_elements(self, weight: Weight) -> Number:
@@ -285,6 +306,17 @@ class Layout:
     def copied_elements(self) -> Number:
         """Stored elements that are copies of another device's."""
         return self.copied_heads * self.layer_elements_of_a_head / self.ways(GATHERED)
+
+
+def gathered_axis(weight: Weight) -> str:
+    """The logical axis along which a matrix is gathered."""
+    [axis] = [one.axis for one in weight.dimensions if one.axis in GATHERED_AXES]
+    return axis
+
+
+def is_of_experts(matmul: Matmul) -> bool:
+    """Whether its weight is that of experts."""
+    return matmul.weight.dimensions[0].axis == EXPERTS
 
 
 def copied_matmuls(block: Block) -> tuple[Matmul, ...]:

@@ -20,9 +20,15 @@ from orchestrator.types.plan import LedgerLine, LineKind
 ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
 ALONE = frozenset({"mxu", "hbm", "host"})  # what a device keeps busy without its links
 # Matmuls wait for these: the compiler can only send piece by piece what is multiplied piece by
-# piece. Keys and values of other devices are needed whole.
+# piece. Keys and values of other devices are needed whole, and so are tokens of experts.
 TENSOR: tuple[LineKind, ...] = ("activation_gather", "activation_scatter")
-WHOLE: tuple[LineKind, ...] = ("kv_gather", "kv_scatter")
+WHOLE: tuple[LineKind, ...] = (
+    "kv_gather",
+    "kv_scatter",
+    "expert_exchange",
+    "expert_gather",
+    "expert_scatter",
+)
 # Measured all-gathers reach 95 % of 45 GB/s a link and direction, which datasheets call 50.
 ICI_RATE, ICI_RATE_SOURCE = 0.95 * 45 / 50, "scaling-book-sharding"
 LANES = 128  # attention kernels pad a head to whole lanes: 64 costs as much as 128
@@ -130,7 +136,7 @@ def touched_elements(layout: Layout, block: Block) -> Number:
     up = mlp.inputs[-1].output
     hidden = hidden_elements(layout, mlp)
     if isinstance(mlp, Mixture):
-        hidden += ROUTED_TOUCHES * layout.rows_of_token * layout.model.d_model
+        hidden += ROUTED_TOUCHES * layout.buffer_of_token * layout.model.d_model
         hidden += hidden_elements(layout, mlp.shared) if mlp.shared else 0
     heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
     rotated = ROTATION_TOUCHES * layout.model.head_dim * heads

@@ -16,9 +16,10 @@ from orchestrator.formatting import (
     span,
     with_unit,
 )
+from orchestrator.network.mesh_axes import in_use
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.plan.forecast import scale
-from orchestrator.render.resource_names import resource
+from orchestrator.render.resource_names import resource_name
 from orchestrator.render.screen_parts import (
     Part,
     Screen,
@@ -80,7 +81,10 @@ def headline(plan: Plan) -> str:
 
 def decisions(plan: Plan) -> list[Part]:
     """Return the request and the decisions, a line each."""
-    inside = ", ".join(axis_text(axis) for axis in plan.axes if axis.link == "ici")
+    shown = in_use(plan.mesh, plan.mesh)
+    inside = ", ".join(
+        axis_text(axis) for axis in plan.axes if axis.link == "ici" and axis.name in shown
+    )
     rows = [
         ("model", model(plan)),
         ("mesh", f"{slices_text(plan)} dcn | {inside}"),
@@ -191,7 +195,7 @@ def time(plan: Plan) -> list[Part]:
 
 
 def time_row(plan: Plan, line: LedgerLine) -> tuple[str, ...]:
-    name = resource(line.resource or "")
+    name = resource_name(line.resource or "")
     mark = "*" if name == plan.forecast.bound else ""
     return line.name, name, amount(line), seconds(line.value), mark
 
@@ -336,7 +340,9 @@ def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]
 
 def mesh_with_alike(plan: Plan) -> str:
     """Return the mesh inside a pod, and how many meshes are like it."""
-    mesh = ".".join(str(axis.size) for axis in plan.axes if axis.link == "ici")
+    shown = in_use(plan.mesh, plan.mesh)
+    inside = (axis for axis in plan.axes if axis.link == "ici" and axis.name in shown)
+    mesh = ".".join(str(axis.size) for axis in inside)
     return f"{mesh} +{plan.search.alike}" if plan.search.alike else mesh
 
 

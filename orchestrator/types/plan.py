@@ -7,7 +7,7 @@ from typing import Any, Literal
 from orchestrator.types.spec import DataSource, Model, Optimizer, Precision, Remat
 
 Link = Literal["dcn", "ici"]
-CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce"]
+CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
 
 # What a ledger line counts. Its name is for people, its kind for code.
 LineKind = Literal[
@@ -44,6 +44,9 @@ LineKind = Literal[
     "gradient_scatter",
     "kv_gather",
     "kv_scatter",
+    "expert_exchange",
+    "expert_gather",
+    "expert_scatter",
     "gradient_reduction",
     "latency",
     # seconds that only measured runs show
@@ -62,6 +65,7 @@ WarningCode = Literal[
     "slice_not_rented",
     "slices_not_joined",
     "no_memory_margin",
+    "accumulation_faster",
     "bf16_parameters",
     "host_memory_unknown",
     "other_trainer",
@@ -71,6 +75,7 @@ WarningCode = Literal[
     "many_years",
     "extrapolation",
     "no_expected",
+    "unsteady_profile",
 ]
 
 

@@ -16,6 +16,7 @@ from orchestrator.types.spec_fields import (
     AxisSize,
     DecayRate,
     DType,
+    Microbatches,
     Name,
     NonNegativeInteger,
     NonNegativeNumber,
@@ -133,6 +134,16 @@ class Batch:
             notation="tolerance",
         ),
     ] = 0.0
+    # The search takes the fewest that fit where it is None.
+    microbatches: Annotated[
+        Microbatches | None,
+        about(
+            "The number of parts of its sequences that a replica trains one after another; their"
+            " gradients add up. With auto it is the least that fits in memory.",
+            2,
+            notation="microbatches",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,6 +309,14 @@ class MeshRequest:
     # The search chooses what is None. It shares weights between pods on request alone.
     data: Annotated[
         AxisSize | None, about("The number of replicas of the model inside a pod.", notation="axis")
+    ] = None
+    expert: Annotated[
+        AxisSize | None,
+        about(
+            "The number of parts into which the sequences of a batch and the experts of a mixture"
+            " are split: tokens travel to their experts.",
+            notation="axis",
+        ),
     ] = None
     fsdp: Annotated[
         AxisSize | None,

@@ -22,7 +22,7 @@ from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Model
 from trainers.llama import zigzag
 from trainers.llama.attention import Attend
-from trainers.llama.axes import SEQUENCE, TENSOR
+from trainers.llama.axes import SEQUENCE, TENSOR, WEIGHTS, WEIGHTS_OF_EXPERTS
 from trainers.llama.checkpoint_policy import policy
 from trainers.llama.collectives import (
     all_gather,
@@ -53,11 +53,17 @@ class Runtime:
         return self.plan.mesh[SEQUENCE]
 
     def gather_matrix(self, shard: jax.Array, dimension: int) -> jax.Array:
-        """A matrix gathered from the chips along `fsdp` and `sequence`."""
+        """A matrix gathered from the chips that split its d_model."""
+        return self._gathered(shard, dimension, WEIGHTS)
+
+    def gather_experts(self, shard: jax.Array, dimension: int) -> jax.Array:
+        """The same for matrices of this chip's experts."""
+        return self._gathered(shard, dimension, WEIGHTS_OF_EXPERTS)
+
+    def _gathered(self, shard: jax.Array, dimension: int, axes: tuple[str, ...]) -> jax.Array:
         precision = self.plan.precision
-        return gather_matrix(
-            shard, dimension, DTYPES[precision.compute], DTYPES[precision.gradients]
-        )
+        types = DTYPES[precision.compute], DTYPES[precision.gradients]
+        return gather_matrix(shard, dimension, *types, axes)
 
 
 def batch_loss(
@@ -130,7 +136,7 @@ def block(
     moe = runtime.plan.model.moe
     if moe is None or not isinstance(kind.mlp, Mixture):
         return x + mlp_part(runtime, layer, y), None
-    added, routed = mixture_part(runtime.gather_matrix, kind.mlp, moe, layer, y)
+    added, routed = mixture_part(runtime, kind.mlp, moe, layer, y)
     return x + added, routed
 
 
