@@ -32,6 +32,7 @@ from trainers.llama.collectives import (
     together_in_backward,
 )
 from trainers.llama.embedding import lookup
+from trainers.llama.grouped import Grouped
 from trainers.llama.loss import Loss, token_loss
 from trainers.llama.mixture import Routed, mixture_part
 from trainers.llama.mlp import activate
@@ -47,6 +48,7 @@ class Runtime:
 
     plan: Plan
     kernels: Mapping[int | None, Attend]
+    grouped: Grouped
 
     @property
     def ways(self) -> int:
