@@ -19,8 +19,9 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.spec import load
 from orchestrator.spec.problem import SpecProblems
+from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
-from orchestrator.types.spec import MeshRequest, Model
+from orchestrator.types.spec import MeshRequest
 from tests.trainer_plans import plan_of
 
 DENSE = Model(name="m", layers=6, d_model=64, d_ff=256, heads=8, kv_heads=2, head_dim=16, vocab=128)

@@ -10,6 +10,7 @@ Imports stand inside the functions, so that `import orchestrator` stays light.
 from orchestrator.api.looking import (
     compare,
     doctor,
+    doctor_run,
     follow_logs,
     logs,
     report,
@@ -49,6 +50,7 @@ __all__ = [
     "compare",
     "diff",
     "doctor",
+    "doctor_run",
     "explain",
     "export",
     "follow_logs",

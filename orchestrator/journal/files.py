@@ -250,6 +250,12 @@ def hide(path: Path) -> Path:
     return hidden
 
 
+def set_aside(path: Path, suffix: str) -> None:
+    """Rename a file, if it is there; what was set aside under that name before is replaced."""
+    with writing(path), suppress(FileNotFoundError):
+        path.rename(path.with_name(f".{path.name}{suffix}"))
+
+
 def delete(path: Path) -> None:
     """Remove a file, or a folder with its contents."""
     with writing(path):

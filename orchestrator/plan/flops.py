@@ -11,8 +11,8 @@ from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Attention, Block, Mixture
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK, RAGGED_TILE, grouped_tile
 from orchestrator.plan.layout import Layout, Number
+from orchestrator.types.model import Model
 from orchestrator.types.plan import PlannedBatch
-from orchestrator.types.spec import Model
 
 MFU_DEFINITION = (
     "forward + backward matmul FLOPs with the unembedding + causal attention, no recompute,"
@@ -43,7 +43,7 @@ def attention_flops_per_token(model: Model, length: int) -> float:
     Half of the full 4 S N H; less with a window. Backward takes twice as much.
     """
     return sum(
-        layers * 4.0 * seen_positions(length, block.attention.window) * block.attention.width
+        layers * 4.0 * seen_positions(length, block.attention.scores.window) * block.attention.width
         for block, layers in decoder(model).kinds
     )
 
@@ -149,10 +149,12 @@ def computed_positions(layout: Layout, attention: Attention) -> float:
     sees: 1 + b/S of the causal half.
     """
     length, size = layout.length, min(ATTENTION_BLOCK, layout.length)
-    if attention.window is None:
+    if attention.scores.window is None:
         return (length + size) / 2
     blocks = length / size
-    most = min(ceil((attention.window - 1) / size) + 1, blocks)  # of keys, for a block of queries
+    most = min(
+        ceil((attention.scores.window - 1) / size) + 1, blocks
+    )  # of keys, for a block of queries
     return size * (most - most * (most - 1) / (2 * blocks))
 
 

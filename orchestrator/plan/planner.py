@@ -30,8 +30,9 @@ from orchestrator.plan.search import (
     search_request,
 )
 from orchestrator.types import codec
+from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
-from orchestrator.types.spec import Experiment, Model, Spec
+from orchestrator.types.spec import Experiment, Spec
 
 SCHEMA = 4
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
 
-from orchestrator.types.spec import DataSource, Model, Optimizer, Precision, Remat
+from orchestrator.types.model import Model
+from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat
 
 Link = Literal["dcn", "ici"]
 CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]

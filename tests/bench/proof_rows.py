@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from orchestrator import catalog
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.plan.feasibility import usable_axes
+from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
-from orchestrator.types.spec import MeshRequest, Model, Precision, Spec
+from orchestrator.types.spec import MeshRequest, Precision, Spec
 from tests.example_specs import spec_of
 
 # Networks that the catalog lacks, for their head sizes, their MLPs and their tables.
@@ -75,8 +76,8 @@ PRECISIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """One row: sizes of data, fsdp, sequence and tensor, for mixtures with expert after data, and of
-    fsdp_dcn where pods share weights; and sequences a step of that length.
+    """One row: sizes of data, fsdp, sequence and tensor, for mixtures with expert after data, and
+    of fsdp_dcn where pods share weights; and sequences a step of that length.
     """
 
     model: str

@@ -20,7 +20,8 @@ from trainers.llama.collectives import all_reduce, reduce_gradients
 from trainers.llama.grouped import grouped_matmul
 from trainers.llama.loss import Loss
 from trainers.llama.mixture import Routed, router_metrics
-from trainers.llama.model import DTYPES, Runtime, batch_loss
+from trainers.llama.model import batch_loss
+from trainers.llama.runtime import DTYPES, Runtime
 
 Tree = Any
 Sums = tuple[Loss, Routed | None]
@@ -36,8 +37,8 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     compute = DTYPES[plan.precision.compute]
     platform = _platform(mesh)
     kernel = partial(attention, platform, compute, plan.batch.length, ways)
-    windows = {block.attention.window for block in decoder(plan.model).blocks}
-    kernels = {window: kernel(window) for window in windows}
+    kinds = {block.attention.scores for block in decoder(plan.model).blocks}
+    kernels = {kind: kernel(kind) for kind in kinds}
     runtime = Runtime(plan, kernels, grouped_matmul(platform))
     start = partial(_start, plan)
     state = _placed(mesh, jax.eval_shape(start, 0), _state_specs(plan))
