@@ -21,6 +21,10 @@ SENTENCES: dict[WarningCode, str] = {
         "bf16 parameters without an fp32 master copy lose small updates; the book counts memory"
         " this way, but few runs train this way"
     ),
+    "attention_positions": (
+        "the trainer's attention takes {positions} positions at a time on TPUs, and a chip has"
+        " {length:,} / {sequence}: this runs in a rehearsal alone"
+    ),
     "other_trainer": (
         "the forecast describes the program of trainer {ledger}, not that of {trainer}: memory,"
         " time and cost of {trainer} are unknown"
