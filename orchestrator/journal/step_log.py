@@ -161,18 +161,17 @@ def _sum_lines(path: Path, size: int | None) -> WrittenSteps:
 
 
 def merge_attempts(attempts: Iterable[Iterable[TimedStep]]) -> list[TimedStep]:
-    """The steps of the whole run in order.
+    """The steps of the whole run in order; the last attempt at a step counts.
 
-    An attempt goes on from a checkpoint: what those before it did after that no longer counts,
-    whether it is done again or the run ends before.
+    An attempt undoes the steps after those that it restored, also where a superseded attempt does
+    some while it runs.
     """
-    history: dict[int, TimedStep] = {}
-    for steps in attempts:
-        done = {timed.step.index: timed for timed in steps}
-        first = min(done, default=None)
-        if first is not None:
-            history = {index: timed for index, timed in history.items() if index < first} | done
-    return [history[index] for index in sorted(history)]
+    newest: dict[int, TimedStep] = {}
+    for steps in map(list, attempts):
+        restored = steps[0].step.index if steps else 0
+        kept = ((index, timed) for index, timed in newest.items() if index < restored or not steps)
+        newest = dict(kept) | {timed.step.index: timed for timed in steps}
+    return [newest[index] for index in sorted(newest)]
 
 
 def decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[str]]:
