@@ -14,7 +14,7 @@ from orchestrator.render.screen_parts import fit
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 GROUPS = {
-    "Plan": ("init", "schema", "plan", "explain", "prove", "score", "export"),
+    "Plan": ("init", "schema", "plan", "explain", "prove", "score", "import", "export"),
     "Run": ("submit", "runs", "status", "logs", "cancel", "resume", "rm"),
     "Look": ("report", "compare", "sync", "ui"),
     "Machine": ("doctor", "calibrate", "completion"),

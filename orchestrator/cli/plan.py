@@ -294,4 +294,35 @@ def export(kind: "ManifestKind", spec: Path, overrides: tuple[str, ...]) -> None
     echo(yaml_text(orch.export(kind, spec, overrides)), nl=False)
 
 
-COMMANDS = (init, schema, plan, explain, prove, score, export)
+@click.group("import")
+def import_() -> None:
+    """Print the spec of a run of another tool."""
+
+
+@import_.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--device-type", metavar="TYPE", help="The chips, as xpk calls them: v6e-256.")
+@click.option("--slices", type=click.IntRange(1), metavar="N", help="How many slices of them.")
+def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | None) -> None:
+    """Print the spec of a run that was written for MaxText.
+
+    A SOURCE is a file (YAML of its keys, a shell script with its command and xpk's) or words
+    key=value; a later one overrides an earlier one. Every key is used, known not to matter, or
+    refused by name. What the spec says otherwise goes to the error stream.
+
+    \b
+    Example:
+      orch import maxtext run_recipe.sh > spec.yaml
+      orch import maxtext "model_name=llama3-70b per_device_batch_size=4" --device-type v6e-256
+    """
+    from orchestrator.spec.spec_text import yaml_text
+
+    found = orch.import_maxtext(sources, device=device_type, slices=slices)
+    for note in found.notes:
+        echo(f"note: {note}", err=True)
+    if found.irrelevant:
+        echo(f"not needed for a plan: {', '.join(found.irrelevant)}", err=True)
+    echo(yaml_text([found.values]), nl=False)
+
+
+COMMANDS = (init, schema, plan, explain, prove, score, import_, export)
