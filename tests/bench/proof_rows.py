@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from orchestrator import catalog
-from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.types.model import Model
 from orchestrator.types.spec import MeshRequest, Precision, Spec
 from tests.example_specs import spec_of
@@ -46,6 +45,7 @@ MODELS = {
         ),
     )
 }  # fmt: skip
+AXES = ("data", "fsdp", "sequence", "tensor", "fsdp_dcn")  # of a row, in this order
 PRECISIONS = {
     "": Precision(),
     "bf16": Precision(parameters="bf16", optimizer="bf16"),
@@ -78,7 +78,7 @@ class BenchPlan:
             chip=self.chip,
             topology=self.topology,
             pods=self.pods,
-            mesh=MeshRequest(**dict(zip((*ICI_AXES, *SHARED_OVER_DCN), self.mesh, strict=False))),
+            mesh=MeshRequest(**dict(zip(AXES, self.mesh, strict=False))),
             remat=self.remat,
             precision=PRECISIONS[self.precision],
         )
