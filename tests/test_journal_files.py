@@ -96,15 +96,15 @@ def test_a_folder_without_a_run_is_an_error(
 
 def test_another_schema_is_not_read(tmp_path: Path) -> None:
     path = journal.create_run(tmp_path, run_request(), "it").journal.paths.events / "000001.json"
-    path.write_bytes(path.read_bytes().replace(b'"schema":3', b'"schema":4'))
-    with pytest.raises(JournalUnreadable, match="its schema is 4"):
+    path.write_bytes(path.read_bytes().replace(b'"schema":', b'"schema":99'))
+    with pytest.raises(JournalUnreadable, match=r"its schema is 99\d"):
         journal.find_run(tmp_path, "it").run()
 
 
 def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
     paths = journal.create_run(tmp_path, run_request(), "it").journal.paths
     first = paths.events / "000001.json"
-    first.write_bytes(first.read_bytes().replace(b'"schema":3', b'"schema":3,"mood":"good"'))
+    first.write_bytes(first.read_bytes().replace(b'"schema":', b'"mood":"good","schema":'))
     event_chain.note_newest(paths, 1, event_chain.digest(first.read_bytes()))
     assert journal.find_run(tmp_path, "it").run().problems == ()
 

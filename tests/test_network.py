@@ -24,9 +24,10 @@ from orchestrator.network.rematerialization import POLICIES, policy, remat_of, t
 from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.collectives import Exchange, exchanges
 from orchestrator.plan.policy_arrays import all_policies
+from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import MeshRequest, Model, Precision, TensorTreatments
+from orchestrator.types.spec import MeshRequest, Precision, TensorTreatments
 from tests.census import count_collectives
 from tests.trainer_plans import TINY, plan_of
 from trainers.contract import load
@@ -45,7 +46,7 @@ def test_parameters_are_the_sum_of_the_weights(changes: dict[str, Any]) -> None:
     """Blocks count once for each layer, a tied table once."""
     network = decoder(model_of(**changes))
     blocks = network.layers * sum(weight.elements for weight in network.blocks[0].weights)
-    ends = sum(weight.elements for weight in (*network.tables, network.norm))
+    ends = sum(weight.elements for weight in (*network.tables, *network.norm.weights))
     assert network.parameters == blocks + ends
 
 

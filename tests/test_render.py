@@ -31,8 +31,8 @@ from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load
 from orchestrator.spec.study import load_study
 from orchestrator.study import forecast_study
+from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Model
 from tests.conftest import GOLDEN, ROOT, HoldGolden
 from tests.example_specs import spec_of
 

@@ -15,8 +15,9 @@ from orchestrator.network.description import (
 )
 from orchestrator.network.mixture import EXPERTS, is_mixture, mixture
 from orchestrator.network.mlp import mlp
+from orchestrator.network.norm import norm
 from orchestrator.network.pattern import patterns
-from orchestrator.types.spec import Model
+from orchestrator.types.model import Model
 
 # Logical axis → the key of a Model that has its size.
 MODEL_KEYS = {
@@ -27,6 +28,7 @@ MODEL_KEYS = {
     "embed": "d_model",
 }
 BLOCK_INPUT = "block_input"
+WHOLE_NAMES = (".bias", ".sinks")  # the ends of names that are published without `.weight`
 LAYERS = "layers"  # the name of a stack in the trainer's tree
 LOCAL = "L"  # in a pattern of windows: a layer with the window
 PUBLISHED_LAYER = "model.layers.{layer}."  # the beginning of a block's names in a checkpoint
@@ -53,8 +55,10 @@ def decoder(model: Model) -> Network:
     return Network(
         embedding=embedding,
         segments=segments([block(model, layer) for layer in range(model.layers)]),
-        norm=Weight("norm", (stream,), None, "model.norm"),
+        norm=norm(model, "norm", "model.norm", stream),
         head=embedding if model.tied else Weight("unembedding", table, deviation, "lm_head"),
+        embedding_scale=model.d_model**0.5 if model.embedding_scale else 1.0,
+        logit_cap=model.logit_cap,
     )
 
 
@@ -121,9 +125,12 @@ def published_names(network: Network) -> dict[tuple[str, ...], str]:
     Names of the blocks' weights have a place for the `layer`, which is one of its stack's layers.
     """
     names: dict[tuple[str, ...], str] = {}
-    for weight in (*network.tables, network.norm):
+    for weight in (*network.tables, *network.norm.weights):
         names[weight.name,] = weight.published
     for stack in network.stacks:
         for weight in stack.block.weights:
             names[stack.name, weight.name] = PUBLISHED_LAYER + weight.published
-    return {path: f"{name}.weight" for path, name in names.items()}
+    return {
+        path: name if name.endswith(WHOLE_NAMES) else f"{name}.weight"
+        for path, name in names.items()
+    }

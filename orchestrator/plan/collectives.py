@@ -3,16 +3,18 @@
 The ledger of seconds has a line for each exchange.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from orchestrator.network.description import Block, Mixture, Stack
+from orchestrator.network.description import Block, Mixture, Stack, Weight
 from orchestrator.network.mesh_axes import (
+    COPIED,
     GATHERED,
     GROUPS,
+    LOGICAL_AXES,
     REPLICA_AXES,
     SHARED_OVER_DCN,
     SLICE_REPLICAS,
@@ -311,9 +313,11 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
                  copied_gradients(layout), layout.copies),
         *(exchange("router gradients", REDUCE, GROUPS["tensor"], "routers", routers)
           for routers in [router_gradients(layout)] if routers),
-        exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms", norm_gradients(layout)),
+        exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms",
+                 vector_gradients(layout, is_repeated)),
         exchange(f"norm gradients{OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms",
-                 norm_gradients(layout)),
+                 vector_gradients(layout, is_repeated)),
+        *split_vector_exchanges(layout, exchange),
         exchange("data scatter", SCATTER, GROUPS["data"], payload, whole),
         exchange("data gather", GATHER, GROUPS["data"], payload, whole),
         exchange("pods", REDUCE, (SLICE_REPLICAS,), f"{payload} / data", shares),
@@ -346,6 +350,20 @@ def copied_gradients(layout: Layout) -> tuple[Part, ...]:
     )
 
 
+def is_repeated(weight: Weight) -> bool:
+    """Whether every device of a slice has all of it."""
+    return not any(LOGICAL_AXES[dimension.axis] for dimension in weight.dimensions)
+
+
+def is_split(weight: Weight) -> bool:
+    return not is_repeated(weight) and not is_copied(weight)
+
+
+def is_copied(weight: Weight) -> bool:
+    """Whether it belongs to kv heads."""
+    return any(dimension.axis == COPIED for dimension in weight.dimensions)
+
+
 def router_gradients(layout: Layout) -> tuple[Part, ...]:
     """Gradients of routers, which every device of a `tensor` group holds."""
     size = layout.gradient_bytes / layout.ways(GATHERED)
@@ -357,16 +375,39 @@ def router_gradients(layout: Layout) -> tuple[Part, ...]:
     )
 
 
-def norm_gradients(layout: Layout) -> tuple[Part, ...]:
-    """Gradients of norm scales, which every device of a slice holds."""
+def vector_gradients(layout: Layout, chosen: Callable[[Weight], bool]) -> tuple[Part, ...]:
+    """Gradients of those norms and biases that are chosen."""
     wire, network = layout.gradient_bytes, layout.network
     of_blocks = tuple(
-        Part(layers * norm.elements * wire, times, serial=1)
+        Part(layers * layout.elements(vector) * wire, times, serial=1)
         for stack in network.stacks
         for layers, times in [reduced_at_a_time(layout, stack)]
-        for norm in stack.block.norms
+        for vector in filter(chosen, stack.block.vectors)
     )
-    return (*of_blocks, Part(network.norm.elements * wire, 1, serial=1 - per_layer(layout)))
+    ends = tuple(
+        Part(layout.elements(vector) * wire, 1, serial=1 - per_layer(layout))
+        for vector in filter(chosen, network.norm.weights)
+    )
+    return (*of_blocks, *ends)
+
+
+def split_vector_exchanges(layout: Layout, exchange: Callable[..., Exchange]) -> list[Exchange]:
+    """Gradients of norms and biases of heads and of d_ff, which `tensor` splits; where kv heads are
+    copied, over the copies too.
+    """
+    ways = layout.devices_along(GROUPS["weights"])
+    return [
+        exchange(f"{name}{suffix}", REDUCE, axes, "biases", parts, devices)
+        for name, chosen, of_slice in (
+            ("bias gradients", is_split, ways),
+            ("kv bias gradients", is_copied, ways * layout.copies),
+        )
+        for suffix, axes, devices in (
+            ("", GROUPS["weights"], of_slice),
+            (OVER_DCN, SHARED_OVER_DCN, layout.devices_along(SHARED_OVER_DCN)),
+        )
+        if (parts := vector_gradients(layout, chosen))
+    ]
 
 
 def gradient_buckets(layout: Layout) -> list[Part]:
@@ -379,7 +420,7 @@ def gradient_buckets(layout: Layout) -> list[Part]:
     network, ways = layout.network, layout.ways(GATHERED)
     data = layout.devices_along(GROUPS["data"])
     embedding, *ends = [layout.elements(table) / ways for table in network.tables]
-    ends.append(network.norm.elements)
+    ends += [layout.elements(vector) for vector in network.norm.weights]
     early = per_layer(layout)
     return [
         *(part for stack in network.stacks for part in stack_buckets(layout, stack, data)),
@@ -394,7 +435,7 @@ def stack_buckets(layout: Layout, stack: Stack, data: Number) -> list[Part]:
     joined = per_layer(layout) & (data > 1)
     matrices, alone = [one.weight for one in stack.block.matmuls], 1 - joined
     weights = [layout.elements(one) / layout.ways(gathered_axis(one)) for one in matrices]
-    weights += [norm.elements for norm in stack.block.norms]
+    weights += [layout.elements(vector) for vector in stack.block.vectors]
     return [
         Part(whole_tiles(sum(weights), data), times * joined, serial=1 * joined),
         *(Part(whole_tiles(layers * one, data), times * alone, serial=alone) for one in weights),

@@ -29,7 +29,8 @@ from orchestrator.network.mixture import CHOICES, EXPERTS, rows_of_token
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, elements_in_order, fewest_elements, whole
 from orchestrator.plan.torus import Links
-from orchestrator.types.spec import Model, Optimizer, Precision
+from orchestrator.types.model import Model
+from orchestrator.types.spec import Optimizer, Precision
 
 Number = Any  # a plain number, or a numpy array of them
 
@@ -221,12 +222,18 @@ class Layout:
         return len(self.network.tables) * self.table_padding_elements / self.ways(GATHERED)
 
     @cached_property
+    def vector_elements(self) -> Number:
+        """Those of norms and biases: a device has all of them but what `tensor` splits."""
+        blocks = self.over_layers(lambda block: sum(map(self.elements, block.vectors)))
+        return blocks + sum(map(self.elements, self.network.norm.weights))
+
+    @cached_property
     def owned_elements(self) -> Number:
-        """All parameters that a device stores; every device stores all norm scales."""
+        """All parameters that a device stores."""
         tables = len(self.network.tables) * self.table_elements
         routed = self.over_layers(self.routed_elements)
         others = (self.layer_elements - routed + tables) / self.ways(GATHERED)
-        return others + routed / self.ways(GATHERED_OF_EXPERTS) + self.network.norm_parameters
+        return others + routed / self.ways(GATHERED_OF_EXPERTS) + self.vector_elements
 
     def routed_elements(self, block: Block) -> Number:
         """Matrix elements of a block's experts on a device, gathered for use."""
@@ -262,9 +269,9 @@ class Layout:
 
     @cached_property
     def stored_parameter_elements(self) -> Number:
-        """What all parameters of a device take, in elements; every device has all norm scales."""
+        """What all parameters of a device take, in elements."""
         tables = sum(self.stored_elements(table) for table in self.network.tables)
-        return self.stored_layer_elements + tables + self.network.norm_parameters
+        return self.stored_layer_elements + tables + self.vector_elements
 
     def stored_tensor_elements(self, tensor: Tensor) -> Number:
         """What an activation of one layer and microbatch takes, in elements.

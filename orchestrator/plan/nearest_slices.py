@@ -11,11 +11,11 @@ from orchestrator.plan.feasibility import usable_axes
 from orchestrator.plan.spec_changes import CHIP, PODS, PRICE, TOPOLOGY, Change, Nearby
 from orchestrator.plan.torus import count_placements, make_torus
 from orchestrator.types.infeasible import Suggestion
+from orchestrator.types.model import Model
 from orchestrator.types.plan import Estimate
-from orchestrator.types.spec import Model
 
 MOST_TRIES = 12  # searches for one suggestion
-MOST_PLACEMENTS = 60_000  # of a slice that is tried: larger ones take seconds to search
+MOST_PLACEMENTS = 400_000  # of a slice that is tried: larger ones take seconds to search
 CHIPS = 3  # other chips that are suggested, the cheapest first
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
 
-from orchestrator.types.spec import DataSource, Model, Optimizer, Precision, Remat
+from orchestrator.types.model import Model
+from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat
 
 Link = Literal["dcn", "ici"]
 CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
@@ -66,6 +67,7 @@ WarningCode = Literal[
     "slices_not_joined",
     "no_memory_margin",
     "accumulation_faster",
+    "attention_positions",
     "bf16_parameters",
     "host_memory_unknown",
     "other_trainer",

@@ -4,6 +4,7 @@ Every chip of a tensor group routes all tokens of the group, and has its part of
 expert.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -18,15 +19,22 @@ from orchestrator.types.plan import Plan
 from trainers.llama.axes import COPIES, EXPERT, MESH, TENSOR
 from trainers.llama.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from trainers.llama.experts import dropless_rows, limited_rows, multiply, through_experts
-from trainers.llama.mlp import Gather, activate
+from trainers.llama.grouped import Grouped
+from trainers.llama.mlp import activate
 from trainers.llama.parameters import Parameters
 from trainers.llama.routing import Routing, route
 
 SLICE = (*ICI_AXES, COPIES)
+Gather = Callable[[jax.Array, int], jax.Array]  # a matrix's shard and its dimension of d_model
 
 
 class Gathers(Protocol):
-    """How matrices are gathered: from their shards and the dimension of d_model."""
+    """How matrices are gathered: from their shards and the dimension of d_model; and how rows of
+    experts are multiplied by them.
+    """
+
+    @property
+    def grouped(self) -> Grouped: ...
 
     def gather_matrix(self, shard: jax.Array, dimension: int) -> jax.Array: ...
 
@@ -62,7 +70,7 @@ def shared_part(gather: Gathers, kind: MLP, layer: Parameters, x: jax.Array) -> 
     names = [matmul.weight.name for matmul in kind.inputs]
     products = [x @ one for one in gathered_side_by_side(gather.gather_matrix, layer, names)]
     down = gather.gather_matrix(layer[kind.output.weight.name], 1)
-    return activate(kind.kind, products) @ down
+    return activate(kind, products) @ down
 
 
 def routed_part(
@@ -113,11 +121,11 @@ def experts_part(
     weights: jax.Array,
 ) -> jax.Array:
     """What this chip's experts make of rows [rows, D], which count by their weights [rows, 1]."""
-    product = multiply(sizes, layer["expert_down"].shape[0])
+    product = multiply(gather.grouped, sizes, layer["expert_down"].shape[0])
     names = [matmul.weight.name for matmul in kind.inputs]
     matrices = gathered_side_by_side(gather.gather_experts, layer, names)
     products = [product(rows, one) for one in matrices]  # [rows, F/Y]
-    hidden = activate(kind.kind, products) * weights
+    hidden = activate(kind, products) * weights
     down = gather.gather_experts(layer[kind.output.weight.name], 2)
     return product(hidden.astype(rows.dtype), down)
 
