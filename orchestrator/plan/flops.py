@@ -10,8 +10,8 @@ from math import ceil
 from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Attention, Block, Matmul, Mixture, Sublayer
-from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
-from orchestrator.plan.layout import Layout, Number, is_of_experts
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK, RAGGED_TILE, grouped_tile
+from orchestrator.plan.layout import Layout, Number
 from orchestrator.types.model import Model
 from orchestrator.types.plan import PlannedBatch
 
@@ -94,14 +94,21 @@ def blocks_forward_flops(layout: Layout) -> Number:
 
 
 def expert_padding_flops(layout: Layout) -> Number:
-    """Forward FLOPs of rows that experts multiply and that no choice fills."""
-    empty = max(layout.rows_of_choice - 1, 0.0)
+    """FLOPs of rows that experts multiply and that no choice fills, forward and backward.
 
-    def of_block(block: Block) -> Number:
-        routed = (one for one in block.matmuls if is_of_experts(one))
-        return sum(layout.multiplied_elements(one) for one in routed)
-
-    return empty * matmul_flops(layout, layout.over_layers(of_block))
+    With a capacity these are its empty rows. Without one, a tile of rows that two experts share is
+    computed for both: one for each expert but the last.
+    """
+    moe = layout.model.moe
+    if moe is None:
+        return 0.0
+    routed = layout.over_layers(layout.routed_elements)
+    if moe.capacity_factor is not None:
+        empty = max(layout.rows_of_choice - 1, 0.0) * layout.step_tokens * moe.top_k / moe.experts
+        return (1 + BACKWARD_OVER_FORWARD) * 2 * empty * layout.ways("experts") * routed
+    experts = moe.experts / layout.ways("experts")
+    rows = 2 * RAGGED_TILE + grouped_tile(layout.tokens * layout.buffer_of_token, experts)
+    return 2 * layout.microbatches * rows * (experts - 1) / experts * routed
 
 
 def copied_heads_flops(layout: Layout) -> Number:

@@ -15,7 +15,7 @@ from orchestrator.types.model import Model
 from orchestrator.types.plan import Estimate
 
 MOST_TRIES = 12  # searches for one suggestion
-MOST_PLACEMENTS = 60_000  # of a slice that is tried: larger ones take seconds to search
+MOST_PLACEMENTS = 400_000  # of a slice that is tried: larger ones take seconds to search
 CHIPS = 3  # other chips that are suggested, the cheapest first
 
 

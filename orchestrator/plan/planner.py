@@ -16,6 +16,7 @@ from orchestrator.plan.plan_warnings import (
     accumulation_warnings,
     forecast_warnings,
     host_warnings,
+    kernel_warnings,
     recipe_warnings,
     search_warnings,
     trainer_warnings,
@@ -115,6 +116,7 @@ def write_plan(
         *host_warnings(plan),
         *search_warnings(spec, request, result),
         *accumulation_warnings(plan, request, result),
+        *kernel_warnings(plan),
         *recipe_warnings(plan),
         *forecast_warnings(plan),
     )

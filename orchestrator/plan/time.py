@@ -72,8 +72,8 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
     return [
         line("matmul", "matmuls", "3 forward", passes * own),
         line("copied_heads", "copied kv heads", "3 forward", passes * copies),
-        line("expert_padding", "empty rows of experts", "3 forward",
-             passes * flops.expert_padding_flops(layout)),
+        line("expert_padding", "empty rows of experts", "forward and backward",
+             flops.expert_padding_flops(layout)),
         line("unembedding", "unembedding", "3 forward",
              passes * flops.unembedding_forward_flops(layout)),
         line("vocab_padding", "vocabulary padding", "3 forward",

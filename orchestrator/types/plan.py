@@ -67,6 +67,7 @@ WarningCode = Literal[
     "slices_not_joined",
     "no_memory_margin",
     "accumulation_faster",
+    "attention_positions",
     "bf16_parameters",
     "host_memory_unknown",
     "other_trainer",

@@ -1,6 +1,6 @@
 """Changes one place of the code after another, and says which changes no test notices.
 
-    python -m tests.mutants.campaign [--mutants N] [--package NAME] [--seed N] [--table]
+    python -m tests.mutants.campaign [--mutants N] [--package NAME] [--only TEXT] [--table]
 
 Results are kept in `.mutants/`, so a campaign goes on where it stopped. A mutant is tried again
 when its function changed, or when it survived and the tests changed. Survivors that change nothing
@@ -68,6 +68,7 @@ PACKAGES = (
             *("tests/test_journal_state.py", "tests/test_journal_studies.py"),
             *("tests/test_boundary.py", "tests/test_read_only.py"),
             *("tests/test_journal_damage.py", "tests/test_journal_syncs.py"),
+            "tests/test_exact_limits.py",
         ),
         without=(
             "tests/test_journal_kills.py::test_a_kill_at_any_change_loses_nothing",
@@ -272,6 +273,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mutants", type=int, default=1_000_000, help="try at most so many")
     parser.add_argument("--package", choices=[one.name for one in PACKAGES])
+    parser.add_argument("--only", default="", help="mutants with this text in their key")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true", help="only print what became of them")
     options = parser.parse_args()
@@ -295,7 +297,7 @@ def run_part(options: argparse.Namespace) -> None:
     for package in PACKAGES:
         if options.package in (None, package.name):
             campaign = Campaign(package)
-            due = campaign.due(options.seed)[:left]
+            due = [one for one in campaign.due(options.seed) if options.only in one.key][:left]
             left -= len(due)
             if due:
                 campaign.run(due)

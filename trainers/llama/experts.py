@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from trainers.llama.axes import EXPERT
+from trainers.llama.grouped import Grouped
 
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]  # rows, one weight for each expert
 
@@ -112,15 +113,11 @@ def _take_backward(uses: jax.Array, gradient: jax.Array) -> tuple[jax.Array, Non
 take.defvjp(_take_forward, _take_backward)
 
 
-def multiply(sizes: jax.Array | None, count: int) -> Multiply:
+def multiply(grouped: Grouped, sizes: jax.Array | None, count: int) -> Multiply:
     """How rows, expert after expert, are multiplied by weights [E, D, F]."""
     if sizes is not None:
-        return partial(_ragged, sizes)
+        return lambda rows, weight: grouped(rows, weight, sizes)
     return partial(_equal, count)
-
-
-def _ragged(sizes: jax.Array, rows: jax.Array, weight: jax.Array) -> jax.Array:
-    return jax.lax.ragged_dot(rows, weight, sizes)
 
 
 def _equal(count: int, rows: jax.Array, weight: jax.Array) -> jax.Array:

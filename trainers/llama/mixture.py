@@ -19,6 +19,7 @@ from orchestrator.types.plan import Plan
 from trainers.llama.axes import COPIES, EXPERT, MESH, TENSOR
 from trainers.llama.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from trainers.llama.experts import dropless_rows, limited_rows, multiply, through_experts
+from trainers.llama.grouped import Grouped
 from trainers.llama.mlp import activate
 from trainers.llama.parameters import Parameters
 from trainers.llama.routing import Routing, route
@@ -28,7 +29,12 @@ Gather = Callable[[jax.Array, int], jax.Array]  # a matrix's shard and its dimen
 
 
 class Gathers(Protocol):
-    """How matrices are gathered: from their shards and the dimension of d_model."""
+    """How matrices are gathered: from their shards and the dimension of d_model; and how rows of
+    experts are multiplied by them.
+    """
+
+    @property
+    def grouped(self) -> Grouped: ...
 
     def gather_matrix(self, shard: jax.Array, dimension: int) -> jax.Array: ...
 
@@ -115,7 +121,7 @@ def experts_part(
     weights: jax.Array,
 ) -> jax.Array:
     """What this chip's experts make of rows [rows, D], which count by their weights [rows, 1]."""
-    product = multiply(sizes, layer["expert_down"].shape[0])
+    product = multiply(gather.grouped, sizes, layer["expert_down"].shape[0])
     names = [matmul.weight.name for matmul in kind.inputs]
     matrices = gathered_side_by_side(gather.gather_experts, layer, names)
     products = [product(rows, one) for one in matrices]  # [rows, F/Y]

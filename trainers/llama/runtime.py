@@ -12,6 +12,7 @@ from orchestrator.types.plan import Plan
 from trainers.llama.attention import Attend
 from trainers.llama.axes import SEQUENCE, WEIGHTS, WEIGHTS_OF_EXPERTS
 from trainers.llama.collectives import gather_matrix
+from trainers.llama.grouped import Grouped
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 
@@ -22,6 +23,7 @@ class Runtime:
 
     plan: Plan
     kernels: Mapping[Scores, Attend]
+    grouped: Grouped
 
     @property
     def network(self) -> Network:
