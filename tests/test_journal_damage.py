@@ -23,7 +23,7 @@ def ended_run(storage: Path, *, checkpoint: bool = False, **changes: Any) -> Jou
     writer = claimed_run(storage, **changes)
     number = writer.start_attempt(tiny_plan())
     write_steps(writer.journal.path, number, range(10))
-    sums = writer.journal.path / "checkpoints" / "8" / "sha256.json"
+    sums = writer.journal.path / "checkpoints/8-claim-2-attempt-1/sha256.json"
     if checkpoint:
         sums.parent.mkdir(parents=True)
         sums.write_bytes(b"{}")

@@ -64,7 +64,7 @@ def test_a_script_says_model_batch_chips_mesh_remat_and_options() -> None:
     spec = spec_values(("run.sh", SCRIPT))
     experiment, resources = spec["experiment"], spec["resources"]
     assert experiment["model"]["layers"] == 80
-    assert experiment["batch"] == {"sequences": 2 * 256 * 2, "length": 8192}
+    assert experiment["batch"] == {"sequences": 1024, "length": 8192, "microbatches": 1}
     assert experiment["tokens"] == 30 * 1024 * 8192
     assert (resources["chip"], resources["topology"], resources["pods"]) == ("v6e", "16x16", 2)
     assert resources["mesh"] == {"data": 1, "fsdp": 64, "tensor": 4}
@@ -207,11 +207,9 @@ def test_what_the_spec_says_otherwise_is_noted() -> None:
     found = convert(
         read_recipe([("words", "gradient_accumulation_steps=4 mu_dtype=bfloat16")]), "v5e-256"
     )
-    assert [note.partition("=")[0] for note in found.notes] == [
-        "gradient_accumulation_steps",
-        "mu_dtype",
-    ]
-    assert found.values["experiment"]["batch"]["sequences"] == 12 * 256 * 4
+    assert [note.partition("=")[0] for note in found.notes] == ["mu_dtype"]
+    batch = found.values["experiment"]["batch"]
+    assert (batch["sequences"], batch["microbatches"]) == (12 * 256 * 4, 4)
 
 
 @pytest.mark.parametrize("name", [name for name in models() if name.startswith("llama")])

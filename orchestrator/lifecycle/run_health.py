@@ -155,10 +155,10 @@ def _steps(journal: Journal, attempt: Attempt) -> Iterator[FileFinding]:
 
 def _checkpoints(journal: Journal, state: RunState) -> Iterator[FileFinding]:
     """The newest checkpoint: without it the run goes on from an earlier one, or not at all."""
-    saved = state.saved
-    if saved is None:
+    if not state.saves:
         return
-    folder = journal.paths.root / "checkpoints" / str(saved.step)
+    saved = state.saves[-1]
+    folder = journal.paths.root / "checkpoints" / saved.folder
     if what := _difference(folder / "sha256.json", saved.sha256):
         yield FileFinding(
             kind="checkpoint",

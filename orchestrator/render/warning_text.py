@@ -34,8 +34,8 @@ SENTENCES: dict[WarningCode, str] = {
         " take longer"
     ),
     "unsteady_profile": (
-        "this machine was busy while it was measured: repeats of a step differ by {spread:.0%}, so"
-        " the next rehearsal measures it again"
+        "this machine was busy while it was measured (other programs had {others:.0%} of its"
+        " cores, repeats of a step differ by {spread:.0%}): the next rehearsal measures it again"
     ),
     "many_years": "the run would take {years:,.0f} years: ask for more chips or fewer tokens",
 }
