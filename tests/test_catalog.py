@@ -134,7 +134,7 @@ def quantities(value: Any, path: str) -> Iterator[tuple[str, Quantity]]:
 def tensors(model: Model) -> list[tuple[int, ...]]:
     """The shape of every tensor of a Llama, or of a mixture of experts, written out."""
     width, query, kv = model.d_model, model.heads * model.head_dim, model.kv_heads * model.head_dim
-    attention = [(width, query), (width, kv), (width, kv), (query, width)]
+    attention: list[tuple[int, ...]] = [(width, query), (width, kv), (width, kv), (query, width)]
     mlp = [(width, model.d_ff), (width, model.d_ff), (model.d_ff, width)]
     if model.moe:
         inner = model.moe.d_ff or model.d_ff
