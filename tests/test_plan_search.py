@@ -367,7 +367,7 @@ def test_offloading_is_priced_on_request() -> None:
 
 
 def test_the_best_expected_time_breaks_a_tie() -> None:
-    """7B on two v4 slices: none within 1 % is expected to be faster, and the cheapest 6 % slower."""
+    """7B on two v4 slices: none within 1 % is expected to be faster; the cheapest is 6 % slower."""
     spec = spec_of("llama2-7b", chip="v4", topology="8x8x8", pods=2, sequences=512, length=8192)
     request = search_request(spec)
     candidates = search(request).candidates
