@@ -12,6 +12,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from orchestrator.network.decoder import BLOCK_INPUT, decoder
@@ -123,12 +124,8 @@ def attention_part(
 ) -> jax.Array:
     """The attention's addition to the stream. y [b, S/(s Y), D]"""
     shards = [layer[name] for name in ("query", "key", "value")]  # [D/X, heads of each, H]
-    made = in_order(all_gather_matmul(y, runtime.gather_matrix(concatenate_matrices(shards), 0)))
-    made = made.reshape(
-        *made.shape[:2], -1, runtime.plan.model.head_dim
-    )  # [b, S/s, (N + 2 K)/Y, H]
-    n, k = (shard.shape[1] for shard in shards[:2])
-    q, k, v = jnp.split(made, [n, n + k], axis=2)
+    made = [in_order(product) for product in products_of(runtime, y, shards)]
+    q, k, v = (x.reshape(*x.shape[:2], -1, runtime.plan.model.head_dim) for x in made)
     q = checkpoint_name(rotate(q, angles), "query")  # [b, S/s, N/Y, H]
     k = checkpoint_name(rotate(k, angles), "key")  # [b, S/s, K/Y, H]
     v = checkpoint_name(v, "value")
@@ -141,13 +138,24 @@ def attention_part(
 
 def mlp_part(runtime: Runtime, layer: Parameters, y: jax.Array) -> jax.Array:
     """The MLP's addition to the stream. y [b, S/(s Y), D]"""
-    names = INPUTS[mlp_kind(runtime.plan.model)]
-    shards = [layer[name] for name in names]  # [D/X, F/Y]
-    products = all_gather_matmul(
-        y, runtime.gather_matrix(concatenate_matrices(shards), 0)
-    )  # Groups of 2 F/Y, or F/Y
-    hidden = jax.tree.map(partial(activation, runtime.plan.model), products)
+    kind = mlp_kind(runtime.plan.model)
+    products = products_of(runtime, y, [layer[name] for name in INPUTS[kind]])
+    hidden = activation(runtime.plan.model, products)  # [Y, b, S/(s Y), F/Y]
     return matmul_reduce_scatter(hidden, runtime.gather_matrix(layer["down"], 1))
+
+
+def products_of(runtime: Runtime, y: jax.Array, shards: list[jax.Array]) -> list[jax.Array]:
+    """Products [Y, b, S/(s Y), F] of y [b, S/(s Y), D] and matrices [D/X, ...], each of size F.
+
+    Over a ring they are one product, which hides the hops. Without a ring that would only cost
+    copies: to join the matrices, to part the results, and to join their gradients.
+    """
+    matrices = [shard.reshape(shard.shape[0], -1) for shard in shards]
+    if jax.lax.axis_size(TENSOR) == 1:
+        return [all_gather_matmul(y, runtime.gather_matrix(one, 0)) for one in matrices]
+    joined = all_gather_matmul(y, runtime.gather_matrix(jnp.concatenate(matrices, axis=1), 0))
+    ends = np.cumsum([one.shape[1] for one in matrices])
+    return jnp.split(joined, ends[:-1], axis=-1)
 
 
 ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
@@ -156,17 +164,11 @@ ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
 }
 
 
-def activation(model: Model, products: jax.Array) -> jax.Array:
-    """The input of the MLP's last matmul, from the products of its first matmuls side by side."""
+def activation(model: Model, products: list[jax.Array]) -> jax.Array:
+    """The input of the MLP's last matmul, from the products of its first matmuls."""
     kind = mlp_kind(model)
-    parts = jnp.split(products, len(INPUTS[kind]), axis=-1)
-    named = zip(parts, INPUTS[kind], strict=True)
-    return ACTIVATIONS[kind](*(checkpoint_name(part, name) for part, name in named))
-
-
-def concatenate_matrices(shards: list[jax.Array]) -> jax.Array:
-    """Matrices [D/X, ...] with the same input, as one: they travel and multiply together."""
-    return jnp.concatenate([shard.reshape(shard.shape[0], -1) for shard in shards], axis=1)
+    named = zip(products, INPUTS[kind], strict=True)
+    return ACTIVATIONS[kind](*(checkpoint_name(product, name) for product, name in named))
 
 
 def norm(runtime: Runtime, x: jax.Array, scale: jax.Array) -> jax.Array:
