@@ -5,16 +5,33 @@ The command line prints the text and exits with `exit_code`. Any other exception
 
 
 class OrchError(Exception):
-    """A failure with one message for the user."""
+    """A failure with one message for the user, and a command to type next where one helps.
+
+    `code` names the kind of error for programs: the name of its class, in lower case.
+    """
 
     exit_code = 1
+    code = "orch_error"
     is_prose = False  # whether long lines may be wrapped
     quoted: tuple[str, ...] = ()  # how lines begin that are quoted from a file, and stay whole
 
+    def __init_subclass__(cls) -> None:
+        if "code" in cls.__dict__:
+            return
+        words = ("_" + letter.lower() if letter.isupper() else letter for letter in cls.__name__)
+        cls.code = "".join(words).lstrip("_")
+
+    def __init__(self, *args: object, next_command: str = "") -> None:
+        super().__init__(*args)
+        self.next_command = next_command
+
     @property
-    def value(self) -> object:
-        """What `--json` prints beside the message; None where the message is all."""
-        return None
+    def message(self) -> str:
+        """The text without the command to type next."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return self.message + (f"\nNext: {self.next_command}" if self.next_command else "")
 
 
 class SpecError(OrchError):
@@ -52,8 +69,8 @@ class UnknownRun(UnknownName):
     def __init__(self, kind: str, name: object, known: list[str], folder: object) -> None:
         super().__init__(kind, name, known)
         runs = f"known: {', '.join(known)}" if known else "there are no runs yet"
-        next_step = "" if known else "\nNext: orch submit SPEC"
-        self.args = (f"no {kind} in {folder} begins with {name!r}; {runs}{next_step}",)
+        self.args = (f"no {kind} in {folder} begins with {name!r}; {runs}",)
+        self.next_command = "" if known else "orch submit SPEC"
 
 
 def install_command(extra: str) -> str:
@@ -67,7 +84,7 @@ class MissingExtra(OrchError):
     def __init__(self, extra: str, packages: list[str]) -> None:
         self.extra, self.packages = extra, packages
         missing = f"not installed here: {', '.join(packages)}"
-        super().__init__(f"{missing}\nNext: {install_command(extra)}")
+        super().__init__(missing, next_command=install_command(extra))
 
 
 class ProofUnavailable(OrchError):
@@ -106,7 +123,7 @@ class JournalDamaged(JournalUnreadable):
     """A file of a run is missing, or is not what was written."""
 
     def __init__(self, what: str, key: str) -> None:
-        super().__init__(f"{what}\nNext: orch doctor {key}")
+        super().__init__(what, next_command=f"orch doctor {key}")
 
 
 class ForeignRun(OrchError):

@@ -6,6 +6,7 @@ SHORT_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 SI_SCALES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 LONG_SCALES = ((DAY_S, "days"), (HOUR_S, "hours"), (MINUTE_S, "minutes"))
 TIME_SCALES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"))
+AGES = ((2 * DAY_S, DAY_S, "days"), (HOUR_S, HOUR_S, "h"), (MINUTE_S, MINUTE_S, "min"), (0, 1, "s"))
 ELAPSED_SCALES = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1, "s"))
 
 
@@ -74,6 +75,12 @@ def elapsed(value_s: float) -> str:
     first = next((i for i, (amount, _) in enumerate(amounts) if amount), len(amounts) - 1)
     shown = [pair for pair in amounts[first : first + 2] if pair[0]] or amounts[-1:]
     return " ".join(f"{amount} {unit}" for amount, unit in shown)
+
+
+def ago(age_s: float) -> str:
+    """Return an age in its largest unit: 2 h ago, 30 h ago, 3 days ago."""
+    _, size, unit = next(row for row in AGES if age_s >= row[0])
+    return f"{age_s // size:.0f} {unit} ago"
 
 
 def percent(fraction: float) -> str:

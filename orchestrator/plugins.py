@@ -15,7 +15,10 @@ from typing import Any
 from orchestrator.errors import SpecError, UnknownName
 
 TRAINERS = {"llama": "trainers.llama", "mlp": "trainers.mlp"}
-BACKENDS = {"ray": "orchestrator.launch.ray.ray_backend:RayBackend"}
+BACKENDS = {
+    "ray": "orchestrator.launch.ray.ray_backend:RayBackend",
+    "hosts": "orchestrator.launch.hosts.hosts_backend:HostsBackend",
+}
 TRACKERS = {"mlflow": "orchestrator.tracking.mlflow:MLflowTracker"}
 # A module with one of these lines is a trainer: it need not stand in a package.
 PROGRAM = re.compile(
@@ -28,17 +31,17 @@ def trainer_names() -> list[str]:
     return list(_registered("trainer", TRAINERS))
 
 
-def find_trainer(name: str) -> EntryPoint:
+def trainer_entry_point(name: str) -> EntryPoint:
     """The entry point of a trainer. It is not imported, because planning needs no JAX."""
     return _find("trainer", name, TRAINERS)
 
 
-def find_backend(name: str) -> EntryPoint:
+def backend_entry_point(name: str) -> EntryPoint:
     """The entry point of a backend, not imported."""
     return _find("backend", name, BACKENDS)
 
 
-def find_tracker(name: str) -> EntryPoint:
+def tracker_entry_point(name: str) -> EntryPoint:
     """The entry point of a tracker, not imported."""
     return _find("tracker", name, TRACKERS)
 

@@ -1,4 +1,4 @@
-"""Free ports on this machine's loopback address. Uses the standard library alone."""
+"""Where processes listen, and free ports on this machine's loopback address."""
 
 import random
 import socket
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 LOOPBACK = "127.0.0.1"
+NODE_ADDRESS = "ORCH_NODE_ADDRESS"  # where a process of an attempt listens; unset outside a cluster
 # Ray's workers use ports below these, and outgoing connections those from 32768 on. Either could
 # take a port before the process that was told of it listens there.
 SINGLE, BLOCKS, BLOCK = range(30_000, 32_000), range(20_000, 30_000), 125

@@ -14,6 +14,8 @@ from orchestrator.types import codec
 from orchestrator.types.run import Step
 from orchestrator.types.run_options import CheckpointOptions
 from tests.test_loop import STEPS, stop_before, toy_plan_of, toy_program
+from trainers.checkpoint import step_folders
+from trainers.file_digest import file_digest
 from trainers.loop import Assignment, run
 
 
@@ -29,9 +31,17 @@ def main(rank: int, port: int, folder: Path, stop_at: int) -> None:
         checkpoint=CheckpointOptions(every=3, keep=3),
         stop=stop_before(stop_at if rank == 1 else STEPS + 1),
     )
+    summed: list[str] = []
+
+    def noted_digest(path: Path) -> str:
+        summed.append(str(path))
+        return file_digest(path)
+
+    setattr(step_folders, "file_digest", noted_digest)  # noqa: B010
     outcome = run(toy_program(toy_plan_of(data=4)), assignment)
     losses = [step.loss for step in steps]
-    print(json.dumps({"losses": losses, "outcome": json.loads(codec.to_json(outcome))}))
+    told = {"losses": losses, "outcome": json.loads(codec.to_json(outcome)), "summed": summed}
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,11 @@ from orchestrator import journal
 from orchestrator.journal import StepLog, StudyJournal, StudyRequest, Writer
 from orchestrator.journal.events import AnyEvent, AttemptEnded, AttemptStarted, Ended
 from orchestrator.journal.run_status import Observation, build_run
+from orchestrator.journal.step_table import table_of
 from orchestrator.plan.planner import make_plan
+from orchestrator.report import compare_run
 from orchestrator.types.plan import Plan
+from orchestrator.types.report import Report
 from orchestrator.types.run import Run, Startup, Step, TimedStep
 from orchestrator.types.study import Study
 from tests.journals import CLAIM, Clock, run_request, state_after, step, tiny_plan
@@ -31,6 +34,11 @@ def timed(start_s: float, indices: range, step_s: float, **changes: Any) -> list
         now_s += one.step_s
         planned.append(TimedStep(at_s=now_s, step=one))
     return planned
+
+
+def compare(run: Run, plan: Plan, steps: Steps) -> Report:
+    """The report of a run with these steps."""
+    return compare_run(run, plan, {number: table_of(taken) for number, taken in steps.items()})
 
 
 def run_of(*events: AnyEvent, now_s: float = 10_000.0) -> Run:

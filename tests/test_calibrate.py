@@ -21,11 +21,19 @@ from orchestrator.cli.plan import plan as planning
 from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 from orchestrator.lifecycle.requests import Provenance
+from orchestrator.plan.calibrated import with_profile
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.render.calibration_screen import calibration_screen
+from orchestrator.render.warning_text import warning_texts
 from orchestrator.types import codec
-from orchestrator.types.chip_profile import ChipProfile, Measurements, Operation, Timing
+from orchestrator.types.chip_profile import (
+    STEADY_SPREAD,
+    ChipProfile,
+    Measurements,
+    Operation,
+    Timing,
+)
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import ProgressEvent
 from tests.conftest import HoldGolden
@@ -98,6 +106,39 @@ def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fake.plans == [PLAN, other]
     assert stored_profile(PLAN) == stored_profile(other) == both
     assert codec.digest(both.profile) != codec.digest(first.profile)
+
+
+@pytest.mark.parametrize(
+    ("spreads", "counts", "measured"),
+    [((0.1,), 0.1, 1), ((0.9, 0.2), 0.2, 2), ((0.9, 0.7), 0.7, 2), ((0.7, 0.9), 0.7, 2)],
+)
+def test_an_unsteady_step_is_measured_again(
+    spreads: tuple[float, ...], counts: float, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and by the next rehearsal too while none was steady; the plan then says so."""
+    fake = FakeProcesses(monkeypatch)
+    left = iter(spreads)
+    answer = fake.run
+
+    def unsteady(plan: Plan | None = None) -> Measurements:
+        return with_spread(answer(plan), next(left))
+
+    monkeypatch.setattr(measure, "run", unsteady)
+    profile = measure_plan(PLAN).profile
+    assert len(fake.plans) == measured
+    assert profile.timings[-1].spread == counts
+    assert (stored_profile(PLAN) is None) == (counts > STEADY_SPREAD)
+    warned = [one for one in with_profile(PLAN, profile).warnings if one.code == "unsteady_profile"]
+    assert [one.figures["spread"] for one in warned] == [counts] * (counts > STEADY_SPREAD)
+    assert ("busy while it was measured" in " ".join(warning_texts(warned))) == bool(warned)
+
+
+def with_spread(measurements: Measurements, spread: float) -> Measurements:
+    timings = tuple(
+        replace(one, spread=spread) if one.operation == "step" else one
+        for one in measurements.timings
+    )
+    return replace(measurements, timings=timings)
 
 
 def test_a_changed_trainer_is_measured_again(

@@ -18,11 +18,11 @@ TINY = "specs/tiny_2pod.yaml"
 
 
 def test_plan_ends_with_the_verdict_and_the_next_command(orch: RunOrch) -> None:
-    """The last two lines say what to think and what to do; nothing is on stderr."""
+    """The last lines say what to think and what to do; nothing is on stderr."""
     done = orch("plan", FOUR_PODS)
     assert done.returncode == 0
     assert done.stderr == ""
-    *_, verdict, next_command = done.stdout.splitlines()
+    verdict, *_, next_command = done.stdout[done.stdout.rindex("\n\n") + 2 :].splitlines()
     assert verdict.startswith("Plan: fits, bound by")
     assert next_command == f"Next: orch explain {FOUR_PODS}"
 

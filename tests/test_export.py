@@ -24,7 +24,7 @@ TINY = ROOT / "specs/tiny_2pod.yaml"
 DEFINITIONS = ROOT.parent / "shared/crd"
 FILES = {"RayCluster": "raycluster.v1", "RayJob": "rayjob.v1", "JobSet": "jobset.v1alpha2"}
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-LONGEST = {"RayCluster": 53, "RayJob": 47, "ConfigMap": 63}
+LONGEST = {"RayCluster": 53, "RayJob": 47, "ConfigMap": 63, "JobSet": 63}
 TPUS = [name for name in catalog.chips() if not catalog.chip(name).switched]
 OPTIONS = [
     "run.secrets=[HF_TOKEN, API_KEY]",
@@ -83,9 +83,9 @@ def check_pod(pod: dict[str, Any]) -> None:
         assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
         variables = [one["name"] for one in container.get("env", ())]
         assert len(set(variables)) == len(variables)
-        ports = [port["containerPort"] for port in container["ports"]]
+        ports = [port["containerPort"] for port in container.get("ports", ())]
         assert len(set(ports)) == len(ports)
-        assert all(len(port["name"]) <= 15 for port in container["ports"])
+        assert all(len(port["name"]) <= 15 for port in container.get("ports", ()))
         resources = container["resources"]
         assert resources["requests"] == resources["limits"]
         assert {"cpu", "memory"} <= set(resources["requests"])
@@ -113,6 +113,26 @@ def test_every_chip_and_slice_has_a_valid_manifest(kind: Any, name: str) -> None
             check_objects(objects)
 
 
+@pytest.mark.parametrize("name", TPUS)
+def test_every_chip_and_slice_has_a_valid_jobset(name: str) -> None:
+    chip = catalog.chip(name)
+    for topology in slices_of(name):
+        for pods in (1, 32):
+            objects = exported("jobset", *on(name, topology, pods))
+            check_objects(objects)
+            jobs = {one["name"]: one for one in objects[-1]["spec"]["replicatedJobs"]}
+            size = hosts(chip, catalog.topology(chip, topology))
+            job = jobs["slice"]["template"]["spec"]
+            assert jobs["slice"]["replicas"] == pods
+            assert job["parallelism"] == job["completions"] == size
+            pod = f"{objects[-1]['metadata']['name']}-slice-{pods - 1}-{size - 1}-abcde"
+            assert LABEL.fullmatch(pod)
+            assert len(pod) <= 63
+            words = job["template"]["spec"]["containers"][0]["args"]
+            assert words[words.index("--kind") + 1] == f"{name} {topology}"
+            assert words[words.index("--hosts") + 1] == str(size)
+
+
 def cluster_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
     spec: dict[str, Any] = objects[-1]["spec"]
     inside: dict[str, Any] = spec.get("rayClusterSpec", spec)
@@ -127,7 +147,7 @@ def check_objects(objects: list[dict[str, Any]]) -> None:
             check_pod(pod)
 
 
-@pytest.mark.parametrize("kind", ["ray", "rayjob"])
+@pytest.mark.parametrize("kind", ["ray", "rayjob", "jobset"])
 @pytest.mark.parametrize("overrides", [[], OPTIONS], ids=["plain", "options"])
 def test_manifests_obey_the_published_schemas(kind: Any, overrides: list[str]) -> None:
     if not DEFINITIONS.exists():
@@ -174,7 +194,7 @@ def test_an_elastic_run_has_as_few_slices_as_it_may() -> None:
 
 @pytest.mark.parametrize("name", ["8" * 63, "a" * 63, "a-" * 31 + "a", "7b"])
 def test_any_name_of_a_spec_names_objects(name: str) -> None:
-    for kind in ("ray", "rayjob"):
+    for kind in ("ray", "rayjob", "jobset"):
         check_objects(exported(kind, f"name={name}"))
 
 

@@ -3,19 +3,21 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 
 import pytest
 
 from orchestrator import journal
+from orchestrator.journal import heartbeat
 from orchestrator.launch.ray import process_tree
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
 from orchestrator.launch.ray.slices import emulated_hosts
@@ -68,10 +70,21 @@ def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(
 
 
 def test_ctrl_c_saves_and_leaves_nothing(tmp_path: Path) -> None:
-    """Once is a clean stop: a last checkpoint of exactly the steps that were done."""
+    """Once is a clean stop: a last checkpoint of exactly the steps that were done. Until then all
+    that listens does so on loopback, and whoever connects there ends nothing.
+    """
     with submitted(tmp_path, steps=100_000) as process:
         eventually(lambda: steps_done(tmp_path) > 0, LIMIT_S)
         mark = mark_of(process)
+        found = listening(process_tree.marked(mark))
+        assert {address for address, _ in found} <= LOOPBACK
+        assert coordinator_of(tmp_path, found)
+        for _, port in found:
+            send_noise(port)
+        done = steps_done(tmp_path)
+        eventually(lambda: steps_done(tmp_path) > done + 5, LIMIT_S)
+        [running] = journal.list_journals(tmp_path)
+        assert len(running.run().attempts) == 1
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 130
     assert process_tree.marked(mark) == []
@@ -175,6 +188,19 @@ def submitted(storage: Path, steps: int) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
+
+
+def coordinator_of(storage: Path, found: set[tuple[str, int]]) -> bool:
+    """Whether JAX's coordinator is among what listens: a rank, not a process of Ray, has it."""
+    [recorded] = journal.list_journals(storage)
+    beats = heartbeat.read_heartbeats(recorded.path, 1)
+    return any(one in found for one in listening([beats[0].process.pid]))
+
+
+def send_noise(port: int) -> None:
+    """Connect as a stranger who speaks no protocol."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2) as stranger:
+        stranger.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(range(256)))
 
 
 def steps_done(storage: Path) -> int:

@@ -12,6 +12,7 @@ from orchestrator.network.description import Mixture
 from orchestrator.network.mixture import expert_rows
 from orchestrator.plan import flops
 from orchestrator.plan.calibrated import layout_of
+from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import phases
 from orchestrator.plan.planner import make_plan
@@ -19,7 +20,7 @@ from orchestrator.plan.rehearsal import rehearse
 from orchestrator.spec import load
 from orchestrator.spec.problem import SpecProblems
 from orchestrator.types.moe import MixtureOfExperts
-from orchestrator.types.spec import Model
+from orchestrator.types.spec import MeshRequest, Model
 from tests.trainer_plans import plan_of
 
 DENSE = Model(name="m", layers=6, d_model=64, d_ff=256, heads=8, kv_heads=2, head_dim=16, vocab=128)
@@ -150,6 +151,16 @@ def test_wrong_mixtures_are_refused(tmp_path: Path, moe: str, key: str, code: st
         load(written(tmp_path, moe))
     found = [(one.key, one.code) for one in caught.value.problems]
     assert found == [(f"experiment.model.moe.{key}", code)]
+
+
+def test_a_capacity_needs_whole_sequences(tmp_path: Path) -> None:
+    """Rows are counted for each sequence, so no axis may split its positions."""
+    spec = load(written(tmp_path, "{experts: 8, top_k: 2, capacity_factor: 1.25}"))
+    mesh = replace(spec.resources, mesh=MeshRequest(sequence=2))
+    with pytest.raises(Infeasible) as caught:
+        make_plan(replace(spec, resources=mesh))
+    assert "sequences_not_whole" in [reason.code for reason in caught.value.reasons]
+    assert make_plan(spec).mesh["sequence"] == 1
 
 
 def test_a_rehearsal_has_fewer_and_smaller_experts(tmp_path: Path) -> None:

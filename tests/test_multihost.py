@@ -13,6 +13,7 @@ from orchestrator.ports import free_port
 from tests.conftest import ROOT
 from tests.test_checkpoint import a_data_file, flip_a_byte
 from tests.test_loop import STEPS, losses, run_toy, toy_plan_of
+from trainers.checkpoint import step_folders
 
 Told = dict[str, Any]
 
@@ -44,7 +45,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     """One wants to stop: both do, after the same step; together they go on, around damage too."""
     _, alone = run_toy(tmp_path / "alone", toy_plan_of(data=4))
     first = two_processes(tmp_path / "two", stop_at=7)
-    assert first[0] == first[1] | {"outcome": first[0]["outcome"]}
+    assert first[0]["losses"] == first[1]["losses"]
     assert [one["outcome"]["steps_done"] for one in first] == [8, 8]
     assert all(one["outcome"]["stopped"] for one in first)
 
@@ -58,6 +59,46 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     together = first[0]["losses"][:6] + second[0]["losses"]
     assert together == pytest.approx(losses(alone), rel=1e-5)
     assert second[0]["losses"][:2] == first[0]["losses"][6:]
+
+
+def test_each_process_sums_the_shards_that_it_wrote(tmp_path: Path) -> None:
+    """Nobody reads those of the other; the primary reads the small files besides."""
+    told = two_processes(tmp_path, stop_at=5)
+    written = sorted((tmp_path / "checkpoints" / "6").rglob("ocdbt.process_*/**/*"))
+    assert {path.parts[-3 if path.parent.name == "d" else -2] for path in written} >= {
+        "ocdbt.process_0",
+        "ocdbt.process_1",
+    }
+    for rank, one in enumerate(told):
+        read = [name for name in one["summed"] if "ocdbt.process_" in name]
+        assert len(read) >= 4
+        assert all(f"ocdbt.process_{rank}/" in name for name in read)
+    others = [name for name in told[0]["summed"] if "ocdbt.process_" not in name]
+    assert {Path(name).name for name in others} >= {"manifest.ocdbt", "_METADATA"}
+    assert not [
+        name for name in told[1]["summed"] if "manifest.ocdbt" in name and "process" not in name
+    ]
+
+
+def test_a_shard_without_a_sum_is_no_checkpoint(tmp_path: Path) -> None:
+    """Its process may not have written all of it."""
+    shard = tmp_path / "ocdbt.process_0" / "manifest.ocdbt"
+    shard.parent.mkdir()
+    shard.write_bytes(b"0")
+    step_folders.sum_shards(tmp_path, 0)
+    (tmp_path / "ocdbt.process_1").mkdir()
+    (tmp_path / "ocdbt.process_1" / "manifest.ocdbt").write_bytes(b"1")
+    with pytest.raises(FileNotFoundError, match="process_1"):
+        step_folders.write_checksums(tmp_path, 2)
+    step_folders.sum_shards(tmp_path, 1)
+    late = shard.with_name("late")
+    late.write_bytes(b"written after it was summed")
+    with pytest.raises(OSError, match="has no sum"):
+        step_folders.write_checksums(tmp_path, 2)
+    late.unlink()
+    step_folders.write_checksums(tmp_path, 2)
+    assert step_folders.fault(tmp_path) is None
+    assert {path.name for path in tmp_path.glob("sha256*")} == {"sha256.json"}
 
 
 def test_one_process_goes_on_from_two(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from math import prod
 from typing import Any
 
@@ -24,10 +24,11 @@ from orchestrator.network.rematerialization import POLICIES, policy, remat_of, t
 from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.collectives import Exchange, exchanges
 from orchestrator.plan.policy_arrays import all_policies
+from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import MeshRequest, Model, Precision, TensorTreatments
 from tests.census import count_collectives
-from tests.trainer_plans import plan_of
+from tests.trainer_plans import TINY, plan_of
 from trainers.contract import load
 from trainers.mesh import abstract_mesh_of
 
@@ -184,6 +185,11 @@ SHAPES: list[dict[str, Any]] = [
     {"fsdp": 4, "tensor": 4, "remat": "keep_mlp"},
     {"fsdp_dcn": 2, "fsdp": 2, "tensor": 2},
 ]
+MIXTURES: list[dict[str, Any]] = [
+    {},
+    {"capacity_factor": 1.25},
+    {"shared_experts": 1, "dense_layers": 1},
+]
 BF16 = Precision(parameters="fp32", compute="bf16", gradients="bf16", optimizer="fp32")
 # What a device sends in a call, of the bytes that it puts in, over so many ways.
 SENT: dict[str, Callable[[int], float]] = {
@@ -197,7 +203,18 @@ SENT: dict[str, Callable[[int], float]] = {
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_byte_of_the_traced_step_is_in_the_ledger(shape: dict[str, Any]) -> None:
     """Over each group of axes; what the ledger leaves out are a few numbers in fp32."""
-    plan = plan_of(precision=BF16, **shape)
+    check_bytes(plan_of(precision=BF16, **shape))
+
+
+@pytest.mark.parametrize("changes", MIXTURES, ids=str)
+def test_every_byte_of_a_mixture_is_in_the_ledger(changes: dict[str, Any]) -> None:
+    """Weights of all experts, and the gradients of routers over `tensor`."""
+    moe = MixtureOfExperts(**{"experts": 8, "top_k": 2, "d_ff": 64} | changes)
+    for shape in (SHAPES[0], SHAPES[4]):
+        check_bytes(plan_of(replace(TINY, moe=moe), precision=BF16, **shape))
+
+
+def check_bytes(plan: Plan) -> None:
     layout = layout_of(plan, catalog.chip(plan.chip))
     counted: defaultdict[tuple[str, ...], float] = defaultdict(float)
     ways: dict[tuple[str, ...], int] = {}

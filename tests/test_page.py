@@ -5,19 +5,21 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jinja2 import UndefinedError
 
+from orchestrator.journal.counted_steps import counted_steps
+from orchestrator.journal.step_table import table_of
 from orchestrator.render.page import RunPage, run_page
 from orchestrator.render.page.drawings import Axis, Bar, BarChart, Segment, round_step
 from orchestrator.render.page.run_charts import thinned
 from orchestrator.render.page.templates import environment, filled
-from orchestrator.report import compare_run
 from orchestrator.resources import resource
-from orchestrator.types.run import Run, TimedStep
+from orchestrator.types.run import Run
 from tests.conftest import RunOrch
 from tests.journals import reason, tiny_plan
-from tests.reports import Steps, finished_run, preempted_run, timed
+from tests.reports import Steps, compare, finished_run, preempted_run, timed
 
 PLAN = tiny_plan()
 VOID = {"meta", "link", "br", "img"}
@@ -25,8 +27,8 @@ VOID = {"meta", "link", "br", "img"}
 
 def shown(run: Run, steps: Steps, **changes: object) -> RunPage:
     """What the page of a run is made from."""
-    last: list[TimedStep] = [one for taken in steps.values() for one in taken]
-    report = compare_run(run, PLAN, steps)
+    last = counted_steps({number: table_of(taken) for number, taken in steps.items()})
+    report = compare(run, PLAN, steps)
     fields = {"run": run, "report": report, "plan": PLAN, "rehearsed": None, "proof": None}
     return RunPage(**fields | {"steps": last} | changes)  # type: ignore[arg-type]
 
@@ -186,7 +188,7 @@ def test_a_rehearsal_is_held_against_its_own_machine() -> None:
     run, steps = preempted_run()
     here = replace(PLAN, chip_profile="0" * 64)
     small = replace(run, rehearsal=True, rehearses=PLAN.digest)
-    report = compare_run(small, here, steps)
+    report = compare(small, here, steps)
     text = run_page(shown(small, steps, report=report, plan=here, rehearsed=PLAN))
     assert "this machine's chip profile" in report_words(text)
     chips = text[text.index("The plan, on v5e chips") : text.index("Over steps")]
@@ -242,12 +244,12 @@ def test_an_axis_shows_round_numbers_within_it() -> None:
 
 def test_thinning_keeps_the_extremes() -> None:
     """A spike of one step among thousands is still seen."""
-    points = [(float(x), 1.0) for x in range(5_000)]
-    points[1_234] = (1_234.0, 9.0)
-    kept = thinned(points)
+    x, y = np.arange(5_000.0), np.ones(5_000)
+    y[1_234] = 9.0
+    kept = thinned(x, y)
     assert len(kept) <= 240
     assert max(high for *_, high in kept) == 9.0
-    assert thinned(points[:3]) == [(x, y, y, y) for x, y in points[:3]]
+    assert thinned(x[:3], y[:3]) == [(at, 1.0, 1.0, 1.0) for at in (0.0, 1.0, 2.0)]
 
 
 # --- the command

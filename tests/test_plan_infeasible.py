@@ -163,3 +163,15 @@ def test_a_batch_is_split_until_the_host_holds_it() -> None:
 def test_numbers_are_written_as_products_of_primes(number: int, text: str) -> None:
     """Primes with their powers."""
     assert factored(number) == text
+
+
+def test_microbatches_that_do_not_divide_the_batch_are_named() -> None:
+    """512 sequences are no multiple of 3 for each replica; other batches, or any number, are."""
+    spec = spec_of("llama3-8b", chip="v5p", topology="4x4x4", pods=1, sequences=512, tolerance=0.0)
+    batch = replace(spec.experiment.batch, microbatches=3)
+    error = infeasible(replace(spec, experiment=replace(spec.experiment, batch=batch)))
+    [reason] = [one for one in error.reasons if one.code == "batch_not_divisible"]
+    assert (reason.figures["microbatches"], reason.figures["divisor"]) == (3, 3)
+    found = [override for one in overrides(error) for override in one]
+    assert "experiment.batch.microbatches=auto" in found
+    assert any(override.startswith("experiment.batch.sequences=") for override in found)

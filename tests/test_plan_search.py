@@ -19,6 +19,7 @@ from orchestrator.plan.memory import peak_bytes
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.policy_arrays import PolicyArray, policy_array, searched_policies
 from orchestrator.plan.ranking import (
+    OFFLOAD_GAIN,
     SAME,
     TIE,
     best_choices,
@@ -124,7 +125,9 @@ def brute(request: SearchRequest, spec: Spec, margin: float) -> Iterator[Priced]
 
 
 def fastest(request: SearchRequest, choice: Choice, margin: float) -> Iterator[Priced]:
-    """The choice with the policy that costs least of all that fit; none where none fits."""
+    """The choice with the policy that costs least of all that fit, and with the one that does of
+    those that offload nothing; none where none fits.
+    """
     policies = searched_policies(request.chip, request.experiment)
     remat = policy_array(policies, request.experiment.model)
     layout = replace(layout_of_choice(request, choice), remat=remat)
@@ -132,10 +135,11 @@ def fastest(request: SearchRequest, choice: Choice, margin: float) -> Iterator[P
     left = 1 - margin
     fits = peak_bytes(layout) <= request.chip.hbm_usable_bytes.value * left
     fits &= host_bytes(layout) <= host_limit_bytes(request.chip) * left
-    costs = np.where(fits, costs, np.inf)
-    best = int(costs.argmin())
-    if costs[best] < np.inf:
-        yield Priced(replace(choice, remat=remat_of(policies[best])), float(costs[best]))
+    for some in (fits, fits & (host_bytes(layout) == 0)):
+        least = np.where(some, costs, np.inf)
+        best = int(least.argmin())
+        if least[best] < np.inf:
+            yield Priced(replace(choice, remat=remat_of(policies[best])), float(costs[best]))
 
 
 def cost_per_token(layout: Layout, sequences: int) -> Any:
@@ -153,6 +157,10 @@ def test_the_search_equals_brute_force(spec: Spec) -> None:
     margin = MEMORY_MARGIN if spec.experiment.remat == "auto" else 0.0
     assert result.margin == margin
     everything = list(brute(request, spec, margin))
+    least = min(t.cost for t in everything)
+    on_chip = [t for t in everything if not policy(t.choice.remat).needs_host]
+    if min((t.cost for t in on_chip), default=np.inf) <= least * (1 + OFFLOAD_GAIN):
+        everything = on_chip
     left = [t for t in everything if t.cost <= min(e.cost for e in everything) * (1 + TIE)]
     requested = spec.experiment.batch.sequences
     change = min(abs(t.choice.sequences - requested) for t in left)
@@ -391,3 +399,44 @@ def test_runners_up_are_the_best_of_other_kinds() -> None:
         same = np.isin(rows[:, 0], kind[:, 0])
         assert one.alike < len(np.unique(meshes[same], axis=0))
     assert ranked[0].alike > 0
+
+
+def test_nothing_is_offloaded_for_a_gain_below_what_the_forecast_knows() -> None:
+    """8B on 64 v5p: the host would save 1 %. 70B on 32 v6e has no room without it."""
+    spec = spec_of("llama3-8b", chip="v5p", topology="4x4x4", pods=1, sequences=512, length=8192)
+    request = search_request(spec)
+    candidates = search(request).candidates
+    cost, offloads = candidates.cost_s_per_token, candidates.offloads
+    gain = cost[~offloads].min() / cost[offloads].min() - 1
+    assert 0 < gain < OFFLOAD_GAIN
+    assert not policy(best_choices(request, candidates, 1)[0].remat).needs_host
+
+
+def test_waits_that_accumulation_would_spare_are_a_warning() -> None:
+    """1B on 64 slices of four chips: a reduction in each layer waits longer than the layer works.
+
+    The rule counts no waits, and takes one microbatch; the plan says what two are expected to take.
+    """
+    spec = spec_of("llama-1b", chip="v5e", topology="2x2", pods=64, sequences=1024, length=4096)
+    plan = make_plan(spec)
+    assert plan.batch.microbatches == 1
+    [figures] = [one.figures for one in plan.warnings if one.code == "accumulation_faster"]
+    assert plan.forecast.step_s.expected == figures["step_s"]
+    accumulating = make_plan(with_microbatches(spec, int(figures["microbatches"])))
+    assert accumulating.batch.microbatches == figures["microbatches"] == 2
+    assert accumulating.forecast.step_s.expected == pytest.approx(figures["expected_s"], rel=0.01)
+    assert not any(one.code == "accumulation_faster" for one in accumulating.warnings)
+
+
+def with_microbatches(spec: Spec, microbatches: int) -> Spec:
+    batch = replace(spec.experiment.batch, microbatches=microbatches)
+    return replace(spec, experiment=replace(spec.experiment, batch=batch))
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 8])
+def test_requested_microbatches_are_planned(microbatches: int) -> None:
+    """Each replica gets a multiple of them; a tolerance moves the batch there."""
+    spec = spec_of("llama3-8b", chip="v5p", topology="4x4x4", pods=1, sequences=500, tolerance=0.1)
+    plan = make_plan(with_microbatches(spec, microbatches))
+    assert plan.batch.microbatches == microbatches
+    assert plan.batch.sequences_per_replica % microbatches == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from orchestrator import formatting
 from orchestrator.errors import ProofUnavailable
 from orchestrator.plan.planner import make_plan
 from orchestrator.prove import proof_cache, suggestions
@@ -127,7 +128,7 @@ def test_without_libtpu_there_is_no_verdict(
 )
 def test_the_age_of_a_proof_is_one_whole_unit(seconds: float, text: str) -> None:
     """The largest that it fills."""
-    assert render.ago(seconds) == text
+    assert formatting.ago(seconds) == text
 
 
 def small() -> Spec:

@@ -6,12 +6,13 @@ from math import isclose
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import pytest
 
 from orchestrator.formatting import off
 from orchestrator.render.page.run_charts import measured_bar
 from orchestrator.render.report_text import CAUSES
-from orchestrator.report import compare_run, make_report
+from orchestrator.report import make_report
 from orchestrator.report.measurement import spread
 from orchestrator.types.report import Goodput
 from tests.conftest import RunOrch
@@ -21,6 +22,7 @@ from tests.reports import (
     FIRST_S,
     OPENING_S,
     STATE_S,
+    compare,
     finished_run,
     preempted_run,
     run_of,
@@ -42,7 +44,7 @@ def lost(goodput: Goodput | None) -> dict[str, float]:
 def test_only_steps_after_warm_up_are_measured() -> None:
     """The last attempt at a step counts."""
     run, steps = preempted_run()
-    measurement = compare_run(run, PLAN, steps).measured
+    measurement = compare(run, PLAN, steps).measured
     assert measurement
     assert measurement.steps == 4 + 14  # 1 to 4 of the first attempt, 6 to 19 of the second
     assert measurement.step_s.median == 0.5
@@ -51,9 +53,9 @@ def test_only_steps_after_warm_up_are_measured() -> None:
 
 
 def test_the_spread_has_the_tenth_and_ninetieth_percentile() -> None:
-    result = spread([float(value) for value in range(101)])
+    result = spread(np.arange(101.0))
     assert (result.low, result.median, result.high) == (10.0, 50.0, 90.0)
-    alone = spread([3.0])
+    alone = spread(np.array([3.0]))
     assert (alone.low, alone.median, alone.high) == (3.0, 3.0, 3.0)
 
 
@@ -61,13 +63,13 @@ def test_steps_with_another_plan_are_left_out() -> None:
     run, steps = preempted_run()
     first, second = run.attempts
     shrunk = replace(run, attempts=(replace(first, plan_digest="0" * 64), second))
-    measurement = compare_run(shrunk, PLAN, steps).measured
+    measurement = compare(shrunk, PLAN, steps).measured
     assert measurement
     assert measurement.steps == 14
 
 
 def test_a_run_without_steps_has_no_measurement() -> None:
-    report = compare_run(run_of(), PLAN, {})
+    report = compare(run_of(), PLAN, {})
     assert (report.measured, report.gap, report.ratios, report.goodput) == (None, None, (), None)
 
 
@@ -76,7 +78,7 @@ def test_a_run_without_steps_has_no_measurement() -> None:
 
 def test_the_measured_step_is_compared_with_every_prediction() -> None:
     run, steps = preempted_run()
-    report = compare_run(run, PLAN, steps)
+    report = compare(run, PLAN, steps)
     over = {one.against: one.measured_over_predicted for one in report.ratios}
     assert isclose(over["lower"], 0.5 / PLAN.forecast.step_s.lower)
     assert isclose(over["unoverlapped"], 0.5 / PLAN.forecast.step_s.unoverlapped)
@@ -89,14 +91,14 @@ def test_the_measured_step_is_compared_with_every_prediction() -> None:
 )
 def test_the_ends_of_the_interval_are_inside(at: str, times: float, inside: bool) -> None:
     run, steps = preempted_run(getattr(PLAN.forecast.step_s, at) * times)
-    assert compare_run(run, PLAN, steps).inside_interval is inside
+    assert compare(run, PLAN, steps).inside_interval is inside
 
 
 def test_without_an_expected_step_the_lower_bound_is_the_reference() -> None:
     step_s = replace(PLAN.forecast.step_s, expected=None, low=None, high=None)
     unknown = replace(PLAN, forecast=replace(PLAN.forecast, step_s=step_s))
     run, steps = preempted_run()
-    report = compare_run(run, unknown, steps)
+    report = compare(run, unknown, steps)
     assert report.gap
     assert (report.gap.against, report.inside_interval) == ("lower", None)
     assert [one.against for one in report.ratios] == ["lower", "unoverlapped"]
@@ -106,7 +108,7 @@ def test_the_parts_of_the_gap_add_up() -> None:
     run, steps = preempted_run()
     saving = steps[2][4]
     steps[2][4] = replace(saving, step=replace(saving.step, step_s=2.0, checkpoint_s=0.9))
-    report = compare_run(run, PLAN, steps)
+    report = compare(run, PLAN, steps)
     assert report.gap
     assert report.measured
     assert isclose(sum(part.s for part in report.gap.parts), report.gap.s)
@@ -125,7 +127,7 @@ def test_a_mean_below_the_median_gives_no_negative_part() -> None:
         replace(one, step=replace(one.step, data_s=0.0, step_s=quick.get(at, 0.5)))
         for at, one in enumerate(steps[2])
     ]
-    report = compare_run(run, PLAN, steps)
+    report = compare(run, PLAN, steps)
     assert report.gap
     assert report.measured
     assert report.measured.mean_step_s < report.measured.device_s
@@ -139,7 +141,7 @@ def test_a_mean_below_the_median_gives_no_negative_part() -> None:
 
 def test_a_suspect_at_its_rate_takes_the_measured_time() -> None:
     run, steps = preempted_run()
-    report = compare_run(run, PLAN, steps)
+    report = compare(run, PLAN, steps)
     assert report.gap
     assert report.measured
     for suspect in report.gap.suspects:
@@ -150,7 +152,7 @@ def test_a_suspect_at_its_rate_takes_the_measured_time() -> None:
 
 def test_a_rehearsal_is_not_compared_with_chips() -> None:
     run, steps = preempted_run()
-    report = compare_run(replace(run, rehearsal=True, rehearses="0" * 64), PLAN, steps)
+    report = compare(replace(run, rehearsal=True, rehearses="0" * 64), PLAN, steps)
     assert report.measured
     assert report.not_compared == "cpu_rehearsal"
     assert (report.ratios, report.gap, report.inside_interval) == ((), None, None)
@@ -158,10 +160,10 @@ def test_a_rehearsal_is_not_compared_with_chips() -> None:
 
 def test_the_peak_memory_is_the_largest_measured() -> None:
     run, steps = preempted_run()
-    assert compare_run(run, PLAN, steps).memory.measured_bytes is None
+    assert compare(run, PLAN, steps).memory.measured_bytes is None
     steps[2] = [replace(one, step=replace(one.step, peak_hbm_bytes=peak))
                 for one, peak in zip(steps[2], [3, 8, 5, *[None] * 12], strict=True)]  # fmt: skip
-    assert compare_run(run, PLAN, steps).memory.measured_bytes == 8
+    assert compare(run, PLAN, steps).memory.measured_bytes == 8
 
 
 # --- where the time went
@@ -170,7 +172,7 @@ def test_the_peak_memory_is_the_largest_measured() -> None:
 def test_goodput_and_badput_add_up() -> None:
     """Two attempts: two startups, five repeated steps, and the time between them."""
     run, steps = preempted_run()
-    goodput = compare_run(run, PLAN, steps).goodput
+    goodput = compare(run, PLAN, steps).goodput
     assert goodput
     assert goodput.waited_s == 10.0  # submitted at 0
     causes = lost(goodput)
@@ -190,7 +192,7 @@ def test_goodput_and_badput_add_up() -> None:
 def test_clocks_that_differ_count_no_second_twice(skew_s: float) -> None:
     run, steps = preempted_run()
     skewed = {n: [replace(t, at_s=t.at_s + skew_s) for t in taken] for n, taken in steps.items()}
-    goodput = compare_run(run, PLAN, skewed).goodput
+    goodput = compare(run, PLAN, skewed).goodput
     assert goodput
     assert isclose(goodput.goodput_s + sum(goodput.badput_s.values()), goodput.total_s)
     assert min(goodput.badput_s.values()) >= 0
@@ -201,7 +203,7 @@ def test_a_running_run_is_counted_to_its_last_step() -> None:
     run, steps = preempted_run()
     going = replace(run, ended_at_s=None, attempts=(*run.attempts[:1], replace(
         run.attempts[1], ended_at_s=None, reason=None)))  # fmt: skip
-    goodput = compare_run(going, PLAN, steps).goodput
+    goodput = compare(going, PLAN, steps).goodput
     assert goodput
     assert isclose(goodput.total_s, steps[2][-1].at_s - 10.0)
 

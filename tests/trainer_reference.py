@@ -12,6 +12,7 @@ import numpy as np
 
 from orchestrator.network.decoder import decoder
 from orchestrator.types.spec import Model, Optimizer
+from tests.mixture_reference import mixture
 
 Tree = Any
 
@@ -25,18 +26,23 @@ def loss(params: Tree, tokens: jax.Array, model: Model, z_loss: float = 0.0) -> 
 def losses(
     params: Tree, tokens: jax.Array, model: Model, z_loss: float
 ) -> tuple[jax.Array, jax.Array]:
-    x = params["embedding"][tokens[:, :-1]]
+    x, routers = params["embedding"][tokens[:, :-1]], jnp.float32(0)
     for i in range(model.layers):
         layer = layer_of(params, model, i)
         is_local = model.window_pattern[i % len(model.window_pattern)] == "L"
         window = model.window if is_local else None
         x = x + attention(rms_norm(x, layer["attention_norm"], model), layer, model, window)
-        x = x + mlp(rms_norm(x, layer["mlp_norm"], model), layer, model)
+        y = rms_norm(x, layer["mlp_norm"], model)
+        if "router" in layer:
+            added, of_router = mixture(y, layer, model)
+            x, routers = x + added, routers + of_router / tokens[:, 1:].size
+        else:
+            x = x + mlp(y, layer, model)
     words = params["embedding"] if model.tied else params["unembedding"]
     logits = rms_norm(x, params["norm"], model) @ words.T
     log_z = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
     right = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
-    return jnp.mean(log_z - right), jnp.mean(z_loss * log_z**2)
+    return jnp.mean(log_z - right), jnp.mean(z_loss * log_z**2) + routers
 
 
 def layer_of(params: Tree, model: Model, i: int) -> Tree:

@@ -89,7 +89,7 @@ class BuildFunction:
 def load(name: str) -> Trainer:
     """Import the trainer that `run.trainer` names."""
     try:
-        trainer = plugins.find_trainer(name).load()
+        trainer = plugins.trainer_entry_point(name).load()
     except (ImportError, AttributeError) as error:
         raise SpecError(f"run.trainer: {name} cannot be imported: {error}") from error
     if callable(getattr(trainer, "program", None)):

@@ -21,7 +21,7 @@ from trainers.contract import Program, build, load, place
 from trainers.data.batch_source import BatchSource, DataProgress, ResumedData, batch_source
 from trainers.data.prefetch import Prefetched
 from trainers.meter import Meter
-from trainers.multihost import StopVote, barrier
+from trainers.multihost import StopVote, barrier, listen_on_node_address
 from trainers.xprof_trace import XprofTrace
 
 State = dict[str, Any]
@@ -57,6 +57,7 @@ class Assignment:
 
 def train(plan: Plan, assignment: Assignment) -> Outcome:
     """Run a plan with its trainer on all devices; ends with a checkpoint."""
+    listen_on_node_address()
     return run(built(plan), assignment)
 
 

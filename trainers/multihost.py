@@ -1,15 +1,43 @@
 """What the processes of a run do together: meet, tell one another a message, vote to stop."""
 
+import functools
+import os
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
+from jax._src import lib as jax_lib
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import multihost
 
+from orchestrator.ports import NODE_ADDRESS
+
 BARRIER_S = 600
 MESSAGE_BYTES = 256
+
+
+def listen_on_node_address() -> None:
+    """Let gloo, the collectives of CPUs, listen on the address of this node.
+
+    Otherwise it takes the address of the host's name, which other machines may reach. Call this
+    before JAX makes its devices.
+    """
+    if address := os.environ.get(NODE_ADDRESS):
+        jaxlib: Any = jax_lib._jax  # type: ignore[attr-defined]  # JAX has no public way to say it
+        make = functools.partial(jaxlib.make_gloo_tcp_collectives, hostname=address)
+        jaxlib.make_gloo_tcp_collectives = make
+
+
+def join_processes() -> None:
+    """Meet the other processes of the run, where the environment says how many there are.
+
+    Ray Train has done so already for its workers.
+    """
+    count = int(os.environ.get("ORCH_PROCESSES", "1"))
+    if count > 1:  # JAX reads the coordinator's address from the environment
+        jax.distributed.initialize(num_processes=count, process_id=int(os.environ["ORCH_PROCESS"]))
 
 
 def barrier(name: str, *, timeout_s: float = BARRIER_S) -> None:

@@ -112,7 +112,7 @@ def write_schedule(found: "ProofResult", path: str | Path) -> Path:
     """Write the page of a proof's schedule: a layer in time, and a flame graph by source line."""
     from orchestrator.lifecycle.pages import write_schedule_page
 
-    return write_schedule_page(found.plan, found.proof, Path(path)).path
+    return write_schedule_page(found.plan, found.proof, Path(path))
 
 
 def prove_less_recompute(

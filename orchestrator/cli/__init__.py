@@ -8,7 +8,7 @@ import click
 
 from orchestrator.cli import look, machine, plan, run
 from orchestrator.cli.terminal import as_typed, echo, is_live, show
-from orchestrator.errors import Interrupted, OrchError
+from orchestrator.errors import Interrupted, OrchError, SpecError
 from orchestrator.lifecycle.interrupts import OperationInterrupted
 from orchestrator.render.screen_parts import fit
 
@@ -19,6 +19,10 @@ GROUPS = {
     "Look": ("report", "compare", "sync", "ui"),
     "Machine": ("doctor", "calibrate", "completion"),
 }
+
+
+class Usage(SpecError):
+    """The words of a command make no sense."""
 
 
 class Grouped(click.Group):
@@ -60,16 +64,20 @@ def main() -> None:
         orch.main(standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.Abort as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):
+        interrupted = isinstance(error.__cause__, KeyboardInterrupt)
+        if interrupted:
             echo("interrupted", err=True)
+        report_json(Interrupted("interrupted" if interrupted else "not confirmed"))
         raise SystemExit(Interrupted.exit_code) from None
     except click.ClickException as error:
         error.show()
+        report_json(Usage(error.format_message()))
         raise SystemExit(error.exit_code) from None
     except OperationInterrupted as error:
         over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
         click.echo(over_mark, err=True, nl=False)
-        echo(f"{error}\nNext: {error.next_command or as_typed()}", err=True)
+        error.next_command = error.next_command or as_typed()
+        report(error)
         raise SystemExit(error.exit_code) from None
     except OrchError as error:
         report(error)
@@ -86,11 +94,17 @@ def main() -> None:
 
 
 def report(error: OrchError) -> None:
-    """Print the message; with --json also what it says as a value, on stdout."""
-    if "--json" in sys.argv and error.value is not None:
-        show(error.value, as_json=True)
+    """Print the message; with --json also the error as a value, on stdout."""
+    report_json(error)
     text = fit(str(error), whole=error.quoted) if error.is_prose else str(error)
     echo(text, err=True)
+
+
+def report_json(error: OrchError) -> None:
+    if "--json" in sys.argv:
+        from orchestrator.lifecycle.error_reports import error_report
+
+        show(error_report(error), as_json=True)
 
 
 def report_unwritable(why: str | None) -> None:

@@ -147,15 +147,14 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     """
     from orchestrator.render.study_report_screen import verdict_text
 
-    found = orch.report(run, storage)
     if as_json:
-        show(found, as_json=True)
+        show(orch.report(run, storage), as_json=True)
         return
     page = orch.write_report(run, storage, out=out)
-    if page.problem:
-        echo(f"warning: {page.problem}", err=True)
+    for problem in page.problems:
+        echo(f"warning: {problem}", err=True)
     next_line = f"Next: open {page.path.absolute().as_uri()}"
-    say(f"{verdict_text(found)}wrote {page.path}\n{next_line}\n")
+    say(f"{verdict_text(page.report)}wrote {page.path}\n{next_line}\n")
 
 
 @click.command(epilog=RUN_HELP)

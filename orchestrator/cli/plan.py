@@ -270,7 +270,7 @@ def score(
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["ray", "rayjob"]))
+@click.argument("kind", type=click.Choice(["ray", "rayjob", "jobset"]))
 @SPEC
 @SET
 @interruptible("planning")
@@ -278,8 +278,8 @@ def export(kind: "ManifestKind", spec: Path, overrides: tuple[str, ...]) -> None
     """Print the plan of SPEC as a Kubernetes manifest.
 
     `ray` is a RayCluster of the plan's slices of GKE, for `orch submit --address`. `rayjob` is a
-    RayJob, which makes such a cluster, submits SPEC on it and takes it down. The image, the
-    storage's claim, the queue and more are under cluster.kubernetes of SPEC.
+    RayJob, which makes such a cluster, submits SPEC on it and takes it down. `jobset` is a JobSet
+    that runs SPEC without Ray. cluster.kubernetes of SPEC has the image, the queue and more.
 
     \b
     Example:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import Journal, StepLog, boundary
+from orchestrator.journal.counted_steps import counted_steps
 from orchestrator.journal.heartbeat import HeartbeatWriter
+from orchestrator.journal.step_table import read_table
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import WorkerArgs
 from orchestrator.types.plan import Plan
@@ -42,6 +44,9 @@ def work(args: WorkerArgs, rank: int) -> None:
 
 def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
     from trainers.loop import Assignment, train  # noqa: PLC0415  the driver itself needs no JAX
+    from trainers.multihost import join_processes  # noqa: PLC0415
+
+    join_processes()
 
     journal = Journal(Path(args.run))
     spec, state, plan = journal.spec(), journal.state(), journal.plan(args.plan_digest)
@@ -90,11 +95,12 @@ def sequences_taken(journal: Journal, steps: int) -> int:
     batches = {plan.batch.sequences for plan in plans}
     if len(batches) == 1:
         return steps * batches.pop()
-    known = [timed.step for timed in journal.steps(run) if timed.step.index < steps]
-    if len(known) < steps:
-        missing = f"{steps - len(known)} of the first {steps} steps are not in it"
+    counted = counted_steps({one.number: read_table(journal.path, one)[0] for one in run.attempts})
+    known = counted.index < steps
+    if known.sum() < steps:
+        missing = f"{steps - known.sum()} of the first {steps} steps are not in it"
         raise JournalUnreadable(f"{journal.path}: which data comes next is unknown: {missing}")
-    return sum(step.tokens for step in known) // plans[0].batch.length
+    return int(counted.tokens[known].sum()) // plans[0].batch.length
 
 
 def _peak_flops_per_s(plan: Plan) -> float | None:

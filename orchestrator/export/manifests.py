@@ -3,12 +3,13 @@
 from typing import Literal, get_args
 
 from orchestrator.errors import SpecError
+from orchestrator.export.jobset_manifest import job_set
 from orchestrator.export.ray_manifests import ray_cluster, ray_job
 from orchestrator.export.slice_pods import Manifest, gke
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 
-ManifestKind = Literal["ray", "rayjob"]
+ManifestKind = Literal["ray", "rayjob", "jobset"]
 KINDS: tuple[ManifestKind, ...] = get_args(ManifestKind)
 
 
@@ -18,7 +19,9 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
     gke(plan)
     if kind == "ray":
         return ray_cluster(spec, plan)
-    return ray_job(spec, plan, spec_text)
+    if kind == "rayjob":
+        return ray_job(spec, plan, spec_text)
+    return job_set(spec, plan, spec_text)
 
 
 def check_storage(spec: Spec) -> None:

@@ -38,16 +38,9 @@ def ray_job(spec: Spec, plan: Plan, spec_text: str) -> list[Manifest]:
     """A cluster that exists for one run: the spec in a ConfigMap, and the job that submits it."""
     name = label(spec.name, LONGEST_JOB)
     cluster = _cluster(spec, plan)
-    head = cluster["headGroupSpec"]["template"]["spec"]
-    head["containers"][0]["volumeMounts"].append({"name": "spec", "mountPath": SPEC_FOLDER})
-    head["volumes"].append({"name": "spec", "configMap": {"name": f"{name}-spec"}})
+    cluster["headGroupSpec"]["template"]["spec"] = _head(spec, f"{name}-spec")
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": metadata(spec, f"{name}-spec", queued=False),
-            "data": {SPEC_FILE: spec_text},
-        },
+        spec_map(spec, name, spec_text),
         {
             "apiVersion": "ray.io/v1",
             "kind": "RayJob",
@@ -60,6 +53,16 @@ def ray_job(spec: Spec, plan: Plan, spec_text: str) -> list[Manifest]:
             },
         },
     ]
+
+
+def spec_map(spec: Spec, name: str, spec_text: str) -> Manifest:
+    """The ConfigMap with a spec; a pod mounts it at SPEC_FOLDER."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(spec, f"{name}-spec", queued=False),
+        "data": {SPEC_FILE: spec_text},
+    }
 
 
 def _submit(spec: Spec, name: str) -> str:
@@ -82,9 +85,15 @@ def _cluster(spec: Spec, plan: Plan) -> Manifest:
     }
 
 
-def _head(spec: Spec) -> Manifest:
-    ports = [{"name": name, "containerPort": port} for name, port in PORTS.items()]
-    return chipless_pod(spec, "ray-head", HEAD_CPUS, HEAD_GIGABYTES, ports=ports)
+def _head(spec: Spec, spec_map: str | None = None) -> Manifest:
+    """The pod of the head, with the ConfigMap of a spec if it has one."""
+    container: Manifest = {
+        "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()]
+    }
+    if spec_map:
+        container["volumeMounts"] = [{"name": "spec", "mountPath": SPEC_FOLDER}]
+        container["volumes"] = [{"name": "spec", "configMap": {"name": spec_map}}]
+    return chipless_pod(spec, "ray-head", HEAD_CPUS, HEAD_GIGABYTES, **container)
 
 
 def _slices(spec: Spec, plan: Plan) -> Manifest:

@@ -110,10 +110,11 @@ def _tpu_environment() -> list[Manifest]:
 def _pod(
     spec: Spec, name: str, resources: Manifest, environment: Sequence[Manifest], container: Manifest
 ) -> Manifest:
-    """A pod of one container with the runs' storage."""
+    """A pod of one container with the runs' storage; `container` may bring more volumes."""
     options = spec.cluster.kubernetes
     mounts = [{"name": "runs", "mountPath": storage(spec)}, *container.pop("volumeMounts", [])]
-    volumes = [{"name": "runs", "persistentVolumeClaim": {"claimName": options.claim}}]
+    claim = {"name": "runs", "persistentVolumeClaim": {"claimName": options.claim}}
+    volumes = [claim, *container.pop("volumes", [])]
     pod: Manifest = {
         "containers": [
             {

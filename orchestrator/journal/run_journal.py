@@ -12,14 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.errors import JournalDamaged, JournalUnreadable
-from orchestrator.journal import (
-    driver_heartbeat,
-    event_chain,
-    event_log,
-    files,
-    liveness,
-    step_log,
-)
+from orchestrator.journal import driver_heartbeat, event_chain, event_log, files, liveness, step_log
 from orchestrator.journal.driver_heartbeat import DriverHeartbeat
 from orchestrator.journal.event_log import Fault
 from orchestrator.journal.events import (

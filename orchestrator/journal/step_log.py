@@ -8,6 +8,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -81,6 +82,11 @@ class StepReader:
         self._path, self._offset = RunPaths(run).steps(attempt), 0
         self.problems: list[str] = []
 
+    def skip(self) -> None:
+        """Pass over the steps that are there."""
+        with suppress(FileNotFoundError):
+            _, self._offset = line_files.last_lines(self._path, 1)
+
     def read(self) -> list[TimedStep]:
         """The steps since the last call; an incomplete last line waits for the next."""
         return [step for steps in self.in_parts() for step in steps]
@@ -90,7 +96,7 @@ class StepReader:
         try:
             for part in line_files.whole_lines(self._path, self._offset):
                 self._offset += len(part)
-                steps, problems = _decode(self._path, part.split(b"\n")[:-1])
+                steps, problems = decode(self._path, part.split(b"\n")[:-1])
                 self.problems += problems[: max(0, MAX_PROBLEMS - len(self.problems))]
                 yield steps
         except FileNotFoundError:
@@ -107,8 +113,8 @@ def summarize_steps(run: Path, attempt: Attempt) -> tuple[StepSummary, list[str]
         first, (last, end) = line_files.first_line(path), line_files.last_lines(path, RECENT_STEPS)
     except FileNotFoundError:
         return StepSummary(), _shortfall(path, attempt, StepSummary(), 0)
-    opening, problems = _decode(path, [first] if first is not None else [])
-    steps, more_problems = _decode(path, last[-RECENT_STEPS:])
+    opening, problems = decode(path, [first] if first is not None else [])
+    steps, more_problems = decode(path, last[-RECENT_STEPS:])
     startup = opening[0].step.startup if opening else None
     summary = StepSummary(startup=startup, last_steps=tuple(steps))
     problems += [*more_problems, *_shortfall(path, attempt, summary, end)]
@@ -132,15 +138,14 @@ def written_steps(run: Path, attempt: int) -> WrittenSteps:
     return _sum_lines(RunPaths(run).steps(attempt), None)
 
 
-def is_whole(run: Path, attempt: Attempt) -> bool | None:
-    """Whether the steps of an attempt are those that its end counted; None while it has no end.
+def begins_whole(run: Path, attempt: Attempt) -> bool:
+    """Whether the file of an attempt begins with the steps that its end counted.
 
-    It reads them all.
+    A process that was still alive somewhere may have written more, after the attempt ended.
     """
     if attempt.written is None:
-        return None
-    path = RunPaths(run).steps(attempt.number)
-    return _sum_lines(path, attempt.written.bytes) == attempt.written
+        return False
+    return _sum_lines(RunPaths(run).steps(attempt.number), attempt.written.bytes) == attempt.written
 
 
 def _sum_lines(path: Path, size: int | None) -> WrittenSteps:
@@ -163,20 +168,23 @@ def merge_attempts(attempts: Iterable[Iterable[TimedStep]]) -> list[TimedStep]:
     return [newest[index] for index in sorted(newest)]
 
 
-def _decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[str]]:
+def decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[str]]:
     """The steps in the lines of a file, and what is wrong with other lines."""
     steps: list[TimedStep] = []
     problems: list[str] = []
     for line in lines:
         try:
-            steps.append(DECODER.decode(_checked(line)))
-        except (msgspec.DecodeError, ValueError) as error:
-            problems.append(f"{path.parent.name}/{path.name}: a line is not a step: {error}")
+            step = DECODER.decode(line)
+            why = None if has_checksum(line) else "its checksum is not that of what follows"
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            why = str(error)
+        if why is None:
+            steps.append(step)
+        else:
+            problems.append(f"{path.parent.name}/{path.name}: a line is not a step: {why}")
     return steps, problems
 
 
-def _checked(line: bytes) -> bytes:
-    """A line whose checksum is right."""
-    if line[:_CRC_BYTES] != _CRC % zlib.crc32(memoryview(line)[_CRC_BYTES:]):
-        raise ValueError("its checksum is not that of what follows")
-    return line
+def has_checksum(line: bytes) -> bool:
+    """Whether a line begins with the checksum of what follows."""
+    return line[:_CRC_BYTES] == _CRC % zlib.crc32(memoryview(line)[_CRC_BYTES:])

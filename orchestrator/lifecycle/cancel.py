@@ -37,7 +37,7 @@ def removable_run(journal: Journal, storage: Path) -> Run:
     run = journal.run()
     if run.state in LIVE:
         cancelling = run_command("cancel", run.run, storage)
-        raise RunIsLive(f"run {run.run} is {run.state}\nNext: {cancelling}")
+        raise RunIsLive(f"run {run.run} is {run.state}", next_command=cancelling)
     return run
 
 
@@ -46,5 +46,5 @@ def removable_study(study: StudyJournal, storage: Path) -> StudyStatus:
     status = study.status()
     if status.state == "running":
         cancelling = run_command("cancel", study.key, storage)
-        raise RunIsLive(f"study {study.key}: a run of it goes on\nNext: {cancelling}")
+        raise RunIsLive(f"study {study.key}: a run of it goes on", next_command=cancelling)
     return status

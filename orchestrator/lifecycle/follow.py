@@ -39,7 +39,7 @@ class RunWatch:
         self.attempt = len(state.attempts)
         if state.open_attempt:
             self.steps = StepReader(journal.path, self.attempt)
-            self.steps.read()
+            self.steps.skip()
 
     def update(self, run: Run) -> None:
         if run.attempts and run.attempts[-1].number != self.attempt:

@@ -14,11 +14,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class OperationInterrupted(Interrupted):
     """Ctrl-C ended an operation. `next_command` continues it; empty for the same command again."""
 
+    code = Interrupted.code
+
     def __init__(
         self, doing: str, left: str = "nothing is left running", next_command: str = ""
     ) -> None:
-        super().__init__(f"interrupted while {doing}; {left}")
-        self.next_command = next_command
+        super().__init__(f"interrupted while {doing}; {left}", next_command=next_command)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from orchestrator.journal import list_journals, list_runs
 from orchestrator.lifecycle.interrupts import interruptible_by_signals
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.recording import catch_up
+from orchestrator.render.next_commands import storage_command
 from orchestrator.tracking import NotRecorded
 from orchestrator.tracking.mlflow import server
 from orchestrator.tracking.mlflow.store import Store
@@ -54,7 +55,8 @@ def places_by_uri(storage: Path) -> dict[str, list[Destination]]:
         if note and note.recorded and note.destination.tracker == TRACKER
     )
     if not found:
-        raise OrchError(f"nothing is recorded of the runs in {storage}\nNext: orch sync")
+        why = f"nothing is recorded of the runs in {storage}"
+        raise OrchError(why, next_command=storage_command("sync", storage))
     by_uri: dict[str, list[Destination]] = {}
     for one in sorted(found, key=lambda place: not is_server(place)):
         by_uri.setdefault(one.uri, []).append(one)

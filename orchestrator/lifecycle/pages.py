@@ -9,7 +9,7 @@ from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.journal import Journal, StudyJournal, boundary
 from orchestrator.lifecycle.recording import record_files
 from orchestrator.render.page import RunPage, run_page, schedule_page, study_page
-from orchestrator.report import make_report
+from orchestrator.report import report_and_steps
 from orchestrator.study import make_study_report, read_trial_runs
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -21,10 +21,11 @@ PAGE = "report.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Where a page was written, and what it lacks because that cannot be read."""
+    """Where a page was written, the report that it shows, and what is wrong with its sources."""
 
     path: Path
-    problem: str | None = None
+    report: Report | StudyReport
+    problems: tuple[str, ...] = ()
 
 
 def report_of_study(study: StudyJournal) -> StudyReport:
@@ -35,10 +36,11 @@ def report_of_study(study: StudyJournal) -> StudyReport:
 def write_run_page(journal: Journal, out: Path | None = None) -> Page:
     """Write the page of a run, into its directory where that can be written."""
     proof, problem = _proof(journal)
-    text = page_of(journal, make_report(journal), proof)
+    text, found = page_of(journal, proof)
     path = _write(out or _place(journal.path, journal.key), text)
     record_files(journal)
-    return Page(path=path, problem=problem)
+    problems = (*found.problems, *([problem] if problem else []))
+    return Page(path=path, report=found, problems=problems)
 
 
 def write_study_page(study: StudyJournal, out: Path | None = None) -> Page:
@@ -49,29 +51,28 @@ def write_study_page(study: StudyJournal, out: Path | None = None) -> Page:
     path = _write(out or _place(study.path, study.key), text)
     for start in study.trial_starts()[-1:]:
         record_files(study.trial_journal(start))
-    return Page(path=path)
+    return Page(path=path, report=found)
 
 
-def write_schedule_page(plan: Plan, proof: Proof, out: Path) -> Page:
+def write_schedule_page(plan: Plan, proof: Proof, out: Path) -> Path:
     """Write the page of a compiled step's schedule."""
     if proof.schedule is None:
         raise OrchError(f"--html: no schedule: the catalog has no clock_hz for {plan.chip}")
-    return Page(path=_write(out, schedule_page(plan, proof)))
+    return _write(out, schedule_page(plan, proof))
 
 
-def page_of(journal: Journal, found: Report, proof: Proof | None) -> str:
-    """The page of a run, as its journal stands."""
-    run = journal.run()
-    return run_page(
-        RunPage(
-            run=run,
-            report=found,
-            plan=journal.plan(run.plan_digest),
-            rehearsed=journal.plan(run.rehearses) if run.rehearses else None,
-            proof=proof,
-            steps=journal.steps(run),
-        )
+def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
+    """The page of a run, as its journal stands, and the report that it shows."""
+    run, (found, steps) = journal.run(), report_and_steps(journal)
+    page = RunPage(
+        run=run,
+        report=found,
+        plan=journal.plan(run.plan_digest),
+        rehearsed=journal.plan(run.rehearses) if run.rehearses else None,
+        proof=proof,
+        steps=steps,
     )
+    return run_page(page), found
 
 
 def _proof(journal: Journal) -> tuple[Proof | None, str | None]:

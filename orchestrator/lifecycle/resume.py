@@ -55,7 +55,8 @@ def check_resumable(run: Run, storage: Path) -> None:
     """Say why a run cannot go on, and what can be done about it."""
     if run.state in LIVE:
         cancelling = run_command("cancel", run.run, storage)
-        raise RunIsLive(f"run {run.run} is {run.state}: something drives it\nNext: {cancelling}")
+        why = f"run {run.run} is {run.state}: something drives it"
+        raise RunIsLive(why, next_command=cancelling)
     if run.state == "succeeded":
         raise RunHasEnded(f"run {run.run} has succeeded: all its {run.steps:,} steps are done")
 

@@ -61,7 +61,7 @@ def plan_trials(study: Study, progress: Progress) -> dict[int, Plan | str]:
             try:
                 plans[trial.number] = make_plan(trial.spec)
             except Infeasible as error:
-                plans[trial.number] = error.why  # what is varied cannot be overridden
+                plans[trial.number] = error.message  # what is varied cannot be overridden
             except SpecError as error:
                 plans[trial.number] = str(error)
             progress(UnitsDone(task=TASK, done=len(plans), total=len(study.trials), unit="trials"))

@@ -5,6 +5,7 @@ those of the datasheet. Emulated devices take turns on the cores of one machine:
 own step is timed with fewer layers, and every further layer takes as long as those.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from orchestrator import catalog
@@ -20,7 +21,15 @@ from orchestrator.plan.step_work import ATTENTION, pass_bytes
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile, Operation, Timing
-from orchestrator.types.plan import Estimate, Forecast, LedgerLine, LineKind, Plan
+from orchestrator.types.plan import (
+    Estimate,
+    Forecast,
+    LedgerLine,
+    LineKind,
+    Plan,
+    PlanWarning,
+    plan_warning,
+)
 
 CORES = "cores"
 FASTEST, SLOWEST = 0.8, 1.4  # measured steps over forecasts: docs/calibrate.md has the table
@@ -44,8 +53,19 @@ def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
         forecast=forecast(plan, profile),
         warnings=tuple(warning for warning in plan.warnings if warning not in replaced),
     )
-    warnings = (*calibrated.warnings, *too_long(calibrated), *unknown_rates(calibrated))
+    warnings = (
+        *calibrated.warnings,
+        *too_long(calibrated),
+        *unknown_rates(calibrated),
+        *unsteady(profile, plan),
+    )
     return replace(calibrated, digest=plan_digest(calibrated), warnings=warnings)
+
+
+def unsteady(profile: ChipProfile, plan: Plan) -> Iterator[PlanWarning]:
+    """The step was measured while something disturbed it."""
+    if profile.emulated and not (step := timing_of(profile, "step", plan)).is_steady:
+        yield plan_warning("unsteady_profile", spread=step.spread)
 
 
 def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from orchestrator.network.description import Block, Stack
+from orchestrator.network.description import Block, Mixture, Stack
 from orchestrator.network.mesh_axes import (
     GATHERED,
     GROUPS,
@@ -250,6 +250,8 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     return [
         exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
                  copied_gradients(layout), layout.copies),
+        exchange("router gradients", REDUCE, GROUPS["tensor"], "routers",
+                 router_gradients(layout)),
         exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms", norm_gradients(layout)),
         exchange(f"norm gradients{OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms",
                  norm_gradients(layout)),
@@ -285,6 +287,17 @@ def copied_gradients(layout: Layout) -> tuple[Part, ...]:
     )
 
 
+def router_gradients(layout: Layout) -> tuple[Part, ...]:
+    """Gradients of routers, which every device of a `tensor` group holds."""
+    size = layout.gradient_bytes / layout.ways(GATHERED)
+    return tuple(
+        Part(layers * size * layout.elements(stack.block.mlp.router.weight), times, serial=1)
+        for stack in layout.network.stacks
+        if isinstance(stack.block.mlp, Mixture)
+        for layers, times in [reduced_at_a_time(layout, stack)]
+    )
+
+
 def norm_gradients(layout: Layout) -> tuple[Part, ...]:
     """Gradients of norm scales, which every device of a slice holds."""
     wire, network = layout.gradient_bytes, layout.network
@@ -311,8 +324,8 @@ def gradient_buckets(layout: Layout) -> list[Part]:
     early = per_layer(layout)
     return [
         *(part for stack in network.stacks for part in stack_buckets(layout, stack, data)),
-        Part(padded(embedding, data), 1, serial=1),
-        *(Part(padded(one, data), 1, serial=1 - early) for one in ends),
+        Part(whole_tiles(embedding, data), 1, serial=1),
+        *(Part(whole_tiles(one, data), 1, serial=1 - early) for one in ends),
     ]
 
 
@@ -324,12 +337,12 @@ def stack_buckets(layout: Layout, stack: Stack, data: Number) -> list[Part]:
     weights = [layout.elements(weight) / layout.ways(GATHERED) for weight in matrices]
     weights += [norm.elements for norm in stack.block.norms]
     return [
-        Part(padded(sum(weights), data), times * joined, serial=1 * joined),
-        *(Part(padded(layers * one, data), times * alone, serial=alone) for one in weights),
+        Part(whole_tiles(sum(weights), data), times * joined, serial=1 * joined),
+        *(Part(whole_tiles(layers * one, data), times * alone, serial=alone) for one in weights),
     ]
 
 
-def padded(elements: Number, ways: Number) -> Number:
+def whole_tiles(elements: Number, ways: Number) -> Number:
     """Elements filled up to whole tiles for every device that reduces them."""
     quantum = ways * TILE[0] * TILE[1]
     return np.where(ways > 1, np.ceil(elements / quantum) * quantum, elements)

@@ -5,20 +5,20 @@ from dataclasses import replace
 from orchestrator.errors import SpecError
 from orchestrator.plan.planner import make_plan, plan_digest
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Pods, Spec
+from orchestrator.types.spec import Batch, Pods, Spec
 
 # How far the batch may move if no mesh of that many pods divides it.
 TOLERANCES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
 
 def plan_on(spec: Spec, plan: Plan, pods: int) -> Plan:
-    """The plan on that many pods, with the same batch if a mesh divides it, by more accumulation;
-    otherwise with the nearest batch that has a plan.
+    """The plan on that many pods, with the same batch if a mesh divides it, by more accumulation
+    than was requested; otherwise with the nearest batch that has a plan.
     """
     if pods == plan.pods:
         return plan
     for tolerance in TOLERANCES:
-        batch = replace(spec.experiment.batch, sequences=plan.batch.sequences, tolerance=tolerance)
+        batch = Batch(sequences=plan.batch.sequences, length=plan.batch.length, tolerance=tolerance)
         changed = replace(
             spec,
             experiment=replace(spec.experiment, batch=batch),

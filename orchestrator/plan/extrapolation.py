@@ -52,6 +52,12 @@ def accumulated_s(work: StepWork, efficiency: Efficiency) -> float:
     return hidden_s(work, efficiency) + max(spared_s, 0.0)
 
 
+def transfers_s(work: StepWork, efficiency: Efficiency) -> float:
+    """Transfers to the host that are assumed to hide."""
+    shown_s = step_parts(work, efficiency)["offload"]
+    return float(2 * work.host.one_way_s - shown_s)
+
+
 def exposed_s(work: StepWork, efficiency: Efficiency) -> float:
     """Collectives that show: the more devices join, the more there are to be late."""
     parts = step_parts(work, efficiency)
@@ -72,6 +78,7 @@ UNCERTAIN = (
     Uncertain(axes=("length", "attention_share", "sequence"), seconds=attention_s),
     Uncertain(axes=("microbatches",), seconds=accumulated_s),
     Uncertain(axes=("data", "fsdp_dcn", "tensor", "links_share"), seconds=hidden_s),
+    Uncertain(axes=("host_share",), seconds=transfers_s),
     Uncertain(axes=("chips",), seconds=exposed_s),
     Uncertain(axes=("slices",), seconds=waits_s),
     Uncertain(axes=("step_s",), seconds=overhead_s),
@@ -94,6 +101,7 @@ def axis_values(layout: Layout, work: StepWork, step_s: float) -> dict[str, floa
         "attention_share": work.attention_s / compute_s,
         "microbatches": layout.microbatches,
         "links_share": (work.gathers_s + work.dcn_s + work.tensor_s) / compute_s,
+        "host_share": 2 * work.host.one_way_s / compute_s,
         "chips": devices,
         "slices": layout.devices_along(DCN_AXES),
         "step_s": step_s,
@@ -139,11 +147,6 @@ def interval(
     scatter = hypot(expm1(efficiency.spread.value), deviation(work, efficiency))
     factor = 1 + scatter + unseen(work, values, efficiency)
     return max(expected / factor, float(time.lower_s)), expected * factor
-
-
-def uncertainty(work: StepWork, values: Mapping[str, float], efficiency: Efficiency) -> float:
-    """How far the step may be off for its constants and for what no run shows, as a share."""
-    return deviation(work, efficiency) + unseen(work, values, efficiency)
 
 
 def deviation(work: StepWork, efficiency: Efficiency) -> float:

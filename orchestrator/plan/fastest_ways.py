@@ -3,6 +3,8 @@
 A policy changes four things of a step: what it computes again, the HBM traffic of activations,
 transfers that nothing hides, and a collective over `tensor`. At one number of microbatches the
 policy with the least of them wins; a larger number costs time elsewhere, so it has to win more.
+Two kinds of ways stay beside the winners, since the ranking knows what this does not: the best that
+offloads nothing, and, where gradients cross slices, the fewest microbatches that accumulate them.
 """
 
 from dataclasses import dataclass
@@ -15,8 +17,9 @@ from orchestrator.plan import flops
 from orchestrator.plan.host import host_bytes, host_limit_bytes, transfers
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import peak_bytes, stream_bytes
+from orchestrator.plan.step_work import crosses
 from orchestrator.plan.time import activation_traffic_bytes, device_peak
-from orchestrator.plan.torus import Floats, Ints
+from orchestrator.plan.torus import Bools, Floats, Ints
 
 # The bottleneck counts twice in the rule, and it is the matmuls, HBM, or something else. The
 # weights of what is computed again and of HBM traffic, in each case.
@@ -53,9 +56,11 @@ def fastest_ways(layout: Layout, key: Ints, margin: float) -> tuple[Ways, LeastM
     )
     fits &= hosts <= host_limit_bytes(layout.chip) * (1 - margin)
     repeated, traffic, others = costs_of_policy(layout)
+    stay = (place_in_key(key) == 1) & crosses(layout)
     chosen = [
-        winners(np.where(fits, repeat * repeated + move * traffic + others, np.inf), key)
+        winners(np.where(some, repeat * repeated + move * traffic + others, np.inf), key, stay)
         for repeat, move in WEIGHTS
+        for some in (fits, fits & (hosts == 0))
     ]
     remat, column = np.divmod(np.unique(np.concatenate(chosen)), len(key))
     order = np.lexsort((remat, column))
@@ -87,20 +92,24 @@ def costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
     )
 
 
-def winners(costs: Floats, key: Ints) -> Ints:
-    """The best policy of each column that beats all columns of its key before it, as places in
-    the flat array; infinite costs never win.
+def winners(costs: Floats, key: Ints, stay: Bools) -> Ints:
+    """The best policy of each column that beats all columns of its key before it or has to `stay`,
+    as places in the flat array; infinite costs never win.
     """
     best = costs.argmin(axis=0)
     least = costs[best, np.arange(len(key))]
-    wins = least < before(least, key) * (1 - EQUAL)
+    wins = (least < before(least, key) * (1 - EQUAL)) | (stay & np.isfinite(least))
     return np.asarray((best * len(key) + np.arange(len(key)))[wins])
 
 
 def before(values: Floats, key: Ints) -> NDArray[np.float64]:
     """For each value the least of those before it with its key; infinite for the first."""
-    first = np.searchsorted(key, key)
-    place = np.arange(len(key)) - first
+    place = place_in_key(key)
     table = np.full((int(key.max(initial=-1)) + 1, int(place.max(initial=-1)) + 2), np.inf)
     table[key, place + 1] = values
     return np.asarray(np.minimum.accumulate(table, axis=1)[key, place])
+
+
+def place_in_key(key: Ints) -> Ints:
+    """Which of its key each column is, from zero."""
+    return np.asarray(np.arange(len(key)) - np.searchsorted(key, key))

@@ -20,6 +20,7 @@ from orchestrator.network.mesh_axes import (
     ways,
 )
 from orchestrator.plan.torus import Bools, Ints, Torus, factorizations
+from orchestrator.types.infeasible import ReasonCode
 from orchestrator.types.spec import Batch, MeshRequest, Model
 
 Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints
@@ -29,7 +30,8 @@ Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints
 class Rule:
     """One divisibility: what is split, by what, and which meshes satisfy it.
 
-    A rule is `inherited` if a size that breaks it still breaks it when multiplied.
+    A rule is `inherited` if a size that breaks it still breaks it when multiplied. `code` is the
+    reason where it is broken.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Rule:
     ways: str
     holds: Callable[[Sizes], Bools]
     inherited: bool = True
+    code: ReasonCode = "dimension_not_divisible"
 
 
 def split(sizes: Sizes, logical_axis: str) -> Ints:
@@ -52,6 +55,8 @@ def model_rules(model: Model, length: int) -> list[Rule]:
     rules = [
         dimension_rule(axis, key, size) for axis, key, size in split_sizes(model) if axis != PADDED
     ]
+    if model.moe is not None and model.moe.capacity_factor is not None:
+        rules.append(whole_sequences_rule())
     return [*rules, length_rule(length)]
 
 
@@ -69,6 +74,16 @@ def dimension_rule(axis: str, name: str, total: int) -> Rule:
         # 3 does not suit 8 heads, nor does it divide them, but its multiple 24 is copied evenly.
         return Rule(name, total, f"{axes} (or divides it)", divides_or_copies, inherited=False)
     return Rule(name, total, axes, divides)
+
+
+def whole_sequences_rule() -> Rule:
+    """Experts have a capacity for each sequence: no axis splits its positions."""
+
+    def is_whole(sizes: Sizes) -> Bools:
+        return np.asarray(split(sizes, "length") == 1)
+
+    axes = " x ".join(LOGICAL_AXES["length"])
+    return Rule("moe.capacity_factor", 1, axes, is_whole, code="sequences_not_whole")
 
 
 def length_rule(length: int) -> Rule:
@@ -162,15 +177,15 @@ def partly_realizable(
     return np.asarray(holds & (replicas_in_pod(sizes) <= most_replicas))
 
 
-def batches_next_to(batch: Batch, replicas: Ints) -> list[Ints]:
+def batches_next_to(batch: Batch, of: Ints) -> list[Ints]:
     """The batch that each mesh would take: the requested one, or the multiples next to it.
 
-    Two arrays like `replicas`, of batches below and above; zero where there is none within the
+    Two arrays like `of`, of batches below and above; zero where there is none within the
     tolerance. A batch moves no farther than its mesh needs.
     """
     low, high = batch_range(batch)
-    below = batch.sequences // replicas * replicas
-    above = np.where(below == batch.sequences, 0, below + replicas)
+    below = batch.sequences // of * of
+    above = np.where(below == batch.sequences, 0, below + of)
     return [
         np.where((below >= low) & (below > 0), below, 0),
         np.where((above <= high) & (above > 0), above, 0),

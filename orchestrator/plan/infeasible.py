@@ -15,14 +15,13 @@ from orchestrator.plan.feasibility import (
     batch_range,
     model_rules,
     realizable,
-    replicas_in_pod,
     sharing,
     sizes_by_name,
 )
 from orchestrator.plan.host import host_limit_bytes
 from orchestrator.plan.infeasible_text import infeasible_text
 from orchestrator.plan.nearest_specs import all_meshes, nearest_specs, requested_axes
-from orchestrator.plan.search import SearchRequest, SearchResult
+from orchestrator.plan.search import SearchRequest, SearchResult, multiple_of
 from orchestrator.plan.spec_changes import state_bytes
 from orchestrator.plan.torus import Ints
 from orchestrator.types.infeasible import Reason, ReasonCode, Refusal
@@ -47,11 +46,7 @@ class Infeasible(SpecError):
         return infeasible_text(self.refusal)
 
     @property
-    def value(self) -> Refusal:
-        return self.refusal
-
-    @property
-    def why(self) -> str:
+    def message(self) -> str:
         """The text without suggestions."""
         return infeasible_text(Refusal(reasons=self.reasons, suggestions=()))
 
@@ -139,7 +134,7 @@ def memory_of_largest_pod(chip: Chip) -> float:
 def batch_not_divisible(request: SearchRequest, meshes: Ints) -> tuple[Reason, ...]:
     """No mesh divides a batch within the tolerance."""
     batch = request.experiment.batch
-    replicas = np.unique(request.pods * replicas_in_pod(sizes_by_name(meshes)))
+    multiples = np.unique(multiple_of(request, sizes_by_name(meshes)))
     low, high = batch_range(batch)
     not_divisible = reason(
         "batch_not_divisible",
@@ -147,8 +142,9 @@ def batch_not_divisible(request: SearchRequest, meshes: Ints) -> tuple[Reason, .
         tolerance=batch.tolerance,
         low=low,
         high=high,
-        divisor=gcd(*map(int, replicas)),
-        ways=", ".join(f"{ways:,}" for ways in replicas[:8]),
+        microbatches=batch.microbatches or 1,
+        divisor=gcd(*map(int, multiples)),
+        multiples=", ".join(f"{one:,}" for one in multiples[:8]),
     )
     return slice_factors(request), not_divisible
 
@@ -182,9 +178,7 @@ def broken_rules(request: SearchRequest) -> Iterator[Reason]:
     sizes = sizes_by_name(np.array(row, np.int64))
     for rule in model_rules(request.experiment.model, request.experiment.batch.length):
         if not realizable([rule], request.mesh, sizes)[0]:
-            yield reason(
-                "dimension_not_divisible", name=rule.name, total=rule.total, ways=rule.ways
-            )
+            yield reason(rule.code, name=rule.name, total=rule.total, ways=rule.ways)
 
 
 def wrong_size(request: SearchRequest, sizes: dict[str, int]) -> Iterator[Reason]:

@@ -37,6 +37,9 @@ SENTENCES: dict[ReasonCode, str] = {
         " domains share weights (resources.mesh.fsdp_dcn)"
     ),
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
+    "sequences_not_whole": (
+        "{name} counts rows of whole sequences: without it, or with {ways} 1, there are meshes"
+    ),
     "pods_not_divisible": "{pods:,} pods are not divisible by {axis} {ways:,}",
     "no_mesh": "no mesh of that many devices divides what its axes split",
     "beyond_all_chips": (
@@ -90,17 +93,19 @@ def reason_text(reason: Reason) -> str:
 
 
 def batch_text(
-    sequences: int, tolerance: float, low: int, high: int, divisor: int, ways: str
-) -> str:
+    sequences: int, tolerance: float, low: int, high: int, microbatches: int, divisor: int,
+    multiples: str,
+) -> str:  # fmt: skip
     size = f"{sequences:,}"
     if tolerance:
         size += f" (within {tolerance * 100:g} %: {low:,} to {high:,})"
+    parts = "pods x data x fsdp" + " x microbatches" * (microbatches > 1)
     if sequences % divisor:
         return (
-            f"the number of pods x data x fsdp is a multiple of {divisor:,} in every mesh that"
-            f" divides these; {size} sequences are not divisible by it"
+            f"the number of {parts} is a multiple of {divisor:,} in every mesh that divides these;"
+            f" {size} sequences are not divisible by it"
         )
-    return f"meshes split sequences in {ways}... ways; {size} is not divisible by any"
+    return f"meshes split sequences in {multiples}... ways; {size} is not divisible by any"
 
 
 def slice_lines(reason: Reason) -> Iterator[str]:

@@ -14,14 +14,7 @@ import numpy as np
 
 from orchestrator.catalog.chip import Chip
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import (
-    Block,
-    Dimension,
-    Matmul,
-    Network,
-    Tensor,
-    Weight,
-)
+from orchestrator.network.description import Block, Dimension, Matmul, Network, Tensor, Weight
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,

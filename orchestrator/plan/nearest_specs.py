@@ -8,12 +8,13 @@ import numpy as np
 
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.network.rematerialization import AUTO
-from orchestrator.plan.feasibility import placements, replicas_in_pod, sizes_by_name
+from orchestrator.plan.feasibility import placements, sizes_by_name
 from orchestrator.plan.nearest_slices import larger_slices, other_chips, smaller_slices
 from orchestrator.plan.ranking import best_choices
-from orchestrator.plan.search import SearchRequest, search, search_request
+from orchestrator.plan.search import SearchRequest, multiple_of, search, search_request
 from orchestrator.plan.spec_changes import (
     MESH,
+    MICROBATCHES,
     MOMENTS,
     PARAMETERS,
     PODS,
@@ -54,6 +55,7 @@ def bases(spec: Spec, *, lacks_memory: bool) -> Iterator[Change]:
     base: Change = {}
     steps: list[tuple[str, int | str, bool]] = [
         (MESH, AUTO, spec.resources.mesh != MeshRequest()),
+        (MICROBATCHES, AUTO, experiment.batch.microbatches is not None),
         (REMAT, AUTO, lacks_memory and experiment.remat != AUTO),
         (SEQUENCES, even := even_batch(spec), even != experiment.batch.sequences),
         (MOMENTS, "bf16", experiment.precision.optimizer != "bf16"),
@@ -124,6 +126,12 @@ def other_policies(near: Nearby) -> Iterator[Suggestion]:
         yield from near.planned([{REMAT: AUTO}])
 
 
+def other_microbatches(near: Nearby) -> Iterator[Suggestion]:
+    """The number that the search chooses, where another was requested."""
+    if near.changed.experiment.batch.microbatches is not None:
+        yield from near.planned([{MICROBATCHES: AUTO}])
+
+
 def other_batches(near: Nearby) -> Iterator[Suggestion]:
     """The next batch on either side, and the fastest one nearby."""
     sizes = batches_by_doubling(near) if near.lacks_memory else divisible_batches(near)
@@ -151,9 +159,9 @@ def divisible_batches(near: Nearby) -> list[list[int]]:
     spec = near.changed
     request, batch = search_request(spec), spec.experiment.batch
     meshes = all_meshes(request, request.mesh)
-    replicas = np.unique(request.pods * replicas_in_pod(sizes_by_name(meshes)))
-    below = {int(batch.sequences // ways * ways) for ways in replicas} - {0}
-    above = {int(-(-batch.sequences // ways) * ways) for ways in replicas}
+    multiples = np.unique(multiple_of(request, sizes_by_name(meshes)))
+    below = {int(batch.sequences // one * one) for one in multiples} - {0}
+    above = {int(-(-batch.sequences // one) * one) for one in multiples}
     tolerance = {"experiment.batch.tolerance": max(NEAR, batch.tolerance)}
     nearby = search_request(changed(spec, tolerance))
     fastest = best_choices(nearby, search(nearby).candidates, 1)
@@ -189,6 +197,7 @@ KINDS = (
     other_meshes,
     shared_weights,
     other_policies,
+    other_microbatches,
     other_batches,
     other_pods,
     smaller_slices,

@@ -3,18 +3,21 @@
 from collections.abc import Iterator
 
 from orchestrator import catalog
+from orchestrator.plan.ranking import accumulates_faster
 from orchestrator.plan.search import SearchRequest, SearchResult
 from orchestrator.types.plan import Plan, PlanWarning, plan_warning
 from orchestrator.types.spec import Spec
 
 LEDGER_TRAINER = "llama"  # whose program the ledger describes
 FEW_STEPS, MANY_YEARS, DAYS_OF_YEAR = 100, 5, 365.25
-# The critical batch, in tokens, of a run of D tokens: CRITICAL_SCALE x D^CRITICAL_EXPONENT. A run
-# with that batch takes CRITICAL_OVERHEAD more tokens than one with small batches.
-CRITICAL_SCALE, CRITICAL_EXPONENT, CRITICAL_OVERHEAD = 22.91, 0.47, 0.2
+# The critical batch of a run of D million tokens is CRITICAL_SEQUENCES x D^CRITICAL_EXPONENT
+# sequences of CRITICAL_LENGTH tokens. It takes CRITICAL_OVERHEAD more tokens than small batches.
+CRITICAL_SEQUENCES, CRITICAL_LENGTH, CRITICAL_EXPONENT = 22.91, 512, 0.47
+CRITICAL_OVERHEAD = 0.2
 CRITICAL_SOURCE = "zhang-critical-batch"
-# The largest published batch, DeepSeek-V3's 63M tokens in a run of 14.8T, is 1.8 times critical.
-LARGE_BATCH = 2.0
+MILLION = 1e6
+# The largest published batch, DeepSeek-V3's 63M tokens in a run of 14.8T, is 2.3 times critical.
+LARGE_BATCH = 2.5
 
 
 def search_warnings(
@@ -26,6 +29,24 @@ def search_warnings(
         yield plan_warning("no_memory_margin")
     if spec.experiment.precision.parameters == "bf16":
         yield plan_warning("bf16_parameters")
+
+
+def accumulation_warnings(
+    plan: Plan, request: SearchRequest, result: SearchResult
+) -> Iterator[PlanWarning]:
+    """Gradients that accumulate spare waits for slices, which the ranking does not see."""
+    step_s, tokens = plan.forecast.step_s.expected, plan.batch.tokens
+    if step_s is None or plan.batch.microbatches > 1:
+        return
+    faster = accumulates_faster(request, result.candidates, step_s / tokens)
+    if faster:
+        microbatches, s_per_token = faster
+        yield plan_warning(
+            "accumulation_faster",
+            microbatches=microbatches,
+            expected_s=s_per_token * tokens,
+            step_s=step_s,
+        )
 
 
 def trainer_warnings(plan: Plan) -> Iterator[PlanWarning]:
@@ -66,8 +87,8 @@ def critical_batch_tokens(tokens: int) -> float:
     It grows with the tokens of a run, hardly with its model (Zhang et al. 2024). The overhead of
     other batches grows in proportion to them (McCandlish et al. 2018).
     """
-    batch: float = CRITICAL_SCALE * tokens**CRITICAL_EXPONENT
-    return batch
+    sequences: float = CRITICAL_SEQUENCES * (tokens / MILLION) ** CRITICAL_EXPONENT
+    return CRITICAL_LENGTH * sequences
 
 
 def forecast_warnings(plan: Plan) -> tuple[PlanWarning, ...]:

@@ -14,6 +14,7 @@ from orchestrator.plan.infeasible import infeasible
 from orchestrator.plan.placed_mesh import device_groups, place_axes
 from orchestrator.plan.plan_warnings import (
     LEDGER_TRAINER,
+    accumulation_warnings,
     forecast_warnings,
     host_warnings,
     recipe_warnings,
@@ -113,6 +114,7 @@ def write_plan(
         *trainer_warnings(plan),
         *host_warnings(plan),
         *search_warnings(spec, request, result),
+        *accumulation_warnings(plan, request, result),
         *recipe_warnings(plan),
         *forecast_warnings(plan),
     )

@@ -11,6 +11,7 @@ from orchestrator.network.mesh_axes import ICI_AXES, SLICE_REPLICAS
 from orchestrator.network.rematerialization import AUTO, Policy, Treatments, policy, remat_of
 from orchestrator.plan.fastest_ways import LeastMemory, fastest_ways
 from orchestrator.plan.feasibility import (
+    Sizes,
     batch_range,
     batches_next_to,
     placements,
@@ -24,6 +25,7 @@ from orchestrator.plan.policy_arrays import policy_array, searched_policies
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import (
     NO_LINKS,
+    Bools,
     Floats,
     Ints,
     Links,
@@ -94,6 +96,11 @@ class Candidates:
         """What the ranking begins with."""
         overlapping = self.unoverlapped_s_per_token - self.hidden_s_per_token
         return (self.lower_s_per_token + overlapping) / 2
+
+    @property
+    def offloads(self) -> Bools:
+        """Whether a row offloads anything to the host."""
+        return np.array([one.needs_host for one in self.policies], bool)[self.remat]
 
     def choice(self, row: int) -> Choice:
         return Choice(
@@ -222,13 +229,19 @@ def search(request: SearchRequest) -> SearchResult:
 
 def most_replicas(request: SearchRequest) -> int:
     """Replicas within a pod that the largest batch can feed."""
-    return max(batch_range(request.experiment.batch)[1] // request.pods, 1)
+    batch = request.experiment.batch
+    return max(batch_range(batch)[1] // (request.pods * (batch.microbatches or 1)), 1)
+
+
+def multiple_of(request: SearchRequest, sizes: Sizes) -> Ints:
+    """What the batch of each mesh is a multiple of: replicas times requested microbatches."""
+    return request.pods * replicas_in_pod(sizes) * (request.experiment.batch.microbatches or 1)
 
 
 def with_batches(request: SearchRequest, factors: Ints) -> tuple[Ints, Ints]:
     """Each placement with each batch that it would take."""
-    replicas = request.pods * replicas_in_pod(sizes_by_name(axis_sizes(factors)))
-    below, above = batches_next_to(request.experiment.batch, replicas)
+    multiples = multiple_of(request, sizes_by_name(axis_sizes(factors)))
+    below, above = batches_next_to(request.experiment.batch, multiples)
     batch = np.concatenate([below, above])
     exists = batch > 0
     return np.concatenate([factors, factors])[exists], batch[exists]
@@ -268,9 +281,14 @@ def meshes_with_batch(factors: Ints, batch: Ints) -> tuple[Ints, Ints]:
 
 
 def splits(request: SearchRequest, keys: Ints) -> tuple[Ints, Ints]:
-    """Every number of microbatches of each mesh and batch, ascending, with the place of its key."""
+    """Every number of microbatches of each mesh and batch, or the requested one, ascending; first
+    the place of its key.
+    """
+    requested = request.experiment.batch.microbatches
     per_replica = keys[:, -1] // (request.pods * replicas_in_pod(sizes_by_name(keys)))
-    counts = {int(k): divisors(int(k)) for k in np.unique(per_replica)}
+    counts = {
+        int(k): [requested] if requested else divisors(int(k)) for k in np.unique(per_replica)
+    }
     key = np.repeat(np.arange(len(keys)), [len(counts[int(k)]) for k in per_replica])
     listed = [counts[int(k)] for k in per_replica]
     return key, np.array([n for numbers in listed for n in numbers], np.int64)

@@ -22,6 +22,7 @@ Change = Mapping[str, int | float | str]  # dotted key → value
 CHIP, TOPOLOGY, PODS = "resources.chip", "resources.topology", "resources.pods"
 PRICE = "resources.dollars_per_chip_hour"
 MESH, REMAT, SEQUENCES = "resources.mesh", "experiment.remat", "experiment.batch.sequences"
+MICROBATCHES = "experiment.batch.microbatches"
 MOMENTS, PARAMETERS = "experiment.precision.optimizer", "experiment.precision.parameters"
 MOST_PODS, MOST_SEQUENCES = 10_000, 10_000_000  # what a spec may ask for
 
@@ -45,7 +46,8 @@ def _meaning(key: str, value: Any) -> Any:
         return Pods(min=value, max=value)
     if key == MESH:
         return MeshRequest()
-    return None if value == AUTO and key.startswith(f"{MESH}.") else value
+    chosen = key == MICROBATCHES or key.startswith(f"{MESH}.")
+    return None if value == AUTO and chosen else value
 
 
 def _with(part: Any, keys: list[str], value: Any) -> Any:

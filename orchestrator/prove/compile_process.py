@@ -125,7 +125,7 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
         compile_s=compile_s,
         compiler_memory_bytes=_peak_memory_bytes(),
         versions={package: metadata.version(package) for package in PACKAGES},
-        code=loaded_code(plugins.find_trainer(plan.trainer).module, opened.paths),
+        code=loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened.paths),
     )
 
 

@@ -75,7 +75,7 @@ def save(plan: Plan, entry: CacheEntry) -> None:
 
 
 def _key(plan: Plan) -> str:
-    trainer = plugins.find_trainer(plan.trainer).value
+    trainer = plugins.trainer_entry_point(plan.trainer).value
     rates = codec.to_json(schedule_rates(plan)).decode()
     compiler = codec.digest([trainer, target(plan), rates, versions()])
     return f"{plan.digest}.{codec.short(compiler)}"

@@ -15,7 +15,7 @@ from orchestrator.formatting import (
     to_digits,
 )
 from orchestrator.plan.plan_diff import SUM
-from orchestrator.render.resource_names import resource
+from orchestrator.render.resource_names import resource_name
 from orchestrator.render.screen_parts import (
     Part,
     Screen,
@@ -110,7 +110,7 @@ def memory(diff: PlanDiff) -> list[Part]:
 
 
 def time(diff: PlanDiff) -> list[Part]:
-    rows = ledger(diff.time, seconds, lambda line: resource(line.part))
+    rows = ledger(diff.time, seconds, lambda line: resource_name(line.part))
     for name in ("unoverlapped", "lower", "expected"):
         values = figure(diff, f"step_s.{name}")
         if any(values):

@@ -18,7 +18,7 @@ from orchestrator.formatting import (
 )
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.plan.forecast import scale
-from orchestrator.render.resource_names import resource
+from orchestrator.render.resource_names import resource_name
 from orchestrator.render.screen_parts import (
     Part,
     Screen,
@@ -191,7 +191,7 @@ def time(plan: Plan) -> list[Part]:
 
 
 def time_row(plan: Plan, line: LedgerLine) -> tuple[str, ...]:
-    name = resource(line.resource or "")
+    name = resource_name(line.resource or "")
     mark = "*" if name == plan.forecast.bound else ""
     return line.name, name, amount(line), seconds(line.value), mark
 

@@ -2,7 +2,7 @@
 
 import shlex
 
-from orchestrator.formatting import GIB, count, in_memory, percent, with_unit
+from orchestrator.formatting import GIB, ago, count, in_memory, percent, with_unit
 from orchestrator.network.rematerialization import text_of
 from orchestrator.render.plan_screen import headline
 from orchestrator.render.schedule_screen import schedule_parts
@@ -34,7 +34,6 @@ from orchestrator.types.proof import (
 
 LARGEST = 5  # buffers that are shown
 SMALL = 1e-3  # of the largest collective on a link: smaller ones are left to --json
-AGES = ((2 * 86_400, 86_400, "days"), (3_600, 3_600, "h"), (60, 60, "min"), (0, 1, "s"))
 HEAD = ("", "compiled", "forecast", "forecast/compiled")
 
 
@@ -59,12 +58,6 @@ def compilation(proof: Proof, age_s: float | None) -> list[Part]:
     versions = ", ".join(f"{name} {version}" for name, version in proof.versions.items())
     cost = f"{proof.compile_s:.0f} s, {with_unit(proof.compiler_memory_bytes, 'B')} of host memory"
     return [Table(rows=[("compiled", when), ("by", versions), ("took", cost)], columns="<w")]
-
-
-def ago(age_s: float) -> str:
-    """Return an age in its largest unit: 2 h ago, 30 h ago, 3 days ago."""
-    _, size, unit = next(row for row in AGES if age_s >= row[0])
-    return f"{age_s // size:.0f} {unit} ago"
 
 
 def memory(proof: Proof) -> list[Part]:

@@ -16,11 +16,14 @@ from orchestrator.render.screen_parts import (
     labelled,
     next_step,
     screen,
+    warning,
 )
+from orchestrator.render.warning_text import warning_text
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Attempt, RecentSteps, Run, State, Step
 
+OF_MACHINE = {"unsteady_profile"}  # warnings about a rehearsal's own forecast
 LARGEST = 4  # lines of a forecast that are named
 CLOSE = 0.25  # how far the forecast of an idle machine may be off
 WAITING_FOR_DRIVER = "Ray starts the driver"
@@ -62,15 +65,14 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
         ("batch", *(batch(plan) for plan in plans)),
         ("remat", summary_of(full.remat), summary_of(small.remat)),
     ]
-    processes = (
-        f"{steps} steps in {small.hosts} processes, which Ray Train joins on emulated slices"
-    )
+    processes = f"{steps} steps in {small.hosts} processes on emulated slices"
     return screen(
         [Title(left="rehearsal", right=f"plan {short(small.digest)}")],
         indent([Table(rows=rows, columns="<<<")]),
         [
             *(labelled("not rehearsed:", change) for change in changes),
             *facts(expectation(small)),
+            *(warning(warning_text(one)) for one in small.warnings if one.code in OF_MACHINE),
             processes,
         ],
     )

@@ -2,7 +2,7 @@
 
 from orchestrator.formatting import count, elapsed, off, percent, seconds, to_digits
 from orchestrator.journal.run_status import first_line
-from orchestrator.render.resource_names import resource
+from orchestrator.render.resource_names import resource_name
 from orchestrator.types.report import Badput, Gap, Goodput, Measurement, NotCompared, Ratio, Report
 
 SMALL = 0.01  # of the largest part of a gap: smaller parts are left out
@@ -108,7 +108,7 @@ def suspect(gap: Gap) -> str:
     if likely is None:
         return ""
     rate = percent(likely.rate_if_alone)
-    return f" If {resource(likely.resource)} alone set the pace, it ran at {rate} of its peak."
+    return f" If {resource_name(likely.resource)} alone set the pace, it ran at {rate} of its peak."
 
 
 def goodput_text(goodput: Goodput) -> str:

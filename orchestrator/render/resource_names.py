@@ -10,6 +10,6 @@ RESOURCES = {
 }
 
 
-def resource(name: str) -> str:
+def resource_name(name: str) -> str:
     """Return the display name of a ledger line's resource; unlisted ones are ICI links."""
     return RESOURCES.get(name, f"ici {name}")

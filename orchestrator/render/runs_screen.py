@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from orchestrator.formatting import count, elapsed, percent, scaled
+from orchestrator.formatting import ago, count, percent, scaled
 from orchestrator.render.screen_parts import (
     Command,
     Screen,
@@ -54,11 +54,6 @@ def study_runs_screen(status: StudyStatus) -> Screen:
 def short_count(number: int) -> str:
     """Return a number in a few columns: 9,999, 1M."""
     return count(number) if number < FEW else scaled(number)
-
-
-def ago(value_s: float) -> str:
-    """Return how long ago, in the largest unit: 2 h ago."""
-    return " ".join([*elapsed(value_s).split()[:2], "ago"])
 
 
 def run_row(run: Run) -> Row:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from orchestrator.formatting import percent, scaled, seconds, span, to_digits
 from orchestrator.render.compare_screen import spread
 from orchestrator.render.report_text import NOT_COMPARED, run_verdict
-from orchestrator.render.resource_names import resource
+from orchestrator.render.resource_names import resource_name
 from orchestrator.render.screen_parts import (
     Part,
     Screen,
@@ -132,7 +132,7 @@ def gap_explanation(explanations: Sequence[StudyExplanation]) -> str:
 
 
 def ledger_line(one: StudyExplanation) -> str:
-    return one.line + (f" ({resource(one.resource)})" if one.resource else "")
+    return one.line + (f" ({resource_name(one.resource)})" if one.resource else "")
 
 
 def verdict_text(report: Report | StudyReport) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from orchestrator import catalog
-from orchestrator.formatting import count, counted, in_memory, scaled
+from orchestrator.formatting import count, counted, in_memory, scaled, seconds
 from orchestrator.types.plan import PlanWarning, WarningCode
 
 SENTENCES: dict[WarningCode, str] = {
@@ -29,6 +29,10 @@ SENTENCES: dict[WarningCode, str] = {
         "what real runs on {chip} reach is unknown here: all figures are at best, and real runs"
         " take longer"
     ),
+    "unsteady_profile": (
+        "this machine was busy while it was measured: repeats of a step differ by {spread:.0%}, so"
+        " the next rehearsal measures it again"
+    ),
     "many_years": "the run would take {years:,.0f} years: ask for more chips or fewer tokens",
 }
 # What an axis of extrapolation is called, and how its values are written.
@@ -42,6 +46,7 @@ AXES = {
     "sequence": "sequence {:,.0f}",
     "tensor": "tensor {:,.0f}",
     "links_share": "links over compute {:.0%}",
+    "host_share": "transfers to the host over compute {:.0%}",
     "chips": "chips {:,.0f}",
     "slices": "slices {:,.0f}",
     "step_s": "step {:.2g} s",
@@ -78,10 +83,21 @@ def warning_text(warning: PlanWarning) -> str:
             return long_warmup(**figures)
         case "large_batch":
             return large_batch(**figures)
+        case "accumulation_faster":
+            return accumulation_faster(**figures)
         case "host_memory_unknown":
             return host_memory_unknown(**figures)
         case code:
             return SENTENCES[code].format(**figures)
+
+
+def accumulation_faster(microbatches: int, expected_s: float, step_s: float) -> str:
+    return (
+        f"{microbatches} microbatches are expected to take {seconds(expected_s)} a step instead of"
+        f" {seconds(step_s)}: slices wait for each other once a step and not in each layer. The"
+        " ranking leaves out waits, and no published run on several slices shows it: --set"
+        f" experiment.batch.microbatches={microbatches}"
+    )
 
 
 def host_memory_unknown(chip: str, offloaded_bytes: float) -> str:

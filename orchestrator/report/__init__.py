@@ -4,6 +4,6 @@
 `journal` and `types`; it knows no clock and no terminal.
 """
 
-from orchestrator.report.run_report import compare_run, make_report
+from orchestrator.report.run_report import compare_run, make_report, report_and_steps
 
-__all__ = ["compare_run", "make_report"]
+__all__ = ["compare_run", "make_report", "report_and_steps"]

@@ -4,15 +4,15 @@ The names are those of Google's goodput measurement. An attempt starts processes
 or restores its state, compiles, and steps. A step that is done again was wasted the first time.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import get_args
 
-from orchestrator.types.report import Badput, Goodput
-from orchestrator.types.run import Attempt, Run, TimedStep
+import numpy as np
 
-StepsByAttempt = Mapping[int, Sequence[TimedStep]]
+from orchestrator.journal.counted_steps import StepsByAttempt, counted_rows
+from orchestrator.journal.step_table import Mask, StepTable
+from orchestrator.types.report import Badput, Goodput
+from orchestrator.types.run import Attempt, Run
 
 
 @dataclass
@@ -34,73 +34,61 @@ def goodput(run: Run, steps: StepsByAttempt) -> Goodput | None:
         return None
     started_s = run.attempts[0].started_at_s
     total_s = max(0.0, _end_s(run, steps) - started_s)
-    account, counts = _Account(), counted_attempts(steps)
+    account, counted = _Account(), counted_rows(steps)
     usual_s = _usual_step_s(steps)
     for attempt in run.attempts:
-        done = steps.get(attempt.number, ())
-        _count_startup(account, attempt, done, usual_s)
-        for timed in done:
-            _count_step(account, timed, usual_s, wasted=counts[timed.step.index] != attempt.number)
-        _count_recovery(account, run, attempt, done)
+        table = steps.get(attempt.number)
+        if table is not None and len(table):
+            _count_startup(account, attempt, table, usual_s)
+            _count_steps(account, table, usual_s, counted[attempt.number])
+        _count_recovery(account, run, attempt, table)
     return _close(account, total_s, waited_s=max(0.0, started_s - run.submitted_at_s))
 
 
-def counted_attempts(steps: StepsByAttempt) -> dict[int, int]:
-    """The attempt that counts for each step: the last one that did it."""
-    counts: dict[int, int] = {}
-    for number in sorted(steps):
-        counts.update((timed.step.index, number) for timed in steps[number])
-    return counts
-
-
-def _count_startup(
-    account: _Account, attempt: Attempt, done: Sequence[TimedStep], usual_s: float
-) -> None:
+def _count_startup(account: _Account, attempt: Attempt, table: StepTable, usual_s: float) -> None:
     """The time before the second step of an attempt."""
-    if not done or done[0].step.startup is None:
+    startup = table.startups.get(0)
+    if startup is None:
         return
-    first, startup = done[0], done[0].step.startup
-    before_s = first.at_s - first.step.step_s - attempt.started_at_s
+    first_s = float(table.step_s[0])
+    before_s = float(table.at_s[0]) - first_s - attempt.started_at_s
     account.add("tpu_initialization", before_s - startup.state_s - startup.compile_s)
     restores = startup.steps_done > 0
     state: Badput = "unproductive_checkpoint_restore_time" if restores else "training_prep"
     account.add(state, startup.state_s)
-    account.add("program_startup", startup.compile_s + max(0.0, first.step.step_s - usual_s))
+    account.add("program_startup", startup.compile_s + max(0.0, first_s - usual_s))
 
 
-def _count_step(account: _Account, timed: TimedStep, usual_s: float, *, wasted: bool) -> None:
-    """One step; of the first of an attempt, only as long as a usual one takes."""
-    step = timed.step
-    step_s = min(step.step_s, usual_s) if step.startup else step.step_s
-    if wasted:
-        account.add("wasted_progress_from_disruption", step_s)
-        return
-    account.add("data_loading_sync", step.data_s)
-    account.add("unproductive_checkpoint_save_time", step.checkpoint_s)
-    account.goodput_s += max(0.0, step_s - step.data_s - step.checkpoint_s)
+def _count_steps(account: _Account, table: StepTable, usual_s: float, counted: Mask) -> None:
+    """The steps; of the first of an attempt, only as long as a usual one takes."""
+    step_s = np.where(table.warm, table.step_s, np.minimum(table.step_s, usual_s))
+    account.add("wasted_progress_from_disruption", float(step_s[~counted].sum()))
+    data_s, saving_s = table.data_s[counted], table.checkpoint_s[counted]
+    account.add("data_loading_sync", float(np.maximum(data_s, 0.0).sum()))
+    account.add("unproductive_checkpoint_save_time", float(np.maximum(saving_s, 0.0).sum()))
+    account.goodput_s += float(np.maximum(step_s[counted] - data_s - saving_s, 0.0).sum())
 
 
-def _count_recovery(
-    account: _Account, run: Run, attempt: Attempt, done: Sequence[TimedStep]
-) -> None:
+def _count_recovery(account: _Account, run: Run, attempt: Attempt, table: StepTable | None) -> None:
     """The time between the last step of an attempt and the start of the next."""
-    later = [one for one in run.attempts if one.number > attempt.number]
+    later = next((one for one in run.attempts if one.number > attempt.number), None)
     if later:
-        stopped_s = done[-1].at_s if done else attempt.started_at_s
-        account.add("infrastructure_recovery_from_disruption", later[0].started_at_s - stopped_s)
+        stopped_s = table.at_s[-1] if table is not None and len(table) else attempt.started_at_s
+        cause: Badput = "infrastructure_recovery_from_disruption"
+        account.add(cause, later.started_at_s - float(stopped_s))
 
 
 def _usual_step_s(steps: StepsByAttempt) -> float:
     """The median step after warm-up; 0 where no attempt did a second step."""
-    warm = [timed.step.step_s for done in steps.values() for timed in done[1:]]
-    return median(warm) if warm else 0.0
+    warm = np.concatenate([np.zeros(0), *(table.step_s[1:] for table in steps.values())])
+    return float(np.median(warm)) if len(warm) else 0.0
 
 
 def _end_s(run: Run, steps: StepsByAttempt) -> float:
     """The end of the run, or the last thing known of it."""
     if run.ended_at_s is not None:
         return run.ended_at_s
-    steps_s = [done[-1].at_s for done in steps.values() if done]
+    steps_s = [float(table.at_s[-1]) for table in steps.values() if len(table)]
     attempts_s = [at for one in run.attempts for at in (one.started_at_s, one.ended_at_s) if at]
     return max([*steps_s, *attempts_s])
 

@@ -1,48 +1,46 @@
 """What the steps after warm-up took, and their spread. Pure."""
 
-from collections.abc import Sequence
-from statistics import fmean, median, quantiles
+import numpy as np
 
+from orchestrator.journal.step_table import Floats, StepTable
 from orchestrator.types.plan import Plan
 from orchestrator.types.report import Measurement, Spread
-from orchestrator.types.run import Step
 
 
-def measure(plan: Plan, steps: Sequence[Step]) -> Measurement | None:
+def measure(plan: Plan, steps: StepTable) -> Measurement | None:
     """The measurement of the steps after warm-up; the first step of an attempt does not count."""
-    warm = [step for step in steps if step.startup is None]
-    if not warm:
+    warm = steps.warm
+    if not warm.any():
         return None
-    step_s = spread([step.step_s for step in warm])
-    mfu = _known([step.mfu for step in warm])
-    flops = _known([step.model_flops_per_s_per_chip for step in warm])
+    taken_s, data_s, saving_s = steps.step_s[warm], steps.data_s[warm], steps.checkpoint_s[warm]
+    step_s = spread(taken_s)
+    mfu, flops = _known(steps.mfu[warm]), _known(steps.model_flops_per_s_per_chip[warm])
     tokens_per_s = plan.batch.tokens / step_s.median
     return Measurement(
-        steps=len(warm),
+        steps=len(taken_s),
         step_s=step_s,
-        mfu=spread(mfu) if mfu else None,
+        mfu=spread(mfu) if len(mfu) else None,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_chip=tokens_per_s / plan.chips,
-        model_flops_per_s_per_chip=median(flops) if flops else None,
-        mean_step_s=fmean(step.step_s for step in warm),
-        mean_data_s=fmean(step.data_s for step in warm),
-        mean_checkpoint_s=fmean(step.checkpoint_s for step in warm),
-        device_s=median(step.step_s - step.data_s - step.checkpoint_s for step in warm),
+        model_flops_per_s_per_chip=float(np.median(flops)) if len(flops) else None,
+        mean_step_s=float(taken_s.mean()),
+        mean_data_s=float(data_s.mean()),
+        mean_checkpoint_s=float(saving_s.mean()),
+        device_s=float(np.median(taken_s - data_s - saving_s)),
     )
 
 
-def peak_hbm_bytes(steps: Sequence[Step]) -> int | None:
+def peak_hbm_bytes(steps: StepTable) -> int | None:
     """The most memory that a device was seen to use; None where devices do not say."""
-    return max((n for step in steps if (n := step.peak_hbm_bytes) is not None), default=None)
+    known = _known(steps.peak_hbm_bytes)
+    return int(known.max()) if len(known) else None
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+def _known(values: Floats) -> Floats:
+    return values[~np.isnan(values)]
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Floats) -> Spread:
     """Median, tenth and ninetieth percentile; all the same for a single value."""
-    if len(values) == 1:
-        return Spread(median=values[0], low=values[0], high=values[0])
-    deciles = quantiles(values, n=10, method="inclusive")
-    return Spread(median=median(values), low=deciles[0], high=deciles[-1])
+    low, middle, high = np.quantile(values, [0.1, 0.5, 0.9])
+    return Spread(median=float(middle), low=float(low), high=float(high))

@@ -11,7 +11,17 @@ TYPES: dict[str, DType] = {"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32"
 
 
 class Unscorable(SpecError):
-    """A row cannot be scored: its run cannot be planned, or its figure not converted."""
+    """A row cannot be scored: its run cannot be planned, or its figure not converted.
+
+    What is wrong with a whole file has the file, and the line and the column of a cell.
+    """
+
+    def __init__(
+        self, why: str, *, file: str | None = None, line: int | None = None,
+        column: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(why)
+        self.file, self.line, self.column = file, line, column
 
 
 def number(row: dict[str, str], column: str) -> float:

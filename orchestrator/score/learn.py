@@ -5,7 +5,7 @@ Documents, sources or software are left out one after another.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import log, sqrt
+from math import expm1, log, log1p, sqrt
 
 import numpy as np
 
@@ -58,7 +58,9 @@ def held_out(samples: list[Sample], key: Key) -> list[Fold]:
 
 
 def learn(samples: list[Sample], key: Key = by_document) -> Constants:
-    """The constants of these rows, how sure they are, and how far rows of other keys stray."""
+    """The constants of these rows, how sure they are, and how far rows of other keys stray: those
+    of REFERENCE, and those of other software, which a new software is like.
+    """
     constants = fit(samples)
     folds = held_out(samples, key)
     if len(folds) < 2:
@@ -67,20 +69,12 @@ def learn(samples: list[Sample], key: Key = by_document) -> Constants:
     constants = replace(constants, unsure=jackknife(constants, without))
     rows = strayed(constants, without, folds)
     of_reference = spread([one for one in rows if is_reference(one.sample)])
-    new = of_software(constants, samples) or spread(rows)
-    return replace(constants, reference_spread=of_reference or new, spread=max(new, of_reference))
-
-
-def of_software(constants: Constants, samples: list[Sample]) -> float:
-    """How far the rows of a software stray that nothing was learned from.
-
-    Every row counts the same: there are too few kinds of software for a quantile over them.
-    """
-    folds = held_out(samples, by_software)
-    if len(folds) < 2:
-        return 0.0
-    rows = strayed(constants, [fit(fold.train) for fold in folds], folds)
-    return weighted_quantile([(one.log_factor, 1.0) for one in rows], INTERVAL_SHARE)
+    of_others = spread([one for one in rows if not is_reference(one.sample)])
+    return replace(
+        constants,
+        reference_spread=of_reference or of_others,
+        spread=max(of_others, of_reference),
+    )
 
 
 @dataclass(frozen=True)
@@ -103,11 +97,14 @@ def strayed(constants: Constants, without: list[Constants], folds: list[Fold]) -
 
 
 def unexplained(sample: Sample, without: Constants, constants: Constants) -> float:
-    """How far a row strays beyond the constants' own uncertainty, as the log of a factor."""
+    """How far a row strays beyond the constants' own uncertainty, as the log of a factor: with this
+    spread its interval would end at the measured step.
+    """
     chip = sample.run.chip
-    strayed = log(sample.measured_s / sample.expected_s(without.efficiency(chip)))
-    explained = sample.uncertainty(constants.efficiency(chip))
-    return sqrt(max(strayed**2 - explained**2, 0.0))
+    strayed = abs(log(sample.measured_s / sample.expected_s(without.efficiency(chip))))
+    of_constants, unseen = sample.uncertainty(constants.efficiency(chip))
+    beyond = max(expm1(strayed) - unseen, 0.0)
+    return log1p(sqrt(max(beyond**2 - of_constants**2, 0.0)))
 
 
 def jackknife(constants: Constants, without: list[Constants]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 from orchestrator import catalog
 from orchestrator.catalog import Chip
 from orchestrator.catalog.tables import FOLDER
-from orchestrator.errors import SpecError, UnknownName
+from orchestrator.errors import UnknownName
 from orchestrator.plan import flops
 from orchestrator.score import software
 from orchestrator.score.cells import Unscorable, dtype, note, noted_count, number, positive, whole
@@ -89,19 +89,22 @@ def read(path: Path) -> list[dict[str, str]]:
             rows = [named(row, table.line_num) for row in table]
             columns = table.fieldnames
     except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+        raise Unscorable(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise SpecError(f"{path}: is no CSV in UTF-8: {error}") from None
+        raise Unscorable(f"{path}: is no CSV in UTF-8: {error}", file=str(path)) from None
     if not rows:
-        raise SpecError(f"{path}: holds no runs; `orch score` alone scores the project's own file")
+        why = "holds no runs; `orch score` alone scores the project's own file"
+        raise Unscorable(f"{path}: {why}", file=str(path))
     missing = [column for column in NEEDED if column not in columns]
     if missing:
-        raise SpecError(f"{path}: has no column {', '.join(missing)}")
+        raise Unscorable(f"{path}: has no column {', '.join(missing)}", file=str(path))
     try:
         for row in rows:
             software_of(row)
     except Unscorable as reason:
-        raise SpecError(f"{path}: {reason}") from None
+        raise Unscorable(
+            f"{path}: {reason}", file=str(path), line=reason.line, column=reason.column
+        ) from None
     return rows
 
 

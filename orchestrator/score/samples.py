@@ -2,12 +2,19 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import hypot
 
 from orchestrator import catalog
 from orchestrator.errors import OrchError
 from orchestrator.plan import flops
 from orchestrator.plan.expected import expected_s
-from orchestrator.plan.extrapolation import axis_values, interval, uncertainty
+from orchestrator.plan.extrapolation import (
+    STANDARD_DEVIATIONS,
+    axis_values,
+    deviation,
+    interval,
+    unseen,
+)
 from orchestrator.plan.step_work import StepWork, step_work
 from orchestrator.plan.time import device_peak, peak, step_time
 from orchestrator.score.cells import Unscorable
@@ -69,16 +76,27 @@ class Sample:
         return efficiency.run_overhead_s.value if self.averages_run else 0.0
 
     def interval(self, efficiency: catalog.Efficiency) -> tuple[float, float]:
-        """The interval of the steady step; what a whole run adds is uncertain as a whole."""
+        """The interval of the steady step, wider by how unsure the overhead of a whole run is."""
         layout, lines, own = self.laid_out.layout, self.laid_out.lines, as_run(efficiency, self.run)
-        low, high = interval(layout, lines, step_time(layout, lines), own)
-        share = 1 - added_share(efficiency, self.run)
-        low_s = low / share - self.overhead_s(efficiency)
-        return max(low_s, self.lower_s), (high + 2 * self.overhead_s(efficiency)) / share
+        time, unsure_s = step_time(layout, lines), self.unsure_overhead_s(efficiency)
+        low, high = interval(layout, lines, time, own)
+        steady_s = float(expected_s(layout, lines, time, own))
+        below, above = (hypot(end - steady_s, unsure_s) for end in (low, high))
+        expected, share = self.expected_s(efficiency), 1 - added_share(efficiency, self.run)
+        return max(expected - below / share, self.lower_s), expected + above / share
 
-    def uncertainty(self, efficiency: catalog.Efficiency) -> float:
-        """That of its steady step from constants, and from where it lies outside other runs."""
-        return uncertainty(self.todo, self.axis_values(), as_run(efficiency, self.run))
+    def unsure_overhead_s(self, efficiency: catalog.Efficiency) -> float:
+        """How far the overhead of a whole run may be off, in four of five cases."""
+        unsure = STANDARD_DEVIATIONS * efficiency.run_overhead_s.unsure
+        return unsure * self.overhead_s(efficiency)
+
+    def uncertainty(self, efficiency: catalog.Efficiency) -> tuple[float, float]:
+        """How far its figure may be off, as shares of it: for its constants, and for what no other
+        run shows.
+        """
+        own, todo = as_run(efficiency, self.run), self.todo
+        overhead = self.unsure_overhead_s(efficiency) / self.measured_s
+        return hypot(deviation(todo, own), overhead), unseen(todo, self.axis_values(), own)
 
 
 def sample_of(row: dict[str, str]) -> Sample:

@@ -72,7 +72,9 @@ def stated_cell(row: dict[str, str], column: str) -> str:
     if not text or (NAME.fullmatch(text) if known is None else text in known):
         return text
     wanted = f"one of {', '.join(known)}" if known else "a name such as maxtext or pytorch-xla"
-    raise Unscorable(f"line {row['line']}, column {column}: {text!r} is not {wanted}")
+    line = row["line"]
+    why = f"line {line}, column {column}: {text!r} is not {wanted}"
+    raise Unscorable(why, line=int(line), column=column)
 
 
 def software_of_source(row: dict[str, str]) -> str:

@@ -13,9 +13,9 @@ Check = Callable[[ResolvedSpec], None]
 SHAPE_KEYS = ("heads", "kv_heads", "head_dim")
 MIXTURE_KEYS = ("experts", "top_k", "groups", "top_groups", "dense_layers", "every")
 PLUGINS = (
-    ("run.trainer", "unknown-trainer", plugins.find_trainer),
-    ("cluster.backend", "unknown-backend", plugins.find_backend),
-    ("tracking.tracker", "unknown-tracker", plugins.find_tracker),
+    ("run.trainer", "unknown-trainer", plugins.trainer_entry_point),
+    ("cluster.backend", "unknown-backend", plugins.backend_entry_point),
+    ("tracking.tracker", "unknown-tracker", plugins.tracker_entry_point),
 )
 
 

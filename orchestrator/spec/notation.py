@@ -16,7 +16,7 @@ from orchestrator.network.rematerialization import POLICIES
 from orchestrator.spec.file_types import ChipFile, HuggingFaceModel
 from orchestrator.spec.scalars import MOST, Misread, Value
 from orchestrator.types.spec import MeshRequest, Model, Pods, TensorTreatments
-from orchestrator.types.spec_fields import AxisSize, PodCount, about
+from orchestrator.types.spec_fields import AxisSize, Microbatches, PodCount, about
 
 DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -119,6 +119,7 @@ NOTATIONS = {
         title="the shape of a slice, or an accelerator type",
     ),
     "axis": Notation(((AUTO,), AxisSize), written=_auto),
+    "microbatches": Notation(((AUTO,), Microbatches), written=_auto),
     "mesh": Notation(((AUTO,), MeshRequest), written=_auto),
     "pods": Notation((PodCount, Pods), written=lambda pods: pods["max"]),
     "remat": Notation(((AUTO, *POLICIES), TensorTreatments)),

@@ -13,6 +13,9 @@ Operation = Literal[
     "step",  # layers of the network: a whole step of the trainer on emulated devices
 ]
 
+# Medians of nine repeats that spread no more than this are about 15 % off, two of three times.
+STEADY_SPREAD = 0.5
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
@@ -30,6 +33,11 @@ class Timing:
     head_dim: int = 0
     shape: str = ""
     source: str = ""
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether its repeats took about the same: nothing else disturbed them for long."""
+        return self.spread <= STEADY_SPREAD
 
     @property
     def per_s(self) -> float:

@@ -15,6 +15,7 @@ ReasonCode = Literal[
     "slice_factors",
     "batch_not_divisible",
     "dimension_not_divisible",
+    "sequences_not_whole",
     "requested_mesh",
     "mesh_size",
     "pods_not_divisible",
@@ -59,7 +60,7 @@ class Suggestion:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """What `--json` prints for a spec without a plan. Each suggestion has been planned."""
+    """Why a spec has no plan. Each suggestion has been planned."""
 
     reasons: tuple[Reason, ...]
     suggestions: tuple[Suggestion, ...]

@@ -3,12 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from orchestrator.types.spec_fields import (
-    NonNegativeNumber,
-    PositiveInteger,
-    PositiveNumber,
-    about,
-)
+from orchestrator.types.spec_fields import NonNegativeNumber, PositiveInteger, PositiveNumber, about
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,6 +62,7 @@ WarningCode = Literal[
     "slice_not_rented",
     "slices_not_joined",
     "no_memory_margin",
+    "accumulation_faster",
     "bf16_parameters",
     "host_memory_unknown",
     "other_trainer",
@@ -71,6 +72,7 @@ WarningCode = Literal[
     "many_years",
     "extrapolation",
     "no_expected",
+    "unsteady_profile",
 ]
 
 

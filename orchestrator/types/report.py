@@ -127,7 +127,8 @@ class Report:
     `forecast` and `measured` belong to the newest attempt's plan, `plan_digest`; steps of earlier
     attempts with another plan are left out. Where `not_compared` is set, `ratios` are empty and
     `inside_interval` and `gap` are None. They are also None where nothing was measured, and
-    `inside_interval` where the forecast has no interval.
+    `inside_interval` where the forecast has no interval. `problems` lists what is wrong with the
+    files that it was made from.
     """
 
     schema: int
@@ -157,6 +158,7 @@ class Report:
     gap: Gap | None
     goodput: Goodput | None
     memory: MemoryReport
+    problems: tuple[str, ...] = ()
 
     @property
     def detail(self) -> str:

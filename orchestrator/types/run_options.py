@@ -121,7 +121,9 @@ class ClusterOptions:
 
     backend: Annotated[
         Text,
-        about("The backend that starts processes: ray, or your own as package.module:class."),
+        about(
+            "The backend that starts processes: ray, hosts, or your own as package.module:class."
+        ),
     ] = "ray"
     address: Annotated[
         Address | None,

@@ -16,6 +16,7 @@ from orchestrator.types.spec_fields import (
     AxisSize,
     DecayRate,
     DType,
+    Microbatches,
     Name,
     NonNegativeInteger,
     NonNegativeNumber,
@@ -133,6 +134,16 @@ class Batch:
             notation="tolerance",
         ),
     ] = 0.0
+    # The search takes the fewest that fit where it is None.
+    microbatches: Annotated[
+        Microbatches | None,
+        about(
+            "The number of parts of its sequences that a replica trains one after another; their"
+            " gradients add up. With auto it is the least that fits in memory.",
+            2,
+            notation="microbatches",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

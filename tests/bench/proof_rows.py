@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from orchestrator import catalog
-from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.types.spec import MeshRequest, Model, Precision, Spec
 from tests.example_specs import spec_of
 
@@ -54,13 +54,15 @@ PRECISIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """One row: sizes of data, fsdp, sequence and tensor, and sequences a step of that length."""
+    """One row: sizes of data, fsdp, sequence and tensor, and of fsdp_dcn where pods share weights;
+    and sequences a step of that length.
+    """
 
     model: str
     chip: str
     topology: str
     pods: int
-    mesh: tuple[int, int, int, int]
+    mesh: tuple[int, ...]
     sequences: int
     length: int
     remat: str
@@ -75,7 +77,7 @@ class BenchPlan:
             chip=self.chip,
             topology=self.topology,
             pods=self.pods,
-            mesh=MeshRequest(**dict(zip(ICI_AXES, self.mesh, strict=True))),
+            mesh=MeshRequest(**dict(zip((*ICI_AXES, *SHARED_OVER_DCN), self.mesh, strict=False))),
             remat=self.remat,
             precision=PRECISIONS[self.precision],
         )
@@ -91,13 +93,12 @@ class BenchPlan:
 def bench_plan(text: str) -> BenchPlan:
     """`llama3-8b v5e 1 8x8 1.16.1.4 64 4096 full`: as the rows below are written."""
     model, chip, pods, topology, mesh, sequences, length, remat, *precision = text.split()
-    data, fsdp, sequence, tensor = map(int, mesh.split("."))
     return BenchPlan(
         model=model,
         chip=chip,
         topology=topology,
         pods=int(pods),
-        mesh=(data, fsdp, sequence, tensor),
+        mesh=tuple(map(int, mesh.split("."))),
         sequences=int(sequences),
         length=int(length),
         remat=remat,
@@ -105,7 +106,7 @@ def bench_plan(text: str) -> BenchPlan:
     )
 
 
-# model, chip, pods, topology, data.fsdp.sequence.tensor, sequences, length, remat, types
+# model, chip, pods, topology, data.fsdp.sequence.tensor(.fsdp_dcn), sequences, length, remat, types
 ROWS = tuple(
     bench_plan(row)
     for row in (
@@ -151,5 +152,7 @@ ROWS = tuple(
         "tinyllama v5e 1 4x4 1.16.1.1 512 2048 full",
         # weights copied to every device
         "llama-1b v6e 1 4x4 16.1.1.1 16 2048 full",
+        # weights shared between pods
+        "llama3-405b v6e 2 16x16 1.256.1.1.2 512 8192 offload_input",
     )
 )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from tests.conftest import ROOT
 from tests.mutants.child import TRACE
@@ -205,6 +206,8 @@ class Campaign:
 
     def _try(self, overlay: Overlay, coverage: Coverage, mutant: Mutant) -> Result:
         source = (overlay.folder / mutant.path).read_bytes()
+        if source[mutant.start : mutant.stop] != mutant.before.encode():
+            raise RuntimeError(f"{mutant.path} changed during the campaign: start it again")
         tests = coverage.tests_of(mutant.path, mutant.line)
         limit_s = START_S + SLOWER * sum(coverage.seconds[test] for test in tests)
         began_s = time.monotonic()
@@ -234,6 +237,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     STORE.mkdir(exist_ok=True)
+    try:
+        with FileLock(STORE / "lock", blocking=False):
+            return run_part(options)
+    except Timeout:
+        print("another campaign of mutants runs here")
+        return 2
+
+
+def run_part(options: argparse.Namespace) -> int:
+    """Try the mutants that are due, up to the limit."""
     left = options.mutants
     for package in PACKAGES:
         if options.package in (None, package.name):

@@ -3,8 +3,11 @@
 Orbax restores flipped bits silently, so a step is restored only if its files have their sha256.
 """
 
+import errno
 import os
+import re
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +19,13 @@ from trainers.file_digest import file_digest
 DELETED, DAMAGED = "deleted", "damaged"
 UNFINISHED = "*.orbax-checkpoint-tmp*"
 CHECKSUMS = "sha256.json"
+SHARD_SUMS = "sha256.process_{}.json"  # while a step is written
+# What Orbax names the shards of a process, and their description.
+SHARD = re.compile(r"(?:ocdbt\.process_(\d+)/|array_metadatas/process_(\d+)$)")
 THREADS = 8
 # Orbax's own notes, written after the sums are made. Restoring needs none of them.
 NOT_SUMMED = {CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt"}
+NOTES_OF_SHARDS = re.compile(r"sha256\.process_\d+\.json(\.partial)?")
 
 
 @dataclass(frozen=True)
@@ -60,24 +67,58 @@ class StepFolders:
 # --- checksums
 
 
-def write_checksums(step: Path) -> None:
-    """Sum every file of a step into its manifest, which appears whole or not at all."""
-    names = _files(step)
+def sum_shards(step: Path, process: int) -> None:
+    """Sum the files that a process wrote into a step, for whoever writes its manifest."""
+    mine = [name for name in _files(step) if _writer(name) == process]
+    _write_sums(step / SHARD_SUMS.format(process), _sums(step, mine))
+
+
+def write_checksums(step: Path, processes: int) -> None:
+    """Write the manifest of a step, which appears whole or not at all.
+
+    It has the sums that the processes made of their shards, and those of the other files, which are
+    small: descriptions and indices.
+    """
+    sums: dict[str, str] = {}
+    for process in range(processes):
+        # By name: a shared file system may list the files of other hosts a minute later.
+        sums |= _read_sums(step / SHARD_SUMS.format(process))
+    others = [name for name in _files(step) if name not in sums]
+    if shards := [name for name in others if _writer(name) is not None]:
+        raise OSError(errno.EIO, f"{shards[0]} has no sum of the process that wrote it", str(step))
+    _write_sums(step / CHECKSUMS, sums | _sums(step, others))
+    for process in range(processes):
+        (step / SHARD_SUMS.format(process)).unlink()
+
+
+def _writer(name: str) -> int | None:
+    """The process that wrote a file; None for the files of the primary."""
+    match = SHARD.match(name)
+    return int(match[1] or match[2]) if match else None
+
+
+def _sums(step: Path, names: Sequence[str]) -> dict[str, str]:
     with ThreadPoolExecutor(THREADS) as pool:
-        digests = pool.map(lambda name: file_digest(step / name), names)
-        sums = dict(zip(names, digests, strict=True))
-    partial = step / f"{CHECKSUMS}.partial"
+        return dict(zip(names, pool.map(lambda name: file_digest(step / name), names), strict=True))
+
+
+def _write_sums(path: Path, sums: dict[str, str]) -> None:
+    partial = path.with_name(f"{path.name}.partial")
     with partial.open("wb") as file:
         file.write(msgspec.json.encode(sums, order="sorted"))
         file.flush()
         os.fsync(file.fileno())
-    partial.rename(step / CHECKSUMS)
+    partial.rename(path)
+
+
+def _read_sums(path: Path) -> dict[str, str]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
 
 
 def fault(step: Path, *, share: int = 0, of: int = 1) -> str | None:
     """What is wrong with a step, or None. Each of several readers verifies its share of files."""
     try:
-        expected = msgspec.json.decode((step / CHECKSUMS).read_bytes(), type=dict[str, str])
+        expected = _read_sums(step / CHECKSUMS)
     except FileNotFoundError:
         return f"{CHECKSUMS} is missing"
     except (OSError, msgspec.DecodeError) as error:
@@ -93,7 +134,11 @@ def fault(step: Path, *, share: int = 0, of: int = 1) -> str | None:
 
 def _files(step: Path) -> list[str]:
     paths = (path for path in step.rglob("*") if path.is_file())
-    return sorted(str(path.relative_to(step)) for path in paths if path.name not in NOT_SUMMED)
+    return sorted(str(path.relative_to(step)) for path in paths if not _is_note(path.name))
+
+
+def _is_note(name: str) -> bool:
+    return name in NOT_SUMMED or NOTES_OF_SHARDS.fullmatch(name) is not None
 
 
 def _file_fault(path: Path, expected: str) -> str | None:

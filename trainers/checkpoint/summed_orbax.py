@@ -1,11 +1,12 @@
 """Orbax with two checks of its own: checksums, and the shapes of a state.
 
-The checksums are written into a step before the step becomes visible. Shapes are compared before a
+Each process sums the shards that it wrote; the sums of all are written into a step before the
+step becomes visible. Shapes are compared before a
 state is restored, because Orbax casts a saved type to the requested one silently.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import options
 
-from trainers.checkpoint.step_folders import write_checksums
+from trainers.checkpoint.step_folders import sum_shards, write_checksums
 
 Tree = Any
 Shape = tuple[str, tuple[int, ...]]  # the type of a leaf, and its shape
@@ -28,10 +29,30 @@ logging.getLogger("absl").setLevel(logging.WARNING)
 class Summed(ocp.StandardCheckpointHandler):  # type: ignore[misc]
     """Orbax's handler of a tree of arrays. The primary finalizes once all have written."""
 
+    async def async_save(self, directory: Any, *args: Any, **named: Any) -> list[Any]:
+        """Write the shards of this process and then sum them: each process reads its own alone."""
+        written = await super().async_save(directory, *args, **named)
+        return [_SummedShards(written or [], directory)]
+
     def finalize(self, directory: Any) -> None:
         """Complete the hidden directory of a step; Orbax renames it afterwards."""
         super().finalize(directory)
-        write_checksums(Path(directory))
+        write_checksums(Path(directory), jax.process_count())
+
+
+class _SummedShards:
+    """Orbax waits for this future of a process before it tells the others that it has written."""
+
+    def __init__(self, written: Sequence[Any], directory: Any) -> None:
+        self._written, self._directory = written, directory
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait until the shards are written, and sum them."""
+        for future in self._written:
+            future.result(timeout)
+        # Orbax may pass a directory that it is still creating; it exists once shards are written.
+        directory = getattr(self._directory, "path", self._directory)
+        sum_shards(Path(directory), jax.process_index())
 
 
 @ocp.args.register_with_handler(Summed, for_save=True)

@@ -73,18 +73,21 @@ def limited_rows(experts: jax.Array, count: int, rows: int) -> Rows:
 
 
 def through_experts(
-    x: jax.Array, weights: jax.Array, rows: Rows, transform: Callable[[jax.Array], jax.Array]
+    x: jax.Array,
+    weights: jax.Array,
+    rows: Rows,
+    transform: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> jax.Array:
     """Each token's weighted sum over its experts. x [T, D], weights [T, k] -> [T, D]
 
-    `transform` is what experts do with rows [rows, D].
+    `transform` is what experts do with rows [rows, D] and their weights [rows, 1]. They multiply
+    by the weights before their last matmul, so that the backward pass does not need its result.
     """
     top_k = weights.shape[1]
     sent = take(x, rows.choice // top_k, rows.row)
-    back = take(transform(sent), rows.row.reshape(-1), rows.choice[:, None])
-    back = back.reshape(*weights.shape, -1)
-    mixed = jnp.einsum("tkd,tk->td", back, weights, preferred_element_type=jnp.float32)
-    return mixed.astype(x.dtype)
+    of_rows = take(weights.reshape(-1, 1), rows.choice, rows.row.reshape(-1, 1))
+    back = take(transform(sent, of_rows), rows.row.reshape(-1), rows.choice[:, None])
+    return back.reshape(*weights.shape, -1).sum(1, dtype=jnp.float32).astype(x.dtype)
 
 
 @jax.custom_vjp

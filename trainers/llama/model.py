@@ -6,7 +6,7 @@
 Between blocks the residual stream is split over `tensor` too, by position: [b, S/(s Y), D].
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +16,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from orchestrator.network.decoder import BLOCK_INPUT, decoder
-from orchestrator.network.description import Attention, Block, Segment, Stack
+from orchestrator.network.description import Attention, Block, Mixture, Segment, Stack
 from orchestrator.network.mlp import INPUTS
 from orchestrator.network.mlp import kind_of as mlp_kind
 from orchestrator.types.plan import Plan
@@ -34,6 +34,8 @@ from trainers.llama.collectives import (
 )
 from trainers.llama.embedding import lookup
 from trainers.llama.loss import Loss, token_loss
+from trainers.llama.mixture import Routed, mixture_part
+from trainers.llama.mlp import activate
 from trainers.llama.parameters import Parameters, shardings
 from trainers.llama.ring import all_gather_matmul, in_arrival_order, in_order, matmul_reduce_scatter
 
@@ -61,48 +63,57 @@ class Runtime:
 
 def batch_loss(
     runtime: Runtime, parameters: Parameters, inputs: jax.Array, targets: jax.Array
-) -> Loss:
-    """This chip's share of the loss summed over tokens. inputs, targets [b, S/s]."""
+) -> tuple[Loss, Routed | None]:
+    """This chip's share of the loss summed over tokens, and what routers did with its tokens.
+
+    inputs, targets [b, S/s]
+    """
     parameters = _reduce_ends_on_the_way(runtime, parameters)
-    x = residual_stream(runtime, parameters, inputs)
+    x, routed = residual_stream(runtime, parameters, inputs)
     x = all_gather(norm(runtime, x, parameters["norm"]), TENSOR, 1)  # [b, S/s, D]
     shard = parameters["embedding" if runtime.plan.model.tied else "unembedding"]
     x, shard = together_in_backward(x, shard)
     table = runtime.gather_matrix(shard, 1)  # [V/Y, D]
     tokens = x.reshape(-1, x.shape[-1])
-    plan = runtime.plan
-    return token_loss(tokens, table, targets.reshape(-1), plan.optimizer.z_loss, plan.model.vocab)
+    z_loss, vocab = runtime.plan.optimizer.z_loss, runtime.plan.model.vocab
+    return token_loss(tokens, table, targets.reshape(-1), z_loss, vocab), routed
 
 
-def residual_stream(runtime: Runtime, parameters: Parameters, words: jax.Array) -> jax.Array:
+def residual_stream(
+    runtime: Runtime, parameters: Parameters, words: jax.Array
+) -> tuple[jax.Array, Routed | None]:
     """Words [b, S/s] -> the residual stream after the last block [b, S/(s Y), D]."""
     table = runtime.gather_matrix(parameters["embedding"], 1)  # [V/Y, D]
     x = reduce_scatter(lookup(table, words), TENSOR, 1)  # [b, S/(s Y), D]
     angles = rotary_angles(runtime)  # [S/s, H/2]
 
+    every = []
     for segment in decoder(runtime.plan.model).segments:
-        x = pattern_of_blocks(runtime, segment, parameters, x, angles)
-    return x
+        x, routed = pattern_of_blocks(runtime, segment, parameters, x, angles)
+        every += routed
+    return x, jax.tree.map(lambda *rows: jnp.concatenate(rows), *every) if every else None
 
 
 def pattern_of_blocks(
     runtime: Runtime, segment: Segment, parameters: Parameters, x: jax.Array, angles: jax.Array
-) -> jax.Array:
+) -> tuple[jax.Array, list[Routed]]:
     """The layers of a segment: a loop over the repeats of its pattern."""
 
-    def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, None]:
+    def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, list[Routed]]:
+        every = []
         for stack, layer in zip(segment.stacks, repeat, strict=True):
             one = partial(block_of_stack, runtime, stack, angles)
-            x = jax.checkpoint(one, prevent_cse=False, policy=policy(runtime.plan.remat))(x, layer)
-        return x, None
+            remat = policy(runtime.plan.remat)
+            x, routed = jax.checkpoint(one, prevent_cse=False, policy=remat)(x, layer)
+            every += [routed] if routed else []
+        return x, every
 
-    x, _ = jax.lax.scan(step, x, [parameters[stack.name] for stack in segment.stacks])
-    return x
+    return jax.lax.scan(step, x, [parameters[stack.name] for stack in segment.stacks])
 
 
 def block_of_stack(
     runtime: Runtime, stack: Stack, angles: jax.Array, x: jax.Array, layer: Parameters
-) -> jax.Array:
+) -> tuple[jax.Array, Routed | None]:
     """One block; if the plan reduces per layer, the backward pass reduces its gradients."""
     layer = _reduce_layer_on_the_way(runtime, stack, layer)
     return block(runtime, stack.block, layer, x, angles)
@@ -110,13 +121,18 @@ def block_of_stack(
 
 def block(
     runtime: Runtime, kind: Block, layer: Parameters, x: jax.Array, angles: jax.Array
-) -> jax.Array:
+) -> tuple[jax.Array, Routed | None]:
     """One transformer block. x [b, S/(s Y), D], layer: one layer's shards."""
     x = checkpoint_name(x, BLOCK_INPUT)
     y = norm(runtime, x, layer["attention_norm"])
     x = x + attention_part(runtime, kind.attention, layer, y, angles)
     x = checkpoint_name(x, "mlp_input")
-    return x + mlp_part(runtime, layer, norm(runtime, x, layer["mlp_norm"]))
+    y = norm(runtime, x, layer["mlp_norm"])
+    moe = runtime.plan.model.moe
+    if moe is None or not isinstance(kind.mlp, Mixture):
+        return x + mlp_part(runtime, layer, y), None
+    added, routed = mixture_part(runtime.gather_matrix, kind.mlp, moe, layer, y)
+    return x + added, routed
 
 
 def attention_part(
@@ -158,17 +174,9 @@ def products_of(runtime: Runtime, y: jax.Array, shards: list[jax.Array]) -> list
     return jnp.split(joined, ends[:-1], axis=-1)
 
 
-ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
-    "swiglu": lambda gate, up: jax.nn.silu(gate) * up,
-    "gelu": jax.nn.gelu,
-}
-
-
 def activation(model: Model, products: list[jax.Array]) -> jax.Array:
     """The input of the MLP's last matmul, from the products of its first matmuls."""
-    kind = mlp_kind(model)
-    named = zip(products, INPUTS[kind], strict=True)
-    return ACTIVATIONS[kind](*(checkpoint_name(product, name) for product, name in named))
+    return activate(mlp_kind(model), products)
 
 
 def norm(runtime: Runtime, x: jax.Array, scale: jax.Array) -> jax.Array:

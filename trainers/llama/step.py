@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
 from orchestrator.types.plan import Plan
@@ -19,9 +18,11 @@ from trainers.llama.attention import attention
 from trainers.llama.axes import BATCH, MESH, SEQUENCE, with_copies
 from trainers.llama.collectives import all_reduce, reduce_gradients
 from trainers.llama.loss import Loss
+from trainers.llama.mixture import Routed, router_metrics
 from trainers.llama.model import DTYPES, Runtime, batch_loss
 
 Tree = Any
+Sums = tuple[Loss, Routed | None]
 TOKENS = P(BATCH, SEQUENCE)  # of every batch leaf [sequences, length]
 # Initialization runs once. To optimize its program takes four times as long as to run it.
 ONCE = {"xla_backend_optimization_level": "0"}
@@ -29,8 +30,6 @@ ONCE = {"xla_backend_optimization_level": "0"}
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     """The program of a plan on a mesh."""
-    if plan.model.moe is not None:
-        raise SpecError("experiment.model.moe: trainer llama trains no mixtures of experts")
     mesh = with_copies(mesh, plan.model.kv_heads)
     ways = plan.mesh[SEQUENCE]
     compute = DTYPES[plan.precision.compute]
@@ -108,7 +107,7 @@ def train_step(
 ) -> tuple[dict[str, Tree], dict[str, jax.Array]]:
     """The step of one chip, with its shards of state and batch [rows, S/s]."""
     plan = runtime.plan
-    loss, gradients = accumulate_gradients(runtime, state["parameters"], batch)
+    (loss, routed), gradients = accumulate_gradients(runtime, state["parameters"], batch)
     if plan.gradient_reduction == "at_end":
         wire = DTYPES[plan.precision.gradients]
         specs = parameters.shardings(plan.model)
@@ -124,6 +123,7 @@ def train_step(
         "z_loss": penalty,
         "grad_norm": norm,
         "learning_rate": jnp.float32(optimizer.learning_rate(plan)(state["step"])),
+        **(router_metrics(plan, routed) if routed else {}),
     }
     state = {"step": state["step"] + 1, "parameters": weights, "optimizer": moments}
     return state, metrics
@@ -131,14 +131,14 @@ def train_step(
 
 def accumulate_gradients(
     runtime: Runtime, weights: Tree, batch: dict[str, jax.Array]
-) -> tuple[Loss, Tree]:
-    """This chip's share of the sum of losses, and of the gradient of their mean in fp32."""
+) -> tuple[Sums, Tree]:
+    """This chip's share of the sums over tokens, and of the gradient of the mean loss in fp32."""
     count = runtime.plan.batch.microbatches
     differentiate = jax.value_and_grad(partial(_mean_loss, runtime), has_aux=True)
 
-    def one(micro: dict[str, jax.Array]) -> tuple[Loss, Tree]:
-        (_, loss), gradients = differentiate(weights, micro)
-        return loss, jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
+    def one(micro: dict[str, jax.Array]) -> tuple[Sums, Tree]:
+        (_, sums), gradients = differentiate(weights, micro)
+        return sums, jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
 
     if count == 1:
         return one(batch)
@@ -146,18 +146,19 @@ def accumulate_gradients(
     def step(total: Tree, micro: dict[str, jax.Array]) -> tuple[Tree, None]:
         return jax.tree.map(jnp.add, total, one(micro)), None
 
-    zeros = jax.tree.map(lambda weight: jnp.zeros(weight.shape, jnp.float32), weights)
-    start = Loss(*(jnp.float32(0) for _ in Loss._fields)), zeros
     cut = jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
-    (loss, gradients), _ = jax.lax.scan(step, start, cut)
-    return loss, gradients
+    shapes = jax.eval_shape(one, jax.tree.map(lambda rows: rows[0], cut))
+    start = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    (sums, gradients), _ = jax.lax.scan(step, start, cut)
+    return sums, gradients
 
 
 def _mean_loss(
     runtime: Runtime, weights: Tree, batch: dict[str, jax.Array]
-) -> tuple[jax.Array, Loss]:
-    loss = batch_loss(runtime, weights, batch["inputs"], batch["targets"])
-    return loss.objective / runtime.plan.batch.tokens, loss
+) -> tuple[jax.Array, Sums]:
+    loss, routed = batch_loss(runtime, weights, batch["inputs"], batch["targets"])
+    objective = loss.objective if routed is None else loss.objective + routed.penalty.sum()
+    return objective / runtime.plan.batch.tokens, (loss, routed)
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:

@@ -7,14 +7,13 @@ Process 0 writes the result. An error ends the process with exit code 1 and a tr
 
 import os
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
+from orchestrator.parent import end_with_parent
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import Measurements, Timing
 from orchestrator.types.plan import Plan
@@ -25,7 +24,7 @@ from trainers.multihost import barrier
 
 def main() -> None:
     """Measure, and exit without waiting for JAX's threads."""
-    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    end_with_parent(lambda: os._exit(1))
     status = 1
     try:
         measure(*sys.argv[1:])
@@ -60,12 +59,6 @@ def rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing]
         yield timed("matmul", plan.precision.compute)
     barrier("matmuls are measured")
     yield step_timing(plan)
-
-
-def exit_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 if __name__ == "__main__":

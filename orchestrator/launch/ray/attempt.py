@@ -211,9 +211,12 @@ def _train(plan: Plan, args: WorkerArgs, worker: str) -> AttemptEvent:
     from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig  # noqa: PLC0415
     from ray.train.v2.jax import JaxTrainer  # noqa: PLC0415
 
+    from orchestrator.launch.ray.jax_coordinator import JaxOnNodeAddress  # noqa: PLC0415
+
     trainer = JaxTrainer(
         train_loop_per_worker=_on_worker,
         train_loop_config={"worker": worker, "args": args},
+        jax_config=JaxOnNodeAddress(use_tpu=True),
         scaling_config=ScalingConfig(
             use_tpu=True,
             topology=plan.topology,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from orchestrator.formatting import with_unit
 from orchestrator.render.page.drawings import Axis, Curve, Flag, Plot, logarithmic
 from orchestrator.render.page.run_charts import color
-from orchestrator.render.resource_names import resource
+from orchestrator.render.resource_names import resource_name
 from orchestrator.types.plan import Plan
 
 LEAST = 0.02  # of the lower bound: resources that are busy for less are not drawn
@@ -44,7 +44,7 @@ def roofs(plan: Plan) -> list[Roof]:
     least = LEAST * plan.forecast.step_s.lower
     busiest = sorted(moved.items(), key=lambda pair: -pair[1][1])
     return [
-        Roof(resource(name), size / s, flops / size)
+        Roof(resource_name(name), size / s, flops / size)
         for name, (size, s) in busiest[:MOST_ROOFS]
         if s >= least and size
     ]
@@ -65,7 +65,7 @@ def roofline(plan: Plan, measured_s: float | None) -> Plot:
         y=y,
         x_name="FLOPs for each byte",
         y_name="executed FLOP/s of a device",
-        show_x=short,
+        show_x=power_text,
         show_y=lambda value: with_unit(value, ""),
         curves=[
             _peak(x, peak),
@@ -91,7 +91,7 @@ def step_times(plan: Plan, measured_s: float | None) -> list[tuple[str, str, flo
     return [(name, kind, s) for name, kind, s in times if s]
 
 
-def short(value: float) -> str:
+def power_text(value: float) -> str:
     """Return a power of ten for an axis."""
     return with_unit(value, "").strip() if value >= 1 else f"{value:g}"
 

@@ -1,9 +1,11 @@
 """The charts of a run's page. Each function is a chart; run.html places it with one line."""
 
 from collections.abc import Callable, Sequence
-from statistics import median
+
+import numpy as np
 
 from orchestrator.formatting import count, elapsed, in_memory, percent, seconds
+from orchestrator.journal.step_table import Floats, StepTable
 from orchestrator.render.page.drawings import (
     Axis,
     Band,
@@ -12,18 +14,16 @@ from orchestrator.render.page.drawings import (
     Curve,
     Mark,
     Plot,
-    Point,
     Segment,
     around,
     from_zero,
 )
 from orchestrator.render.report_text import CAUSES
-from orchestrator.render.resource_names import resource
+from orchestrator.render.resource_names import resource_name
 from orchestrator.report.gap import device_times
 from orchestrator.types.plan import LedgerLine, Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.report import Goodput, Measurement, Report
-from orchestrator.types.run import Step
 
 SMALL = 0.012  # of the step: smaller resources share a bar
 MOST_POINTS = 240
@@ -70,7 +70,7 @@ def resource_bars(plan: Plan) -> list[Bar]:
     """Return a bar for each resource, the busiest first, and one for all small ones."""
     lines: dict[str, list[LedgerLine]] = {}
     for line in plan.forecast.time:
-        name = "ici latency" if line.resource == "latency" else resource(line.resource or "")
+        name = "ici latency" if line.resource == "latency" else resource_name(line.resource or "")
         lines.setdefault(name, []).append(line)
     bars = [Bar(name=name, kind=color(name), segments=segments(of)) for name, of in lines.items()]
     ordered = sorted(bars, key=lambda bar: -bar.value)
@@ -160,22 +160,20 @@ def elapsed_or_ms(value_s: float) -> str:
 # --- over steps
 
 
-def speed_over_steps(plan: Plan, report: Report, steps: Sequence[Step]) -> Plot:
+def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
     """Return MFU with its prediction, or seconds where MFU is not known."""
-    warm = [step for step in steps if step.startup is None]
+    warm = steps.rows(steps.warm)
     if report.measured and report.measured.mfu and report.ratios:
-        points = [(step.index + 1.0, step.mfu) for step in warm if step.mfu is not None]
-        return over_steps(steps, points, "MFU", percent, predicted_mfu(plan, steps))
-    points = [(step.index + 1.0, step.step_s) for step in warm]
-    return over_steps(steps, points, "seconds a step", seconds)
+        known = warm.rows(~np.isnan(warm.mfu))
+        return over_steps(steps, known, known.mfu, "MFU", percent, predicted_mfu(plan, steps))
+    return over_steps(steps, warm, warm.step_s, "seconds a step", seconds)
 
 
-def loss_over_steps(steps: Sequence[Step]) -> Plot:
-    points = [(step.index + 1.0, step.loss) for step in steps]
-    return over_steps(steps, points, "loss", "{:.2f}".format, from_0=False)
+def loss_over_steps(steps: StepTable) -> Plot:
+    return over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, from_0=False)
 
 
-def predicted_mfu(plan: Plan, steps: Sequence[Step]) -> list[Curve]:
+def predicted_mfu(plan: Plan, steps: StepTable) -> list[Curve]:
     mfu, last = plan.forecast.mfu, last_step(steps)
     lines = [("roofline", mfu.lower, "lower")]
     if mfu.expected is not None:
@@ -186,13 +184,14 @@ def predicted_mfu(plan: Plan, steps: Sequence[Step]) -> list[Curve]:
     ]
 
 
-def last_step(steps: Sequence[Step]) -> float:
-    return float(max(step.index for step in steps) + 1)
+def last_step(steps: StepTable) -> float:
+    return float(steps.index[-1] + 1)
 
 
 def over_steps(
-    steps: Sequence[Step],
-    points: Sequence[Point],
+    steps: StepTable,
+    shown: StepTable,
+    values: Floats,
     name: str,
     show: Callable[[float], str],
     predicted: Sequence[Curve] = (),
@@ -200,9 +199,10 @@ def over_steps(
     from_0: bool = True,
 ) -> Plot:
     """Return a curve of medians in a band from least to most, with predictions and restarts."""
-    kept = thinned(points)
-    values = [y for _, y in points] + [y for curve in predicted for _, y in curve.points]
-    y_axis = from_zero(values) if from_0 else around(values)
+    kept = thinned(shown.index.astype(float) + 1.0, values)
+    ends = [y for _, low, _, high in kept for y in (low, high)]
+    ends += [y for curve in predicted for _, y in curve.points]
+    y_axis = from_zero(ends) if from_0 else around(ends)
     measured = Curve(name="measured", kind="measured", points=tuple((x, y) for x, _, y, _ in kept))
     lines = [*restarts(steps, y_axis), *predicted]
     return Plot(
@@ -218,9 +218,10 @@ def over_steps(
     )
 
 
-def restarts(steps: Sequence[Step], y_axis: Axis) -> list[Curve]:
+def restarts(steps: StepTable, y_axis: Axis) -> list[Curve]:
     """Return a line where each attempt after the first begins; the key names one."""
-    begins = [float(step.index) for step in steps if step.startup and step.index]
+    rows = steps.index[sorted(steps.startups)]
+    begins = [float(index) for index in rows if index]
     return [
         Curve(
             name="" if number else "restart",
@@ -231,16 +232,15 @@ def restarts(steps: Sequence[Step], y_axis: Axis) -> list[Curve]:
     ]
 
 
-def thinned(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:
+def thinned(x: Floats, y: Floats) -> list[tuple[float, float, float, float]]:
     """Return few places, each with the least, the median and the most of the points there."""
-    size = -(-len(points) // MOST_POINTS)
-    groups = [points[i : i + size] for i in range(0, len(points), size)]
+    size = -(-len(x) // MOST_POINTS)
     return [
         (
-            median(x for x, _ in group),
-            min(y for _, y in group),
-            median(y for _, y in group),
-            max(y for _, y in group),
+            float(np.median(x[at : at + size])),
+            float(y[at : at + size].min()),
+            float(np.median(y[at : at + size])),
+            float(y[at : at + size].max()),
         )
-        for group in groups
+        for at in range(0, len(x), size or 1)
     ]

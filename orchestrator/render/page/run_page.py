@@ -1,28 +1,21 @@
 """Show a run on a page: its report, its plan, its charts and its attempts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.formatting import (
-    count,
-    elapsed,
-    percent,
-    scaled,
-    seconds,
-    span,
-    to_digits,
-)
+from orchestrator.formatting import count, elapsed, percent, scaled, seconds, span, to_digits
+from orchestrator.journal.step_table import StepTable
 from orchestrator.render.page import run_charts
 from orchestrator.render.page.roofline import roofline
 from orchestrator.render.page.templates import filled
 from orchestrator.render.plan_screen import amount, headline
 from orchestrator.render.report_text import CAUSES, gap_text, goodput_text, run_verdict
-from orchestrator.render.resource_names import resource
+from orchestrator.render.resource_names import resource_name
 from orchestrator.render.status_screen import attempt_time, cause
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.report import Goodput, Report
-from orchestrator.types.run import Run, TimedStep
+from orchestrator.types.run import Run
 
 Row = tuple[str, ...]
 
@@ -38,7 +31,7 @@ class RunPage:
     plan: Plan
     rehearsed: Plan | None
     proof: Proof | None
-    steps: Sequence[TimedStep]
+    steps: StepTable
 
     @property
     def full(self) -> Plan:
@@ -56,7 +49,6 @@ class RunPage:
 def run_page(page: RunPage) -> str:
     """Return the page as HTML."""
     report = page.report
-    steps = [timed.step for timed in page.steps]
     return filled(
         "run.html",
         title=report.run,
@@ -67,8 +59,8 @@ def run_page(page: RunPage) -> str:
         plan=page.plan,
         full=page.full,
         proof=page.proof,
-        steps=steps,
-        has_warm_steps=any(step.startup is None for step in steps),
+        steps=page.steps,
+        has_warm_steps=bool(page.steps.warm.any()),
         figures=list(figures(report)),
         charts=run_charts,
         roofline=roofline(page.full, page.comparable_s),
@@ -131,6 +123,12 @@ def attempt_rows(run: Run) -> list[Row]:
 
 def ledger_rows(plan: Plan) -> list[Row]:
     return [
-        (line.name, resource(line.resource or ""), line.formula, amount(line), seconds(line.value))
+        (
+            line.name,
+            resource_name(line.resource or ""),
+            line.formula,
+            amount(line),
+            seconds(line.value),
+        )
         for line in plan.forecast.time
     ]

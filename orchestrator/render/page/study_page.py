@@ -209,7 +209,7 @@ def chip_head(report: StudyReport) -> Row:
     return (*names, "chips", "at best", "expected", "MFU", "efficiency", "bottleneck")
 
 
-def likeliest(share: Estimate) -> str:
+def likeliest_text(share: Estimate) -> str:
     """Return what is expected, or the bound as such."""
     if share.expected is None:
         return f"{percent(share.lower)} at best"
@@ -225,8 +225,8 @@ def chip_rows(report: StudyReport) -> list[Row]:
             count(plan.chips),
             seconds(plan.step_s.lower),
             "-" if plan.step_s.expected is None else seconds(plan.step_s.expected),
-            likeliest(plan.mfu),
-            likeliest(plan.efficiency),
+            likeliest_text(plan.mfu),
+            likeliest_text(plan.efficiency),
             plan.bound,
         )
         for one, plan in known

@@ -152,7 +152,8 @@ class RunExport:
             reader = self._readers.setdefault(
                 attempt.number, StepReader(self._journal.path, attempt.number)
             )
-            yield attempt, reader.read()
+            for steps in reader.in_parts():
+                yield attempt, steps
 
     def _plan(self, attempt: Attempt) -> Plan:
         return self._journal.plan(attempt.plan_digest)

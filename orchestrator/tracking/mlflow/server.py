@@ -3,7 +3,8 @@
     python -m orchestrator.tracking.mlflow.server URI PORT    # started by `serving`, not by hand
 
 This process leads a session of its own, with all that the MLflow server starts. When its input
-ends, because `orch` closed it or died, it ends the whole session.
+ends, because `orch` closed it or died, it ends the whole session. If this process itself is killed,
+its stand-in does so: a copy of it that only waits.
 """
 
 import os
@@ -78,12 +79,24 @@ def answers(address: str) -> bool:
 
 def main(uri: str, port: str) -> int:
     """Serve until the input ends; the exit code of a server that ended by itself."""
+    _fork_stand_in()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
     command += ["--host", LOOPBACK, "--port", port, "--workers", "1"]
     settings = SETTINGS | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | settings)
     threading.Thread(target=_end_with_owner, args=(server,), daemon=True).start()
     return server.wait()
+
+
+def _fork_stand_in() -> None:
+    """Fork a process that waits for the end of this one, and then ends what is left of them."""
+    ended, alive = os.pipe()
+    if os.fork():
+        os.close(ended)  # `alive` stays open for as long as this process lives
+        return
+    os.close(alive)
+    os.read(ended, 1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _end_with_owner(server: subprocess.Popen[bytes]) -> None:

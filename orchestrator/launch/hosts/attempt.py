@@ -1,0 +1,169 @@
+"""One attempt at a run on the hosts of a meeting: the driver's end."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from orchestrator.journal import Journal
+from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
+from orchestrator.launch.hosts.meeting import HostName, HostState, Meeting, Order
+
+POLL_S = 0.1
+STOP_LIMIT_S = 10.0
+# A host shows itself every second; after this long without a sign it is suspect, then gone.
+SUSPECT_S, GONE_S = 3.0, 10.0
+
+
+@dataclass
+class _Seen:
+    """A host's last state, and when its count of states last changed, by this process's clock.
+
+    A state that was there before this process came may be that of a host that is long gone.
+    """
+
+    state: HostState
+    changed_s: float
+    proven: bool
+
+
+class Watch:
+    """The hosts of a meeting. It compares what it sees with what it saw, and no two clocks."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._seen: dict[HostName, _Seen] = {}
+
+    def look(self) -> dict[HostName, HostState]:
+        """The hosts that are not gone. One whose file is old counts once its state changes."""
+        now = time.monotonic()
+        for state in self._meeting.hosts():
+            before = self._seen.get(state.host)
+            if before is None:
+                self._seen[state.host] = _Seen(state, now, proven=False)
+            elif before.state.beat != state.beat:
+                self._seen[state.host] = _Seen(state, now, proven=True)
+        return {
+            name: one.state
+            for name, one in self._seen.items()
+            if one.proven and now - one.changed_s < GONE_S
+        }
+
+    @property
+    def knows(self) -> bool:
+        """Whether every host has shown whether it is still there."""
+        now = time.monotonic()
+        return all(one.proven or now - one.changed_s > GONE_S for one in self._seen.values())
+
+    def is_suspect(self, host: HostName) -> bool:
+        """Whether a host has been silent for a while."""
+        return time.monotonic() - self._seen[host].changed_s > SUSPECT_S
+
+
+class HostsAttempt:
+    """An attempt at a run. Leaving the `with` ends every process of it."""
+
+    def __init__(self, folder: Path, spec: AttemptSpec) -> None:
+        self._meeting, self._spec = Meeting(folder), spec
+        self._watch, self._order = Watch(self._meeting), None
+        self._shown: tuple[Slice, ...] | None = None
+        journal = Journal(Path(spec.run))
+        plan = journal.plan(journal.state().submitted.submission.plan_digest)
+        self._kind = f"{plan.chip} {plan.topology}"
+
+    _order: Order | None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Order all hosts to stop, unless another driver has them by now, and wait for them."""
+        if self._order is None or self._is_superseded():
+            return
+        end = Order(number=self._order.number + 1, run=self._spec.run)
+        self._meeting.give(end)
+        deadline = time.monotonic() + STOP_LIMIT_S
+        while time.monotonic() < deadline:
+            if all(state.order >= end.number for state in self._watch.look().values()):
+                return
+            time.sleep(POLL_S)
+
+    def next_event(self, timeout_s: float) -> AttemptEvent | None:
+        """Changed slices before the start; afterwards the end of the ranks."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            event = self._slices_event() if self._order is None else self._end(self._order)
+            if event or time.monotonic() >= deadline:
+                return event
+            time.sleep(POLL_S)
+
+    def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
+        """Give the order that starts one rank on each host of these slices."""
+        hosts = self._watch.look()
+        ranks = tuple(
+            name
+            for chosen in slices
+            for name in sorted(hosts, key=lambda one: one.index)
+            if name.slice_name == chosen
+        )
+        first, last = hosts[ranks[0]], self._meeting.order()
+        order = Order(
+            number=last.number + 1 if last else 1,
+            run=self._spec.run,
+            worker=self._spec.worker,
+            args=args,
+            ranks=ranks,
+            coordinator=f"{first.address}:{first.free_port}",
+            coordinator_host=first.address,
+        )
+        self._meeting.give(order)
+        self._order = order
+
+    def slices(self) -> tuple[Slice, ...] | None:
+        """The slices of the run's kind as they are now. One is free that no other run uses."""
+        by_slice: dict[str, list[HostState]] = {}
+        for state in self._watch.look().values():
+            if state.kind == self._kind:
+                by_slice.setdefault(state.host.slice_name, []).append(state)
+        return tuple(self._slice(name, by_slice[name]) for name in sorted(by_slice))
+
+    def _slice(self, name: str, hosts: list[HostState]) -> Slice:
+        return Slice(
+            name=name,
+            hosts=len(hosts),
+            size=hosts[0].size,
+            free=all(one.run in (None, self._spec.run) for one in hosts),
+            settled=not any(self._watch.is_suspect(one.host) for one in hosts),
+        )
+
+    def _slices_event(self) -> AttemptEvent | None:
+        seen = self.slices() or ()
+        if seen == self._shown or not self._watch.knows:
+            return None
+        self._shown = seen
+        return AttemptEvent(slices=seen)
+
+    def _end(self, order: Order) -> AttemptEvent | None:
+        """The end of the attempt, once all ranks have done their work or one cannot any more."""
+        if self._is_superseded():
+            return AttemptEvent(ended=True, error="another driver has taken the hosts")
+        hosts, done = self._watch.look(), 0
+        for rank, name in enumerate(order.ranks):
+            state = hosts.get(name)
+            if state is None:
+                return AttemptEvent(ended=True, error=f"host {name} of rank {rank} is gone")
+            if state.order == order.number and state.code:
+                return AttemptEvent(ended=True, error=f"rank {rank} ended with {state.code}")
+            done += state.order == order.number and state.code == 0
+        return AttemptEvent(ended=True) if done == len(order.ranks) else None
+
+    def _is_superseded(self) -> bool:
+        newest = self._meeting.order()
+        return newest is not None and self._order is not None and newest != self._order

@@ -1,0 +1,31 @@
+"""The driver of a rehearsal on emulated hosts: a command that ends with the one that started it.
+
+python -m orchestrator.launch.hosts.driver FOLDER COMMAND...    # started by its backend
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from orchestrator.launch.hosts.meeting import VARIABLE, Meeting
+from orchestrator.parent import end_with_parent
+
+POLL_S = 0.1
+
+
+def main(folder: str, hosts: str, *command: str) -> int:
+    """Run the command with the folder in its environment; its exit code."""
+    end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    meeting = Meeting(Path(folder))
+    while len(meeting.hosts()) < int(hosts):
+        time.sleep(POLL_S)
+    child = subprocess.Popen(command, env={**os.environ, VARIABLE: folder})
+    signal.signal(signal.SIGTERM, lambda *_: child.kill())
+    return child.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

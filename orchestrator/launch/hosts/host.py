@@ -1,0 +1,167 @@
+"""One host of a slice: it joins a meeting and runs the process that each order gives it.
+
+    python -m orchestrator.launch.hosts.host FOLDER --slice NAME --host N --hosts SIZE --kind KIND
+
+Every host of every slice runs this: a process on this machine, the container of a pod, or a shell
+on a TPU VM. It ends with its parent, and its process with it.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from orchestrator.launch import provenance
+from orchestrator.launch.hosts.meeting import (
+    Answer,
+    HostName,
+    HostState,
+    Meeting,
+    Order,
+    Question,
+)
+from orchestrator.parent import end_with_parent
+from orchestrator.plan import rehearsal
+from orchestrator.ports import LOOPBACK, NODE_ADDRESS, free_port
+from orchestrator.types import codec
+
+# How often a host looks and shows itself: here, and over a file system that many hosts share.
+EMULATED_S, SHARED_S = 0.1, 1.0
+STOP_LIMIT_S = 5.0
+SLICE_PORT = 8081  # where libtpu joins the slices of a run
+RANK = "orchestrator.launch.hosts.rank"
+
+
+@dataclass
+class Host:
+    """A host, its meeting, and the process that it runs."""
+
+    meeting: Meeting
+    state: HostState
+    devices: int | None = None
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def serve(self) -> None:
+        """Obey orders for ever."""
+        while True:
+            self.look()
+            time.sleep(SHARED_S if self.devices is None else EMULATED_S)
+
+    def look(self) -> None:
+        """Obey the newest order, notice the end of the process, and show the state."""
+        order = self.meeting.order()
+        if order and order.number > self.state.order:
+            self.obey(order)
+        if self.process and (code := self.process.poll()) is not None:
+            self.process = None
+            self.state = replace(self.state, run=None, code=code, free_port=free_port())
+        question = self.meeting.question()
+        if question and (self.state.answer is None or self.state.answer.id != question.id):
+            self.state = replace(self.state, answer=answer(question))
+        self.state = replace(self.state, beat=self.state.beat + 1)
+        self.meeting.join(self.state)
+
+    def obey(self, order: Order) -> None:
+        """Stop what runs, and start what the order gives this host."""
+        self.stop()
+        running = order.args is not None and self.state.host in order.ranks
+        if running:
+            self.start(order, order.ranks.index(self.state.host))
+        run = order.run if running else None
+        self.state = replace(self.state, order=order.number, run=run, code=None)
+
+    def start(self, order: Order, rank: int) -> None:
+        """Start the process of a rank."""
+        words = (order.worker, codec.to_json(order.args).decode(), str(rank))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", RANK, *words],
+            stdin=subprocess.DEVNULL,
+            env=self._inherited() | environment(order, rank) | {NODE_ADDRESS: self.state.address},
+            start_new_session=True,
+        )
+
+    def stop(self) -> None:
+        """End the process and all that it started."""
+        if self.process is None:
+            return
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(STOP_LIMIT_S)
+        self.process = None
+
+    def _inherited(self) -> dict[str, str]:
+        """This environment; where devices are emulated, without a shell's settings of real ones."""
+        if self.devices is None:
+            return dict(os.environ)
+        prefixes = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
+        kept = {key: text for key, text in os.environ.items() if not key.startswith(prefixes)}
+        return kept | rehearsal.environment(self.devices)
+
+
+def environment(order: Order, rank: int) -> dict[str, str]:
+    """What joins a rank with the others, and its slice with the other slices."""
+    mine = order.ranks[rank]
+    slices = list(dict.fromkeys(host.slice_name for host in order.ranks))
+    joined = {
+        "ORCH_PROCESSES": str(len(order.ranks)),
+        "ORCH_PROCESS": str(rank),
+        "JAX_COORDINATOR_ADDRESS": order.coordinator,
+        "JAX_COORDINATOR_BIND_ADDRESS": order.coordinator,
+        "TPU_NAME": mine.slice_name,
+    }
+    if len(slices) > 1:
+        joined |= {
+            "MEGASCALE_COORDINATOR_ADDRESS": f"{order.coordinator_host}:{SLICE_PORT}",
+            "MEGASCALE_NUM_SLICES": str(len(slices)),
+            "MEGASCALE_SLICE_ID": str(slices.index(mine.slice_name)),
+            "MEGASCALE_PORT": str(SLICE_PORT),
+        }
+    return joined
+
+
+def answer(question: Question) -> Answer:
+    """This host's answer."""
+    file = Path(question.file)
+    return Answer(
+        id=question.id,
+        versions=provenance.versions(),
+        reaches=file.exists() and os.access(file.parent, os.W_OK),
+        lacks=tuple(name for name in question.secrets if not os.environ.get(name)),
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Be a host until the parent is gone, or somebody ends this process."""
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.launch.hosts.host")
+    parser.add_argument("folder", type=Path, help="where the hosts and the driver meet")
+    parser.add_argument("--slice", required=True, help="the name of the slice")
+    parser.add_argument("--host", type=int, required=True, help="which host of it, from 0")
+    parser.add_argument("--hosts", type=int, required=True, help="how many hosts the slice has")
+    parser.add_argument("--kind", required=True, help="chip and topology, such as 'v5p 4x4x4'")
+    parser.add_argument("--emulate", type=int, metavar="DEVICES", help="emulate so many devices")
+    options = parser.parse_args(arguments)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    emulated = options.emulate is not None
+    state = HostState(
+        host=HostName(slice_name=options.slice, index=options.host),
+        size=options.hosts,
+        kind=options.kind,
+        address=LOOPBACK if emulated else socket.gethostbyname(socket.gethostname()),
+        free_port=free_port(),
+        beat=0,
+    )
+    host = Host(Meeting(options.folder), state, options.emulate)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        host.serve()
+    finally:
+        host.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

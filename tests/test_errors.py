@@ -1,0 +1,159 @@
+"""Errors as programs read them: JSON on stdout, and an exit code."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli import Usage
+from orchestrator.errors import OrchError
+from orchestrator.launch.provenance import TooMuchCode
+from orchestrator.lifecycle.error_reports import error_report
+from orchestrator.lifecycle.submit import ProofFailed
+from orchestrator.tracking import NotRecorded
+from tests.conftest import ROOT, RunOrch
+from tests.journals import claimed_run
+from tests.score_rows import LLAMA, write_rows
+
+TINY = "specs/tiny_2pod.yaml"
+FIELDS = {
+    "code", "message", "key", "file", "line", "column", "suggestions", "exit_code", "problems",
+    "reasons",
+}  # fmt: skip
+
+
+def error_of(orch: RunOrch, *arguments: str) -> dict[str, Any]:
+    """What a command that fails prints with --json."""
+    done = orch(*arguments, "--json")
+    assert done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)
+    assert value.keys() == FIELDS
+    assert value["exit_code"] == done.returncode != 0
+    return value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("plan", "nowhere.yaml"), "unreadable"),
+        (("plan", TINY, "specs/nowhere.yaml"), "unreadable"),
+        (("plan", "specs/studies/nowhere.yaml"), "unreadable"),
+        (("explain", TINY, "--set", "resources.chips=v5p"), "unknown_key"),
+        (("prove", TINY, "--set", "run.trainer=nonsense"), "unknown_trainer"),
+        (("submit", TINY, "--set", "resources.topology=3x3"), "no_such_slice"),
+        (("score", "nowhere.csv"), "unscorable"),
+        (("runs", "--strorage", "x"), "usage"),
+        (("status", "nobody"), "unknown_run"),
+        (("logs", "nobody"), "unknown_run"),
+        (("report", "nobody"), "unknown_run"),
+        (("compare", "nobody"), "unknown_run"),
+        (("sync", "nobody"), "unknown_run"),
+        (("cancel", "nobody"), "unknown_run"),
+        (("resume", "nobody"), "unknown_run"),
+        (("rm", "nobody"), "unknown_run"),
+        (("submit", TINY, "--no-prove", "--detach"), "spec_error"),
+        (("init",), "usage"),
+        (("ui",), "usage"),
+    ],
+)
+def test_every_command_fails_in_json(orch: RunOrch, arguments: tuple[str, ...], code: str) -> None:
+    assert error_of(orch, *arguments)["code"] == code
+
+
+def test_a_problem_of_a_spec_has_its_place_and_what_to_write(orch: RunOrch, tmp_path: Path) -> None:
+    """The first one at the top, and all of them in the order of the file."""
+    text = (ROOT / TINY).read_text(encoding="utf-8")
+    lines = text.replace("chip: v5e", "chips: v5e").splitlines()
+    lines[0] = "nmae: tiny"
+    path = tmp_path / "a.yaml"
+    path.write_text("\n".join(lines))
+    value = error_of(orch, "plan", str(path))
+    assert [one["code"] for one in value["problems"]].count("unknown_key") == 2
+    assert {key: value[key] for key in value["problems"][0]} == value["problems"][0]
+    [wrong] = [one for one in value["problems"] if "chips" in one["key"]]
+    number = next(n for n, line in enumerate(lines, start=1) if "chips: v5e" in line)
+    column = lines[number - 1].index("chips") + 1
+    assert (wrong["file"], wrong["line"], wrong["column"]) == (str(path), number, column)
+    assert [(one["kind"], one["value"]) for one in wrong["suggestions"]] == [("meant", "chip")]
+
+
+def test_suggestions_of_a_spec_without_a_plan_are_overrides(orch: RunOrch) -> None:
+    """Each can be put behind --set as it is."""
+    value = error_of(orch, "plan", TINY, "--set", "experiment.batch.sequences=7")
+    assert value["code"] == "infeasible"
+    assert {one["code"] for one in value["reasons"]} == {"slice_factors", "batch_not_divisible"}
+    overrides = value["suggestions"][0]["overrides"]
+    settings = [word for one in overrides for word in ("--set", one)]
+    assert orch("plan", TINY, *settings).returncode == 0
+
+
+def test_the_next_command_and_known_names_are_values(orch: RunOrch, tmp_path: Path) -> None:
+    at = ("--storage", str(tmp_path))
+    [hint] = error_of(orch, "status", "it", *at)["suggestions"]
+    assert (hint["kind"], hint["value"]) == ("command", "orch submit SPEC")
+    claimed_run(tmp_path, key="first")
+    value = error_of(orch, "status", "it", *at)
+    assert [(one["kind"], one["value"]) for one in value["suggestions"]] == [("known", "first")]
+    live = error_of(orch, "rm", "first", "--yes", *at)
+    assert live["code"] == "run_is_live"
+    assert [one["kind"] for one in live["suggestions"]] == ["command"]
+
+
+def test_a_file_of_runs_has_the_line_and_the_column(orch: RunOrch, tmp_path: Path) -> None:
+    path = write_rows(tmp_path, [LLAMA, LLAMA | {"kernel": "quick"}])
+    value = error_of(orch, "score", str(path))
+    place = (value["file"], value["line"], value["key"])
+    assert (value["code"], *place) == ("unscorable", str(path), 3, "kernel")
+
+
+def test_an_answer_of_no_is_json_too(tmp_path: Path) -> None:
+    """Where nobody can be asked, it is a refusal."""
+    claimed_run(tmp_path, key="it").end_run("failed")
+    orch_path = str(Path(sys.executable).with_name("orch"))
+    command = [orch_path, "rm", "it", "--storage", str(tmp_path), "--json"]
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == json.loads(done.stdout)["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "exit_code"),
+    [
+        (Usage, "usage", 2),
+        (ProofFailed, "proof_failed", 3),
+        (NotRecorded, "not_recorded", 1),
+        (TooMuchCode, "too_much_code", 1),
+    ],
+)
+def test_codes_are_published(kind: type[OrchError], code: str, exit_code: int) -> None:
+    """A class that is renamed changes what scripts read."""
+    value = error_report(kind("why", next_command="orch runs"))
+    assert (value.code, value.message, value.exit_code) == (code, "why", exit_code)
+    assert str(kind("why", next_command="orch runs")) == "why\nNext: orch runs"
+
+
+def test_the_page_lists_every_code() -> None:
+    """Codes of errors by name; those of problems and reasons follow from JSON."""
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    codes = codes_in_the_code()
+    assert {"spec_error", "infeasible", "proof_failed", "no_server"} <= codes
+    shown_as_others = {"spec_problems", "operation_interrupted"}
+    assert [code for code in codes - shown_as_others if f"`{code}`" not in page] == []
+
+
+def codes_in_the_code() -> set[str]:
+    """The code of every class of errors, whether or not its module can be imported here."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "orchestrator").rglob("*.py")]
+    pairs = [
+        pair for text in texts for pair in re.findall(r"^class (\w+)\((\w+)\):", text, re.MULTILINE)
+    ]
+    kinds, before = {"OrchError"}, 0
+    while len(kinds) > before:
+        before = len(kinds)
+        kinds |= {kind for kind, base in pairs if base in kinds}
+    return {re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower() for kind in kinds}

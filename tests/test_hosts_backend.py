@@ -1,0 +1,226 @@
+"""Runs on hosts that meet in a folder: emulated here, each a process that runs one rank."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orchestrator import journal
+from orchestrator.drive.driver import Driver, run_to_end
+from orchestrator.launch.backend import (
+    AttemptHandle,
+    AttemptSpec,
+    ClusterUnusable,
+    RunNeeds,
+    WorkerArgs,
+)
+from orchestrator.launch.hosts.host import environment
+from orchestrator.launch.hosts.hosts_backend import HostsBackend, MeetingClient, end, start_host
+from orchestrator.launch.hosts.meeting import VARIABLE, HostName, Meeting, Order
+from orchestrator.plan.planner import make_plan
+from orchestrator.types.plan import Plan
+from orchestrator.types.run import Run
+from orchestrator.types.run_options import RetryLimits, RunOptions
+from orchestrator.types.spec import Pods, Spec
+from tests.clusters import eventually
+from tests.conftest import ROOT, RunOrch
+from tests.example_specs import TINY, spec_of
+from tests.fake_worker import FAILURES, WORKER
+
+STEPS, LIMIT_S = 6, 60.0
+
+
+def spec(pods: int = 2) -> Spec:
+    tiny = spec_of(TINY, chip="v5e", topology="2x2", pods=pods, sequences=16 * pods, length=64)
+    options = RunOptions(hang_limit_s=20.0, retries=RetryLimits(failures=1, preemptions=2))
+    resources = replace(tiny.resources, pods=Pods(min=1, max=pods))
+    return replace(tiny, resources=resources, run=options)
+
+
+def within(happens: Callable[[], bool]) -> None:
+    eventually(happens, LIMIT_S)
+
+
+def wait_for_event(attempt: AttemptHandle) -> None:
+    """The hosts are known."""
+    within(lambda: attempt.next_event(1.0) is not None)
+
+
+@contextmanager
+def hosts(folder: Path, plan: Plan) -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """The emulated hosts of a plan, joined in a folder."""
+    folder.mkdir()
+    started = [start_host(plan, folder, number) for number in range(plan.hosts)]
+    try:
+        within(lambda: len(Meeting(folder).hosts()) == plan.hosts)
+        yield started
+    finally:
+        end(started)
+
+
+@pytest.fixture
+def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which hosts meet, named to this process as to a driver."""
+    folder = tmp_path / "meeting"
+    monkeypatch.setenv(VARIABLE, str(folder))
+    return folder
+
+
+def driver(storage: Path, steps: int = STEPS, **failures: str) -> Driver:
+    """The driver of a new run. `failures` are called ATTEMPT.RANK.STEP, with _ for the dot."""
+    plan = make_plan(spec())
+    request = journal.RunRequest(spec=spec(), plan=plan, steps=steps, rehearsal=True)
+    writer = journal.claim_run(journal.create_run(storage, request, "it").journal)
+    named = {name.strip("_").replace("_", "."): how for name, how in failures.items()}
+    (writer.journal.path / FAILURES).write_text(json.dumps(named))
+    return Driver(writer, HostsBackend(), worker=WORKER)
+
+
+def reasons(run: Run) -> list[str | None]:
+    return [one.reason for one in run.attempts]
+
+
+def test_a_run_does_all_its_steps(tmp_path: Path, meeting: Path) -> None:
+    """On one rank for each host, and no process of a rank is left."""
+    first = driver(tmp_path)
+    with hosts(meeting, first.first_plan) as started:
+        assert run_to_end(first) == 0
+        assert not [child for one in started for child in psutil.Process(one.pid).children()]
+    run = first.writer.run()
+    assert (run.state, reasons(run), run.steps_done) == ("succeeded", ["finished"], STEPS)
+    assert run.attempts[0].slices == ("slice-0", "slice-1")
+
+
+def test_a_failure_is_tried_again_on_the_same_hosts(tmp_path: Path, meeting: Path) -> None:
+    first = driver(tmp_path, _1_1_3="out of luck")
+    with hosts(meeting, first.first_plan):
+        assert run_to_end(first) == 0
+    run = first.writer.run()
+    assert reasons(run) == ["failure", "finished"]
+    assert (run.attempts[0].first_dead_rank, run.attempts[0].error) == (
+        1,
+        "ValueError: out of luck",
+    )
+
+
+def test_a_lost_host_is_a_preemption_and_the_run_goes_on_without_its_slice(
+    tmp_path: Path, meeting: Path
+) -> None:
+    first = driver(tmp_path, steps=60)
+    with hosts(meeting, first.first_plan) as started:
+
+        def strike() -> None:
+            within(lambda: first.writer.journal.run().steps_done > 2)
+            rank = psutil.Process(started[1].pid).children()
+            started[1].kill()
+            started[1].wait()
+            within(lambda: not any(one.is_running() for one in rank))
+
+        striker = threading.Thread(target=strike)
+        striker.start()
+        assert run_to_end(first) == 0
+        striker.join()
+    run = first.writer.run()
+    assert (run.state, reasons(run)[-1]) == ("succeeded", "finished")
+    assert run.attempts[-1].slices == ("slice-0",)
+
+
+def test_a_new_driver_of_the_run_takes_the_hosts_from_a_driver_that_stalls(
+    tmp_path: Path, meeting: Path
+) -> None:
+    """The old attempt's ranks are ended by the new order, and the old driver gives no other."""
+    first = driver(tmp_path, steps=60)
+    plan, path = first.first_plan, str(first.journal.path)
+    backend = HostsBackend()
+    with hosts(meeting, plan):
+        old, new = (backend.attempt(AttemptSpec(run=path, worker=WORKER)) for _ in range(2))
+        for number, attempt in ((1, old), (2, new)):
+            wait_for_event(attempt)
+            first.writer.start_attempt(plan, ("slice-0", "slice-1"))
+            args = WorkerArgs(run=path, attempt=number, plan_digest=plan.digest, heartbeat_s=0.25)
+            attempt.start(args, ("slice-0", "slice-1"))
+            within(lambda: all(one.run for one in Meeting(meeting).hosts()))
+            first.writer.end_attempt("failure")
+        ended = old.next_event(5.0)
+        assert ended is not None
+        assert ended.error == "another driver has taken the hosts"
+        before = Meeting(meeting).order()
+        old.__exit__(None, None, None)
+        assert Meeting(meeting).order() == before
+        new.__exit__(None, None, None)
+        within(lambda: all(one.run is None for one in Meeting(meeting).hosts()))
+
+
+def test_the_environment_joins_ranks_and_slices() -> None:
+    names = tuple(HostName(slice_name=f"s{n}", index=i) for n in range(2) for i in range(2))
+    order = Order(
+        number=1, run="r", ranks=names, coordinator="10.0.0.1:30000", coordinator_host="10.0.0.1"
+    )
+    last = environment(order, 3)
+    assert (last["ORCH_PROCESSES"], last["ORCH_PROCESS"], last["TPU_NAME"]) == ("4", "3", "s1")
+    assert last["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:30000"
+    assert (last["MEGASCALE_NUM_SLICES"], last["MEGASCALE_SLICE_ID"]) == ("2", "1")
+    assert last["MEGASCALE_COORDINATOR_ADDRESS"] == "10.0.0.1:8081"
+    alone = environment(replace(order, ranks=names[:2]), 1)
+    assert not any(name.startswith("MEGASCALE") for name in alone)
+
+
+def test_a_preflight_says_what_the_hosts_have(
+    tmp_path: Path, meeting: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(spec())
+    marker = tmp_path / "marker"
+    marker.touch()
+    monkeypatch.setenv("PRESENT", "x")
+    with hosts(meeting, plan):
+        needs = RunNeeds(plan=plan, versions={}, secrets=("PRESENT", "ABSENT"), marker=str(marker))
+        report = MeetingClient(meeting).preflight(needs, None, lambda _: None).report
+    assert (report.present, report.free, dict(report.others)) == (2, 2, {})
+    assert [(host.reaches, host.lacks) for host in report.hosts] == [(True, ("ABSENT",))] * 2
+    assert all(host.versions["python"] for host in report.hosts)
+
+
+def test_what_cannot_serve_is_refused(tmp_path: Path, meeting: Path) -> None:
+    with pytest.raises(ClusterUnusable, match="no folder"):
+        HostsBackend().connect(str(tmp_path / "nowhere"))
+    meeting.mkdir()
+    needs = RunNeeds(plan=make_plan(spec()), versions={}, secrets=(), marker="")
+    with pytest.raises(ClusterUnusable, match="installed"):
+        MeetingClient(meeting).preflight(needs, b"zip", lambda _: None)
+
+
+def test_hosts_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """However it ends: here it is killed."""
+    folder = tmp_path / "meeting"
+    folder.mkdir()
+    code = (
+        "import sys, time; from tests.test_hosts_backend import spec, start_host, make_plan;"
+        "from pathlib import Path; print(start_host(make_plan(spec(1)), Path(sys.argv[1]), 0).pid,"
+        " flush=True); time.sleep(60)"
+    )
+    words = [sys.executable, "-c", code, str(folder)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT) as owner:
+        assert owner.stdout
+        host = int(owner.stdout.readline())
+        within(lambda: len(Meeting(folder).hosts()) == 1)
+        os.kill(owner.pid, signal.SIGKILL)
+    within(lambda: not psutil.pid_exists(host) or psutil.Process(host).status() == "zombie")
+
+
+def test_a_rehearsal_trains_without_ray(tmp_path: Path, orch_process: RunOrch) -> None:
+    """Two processes, a real trainer and its collectives."""
+    where = ("--set", f"run.storage={tmp_path}", "--set", "cluster.backend=hosts")
+    quick = ("--no-prove", "--no-calibrate", "--steps", "3", "--json")
+    done = orch_process("submit", "specs/tiny_2pod.yaml", *where, *quick, timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)
+    assert (run["state"], run["steps_done"]) == ("succeeded", 3)

@@ -1,0 +1,56 @@
+"""Trainer llama with mixtures of experts: the numbers are those of a plain reference."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.types.moe import MixtureOfExperts
+from tests.test_trainer_numbers import ALONE, MIXTURES, check_against_reference, named
+from tests.trainer_plans import TINY, plan_of
+
+MOE = MixtureOfExperts(experts=8, top_k=2, d_ff=24, balance_loss=0.1, z_loss=0.01)
+# Of each kind of router, of rows and of layers, on a mesh that splits what it can.
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dropless": ({"shared_experts": 1}, {"fsdp": 2, "sequence": 2, "tensor": 2}),
+    "capacity": (
+        {"capacity_factor": 1.0, "dense_layers": 1},
+        {"pods": 2, "fsdp": 2, "tensor": 2, "microbatches": 2},
+    ),
+    "sigmoid": (
+        {"router": "sigmoid", "scale": 2.5, "groups": 4, "top_groups": 2},
+        {"pods": 2, "data": 2, "tensor": 2, "gradient_reduction": "per_layer"},
+    ),
+    "scores as they are": ({"normalized": False, "groups": 2}, {"fsdp_dcn": 2, "fsdp": 2}),
+}
+
+
+def check(changes: dict[str, Any], mesh: dict[str, Any]) -> dict[str, float]:
+    plan = plan_of(replace(TINY, moe=replace(MOE, **changes)), **mesh)
+    return check_against_reference(plan).metrics
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_mixture_gives_the_reference(kind: str) -> None:
+    """Forward and gradients; each expert's load, and the choices that are dropped."""
+    changes, mesh = KINDS[kind]
+    metrics = check(changes, mesh)
+    load = [metrics[f"expert_load/{e}"] for e in range(8)]
+    assert sum(load) == pytest.approx(8)
+    assert metrics["busiest_expert"] >= max(load) > 1
+    assert (metrics["dropped_share"] > 0) == ("capacity_factor" in changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [*ALONE, *MIXTURES], ids=named)
+def test_every_mesh_gives_the_reference(mesh: dict[str, Any]) -> None:
+    """Without capacity everywhere; with it where no axis splits sequences."""
+    check({"shared_experts": 1}, mesh)
+    if "sequence" not in mesh:
+        check({"capacity_factor": 0.75}, mesh)
+
+
+@pytest.mark.parametrize("remat", ["none", "keep_mlp", "offload_input"])
+def test_remat_policies_give_the_reference(remat: str) -> None:
+    """What is kept, recomputed or offloaded does not change the numbers."""
+    check({"shared_experts": 1}, {"fsdp": 2, "tensor": 2, "remat": remat})

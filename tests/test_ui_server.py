@@ -1,0 +1,66 @@
+"""The process that runs the MLflow server: whoever dies, nothing of the server stays."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.clusters import descendants, eventually
+from tests.conftest import ROOT
+
+# In place of MLflow: a server with a worker of its own, which both ignore hints to end.
+KEEPER = """
+import subprocess, sys
+from orchestrator.tracking.mlflow import server
+forever = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+worker = forever + "time.sleep(600)"
+with_worker = f"{forever}import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
+start = subprocess.Popen
+def stand_in(command, **options):
+    assert "mlflow" in command
+    return start([sys.executable, "-c", with_worker], **options)
+server.subprocess.Popen = stand_in
+server.END_LIMIT_S = 0.5
+sys.exit(server.main("sqlite://", "1"))
+"""
+
+
+@pytest.fixture
+def keeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", KEEPER], cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        for pid in {*descendants(process.pid), process.pid} if process.poll() is None else ():
+            psutil.Process(pid).kill()
+        process.wait()
+        assert process.stdin
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("dies", ["keeper", "owner", "stand-in"])
+def test_the_server_ends_with_its_keeper(keeper: subprocess.Popen[bytes], dies: str) -> None:
+    """The keeper is killed, or its owner closes its input. A stand-in that dies ends nothing."""
+    eventually(lambda: len(descendants(keeper.pid)) == 3, 60)
+    left = [psutil.Process(pid) for pid in descendants(keeper.pid)]
+    [stand_in] = [one for one in left if one.cmdline() == psutil.Process(keeper.pid).cmdline()]
+    if dies == "stand-in":
+        stand_in.kill()
+        keeper.stdin.close()  # type: ignore[union-attr]
+    elif dies == "owner":
+        keeper.stdin.close()  # type: ignore[union-attr]
+    else:
+        keeper.kill()
+    keeper.wait(30)
+    eventually(lambda: not any(is_running(one) for one in left), 30)
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
