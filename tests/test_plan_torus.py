@@ -47,8 +47,6 @@ ONE = (1, 1, 1, 1)
         ([(1, 4, 4, 1), ONE, ONE], "weights", V5P_AXIS, "fsdp x sequence closes the ring"),
         ([(1, 16, 1, 1), (1, 16, 1, 1), ONE], "weights", 2 * V5P_AXIS, "two rings add up"),
         ([(16, 1, 1, 1), ONE, ONE], "tensor", np.inf, "one device needs no link"),
-        ([(1, 4, 1, 4), (1, 4, 1, 4), ONE], "tensor", V5P_AXIS, "one ring through two lines"),
-        ([(1, 1, 1, 16), (1, 1, 1, 16), ONE], "tensor", V5P_AXIS, "one ring through two rings"),
     ],
 )
 def test_a_group_gets_what_its_spans_allow(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.catalog.chip import Chip, Topology
-from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, RING_AXES
+from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.types.plan import TorusSpan
 
 Ints = NDArray[np.int64]
@@ -107,10 +107,9 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
     """Bytes per second at which each device receives in a collective over the group.
 
     A ring gives an axis both its directions, an open line half of that; a stride of s shares every
-    link with s - 1 interleaved groups; spans on several axes add up, but devices that pass data on
-    to the next are one ring through all spans. The devices of one chip share its links, unless the
-    group holds all of them: then the chip fetches each byte once. A group within one chip runs at
-    the die link. A group of one device has no need: infinite.
+    link with s - 1 interleaved groups; spans on several axes add up. The devices of one chip share
+    its links, unless the group holds all of them: then the chip fetches each byte once. A group
+    within one chip runs at the die link. A group of one device has no need: infinite.
     """
     size, stride = group_spans(factors, group)
     shape = np.where(closes(slice_torus, size, stride), 1.0, 0.5)
@@ -120,31 +119,9 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
     on_die = np.array([axis.name == DIE_AXIS for axis in slice_torus.axes])
     die_rate = per_axis[:, on_die].sum(axis=1)
     share = np.where(die_rate > 0, 1.0, 1.0 / slice_torus.devices_per_chip)
-    on_torus = per_axis[:, ~on_die].sum(axis=1)
-    if is_ring(group):
-        several = (size[:, ~on_die] > 1).sum(axis=1) > 1
-        on_torus = np.where(several, one_ring_rate(slice_torus, size, stride), on_torus)
-    torus_rate = on_torus * share
+    torus_rate = per_axis[:, ~on_die].sum(axis=1) * share
     rate = np.where(torus_rate > 0, torus_rate, die_rate)
     return np.where(rate > 0, rate, np.inf)
-
-
-def is_ring(group: tuple[str, ...]) -> bool:
-    """Whether the devices of a group pass data on to the next, and nothing else."""
-    return all(axis in RING_AXES for axis in group)
-
-
-def one_ring_rate(slice_torus: Torus, size: Ints, stride: Ints) -> Floats:
-    """Bytes per second around one ring through several spans: of the slowest link, both ways.
-
-    It closes where a span has an even number of chips. The dies of a chip are neighbours in it, and
-    their links are the fastest.
-    """
-    link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
-    on_torus = np.array([axis.name != DIE_AXIS for axis in slice_torus.axes])
-    slowest = np.where((size > 1) & on_torus, link / stride, np.inf).min(axis=1)
-    closes = ((size % 2 == 0) & on_torus).any(axis=1)
-    return np.asarray(slowest * np.where(closes, 1.0, 0.5))
 
 
 def group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
