@@ -6,11 +6,12 @@ from typing import Any
 
 KINDS = {
     "all_gather": "all-gather",
+    "all_to_all": "all-to-all",
     "ppermute": "permute",
     "psum": "all-reduce",
     "reduce_scatter": "reduce-scatter",
 }
-DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+DTYPES = {"bfloat16": "bf16", "float32": "fp32", "int32": "int32"}
 # kind, type, axes, bytes that a device puts in
 Counted = tuple[str, str, tuple[str, ...], float]
 

@@ -1,11 +1,11 @@
 """Specs for tests of plans, built without a file."""
 
 from orchestrator import catalog
+from orchestrator.types.model import Model
 from orchestrator.types.spec import (
     Batch,
     Experiment,
     MeshRequest,
-    Model,
     Pods,
     Precision,
     Remat,

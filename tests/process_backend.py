@@ -2,9 +2,11 @@
 
     python -m tests.process_backend SPEC ARGS RANK    # one worker
 
-Its slices are names, and each of their hosts is a process. Tests take slices away with `lose`.
+Its slices are names, and each of their hosts is a process, which holds its slice for as long as it
+lives. Tests take slices away with `lost`.
 """
 
+import fcntl
 import os
 import pkgutil
 import shlex
@@ -17,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from orchestrator.journal import Journal
 from orchestrator.launch.backend import (
@@ -88,7 +90,7 @@ class ProcessAttempt:
     """The processes of one attempt, rank by rank."""
 
     def __init__(self, spec: AttemptSpec, lost: set[str], refusal: AttemptEvent | None) -> None:
-        self._spec, self._lost, self._refusal, self._shown = spec, lost, refusal, False
+        self._spec, self._lost, self._refusal = spec, lost, refusal
         self._workers: list[tuple[str, subprocess.Popen[bytes]]] = []
         journal = Journal(Path(spec.run))
         self._plan = journal.plan(journal.state().submitted.submission.plan_digest)
@@ -107,11 +109,11 @@ class ProcessAttempt:
             process.wait()
 
     def next_event(self, timeout_s: float) -> AttemptEvent | None:
-        """The slices once, later the end of the workers."""
+        """The slices until they are taken, later the end of the workers."""
         if self._refusal:
             return self._refusal
-        if not self._shown:
-            self._shown = True
+        if not self._workers:
+            time.sleep(POLL_S)
             return AttemptEvent(slices=self.slices())
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -151,7 +153,7 @@ class ProcessAttempt:
         size = self._plan.hosts // self._plan.pods
         names = [f"pod-{pod}" for pod in range(self._plan.pods)]
         return tuple(
-            Slice(name=name, hosts=size, size=size, free=True)
+            Slice(name=name, hosts=size, size=size, free=is_free(self._spec, name))
             for name in names
             if name not in self._lost
         )
@@ -162,8 +164,27 @@ class ProcessAttempt:
                 os.kill(process.pid, signal.SIGKILL)
 
 
+def holders(spec: AttemptSpec, name: str) -> IO[bytes]:
+    """The file that the processes on a slice have locked."""
+    folder = Path(spec.run).parent / ".slices"
+    folder.mkdir(exist_ok=True)
+    return (folder / name).open("ab")
+
+
+def is_free(spec: AttemptSpec, name: str) -> bool:
+    """Whether no process is on a slice."""
+    with holders(spec, name) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
 def main(spec: str, args: str, rank: str) -> None:
     """Be one worker."""
+    held = holders(codec.from_json(spec.encode(), AttemptSpec), os.environ["TPU_NAME"])
+    fcntl.flock(held, fcntl.LOCK_SH)
     work = pkgutil.resolve_name(codec.from_json(spec.encode(), AttemptSpec).worker)
     work(codec.from_json(args.encode(), WorkerArgs), int(rank))
 

@@ -18,7 +18,7 @@ from orchestrator.catalog.published_figures import figures
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
 from orchestrator.plan.plan_warnings import CRITICAL_SOURCE
 from orchestrator.plan.step_work import ICI_RATE_SOURCE
-from orchestrator.types.spec import Model
+from orchestrator.types.model import Model
 from tests.conftest import ROOT
 
 CHIPS = ("v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "h200", "b200")

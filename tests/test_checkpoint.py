@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.errors import CheckpointFailed
+from orchestrator.types.run import SavedCheckpoint, checkpoint_folder
 from tests.conftest import ROOT
 from trainers.checkpoint import step_folders
 from trainers.checkpoint.checkpoints import Checkpoints
@@ -265,6 +267,7 @@ SAVE_TOO_MUCH = """
 import resource, sys, time
 from pathlib import Path
 from orchestrator.errors import CheckpointFailed
+from orchestrator.types.run import SavedCheckpoint, checkpoint_folder
 from tests.test_checkpoint import mesh_of, open_at, state_on
 folder, how, limit_bytes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
@@ -345,6 +348,142 @@ def save_lose_and_divide(folder: Path) -> None:
         saved._checkpointer.wait_until_finished()
         shutil.rmtree(folder / "10")
         raise ZeroDivisionError
+
+
+# Claims
+
+
+@dataclass
+class Attempt:
+    """An attempt of a claim: what counted when it began, and what its driver has recorded since."""
+
+    claim: int
+    attempt: int
+    before: tuple[SavedCheckpoint, ...] = ()
+    reported: list[SavedCheckpoint] = field(default_factory=list)
+    driven: bool = True
+
+    def recorded(self) -> tuple[SavedCheckpoint, ...]:
+        return (*self.before, *self.reported) if self.driven else self.before
+
+    def folder(self, step: int) -> str:
+        return checkpoint_folder(self.claim, self.attempt, step)
+
+    def report(self, step: int, sha256: str) -> None:
+        stamp = {"claim": self.claim, "attempt": self.attempt}
+        self.reported.append(SavedCheckpoint(**stamp, step=step, sha256=sha256))
+
+    def settle(self) -> None:
+        """Its driver records at once, or never."""
+
+    def open_at(self, folder: Path, keep: int = 2) -> Checkpoints:
+        return Checkpoints(folder, keep=keep, identity=IDENTITY, saves=self)
+
+    def save(self, folder: Path, *steps: int) -> None:
+        with self.open_at(folder) as saved:
+            for step in steps:
+                saved.save(step, state_on(mesh_of(4, 2), step))
+
+    def restored(self, folder: Path) -> int | None:
+        with self.open_at(folder) as saved:
+            restored = saved.restore(shapes_on(mesh_of(4, 2)))
+        if restored:
+            assert_same_bits(restored.state, state_on(mesh_of(4, 2), restored.step))
+        return restored.step if restored else None
+
+
+def folders_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.name[0].isdecimal()}
+
+
+def test_an_attempt_goes_on_from_what_its_claim_knows(tmp_path: Path) -> None:
+    """Each checkpoint has the claim and the attempt in its name, and the newest are kept."""
+    first = Attempt(2, 1)
+    assert first.restored(tmp_path) is None
+    first.save(tmp_path, 10, 20, 30)
+    assert folders_in(tmp_path) == {"20-claim-2-attempt-1", "30-claim-2-attempt-1"}
+    second = Attempt(2, 2, tuple(first.reported))
+    assert second.restored(tmp_path) == 30
+    second.save(tmp_path, 40)
+    assert folders_in(tmp_path) == {"30-claim-2-attempt-1", "40-claim-2-attempt-2"}
+
+
+def test_a_superseded_attempt_harms_nothing(tmp_path: Path) -> None:
+    """It was stopped, and goes on beside the attempt that took over: it saves the same steps and
+    others, which do not count, and deletes nothing that does.
+    """
+    old = Attempt(2, 1)
+    with old.open_at(tmp_path) as zombie:
+        for step in (10, 20):
+            zombie.save(step, state_on(mesh_of(4, 2), step))
+        zombie.finish()
+        new = Attempt(7, 2, tuple(old.reported))
+        old.before, old.driven = tuple(old.reported), False
+        assert new.restored(tmp_path) == 20
+        for step in (30, 40, 50):
+            zombie.save(step, state_on(mesh_of(4, 2), step))
+        zombie.finish()
+        new.save(tmp_path, 30)
+    assert Attempt(7, 3, (*new.before, *new.reported)).restored(tmp_path) == 30
+    assert {"20-claim-2-attempt-1", "30-claim-7-attempt-2"} <= folders_in(tmp_path)
+    Attempt(9, 4, (*new.before, *new.reported)).save(tmp_path, 40)
+    assert folders_in(tmp_path) == {"30-claim-7-attempt-2", "40-claim-9-attempt-4"}
+
+
+def test_a_superseded_attempt_that_opens_late_sweeps_nothing_of_its_successor(
+    tmp_path: Path,
+) -> None:
+    """Neither what that saved nor what it is writing."""
+    new = Attempt(7, 2)
+    new.save(tmp_path, 10)
+    half = tmp_path / "20-claim-7-attempt-2.orbax-checkpoint-tmp"
+    own = tmp_path / "20-claim-2-attempt-1.orbax-checkpoint-tmp"
+    for folder in (half, own):
+        folder.mkdir()
+    Attempt(2, 1).save(tmp_path, 5)
+    assert folders_in(tmp_path) >= {"10-claim-7-attempt-2", half.name}
+    assert not own.exists()
+    assert new.restored(tmp_path) == 10
+
+
+def test_what_nobody_recorded_is_not_restored(tmp_path: Path) -> None:
+    """Whole or not."""
+    Attempt(2, 1, driven=False).save(tmp_path, 10)
+    assert Attempt(7, 2).restored(tmp_path) is None
+
+
+def test_recorded_checkpoints_that_are_gone_are_an_error(tmp_path: Path) -> None:
+    """A run whose checkpoints were removed does not begin again without a word."""
+    first = Attempt(2, 1)
+    first.save(tmp_path, 10, 20)
+    shutil.rmtree(tmp_path)
+    with pytest.raises(CheckpointFailed, match=r"no checkpoint is whole: step 20: .* submit the"):
+        Attempt(3, 2, tuple(first.reported)).restored(tmp_path)
+
+
+def test_sums_that_were_changed_with_their_files_are_found(tmp_path: Path) -> None:
+    """The journal has the sum of the sums."""
+    first = Attempt(2, 1)
+    first.save(tmp_path, 10, 20)
+    step = tmp_path / "20-claim-2-attempt-1"
+    flip_a_byte(a_data_file(step))
+    step_folders.sum_shards(step, 0)
+    step_folders.write_checksums(step, 1)
+    assert step_folders.fault(step) is None
+    assert Attempt(3, 2, tuple(first.reported)).restored(tmp_path) == 10
+
+
+def test_a_whole_checkpoint_is_reported_while_training_goes_on(tmp_path: Path) -> None:
+    """Before the next save, or a kill in between would lose it."""
+    first = Attempt(2, 1)
+    with first.open_at(tmp_path) as saved:
+        saved.save(10, state_on(mesh_of(4, 2), 10))
+        deadline = time.monotonic() + 60
+        while not first.reported:
+            saved.check()
+            assert time.monotonic() < deadline
+        saved.finish()
+    assert [one.step for one in first.reported] == [10]
 
 
 # Kills

@@ -142,11 +142,15 @@ def test_a_new_driver_of_the_run_takes_the_hosts_from_a_driver_that_stalls(
     plan, path = first.first_plan, str(first.journal.path)
     backend = HostsBackend()
     with hosts(meeting, plan):
-        old, new = (backend.attempt(AttemptSpec(run=path, worker=WORKER)) for _ in range(2))
+        claim = first.writer.number
+        spec = AttemptSpec(run=path, claim=claim, worker=WORKER)
+        old, new = (backend.attempt(spec) for _ in range(2))
         for number, attempt in ((1, old), (2, new)):
             wait_for_event(attempt)
             first.writer.start_attempt(plan, ("slice-0", "slice-1"))
-            args = WorkerArgs(run=path, attempt=number, plan_digest=plan.digest, heartbeat_s=0.25)
+            args = WorkerArgs(
+                run=path, claim=claim, attempt=number, plan_digest=plan.digest, heartbeat_s=0.25
+            )
             attempt.start(args, ("slice-0", "slice-1"))
             within(lambda: all(one.run for one in Meeting(meeting).hosts()))
             first.writer.end_attempt("failure")

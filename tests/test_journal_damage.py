@@ -1,26 +1,44 @@
 """A journal knows when it was damaged: events, steps, the spec or plans are not as written."""
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator import journal
-from orchestrator.errors import JournalDamaged
+from orchestrator.errors import JournalDamaged, RunIsLive
 from orchestrator.journal import Journal, event_chain
+from orchestrator.lifecycle.run_health import run_health
+from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run, failed_once, reason, run_request, tiny_plan, write_steps
 
 
-def ended_run(storage: Path) -> Journal:
+def ended_run(storage: Path, *, checkpoint: bool = False, **changes: Any) -> Journal:
     """A run that failed after ten steps, of which eight are in a checkpoint."""
-    writer = claimed_run(storage)
+    writer = claimed_run(storage, **changes)
     number = writer.start_attempt(tiny_plan())
     write_steps(writer.journal.path, number, range(10))
-    writer.record_checkpoint(8, "0" * 64)
+    sums = writer.journal.path / "checkpoints/8-claim-2-attempt-1/sha256.json"
+    if checkpoint:
+        sums.parent.mkdir(parents=True)
+        sums.write_bytes(b"{}")
+    writer.record_checkpoint(8, event_chain.digest(b"{}"))
     writer.end_attempt("failure", error="ValueError: out of luck")
     writer.end_run("failed", reason("out of luck"))
     return writer.journal
+
+
+def abandoned_run(storage: Path) -> Journal:
+    """The same, whose driver is a process that has ended."""
+    script = "import sys, pathlib; from tests.test_journal_damage import ended_run;"
+    script += "ended_run(pathlib.Path(sys.argv[1]), checkpoint=True)"
+    subprocess.run([sys.executable, "-c", script, str(storage)], cwd=ROOT, check=True)
+    return journal.find_run(storage, "it")
 
 
 def last_event(run: Journal) -> Path:
@@ -190,3 +208,84 @@ def test_a_run_is_created_with_the_sums_of_its_files(tmp_path: Path) -> None:
         "documents/spec.yaml",
         run.paths.name_of(run.paths.plan(tiny_plan().digest)),
     }
+
+
+# --- orch doctor RUN
+
+
+def test_a_whole_run_is_well(tmp_path: Path) -> None:
+    run = ended_run(tmp_path, checkpoint=True)
+    health = run_health(run)
+    assert (health.findings, health.stops) == ((), False)
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed", "no note", "unreadable"])
+def test_a_run_goes_on_without_damaged_events(tmp_path: Path, damage: str) -> None:
+    """What they said is lost, and stays a problem; the run can be resumed."""
+    run = abandoned_run(tmp_path)
+    last = last_event(run)
+    if damage == "missing":
+        last.unlink()
+    elif damage == "changed":
+        edit(last, lambda text: text.replace(b'"at_s":', b'"at_s":1'))
+    elif damage == "unreadable":
+        last.write_bytes(b"{")
+    else:
+        run.paths.newest_event.unlink()
+    [found] = run_health(run).findings
+    assert (found.kind, found.stops, found.repairable) == ("event", True, True)
+    mended = run_health(run, repairs=True)
+    assert (mended.findings, mended.repaired) == ((), (found,))
+    assert run.state().damage == ()
+    writer = journal.claim_run(run, resumes=True)
+    writer.record_pending(reason("a slice", "waiting_for_slices"))
+    assert run.state().damage == ()
+    assert bool(run.run().problems) is (damage != "no note")
+
+
+def test_a_changed_plan_is_made_again_from_the_spec(tmp_path: Path) -> None:
+    run = ended_run(tmp_path, checkpoint=True)
+    plan = run.plan(run.run().plan_digest)
+    path = run.paths.plan(plan.digest)
+    edit(path, lambda text: text.replace(b'"peak_lr": 0.0003', b'"peak_lr": 0.03'))
+    [found] = run_health(run).findings
+    assert (found.kind, found.stops, found.repairable) == ("plan", True, True)
+    assert run_health(run, repairs=True).findings == ()
+    assert run.plan(plan.digest) == plan
+    assert run.run().problems == ()
+
+
+def test_what_cannot_be_made_again_is_told(tmp_path: Path) -> None:
+    """The spec, a document, steps and a checkpoint; a repair leaves them as they are."""
+    run = ended_run(tmp_path, checkpoint=True, documents={"spec.yaml": b"x: 1"})
+    edit(run.paths.spec, lambda text: text.replace(b'"seed": 0', b'"seed": 1'))
+    edit(run.paths.documents / "spec.yaml", lambda text: text + b"0")
+    edit(run.paths.steps(1), lambda text: text[: len(text) // 2])
+    shutil.rmtree(run.path / "checkpoints")
+    found = {one.kind: one for one in run_health(run, repairs=True).findings}
+    assert found.keys() == {"spec", "document", "steps", "checkpoint"}
+    assert [kind for kind, one in found.items() if one.stops] == ["spec", "checkpoint"]
+    assert not any(one.repairable for one in found.values())
+    assert "6 steps" in found["steps"].advice
+
+
+def test_a_run_that_is_driven_is_not_repaired(tmp_path: Path) -> None:
+    writer = claimed_run(tmp_path)
+    writer.record_pending(reason("a slice", "waiting_for_slices"))
+    (writer.journal.paths.events / "000003.json").unlink()
+    with pytest.raises(RunIsLive):
+        run_health(writer.journal, repairs=True)
+
+
+def test_the_command_says_what_is_wrong_and_repairs_it(tmp_path: Path, orch: RunOrch) -> None:
+    run = abandoned_run(tmp_path)
+    last_event(run).unlink()
+    storage = ("--storage", str(tmp_path))
+    seen = orch("doctor", "it", *storage, "--json")
+    assert seen.returncode == 1
+    [found] = json.loads(seen.stdout)["findings"]
+    assert (found["file"], found["repairable"]) == ("events/000006.json", True)
+    assert "--repair" in orch("doctor", "it", *storage).stdout
+    assert orch("doctor", "it", *storage, "--repair").returncode == 0
+    assert orch("doctor", "it", *storage).returncode == 0
+    assert orch("doctor", "--repair").returncode == 2

@@ -2,12 +2,14 @@
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import ProgramFailed
+from orchestrator.journal import ClaimWatch
 from orchestrator.journal.heartbeat import (
     STARTUP_LIMIT_S,
     Heartbeat,
@@ -41,6 +43,14 @@ def started_run(tmp_path: Path) -> Path:
     writer = claimed_run(tmp_path)
     writer.start_attempt(tiny_plan())
     return writer.journal.path
+
+
+def beating(
+    path: Path, rank: int, every_s: float = 0.01, give_up: Callable[[], None] = lambda: None
+) -> HeartbeatWriter:
+    """A rank of the first attempt of the first claim."""
+    watch = ClaimWatch(path, 2, 1)
+    return HeartbeatWriter(path, 1, rank, f"pod-{rank}", every_s, watch, give_up)
 
 
 # --- who died first
@@ -143,15 +153,11 @@ def test_the_interval_grows_with_the_ranks(ranks: int, limit_s: float, every_s: 
 # --- what a rank leaves
 
 
-def nothing() -> None:
-    """No later attempt starts."""
-
-
 def test_a_rank_that_raises_writes_its_error(tmp_path: Path) -> None:
     path = started_run(tmp_path)
 
     def fail() -> None:
-        with HeartbeatWriter(path, 1, 3, "pod-1", 0.01, nothing) as writer:
+        with beating(path, 3) as writer:
             writer.count_step()
             writer.count_step()
             raise ValueError("out of luck")
@@ -159,14 +165,14 @@ def test_a_rank_that_raises_writes_its_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="out of luck"):
         fail()
     [left] = read_heartbeats(path, 1).values()
-    assert (left.rank, left.slice_name, left.steps) == (3, "pod-1", 2)
+    assert (left.rank, left.slice_name, left.steps) == (3, "pod-3", 2)
     assert (left.ended, left.error) == (True, "ValueError: out of luck")
     assert left.process.pid == os.getpid()
 
 
 def test_a_rank_that_finishes_writes_a_last_heartbeat(tmp_path: Path) -> None:
     path = started_run(tmp_path)
-    with HeartbeatWriter(path, 1, 0, "pod-0", 0.01, nothing):
+    with beating(path, 0):
         assert not read_heartbeats(path, 1)[0].ended
     left = read_heartbeats(path, 1)[0]
     assert (left.ended, left.error) == (True, None)
@@ -175,18 +181,23 @@ def test_a_rank_that_finishes_writes_a_last_heartbeat(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [b"{", b"\xff"])
 def test_a_damaged_heartbeat_is_left_out(tmp_path: Path, damage: bytes) -> None:
     path = started_run(tmp_path)
-    with HeartbeatWriter(path, 1, 0, "pod-0", 60.0, nothing):
+    with beating(path, 0, 60.0):
         RunPaths(path).heartbeat(1, 0).write_bytes(damage)
         assert read_heartbeats(path, 1) == {}
     assert read_heartbeats(path, 1)[0].ended
 
 
 def test_a_rank_gives_up_when_a_later_attempt_has_started(tmp_path: Path) -> None:
-    path, given_up = started_run(tmp_path), threading.Event()
-    with HeartbeatWriter(path, 1, 0, "pod-0", 0.01, given_up.set):
+    """Its last heartbeat says why."""
+    writer, given_up = claimed_run(tmp_path), threading.Event()
+    writer.start_attempt(tiny_plan())
+    with beating(writer.journal.path, 0, give_up=given_up.set):
         assert not given_up.wait(0.1)
-        RunPaths(path).attempt(2).mkdir()
+        writer.end_attempt("failure")
+        assert not given_up.wait(0.1)
+        writer.start_attempt(tiny_plan())
         assert given_up.wait(30)
+    assert read_heartbeats(writer.journal.path, 1)[0].error == "Superseded: attempt 2 has started"
 
 
 @pytest.mark.parametrize(("error", "repeats"), [(ProgramFailed("x"), True), (ValueError(), False)])
@@ -197,7 +208,7 @@ def test_a_rank_says_whether_its_error_repeats(
     path = started_run(tmp_path)
     with (
         pytest.raises(type(error)),
-        HeartbeatWriter(path, 1, 0, "pod-0", 0.01, give_up=lambda: None),
+        beating(path, 0),
     ):
         raise error
     assert read_heartbeats(path, 1)[0].error_repeats is repeats

@@ -9,8 +9,9 @@ import pytest
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, fewest_elements
+from orchestrator.types.model import Model
 from orchestrator.types.plan import MemoryPhase, Plan
-from orchestrator.types.spec import MeshRequest, Model, Precision
+from orchestrator.types.spec import MeshRequest, Precision
 from tests.bench import proof_table
 from tests.bench.proof_table import PAGE, Result
 from tests.example_specs import spec_of

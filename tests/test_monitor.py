@@ -60,15 +60,21 @@ def watched(
     writer = claimed_run(tmp_path)
     number = writer.start_attempt(tiny_plan(), SLICES)
     path = str(writer.journal.path)
-    args = WorkerArgs(run=path, attempt=number, plan_digest=tiny_plan().digest, heartbeat_s=BEAT_S)
+    args = WorkerArgs(
+        run=path,
+        claim=writer.number,
+        attempt=number,
+        plan_digest=tiny_plan().digest,
+        heartbeat_s=BEAT_S,
+    )
     yield writer, Monitor(writer, attempt, args, SLICES, hang_limit_s)
 
 
 def beating(writer: journal.Writer, rank: int, every_s: float = BEAT_S) -> HeartbeatWriter:
     """A rank of the first attempt."""
-    return HeartbeatWriter(
-        writer.journal.path, 1, rank, f"pod-{rank}", every_s, give_up=lambda: None
-    )
+    path = writer.journal.path
+    watch = journal.ClaimWatch(path, writer.number, 1)
+    return HeartbeatWriter(path, 1, rank, f"pod-{rank}", every_s, watch, give_up=lambda: None)
 
 
 @pytest.fixture

@@ -145,7 +145,11 @@ def test_the_larger_slice_is_the_smallest_that_works(model: str, chip: str, topo
     assert refused
     (larger,) = (one for one in refused.suggestions if "resources.topology" in str(one.overrides)
                  and one.chip == chip)  # fmt: skip
-    smaller = [one for one in rentable(catalog.chip(chip)) if one.chips < larger.chips]
+    smaller = [
+        one
+        for one in rentable(catalog.chip(chip), catalog.model(model))
+        if one.chips < larger.chips
+    ]
     assert smaller
     for one in smaller:
         with pytest.raises(Infeasible):

@@ -24,9 +24,10 @@ from orchestrator.network.rematerialization import POLICIES, policy, remat_of, t
 from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.collectives import Exchange, exchanges
 from orchestrator.plan.policy_arrays import all_policies
+from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import MeshRequest, Model, Precision, TensorTreatments
+from orchestrator.types.spec import MeshRequest, Precision, TensorTreatments
 from tests.census import count_collectives
 from tests.trainer_plans import TINY, plan_of
 from trainers.contract import load
@@ -45,7 +46,7 @@ def test_parameters_are_the_sum_of_the_weights(changes: dict[str, Any]) -> None:
     """Blocks count once for each layer, a tied table once."""
     network = decoder(model_of(**changes))
     blocks = network.layers * sum(weight.elements for weight in network.blocks[0].weights)
-    ends = sum(weight.elements for weight in (*network.tables, network.norm))
+    ends = sum(weight.elements for weight in (*network.tables, *network.norm.weights))
     assert network.parameters == blocks + ends
 
 
@@ -106,8 +107,11 @@ def test_the_axes_of_a_group_are_neighbours(axes: tuple[str, ...]) -> None:
 def test_mesh_axes_exchange_what_they_declare() -> None:
     """Over each axis run the collectives of its declaration, and no others."""
     mesh: dict[str, Any] = dict.fromkeys(AXES, 2) | {"tensor": 4}
-    plan = plan_of(**mesh, sequences=64)
-    sent = exchanges(layout_of(plan, catalog.chip(plan.chip)))
+    sent: list[Exchange] = []
+    for capacity in (None, 1.25):
+        moe = MixtureOfExperts(experts=8, top_k=2, capacity_factor=capacity)
+        plan = plan_of(replace(TINY, moe=moe), **mesh, sequences=64)
+        sent += exchanges(layout_of(plan, catalog.chip(plan.chip)))
     for axis in MESH_AXES:
         lines = {one.line for one in sent if axis.name in one.axes}
         assert lines == set(axis.exchanges), axis.name
@@ -195,6 +199,7 @@ BF16 = Precision(parameters="fp32", compute="bf16", gradients="bf16", optimizer=
 SENT: dict[str, Callable[[int], float]] = {
     "all-gather": lambda ways: ways - 1,
     "reduce-scatter": lambda ways: (ways - 1) / ways,
+    "all-to-all": lambda ways: (ways - 1) / ways,
     "all-reduce": lambda ways: 2 * (ways - 1) / ways,
     "permute": lambda _: 1,
 }
@@ -208,9 +213,9 @@ def test_every_byte_of_the_traced_step_is_in_the_ledger(shape: dict[str, Any]) -
 
 @pytest.mark.parametrize("changes", MIXTURES, ids=str)
 def test_every_byte_of_a_mixture_is_in_the_ledger(changes: dict[str, Any]) -> None:
-    """Weights of all experts, and the gradients of routers over `tensor`."""
+    """Weights of all experts, gradients of routers over `tensor`, and tokens over `expert`."""
     moe = MixtureOfExperts(**{"experts": 8, "top_k": 2, "d_ff": 64} | changes)
-    for shape in (SHAPES[0], SHAPES[4]):
+    for shape in (SHAPES[0], {"expert": 4, "fsdp": 2, "data": 2}):
         check_bytes(plan_of(replace(TINY, moe=moe), precision=BF16, **shape))
 
 

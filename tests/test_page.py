@@ -12,7 +12,7 @@ from jinja2 import UndefinedError
 from orchestrator.journal.counted_steps import counted_steps
 from orchestrator.journal.step_table import table_of
 from orchestrator.render.page import RunPage, run_page
-from orchestrator.render.page.drawings import Axis, Bar, BarChart, Segment, round_step
+from orchestrator.render.page.drawings import Axis, Bar, BarChart, BarPart, round_step
 from orchestrator.render.page.run_charts import thinned
 from orchestrator.render.page.templates import environment, filled
 from orchestrator.resources import resource
@@ -137,7 +137,7 @@ def test_text_of_a_run_is_never_markup() -> None:
 def test_values_in_charts_and_attributes_are_escaped() -> None:
     """A name with markup is text in every place of a chart."""
     hostile = '<b onload="x">&'
-    parts = (Segment(name=hostile, value=1.0), Segment(name="b", value=2.0))
+    parts = (BarPart(name=hostile, value=1.0), BarPart(name="b", value=2.0))
     chart = BarChart(bars=[Bar(name=hostile, kind="hbm", segments=parts)], show=str)
     macros = environment().get_template("charts.html").module
     drawn = macros.bar_chart(chart)  # type: ignore[attr-defined]

@@ -220,6 +220,20 @@ def test_a_plan_warns_of_a_batch_far_above_the_critical_one() -> None:
     assert not figures_of(make_plan(spec_of()), "large_batch")
 
 
+@pytest.mark.parametrize(
+    ("length", "sequence", "warned"), [(8192, 8, False), (8191, 1, True), (4096, 64, True)]
+)
+def test_a_plan_warns_of_positions_that_the_kernel_refuses(
+    length: int, sequence: int, warned: bool
+) -> None:
+    """The attention kernel takes 128 positions at a time, of a sequence and of each part of it."""
+    mesh = MeshRequest(sequence=sequence)
+    spec = spec_of("llama3-8b", topology="4x4x4", pods=1, length=length, sequences=64, mesh=mesh)
+    figures = figures_of(make_plan(spec), "attention_positions")
+    found = {"length": length, "sequence": sequence, "positions": 128}
+    assert figures == ([found] if warned else [])
+
+
 def test_a_plan_warns_of_a_run_that_lasts_for_years() -> None:
     """70B on 64 chips takes years; on four pods there is no warning."""
     slow = make_plan(spec_of(topology="4x4x4", pods=1))

@@ -185,6 +185,29 @@ def test_a_chips_own_profile_makes_its_forecast() -> None:
     assert f"profile {codec.short(made.chip_profile)}" in screen
 
 
+@pytest.mark.parametrize(("per_s", "hides"), [(1e9, True), (1e20, False)])
+def test_transfers_hide_behind_passes_at_the_measured_rates(per_s: float, hides: bool) -> None:
+    """A slow chip hides all that it offloads, one that takes no time hides nothing."""
+    spec = spec_of(TINY, chip="v5e", topology="1x1", pods=1, sequences=64, length=512)
+    plan = make_plan(replace(spec, experiment=replace(spec.experiment, remat="offload_input")))
+    profile = chip_profile(replace(H200, device_kind="TPU v5e"))
+    timings = tuple(
+        replace(one, points=tuple((amount, amount / per_s) for amount, _ in one.points))
+        for one in profile.timings
+    )
+    forecast = calibrated.with_own_profile(plan, replace(profile, timings=timings)).forecast
+    whole, shown = (
+        next(one for one in ledger if one.kind == "offload")
+        for ledger in (forecast.time, forecast.expected_time)
+    )
+    assert forecast.step_s.expected is not None
+    if hides:
+        assert shown.value == pytest.approx(0, abs=1e-12)
+        assert forecast.step_s.expected == pytest.approx(forecast.step_s.unoverlapped - whole.value)
+    else:
+        assert shown.value == pytest.approx(whole.value, rel=1e-3)
+
+
 def test_a_chips_own_profile_keeps_the_price_of_the_spec() -> None:
     """`dollars_per_chip_hour` of the spec comes before the list price."""
     spec = spec_of(TINY, chip="h200", topology="1", pods=1, sequences=64, length=128)

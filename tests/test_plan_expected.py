@@ -44,7 +44,8 @@ from orchestrator.plan.torus import axis_sizes, find_links
 from orchestrator.render.plan_screen import plan_screen
 from orchestrator.score.evaluate import published
 from orchestrator.score.fit import OF_COLLECTIVES, is_reference
-from orchestrator.types.spec import MeshRequest, Model, Spec
+from orchestrator.types.model import Model
+from orchestrator.types.spec import MeshRequest, Spec
 from tests.example_specs import TINY, spec_of
 
 SLICES = [("v4", "4x4x4"), ("v5e", "16x16"), ("v5p", "4x4x8"), ("v6e", "8x16"), ("tpu7x", "4x4x4")]

@@ -36,7 +36,7 @@ from orchestrator.plan.search import (
     search_request,
 )
 from orchestrator.plan.time import step_time, time_lines
-from orchestrator.plan.torus import axis_sizes, count_placements
+from orchestrator.plan.torus import axis_sizes
 from orchestrator.prove.suggestions import recompute_flops
 from orchestrator.types.spec import MeshRequest, Precision, Spec, TensorTreatments
 from orchestrator.types.spec_fields import DType
@@ -75,14 +75,18 @@ class Priced:
 
 
 def splits(length: int) -> list[tuple[int, ...]]:
-    """Ordered (data, fsdp, sequence, tensor) that multiply to a length, by trying all."""
-    return [f for f in itertools.product(range(1, length + 1), repeat=4) if prod(f) == length]
+    """Ordered (data, expert, fsdp, sequence, tensor) that multiply to a length, by trying all.
+
+    A dense model has nothing for `expert`.
+    """
+    every = itertools.product(range(1, length + 1), repeat=4)
+    return [(data, 1, *others) for data, *others in every if data * prod(others) == length]
 
 
 def keeps_rules(spec: Spec, mesh: tuple[int, ...]) -> bool:
     """The divisibility rules, written once more, one at a time."""
     model, length = spec.experiment.model, spec.experiment.batch.length
-    _, fsdp, sequence, tensor = mesh
+    _, _, fsdp, sequence, tensor = mesh
     mesh_request = spec.resources.mesh
     requested = tuple(getattr(mesh_request, axis) for axis in ICI_AXES)
     halves = 2 if sequence > 1 else 1
@@ -114,8 +118,8 @@ def batches(spec: Spec, replicas: int) -> list[int]:
 def brute(request: SearchRequest, spec: Spec, margin: float) -> Iterator[Priced]:
     """Every combination that is realizable and fits, with the best policy of each."""
     for factors in itertools.product(*(splits(axis.length) for axis in request.torus.axes)):
-        mesh = tuple(prod(row[i] for row in factors) for i in range(4))
-        replicas = request.pods * mesh[0] * mesh[1]
+        mesh = tuple(prod(row[i] for row in factors) for i in range(5))
+        replicas = request.pods * mesh[0] * mesh[2]
         if not keeps_rules(spec, mesh):
             continue
         for sequences in batches(spec, replicas):
@@ -215,15 +219,16 @@ def test_a_limit_on_replicas_loses_no_mesh() -> None:
     every, limited = (
         {tuple(row) for row in axis_sizes(placements(*arguments, most))} for most in (2**62, 27)
     )
-    assert limited == {mesh for mesh in every if mesh[0] * mesh[1] <= 27}
+    assert limited == {mesh for mesh in every if mesh[0] * mesh[2] <= 27}
     assert limited
 
 
 def test_mirror_images_are_priced_once() -> None:
     """On 4x4 the two torus axes are alike: about half of all placements remain."""
     request = search_request(SMALL["one pod"])
-    assert count_placements(request.torus) == 100
-    assert search(request).realizable < 60
+    result = search(request)
+    assert result.enumerated == 100
+    assert result.realizable < 60
 
 
 def test_a_batch_stays_where_a_mesh_within_the_tie_divides_it() -> None:
@@ -240,6 +245,7 @@ def test_a_requested_mesh_is_planned() -> None:
         "pods": 4,
         "fsdp_dcn": 1,
         "data": 35,
+        "expert": 1,
         "fsdp": 8,
         "sequence": 4,
         "tensor": 8,

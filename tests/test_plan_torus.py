@@ -13,6 +13,7 @@ from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.plan.torus import (
     Torus,
     TorusAxis,
+    exchange_rate,
     factorizations,
     group_hops,
     group_rate,
@@ -30,7 +31,12 @@ def slice_of(chip: str, topology: str) -> Torus:
 
 def rate(torus: Torus, factors: Sequence[tuple[int, ...]], group: str) -> float:
     """The rate of one placement; a tuple (data, fsdp, sequence, tensor) for each torus axis."""
-    return float(group_rate(torus, np.array([factors]), GROUPS[group])[0])
+    return float(group_rate(torus, dense([factors]), GROUPS[group])[0])
+
+
+def dense(factors: Sequence[Sequence[tuple[int, ...]]]) -> np.ndarray:
+    """The factors with one part for `expert`, after data."""
+    return np.insert(np.array(factors), 1, 1, axis=2)
 
 
 ONE = (1, 1, 1, 1)
@@ -54,6 +60,22 @@ def test_a_group_gets_what_its_spans_allow(
 ) -> None:
     """Closed rings run at full rate, open lines at half, strided spans share their links."""
     assert rate(slice_of("v5p", "16x16x16"), factors, group) == expected, why
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share"),
+    [
+        ((2, 1, 1), 1 / 2),  # a line: one link, one way
+        ((4, 1, 1), 3 / 8),  # of 4 bytes 3 are sent, and 4 cross the link in the middle one way
+        ((16, 1, 1), 15 / 64),  # a ring: a byte travels four links
+        ((16, 16, 1), 255 / 1024),  # every byte travels along both axes, at the same time
+    ],
+)
+def test_an_all_to_all_gets_what_its_bisection_allows(sizes: tuple[int, ...], share: float) -> None:
+    """The share of an axis both ways at which a device sends."""
+    factors = np.array([[(16 // size, size, 1, 1, 1) for size in sizes]])
+    found = float(exchange_rate(slice_of("v5p", "16x16x16"), factors, ("expert",))[0])
+    assert found == pytest.approx(share * V5P_AXIS)
 
 
 def test_axes_of_v5e_wrap_at_sixteen_only() -> None:
@@ -96,14 +118,14 @@ def test_hops_are_half_a_ring_or_a_whole_line() -> None:
         ((1, 2, 1, 8), "tensor", 7),
         ((1, 4, 1, 4), "weights", 8),
     ]:
-        result = group_hops(torus, np.array([[factors, ONE, ONE]]), GROUPS[group])
+        result = group_hops(torus, dense([[factors, ONE, ONE]]), GROUPS[group])
         assert result[0] == hops
 
 
 def test_spans_say_what_the_rates_are_made_of() -> None:
     """The plan names the torus axis, size, stride and closure of each span."""
     torus = slice_of("v5p", "16x16x16")
-    factors = np.array([(1, 2, 1, 8), (16, 1, 1, 1), ONE])
+    [factors] = dense([[(1, 2, 1, 8), (16, 1, 1, 1), ONE]])
     (tensor,) = spans_of(torus, factors, ("tensor",))
     assert (tensor.torus, tensor.size, tensor.stride, tensor.ring) == ("x", 8, 1, False)
     (fsdp,) = spans_of(torus, factors, ("fsdp",))
@@ -135,4 +157,4 @@ def test_the_catalog_counts_links_one_way() -> None:
     """A v5p axis carries 200 GB/s: two links, each 100 GB/s in one direction."""
     axis = slice_of("v5p", "16x20x28").axes[1]
     assert axis == TorusAxis("y", 20, True, V5P_AXIS)
-    assert ICI_AXES == ("data", "fsdp", "sequence", "tensor")
+    assert ICI_AXES == ("data", "expert", "fsdp", "sequence", "tensor")

@@ -18,7 +18,8 @@ from orchestrator.prove.compiled import ProgramSummary
 from orchestrator.prove.targets import environment
 from orchestrator.prove.verdict import ProofResult, prove
 from orchestrator.types import codec
-from orchestrator.types.spec import MeshRequest, Model, Spec, TensorTreatments
+from orchestrator.types.model import Model
+from orchestrator.types.spec import MeshRequest, Spec, TensorTreatments
 from tests.conftest import ROOT
 from tests.example_specs import spec_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator import formatting
 from orchestrator.errors import SpecError
-from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.plan.feasibility import usable_axes
 from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.render import rehearsal_screen, study_screen
@@ -31,8 +31,8 @@ from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load
 from orchestrator.spec.study import load_study
 from orchestrator.study import forecast_study
+from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Model
 from tests.conftest import GOLDEN, ROOT, HoldGolden
 from tests.example_specs import spec_of
 
@@ -181,7 +181,7 @@ def test_runners_up_come_before_the_verdict(golden: HoldGolden, four_pods: list[
     golden("alternatives_70b_4pod.txt", table + "\n")
     assert shown.replace(f"\n\n{table}", "") == plan_screen(first, "x")
     for plan in others:
-        mesh = ".".join(str(plan.mesh[axis]) for axis in ICI_AXES)
+        mesh = ".".join(str(plan.mesh[axis]) for axis in usable_axes(plan.model))
         mfu = formatting.percent(plan.forecast.mfu.expected or 0)
         assert any(mesh in line and mfu in line for line in table.splitlines())
 

@@ -94,7 +94,7 @@ def test_the_ledger_has_what_crosses_the_network(shared: Plan, copied: Plan) -> 
     blocks = network.matrix_parameters
     part = 2 * (2 * blocks + network.table_parameters) / 256 / 2  # bf16, of 256 chips, the half
     scatter = 2 * (blocks + network.table_parameters) / 256 / 2
-    norms = 2 * 2 * network.norm_parameters / 2
+    norms = 2 * 2 * network.vector_parameters / 2
     assert over_dcn(shared) == {
         ("weight_gather", "all-gather"): pytest.approx(part),
         ("gradient_scatter", "reduce-scatter"): pytest.approx(scatter),

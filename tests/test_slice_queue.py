@@ -21,8 +21,8 @@ class World:
     def __post_init__(self) -> None:
         self.queue = SliceQueue(lambda: self.living, self.clock)
 
-    def ask(self, run: str, kind: str = KIND, *, job: str = "") -> QueueAnswer:
-        return self.queue.request(run, kind, job or run.lower())
+    def ask(self, run: str, kind: str = KIND, *, job: str = "", claim: int = 2) -> QueueAnswer:
+        return self.queue.request(run, kind, job or run.lower(), claim)
 
 
 @pytest.fixture
@@ -73,6 +73,17 @@ def test_a_run_that_fails_comes_back_to_its_slices(world: World) -> None:
     assert world.ask("B") == QueueAnswer(ahead=("A",), taken=("s0", "s1"))
     assert world.ask("A", job="a2") == MINE
     assert world.ask("B").ahead == ("A",)
+
+
+def test_a_superseded_claim_gets_no_slices(world: World) -> None:
+    """Its process was stopped while another driver took over: it neither asks nor gives back."""
+    assert world.ask("A") == MINE
+    assert world.ask("A", job="a2", claim=7) == MINE
+    assert world.ask("A", claim=2).superseded
+    world.queue.confirm("A", "a", ("s9",))
+    world.queue.leave("A", "a")
+    world.queue.confirm("A", "a2", ("s0",))
+    assert world.ask("B") == QueueAnswer(ahead=(), taken=("s0",))
 
 
 def test_one_that_is_taking_is_not_disturbed(world: World) -> None:

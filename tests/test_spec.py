@@ -11,6 +11,7 @@ from orchestrator.errors import SpecError
 from orchestrator.spec import SpecProblems
 from orchestrator.spec.examples import starter
 from orchestrator.types import codec
+from orchestrator.types.model import Model
 from orchestrator.types.run_options import (
     CheckpointOptions,
     ClusterOptions,
@@ -23,7 +24,6 @@ from orchestrator.types.spec import (
     DataSource,
     Experiment,
     MeshRequest,
-    Model,
     Optimizer,
     Pods,
     Precision,

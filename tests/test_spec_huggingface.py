@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from orchestrator import catalog
+from orchestrator.network.decoder import decoder
 from orchestrator.spec import Problem, SpecProblems
 from orchestrator.spec.study import load_study
-from orchestrator.types.spec import Model
+from orchestrator.types.model import Model, RopeScaling
 from tests.conftest import HoldGolden
+from tests.huggingface_configs import EXACT, LLAMA_3_1, QWEN_2, QWEN_3, REPORTED, shape
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
 
 LLAMA: dict[str, Any] = {
@@ -48,13 +50,6 @@ MISTRAL = LLAMA | {
     "vocab_size": 32768,
 }
 ABSENT = object()
-LLAMA_3_1 = {
-    "factor": 8.0,
-    "high_freq_factor": 4.0,
-    "low_freq_factor": 1.0,
-    "original_max_position_embeddings": 8192,
-    "rope_type": "llama3",
-}
 
 
 def changed(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -121,8 +116,108 @@ def test_the_newer_form_of_rope_is_read(tmp_path: Path) -> None:
     assert model_of(tmp_path, changed(LLAMA, rope_scaling={"type": "default"})).rope_theta == 5e5
 
 
+@pytest.mark.parametrize("name", EXACT)
+def test_published_models_have_their_published_parameters(name: str, tmp_path: Path) -> None:
+    """To the last one."""
+    config, parameters = EXACT[name]
+    assert decoder(model_of(tmp_path, config)).parameters == parameters
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_models_have_the_parameters_of_their_report(name: str, tmp_path: Path) -> None:
+    """In millions; the report rounds its tables up by half a percent."""
+    config, (embeddings, others) = REPORTED[name]
+    network = decoder(model_of(tmp_path, config))
+    assert round((network.parameters - network.table_parameters) / 1e6) == others
+    assert network.table_parameters / 1e6 == pytest.approx(embeddings, rel=0.006)
+
+
+READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama 3.1": (
+        changed(LLAMA, rope_scaling=LLAMA_3_1),
+        {"rope_scaling": RopeScaling(kind="llama3", factor=8.0)},
+    ),
+    "llama 3.1 in the newer form": (
+        changed(LLAMA, rope_theta=ABSENT, rope_parameters=LLAMA_3_1 | {"rope_theta": 5e5}),
+        {"rope_theta": 5e5, "rope_scaling": RopeScaling(kind="llama3", factor=8.0)},
+    ),
+    "linear": (
+        changed(LLAMA, rope_scaling={"type": "linear", "factor": 2.0}),
+        {"rope_scaling": RopeScaling(kind="linear", factor=2.0)},
+    ),
+    "yarn": (
+        changed(
+            QWEN_3 | shape(36, 4096, 12_288, 32, 8, 151_936),
+            rope_scaling={
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768,
+            },
+        ),
+        {
+            "qk_norm": "head", "norm_epsilon": 1e-6,
+            "rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_length=32_768),
+        },
+    ),
+    "biases": (
+        changed(LLAMA, attention_bias=True, mlp_bias=True),
+        {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    ),
+    "half a rotation": (changed(LLAMA, partial_rotary_factor=0.5), {"rotary_share": 0.5}),
+    "the window of its family": (changed(MISTRAL, sliding_window=ABSENT), {"window": 4096}),
+    "a list of layers": (
+        changed(
+            LLAMA, sliding_window=512,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"] * 10,
+        ),
+        {"window": 512, "window_pattern": "GLL"},
+    ),
+    "windows from a layer on": (
+        changed(
+            QWEN_2 | shape(28, 3584, 18_944, 28, 4, 152_064),
+            use_sliding_window=True, sliding_window=4096, max_window_layers=21,
+        ),
+        {"window": 4096, "window_pattern": "G" * 21 + "L" * 7, "qkv_bias": True},
+    ),
+    "gemma 3": (
+        REPORTED["gemma-3-27b-pt"][0],
+        {
+            "window": 1024, "window_pattern": "LLLLLG", "norm_placement": "both",
+            "norm_offset": True, "qk_norm": "head", "tied": True, "embedding_scale": True,
+            "activation": "gelu", "attention_scale": 168**-0.5, "local_rope_theta": 10_000.0,
+            "rope_theta": 1_000_000.0, "rope_scaling": RopeScaling(kind="linear", factor=8.0),
+            "vocab": 262_208, "attention_cap": None, "logit_cap": None,
+        },
+    ),
+    "gemma 3 in the newer form": (
+        changed(
+            EXACT["gemma-3-1b-pt"][0], rope_theta=ABSENT, rope_local_base_freq=ABSENT,
+            rope_parameters={
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+            },
+        ),
+        {"rope_theta": 1e6, "local_rope_theta": 5e3},
+    ),
+    "gemma 2": (
+        EXACT["gemma-2-27b"][0],
+        {
+            "window": 4096, "window_pattern": "LG", "attention_cap": 50.0, "logit_cap": 30.0,
+            "attention_scale": 1 / 12, "rope_theta": 10_000.0, "qk_norm": "none",
+        },
+    ),
+    "gemma": (EXACT["gemma-2b"][0], {"activation": "gelu", "norm_placement": "before"}),
+    "olmo 2": (EXACT["OLMo-2-1124-7B"][0], {"norm_placement": "after", "qk_norm": "heads"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_config_s_keys_become_the_model_s(name: str, tmp_path: Path) -> None:
+    """What each family and each key means."""
+    config, fields = READ[name]
+    model = model_of(tmp_path, config)
+    assert {field: getattr(model, field) for field in fields} == pytest.approx(fields)
+
+
 HARMLESS = {
-    "a window as long as a sequence": changed(MISTRAL, sliding_window=8192),
     "no architectures": changed(LLAMA, architectures=ABSENT),
     "no model type": changed(LLAMA, model_type=ABSENT),
     "full attention everywhere": changed(LLAMA, layer_types=["full_attention"] * 32),
@@ -138,8 +233,7 @@ def test_what_changes_nothing_is_let_through(name: str, tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "qwen2": changed(LLAMA, architectures=["Qwen2ForCausalLM"], model_type="qwen2"),
-    "gemma": changed(LLAMA, architectures=["GemmaForCausalLM"], model_type="gemma"),
+    "phi": changed(LLAMA, architectures=["PhiForCausalLM"], model_type="phi"),
     "mixtral": changed(
         MISTRAL, architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=8
     ),
@@ -147,19 +241,20 @@ REFUSED = {
     "a classifier": changed(LLAMA, architectures=["LlamaForSequenceClassification"]),
     "a type that contradicts": changed(LLAMA, model_type="mistral"),
     "no family": changed(LLAMA, architectures=ABSENT, model_type=ABSENT),
-    "llama 3.1": changed(LLAMA, rope_scaling=LLAMA_3_1),
-    "linear scaling": changed(LLAMA, rope_scaling={"type": "linear", "factor": 2.0}),
-    "scaling in the newer form": changed(LLAMA, rope_parameters=LLAMA_3_1 | {"rope_theta": 5e5}),
-    "biases": changed(LLAMA, attention_bias=True, mlp_bias=True),
-    "another activation": changed(LLAMA, hidden_act="gelu"),
+    "rope by lists of factors": changed(
+        LLAMA, rope_scaling={"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    ),
+    "rope with a key of another rule": changed(LLAMA, rope_scaling=LLAMA_3_1 | {"beta_fast": 4}),
+    "rope without a factor": changed(LLAMA, rope_scaling={"type": "linear"}),
+    "rope in the newer form": changed(LLAMA, rope_parameters={"rope_type": "dynamic"}),
+    "another activation": changed(LLAMA, hidden_act="tanh"),
     "dropout": changed(LLAMA, attention_dropout=0.1),
-    "half a rotation": changed(LLAMA, partial_rotary_factor=0.5),
+    "more than a rotation": changed(LLAMA, partial_rotary_factor=1.5),
     "quantized": changed(LLAMA, quantization_config={"bits": 4}),
     "experts": changed(LLAMA, num_local_experts=8),
     "an unheard-of key": changed(LLAMA, logits_scaling=8.0),
-    "a short window": changed(MISTRAL, sliding_window=4096),
-    "the window of its family": changed(MISTRAL, sliding_window=ABSENT),
-    "windows in some layers": changed(LLAMA, layer_types=["full_attention", "sliding_attention"]),
+    "a window of no positions": changed(MISTRAL, sliding_window=0),
+    "chunks": changed(LLAMA, layer_types=["full_attention", "chunked_attention"]),
     "sizes of the wrong kind": changed(LLAMA, hidden_size="4096", num_hidden_layers=-1),
     "truth for a size": changed(LLAMA, vocab_size=True, num_attention_heads=False),
     "missing sizes": changed(LLAMA, hidden_size=ABSENT, num_attention_heads=ABSENT),
@@ -198,7 +293,7 @@ def test_refusals_name_the_key_and_the_reason(
 
 def test_a_config_s_problems_come_with_those_of_the_spec(tmp_path: Path) -> None:
     """The problems of both files are reported at once."""
-    path = spec_of(tmp_path, changed(LLAMA, hidden_act="gelu"))
+    path = spec_of(tmp_path, changed(LLAMA, hidden_act="tanh"))
     assert [problem.key for problem in problems_of(path, "resources.chip=v9")] == [
         "resources.chip",
         "hidden_act",

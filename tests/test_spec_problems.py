@@ -213,3 +213,26 @@ def test_every_name_of_other_programs_stands_for_a_key() -> None:
         for key in keys:
             assert homes(key), (name, key)
             assert synonym(name.upper().replace("_", "-"), [key]) == key
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("chip: trillium", "v6e"),
+        ("chip: Ironwood", "tpu7x"),
+        ("chip: TPU v5litepod", "v5e"),
+        ("model: meta-llama/Llama-3.1-8B", "llama3-8b"),
+        ("model: mistralai/Mistral-7B-v0.3", "mistral-7b"),
+        ("compute: float32", "fp32"),
+    ],
+)
+def test_values_are_known_by_the_names_of_others(text: str, meant: str, tmp_path: Path) -> None:
+    """Chips have names of the shop, models those of a hub, types those of a library."""
+    key = text.split(":", maxsplit=1)[0]
+    changed = {
+        "chip": MINIMAL.replace("chip: v5p", text),
+        "model": MINIMAL.replace("model: llama3-8b", text),
+        "compute": MINIMAL.replace("  tokens", f"  precision: {{{text}}}\n  tokens"),
+    }[key]
+    [problem] = problems_of(write(tmp_path, changed))
+    assert problem.hint == f"did you mean {meant}?"

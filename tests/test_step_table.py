@@ -67,10 +67,11 @@ def test_of_each_step_the_last_attempt_counts() -> None:
     assert len(counted_steps({})) == len(joined([])) == 0
 
 
-def test_later_attempts_with_earlier_steps_are_put_in_order() -> None:
+def test_an_attempt_undoes_the_steps_after_those_that_it_restored() -> None:
+    """It has not done all of them again yet; a superseded attempt may still write some."""
     tables = {1: table_of(timed(0.0, range(10), 1.0)), 2: table_of(timed(0.0, range(3, 6), 2.0))}
     table = counted_steps(tables)
-    assert table.index.tolist() == list(range(10))
+    assert table.index.tolist() == list(range(6))
     assert table.step_s[4] == 2.0
     assert {int(table.index[row]) for row in table.startups} == {0, 3}
 

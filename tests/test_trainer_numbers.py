@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.network.rematerialization import POLICIES, text_of
+from orchestrator.types.model import RopeScaling
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Optimizer, Precision, Remat, TensorTreatments
 from tests import trainer_reference
@@ -28,6 +29,7 @@ from trainers.contract import build, place
 
 LOSS_TOLERANCE = 1e-5  # relative, in float32
 GRADIENT_TOLERANCE = 1e-5  # of a leaf's largest value, in float32; about 2e-6 was measured
+KIND_TOLERANCE = 5e-5  # where norms and caps round more; about 2e-5 was measured on one device
 
 ALONE: list[dict[str, Any]] = [
     {},
@@ -63,15 +65,15 @@ def named(mesh: dict[str, Any]) -> str:
     return "-".join(f"{axis}{size}" for axis, size in mesh.items()) or "single"
 
 
-def check_against_reference(plan: Plan) -> StepOutcome:
+def check_against_reference(plan: Plan, tolerance: float = GRADIENT_TOLERANCE) -> StepOutcome:
     """Loss, gradients and their norm are the reference's."""
     plan = plan_showing_gradients(plan)
     taken, (loss, gradients) = take_step(plan), expected(plan)
     found = sum(taken.metrics.get(name, 0.0) for name in ("loss", "z_loss", "router_loss"))
     assert found == pytest.approx(loss, rel=LOSS_TOLERANCE)
-    assert largest_difference(taken.gradients, gradients) < GRADIENT_TOLERANCE
+    assert largest_difference(taken.gradients, gradients) < tolerance
     squares = sum(np.sum(np.square(g)) for g in jax.tree.leaves(gradients))
-    assert taken.metrics["grad_norm"] == pytest.approx(np.sqrt(squares), rel=GRADIENT_TOLERANCE)
+    assert taken.metrics["grad_norm"] == pytest.approx(np.sqrt(squares), rel=tolerance)
     return taken
 
 
@@ -87,35 +89,65 @@ def test_mixtures_of_axes_give_the_reference(mesh: dict[str, Any]) -> None:
     check_against_reference(plan_of(**mesh))
 
 
+YARN = RopeScaling(kind="yarn", factor=8.0, original_length=64, beta_fast=4.0)
+BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
 KINDS: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "ungated": {"gated": False},
     "one kv head": {"kv_heads": 1},
     "as many kv heads as heads": {"kv_heads": 8},
-}
+    "gemma 2": {
+        "window": 9, "window_pattern": "LG", "norm_placement": "both",
+        "norm_offset": True, "attention_cap": 5.0, "logit_cap": 3.0, "activation": "gelu",
+        "tied": True, "embedding_scale": True, "attention_scale": 0.3,
+    },
+    "gemma 3": {
+        "window": 9, "window_pattern": "LG", "norm_placement": "both",
+        "norm_offset": True, "qk_norm": "head", "activation": "gelu", "tied": True,
+        "embedding_scale": True, "local_rope_theta": 100.0,
+        "rope_scaling": RopeScaling(kind="linear", factor=8.0),
+    },
+    "olmo 2": {"norm_placement": "after", "qk_norm": "heads"},
+    "sinks and biases": {
+        "window": 9, "window_pattern": "LG", "sinks": True, "rope_theta": 100.0,
+        "rope_scaling": YARN, **BIASES,
+    },
+    "layer norm and biases": {
+        "norm": "layer", "qk_norm": "head", "activation": "relu2", "gated": False,
+        "rotary_share": 0.5, **BIASES,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_gives_the_reference(kind: str) -> None:
-    """Tied tables, an MLP without gate, and any number of kv heads, on a mixture of axes."""
+    """Each kind of block and of its parts, on a mixture of axes."""
     model = replace(TINY, **KINDS[kind])
-    check_against_reference(plan_of(model, fsdp=2, sequence=2, tensor=4))
+    check_against_reference(plan_of(model, fsdp=2, sequence=2, tensor=2), KIND_TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["olmo 2", "sinks and biases"])
+def test_weights_of_copied_kv_heads_give_the_reference(kind: str) -> None:
+    """Norms and biases of kv heads are copied with them."""
+    model = replace(TINY, **KINDS[kind])
+    plan = plan_of(model, pods=2, tensor=8, gradient_reduction="per_layer")
+    check_against_reference(plan, KIND_TOLERANCE)
 
 
 WINDOWS: dict[str, dict[str, Any]] = {
     "every layer": {"layers": 2, "window": 5},
-    "one of a few": {"layers": 4, "window": 9, "window_pattern": "LG"},
     "a pattern and a rest": {"layers": 8, "window": 7, "window_pattern": "LLG"},
     "longer than sequences": {"layers": 2, "window": 4096, "window_pattern": "GL"},
 }
 
 
-@pytest.mark.parametrize("mesh", [{"fsdp": 2, "sequence": 2, "tensor": 2}, {"data": 2, "pods": 2}])
 @pytest.mark.parametrize("name", WINDOWS)
-def test_windows_and_patterns_of_layers_give_the_reference(name: str, mesh: dict[str, Any]) -> None:
+def test_windows_and_patterns_of_layers_give_the_reference(name: str) -> None:
     """A window hides early positions, in the layers that the pattern names."""
     model = replace(TINY, **WINDOWS[name])
-    check_against_reference(plan_of(model, **mesh, gradient_reduction="per_layer"))
+    check_against_reference(
+        plan_of(model, data=2, sequence=2, tensor=2, gradient_reduction="per_layer")
+    )
 
 
 PADDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.errors import SpecError
+from orchestrator.network.description import Scores
 from orchestrator.types.spec import Optimizer
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE, largest_difference
@@ -148,38 +149,46 @@ def queries_keys_values(heads: int, kv_heads: int, length: int, size: int) -> li
     return [random.standard_normal(shape, np.float32) for shape in shapes]
 
 
-def differentiated(attend: Any, ways: int) -> Callable[..., Tree]:
+def differentiated(attend: Any, ways: int, sinks: Any = None) -> Callable[..., Tree]:
     """Attention of zigzag shards, and its gradients for a given gradient of the result."""
 
     def body(q: jax.Array, k: jax.Array, v: jax.Array, dy: jax.Array) -> Tree:
-        def whole_sequences(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return jnp.asarray(attend(q, zigzag.gather(k, ways), zigzag.gather(v, ways)))
+        def whole_sequences(q: jax.Array, k: jax.Array, v: jax.Array, sinks: Any) -> jax.Array:
+            return jnp.asarray(attend(q, zigzag.gather(k, ways), zigzag.gather(v, ways), sinks))
 
-        out, back = jax.vjp(whole_sequences, q, k, v)
-        return out, *back(dy)
+        out, back = jax.vjp(whole_sequences, q, k, v, sinks)
+        *gradients, of_sinks = back(dy)
+        return [out, *gradients, *([] if sinks is None else [of_sinks[None, None]])]
 
     spec = P(None, "sequence")
     return run_on_axis(body, "sequence", ways, (spec,) * 4, spec)
 
 
-@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(
+    ("window", "cap", "has_sinks"),
+    [(None, None, False), (70, None, False), (None, 2.0, False), (200, None, True)],
+)
 @pytest.mark.parametrize("ways", [1, 2])
-def test_splash_is_blockwise_attention(ways: int, window: int | None) -> None:
+def test_splash_is_blockwise_attention(
+    ways: int, window: int | None, cap: float | None, has_sinks: bool
+) -> None:
     """The TPU's kernel, interpreted, with the mask of each shard: values and gradients."""
-    length = 512
+    length, sinks = 512, jnp.array([0.5, -1.0, 2.0, 0.0]) if has_sinks else None
     places = zigzag.order(length, ways)
     inputs = [x[:, places] for x in queries_keys_values(4, 2, length, 128)]
-    found = differentiated(splash(length, ways, window, interpret=True), ways)(*inputs)
-    plain = attention("cpu", jnp.dtype("float32"), length, ways, window)
-    right = differentiated(plain, ways)(*inputs)
+    kind = Scores(scale=0.1, cap=cap, window=window)
+    found = differentiated(splash(length, ways, kind, interpret=True), ways, sinks)(*inputs)
+    plain = attention("cpu", jnp.dtype("float32"), length, ways, kind)
+    right = differentiated(plain, ways, sinks)(*inputs)
     assert largest_difference(found, right) < 1e-5
 
 
 def test_blockwise_rounds_as_its_inputs_do() -> None:
     """In bf16 the result is bf16, and as near as bf16 is."""
     wide = queries_keys_values(2, 1, 64, 16)[:3]
-    right = blockwise(*wide, jnp.arange(64))
-    narrow = blockwise(*(jnp.bfloat16(x) for x in wide), jnp.arange(64))
+    how: Any = jnp.arange(64), None, Scores(scale=0.25)
+    right = blockwise(*wide, *how)
+    narrow = blockwise(*(jnp.bfloat16(x) for x in wide), *how)
     assert narrow.dtype == jnp.bfloat16
     assert 1e-4 < largest_difference(np.float32(narrow), right) < 2e-2
 
@@ -197,10 +206,10 @@ def test_each_platform_has_its_kernel() -> None:
     """cuDNN on NVIDIA for whole sequences in bf16; splash takes 128 positions at a time."""
     narrow, wide = jnp.dtype("bfloat16"), jnp.dtype("float32")
     for compute, ways, is_cudnn in ((narrow, 1, True), (narrow, 2, False), (wide, 1, False)):
-        kernel: Any = attention("gpu", compute, 4096, ways)
+        kernel: Any = attention("gpu", compute, 4096, ways, Scores(scale=0.1))
         assert (kernel.func is cudnn) == is_cudnn
     with pytest.raises(SpecError, match="96 a chip"):
-        attention("tpu", narrow, 768, 8)
+        attention("tpu", narrow, 768, 8, Scores(scale=0.1))
 
 
 # --- optimizer and start

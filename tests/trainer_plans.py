@@ -8,8 +8,9 @@ import msgspec
 
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, link_of, ways
 from orchestrator.plan import flops
+from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import DataSource, Model, Optimizer, Precision
+from orchestrator.types.spec import DataSource, Optimizer, Precision
 
 TINY = Model(name="tiny", layers=2, d_model=32, d_ff=64, heads=8, kv_heads=4, head_dim=8, vocab=64)
 FP32 = Precision(parameters="fp32", compute="fp32", gradients="fp32", optimizer="fp32")

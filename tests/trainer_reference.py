@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from orchestrator.network.decoder import decoder
-from orchestrator.types.spec import Model, Optimizer
+from orchestrator.types.model import Model, RopeScaling
+from orchestrator.types.spec import Optimizer
 from tests.mixture_reference import mixture
 
 Tree = Any
@@ -27,19 +28,21 @@ def losses(
     params: Tree, tokens: jax.Array, model: Model, z_loss: float
 ) -> tuple[jax.Array, jax.Array]:
     x, routers = params["embedding"][tokens[:, :-1]], jnp.float32(0)
+    if model.embedding_scale:
+        x = x * model.d_model**0.5
     for i in range(model.layers):
         layer = layer_of(params, model, i)
         is_local = model.window_pattern[i % len(model.window_pattern)] == "L"
         window = model.window if is_local else None
-        x = x + attention(rms_norm(x, layer["attention_norm"], model), layer, model, window)
-        y = rms_norm(x, layer["mlp_norm"], model)
+        x = x + around(attention, "attention", x, layer, model, window)
         if "router" in layer:
-            added, of_router = mixture(y, layer, model)
-            x, routers = x + added, routers + of_router / tokens[:, 1:].size
+            added, of_router = mixture(entering("mlp", x, layer, model), layer, model)
+            x = x + leaving("mlp", added, layer, model)
+            routers = routers + of_router / tokens[:, 1:].size
         else:
-            x = x + mlp(y, layer, model)
+            x = x + around(mlp, "mlp", x, layer, model)
     words = params["embedding"] if model.tied else params["unembedding"]
-    logits = rms_norm(x, params["norm"], model) @ words.T
+    logits = capped(norm(x, params, "norm", model) @ words.T, model.logit_cap)
     log_z = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
     right = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
     return jnp.mean(log_z - right), jnp.mean(z_loss * log_z**2) + routers
@@ -51,8 +54,44 @@ def layer_of(params: Tree, model: Model, i: int) -> Tree:
     return {name: array[stack.layers.index(i)] for name, array in params[stack.name].items()}
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, model: Model) -> jax.Array:
+def around(part: Any, name: str, x: jax.Array, layer: Tree, model: Model, *how: Any) -> jax.Array:
+    """A sublayer with the norms before and after it."""
+    return leaving(name, part(entering(name, x, layer, model), layer, model, *how), layer, model)
+
+
+def entering(name: str, x: jax.Array, layer: Tree, model: Model) -> jax.Array:
+    has_norm = model.norm_placement in ("before", "both")
+    return norm(x, layer, f"{name}_norm", model) if has_norm else x
+
+
+def leaving(name: str, x: jax.Array, layer: Tree, model: Model) -> jax.Array:
+    has_norm = model.norm_placement in ("after", "both")
+    return norm(x, layer, f"{name}_after_norm", model) if has_norm else x
+
+
+def norm(x: jax.Array, params: Tree, name: str, model: Model) -> jax.Array:
+    scale = params[name] + 1 if model.norm_offset else params[name]
+    if model.norm == "layer":
+        mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        return (x - mean) / jnp.sqrt(variance + model.norm_epsilon) * scale + params[f"{name}_bias"]
     return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + model.norm_epsilon) * scale
+
+
+def capped(x: jax.Array, cap: float | None) -> jax.Array:
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def projected(x: jax.Array, layer: Tree, name: str, model: Model) -> jax.Array:
+    """Queries, keys or values [b, S, heads, H] with their bias and their norm."""
+    y = jnp.einsum("bsd,dnh->bsnh", x, layer[name])
+    if model.qkv_bias:
+        y = y + layer[f"{name}_bias"]
+    if name == "value" or model.qk_norm == "none":
+        return y
+    if model.qk_norm == "head":
+        return norm(y, layer, f"{name}_norm", model)
+    flat = {f"{name}_norm": layer[f"{name}_norm"].reshape(-1)}
+    return norm(y.reshape(*y.shape[:2], -1), flat, f"{name}_norm", model).reshape(y.shape)
 
 
 def attention(x: jax.Array, layer: Tree, model: Model, window: int | None = None) -> jax.Array:
@@ -61,31 +100,82 @@ def attention(x: jax.Array, layer: Tree, model: Model, window: int | None = None
     hidden = np.triu(np.ones((length, length), bool), k=1)
     if window is not None:
         hidden |= np.tril(np.ones((length, length), bool), k=-window)
-    out = jnp.zeros_like(x)
+    queries, keys, values = (projected(x, layer, name, model) for name in ("query", "key", "value"))
+    scale, out = model.attention_scale or model.head_dim**-0.5, jnp.zeros_like(x)
     for n in range(model.heads):
         kv = n * model.kv_heads // model.heads
-        q = rope(x @ layer["query"][:, n], model)
-        k = rope(x @ layer["key"][:, kv], model)
-        v = x @ layer["value"][:, kv]
-        scores = jnp.where(hidden, -1e30, q @ k.swapaxes(1, 2) / model.head_dim**0.5)
-        out = out + jax.nn.softmax(scores, axis=-1) @ v @ layer["output"][n]
-    return out
+        q, k = (rope(one, model, window) for one in (queries[:, :, n], keys[:, :, kv]))
+        scores = capped(q @ k.swapaxes(1, 2) * scale, model.attention_cap)
+        weights = jnp.exp(jnp.where(hidden, -1e30, scores))
+        total = weights.sum(-1, keepdims=True)
+        if model.sinks:
+            total = total + jnp.exp(layer["sinks"][n])
+        out = out + weights / total @ values[:, :, kv] @ layer["output"][n]
+    return out + layer["output_bias"] if model.output_bias else out
 
 
-def rope(x: jax.Array, model: Model) -> jax.Array:
-    """Component i and component i + H/2 are a complex number, turned by position / theta^(2i/H)."""
-    half = model.head_dim // 2
-    speeds = model.rope_theta ** -(np.arange(half) / half)
-    turn = jnp.exp(1j * np.arange(x.shape[1])[:, None] * speeds)
-    turned = (x[..., :half] + 1j * x[..., half:]) * turn
-    return jnp.concatenate([turned.real, turned.imag], axis=-1).astype(x.dtype)
+def rope(x: jax.Array, model: Model, window: int | None) -> jax.Array:
+    """Component i and component i + W/2, of the W that turn, are a complex number, turned by
+    position x speed.
+    """
+    width = int(model.head_dim * model.rotary_share)
+    own = model.local_rope_theta if window is not None else None
+    speeds = (own or model.rope_theta) ** -(np.arange(0, width, 2) / width)
+    size = 1.0
+    if model.rope_scaling and own is None:
+        speeds, size = stretched(speeds, width, model.rope_theta, model.rope_scaling)
+    turn = size * jnp.exp(1j * np.arange(x.shape[1])[:, None] * speeds)
+    half = width // 2
+    turned = (x[..., :half] + 1j * x[..., half:width]) * turn
+    parts = [turned.real, turned.imag, x[..., width:]]
+    return jnp.concatenate(parts, axis=-1).astype(x.dtype)
+
+
+def stretched(
+    speeds: np.ndarray, width: int, theta: float, how: RopeScaling
+) -> tuple[np.ndarray, float]:
+    """Pair by pair, as the papers write it; and the size of a turned vector."""
+    if how.kind == "linear":
+        return speeds / how.factor, 1.0
+    found, waves = [], 2 * np.pi / speeds
+    if how.kind == "llama3":
+        for speed, wave in zip(speeds, waves, strict=True):
+            smooth = (how.original_length / wave - how.low_frequency_factor) / (
+                how.high_frequency_factor - how.low_frequency_factor
+            )
+            if wave < how.original_length / how.high_frequency_factor:
+                found.append(speed)
+            elif wave > how.original_length / how.low_frequency_factor:
+                found.append(speed / how.factor)
+            else:
+                found.append((1 - smooth) * speed / how.factor + smooth * speed)
+        return np.array(found), 1.0
+
+    def place(turns: float) -> float:
+        return float(width * np.log(how.original_length / (turns * 2 * np.pi)) / 2 / np.log(theta))
+
+    low, high = np.floor(place(how.beta_fast)), np.ceil(place(how.beta_slow))
+    low, high = max(low, 0), min(high, width - 1)
+    for pair, speed in enumerate(speeds):
+        ramp = min(max((pair - low) / (high - low), 0), 1)
+        found.append(speed / how.factor * ramp + speed * (1 - ramp))
+    return np.array(found), how.attention_factor or 0.1 * float(np.log(how.factor)) + 1
 
 
 def mlp(x: jax.Array, layer: Tree, model: Model) -> jax.Array:
-    up = x @ layer["up"]
-    gate = x @ layer["gate"] if model.gated else None
-    inner = jax.nn.gelu(up) if gate is None else gate * jax.nn.sigmoid(gate) * up
-    return inner @ layer["down"]
+    up = x @ layer["up"] + (layer["up_bias"] if model.mlp_bias else 0)
+    gate = up
+    if model.gated:
+        gate = x @ layer["gate"] + (layer["gate_bias"] if model.mlp_bias else 0)
+    kind = model.activation or ("silu" if model.gated else "gelu")
+    inner = {
+        "silu": gate * jax.nn.sigmoid(gate),
+        "gelu": 0.5 * gate * (1 + jnp.tanh((2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3))),
+        "gelu_exact": 0.5 * gate * (1 + jax.scipy.special.erf(gate / 2**0.5)),
+        "relu2": jnp.maximum(gate, 0) ** 2,
+    }[kind]
+    out = (inner * up if model.gated else inner) @ layer["down"]
+    return out + layer["down_bias"] if model.mlp_bias else out
 
 
 def adamw(
@@ -101,7 +191,8 @@ def adamw(
 
     def change(path: Any, p: np.ndarray, m: np.ndarray, v: np.ndarray) -> np.ndarray:
         m, v = m / (1 - how.beta1**step), v / (1 - how.beta2**step)
-        decay = 0.0 if "norm" in path[-1].key else how.weight_decay
+        is_vector = any(name in path[-1].key for name in ("norm", "bias", "sinks"))
+        decay = 0.0 if is_vector else how.weight_decay
         return np.asarray(p - lr * (m / (np.sqrt(v) + how.epsilon) + decay * p))
 
     return jax.tree_util.tree_map_with_path(change, params, first, second), (first, second), size

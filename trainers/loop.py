@@ -17,6 +17,7 @@ from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Startup, Step
 from orchestrator.types.run_options import CheckpointOptions
 from trainers.checkpoint.checkpoints import Checkpoints
+from trainers.checkpoint.save_log import SaveLog
 from trainers.contract import Program, build, load, place
 from trainers.data.batch_source import BatchSource, DataProgress, ResumedData, batch_source
 from trainers.data.prefetch import Prefetched
@@ -41,6 +42,7 @@ class Assignment:
     folder            the spec's, where a relative path of its data begins
     verify_data       reads a token set through and checks its sums before the first step
     data_progress     how far the run is in its data, if its batch may have changed since it began
+    saves             which checkpoints count; all in `directory/checkpoints` where it is None
     """
 
     directory: Path
@@ -53,6 +55,7 @@ class Assignment:
     folder: Path = Path()
     verify_data: bool = False
     data_progress: DataProgress | None = None
+    saves: SaveLog | None = None
 
 
 def train(plan: Plan, assignment: Assignment) -> Outcome:
@@ -81,7 +84,9 @@ def run(program: Program, assignment: Assignment) -> Outcome:
     keep, every = assignment.checkpoint.keep, assignment.checkpoint.every
     identity = _identity(original, batches)
     with (
-        Checkpoints(directory / "checkpoints", keep=keep, identity=identity) as checkpoints,
+        Checkpoints(
+            directory / "checkpoints", keep=keep, identity=identity, saves=assignment.saves
+        ) as checkpoints,
         XprofTrace(directory / "profile", assignment.profile_steps) as trace,
     ):
         compiled, compile_s = _compiled(program)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from orchestrator.lifecycle.logs import RunLogs
     from orchestrator.lifecycle.pages import Page
     from orchestrator.lifecycle.progress import Progress
-    from orchestrator.types.health import HealthReport
+    from orchestrator.types.health import HealthReport, RunHealth
     from orchestrator.types.report import Report
     from orchestrator.types.run import Run, Status
     from orchestrator.types.study import StudyReport, StudyStatus
@@ -149,3 +149,11 @@ def doctor(storage: str | Path = RUNS, *, address: str | None = None) -> "Health
     from orchestrator.lifecycle.health import health
 
     return health(Path(storage), address)
+
+
+def doctor_run(run: str, storage: str | Path = RUNS, *, repairs: bool = False) -> "RunHealth":
+    """What is wrong with the files of a run; with `repairs`, after what can be repaired was."""
+    from orchestrator import journal
+    from orchestrator.lifecycle.run_health import run_health
+
+    return run_health(journal.find_run(Path(storage), run), repairs=repairs)

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from orchestrator.errors import SpecError
+
 if TYPE_CHECKING:
     from orchestrator.calibrate import StoredProfile
     from orchestrator.export import ManifestKind
     from orchestrator.lifecycle.progress import Progress
+    from orchestrator.maxtext import ImportedSpec
     from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.explanation import Explanation
     from orchestrator.types.plan import Plan
@@ -145,6 +148,30 @@ def export(
 
     loaded = _loaded(spec, overrides)
     return manifests(kind, loaded, plan(loaded), spec_text(loaded))
+
+
+def import_maxtext(
+    sources: Sequence[str | Path], *, device: str | None = None, slices: int | None = None
+) -> "ImportedSpec":
+    """The spec of a MaxText run, from files (YAML, scripts) and `key=value` words, in their order.
+
+    `device` and `slices` are the chips, such as v6e-256 and 2, where the sources do not say them.
+    """
+    from orchestrator.maxtext import convert, read_recipe
+
+    return convert(read_recipe([_source(one) for one in sources]), device, slices)
+
+
+def _source(source: str | Path) -> tuple[str, str]:
+    """The name and the text of a file, or of words."""
+    path = Path(source)
+    if isinstance(source, str) and ("=" in source or "\n" in source):
+        return "words", source
+    try:
+        return str(path), path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise SpecError(f"{path}: cannot be read: {reason}") from error
 
 
 def score(

@@ -5,8 +5,8 @@ from typing import Any
 
 from orchestrator.catalog.tables import table
 from orchestrator.errors import UnknownName
+from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
-from orchestrator.types.spec import Model
 
 
 @cache

@@ -14,7 +14,7 @@ from orchestrator.render.screen_parts import fit
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 GROUPS = {
-    "Plan": ("init", "schema", "plan", "explain", "prove", "score", "export"),
+    "Plan": ("init", "schema", "plan", "explain", "prove", "score", "import", "export"),
     "Run": ("submit", "runs", "status", "logs", "cancel", "resume", "rm"),
     "Look": ("report", "compare", "sync", "ui"),
     "Machine": ("doctor", "calibrate", "completion"),
@@ -65,39 +65,47 @@ def main() -> None:
         sys.stdout.flush()
     except click.exceptions.Abort as error:
         interrupted = isinstance(error.__cause__, KeyboardInterrupt)
-        if interrupted:
-            echo("interrupted", err=True)
-        report_json(Interrupted("interrupted" if interrupted else "not confirmed"))
-        raise SystemExit(Interrupted.exit_code) from None
+        raise SystemExit(report_abort(interrupted=interrupted)) from None
     except click.ClickException as error:
         error.show()
         report_json(Usage(error.format_message()))
-        raise SystemExit(error.exit_code) from None
-    except OperationInterrupted as error:
-        over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
-        click.echo(over_mark, err=True, nl=False)
-        error.next_command = error.next_command or as_typed()
-        report(error)
         raise SystemExit(error.exit_code) from None
     except OrchError as error:
         report(error)
         raise SystemExit(error.exit_code) from None
     except OSError as error:
-        if error.filename or error.errno not in (errno.EPIPE, *UNWRITABLE):
-            raise
-        # The interpreter must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # whoever read our output has read enough
-            raise SystemExit(0) from None
-        report_unwritable(error.strerror)
-        raise SystemExit(1) from None
+        raise SystemExit(report_output(error)) from None
+
+
+def report_abort(*, interrupted: bool) -> int:
+    """Report Ctrl-C, or an answer of no, which click has shown; the exit code."""
+    if interrupted:
+        echo("interrupted", err=True)
+    report_json(Interrupted("interrupted" if interrupted else "not confirmed"))
+    return Interrupted.exit_code
 
 
 def report(error: OrchError) -> None:
     """Print the message; with --json also the error as a value, on stdout."""
+    if isinstance(error, OperationInterrupted):
+        over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
+        click.echo(over_mark, err=True, nl=False)
+        error.next_command = error.next_command or as_typed()
     report_json(error)
     text = fit(str(error), whole=error.quoted) if error.is_prose else str(error)
     echo(text, err=True)
+
+
+def report_output(error: OSError) -> int:
+    """Report an output that takes no more; the exit code. Any other error is a bug."""
+    if error.filename or error.errno not in (errno.EPIPE, *UNWRITABLE):
+        raise error
+    # The interpreter must not complain at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:  # whoever read our output has read enough
+        return 0
+    report_unwritable(error.strerror)
+    return 1
 
 
 def report_json(error: OrchError) -> None:

@@ -6,25 +6,37 @@ import click
 
 import orchestrator as orch
 from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, STORAGE, echo, show
+from orchestrator.cli.terminal import JSON, STORAGE, complete_key, echo, show
 from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.render.next_commands import run_command
 
 
 @click.command()
+@click.argument("run", required=False, shell_complete=complete_key)
 @STORAGE
 @click.option("--address", metavar="ADDRESS", help="A cluster to look for, besides RAY_ADDRESS.")
+@click.option("--repair", is_flag=True, help="Repair what can be repaired of RUN.")
 @JSON
 @interruptible("looking at this machine")
-def doctor(storage: Path, address: str | None, as_json: bool) -> None:
-    """Check what this machine can do. It gives advice for the rest.
+def doctor(
+    run: str | None, storage: Path, address: str | None, repair: bool, as_json: bool
+) -> None:
+    """Check what this machine can do, or the files of RUN. It gives advice for the rest.
 
-    It changes nothing. The exit status is 1 when something that most commands need is broken, or a
-    cluster or MLflow server that is named does not answer.
+    Without --repair it changes nothing. The exit status is 1 when something that most commands
+    need is broken, a cluster or MLflow server that is named does not answer, or RUN cannot go on.
 
     Example: orch doctor --address http://10.0.0.2:8265
     """
-    from orchestrator.render.doctor_screen import doctor_screen
+    from orchestrator.render.doctor_screen import doctor_screen, run_doctor_screen
 
+    if repair and run is None:
+        raise click.UsageError("--repair: name the run to repair")
+    if run is not None:
+        health = orch.doctor_run(run, storage, repairs=repair)
+        more = run_command("doctor", health.run, storage, "--repair")
+        show(health, lambda: run_doctor_screen(health, more), as_json=as_json)
+        raise SystemExit(1 if health.stops else 0)
     found = orch.doctor(storage, address=address)
     show(found, lambda: doctor_screen(found), as_json=as_json)
     raise SystemExit(1 if found.broken else 0)

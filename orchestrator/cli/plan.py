@@ -13,6 +13,7 @@ from orchestrator.render.next_commands import spec_command
 
 if TYPE_CHECKING:
     from orchestrator.export import ManifestKind
+    from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.plan import Plan
 
 INFEASIBLE, NO_FIT = 2, 3
@@ -210,24 +211,26 @@ def prove(
             raise click.UsageError("--hlo, --html and --search-remat go with the proof of one spec")
         show_proof_diff(spec, other, overrides, as_json=as_json)
         return
-    from orchestrator.render import proof_screen as render
-
     display, loaded = Display(), orch.load(spec, overrides)
     found = orch.prove(loaded, hlo=hlo, progress=display)
-    others = orch.prove_less_recompute(loaded, progress=display) if search_remat else []
+    others = orch.prove_less_recompute(loaded, progress=display) if search_remat else None
     if html:
         orch.write_schedule(found, html)
     if as_json:
-        proofs = [found.proof, *(one.proof for one in others)]
+        proofs = [found.proof, *(one.proof for one in others or ())]
         show(proofs if others else found.proof, as_json=True)
     else:
-        following = spec_command("submit", spec, overrides)
-        say(render.proof_screen(found.plan, found.proof, found.age_s, following))
-        if search_remat:
-            compiled = [(one.plan, one.proof) for one in others]
-            say("\n", render.remat_screen(found.plan, compiled))
+        show_proof(found, others, spec_command("submit", spec, overrides))
     if not found.proof.passes:
         raise SystemExit(NO_FIT)
+
+
+def show_proof(found: "ProofResult", others: "list[ProofResult] | None", next_command: str) -> None:
+    from orchestrator.render.proof_screen import proof_screen, remat_screen
+
+    say(proof_screen(found.plan, found.proof, found.age_s, next_command))
+    if others is not None:
+        say("\n", remat_screen(found.plan, [(one.plan, one.proof) for one in others]))
 
 
 def show_proof_diff(
@@ -291,4 +294,35 @@ def export(kind: "ManifestKind", spec: Path, overrides: tuple[str, ...]) -> None
     echo(yaml_text(orch.export(kind, spec, overrides)), nl=False)
 
 
-COMMANDS = (init, schema, plan, explain, prove, score, export)
+@click.group("import")
+def import_() -> None:
+    """Print the spec of a run of another tool."""
+
+
+@import_.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--device-type", metavar="TYPE", help="The chips, as xpk calls them: v6e-256.")
+@click.option("--slices", type=click.IntRange(1), metavar="N", help="How many slices of them.")
+def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | None) -> None:
+    """Print the spec of a run that was written for MaxText.
+
+    A SOURCE is a file (YAML of its keys, a shell script with its command and xpk's) or words
+    key=value; a later one overrides an earlier one. Every key is used, known not to matter, or
+    refused by name. What the spec says otherwise goes to the error stream.
+
+    \b
+    Example:
+      orch import maxtext run_recipe.sh > spec.yaml
+      orch import maxtext "model_name=llama3-70b per_device_batch_size=4" --device-type v6e-256
+    """
+    from orchestrator.spec.spec_text import yaml_text
+
+    found = orch.import_maxtext(sources, device=device_type, slices=slices)
+    for note in found.notes:
+        echo(f"note: {note}", err=True)
+    if found.irrelevant:
+        echo(f"not needed for a plan: {', '.join(found.irrelevant)}", err=True)
+    echo(yaml_text([found.values]), nl=False)
+
+
+COMMANDS = (init, schema, plan, explain, prove, score, import_, export)

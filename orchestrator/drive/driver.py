@@ -1,15 +1,13 @@
 """The driver of a run: it starts attempt after attempt until the run has ended."""
 
-import os
-import signal
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 
 from orchestrator import tracking
 from orchestrator.drive import select_slices
+from orchestrator.drive.evict import end_ranks, evict
 from orchestrator.drive.monitor import Monitor
 from orchestrator.drive.worker import redirect_output
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, OrchError, Superseded
@@ -20,7 +18,6 @@ from orchestrator.journal import (
     claim_run,
     decide_retry,
     heartbeat,
-    liveness,
 )
 from orchestrator.journal.run_status import cancel_reason
 from orchestrator.launch.backend import AttemptHandle, AttemptSpec, Backend, Slice, WorkerArgs
@@ -33,7 +30,8 @@ from orchestrator.types.spec import Pods
 WORKER = "orchestrator.drive.worker:work"
 POLL_S = 0.2
 PENDING_AFTER_S = 2.0
-EXIT_LIMIT_S = 5.0
+# So many checkpoints more than are kept may be on disk while one replaces another.
+MORE_SAVES = 2
 # After a loss before an attempt the next try waits so long, then twice as long, and so on.
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 
@@ -91,6 +89,8 @@ class Driver:
         """Try until there is no reason to try again; the exit code."""
         losses = 0
         with self.writer.background_heartbeat():
+            if self.writer.before:
+                evict(self.journal, self.writer.before)
             while True:
                 try:
                     decision = self._run_attempt()
@@ -122,17 +122,26 @@ class Driver:
     def _run_attempt(self) -> Decision:
         """One attempt, from its slices to the end of its last process."""
         path = str(self.journal.path)
-        with self.backend.attempt(AttemptSpec(run=path, worker=self.worker)) as attempt:
+        claim = self.writer.number
+        spec = AttemptSpec(run=path, claim=claim, worker=self.worker)
+        with self.backend.attempt(spec) as attempt:
             plan, slices = self._wait_for_slices(attempt)
             number = self.writer.start_attempt(plan, slices)
             hang_limit_s = self.spec.run.hang_limit_s
             heartbeat_s = heartbeat.heartbeat_interval_s(plan.hosts, hang_limit_s)
             args = WorkerArgs(
-                run=path, attempt=number, plan_digest=plan.digest, heartbeat_s=heartbeat_s
+                run=path,
+                claim=claim,
+                attempt=number,
+                plan_digest=plan.digest,
+                heartbeat_s=heartbeat_s,
+                saves=self.writer.newest_saves(self.spec.run.checkpoint.keep + MORE_SAVES),
             )
             attempt.start(args, slices)
-            end = Monitor(self.writer, attempt, args, slices, hang_limit_s).wait_for_end()
-        self._wait_for_exits(number)
+            monitor = Monitor(self.writer, attempt, args, slices, hang_limit_s)
+            end = monitor.wait_for_end()
+        end_ranks(self.journal, number)
+        monitor.read_heartbeats()  # a last checkpoint may have become whole
         self.writer.end_attempt(end.reason, error=end.error, first_dead_rank=end.first_dead_rank)
         return decide_retry(self.writer.run(), self.spec.run.retries, repeats=end.repeats)
 
@@ -169,21 +178,6 @@ class Driver:
         if self.pods is None:
             return self.spec.resources.pods
         return Pods(min=self.pods, max=self.pods)
-
-    def _wait_for_exits(self, number: int) -> None:
-        """Wait until no process of the attempt is left, and kill those that stay on this machine.
-
-        Those on other machines end by themselves when they see the next attempt start.
-        """
-        beats = heartbeat.read_heartbeats(self.journal.path, number).values()
-        here = [one.process for one in beats if one.process.machine == liveness.this_machine()]
-        deadline = time.monotonic() + EXIT_LIMIT_S
-        while left := [process for process in here if not liveness.is_gone(process)]:
-            if time.monotonic() > deadline:
-                for process in left:
-                    with suppress(ProcessLookupError):
-                        os.kill(process.pid, signal.SIGKILL)
-            time.sleep(POLL_S)
 
     def _end_run(self, reason: StateReason) -> int:
         """Note how the run has ended; the exit code. `reason` says why nothing more is tried."""

@@ -45,7 +45,7 @@ class Monitor:
         """Watch until the attempt has ended, or must be ended."""
         while True:
             event = self.attempt.next_event(self.poll_s)
-            now_s = self._read_heartbeats()
+            now_s = self.read_heartbeats()
             if event and event.ended and event.error is None:
                 return AttemptEnd(reason="cancelled" if self._is_cancelled() else "finished")
             if (event and event.ended) or self.heartbeats.has_error():
@@ -55,10 +55,14 @@ class Monitor:
             if self._must_stop():
                 return AttemptEnd(reason="cancelled")
 
-    def _read_heartbeats(self) -> float:
+    def read_heartbeats(self) -> float:
+        """Take in the newest heartbeats, and record the checkpoint that they report; the time."""
         now_s = time.monotonic()
         beats = heartbeat.read_heartbeats(self.writer.journal.path, self.args.attempt)
         self.heartbeats.update(beats, now_s)
+        for saved in (one.saved for one in beats.values() if one.saved):
+            if (saved.claim, saved.attempt) == (self.writer.number, self.args.attempt):
+                self.writer.record_checkpoint(saved.step, saved.sha256)
         return now_s
 
     def _is_cancelled(self) -> bool:
@@ -87,7 +91,7 @@ class Monitor:
         until_s = seen_s + max(SETTLED_S, SETTLED_BEATS * self.args.heartbeat_s)
         while time.monotonic() < until_s and self._is_unclear(seen_s):
             time.sleep(min(self.poll_s, self.args.heartbeat_s))
-            self._read_heartbeats()
+            self.read_heartbeats()
         first_dead = self.heartbeats.first_dead(seen_s)
         error = event.error if event else None
         return explain_failure(first_dead, error, self.slices, self.attempt.slices())

@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.drive.run_saves import RunSaves
 from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import Journal, StepLog, boundary
+from orchestrator.journal import ClaimWatch, Journal, StepLog, boundary
 from orchestrator.journal.counted_steps import counted_steps
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.journal.step_table import read_table
@@ -32,17 +33,18 @@ def work(args: WorkerArgs, rank: int) -> None:
     path = Path(args.run)
     redirect_output(Journal(path).paths.rank_log(args.attempt, rank))
     slice_name = os.environ.get("TPU_NAME") or socket.gethostname()
+    watch = ClaimWatch(path, args.claim, args.attempt)
     with HeartbeatWriter(
-        path, args.attempt, rank, slice_name, args.heartbeat_s, give_up=lambda: os._exit(1)
+        path, args.attempt, rank, slice_name, args.heartbeat_s, watch, give_up=lambda: os._exit(1)
     ) as beats:
         try:
-            _train(args, rank, beats.count_step)
+            _train(args, rank, beats, RunSaves(args, beats, watch))
         except BaseException:
             traceback.print_exc()
             raise
 
 
-def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
+def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves) -> None:
     from trainers.loop import Assignment, train  # noqa: PLC0415  the driver itself needs no JAX
     from trainers.multihost import join_processes  # noqa: PLC0415
 
@@ -55,7 +57,7 @@ def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
         provenance.check_versions(submission.environment)
 
     def stop() -> bool:
-        count_step()
+        beats.count_step()
         return rank == 0 and journal.cancel_request(settled) is not None
 
     with ExitStack() as stack:
@@ -75,6 +77,7 @@ def _train(args: WorkerArgs, rank: int, count_step: Callable[[], None]) -> None:
             folder=Path(submission.folder),
             peak_flops_per_s=_peak_flops_per_s(plan),
             data_progress=_data_progress(journal, submission.plan_digest),
+            saves=saves,
         )
         train(plan, assignment)
 

@@ -7,7 +7,8 @@ from orchestrator.catalog.chip import Chip, Quantity, Topology
 from orchestrator.network.mixture import expert_d_ff
 from orchestrator.plan.time import peak
 from orchestrator.types.explanation import Input
-from orchestrator.types.spec import Model, Spec
+from orchestrator.types.model import Model
+from orchestrator.types.spec import Spec
 
 MFU = 0.40  # the book's assumption
 

@@ -17,7 +17,9 @@ LETTERS = {
     "vocab": "V",
     "expert_ff": "F_exp",
     "shared_ff": "F_shared",
+    "expert_embed": "D",
     "experts": "E",
+    "routed_experts": "E",
 }
 ACTIVE = LETTERS | {"experts": "k"}  # of experts, a token is multiplied by so many
 FORWARD_AND_BACKWARD = 3
@@ -29,8 +31,8 @@ def parameter_formulas(network: Network) -> list[Formula]:
     unit = "parameters"
     ffw = in_all_layers(network, lambda block: matrices(block.mlp))
     attention = in_all_layers(network, lambda block: matrices(block.attention))
-    blocks = in_all_layers(network, lambda block: elements(block.norms))
-    norms = f"{blocks} + {elements([network.norm])}"
+    blocks = in_all_layers(network, lambda block: elements(block.vectors))
+    norms = f"{blocks} + {elements(network.norm.weights)}"
     active = "P_ffw"
     experts, used = list[Formula](), list[Formula]()
     if is_mixture(network):
@@ -58,7 +60,7 @@ def flop_formulas(network: Network) -> list[Formula]:
     """The book's rule of thumb, and the definition that MFU uses here."""
     attention = in_all_layers(network, attention_flops)
     used = "P_used" if is_mixture(network) else "P"
-    windows = any(block.attention.window for block in network.blocks)
+    windows = any(block.attention.scores.window for block in network.blocks)
     return [
         *([Formula("positions in a window", "S_loc", "min(S, S_win)", "tokens")] * windows),
         Formula("of a token, by 6 P", "f", f"6 * {used}", "FLOP"),
@@ -98,7 +100,7 @@ def matrices(part: Sublayer) -> str:
 def attention_flops(block: Block) -> str:
     """Forward and backward FLOPs of a token's attention in one layer."""
     width = product(dimension.axis for dimension in block.attention.result.dimensions)
-    seen = "S" if block.attention.window is None else "(2 * S_loc - S_loc * S_loc / S)"
+    seen = "S" if block.attention.scores.window is None else "(2 * S_loc - S_loc * S_loc / S)"
     return f"{FORWARD_AND_BACKWARD} * {CAUSAL_PRODUCTS} * {seen} * {width}"
 
 

@@ -15,7 +15,8 @@ from orchestrator.explain.derivation import derive
 from orchestrator.explain.formula import compute
 from orchestrator.explain.inputs import MFU, vendor_rates
 from orchestrator.types.explanation import Agreement, QuotedFigure, QuotedFigures, Remark
-from orchestrator.types.spec import Batch, Experiment, Model, Pods, Resources, Spec
+from orchestrator.types.model import Model
+from orchestrator.types.spec import Batch, Experiment, Pods, Resources, Spec
 
 
 def published_figures(spec: Spec) -> tuple[QuotedFigures, ...]:

@@ -6,6 +6,7 @@ of `claim_run`. Studies have a journal of their own. The package imports `types`
 does not know Ray, JAX or MLflow.
 """
 
+from orchestrator.journal.claim_watch import ClaimWatch
 from orchestrator.journal.creation import RunRequest, create_run
 from orchestrator.journal.files import check_writable
 from orchestrator.journal.listing import (
@@ -31,6 +32,7 @@ from orchestrator.journal.study_journal import (
 )
 
 __all__ = [
+    "ClaimWatch",
     "Decision",
     "Journal",
     "RunRequest",

@@ -1,4 +1,4 @@
-"""Which steps of a run count: of each step its last attempt. Pure."""
+"""Which steps of a run count: of each step its last attempt, unless that was undone. Pure."""
 
 from collections.abc import Container, Mapping
 
@@ -10,16 +10,18 @@ StepsByAttempt = Mapping[int, StepTable]
 
 
 def counted_rows(steps: StepsByAttempt) -> dict[int, Mask]:
-    """The rows of each attempt that count: no later attempt did these steps again."""
+    """The rows of each attempt that count: no later attempt began before them.
+
+    An attempt undoes the steps after those that it restored, also where a superseded attempt does
+    some while it runs.
+    """
     counted: dict[int, Mask] = {}
-    later = np.zeros(0, np.int64)
+    undone_from = np.iinfo(np.int64).max
     for number in sorted(steps, reverse=True):
         table = steps[number]
-        counted[number] = _last_of_each(table)
-        if len(later):
-            counted[number] &= ~np.isin(table.index, later, kind="sort")
-        if number != min(steps):
-            later = np.union1d(later, table.index)
+        counted[number] = _last_of_each(table) & (table.index < undone_from)
+        if len(table):
+            undone_from = min(undone_from, int(table.index.min()))
     return counted
 
 

@@ -70,7 +70,12 @@ def faults(
     folder: Path, log: EventLog, events: Mapping[int, AnyEvent | str], newest: Newest | str
 ) -> Iterator[Fault]:
     """What does not fit together, by the number of the event that is in doubt."""
-    digests = {number: digest(content) for number, content in log.contents.items()}
+    # An event that cannot be decoded is in doubt already.
+    digests = {
+        number: digest(content)
+        for number, content in log.contents.items()
+        if not isinstance(events[number], str)
+    }
     for number, event in events.items():
         before = digests.get(number - 1)
         if before and not isinstance(event, str) and event.previous != before:

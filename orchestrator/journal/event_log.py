@@ -49,7 +49,14 @@ def file_name(number: int) -> str:
 
 
 def exists(folder: Path, number: int) -> bool:
-    return (folder / file_name(number)).exists()
+    """Whether there is a record of that number. Opening it asks the server, unlike a listing."""
+    try:
+        with boundary.reading_file(folder / file_name(number)):
+            return True
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # something has the name: reading it says what is wrong
 
 
 def printable(name: str) -> str:
@@ -58,9 +65,14 @@ def printable(name: str) -> str:
 
 
 def read(folder: Path) -> EventLog:
-    """All records of a folder, in order."""
+    """All records of a folder, in order.
+
+    A shared file system may list a folder as it was a minute ago: what comes after the last record
+    that is listed is asked for by its name.
+    """
     names = files.names(folder)
     numbers = {name: int(match[1]) for name in names if (match := NAME.fullmatch(name))}
+    numbers |= _unlisted(folder, max(numbers.values(), default=0))
     contents: dict[int, bytes] = {}
     faults = _gaps(folder, sorted(numbers.values()))
     if numbers:
@@ -79,6 +91,15 @@ def read(folder: Path) -> EventLog:
             if name not in numbers and not files.is_partial(name)
         ),
     )
+
+
+def _unlisted(folder: Path, last: int) -> dict[str, int]:
+    """The records that are there and not listed."""
+    found: dict[str, int] = {}
+    while exists(folder, last + 1):
+        last += 1
+        found[file_name(last)] = last
+    return found
 
 
 def read_one(folder: Path, number: int) -> dict[int, bytes]:

@@ -6,12 +6,13 @@ from orchestrator.types.run import (
     AttemptReason,
     EndState,
     ProcessIdentity,
+    SavedCheckpoint,
     StateReason,
     Submission,
     WrittenSteps,
 )
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -32,13 +33,15 @@ class Claimed(Event, frozen=True, kw_only=True, tag="claimed"):
     """A driver has taken the run, and with it the right to write.
 
     It sends a heartbeat every `heartbeat_s`. `resumes` means that a person wants the run to go on:
-    its retry budgets start again, and requests up to `settled_requests` no longer count.
+    its retry budgets start again, and requests up to `settled_requests` no longer count. `adopted`
+    is a checkpoint that the attempt before saved, and that its driver did not come to record.
     """
 
     driver: ProcessIdentity
     heartbeat_s: float
     resumes: bool = False
     settled_requests: int = 0
+    adopted: SavedCheckpoint | None = None
 
 
 class Pending(Event, frozen=True, kw_only=True, tag="pending"):
@@ -58,11 +61,9 @@ class AttemptStarted(Event, frozen=True, kw_only=True, tag="attempt started"):
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint saved"):
-    """A checkpoint after so many steps is whole. `sha256` is that of the sums of its files."""
+    """A checkpoint of the attempt that is running is whole, and counts from now on."""
 
-    attempt: int
-    step: int
-    sha256: str
+    checkpoint: SavedCheckpoint
 
 
 class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):

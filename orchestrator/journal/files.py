@@ -207,9 +207,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder unless it exists."""
+    """Create a folder unless it exists, so that it survives a power failure."""
+    missing = [one for one in (path, *path.parents) if not _exists(one)]
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
+        for one in missing:
+            sync_folder(one.parent)
 
 
 @contextmanager
@@ -248,6 +251,12 @@ def hide(path: Path) -> Path:
     with writing(path):
         path.rename(hidden)
     return hidden
+
+
+def set_aside(path: Path, suffix: str) -> None:
+    """Rename a file, if it is there; what was set aside under that name before is replaced."""
+    with writing(path), suppress(FileNotFoundError):
+        path.rename(path.with_name(f".{path.name}{suffix}"))
 
 
 def delete(path: Path) -> None:

@@ -17,8 +17,9 @@ import msgspec
 
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFailed
 from orchestrator.journal import boundary, files, liveness
+from orchestrator.journal.claim_watch import ClaimWatch
 from orchestrator.journal.run_paths import RunPaths
-from orchestrator.types.run import ProcessIdentity
+from orchestrator.types.run import ProcessIdentity, SavedCheckpoint
 
 MAX_ERROR_BYTES = 16_384
 # Ranks share a file system: together they write at most this many heartbeats per second.
@@ -32,8 +33,9 @@ STARTUP_LIMIT_S = 600.0
 class Heartbeat:
     """The last sign of life of a rank.
 
-    `steps` counts the steps of its main thread. `ended` marks its last heartbeat, and `error` is
-    what ended it; whether every attempt would end so, `error_repeats`.
+    `steps` counts the steps of its main thread, and `saved` is the newest checkpoint that it knows
+    to be whole. `ended` marks its last heartbeat, and `error` is what ended it; whether every
+    attempt would end so, `error_repeats`.
     """
 
     rank: int
@@ -41,6 +43,7 @@ class Heartbeat:
     process: ProcessIdentity
     at_s: float
     steps: int = 0
+    saved: SavedCheckpoint | None = None
     ended: bool = False
     error: str | None = None
     error_repeats: bool = False
@@ -58,15 +61,20 @@ def heartbeat_interval_s(ranks: int, hang_limit_s: float) -> float:
 
 def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
     """The heartbeats of an attempt by rank, without those that cannot be read at the moment."""
-    heartbeats: dict[int, Heartbeat] = {}
-    for path in _whole_files(RunPaths(run).heartbeats(attempt)):
-        try:
-            text = files.read(path, boundary.MAX_RECORD_BYTES)
-            heartbeat = msgspec.json.decode(text, type=Heartbeat)
-        except (FileNotFoundError, JournalUnreadable, msgspec.DecodeError, UnicodeDecodeError):
-            continue
-        heartbeats[heartbeat.rank] = heartbeat
-    return heartbeats
+    paths = _whole_files(RunPaths(run).heartbeats(attempt))
+    return {one.rank: one for one in map(_read, paths) if one}
+
+
+def primary_heartbeat(run: Path, attempt: int) -> Heartbeat | None:
+    """The heartbeat of rank 0, which reports checkpoints; None where it cannot be read."""
+    return _read(RunPaths(run).heartbeat(attempt, 0))
+
+
+def _read(path: Path) -> Heartbeat | None:
+    try:
+        return msgspec.json.decode(files.read(path, boundary.MAX_RECORD_BYTES), type=Heartbeat)
+    except (FileNotFoundError, JournalUnreadable, msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _whole_files(folder: Path) -> list[Path]:
@@ -79,7 +87,8 @@ def _whole_files(folder: Path) -> list[Path]:
 class HeartbeatWriter:
     """Writes the heartbeats of one rank during a `with` block, and the error that ends it.
 
-    Once a later attempt has started, no driver watches this one: `give_up` is called.
+    Once its claim or its attempt counts no more, the last heartbeat says why and `give_up` is
+    called.
     """
 
     def __init__(
@@ -89,10 +98,10 @@ class HeartbeatWriter:
         rank: int,
         slice_name: str,
         interval_s: float,
+        watch: ClaimWatch,
         give_up: Callable[[], None],
     ) -> None:
-        paths = RunPaths(run)
-        self._path, self._next_attempt = paths.heartbeat(attempt, rank), paths.attempt(attempt + 1)
+        self._path, self._watch = RunPaths(run).heartbeat(attempt, rank), watch
         self._interval_s, self._give_up, self._ended = interval_s, give_up, threading.Event()
         self._lock = threading.Lock()
         self._heartbeat = Heartbeat(
@@ -102,6 +111,11 @@ class HeartbeatWriter:
     def count_step(self) -> None:
         """Count a step of the main thread."""
         self._heartbeat = replace(self._heartbeat, steps=self._heartbeat.steps + 1)
+
+    def report_saved(self, saved: SavedCheckpoint) -> None:
+        """Report a whole checkpoint at once: it counts when the driver has recorded it."""
+        self._heartbeat = replace(self._heartbeat, saved=saved)
+        self._write()
 
     def __enter__(self) -> Self:
         self._write()
@@ -120,7 +134,7 @@ class HeartbeatWriter:
         rank then dies visibly later.
         """
         self._ended.set()
-        text = error_text(error) if error is not None else None
+        text = error_text(error) if error is not None else self._heartbeat.error
         repeats = isinstance(error, ProgramFailed)
         self._heartbeat = replace(self._heartbeat, ended=True, error=text, error_repeats=repeats)
         self._write()
@@ -129,8 +143,11 @@ class HeartbeatWriter:
 
     def _repeat(self) -> None:
         while not self._ended.wait(self._interval_s):
-            if self._next_attempt.exists():
+            if lapse := self._watch.lapse():
+                self._heartbeat = replace(self._heartbeat, ended=True, error=f"Superseded: {lapse}")
+                self._write()
                 self._give_up()
+                return
             self._write()
 
     def _write(self) -> None:

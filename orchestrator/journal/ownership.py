@@ -39,20 +39,37 @@ from orchestrator.journal.events import (
     Stopping,
     encode,
 )
+from orchestrator.journal.heartbeat import primary_heartbeat
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_state import RunState, apply, violation
 from orchestrator.journal.run_status import HEARTBEAT_S, process_name
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
-from orchestrator.types.run import LIVE, AttemptReason, EndState, Run, StateReason, TrackedRun
+from orchestrator.types.run import (
+    LIVE,
+    AttemptReason,
+    EndState,
+    Run,
+    SavedCheckpoint,
+    StateReason,
+    TrackedRun,
+)
 
 
 class Writer:
     """The right to write a journal, until another process claims it. Threads may share it."""
 
-    def __init__(self, journal: Journal, state: RunState, *, clock: Clock = time.time) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        state: RunState,
+        *,
+        clock: Clock = time.time,
+        before: RunState | None = None,
+    ) -> None:
         self.journal, self._state, self._clock = journal, state, clock
+        self.before = before  # the state that was claimed; None for the submitter
         self.number = state.writer  # of its claim, 0 for the submitter
         self._lock = threading.RLock()
 
@@ -90,12 +107,16 @@ class Writer:
         """Record that the attempt saved a checkpoint after so many steps. The same again, or none
         that is newer, writes nothing.
         """
+        self._check_owner()
         open_attempt = self._state.open_attempt
         if open_attempt and step > (open_attempt.saved_steps or 0):
-            number = open_attempt.number
-            self._append(
-                CheckpointSaved(at_s=self._clock(), attempt=number, step=step, sha256=sha256)
-            )
+            attempt = open_attempt.number
+            saved = SavedCheckpoint(claim=self.number, attempt=attempt, step=step, sha256=sha256)
+            self._append(CheckpointSaved(at_s=self._clock(), checkpoint=saved))
+
+    def newest_saves(self, most: int) -> tuple[SavedCheckpoint, ...]:
+        """The checkpoints that count, so many at most, the newest last."""
+        return self._state.saves[-most:]
 
     def record_stopping(self, reason: StateReason) -> None:
         """Record that the attempt was asked to stop."""
@@ -228,6 +249,7 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
             heartbeat_s=HEARTBEAT_S,
             resumes=resumes,
             settled_requests=requests if resumes else before.settled_requests,
+            adopted=_unrecorded_save(journal, before),
         )
         number, content = before.last + 1, event_chain.linked(claimed, before.digest)
         with suppress(FileExistsError):  # another process wrote first: look again
@@ -238,7 +260,21 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
     for folder in (journal.paths.events, journal.paths.requests):
         files.sweep(folder)
     state = replace(apply(before, number, claimed), digest=event_chain.digest(content))
-    return Writer(journal, state, clock=clock)
+    return Writer(journal, state, clock=clock, before=before)
+
+
+def _unrecorded_save(journal: Journal, before: RunState) -> SavedCheckpoint | None:
+    """The newest checkpoint that the open attempt reported, where its driver did not record it.
+
+    It counts with the claim that is about to be written. What is reported later does not.
+    """
+    attempt = before.open_attempt
+    if attempt is None:
+        return None
+    beat = primary_heartbeat(journal.path, attempt.number)
+    saved = beat.saved if beat else None
+    new = saved and saved.claim == before.writer and saved.step > (attempt.saved_steps or 0)
+    return saved if new else None
 
 
 def _check_whole(journal: Journal, state: RunState) -> None:

@@ -106,7 +106,11 @@ class Journal:
     def proof(self, plan_digest: str) -> Proof | None:
         """The proof of the plan with that digest; None if it was not proved."""
         path = self.paths.proof(plan_digest)
-        return read_value(path, Proof) if os.path.lexists(path) else None
+        return self.read_proof(path) if os.path.lexists(path) else None
+
+    def read_proof(self, path: Path) -> Proof:
+        """The proof in a file of the run."""
+        return read_value(path, Proof)
 
     # --- its events and requests
 

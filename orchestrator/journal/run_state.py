@@ -18,7 +18,7 @@ from orchestrator.journal.events import (
     Stopping,
     Submitted,
 )
-from orchestrator.types.run import Attempt
+from orchestrator.types.run import Attempt, SavedCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,8 @@ class RunState:
     """What the events say so far.
 
     `last` is the number of the newest event, `digest` that of its file, and `writer` the number of
-    the newest claim, 0 before the first. `saved` is the newest checkpoint. `damage` lists faults of
-    the events that nobody has accepted.
+    the newest claim, 0 before the first. `saves` are the checkpoints that count, the newest last.
+    `damage` lists faults of the events that nobody has accepted.
     """
 
     submitted: Submitted
@@ -41,7 +41,7 @@ class RunState:
     pending: Pending | None = None
     stopping: Stopping | None = None
     ended: Ended | None = None
-    saved: CheckpointSaved | None = None
+    saves: tuple[SavedCheckpoint, ...] = ()
     plan_sums: dict[str, str] = field(default_factory=dict)
     repaired: int = 0
     damage: tuple[str, ...] = ()
@@ -78,7 +78,9 @@ def violation(state: RunState, event: AnyEvent) -> str | None:
     if state.ended:
         return f"the run has ended: {state.ended.state}"
     open_attempt = state.open_attempt
-    if isinstance(event, AttemptEnded | CheckpointSaved):
+    if isinstance(event, CheckpointSaved):
+        return _save_violation(state, event.checkpoint)
+    if isinstance(event, AttemptEnded):
         number = open_attempt.number if open_attempt else None
         return None if event.attempt == number else f"attempt {event.attempt} is not running"
     if isinstance(event, Stopping):
@@ -88,6 +90,14 @@ def violation(state: RunState, event: AnyEvent) -> str | None:
     if isinstance(event, AttemptStarted):
         return _start_violation(state, event)
     return None
+
+
+def _save_violation(state: RunState, saved: SavedCheckpoint) -> str | None:
+    """A checkpoint counts only for the newest claim, and while its attempt is running."""
+    if saved.claim != state.writer:
+        return f"claim {saved.claim} is superseded by claim {state.writer}"
+    number = state.open_attempt.number if state.open_attempt else None
+    return None if saved.attempt == number else f"attempt {saved.attempt} is not running"
 
 
 def _start_violation(state: RunState, event: AttemptStarted) -> str | None:
@@ -127,7 +137,7 @@ def _changed(state: RunState, number: int, event: AnyEvent) -> RunState:
         case AttemptStarted():
             return _after_start(state, event)
         case CheckpointSaved():
-            return _after_save(state, event)
+            return _with_save(state, event.checkpoint)
         case Stopping():
             return replace(state, stopping=event)
         case AttemptEnded():
@@ -141,6 +151,8 @@ def _changed(state: RunState, number: int, event: AnyEvent) -> RunState:
 
 
 def _after_claim(state: RunState, number: int, claim: Claimed) -> RunState:
+    if claim.adopted and state.open_attempt:
+        state = _with_save(state, claim.adopted)
     return replace(
         state,
         claim=claim,
@@ -151,6 +163,11 @@ def _after_claim(state: RunState, number: int, claim: Claimed) -> RunState:
         stopping=None,
         ended=None,
     )
+
+
+def _with_save(state: RunState, saved: SavedCheckpoint) -> RunState:
+    newest = replace(state.attempts[-1], saved_steps=saved.step)
+    return replace(state, attempts=(*state.attempts[:-1], newest), saves=(*state.saves, saved))
 
 
 def _after_start(state: RunState, event: AttemptStarted) -> RunState:
@@ -168,11 +185,6 @@ def _after_start(state: RunState, event: AttemptStarted) -> RunState:
     return replace(
         state, attempts=attempts, plan_sums=plan_sums, pending=None, stopping=None, ended=None
     )
-
-
-def _after_save(state: RunState, event: CheckpointSaved) -> RunState:
-    newest = replace(state.attempts[-1], saved_steps=event.step)
-    return replace(state, attempts=(*state.attempts[:-1], newest), saved=event)
 
 
 def _after_attempt(state: RunState, event: AttemptEnded) -> RunState:

@@ -14,6 +14,7 @@ from orchestrator import plugins
 from orchestrator.errors import OrchError
 from orchestrator.launch.preflight import Preflight
 from orchestrator.types.plan import Plan
+from orchestrator.types.run import SavedCheckpoint
 
 JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
@@ -44,24 +45,32 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSpec:
-    """What an attempt is for: the directory of the run's journal, and the worker.
+    """What an attempt is for: the directory of the run's journal, the claim that it serves, and the
+    worker.
 
-    `worker` is the dotted name `package.module:function` of a function that takes `WorkerArgs` and
-    a rank.
+    A backend ends what it has started for an attempt when the claim counts no more: see
+    `journal.ClaimWatch`. `worker` is the dotted name `package.module:function` of a function that
+    takes `WorkerArgs` and a rank.
     """
 
     run: str
+    claim: int
     worker: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerArgs:
-    """The arguments of every worker of an attempt."""
+    """The arguments of every worker of an attempt, which serves a claim.
+
+    `saves` are the newest checkpoints that count.
+    """
 
     run: str
+    claim: int
     attempt: int
     plan_digest: str
     heartbeat_s: float
+    saves: tuple[SavedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,11 @@ from orchestrator.network.description import (
     Tensor,
     Weight,
 )
-from orchestrator.network.mixture import is_mixture, mixture
+from orchestrator.network.mixture import EXPERTS, is_mixture, mixture
 from orchestrator.network.mlp import mlp
+from orchestrator.network.norm import norm
 from orchestrator.network.pattern import patterns
-from orchestrator.types.spec import Model
+from orchestrator.types.model import Model
 
 # Logical axis → the key of a Model that has its size.
 MODEL_KEYS = {
@@ -27,6 +28,7 @@ MODEL_KEYS = {
     "embed": "d_model",
 }
 BLOCK_INPUT = "block_input"
+WHOLE_NAMES = (".bias", ".sinks")  # the ends of names that are published without `.weight`
 LAYERS = "layers"  # the name of a stack in the trainer's tree
 LOCAL = "L"  # in a pattern of windows: a layer with the window
 PUBLISHED_LAYER = "model.layers.{layer}."  # the beginning of a block's names in a checkpoint
@@ -35,6 +37,7 @@ PUBLISHED_LAYER = "model.layers.{layer}."  # the beginning of a block's names in
 def split_sizes(model: Model) -> list[tuple[str, str, int]]:
     """What a mesh may split: the logical axis, the key of the model, and the size."""
     split = [(axis, key, getattr(model, key)) for axis, key in MODEL_KEYS.items()]
+    split.append((EXPERTS, "moe.experts", model.moe.experts if model.moe else 1))
     if model.moe is None or model.moe.d_ff is None:
         return split
     if all(is_mixture(model, layer) for layer in range(model.layers)):
@@ -52,8 +55,10 @@ def decoder(model: Model) -> Network:
     return Network(
         embedding=embedding,
         segments=segments([block(model, layer) for layer in range(model.layers)]),
-        norm=Weight("norm", (stream,), None, "model.norm"),
+        norm=norm(model, "norm", "model.norm", stream),
         head=embedding if model.tied else Weight("unembedding", table, deviation, "lm_head"),
+        embedding_scale=model.d_model**0.5 if model.embedding_scale else 1.0,
+        logit_cap=model.logit_cap,
     )
 
 
@@ -120,9 +125,12 @@ def published_names(network: Network) -> dict[tuple[str, ...], str]:
     Names of the blocks' weights have a place for the `layer`, which is one of its stack's layers.
     """
     names: dict[tuple[str, ...], str] = {}
-    for weight in (*network.tables, network.norm):
+    for weight in (*network.tables, *network.norm.weights):
         names[weight.name,] = weight.published
     for stack in network.stacks:
         for weight in stack.block.weights:
             names[stack.name, weight.name] = PUBLISHED_LAYER + weight.published
-    return {path: f"{name}.weight" for path, name in names.items()}
+    return {
+        path: name if name.endswith(WHOLE_NAMES) else f"{name}.weight"
+        for path, name in names.items()
+    }

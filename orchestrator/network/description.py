@@ -6,6 +6,8 @@ from functools import cached_property
 from itertools import chain
 from math import prod
 
+from orchestrator.types.model import Activation, RopeScaling
+
 
 @dataclass(frozen=True)
 class Dimension:
@@ -19,13 +21,15 @@ class Dimension:
 class Weight:
     """A trained array, with its dimensions as stored and its name in Hugging Face checkpoints.
 
-    It starts normally distributed with `deviation`; a norm scale has none and starts at one.
+    A matrix starts normally distributed with `deviation`. A vector (a norm scale, a bias) has none:
+    it starts at `start`, does not decay, and every device has all of it but what `tensor` splits.
     """
 
     name: str
     dimensions: tuple[Dimension, ...]
     deviation: float | None
     published: str
+    start: float = 1.0
 
     @property
     def elements(self) -> int:
@@ -51,12 +55,29 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Norm:
+    """RMSNorm, or LayerNorm where it has a bias. `offset` is added to the scale."""
+
+    scale: Weight
+    bias: Weight | None
+    offset: float
+    epsilon: float
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return (self.scale,) if self.bias is None else (self.scale, self.bias)
+
+
+@dataclass(frozen=True)
 class Matmul:
-    """An activation times a weight. A token is multiplied by that `share` of the weight."""
+    """An activation times a weight, plus a bias. A token is multiplied by that `share` of the
+    weight.
+    """
 
     weight: Weight
     output: Tensor
     share: float = 1.0
+    bias: Weight | None = None
 
     @property
     def active_elements(self) -> int:
@@ -66,12 +87,14 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Sublayer:
-    """A norm, parallel matmuls of its result, and a matmul that adds to the residual stream.
+    """A norm, parallel matmuls of its result, a matmul back, and a norm of what it adds to the
+    residual stream. Either norm may be absent.
 
     Parallel matmuls are gathered and multiplied as one.
     """
 
-    norm: Weight
+    before: Norm | None
+    after: Norm | None
     inputs: tuple[Matmul, ...]
     output: Matmul
 
@@ -85,8 +108,17 @@ class Sublayer:
         return tuple(chain.from_iterable(self.parallel))
 
     @property
+    def norms(self) -> tuple[Norm, ...]:
+        return tuple(norm for norm in (self.before, self.after) if norm)
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        norms = [weight for norm in self.norms for weight in norm.weights]
+        return (*norms, *(matmul.bias for matmul in self.matmuls if matmul.bias))
+
+    @property
     def weights(self) -> tuple[Weight, ...]:
-        return (self.norm, *(matmul.weight for matmul in self.matmuls))
+        return (*self.vectors, *(matmul.weight for matmul in self.matmuls))
 
     @property
     def matrix_elements(self) -> int:
@@ -99,16 +131,50 @@ class Sublayer:
 
 
 @dataclass(frozen=True)
+class Rotary:
+    """Rotary positions: the first `width` numbers of a head turn, the slowest by 1 / `theta`."""
+
+    width: int
+    theta: float
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How scores are made: queries times keys times `scale`, between -`cap` and `cap`.
+
+    With a `window`, a query sees that many positions: its own and those before it.
+    """
+
+    scale: float
+    cap: float | None = None
+    window: int | None = None
+
+
+@dataclass(frozen=True)
 class Attention(Sublayer):
     """Causal attention: scores of queries and keys, and their average of the values.
 
-    `whole` are the tensors of which every query needs all positions. With a `window`, a query sees
-    that many positions: its own and those before it.
+    `whole` are the tensors of which every query needs all positions. `sinks` are scores of a place
+    without a value, one for each head.
     """
 
     result: Tensor
     whole: tuple[Tensor, ...]
-    window: int | None = None
+    scores: Scores
+    rotary: Rotary
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    sinks: Weight | None = None
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        inside = (self.before, self.query_norm, self.key_norm, self.after)
+        return tuple(norm for norm in inside if norm)
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return (*super().vectors, *((self.sinks,) if self.sinks else ()))
 
     @property
     def width(self) -> int:
@@ -118,9 +184,11 @@ class Attention(Sublayer):
 
 @dataclass(frozen=True)
 class MLP(Sublayer):
-    """Matmuls to d_ff, an activation function of that kind, and a matmul back."""
+    """Matmuls to d_ff, an activation function, and a matmul back. With two of them, the activation
+    of the first is a gate of the second.
+    """
 
-    kind: str
+    activation: Activation
 
 
 @dataclass(frozen=True)
@@ -160,8 +228,8 @@ class Block:
         return tuple(matmul for part in self.sublayers for matmul in part.matmuls)
 
     @property
-    def norms(self) -> tuple[Weight, ...]:
-        return tuple(part.norm for part in self.sublayers)
+    def vectors(self) -> tuple[Weight, ...]:
+        return tuple(weight for part in self.sublayers for weight in part.vectors)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -211,13 +279,15 @@ class Segment:
 class Network:
     """Embedding, segments of layers one after another, a last norm, and the head that makes logits.
 
-    A tied head is the embedding itself.
+    A tied head is the embedding itself. Word vectors are multiplied by `embedding_scale`.
     """
 
     embedding: Weight
     segments: tuple[Segment, ...]
-    norm: Weight
+    norm: Norm
     head: Weight
+    embedding_scale: float = 1.0
+    logit_cap: float | None = None
 
     @cached_property
     def stacks(self) -> tuple[Stack, ...]:
@@ -246,11 +316,13 @@ class Network:
         return (self.embedding,) if self.head is self.embedding else (self.embedding, self.head)
 
     @property
-    def norm_parameters(self) -> int:
+    def vector_parameters(self) -> int:
+        """Those of norms and biases."""
         blocks = sum(
-            layers * sum(norm.elements for norm in block.norms) for block, layers in self.kinds
+            layers * sum(vector.elements for vector in block.vectors)
+            for block, layers in self.kinds
         )
-        return blocks + self.norm.elements
+        return blocks + sum(vector.elements for vector in self.norm.weights)
 
     @property
     def table_parameters(self) -> int:
@@ -264,12 +336,12 @@ class Network:
     @property
     def parameters(self) -> int:
         """Every trained number."""
-        return self.matrix_parameters + self.table_parameters + self.norm_parameters
+        return self.matrix_parameters + self.table_parameters + self.vector_parameters
 
     @property
     def active_parameters(self) -> int:
         """Those that one token uses: of its experts alone, and all of the tables and norms."""
-        return self.active_matrices + self.table_parameters + self.norm_parameters
+        return self.active_matrices + self.table_parameters + self.vector_parameters
 
     @property
     def active_matrices(self) -> int:

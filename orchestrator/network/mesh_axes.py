@@ -31,11 +31,15 @@ WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
     "gradient_reduction",
 )
 
+# With a capacity tokens go to their experts; without one, all tokens are gathered for them.
+EXPERT_EXCHANGES: tuple[LineKind, ...] = ("expert_exchange", "expert_gather", "expert_scatter")
+
 # Outermost first: neighbours along the last axis are the nearest on the torus.
 MESH_AXES = (
     Parallelism("pods", links=("dcn",), exchanges=("gradient_reduction",)),
     Parallelism("fsdp_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),
     Parallelism("data", links=("ici",), exchanges=("gradient_reduction",)),
+    Parallelism("expert", links=("ici",), exchanges=(*WEIGHT_EXCHANGES, *EXPERT_EXCHANGES)),
     Parallelism("fsdp", links=("ici",), exchanges=WEIGHT_EXCHANGES),
     Parallelism(
         "sequence", links=("ici",), exchanges=(*WEIGHT_EXCHANGES, "kv_gather", "kv_scatter")
@@ -51,7 +55,7 @@ MESH_AXES = (
 # Logical axis → the mesh axes that split it, outermost first.
 LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     # activations
-    "batch": ("pods", "fsdp_dcn", "data", "fsdp"),
+    "batch": ("pods", "fsdp_dcn", "data", "expert", "fsdp"),
     "length": ("sequence",),
     "residual_length": ("sequence", "tensor"),  # positions of the stream between matmuls
     "residual": (),  # d_model of the stream, and of norm scales
@@ -60,8 +64,10 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "layers": (),
     # d_model of matrices: stored split, gathered for use. Each device first gets its own part from
     # the other slices, so these parts are neighbours: `fsdp_dcn` is innermost.
-    "embed": ("fsdp", "sequence", "fsdp_dcn"),
-    "experts": (),
+    "embed": ("expert", "fsdp", "sequence", "fsdp_dcn"),
+    "experts": ("expert",),  # an expert's weights stay where they are stored
+    "expert_embed": ("fsdp", "sequence", "fsdp_dcn"),  # d_model of these
+    "routed_experts": (),  # the outputs of a router
     # both
     "heads": ("tensor",),
     "kv_heads": ("tensor",),  # copied where `tensor` has more devices than there are kv heads
@@ -72,6 +78,7 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "vocab": ("tensor",),
 }
 GATHERED = "embed"
+GATHERED_OF_EXPERTS = "expert_embed"
 COPIED = "kv_heads"
 PADDED = "vocab"  # filled up with rows that no token has, where the mesh does not divide it
 PADDED_TO = 128  # rows on each device, of which a padded table has a multiple
@@ -81,6 +88,11 @@ AXES = tuple(axis.name for axis in MESH_AXES)
 DCN_AXES = tuple(axis.name for axis in MESH_AXES if axis.links == ("dcn",))
 ICI_AXES = tuple(axis.name for axis in MESH_AXES if "ici" in axis.links)
 RING_AXES = tuple(axis.name for axis in MESH_AXES if axis.ring)
+
+
+def in_use(axes: Iterable[str], mesh: Mapping[str, Any]) -> tuple[str, ...]:
+    """The axes without those that only mixtures have, where a plan does not use them."""
+    return tuple(axis for axis in axes if axis not in LOGICAL_AXES["experts"] or mesh[axis] > 1)
 
 
 def link_of(axes: Iterable[str]) -> Link:
@@ -113,7 +125,9 @@ SHARED_OVER_DCN = between_slices(PARAMETER_AXES)
 # a group of its own, by its own name.
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": ("data",),
+    "expert": ("expert",),
     "weights": in_slice(LOGICAL_AXES[GATHERED]),
+    "expert_weights": in_slice(LOGICAL_AXES[GATHERED_OF_EXPERTS]),
     "sequence": LOGICAL_AXES["length"],
     "tensor": LOGICAL_AXES["heads"],
     "replicas": in_slice(PARAMETER_AXES),

@@ -6,9 +6,11 @@ Shared experts, which every token has besides, are one MLP as wide as all of the
 from math import ceil
 
 from orchestrator.network.description import MLP, Dimension, Matmul, Mixture, Tensor, Weight
-from orchestrator.network.mlp import INPUTS, kind_of
+from orchestrator.network.mesh_axes import GATHERED, GATHERED_OF_EXPERTS
+from orchestrator.network.mlp import activation_of, inputs_of
+from orchestrator.network.sublayer import norms_around
+from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
-from orchestrator.types.spec import Model
 
 CHOICES = "choices"  # logical axis of the experts that a token goes to
 EXPERTS = "experts"
@@ -45,15 +47,20 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
     moe = model.moe
     assert moe is not None
     width, share = expert_d_ff(model, moe), moe.top_k / moe.experts
-    embed, ff = Dimension("embed", model.d_model), Dimension("expert_ff", width)
+    embed, ff = Dimension(GATHERED_OF_EXPERTS, model.d_model), Dimension("expert_ff", width)
+    outputs = Dimension("routed_experts", moe.experts)
     experts, choices = Dimension(EXPERTS, moe.experts), Dimension(CHOICES, moe.top_k)
-    deviation, kind = residual_scale * width**-0.5, kind_of(model)
+    deviation = residual_scale * width**-0.5
     router = Matmul(
-        Weight("router", (embed, experts), model.d_model**-0.5, "mlp.gate"),
-        Tensor("router", "length", (experts,)),
+        Weight(
+            "router", (Dimension(GATHERED, model.d_model), outputs), model.d_model**-0.5, "mlp.gate"
+        ),
+        Tensor("router", "length", (outputs,)),
     )
+    before, after = norms_around(model, "mlp")
     return Mixture(
-        norm=Weight("mlp_norm", stream.dimensions, None, "post_attention_layernorm"),
+        before=before,
+        after=after,
         inputs=tuple(
             Matmul(
                 Weight(f"expert_{name}", (experts, embed, ff), model.d_model**-0.5,
@@ -61,7 +68,7 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
                 Tensor(name, "length", (choices, ff)),
                 share,
             )
-            for name in INPUTS[kind]
+            for name in inputs_of(model)
         ),
         output=Matmul(
             Weight("expert_down", (experts, ff, embed), deviation,
@@ -69,7 +76,7 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
             stream,
             share,
         ),
-        kind=kind,
+        activation=activation_of(model),
         router=router,
         shared=shared_experts(model, moe, stream, residual_scale),
     )  # fmt: skip
@@ -83,19 +90,20 @@ def shared_experts(
         return None
     width = moe.shared_experts * expert_d_ff(model, moe)
     embed, ff = Dimension("embed", model.d_model), Dimension("shared_ff", width)
-    deviation, kind = residual_scale * width**-0.5, kind_of(model)
+    deviation = residual_scale * width**-0.5
     return MLP(
-        norm=Weight("mlp_norm", stream.dimensions, None, "post_attention_layernorm"),
+        before=None,
+        after=None,
         inputs=tuple(
             Matmul(
                 Weight(f"shared_{name}", (embed, ff), model.d_model**-0.5,
                        f"mlp.shared_experts.{name}_proj"),
                 Tensor(name, "length", (ff,)),
             )
-            for name in INPUTS[kind]
+            for name in inputs_of(model)
         ),
         output=Matmul(
             Weight("shared_down", (ff, embed), deviation, "mlp.shared_experts.down_proj"), stream
         ),
-        kind=kind,
+        activation=activation_of(model),
     )  # fmt: skip

@@ -14,10 +14,12 @@ from orchestrator.errors import SpecError
 from orchestrator.network.rematerialization import policy
 from orchestrator.plan import flops
 from orchestrator.plan.forecast import Terms, plain, plain_line, write_forecast
+from orchestrator.plan.host import transfers
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.plan_warnings import forecast_warnings, too_long, unknown_rates
 from orchestrator.plan.planner import plan_digest
-from orchestrator.plan.step_work import ATTENTION, pass_bytes
+from orchestrator.plan.step_work import ATTENTION, FORWARD_AND_BACKWARD, pass_bytes
+from orchestrator.plan.time import device_peak
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile, Operation, Timing
@@ -65,7 +67,7 @@ def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
 def unsteady(profile: ChipProfile, plan: Plan) -> Iterator[PlanWarning]:
     """The step was measured while something disturbed it."""
     if profile.emulated and not (step := timing_of(profile, "step", plan)).is_steady:
-        yield plan_warning("unsteady_profile", spread=step.spread)
+        yield plan_warning("unsteady_profile", spread=step.spread, others=step.others)
 
 
 def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
@@ -85,16 +87,22 @@ def write(
     lower_s: float,
     bound: tuple[str, float],
     price: float | None = None,
+    hidden_s: float = 0.0,
 ) -> Forecast:
-    """The forecast of these lines. Where nothing overlaps, on emulated devices and on a single
-    chip, their sum is expected.
+    """The forecast of these lines. Where nothing overlaps but transfers to the host, on emulated
+    devices and on a single chip, their sum is expected, less what computation hides of transfers.
     """
     sum_s = max(sum(line.value for line in lines), lower_s)
     step_s = Estimate(lower=lower_s, unoverlapped=sum_s)
+    shown = [exposed(line, hidden_s) if line.kind == "offload" else line for line in lines]
     if bound[0] == CORES or plan.devices == 1:
-        low_s, high_s = max(sum_s * FASTEST, lower_s), sum_s * SLOWEST
-        step_s = replace(step_s, expected=sum_s, low=low_s, high=high_s)
-    time = tuple(sorted(map(plain_line, lines), key=lambda line: -line.value))
+        expected_s = max(sum(line.value for line in shown), lower_s)
+        low_s, high_s = max(expected_s * FASTEST, lower_s), expected_s * SLOWEST
+        step_s = replace(step_s, expected=expected_s, low=low_s, high=high_s)
+    time, parts = (
+        tuple(sorted(map(plain_line, ledger), key=lambda line: -line.value))
+        for ledger in (lines, shown)
+    )
     return write_forecast(
         layout,
         Terms(plan.tokens, plan.forecast.goodput, price),
@@ -102,7 +110,17 @@ def write(
         time=time,
         step_s=step_s,
         bottleneck=bound,
-        expected_time=time if step_s.expected else (),
+        expected_time=parts if step_s.expected else (),
+    )
+
+
+def exposed(line: LedgerLine, hidden_s: float) -> LedgerLine:
+    """A line of transfers to the host, without what computation hides of them."""
+    return replace(
+        line,
+        value=line.value - hidden_s,
+        formula="both ways - hidden",
+        inputs={"both_ways": line.value, "hidden": hidden_s},
     )
 
 
@@ -166,8 +184,20 @@ def chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         for line in (*was.time, between)
     ]
     bound = was.bound, was.bound_by
-    made = write(plan, layout, lines, was.step_s.lower, bound, was.dollars_per_chip_hour)
+    hidden_s = hidden_transfers_s(plan, profile, layout, lines[-1].value)
+    made = write(plan, layout, lines, was.step_s.lower, bound, was.dollars_per_chip_hour, hidden_s)
     return replace(made, hidden_s=was.hidden_s)
+
+
+def hidden_transfers_s(plan: Plan, profile: ChipProfile, layout: Layout, between_s: float) -> float:
+    """What passes at the measured rates hide of transfers to the host."""
+    moved = transfers(layout)
+    if not moved.one_way_s:
+        return 0.0
+    matmul, attention = (
+        timing_of(profile, one, plan).per_s / device_peak(layout) for one in ("matmul", "attention")
+    )
+    return plain(moved.hidden_s(matmul, attention, between_s / FORWARD_AND_BACKWARD))
 
 
 def measured_line(line: LedgerLine, plan: Plan, profile: ChipProfile) -> LedgerLine:

@@ -3,33 +3,47 @@
 The ledger of seconds has a line for each exchange.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from orchestrator.network.description import Block, Mixture, Stack
+from orchestrator.network.description import Block, Mixture, Stack, Weight
 from orchestrator.network.mesh_axes import (
+    COPIED,
     GATHERED,
     GROUPS,
+    LOGICAL_AXES,
     REPLICA_AXES,
     SHARED_OVER_DCN,
     SLICE_REPLICAS,
+    in_use,
     link_of,
 )
 from orchestrator.plan.kernel_constants import TILE
-from orchestrator.plan.layout import DTYPE_BYTES, Layout, Number, copied_matmuls
+from orchestrator.plan.layout import (
+    DTYPE_BYTES,
+    Layout,
+    Number,
+    copied_matmuls,
+    gathered_axis,
+    is_of_experts,
+)
 from orchestrator.types.plan import Collective, CollectiveKind, LineKind
 from orchestrator.types.spec_fields import DType
 
 GATHER: CollectiveKind = "all-gather"
 SCATTER: CollectiveKind = "reduce-scatter"
 REDUCE: CollectiveKind = "all-reduce"
+ALL_TO_ALL: CollectiveKind = "all-to-all"
 
 # Attention and MLP each gather their input over `tensor` and scatter their output; backward they
 # gather the output's gradient and scatter the input's. The gathered input is not kept: gradients
 # of the weights need it gathered again.
 STREAM_GATHERS, STREAM_SCATTERS = 3, 2
+# Rows go to experts and come back; backward they go again, and the gradients of both ways.
+ROW_EXCHANGES = 5
 ENDS = 2  # the embedding and the unembedding
 WEIGHT_GATHERS = 2  # forward and backward; recompute shares the backward's
 OVER_DCN = " over dcn"
@@ -85,11 +99,11 @@ class Exchange:
         twice = 2 if self.kind == REDUCE else 1
         return twice * volume * (self.ways - 1) / self.ways
 
-    def collective(self) -> Collective:
+    def collective(self, mesh: Mapping[str, Number]) -> Collective:
         """The exchange as a value of the Plan."""
         return Collective(
             kind=self.kind,
-            axes=self.axes,
+            axes=in_use(self.axes, mesh),
             link=link_of(self.axes),
             dtype=self.dtype,
             bytes_per_step=float(self.moved_bytes),
@@ -102,6 +116,7 @@ def exchanges(layout: Layout) -> list[Exchange]:
     return [
         *stream_exchanges(layout),
         *weight_exchanges(layout),
+        *expert_exchanges(layout),
         *key_value_exchanges(layout),
         *gradient_exchanges(layout),
     ]
@@ -143,30 +158,75 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     which come last.
     """
     types, passes = layout.precision, layout.microbatches
-    blocks = Weights(
-        tuple(
-            (layout.total_elements(matmuls), layers * passes)
-            for block, layers in layout.network.kinds
-            for part in block.sublayers
-            for matmuls in part.parallel
-        ),
-        layout.network.layers * passes,
-    )
+    blocks, experts = (block_weights(layout, of_experts=one) for one in (False, True))
     table = Weights(((layout.table_elements, passes),), passes)
     gather = partial(weight_exchange, layout, "weight_gather", GATHER, types.compute)
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
-    tables = len(layout.network.tables)
-    return [
+    of_experts = "experts / expert / tensor"
+    tables, inside, apart = len(layout.network.tables), GROUPS["weights"], GROUPS["expert_weights"]
+    every = [
         exchange
-        for axes, suffix in ((GROUPS["weights"], ""), (SHARED_OVER_DCN, OVER_DCN))
+        for axes, suffix in ((inside, ""), (SHARED_OVER_DCN, OVER_DCN))
         for exchange in (
-            gather(axes, f"weight gather{suffix}", of_block, blocks, WEIGHT_GATHERS),
-            gather(axes, f"table gather{suffix}", of_table, table, tables),
-            scatter(axes, f"gradient scatter{suffix}", of_block, blocks, 1),
-            scatter(axes, f"table gradient scatter{suffix}", of_table, table, ENDS),
+            gather(axes, f"weight gather{suffix}", of_block, blocks, WEIGHT_GATHERS, inside),
+            gather(axes, f"table gather{suffix}", of_table, table, tables, inside),
+            scatter(axes, f"gradient scatter{suffix}", of_block, blocks, 1, inside),
+            scatter(axes, f"table gradient scatter{suffix}", of_table, table, ENDS, inside),
         )
     ]
+    for axes, suffix in ((apart, ""), (SHARED_OVER_DCN, OVER_DCN)) if experts.parts else ():
+        every += [
+            gather(axes, f"expert weight gather{suffix}", of_experts, experts, WEIGHT_GATHERS,
+                   apart),
+            scatter(axes, f"expert gradient scatter{suffix}", of_experts, experts, 1, apart),
+        ]  # fmt: skip
+    return every
+
+
+def expert_exchanges(layout: Layout) -> list[Exchange]:
+    """Tokens over `expert`. With a capacity each row goes to its expert and comes back. Without
+    one, every device of the group gets all tokens, and adds up what its own experts make of them.
+    """
+    moe, axes = layout.model.moe, GROUPS["expert"]
+    if moe is None:
+        return []
+    mixtures = sum(isinstance(block.mlp, Mixture) * count for block, count in layout.network.kinds)
+    passes, ways = mixtures * layout.microbatches, layout.devices_along(axes)
+    tokens = layout.tokens * layout.model.d_model * layout.compute_bytes
+
+    def exchange(
+        line: LineKind, name: str, kind: CollectiveKind, formula: str, volume: Number, calls: int
+    ) -> Exchange:
+        return Exchange(line, name, kind, axes, formula, ways, calls * passes,
+                        (Part(volume, calls * passes),), layout.precision.compute)  # fmt: skip
+
+    if moe.capacity_factor is not None:
+        volume = tokens * layout.rows_of_token
+        return [exchange("expert_exchange", "tokens to experts", ALL_TO_ALL,
+                         "tokens x rows x d_model", volume, ROW_EXCHANGES)]  # fmt: skip
+    formula, volume = "tokens x expert x d_model", tokens * ways
+    return [
+        exchange("expert_gather", "token gather", GATHER, formula, volume, STREAM_GATHERS),
+        exchange("expert_scatter", "token scatter", SCATTER, formula, volume, STREAM_SCATTERS),
+    ]
+
+
+def block_weights(layout: Layout, *, of_experts: bool) -> "Weights":
+    """The weights of all layers: those of experts, or all others."""
+    passes = layout.microbatches
+    parts = [
+        (layout.total_elements(matmuls), layers * passes, layers)
+        for block, layers in layout.network.kinds
+        for part in block.sublayers
+        for matmuls in part.parallel
+        if is_of_experts(matmuls[0]) == of_experts
+    ]
+    mixtures = sum(
+        layers for block, layers in layout.network.kinds if isinstance(block.mlp, Mixture)
+    )
+    layers = mixtures if of_experts else layout.network.layers
+    return Weights(tuple(one[:2] for one in parts), layers * passes)
 
 
 @dataclass(frozen=True)
@@ -189,14 +249,15 @@ def weight_exchange(
     formula: str,
     weights: Weights,
     times: int,
+    inside: tuple[str, ...],
 ) -> Exchange:
     """One exchange of weights or their gradients over the axes of one link: so many `times` each
-    time that a step passes the weights.
+    time that a step passes the weights. `inside` are the axes of a slice that split them.
     """
     parts_elsewhere, ways = 1, layout.devices_along(axes)
     if link_of(axes) == "dcn":
         formula += " / fsdp / sequence"
-        parts_elsewhere = layout.devices_along(GROUPS["weights"])
+        parts_elsewhere = layout.devices_along(inside)
     size = DTYPE_BYTES[dtype] / parts_elsewhere
     parts = tuple(
         Part(elements * size, times * often, serial=int(i == 0))
@@ -250,11 +311,13 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     return [
         exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
                  copied_gradients(layout), layout.copies),
-        exchange("router gradients", REDUCE, GROUPS["tensor"], "routers",
-                 router_gradients(layout)),
-        exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms", norm_gradients(layout)),
+        *(exchange("router gradients", REDUCE, GROUPS["tensor"], "routers", routers)
+          for routers in [router_gradients(layout)] if routers),
+        exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms",
+                 vector_gradients(layout, is_repeated)),
         exchange(f"norm gradients{OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms",
-                 norm_gradients(layout)),
+                 vector_gradients(layout, is_repeated)),
+        *split_vector_exchanges(layout, exchange),
         exchange("data scatter", SCATTER, GROUPS["data"], payload, whole),
         exchange("data gather", GATHER, GROUPS["data"], payload, whole),
         exchange("pods", REDUCE, (SLICE_REPLICAS,), f"{payload} / data", shares),
@@ -287,6 +350,20 @@ def copied_gradients(layout: Layout) -> tuple[Part, ...]:
     )
 
 
+def is_repeated(weight: Weight) -> bool:
+    """Whether every device of a slice has all of it."""
+    return not any(LOGICAL_AXES[dimension.axis] for dimension in weight.dimensions)
+
+
+def is_split(weight: Weight) -> bool:
+    return not is_repeated(weight) and not is_copied(weight)
+
+
+def is_copied(weight: Weight) -> bool:
+    """Whether it belongs to kv heads."""
+    return any(dimension.axis == COPIED for dimension in weight.dimensions)
+
+
 def router_gradients(layout: Layout) -> tuple[Part, ...]:
     """Gradients of routers, which every device of a `tensor` group holds."""
     size = layout.gradient_bytes / layout.ways(GATHERED)
@@ -298,16 +375,39 @@ def router_gradients(layout: Layout) -> tuple[Part, ...]:
     )
 
 
-def norm_gradients(layout: Layout) -> tuple[Part, ...]:
-    """Gradients of norm scales, which every device of a slice holds."""
+def vector_gradients(layout: Layout, chosen: Callable[[Weight], bool]) -> tuple[Part, ...]:
+    """Gradients of those norms and biases that are chosen."""
     wire, network = layout.gradient_bytes, layout.network
     of_blocks = tuple(
-        Part(layers * norm.elements * wire, times, serial=1)
+        Part(layers * layout.elements(vector) * wire, times, serial=1)
         for stack in network.stacks
         for layers, times in [reduced_at_a_time(layout, stack)]
-        for norm in stack.block.norms
+        for vector in filter(chosen, stack.block.vectors)
     )
-    return (*of_blocks, Part(network.norm.elements * wire, 1, serial=1 - per_layer(layout)))
+    ends = tuple(
+        Part(layout.elements(vector) * wire, 1, serial=1 - per_layer(layout))
+        for vector in filter(chosen, network.norm.weights)
+    )
+    return (*of_blocks, *ends)
+
+
+def split_vector_exchanges(layout: Layout, exchange: Callable[..., Exchange]) -> list[Exchange]:
+    """Gradients of norms and biases of heads and of d_ff, which `tensor` splits; where kv heads are
+    copied, over the copies too.
+    """
+    ways = layout.devices_along(GROUPS["weights"])
+    return [
+        exchange(f"{name}{suffix}", REDUCE, axes, "biases", parts, devices)
+        for name, chosen, of_slice in (
+            ("bias gradients", is_split, ways),
+            ("kv bias gradients", is_copied, ways * layout.copies),
+        )
+        for suffix, axes, devices in (
+            ("", GROUPS["weights"], of_slice),
+            (OVER_DCN, SHARED_OVER_DCN, layout.devices_along(SHARED_OVER_DCN)),
+        )
+        if (parts := vector_gradients(layout, chosen))
+    ]
 
 
 def gradient_buckets(layout: Layout) -> list[Part]:
@@ -320,7 +420,7 @@ def gradient_buckets(layout: Layout) -> list[Part]:
     network, ways = layout.network, layout.ways(GATHERED)
     data = layout.devices_along(GROUPS["data"])
     embedding, *ends = [layout.elements(table) / ways for table in network.tables]
-    ends.append(network.norm.elements)
+    ends += [layout.elements(vector) for vector in network.norm.weights]
     early = per_layer(layout)
     return [
         *(part for stack in network.stacks for part in stack_buckets(layout, stack, data)),
@@ -334,8 +434,8 @@ def stack_buckets(layout: Layout, stack: Stack, data: Number) -> list[Part]:
     layers, times = reduced_at_a_time(layout, stack)
     joined = per_layer(layout) & (data > 1)
     matrices, alone = [one.weight for one in stack.block.matmuls], 1 - joined
-    weights = [layout.elements(weight) / layout.ways(GATHERED) for weight in matrices]
-    weights += [norm.elements for norm in stack.block.norms]
+    weights = [layout.elements(one) / layout.ways(gathered_axis(one)) for one in matrices]
+    weights += [layout.elements(vector) for vector in stack.block.vectors]
     return [
         Part(whole_tiles(sum(weights), data), times * joined, serial=1 * joined),
         *(Part(whole_tiles(layers * one, data), times * alone, serial=alone) for one in weights),

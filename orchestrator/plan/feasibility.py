@@ -19,9 +19,11 @@ from orchestrator.network.mesh_axes import (
     SHARED_OVER_DCN,
     ways,
 )
-from orchestrator.plan.torus import Bools, Ints, Torus, factorizations
+from orchestrator.network.mixture import EXPERTS
+from orchestrator.plan.torus import Bools, Ints, Torus, factor_rows
 from orchestrator.types.infeasible import ReasonCode
-from orchestrator.types.spec import Batch, MeshRequest, Model
+from orchestrator.types.model import Model
+from orchestrator.types.spec import Batch, MeshRequest
 
 Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints
 
@@ -127,6 +129,12 @@ def replicas_in_pod(sizes: Sizes) -> Ints:
     return split(sizes, "batch")
 
 
+def usable_axes(model: Model) -> tuple[str, ...]:
+    """The axes of a slice that have something of the model to split."""
+    idle = () if model.moe else LOGICAL_AXES[EXPERTS]
+    return tuple(axis for axis in ICI_AXES if axis not in idle)
+
+
 def placements(
     slice_torus: Torus, model: Model, length: int, mesh: MeshRequest, most_replicas: int
 ) -> Ints:
@@ -139,7 +147,7 @@ def placements(
     rules = model_rules(model, length)
     factors = np.ones((1, 0, len(ICI_AXES)), np.int64)
     for i, axis in enumerate(slice_torus.axes):
-        parts = np.array(factorizations(axis.length, len(ICI_AXES)), np.int64)
+        parts = factor_rows(axis.length, usable_axes(model))
         old = np.repeat(factors, len(parts), axis=0)
         new = np.tile(parts, (len(factors), 1))[:, None, :]
         factors = np.concatenate([old, new], axis=1)

@@ -9,10 +9,10 @@ from math import ceil
 from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Attention, Block, Mixture
-from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK, RAGGED_TILE, grouped_tile
 from orchestrator.plan.layout import Layout, Number
+from orchestrator.types.model import Model
 from orchestrator.types.plan import PlannedBatch
-from orchestrator.types.spec import Model
 
 MFU_DEFINITION = (
     "forward + backward matmul FLOPs with the unembedding + causal attention, no recompute,"
@@ -43,7 +43,7 @@ def attention_flops_per_token(model: Model, length: int) -> float:
     Half of the full 4 S N H; less with a window. Backward takes twice as much.
     """
     return sum(
-        layers * 4.0 * seen_positions(length, block.attention.window) * block.attention.width
+        layers * 4.0 * seen_positions(length, block.attention.scores.window) * block.attention.width
         for block, layers in decoder(model).kinds
     )
 
@@ -93,14 +93,21 @@ def blocks_forward_flops(layout: Layout) -> Number:
 
 
 def expert_padding_flops(layout: Layout) -> Number:
-    """Forward FLOPs of rows that experts multiply and that no choice fills."""
-    empty = max(layout.rows_of_choice - 1, 0.0)
+    """FLOPs of rows that experts multiply and that no choice fills, forward and backward.
 
-    def of_block(block: Block) -> Number:
-        routed = (one for one in block.matmuls if one.share < 1)
-        return sum(layout.multiplied_elements(one) for one in routed)
-
-    return empty * matmul_flops(layout, layout.over_layers(of_block))
+    With a capacity these are its empty rows. Without one, a tile of rows that two experts share is
+    computed for both: one for each expert but the last.
+    """
+    moe = layout.model.moe
+    if moe is None:
+        return 0.0
+    routed = layout.over_layers(layout.routed_elements)
+    if moe.capacity_factor is not None:
+        empty = max(layout.rows_of_choice - 1, 0.0) * layout.step_tokens * moe.top_k / moe.experts
+        return (1 + BACKWARD_OVER_FORWARD) * 2 * empty * layout.ways("experts") * routed
+    experts = moe.experts / layout.ways("experts")
+    rows = 2 * RAGGED_TILE + grouped_tile(layout.tokens * layout.buffer_of_token, experts)
+    return 2 * layout.microbatches * rows * (experts - 1) / experts * routed
 
 
 def copied_heads_flops(layout: Layout) -> Number:
@@ -142,10 +149,12 @@ def computed_positions(layout: Layout, attention: Attention) -> float:
     sees: 1 + b/S of the causal half.
     """
     length, size = layout.length, min(ATTENTION_BLOCK, layout.length)
-    if attention.window is None:
+    if attention.scores.window is None:
         return (length + size) / 2
     blocks = length / size
-    most = min(ceil((attention.window - 1) / size) + 1, blocks)  # of keys, for a block of queries
+    most = min(
+        ceil((attention.scores.window - 1) / size) + 1, blocks
+    )  # of keys, for a block of queries
     return size * (most - most * (most - 1) / (2 * blocks))
 
 

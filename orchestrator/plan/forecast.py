@@ -190,7 +190,8 @@ def binding_resource(layout: Layout, time: StepTime) -> tuple[str, float]:
     most_sent = max(DCN_AXES, key=lambda axis: float(time.busy_s.get(axis, 0.0)))
     busy[f"dcn {most_sent}"] = float(time.dcn_s)
     slowest = max(range(len(time.torus_axis_s)), key=lambda i: float(time.torus_axis_s[i]))
-    on_axis = {g: time.busy_s[g] for g, uses in layout.links.uses.items() if uses[slowest]}
+    uses = layout.links.uses
+    on_axis = {g: time.busy_s[g] for g in uses if uses[g][slowest] and g in time.busy_s}
     if on_axis:
         most = max(on_axis, key=lambda group: float(on_axis[group]))
         busy[f"ici {most}"] = float(time.torus_axis_s[slowest])

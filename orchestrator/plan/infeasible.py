@@ -11,12 +11,14 @@ from orchestrator.catalog.chip import Chip
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import split_sizes
 from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED
+from orchestrator.network.mixture import EXPERTS
 from orchestrator.plan.feasibility import (
     batch_range,
     model_rules,
     realizable,
     sharing,
     sizes_by_name,
+    usable_axes,
 )
 from orchestrator.plan.host import host_limit_bytes
 from orchestrator.plan.infeasible_text import infeasible_text
@@ -152,7 +154,8 @@ def batch_not_divisible(request: SearchRequest, meshes: Ints) -> tuple[Reason, .
 def slice_factors(request: SearchRequest) -> Reason:
     """The devices of a slice, and the sizes that they have to divide."""
     model, batch = request.experiment.model, request.experiment.batch
-    divided = {key: size for axis, key, size in split_sizes(model) if axis not in (COPIED, PADDED)}
+    hidden = (COPIED, PADDED) if model.moe else (COPIED, PADDED, EXPERTS)
+    divided = {key: size for axis, key, size in split_sizes(model) if axis not in hidden}
     return reason(
         "slice_factors",
         pods=request.pods,
@@ -184,6 +187,8 @@ def broken_rules(request: SearchRequest) -> Iterator[Reason]:
 def wrong_size(request: SearchRequest, sizes: dict[str, int]) -> Iterator[Reason]:
     """Requested sizes whose product does not divide the devices of a pod."""
     devices, ways = request.torus.devices, prod(sizes.values())
-    if devices % ways or (len(sizes) == len(ICI_AXES) and devices != ways):
+    if devices % ways or (
+        len(sizes) >= len(usable_axes(request.experiment.model)) and devices != ways
+    ):
         topology = str(request.topology)
         yield reason("mesh_size", ways=ways, devices=devices, topology=topology, **sizes)

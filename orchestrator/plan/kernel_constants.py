@@ -3,6 +3,23 @@
 They have a file of their own, so that a proof stays valid when a formula changes.
 """
 
+from typing import Any
+
+import numpy as np
+
 LOSS_CHUNK_BYTES = 256 * 2**20  # fp32 logits that the loss makes at a time, at most
 ATTENTION_BLOCK = 512  # queries or keys that the attention kernel takes at a time, at most
 TILE = (128, 128)  # elements, of which a device reduces whole ones: fewer, and TPU pads them
+# Rows of experts that the compiler's grouped matmul takes at a time; and of ours, for gradients of
+# weights, at most and at least. A tile that two experts share is computed for both.
+RAGGED_TILE = 128
+MOST_ROWS, LEAST_ROWS = 512, 128
+MOST_TILE = 1024  # elements of the weights' dimensions that ours takes at a time, at most
+
+
+def grouped_tile(rows: Any, experts: Any) -> Any:
+    """Rows that our grouped matmul takes at a time: about a quarter of an expert's, a power of two
+    within bounds.
+    """
+    wanted = np.clip(rows / (4 * experts), LEAST_ROWS, MOST_ROWS)
+    return 2 ** np.floor(np.log2(wanted))

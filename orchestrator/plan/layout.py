@@ -18,20 +18,23 @@ from orchestrator.network.description import Block, Dimension, Matmul, Network, 
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
+    GATHERED_OF_EXPERTS,
     HEAD,
     LOGICAL_AXES,
     PADDED,
     padded,
     ways,
 )
-from orchestrator.network.mixture import CHOICES, rows_of_token
+from orchestrator.network.mixture import CHOICES, EXPERTS, rows_of_token
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, elements_in_order, fewest_elements, whole
 from orchestrator.plan.torus import Links
-from orchestrator.types.spec import Model, Optimizer, Precision
+from orchestrator.types.model import Model
+from orchestrator.types.spec import Optimizer, Precision
 
 Number = Any  # a plain number, or a numpy array of them
 
+GATHERED_AXES = (GATHERED, GATHERED_OF_EXPERTS)
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 MOMENTS = {"adamw": 2}  # numbers that an optimizer holds for each parameter
 
@@ -114,8 +117,8 @@ class Layout:
         """How much of a dimension a device works on. Matrices are gathered for use."""
         axis = dimension.axis
         if axis == CHOICES:
-            return dimension.size * self.rows_of_choice
-        if axis == GATHERED or not LOGICAL_AXES[axis]:
+            return dimension.size * self.buffer_of_choice
+        if axis in GATHERED_AXES or not LOGICAL_AXES[axis]:
             return dimension.size
         ways = self.ways(axis)
         if axis == PADDED:
@@ -132,8 +135,11 @@ class Layout:
 
     def multiplied_elements(self, matmul: Matmul) -> Number:
         """Elements of a weight that a device multiplies one of its tokens by."""
-        routed = min(self.rows_of_choice, 1.0) if matmul.share < 1 else 1.0
-        return routed * matmul.share * self.elements(matmul.weight)
+        if not is_of_experts(matmul):
+            return self.elements(matmul.weight)
+        # Of `expert` devices, each has a part of the experts, and the tokens of all for these.
+        share = min(self.rows_of_choice, 1.0) * matmul.share * self.ways("experts")
+        return share * self.elements(matmul.weight)
 
     @cached_property
     def rows_of_token(self) -> float:
@@ -144,6 +150,23 @@ class Layout:
     def rows_of_choice(self) -> float:
         """The same over the choices of a token: one where none is dropped."""
         return self.rows_of_token / self.model.moe.top_k if self.model.moe else 1.0
+
+    @cached_property
+    def buffer_of_choice(self) -> Number:
+        """Rows for which there is room, over the choices of a device's own tokens.
+
+        Where experts lie apart and none is dropped, all tokens may come to those of one device.
+        """
+        moe, ways = self.model.moe, self.ways("experts")
+        if moe is None or moe.capacity_factor is not None:
+            return self.rows_of_choice
+        most = np.minimum(moe.top_k, moe.experts / ways)
+        return ways * most / moe.top_k
+
+    @property
+    def buffer_of_token(self) -> Number:
+        """The same for each of a device's own tokens."""
+        return self.buffer_of_choice * self.model.moe.top_k if self.model.moe else 0.0
 
     def tensor_elements(self, tensor: Tensor) -> Number:
         """Elements of an activation on a device, of one layer and microbatch."""
@@ -199,10 +222,22 @@ class Layout:
         return len(self.network.tables) * self.table_padding_elements / self.ways(GATHERED)
 
     @cached_property
+    def vector_elements(self) -> Number:
+        """Those of norms and biases: a device has all of them but what `tensor` splits."""
+        blocks = self.over_layers(lambda block: sum(map(self.elements, block.vectors)))
+        return blocks + sum(map(self.elements, self.network.norm.weights))
+
+    @cached_property
     def owned_elements(self) -> Number:
-        """All parameters that a device stores; every device stores all norm scales."""
+        """All parameters that a device stores."""
         tables = len(self.network.tables) * self.table_elements
-        return (self.layer_elements + tables) / self.ways(GATHERED) + self.network.norm_parameters
+        routed = self.over_layers(self.routed_elements)
+        others = (self.layer_elements - routed + tables) / self.ways(GATHERED)
+        return others + routed / self.ways(GATHERED_OF_EXPERTS) + self.vector_elements
+
+    def routed_elements(self, block: Block) -> Number:
+        """Matrix elements of a block's experts on a device, gathered for use."""
+        return self.total_elements(one for one in block.matmuls if is_of_experts(one))
 
     # --- what that takes in memory, where arrays are stored in tiles
 
@@ -213,8 +248,8 @@ class Layout:
 
     def stored_size(self, dimension: Dimension) -> Number:
         """The part of a weight's dimension that a device stores."""
-        if dimension.axis == GATHERED:
-            return dimension.size / self.ways(GATHERED)
+        if dimension.axis in GATHERED_AXES:
+            return dimension.size / self.ways(dimension.axis)
         return self.size(dimension)
 
     def stored_elements(self, weight: Weight) -> Number:
@@ -234,9 +269,9 @@ class Layout:
 
     @cached_property
     def stored_parameter_elements(self) -> Number:
-        """What all parameters of a device take, in elements; every device has all norm scales."""
+        """What all parameters of a device take, in elements."""
         tables = sum(self.stored_elements(table) for table in self.network.tables)
-        return self.stored_layer_elements + tables + self.network.norm_parameters
+        return self.stored_layer_elements + tables + self.vector_elements
 
     def stored_tensor_elements(self, tensor: Tensor) -> Number:
         """What an activation of one layer and microbatch takes, in elements.
@@ -278,6 +313,17 @@ class Layout:
     def copied_elements(self) -> Number:
         """Stored elements that are copies of another device's."""
         return self.copied_heads * self.layer_elements_of_a_head / self.ways(GATHERED)
+
+
+def gathered_axis(weight: Weight) -> str:
+    """The logical axis along which a matrix is gathered."""
+    [axis] = [one.axis for one in weight.dimensions if one.axis in GATHERED_AXES]
+    return axis
+
+
+def is_of_experts(matmul: Matmul) -> bool:
+    """Whether its weight is that of experts."""
+    return matmul.weight.dimensions[0].axis == EXPERTS
 
 
 def copied_matmuls(block: Block) -> tuple[Matmul, ...]:

@@ -242,7 +242,7 @@ def routed_lines(layout: Layout, block: Block) -> list[LedgerLine]:
             "rows of experts",
             "stages x rows x stream",
             stages=ROUTED_STAGES,
-            rows=layout.rows_of_token,
+            rows=layout.buffer_of_token,
             stream=stream_bytes(layout),
         )
     ]

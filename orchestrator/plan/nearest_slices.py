@@ -7,13 +7,15 @@ from math import inf, log, prod
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
+from orchestrator.plan.feasibility import usable_axes
 from orchestrator.plan.spec_changes import CHIP, PODS, PRICE, TOPOLOGY, Change, Nearby
 from orchestrator.plan.torus import count_placements, make_torus
 from orchestrator.types.infeasible import Suggestion
+from orchestrator.types.model import Model
 from orchestrator.types.plan import Estimate
 
 MOST_TRIES = 12  # searches for one suggestion
-MOST_PLACEMENTS = 60_000  # of a slice that is tried: larger ones take seconds to search
+MOST_PLACEMENTS = 400_000  # of a slice that is tried: larger ones take seconds to search
 CHIPS = 3  # other chips that are suggested, the cheapest first
 
 
@@ -36,20 +38,27 @@ def requested_slices(near: Nearby) -> SliceChoice:
     return SliceChoice(chip, catalog.topology(chip, resources.topology), resources.pods.max)
 
 
-def rentable(chip: Chip) -> list[Topology]:
+def rentable(chip: Chip, model: Model) -> list[Topology]:
     """The slices of a chip that one may rent, smallest first; of equal ones the most cubic."""
+    axes = usable_axes(model)
     every = [catalog.topology(chip, text) for text in catalog.topologies(chip)]
     some = [one for one in every if one.chips <= prod(chip.largest_slice)]
     by_size = groupby(some, key=lambda one: one.chips)
     cubic = (min(group, key=lambda one: sum(one.shape)) for _, group in by_size)
-    return [one for one in cubic if count_placements(make_torus(chip, one)) <= MOST_PLACEMENTS]
+    return [
+        one for one in cubic if count_placements(make_torus(chip, one), axes) <= MOST_PLACEMENTS
+    ]
 
 
 def smaller_slices(near: Nearby) -> Iterator[Suggestion]:
     """The largest smaller slice, where memory is not what is lacking."""
     now = requested_slices(near)
     if not near.lacks_memory:
-        fewer = [one for one in rentable(now.chip) if one.chips < now.topology.chips]
+        fewer = [
+            one
+            for one in rentable(now.chip, near.changed.experiment.model)
+            if one.chips < now.topology.chips
+        ]
         yield from first_with_plan(
             near, now, [SliceChoice(now.chip, t, now.pods) for t in fewer[::-1]]
         )
@@ -58,17 +67,22 @@ def smaller_slices(near: Nearby) -> Iterator[Suggestion]:
 def larger_slices(near: Nearby) -> Iterator[Suggestion]:
     """The smallest larger slice."""
     now = requested_slices(near)
-    more = [one for one in rentable(now.chip) if one.chips > now.topology.chips]
+    more = [
+        one
+        for one in rentable(now.chip, near.changed.experiment.model)
+        if one.chips > now.topology.chips
+    ]
     yield from first_with_plan(near, now, [SliceChoice(now.chip, t, now.pods) for t in more])
 
 
 def other_chips(near: Nearby) -> Iterator[Suggestion]:
     """Of other chips about as many, or as many as hold the model; the cheapest first."""
-    now = requested_slices(near)
+    now, model = requested_slices(near), near.changed.experiment.model
     found: list[Suggestion] = []
     for name in catalog.chips():
         if name != now.chip.name:
-            found += first_with_plan(near, now, about_as_many(catalog.chip(name), now.chips))
+            others = about_as_many(catalog.chip(name), now.chips, model)
+            found += first_with_plan(near, now, others)
     yield from sorted(found, key=lambda one: (cost(one.dollars), one.chips))[:CHIPS]
 
 
@@ -79,9 +93,11 @@ def cost(dollars: Estimate | None) -> float:
     return dollars.lower if dollars.expected is None else dollars.expected
 
 
-def about_as_many(chip: Chip, chips: int) -> list[SliceChoice]:
+def about_as_many(chip: Chip, chips: int, model: Model) -> list[SliceChoice]:
     """Slices of a chip, together nearest to a number of chips first; then those in fewer pods."""
-    every = [SliceChoice(chip, one, max(1, round(chips / one.chips))) for one in rentable(chip)]
+    every = [
+        SliceChoice(chip, one, max(1, round(chips / one.chips))) for one in rentable(chip, model)
+    ]
     most = chip.multislice_chips.value if chip.multislice_chips else inf
     every = [one for one in every if one.chips <= most]
     return sorted(every, key=lambda one: (abs(log(one.chips / chips)), one.pods))

@@ -34,6 +34,7 @@ NEAR = 0.05  # how far the fastest suggested batch may be from the requested one
 MESHES = 2  # most meshes that are suggested in place of a requested one
 DOUBLINGS = 2  # how often the batch is halved and doubled
 NEXT = 4  # batches that are tried on either side
+MORE_PODS = (2, 4, 8)  # times as many slices may share weights
 NEXT_PODS = 6  # numbers of slices that are tried on either side: those next, and any that divide
 
 
@@ -108,14 +109,17 @@ def all_meshes(request: SearchRequest, mesh: MeshRequest) -> Ints:
 
 
 def shared_weights(near: Nearby) -> Iterator[Suggestion]:
-    """The fewest slices that must share weights; or another number where the requested is wrong."""
+    """The fewest slices that must share weights, of those there are or of more; or another number
+    where the requested is wrong.
+    """
     resources = near.changed.resources
     pods = resources.pods.max
     for axis in SHARED_OVER_DCN:
         asked = getattr(resources.mesh, axis) or 1
         if near.lacks_memory:
-            more = [{f"{MESH}.{axis}": ways} for ways in divisors(pods) if ways > asked]
-            yield from near.planned(more or [{PODS: 2 * pods, f"{MESH}.{axis}": 2 * asked}])
+            among = [{f"{MESH}.{axis}": ways} for ways in divisors(pods) if ways > asked]
+            more = [{PODS: n * pods, f"{MESH}.{axis}": n * pods} for n in MORE_PODS]
+            yield from near.planned([*among, *more])
         elif pods % asked:
             yield from near.planned([{f"{MESH}.{axis}": AUTO}])
 

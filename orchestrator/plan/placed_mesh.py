@@ -2,7 +2,7 @@
 
 from math import prod
 
-from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, ICI_AXES
+from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, ICI_AXES, in_use
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.search import Choice, SearchRequest, factors_of, slice_sizes
 from orchestrator.plan.time import dcn_rate
@@ -34,7 +34,7 @@ def device_groups(request: SearchRequest, choice: Choice, layout: Layout) -> dic
     factors = factors_of(choice)[0]
     groups = {
         name: DeviceGroup(
-            axes=axes,
+            axes=in_use(axes, choice.mesh),
             size=prod(choice.mesh[axis] for axis in axes),
             link="ici",
             spans=spans_of(request.torus, factors, axes),
@@ -50,4 +50,6 @@ def device_groups(request: SearchRequest, choice: Choice, layout: Layout) -> dic
             spans=(),
             bytes_per_s=dcn_rate(request.chip),
         )
+    if layout.model.moe is None:
+        del groups["expert"], groups["expert_weights"]
     return {name: group for name, group in groups.items() if group.size > 1}

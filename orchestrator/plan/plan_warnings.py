@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 
 from orchestrator import catalog
+from orchestrator.plan.kernel_constants import TILE
 from orchestrator.plan.ranking import accumulates_faster
 from orchestrator.plan.search import SearchRequest, SearchResult
 from orchestrator.types.plan import Plan, PlanWarning, plan_warning
 from orchestrator.types.spec import Spec
 
+LANES = TILE[1]  # positions that the attention kernel takes at a time
 LEDGER_TRAINER = "llama"  # whose program the ledger describes
 FEW_STEPS, MANY_YEARS, DAYS_OF_YEAR = 100, 5, 365.25
 # The critical batch of a run of D million tokens is CRITICAL_SEQUENCES x D^CRITICAL_EXPONENT
@@ -60,6 +62,15 @@ def host_warnings(plan: Plan) -> Iterator[PlanWarning]:
     offloaded = plan.forecast.host_memory_bytes_per_chip
     if offloaded and plan.forecast.host_bytes_per_chip is None:
         yield plan_warning("host_memory_unknown", chip=plan.chip, offloaded_bytes=offloaded)
+
+
+def kernel_warnings(plan: Plan) -> Iterator[PlanWarning]:
+    """The attention kernel of the trainer takes whole rows of lanes."""
+    if plan.trainer != LEDGER_TRAINER or catalog.chip_of(plan).switched:
+        return
+    length, sequence = plan.batch.length, plan.mesh["sequence"]
+    if length % LANES or length // sequence % LANES:
+        yield plan_warning("attention_positions", length=length, sequence=sequence, positions=LANES)
 
 
 def recipe_warnings(plan: Plan) -> Iterator[PlanWarning]:

@@ -17,6 +17,7 @@ from orchestrator.plan.plan_warnings import (
     accumulation_warnings,
     forecast_warnings,
     host_warnings,
+    kernel_warnings,
     recipe_warnings,
     search_warnings,
     trainer_warnings,
@@ -31,8 +32,9 @@ from orchestrator.plan.search import (
     search_request,
 )
 from orchestrator.types import codec
+from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
-from orchestrator.types.spec import Experiment, Model, Spec
+from orchestrator.types.spec import Experiment, Spec
 
 SCHEMA = 4
 
@@ -115,6 +117,7 @@ def write_plan(
         *host_warnings(plan),
         *search_warnings(spec, request, result),
         *accumulation_warnings(plan, request, result),
+        *kernel_warnings(plan),
         *recipe_warnings(plan),
         *forecast_warnings(plan),
     )

@@ -14,7 +14,8 @@ from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Block, Network, Tensor
 from orchestrator.network.rematerialization import AUTO, POLICIES, Policy, policy
 from orchestrator.plan.host import knows_host
-from orchestrator.types.spec import Experiment, Model
+from orchestrator.types.model import Model
+from orchestrator.types.spec import Experiment
 from orchestrator.types.spec_fields import Treatment
 
 TREATMENTS: tuple[Treatment, ...] = ("keep", "offload", "recompute")

@@ -25,7 +25,7 @@ RULE = (
     f" below {OFFLOAD_GAIN:.0%}; of plans within {TIE:.0%}, the batch nearest to the requested one,"
     " then the best expected time, then the fewest axes"
 )
-(TENSOR,) = LOGICAL_AXES["heads"]
+WITHIN_LAYERS = (*LOGICAL_AXES["heads"], *LOGICAL_AXES["experts"])
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,11 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
 
 
 def kinds_of(candidates: Candidates) -> Ints:
-    """What tells one kind of plan from another: tensor size, policy and microbatches."""
-    tensor = axis_sizes(candidates.factors)[:, ICI_AXES.index(TENSOR)]
-    return np.column_stack([tensor, candidates.remat, candidates.microbatches])
+    """What tells one kind of plan from another: the sizes of axes that split layers, policy and
+    microbatches.
+    """
+    sizes = axis_sizes(candidates.factors)[:, [ICI_AXES.index(axis) for axis in WITHIN_LAYERS]]
+    return np.column_stack([sizes, candidates.remat, candidates.microbatches])
 
 
 def meshes_alike(request: SearchRequest, candidates: Candidates, row: int, same: Bools) -> int:

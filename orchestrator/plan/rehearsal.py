@@ -14,6 +14,7 @@ from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, ways
 from orchestrator.network.mixture import expert_d_ff
 from orchestrator.plan.planner import make_plan
+from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import (
@@ -21,7 +22,6 @@ from orchestrator.types.spec import (
     DataSource,
     Experiment,
     MeshRequest,
-    Model,
     Pods,
     Resources,
     Spec,

@@ -18,6 +18,7 @@ from orchestrator.plan.feasibility import (
     replicas_in_pod,
     sharing,
     sizes_by_name,
+    usable_axes,
 )
 from orchestrator.plan.host import transfers
 from orchestrator.plan.layout import Layout, Number
@@ -216,7 +217,7 @@ def search(request: SearchRequest) -> SearchResult:
     if auto and not len(candidates):
         margin = 0.0
         candidates, least = price(request, factors, batch, margin)
-    count = count_placements(request.torus)
+    count = count_placements(request.torus, usable_axes(experiment.model))
     return SearchResult(
         enumerated=count,
         realizable=len(np.unique(factors, axis=0)),

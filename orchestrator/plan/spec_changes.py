@@ -72,7 +72,7 @@ class ChangeResult:
 class Budget:
     """How many candidates may still be priced: nobody waits long for a refusal."""
 
-    left: int = 100_000
+    left: int = 250_000
 
 
 @dataclass(frozen=True)

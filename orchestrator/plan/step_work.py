@@ -20,16 +20,22 @@ from orchestrator.types.plan import LedgerLine, LineKind
 ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
 ALONE = frozenset({"mxu", "hbm", "host"})  # what a device keeps busy without its links
 # Matmuls wait for these: the compiler can only send piece by piece what is multiplied piece by
-# piece. Keys and values of other devices are needed whole.
+# piece. Keys and values of other devices are needed whole, and so are tokens of experts.
 TENSOR: tuple[LineKind, ...] = ("activation_gather", "activation_scatter")
-WHOLE: tuple[LineKind, ...] = ("kv_gather", "kv_scatter")
+WHOLE: tuple[LineKind, ...] = (
+    "kv_gather",
+    "kv_scatter",
+    "expert_exchange",
+    "expert_gather",
+    "expert_scatter",
+)
 # Measured all-gathers reach 95 % of 45 GB/s a link and direction, which datasheets call 50.
 ICI_RATE, ICI_RATE_SOURCE = 0.95 * 45 / 50, "scaling-book-sharding"
 LANES = 128  # attention kernels pad a head to whole lanes: 64 costs as much as 128
 FORWARD_AND_BACKWARD = 3  # passes over activations; one more where the policy repeats
-# Elements read and written in one pass: two norms and two residual additions over the stream, and
-# the rotation of queries and keys. The MLP's activation reads its inputs and writes one result.
-STREAM_TOUCHES, ROTATION_TOUCHES = 10, 2
+# Elements read and written in one pass: by a norm, by an addition to the stream, and by turning
+# queries and keys. The MLP's activation reads its inputs and writes one result.
+NORM_TOUCHES, ADDITION_TOUCHES, ROTATION_TOUCHES = 2, 3, 2
 # A row of an expert is read and written on its way there and on its way back, and read for the sum.
 ROUTED_TOUCHES = 5
 # fp32 logits: written; read for the largest and for the sum; read and written as their gradient;
@@ -126,14 +132,17 @@ def touched_elements(layout: Layout, block: Block) -> Number:
     """Elements of a token that a block's operations between its matmuls read and write."""
     attention, mlp = block.attention, block.mlp
     query, key, _ = (matmul.output for matmul in attention.inputs)
-    stream = STREAM_TOUCHES * layout.model.d_model / layout.devices_along(GROUPS["tensor"])
+    around = sum(1 for part in block.sublayers for norm in (part.before, part.after) if norm)
+    touches = NORM_TOUCHES * around + ADDITION_TOUCHES * len(block.sublayers)
+    stream = touches * layout.model.d_model / layout.devices_along(GROUPS["tensor"])
     up = mlp.inputs[-1].output
     hidden = hidden_elements(layout, mlp)
     if isinstance(mlp, Mixture):
-        hidden += ROUTED_TOUCHES * layout.rows_of_token * layout.model.d_model
+        hidden += ROUTED_TOUCHES * layout.buffer_of_token * layout.model.d_model
         hidden += hidden_elements(layout, mlp.shared) if mlp.shared else 0
     heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
-    rotated = ROTATION_TOUCHES * layout.model.head_dim * heads
+    inside = NORM_TOUCHES * (attention.query_norm is not None)
+    rotated = (ROTATION_TOUCHES + inside) * layout.model.head_dim * heads
     return sum(
         (FORWARD_AND_BACKWARD + layout.remat.share(repeated.name, "recompute")) * elements
         for elements, repeated in (

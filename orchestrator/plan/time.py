@@ -14,7 +14,7 @@ from orchestrator.catalog import Chip, Quantity
 from orchestrator.errors import SpecError, UnknownName
 from orchestrator.network.mesh_axes import DCN_AXES, link_of
 from orchestrator.plan import flops
-from orchestrator.plan.collectives import ENDS, Exchange, exchanges
+from orchestrator.plan.collectives import ALL_TO_ALL, ENDS, Exchange, exchanges
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import activation_bytes
 from orchestrator.plan.torus import HOP_S, HOP_SOURCE
@@ -59,8 +59,8 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
     return [
         line("matmul", "matmuls", "3 forward", passes * own),
         line("copied_heads", "copied kv heads", "3 forward", passes * copies),
-        line("expert_padding", "empty rows of experts", "3 forward",
-             passes * flops.expert_padding_flops(layout)),
+        line("expert_padding", "empty rows of experts", "forward and backward",
+             flops.expert_padding_flops(layout)),
         line("unembedding", "unembedding", "3 forward",
              passes * flops.unembedding_forward_flops(layout)),
         line("vocab_padding", "vocabulary padding", "3 forward",
@@ -145,7 +145,9 @@ def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
     if link_of(exchange.axes) == "dcn":
         link, rate = layout.chip.dcn_bytes_per_s, dcn_rate(layout.chip)
     else:
-        link, rate = layout.chip.ici_link_bytes_per_s, layout.links.rates[exchange.group]
+        rates = layout.links
+        by_group = rates.exchange_rates if exchange.kind == ALL_TO_ALL else rates.rates
+        link, rate = layout.chip.ici_link_bytes_per_s, by_group[exchange.group]
     return LedgerLine(
         kind=exchange.line,
         name=exchange.name,
@@ -155,7 +157,7 @@ def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
         inputs={"bytes": moved, "rate": rate, "calls": exchange.calls},
         sources=(link.source,),
         resource=exchange.group,
-        collective=exchange.collective() if np.ndim(moved) == 0 else None,
+        collective=exchange.collective(layout.mesh) if np.ndim(moved) == 0 else None,
         serial_s=exchange.serial_bytes / rate,
     )
 

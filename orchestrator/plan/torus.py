@@ -5,6 +5,7 @@ ICI_AXES multiply to L, the first axis outermost. Every row of an array of facto
 so one function serves a search over thousands and a single plan.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -62,6 +63,14 @@ def make_torus(chip: Chip, topology: Topology) -> Torus:
     return Torus(tuple(axes), chip.devices, chip.switched)
 
 
+def factor_rows(length: int, axes: Sequence[str]) -> Ints:
+    """Every way to split a torus axis between those mesh axes: rows x ICI_AXES."""
+    parts = np.array(factorizations(length, len(axes)), np.int64)
+    rows = np.ones((len(parts), len(ICI_AXES)), np.int64)
+    rows[:, [ICI_AXES.index(axis) for axis in axes]] = parts
+    return rows
+
+
 def factorizations(length: int, parts: int) -> list[tuple[int, ...]]:
     """Every ordered way to write `length` as a product of `parts` numbers."""
     if parts == 1:
@@ -73,9 +82,9 @@ def factorizations(length: int, parts: int) -> list[tuple[int, ...]]:
     ]
 
 
-def count_placements(slice_torus: Torus) -> int:
+def count_placements(slice_torus: Torus, axes: Sequence[str] = ICI_AXES) -> int:
     """Placements of a slice: ordered factorizations of every torus axis, multiplied."""
-    return prod(len(factorizations(axis.length, len(ICI_AXES))) for axis in slice_torus.axes)
+    return prod(len(factorizations(axis.length, len(axes))) for axis in slice_torus.axes)
 
 
 def divisors(number: int) -> list[int]:
@@ -124,6 +133,25 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
     return np.where(rate > 0, rate, np.inf)
 
 
+def exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
+    """Bytes per second at which each device sends in an all-to-all over the group.
+
+    On a ring of n devices a byte travels n / 4 links, and all bytes travel along every axis of the
+    group: the slowest decides. The devices of one chip share its links.
+    """
+    gather = group_rate(slice_torus, factors, group)
+    if slice_torus.switched:
+        return gather
+    size, stride = group_spans(factors, group)
+    shape = np.where(closes(slice_torus, size, stride), 1.0, 0.5)
+    link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
+    on_die = np.array([axis.name == DIE_AXIS for axis in slice_torus.axes])
+    share = np.where(on_die, 1.0, 1.0 / slice_torus.devices_per_chip)
+    along = np.where(size > 1, 4 * link * share * shape / stride / size, np.inf).min(axis=1)
+    devices = size.prod(axis=1)
+    return np.where(devices > 1, np.where(devices > 1, along, 0) * (devices - 1) / devices, gather)
+
+
 def group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
     """Hops one collective needs: half way round a ring, to the far end of a line, in each span."""
     size, stride = group_spans(factors, group)
@@ -141,14 +169,17 @@ def group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Links:
-    """For each of GROUPS: bytes per second, hops of a collective, torus axes in use."""
+    """For each of GROUPS: bytes per second of a gather and of an all-to-all, hops of a collective,
+    torus axes in use.
+    """
 
     rates: dict[str, Any]
+    exchange_rates: dict[str, Any]
     hops: dict[str, Any]
     uses: dict[str, Any]
 
 
-NO_LINKS = Links({}, {}, {})
+NO_LINKS = Links({}, {}, {}, {})
 
 
 def find_links(slice_torus: Torus, factors: Ints) -> Links:
@@ -156,6 +187,7 @@ def find_links(slice_torus: Torus, factors: Ints) -> Links:
     groups = GROUPS.items()
     return Links(
         rates={name: group_rate(slice_torus, factors, axes) for name, axes in groups},
+        exchange_rates={name: exchange_rate(slice_torus, factors, axes) for name, axes in groups},
         hops={name: group_hops(slice_torus, factors, axes) for name, axes in groups},
         uses={name: group_uses(factors, axes) for name, axes in groups},
     )
@@ -165,6 +197,7 @@ def rows_of_links(links: Links, rows: Ints) -> Links:
     """The links of these placements, by their places."""
     return Links(
         rates={name: rate[rows] for name, rate in links.rates.items()},
+        exchange_rates={name: rate[rows] for name, rate in links.exchange_rates.items()},
         hops={name: hops[rows] for name, hops in links.hops.items()},
         uses={name: uses[rows] for name, uses in links.uses.items()},
     )
@@ -175,6 +208,7 @@ def plain_links(slice_torus: Torus, factors: Ints) -> Links:
     rows = find_links(slice_torus, factors)
     return Links(
         rates={name: float(rate[0]) for name, rate in rows.rates.items()},
+        exchange_rates={name: float(rate[0]) for name, rate in rows.exchange_rates.items()},
         hops={name: float(hops[0]) for name, hops in rows.hops.items()},
         uses={name: uses[0] for name, uses in rows.uses.items()},
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.network.rematerialization import POLICIES, text_of
+from orchestrator.plan.feasibility import usable_axes
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import search, search_request
@@ -70,7 +71,8 @@ def change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
     overrides = [f"experiment.remat={text_of(other.remat)}"]
     alone = _plan_or_none(replace(spec, experiment=replace(spec.experiment, remat=other.remat)))
     if alone is None or alone.digest != other.digest:
-        overrides += [f"resources.mesh.{axis}={other.mesh[axis]}" for axis in ICI_AXES]
+        axes = usable_axes(spec.experiment.model)
+        overrides += [f"resources.mesh.{axis}={other.mesh[axis]}" for axis in axes]
     return PlanChange(
         overrides=tuple(overrides),
         peak_hbm_bytes_per_device=other.forecast.memory_bytes_per_device + missed_bytes,

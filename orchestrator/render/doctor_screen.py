@@ -1,8 +1,19 @@
-"""Show the health of this machine as a table."""
+"""Show the health of this machine, and of the files of a run, as tables."""
+
+from collections.abc import Sequence
 
 from orchestrator.formatting import counted
-from orchestrator.render.screen_parts import Part, Screen, Table, heading, indent, next_step, screen
-from orchestrator.types.health import HealthReport
+from orchestrator.render.screen_parts import (
+    Part,
+    Screen,
+    Table,
+    heading,
+    indent,
+    next_step,
+    screen,
+    section,
+)
+from orchestrator.types.health import FileFinding, HealthReport, RunHealth
 
 SIGNS = {"good": "ok", "limited": "LIMITED", "broken": "BROKEN"}
 
@@ -32,3 +43,29 @@ def verdict(report: HealthReport) -> list[Part]:
         abilities, command = "plan", "orch init my-run.yaml"
     with_limits = f", with {counted(limits, 'limit')}" if limits else ""
     return [f"Doctor: this machine can {abilities}{with_limits}.", *next_step(command)]
+
+
+def run_doctor_screen(health: RunHealth, repair_command: str) -> Screen:
+    """Return what is wrong with the files of a run, what was repaired, and what to do next."""
+    return screen(
+        section("repaired", _file_lines(health.repaired)) if health.repaired else [],
+        section("files", _file_lines(health.findings)) if health.findings else [],
+        _run_verdict(health, repair_command),
+    )
+
+
+def _file_lines(findings: Sequence[FileFinding]) -> list[Part]:
+    lines: list[Part] = []
+    for one in findings:
+        lines += [f"{one.file}: {one.what}", f"    {one.advice}"]
+    return lines
+
+
+def _run_verdict(health: RunHealth, repair_command: str) -> list[Part]:
+    if not health.findings:
+        return [f"Doctor: the files of {health.run} are as they were written."]
+    wrong = counted(len(health.findings), "file")
+    can = "cannot go on" if health.stops else "can go on"
+    verdict = f"Doctor: {wrong} of {health.run} not as written; the run {can}."
+    repairable = any(one.repairable for one in health.findings)
+    return [verdict, *(next_step(repair_command) if repairable else [])]

@@ -16,6 +16,7 @@ from orchestrator.formatting import (
     span,
     with_unit,
 )
+from orchestrator.network.mesh_axes import in_use
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.plan.forecast import scale
 from orchestrator.render.resource_names import resource_name
@@ -80,7 +81,10 @@ def headline(plan: Plan) -> str:
 
 def decisions(plan: Plan) -> list[Part]:
     """Return the request and the decisions, a line each."""
-    inside = ", ".join(axis_text(axis) for axis in plan.axes if axis.link == "ici")
+    shown = in_use(plan.mesh, plan.mesh)
+    inside = ", ".join(
+        axis_text(axis) for axis in plan.axes if axis.link == "ici" and axis.name in shown
+    )
     rows = [
         ("model", model(plan)),
         ("mesh", f"{slices_text(plan)} dcn | {inside}"),
@@ -336,7 +340,9 @@ def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]
 
 def mesh_with_alike(plan: Plan) -> str:
     """Return the mesh inside a pod, and how many meshes are like it."""
-    mesh = ".".join(str(axis.size) for axis in plan.axes if axis.link == "ici")
+    shown = in_use(plan.mesh, plan.mesh)
+    inside = (axis for axis in plan.axes if axis.link == "ici" and axis.name in shown)
+    mesh = ".".join(str(axis.size) for axis in inside)
     return f"{mesh} +{plan.search.alike}" if plan.search.alike else mesh
 
 

@@ -21,6 +21,10 @@ SENTENCES: dict[WarningCode, str] = {
         "bf16 parameters without an fp32 master copy lose small updates; the book counts memory"
         " this way, but few runs train this way"
     ),
+    "attention_positions": (
+        "the trainer's attention takes {positions} positions at a time on TPUs, and a chip has"
+        " {length:,} / {sequence}: this runs in a rehearsal alone"
+    ),
     "other_trainer": (
         "the forecast describes the program of trainer {ledger}, not that of {trainer}: memory,"
         " time and cost of {trainer} are unknown"
@@ -30,8 +34,8 @@ SENTENCES: dict[WarningCode, str] = {
         " take longer"
     ),
     "unsteady_profile": (
-        "this machine was busy while it was measured: repeats of a step differ by {spread:.0%}, so"
-        " the next rehearsal measures it again"
+        "this machine was busy while it was measured (other programs had {others:.0%} of its"
+        " cores, repeats of a step differ by {spread:.0%}): the next rehearsal measures it again"
     ),
     "many_years": "the run would take {years:,.0f} years: ask for more chips or fewer tokens",
 }

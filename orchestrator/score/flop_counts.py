@@ -83,7 +83,7 @@ def counted_flops_per_token(run: PublishedRun, counted: FlopCount) -> float:
     """A token's FLOPs, forward and backward, as the source counts them."""
     model = run.model
     network = decoder(model)
-    counted_by_all = network.parameters - network.norm_parameters  # no source counts norms
+    counted_by_all = network.parameters - network.vector_parameters  # no source counts norms
     weights = {"all": counted_by_all, "matmul": network.matmul_parameters}
     more = model.layers * extra_parameters_per_layer(run)
     return 6.0 * (weights[counted.parameters] + more) + attention_flops_per_token(run, counted)

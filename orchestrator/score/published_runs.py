@@ -13,7 +13,7 @@ from orchestrator.plan import flops
 from orchestrator.score import software
 from orchestrator.score.cells import Unscorable, dtype, note, noted_count, number, positive, whole
 from orchestrator.score.software import RunSoftware, software_of
-from orchestrator.types.spec import Model
+from orchestrator.types.model import Model
 from orchestrator.types.spec_fields import DType
 
 PUBLISHED = FOLDER / "published_runs.csv"

@@ -13,9 +13,10 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.catalog import Chip, Topology
 from orchestrator.errors import OrchError
-from orchestrator.network.decoder import BLOCK_INPUT
+from orchestrator.network import maxtext_policies
+from orchestrator.network.maxtext_policies import NAMED
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
-from orchestrator.network.rematerialization import POLICIES, Policy, keeping, offloading
+from orchestrator.network.rematerialization import Policy
 from orchestrator.plan.feasibility import placements, sizes_by_name
 from orchestrator.plan.host import transfers
 from orchestrator.plan.layout import Layout
@@ -29,40 +30,7 @@ from orchestrator.score.run_attention import attention_as_run, scaled
 from orchestrator.types.plan import LedgerLine, LineKind
 from orchestrator.types.spec import Batch, Experiment, MeshRequest, Precision
 
-# The sources' names for the tensors of a block; `custom` policies use MaxText's.
-TENSOR_NAMES = {
-    "query_proj": "query",
-    "key_proj": "key",
-    "value_proj": "value",
-    "q": "query",
-    "k": "key",
-    "v_proj": "value",
-    "qkv_proj": "query key value",
-    "context": "attention",
-    "out_proj": "mlp_input",
-    "mlpwi_0": "gate",
-    "mlpwi_1": "up",
-    "mlpwi": "gate up",
-    "mlpwo": "",  # a layer's result: the next layer's input, which is always kept
-    "decoder_layer_input": "",
-}
 GRADIENT_BYTES = 4  # fp32, as the ledger counts them
-QKV = frozenset({"query", "key", "value"})
-DOTS = QKV | {"mlp_input", "gate", "up"}  # results of matmuls; the attention is none
-NAMED = {
-    "full": POLICIES["full"],
-    "none": POLICIES["none"],
-    "minimal": keeping(*DOTS),
-    "minimal_flash": keeping(*DOTS, "attention"),
-    "minimal_with_context": keeping(*DOTS, "attention"),
-    "save_dot_with_context_except_mlp": keeping(*QKV, "attention", "mlp_input"),
-    "save_dot_except_mlp": keeping(*QKV, "mlp_input"),
-    "save_dot_except_mlpwi": keeping(*QKV, "mlp_input"),  # `mlpwo` is the next block's input
-    "save_qkv_proj": keeping(*QKV),
-    "save_out_proj": keeping("mlp_input"),
-    "qkv_proj_offloaded": offloading(*QKV),
-    "minimal_offloaded": offloading(*DOTS),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,19 +89,15 @@ def policy_of(run: PublishedRun) -> Policy:
 
 def custom(text: str) -> Policy:
     """MaxText's list of tensors: after `device` they stay in HBM, after `offload` on the host."""
-    where, tensors, inputs = "device", {"device": set[str](), "offload": set[str]()}, ""
+    where, places = "device", dict[str, str]()
     for word in re.split(r"[\s;,=]+", text):
         if word in {"device", "offload", "remat"}:
             where = word
-        elif word not in TENSOR_NAMES:
+        elif word not in maxtext_policies.TENSORS:
             raise Unscorable(f"tensor {word!r} of remat {text!r} is unknown")
-        elif word == "decoder_layer_input":
-            inputs = where
-        elif where in tensors:
-            tensors[where].update(TENSOR_NAMES[word].split())
-    keep, offload = tensors["device"], tensors["offload"]
-    (offload if inputs == "offload" else keep).add(BLOCK_INPUT)
-    return Policy(keep=frozenset(keep), offload=frozenset(offload))
+        else:
+            places[word] = where
+    return maxtext_policies.custom(places)
 
 
 def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:

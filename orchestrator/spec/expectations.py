@@ -18,7 +18,7 @@ from orchestrator.spec.schema import (
     scalar_types,
     validator,
 )
-from orchestrator.spec.synonyms import synonym
+from orchestrator.spec.synonyms import synonym, value_synonym
 
 BOUNDS = {
     "minimum": "at least",
@@ -80,8 +80,8 @@ def likely(schema: Schema, node: Scalar) -> str | None:
     if not 0 < len(node.text) <= SHOWN_VALUE:
         return None
     listed = [value for one in alternatives(schema) for value in map(plain, constants(one))]
-    if close := get_close_matches(node.text.lower(), listed, 1):
-        return close[0]
+    if listed and (meant := value_synonym(node.text, listed)):
+        return meant
     return next((text for text in respellings(node.text) if is_legal(text, schema)), None)
 
 

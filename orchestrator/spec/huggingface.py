@@ -1,106 +1,47 @@
-"""Reads a Hugging Face config.json as a Model. This module alone knows the keys of that format.
+"""Reads a Hugging Face config.json as a Model, by the table of `huggingface_families`.
 
-It accepts only what the trainer computes. An unknown key may change the model, so it is refused by
-name unless it is null or false.
+It accepts only what is served. An unknown key may change the model, so it is refused by name unless
+it is null or false.
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.spec.checks import SHAPE_KEYS, shape_faults
 from orchestrator.spec.expectations import example, must
+from orchestrator.spec.huggingface_families import (
+    ACTIVATIONS,
+    DEFAULTS,
+    FAMILIES,
+    FIXED,
+    HARMLESS,
+    OTHER_FAMILIES,
+    SIZES,
+    Family,
+)
+from orchestrator.spec.huggingface_rope import ROPE_KEYS, Unserved, rope_of
+from orchestrator.spec.huggingface_windows import LAYER_TYPES, window_pattern
 from orchestrator.spec.nodes import MOST_DEPTH, Mapping, parse
 from orchestrator.spec.problem import Correction, SpecPosition, SpecProblems, SpecText, shortened
 from orchestrator.spec.scalars import Value, as_written
 from orchestrator.spec.schema import Schema, definition, member, validator
 from orchestrator.spec.source import read
-from orchestrator.types.spec import Model
+from orchestrator.types.model import Model
+
+KEYS = {field: key for key, (field, *_) in SIZES.items()}
 
 
-@dataclass(frozen=True)
-class Family:
-    """An architecture that the trainer runs: its names, and its own defaults where they matter."""
-
-    architecture: str
-    model_type: str
-    kv_heads: int | None = None
-    sliding_window: int | None = None
-
-
-FAMILIES = (
-    Family("LlamaForCausalLM", "llama"),
-    Family("MistralForCausalLM", "mistral", kv_heads=8, sliding_window=4096),
-)
-# What other architectures compute that the trainer does not.
-OTHER_FAMILIES = {
-    "qwen2": "its q, k and v have biases",
-    "qwen3": "it normalizes q and k",
-    "gemma": "it scales embeddings and uses GELU",
-    "gemma2": "it caps logits and alternates windows",
-    "gemma3": "it normalizes q and k and alternates windows",
-    "mixtral": "it is a mixture of experts",
-    "phi3": "its rotary embedding is scaled",
-    "gpt2": "it uses LayerNorm and learned positions",
-}
-# Keys of the config → fields of Model.
-SIZES = {
-    "num_hidden_layers": "layers",
-    "hidden_size": "d_model",
-    "intermediate_size": "d_ff",
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "head_dim": "head_dim",
-    "vocab_size": "vocab",
-    "tie_word_embeddings": "tied",
-    "rope_theta": "rope_theta",
-    "rms_norm_eps": "norm_epsilon",
-}
-KEYS = {ours: theirs for theirs, ours in SIZES.items()}
-DEFAULTS = {"tie_word_embeddings": False, "rope_theta": 10_000.0, "rms_norm_eps": 1e-6}
-# The one value that the trainer can run, and the reason.
-FIXED = {
-    "hidden_act": ("silu", "the trainer's MLP is SwiGLU"),
-    "attention_bias": (False, "the trainer's attention has no biases"),
-    "mlp_bias": (False, "the trainer's MLP has no biases"),
-    "attention_dropout": (0, "the trainer has no dropout"),
-    "partial_rotary_factor": (1, "the trainer turns whole heads"),
-}
-# Keys that do not change what is computed in pre-training.
-HARMLESS = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "initializer_range",
-        "max_position_embeddings",
-        "model_type",
-        "pad_token_id",
-        "pretraining_tp",
-        "return_dict",
-        "torch_dtype",
-        "transformers_version",
-        "unk_token_id",
-        "use_cache",
-    }
-)
-# The keys that may scale RoPE, and their values without scaling.
-ROTARY = {"rope_scaling": "null", "rope_parameters": '{"rope_theta": ...}'}
-PLAIN_ROTARY = frozenset({"type", "rope_type", "rope_theta"})
-
-
-def model_of(path: Path, name: str | None, length: int | None) -> Model:
-    """The model of a config.json, for sequences of that length; `SpecProblems` says why not."""
+def model_of(path: Path, name: str | None) -> Model:
+    """The model of a config.json; `SpecProblems` says why not."""
     config = _Config(path)
     family = config.family()
-    config.check_computation(family, length)
+    config.enter(family.section)
+    config.check_keys(family)
     shape = config.shape(family)
     if config.problems:
         raise SpecProblems(config.problems)
-    return Model(name=name or family.model_type, **shape)
+    return Model(name=name or family.model_type.replace("_", "-"), **shape)
 
 
 class _Config:
@@ -116,7 +57,7 @@ class _Config:
             raise SpecProblems(self.problems)
 
     def family(self) -> Family:
-        """The family that it names; `SpecProblems` if the trainer has no such family."""
+        """The family that it names; `SpecProblems` if none is served by that name."""
         named = self.values.get("architectures") or []
         architecture = named[0] if isinstance(named, list) and named else None
         kind = self.values.get("model_type")
@@ -124,26 +65,73 @@ class _Config:
             if architecture in (None, family.architecture) and kind in (None, family.model_type):
                 return family
         key = "architectures" if architecture else "model_type"
-        known = " or ".join(f"{one.architecture} ({one.model_type})" for one in FAMILIES)
+        known = ", ".join(getattr(one, key.removesuffix("s")) for one in FAMILIES)
         name = ", ".join(shortened(str(one)) for one in (architecture, kind) if one) or "missing"
         why = OTHER_FAMILIES.get(str(kind))
         reason = f": {why}" if why else ""
         self._report(key, "config-family", name=name, expected=known, reason=reason)
         raise SpecProblems(self.problems)
 
+    def enter(self, section: str) -> None:
+        """Go on with a section of the config, where it describes the text model."""
+        entry = self._root.entries.get(section)
+        if entry is None or not isinstance(self.values.get(section), dict):
+            return
+        self.values = self.values[section]
+        if isinstance(entry.node, Mapping):
+            self._root = entry.node
+
     def shape(self, family: Family) -> dict[str, Any]:
         """The fields of the Model. Wrong ones are reported and left out."""
-        values = DEFAULTS | {k: v for k, v in self.values.items() if k in SIZES and v is not None}
-        values |= self._rotary_theta()
-        values = {key: _whole(key, value) for key, value in values.items()}
+        values = self._values(family)
         heads = values.get("num_attention_heads")
-        values.setdefault("num_key_value_heads", family.kv_heads or heads)
-        if "head_dim" not in values:
+        values.setdefault("num_key_value_heads", heads)
+        if values.get("head_dim") is None:
             values["head_dim"] = self._quotient(values.get("hidden_size"), heads)
-        legal = {SIZES[key]: values[key] for key in SIZES if self._is_legal(key, values.get(key))}
-        for key, code, fields in shape_faults(*(legal.get(key) for key in SHAPE_KEYS)):
-            self._report(KEYS[key], code, name=KEYS[key], **fields)
-        return legal
+        fields = self._fields(family, values)
+        for key, code, figures in shape_faults(*(fields.get(key) for key in SHAPE_KEYS)):
+            self._report(KEYS[key], code, name=KEYS[key], **figures)
+        fields |= self._windows(family, values) | self._rope()
+        if fields.get("activation") == DEFAULTS["hidden_act"]:
+            del fields["activation"]  # a gated MLP has it by default
+        return family.own | fields
+
+    def _values(self, family: Family) -> dict[str, Any]:
+        """What the config says, and what it means by leaving keys out."""
+        known = {**SIZES, **family.keys}
+        said = {key: value for key, value in self.values.items() if value is not None}
+        if family.defaults.get("hidden_act"):
+            said.pop("hidden_act", None)
+            if "hidden_activation" in said:
+                said["hidden_act"] = said["hidden_activation"]
+        values = {**DEFAULTS, **family.defaults, **said}
+        for key in family.defaults.keys() & self.values.keys() - SIZES.keys():
+            values[key] = self.values[key]  # null switches off what is a default
+        return {key: _whole(known, key, value) for key, value in values.items()}
+
+    def _fields(self, family: Family, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields that single keys give."""
+        fields: dict[str, Any] = {}
+        for key, names in {**SIZES, **family.keys}.items():
+            value = values.get(key)
+            if value is None and (key in family.keys or key in OPTIONAL):
+                continue
+            meant = self._meaning(key, value)
+            if meant is not None and self._is_legal(key, names[0], value, meant):
+                fields |= dict.fromkeys(names, meant)
+        return fields
+
+    def _meaning(self, key: str, value: Any) -> Any:
+        """A value as its field has it; None where it is reported."""
+        if key == "hidden_act":
+            if isinstance(value, str) and value in ACTIVATIONS:
+                return ACTIVATIONS[value]
+            known: dict[str, Any] = {"expected": ", ".join(ACTIVATIONS)}
+            self._report(key, "config-activation", value=_shown(value), **known)
+            return None
+        if key == "query_pre_attn_scalar" and _is_positive(value):
+            return value**-0.5
+        return "" if value is None else value  # nothing is illegal for each of these keys
 
     def _quotient(self, width: Any, heads: Any) -> int | None:
         """The width of a head, where the config does not have it."""
@@ -153,11 +141,9 @@ class _Config:
             self._report("hidden_size", "config-width", width=width, heads=heads)
         return width // heads
 
-    def _is_legal(self, key: str, value: Any) -> bool:
-        if value is None and key in ("num_key_value_heads", "head_dim"):
-            return False
-        schema: Schema = member(definition("Model"), SIZES[key]) or {}
-        if validator().evolve(schema=schema).is_valid(value):
+    def _is_legal(self, key: str, name: str, value: Any, meant: Any) -> bool:
+        schema: Schema = member(definition("Model"), name) or {}
+        if validator().evolve(schema=schema).is_valid(meant):
             return True
         right = Correction("example", f"{_shown(key)}: {_shown(example(schema))}")
         if value is None:
@@ -166,60 +152,44 @@ class _Config:
             self._report(key, "illegal-value", right, value=_shown(value), expected=must(schema))
         return False
 
-    def _rotary_theta(self) -> dict[str, Any]:
-        parameters = self.values.get("rope_parameters")
-        theta = parameters.get("rope_theta") if isinstance(parameters, dict) else None
-        return {} if theta is None else {"rope_theta": theta}
+    def _windows(self, family: Family, values: dict[str, Any]) -> dict[str, Any]:
+        """The window, and the layers that have it."""
+        pattern = window_pattern(family, values)
+        if pattern is None:
+            kinds = ", ".join(LAYER_TYPES)
+            shown = _shown(values.get("layer_types"))
+            self._report("layer_types", "config-layer-types", value=shown, expected=kinds)
+            return {}
+        window = values.get("sliding_window")
+        if "L" not in pattern or window is None:
+            return {}
+        if not self._is_legal("sliding_window", "window", window, window):
+            return {}
+        return {"window": int(window), "window_pattern": pattern}
 
-    def check_computation(self, family: Family, length: int | None) -> None:
-        """Report every key that asks for something that the trainer does not compute."""
+    def _rope(self) -> dict[str, Any]:
+        """How RoPE is stretched, and bases that a newer config has elsewhere."""
+        try:
+            return rope_of(self.values)
+        except Unserved as refusal:
+            fields: dict[str, Any] = {"value": _shown(refusal.value), "expected": refusal.expected}
+            self._report(refusal.key, "config-rope-scaled", name=refusal.key, **fields)
+            return {}
+
+    def check_keys(self, family: Family) -> None:
+        """Report every key that asks for something that is not served."""
+        known = {*SIZES, *family.keys, *HARMLESS, *ROPE_KEYS, "layer_types"}
         for key, value in self.values.items():
             if key in FIXED and value is not None:
-                self._check_fixed(key, value)
-            elif key in ROTARY:
-                self._check_rotary(key, value)
-            elif key == "layer_types":
-                self._check_layer_types(value)
-            elif not self._is_known(key) and value not in (None, False):
+                only, why = FIXED[key]
+                if value != only:
+                    self._report_fixed(key, value, _shown(only), why)
+            elif key not in known and value not in (None, False):
                 self._report(key, "config-unknown")
-        self._check_window(self.values.get("sliding_window", family.sliding_window), length)
 
-    def _is_known(self, key: str) -> bool:
-        return key in SIZES or key in FIXED or key in HARMLESS or key == "sliding_window"
-
-    def _check_fixed(self, key: str, value: Any) -> None:
-        only, why = FIXED[key]
-        if value != only:
-            fields: dict[str, Any] = {
-                "value": _shown(value),
-                "expected": _shown(only),
-                "reason": why,
-            }
-            self._report(key, "config-fixed", name=_shown(key), **fields)
-
-    def _check_rotary(self, key: str, value: Any) -> None:
-        """Report scaled RoPE: anything but null and the default."""
-        if value is None:
-            return
-        rotary = value if isinstance(value, dict) else {"rope_type": value}
-        kind = rotary.get("rope_type", rotary.get("type", "default"))
-        if kind != "default" or not rotary.keys() <= PLAIN_ROTARY:
-            fields: dict[str, Any] = {"value": _shown(value), "expected": ROTARY[key]}
-            self._report(key, "config-rope-scaled", name=key, **fields)
-
-    def _check_layer_types(self, value: Any) -> None:
-        kinds = set(map(str, value)) if isinstance(value, list) else {str(value)}
-        if kinds - {"full_attention"}:
-            value = shortened(", ".join(sorted(kinds)))
-            self._report("layer_types", "config-layer-types", value=value)
-
-    def _check_window(self, window: Any, length: int | None) -> None:
-        """Report a sliding window, unless no sequence exceeds it."""
-        if window is None or length is None or (type(window) is int and window >= length):
-            return
-        absent = "" if "sliding_window" in self.values else " (the default of its family)"
-        fields: dict[str, Any] = {"value": _shown(window), "length": length, "absent": absent}
-        self._report("sliding_window", "config-window", **fields)
+    def _report_fixed(self, key: str, value: Any, expected: str, reason: str) -> None:
+        fields: dict[str, Any] = {"value": _shown(value), "expected": expected, "reason": reason}
+        self._report(key, "config-fixed", name=_shown(key), **fields)
 
     def _report(
         self, key: str, code: str, suggestion: Correction | None = None, **fields: Any
@@ -229,10 +199,19 @@ class _Config:
         self.problems.append(place.problem(code, key, suggestion, **fields))
 
 
-def _whole(key: str, value: Any) -> Any:
+OPTIONAL = ("num_key_value_heads", "head_dim")  # reported with the sizes that they follow from
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _whole(known: dict[str, tuple[str, ...]], key: str, value: Any) -> Any:
     """A size as a whole number: JSON may write 4096.0."""
-    schema: Schema = member(definition("Model"), SIZES[key]) or {}
-    is_whole = isinstance(value, float) and value.is_integer() and schema["type"] == "integer"
+    if key not in known:
+        return value
+    schema: Schema = member(definition("Model"), known[key][0]) or {}
+    is_whole = isinstance(value, float) and value.is_integer() and schema.get("type") == "integer"
     return int(value) if is_whole else value
 
 

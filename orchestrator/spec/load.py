@@ -19,7 +19,8 @@ from orchestrator.spec.resolved import ResolvedSpec, default
 from orchestrator.spec.schema import field
 from orchestrator.spec.source import read
 from orchestrator.spec.validate import validate
-from orchestrator.types.spec import Model, Spec
+from orchestrator.types.model import Model
+from orchestrator.types.spec import Spec
 
 HUGGINGFACE = "huggingface"
 CONFIG, CHIP_FILE = f"experiment.model.{HUGGINGFACE}", "resources.chip.file"
@@ -88,9 +89,8 @@ def _config_model(resolved: ResolvedSpec, folder: Path) -> tuple[Model | None, l
     model = resolved["experiment.model"]
     if not isinstance(model, dict) or HUGGINGFACE not in model:
         return None, []
-    file, length = folder / model[HUGGINGFACE], resolved["experiment.batch.length"]
     try:
-        return huggingface.model_of(file, model.get("name"), length), []
+        return huggingface.model_of(folder / model[HUGGINGFACE], model.get("name")), []
     except SpecProblems as error:
         return None, named_by(_reference(resolved, CONFIG), error.problems)
 

@@ -15,7 +15,8 @@ from orchestrator import catalog
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.spec.file_types import ChipFile, HuggingFaceModel
 from orchestrator.spec.scalars import MOST, Misread, Value
-from orchestrator.types.spec import MeshRequest, Model, Pods, TensorTreatments
+from orchestrator.types.model import Model
+from orchestrator.types.spec import MeshRequest, Pods, TensorTreatments
 from orchestrator.types.spec_fields import AxisSize, Microbatches, PodCount, about
 
 DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}

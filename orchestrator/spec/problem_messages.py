@@ -197,19 +197,16 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "for example {name}: {expected}",
     ),
     "config-rope-scaled": (
-        "is {value}, must be {expected}: the trainer does not scale RoPE",
-        (
-            'write "{name}": {expected} in a copy of the file: the plan stays the same, and models'
-            " are pre-trained without scaling"
-        ),
+        "is {value}, must be {expected}",
+        'write "{name}": null in a copy of the file if the run trains without scaling',
+    ),
+    "config-activation": (
+        "is {value}, must be one of {expected}",
+        'for example "hidden_act": "silu"',
     ),
     "config-layer-types": (
-        "is {value}, must be full_attention alone",
-        "the trainer's layers are all alike",
-    ),
-    "config-window": (
-        "is {value}, must be null or at least the batch's length of {length:,}{absent}",
-        'for example "sliding_window": null',
+        "is {value}, must be a list of these: {expected}",
+        "write the model as a mapping, with a window_pattern",
     ),
     # Chips
     "chip-name": (

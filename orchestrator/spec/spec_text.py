@@ -9,7 +9,8 @@ import yaml
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.spec.schema import KEYS_IN_FILES
-from orchestrator.types.spec import Model, Pods, Spec
+from orchestrator.types.model import Model
+from orchestrator.types.spec import Pods, Spec
 
 LINE = 10_000  # a text is never wrapped
 COMPUTED_KEYS = ("chip_definition", "overrides")

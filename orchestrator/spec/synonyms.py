@@ -1,4 +1,6 @@
-"""Keys as other programs call them, and what a spec calls them."""
+"""Keys and values as others call them, and what a spec calls them."""
+
+from difflib import get_close_matches
 
 # Each is looked for among the legal keys of the place where it stands.
 SYNONYMS: dict[str, tuple[str, ...]] = {
@@ -100,6 +102,29 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "ray": ("cluster", "address"),
     "ray_address": ("address",),
 }
+
+
+# Values, looked for among the legal ones of their key.
+VALUE_SYNONYMS = {
+    "trillium": "v6e",
+    "ironwood": "tpu7x",
+    "tpu7": "tpu7x",
+    "v5litepod": "v5e",
+    "v5lite": "v5e",
+    "float32": "fp32",
+    "f32": "fp32",
+    "single": "fp32",
+    "half": "bf16",
+    "save_qkv_proj": "keep_qkv",
+    "qkv_proj_offloaded": "offload_qkv",
+}
+
+
+def value_synonym(text: str, legal: list[str]) -> str | None:
+    """The legal value that others call so; a path such as meta-llama/Llama-3.1-8B ends with it."""
+    name = text.lower().rpartition("/")[2]
+    meant = VALUE_SYNONYMS.get(name.removeprefix("tpu").strip(" -_"), name)
+    return next(iter(get_close_matches(meant, legal, 1)), None)
 
 
 def synonym(key: str, legal: list[str]) -> str | None:

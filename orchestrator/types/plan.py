@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
 
-from orchestrator.types.spec import DataSource, Model, Optimizer, Precision, Remat
+from orchestrator.types.model import Model
+from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat
 
 Link = Literal["dcn", "ici"]
-CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce"]
+CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
 
 # What a ledger line counts. Its name is for people, its kind for code.
 LineKind = Literal[
@@ -44,6 +45,9 @@ LineKind = Literal[
     "gradient_scatter",
     "kv_gather",
     "kv_scatter",
+    "expert_exchange",
+    "expert_gather",
+    "expert_scatter",
     "gradient_reduction",
     "latency",
     # seconds that only measured runs show
@@ -63,6 +67,7 @@ WarningCode = Literal[
     "slices_not_joined",
     "no_memory_margin",
     "accumulation_faster",
+    "attention_positions",
     "bf16_parameters",
     "host_memory_unknown",
     "other_trainer",

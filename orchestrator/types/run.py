@@ -45,6 +45,28 @@ class SkippedCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SavedCheckpoint:
+    """A whole checkpoint of the first `step` steps, stamped with the claim and the attempt that
+    saved it. `sha256` is that of the sums of its files.
+    """
+
+    claim: int
+    attempt: int
+    step: int
+    sha256: str
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder, which no other attempt uses."""
+        return checkpoint_folder(self.claim, self.attempt, self.step)
+
+
+def checkpoint_folder(claim: int, attempt: int, step: int) -> str:
+    """The name of the folder of a checkpoint."""
+    return f"{step}-claim-{claim}-attempt-{attempt}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Startup:
     """How an attempt began: the steps done before it, and how long it took to get ready.
 

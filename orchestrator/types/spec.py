@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from orchestrator.types.moe import MixtureOfExperts
+from orchestrator.types.model import Model
 from orchestrator.types.run_options import ClusterOptions, RunOptions, TrackingOptions
 from orchestrator.types.spec_fields import (
     COMPUTED,
@@ -28,91 +28,6 @@ from orchestrator.types.spec_fields import (
     Treatment,
     about,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """The shape of a decoder-only transformer."""
-
-    name: Annotated[Name, about("The name of the model in plans and reports.", default="custom")]
-    layers: Annotated[int, about("The number of transformer layers.", 32, ge=1, le=10_000)]
-    d_model: Annotated[
-        int,
-        about(
-            "The width of the residual stream: how many numbers a token has between layers.",
-            4096,
-            ge=1,
-            le=1_000_000,
-        ),
-    ]
-    d_ff: Annotated[
-        int,
-        about(
-            "The hidden width of the MLP. A gated MLP has three matrices of this width.",
-            14_336,
-            ge=1,
-            le=10_000_000,
-        ),
-    ]
-    heads: Annotated[int, about("The number of attention (query) heads.", 32, ge=1, le=10_000)]
-    kv_heads: Annotated[
-        int,
-        about(
-            "The number of key and value heads. It divides `heads`; with fewer of them this"
-            " is grouped-query attention.",
-            8,
-            ge=1,
-            le=10_000,
-        ),
-    ]
-    head_dim: Annotated[
-        int,
-        about(
-            "The width of an attention head. It is even, because RoPE rotates pairs.",
-            128,
-            ge=2,
-            le=10_000,
-        ),
-    ]
-    vocab: Annotated[
-        int,
-        about(
-            "The size of the vocabulary: the number of rows of the embedding table.",
-            128_256,
-            ge=2,
-            le=100_000_000,
-        ),
-    ]
-    gated: Annotated[bool, about("Whether the MLP is gated (SwiGLU).")] = True
-    tied: Annotated[
-        bool, about("Whether the output layer shares its weights with the embedding table.")
-    ] = False
-    rope_theta: Annotated[PositiveNumber, about("The base of RoPE's frequencies.")] = 500_000.0
-    norm_epsilon: Annotated[
-        PositiveNumber, about("A small number that RMSNorm adds to the mean square.")
-    ] = 1e-5
-    window: Annotated[
-        PositiveInteger | None,
-        about(
-            "The number of positions that attention with a sliding window sees: a token's own and"
-            " those before it. When left out, every layer sees the whole sequence.",
-            1024,
-        ),
-    ] = None
-    window_pattern: Annotated[
-        str,
-        about(
-            "Which layers have the window, again and again until the last layer: L is local, with"
-            " the window; G is global, without.",
-            "LLLLLG",
-            pattern="^[LG]+$",
-            max_length=1000,
-        ),
-    ] = "L"
-    moe: Annotated[
-        MixtureOfExperts | None,
-        about("The mixture of experts in place of the MLP.", {"experts": 8, "top_k": 2}),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +224,14 @@ class MeshRequest:
     # The search chooses what is None. It shares weights between pods on request alone.
     data: Annotated[
         AxisSize | None, about("The number of replicas of the model inside a pod.", notation="axis")
+    ] = None
+    expert: Annotated[
+        AxisSize | None,
+        about(
+            "The number of parts into which the sequences of a batch and the experts of a mixture"
+            " are split: tokens travel to their experts.",
+            notation="axis",
+        ),
     ] = None
     fsdp: Annotated[
         AxisSize | None,

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 from orchestrator import catalog
-from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
-from orchestrator.types.spec import MeshRequest, Model, Precision, Spec
+from orchestrator.network.mesh_axes import SHARED_OVER_DCN
+from orchestrator.plan.feasibility import usable_axes
+from orchestrator.types.model import Model
+from orchestrator.types.moe import MixtureOfExperts
+from orchestrator.types.spec import MeshRequest, Precision, Spec
 from tests.example_specs import spec_of
 
 # Networks that the catalog lacks, for their head sizes, their MLPs and their tables.
@@ -43,6 +46,25 @@ MODELS = {
             name="ungated-32b", layers=48, d_model=8192, d_ff=32768, heads=64, kv_heads=8,
             head_dim=128, vocab=128256, gated=False,
         ),
+        Model(
+            name="mixtral-8x7b-capacity", layers=32, d_model=4096, d_ff=14336, heads=32, kv_heads=8,
+            head_dim=128, vocab=32000,
+            moe=MixtureOfExperts(experts=8, top_k=2, capacity_factor=1.25),
+        ),
+        Model(
+            name="128-experts", layers=48, d_model=2048, d_ff=6144, heads=32, kv_heads=4,
+            head_dim=128, vocab=151936, moe=MixtureOfExperts(experts=128, top_k=8, d_ff=768),
+        ),
+        Model(
+            name="128-experts-capacity", layers=48, d_model=2048, d_ff=6144, heads=32, kv_heads=4,
+            head_dim=128, vocab=151936,
+            moe=MixtureOfExperts(experts=128, top_k=8, d_ff=768, capacity_factor=1.0),
+        ),
+        Model(
+            name="64-experts-and-2-shared", layers=27, d_model=2048, d_ff=10944, heads=16,
+            kv_heads=16, head_dim=128, vocab=102400,
+            moe=MixtureOfExperts(experts=64, top_k=6, d_ff=1408, shared_experts=2, dense_layers=1),
+        ),
     )
 }  # fmt: skip
 PRECISIONS = {
@@ -54,8 +76,8 @@ PRECISIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """One row: sizes of data, fsdp, sequence and tensor, and of fsdp_dcn where pods share weights;
-    and sequences a step of that length.
+    """One row: sizes of data, fsdp, sequence and tensor, for mixtures with expert after data, and
+    of fsdp_dcn where pods share weights; and sequences a step of that length.
     """
 
     model: str
@@ -69,15 +91,17 @@ class BenchPlan:
     precision: str
 
     def spec(self) -> Spec:
+        model = MODELS.get(self.model) or catalog.model(self.model)
+        axes = (*usable_axes(model), *SHARED_OVER_DCN)
         return spec_of(
-            MODELS.get(self.model) or catalog.model(self.model),
+            model,
             sequences=self.sequences,
             length=self.length,
             tolerance=0.0,
             chip=self.chip,
             topology=self.topology,
             pods=self.pods,
-            mesh=MeshRequest(**dict(zip((*ICI_AXES, *SHARED_OVER_DCN), self.mesh, strict=False))),
+            mesh=MeshRequest(**dict(zip(axes, self.mesh, strict=False))),
             remat=self.remat,
             precision=PRECISIONS[self.precision],
         )
@@ -154,5 +178,14 @@ ROWS = tuple(
         "llama-1b v6e 1 4x4 16.1.1.1 16 2048 full",
         # weights shared between pods
         "llama3-405b v6e 2 16x16 1.256.1.1.2 512 8192 offload_input",
+        # Mixtures of experts: data.expert.fsdp.sequence.tensor
+        "mixtral-8x7b v5p 1 4x4x4 1.1.64.1.1 256 4096 full",
+        "mixtral-8x7b v6e 1 16x16 1.1.256.1.1 1024 4096 offload_input",
+        "mixtral-8x22b v5p 2 8x8x8 1.1.512.1.1 2048 4096 keep_attention",
+        "mixtral-8x7b-capacity v5p 1 4x4x4 1.8.8.1.1 256 4096 full",
+        "mixtral-8x7b-capacity v6e 2 16x16 2.8.16.1.1 1024 4096 full",
+        "128-experts tpu7x 1 4x4x4 1.1.128.1.1 512 4096 keep_qkv",
+        "128-experts-capacity v5p 1 4x4x4 1.16.4.1.1 256 4096 full",
+        "64-experts-and-2-shared v5p 1 2x2x4 1.1.8.1.2 64 4096 full",
     )
 )

@@ -26,9 +26,9 @@ from orchestrator.journal import StepLog
 from orchestrator.tracking import BackgroundRecorder, begin
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.recorder import Recorder
+from orchestrator.types.model import Model
 from orchestrator.types.run import Step
 from orchestrator.types.run_options import CheckpointOptions
-from orchestrator.types.spec import Model
 from orchestrator.types.tracking import Destination
 from tests.clusters import eventually
 from tests.journals import tiny_plan

@@ -21,9 +21,9 @@ from typing import Any
 
 import jax
 
+from orchestrator.types.model import Model
 from orchestrator.types.run import Step
 from orchestrator.types.run_options import CheckpointOptions
-from orchestrator.types.spec import Model
 from tests.trainer_plans import plan_of
 from trainers import llama
 from trainers.contract import Program, build, place

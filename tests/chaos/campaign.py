@@ -13,19 +13,22 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
-from orchestrator.render.screen_parts import Table, screen
 from tests.chaos import launch_campaign
 from tests.chaos.drawn import EPISODE, draw
 from tests.chaos.episode import run_episode
 from tests.chaos.fault_record import FaultRecord
 from tests.chaos.plain_runs import NotSurvived, undisturbed_losses
 from tests.conftest import ROOT
+from tests.model.traces import faults_of
 
 STORE = ROOT / ".chaos"
 FAULTS = 500
@@ -55,46 +58,78 @@ def due_episodes(records: Iterable[FaultRecord], seed: int, only: str | None) ->
     return [one for one in due if one and only in (None, backend_of(one[0]))]
 
 
-def run_part(faults: int, seed: int, only: str | None) -> None:
-    """Let about so many faults strike, and note each run's records at its end."""
-    STORE.mkdir(exist_ok=True)
-    expected: list[float] = []
-    for indices in due_episodes(known(), seed, only):
-        if faults <= 0:
-            return
-        with tempfile.TemporaryDirectory(prefix="orch-chaos-") as name:
-            folder = Path(name)
-            if backend_of(indices[0]) == "ray":
-                records = launch_campaign.episode(folder, indices, seed, commit())
-            else:
-                expected = expected or undisturbed_losses(subfolder(folder, "undisturbed"))
-                drawn = [draw(seed, index) for index in indices]
-                records = run_episode(subfolder(folder, "run"), drawn, expected, seed, commit())
-            keep(folder, indices[0], records)
-        faults -= len(records)
+@dataclass(frozen=True)
+class Part:
+    """A part of the campaign. Of episodes on plain processes several may run at a time, since they
+    mostly wait.
+    """
+
+    seed: int
+    jobs: int
+
+    def run(self, faults: int, only: str | None) -> None:
+        """Let about so many faults strike, and note each run's records at its end."""
+        STORE.mkdir(exist_ok=True)
+        due = chosen(due_episodes(known(), self.seed, only), faults)
+        plain = [one for one in due if backend_of(one[0]) == "processes"]
+        if plain:
+            with temporary_folder() as folder:
+                expected = undisturbed_losses(folder)
+            with ThreadPoolExecutor(self.jobs) as pool:
+                for kept in [pool.submit(self._plain, indices, expected) for indices in plain]:
+                    kept.result()
+        for indices in due:
+            if indices not in plain:
+                with temporary_folder() as folder:
+                    keep(folder, launch_campaign.episode(folder, indices, self.seed, commit()))
+
+    def _plain(self, indices: list[int], expected: list[float]) -> None:
+        drawn = [draw(self.seed, index) for index in indices]
+        with temporary_folder() as folder:
+            try:
+                keep(folder, run_episode(folder, drawn, expected, self.seed, commit()))
+            except NotSurvived as error:
+                print(f"{indices[0]:4}  a run failed before a fault struck: {error}", flush=True)
 
 
-def keep(folder: Path, first: int, records: list[FaultRecord]) -> None:
-    """Note records, and keep the run's events: they are traces for the model."""
-    with (STORE / "results.jsonl").open("ab") as file:
-        for one in records:
-            file.write(msgspec.json.encode(one) + b"\n")
-            print(
-                f"{one.index:4}  {one.backend:9} {one.phase:16} {one.struck:44} {outcome(one)}",
-                flush=True,
-            )
+def chosen(due: list[list[int]], faults: int) -> list[list[int]]:
+    """The first episodes with so many faults together, or a few more."""
+    some: list[list[int]] = []
+    for indices in due:
+        if sum(map(len, some)) >= faults:
+            break
+        some.append(indices)
+    return some
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for one run."""
+    with TemporaryDirectory(prefix="orch-chaos-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def keep(folder: Path, records: list[FaultRecord]) -> None:
+    """Note records with what the model says of the run's journal, and keep its events."""
+    run = next(folder.glob("**/it"))
+    if wrong := faults_of(run):
+        records[-1] = msgspec.structs.replace(records[-1], off_model=wrong)
+    target = STORE / "journals" / f"{records[0].index:03d}"
+    shutil.rmtree(target, ignore_errors=True)
     lost = any(not is_sound(one) for one in records)
-    for events in folder.glob("**/it/events"):
-        wanted = events.parent if lost else events
-        target = STORE / "journals" / f"{first:03d}" / ("run" if lost else "events")
-        shutil.rmtree(target, ignore_errors=True)
-        if "undisturbed" not in events.parts:
-            shutil.copytree(wanted, target)
+    shutil.copytree(run if lost else run / "events", target if lost else target / "events")
+    lines = [msgspec.json.encode(one) + b"\n" for one in records]
+    with (STORE / "results.jsonl").open("ab") as file:
+        file.write(b"".join(lines))
+    for one in records:
+        struck = f"{one.backend:9} {one.phase:16} {one.struck:44}"
+        print(f"{one.index:4}  {struck} {outcome(one)}", flush=True)
 
 
 def is_sound(one: FaultRecord) -> bool:
-    """Whether nothing was lost and nothing is left."""
-    return one.survived and one.identical is not False and not one.left_over
+    """Whether nothing was lost, nothing is left, and the journal is one of the protocol's."""
+    lost = not one.survived or one.identical is False
+    return not (lost or one.left_over or one.off_model)
 
 
 def outcome(one: FaultRecord) -> str:
@@ -104,25 +139,27 @@ def outcome(one: FaultRecord) -> str:
         "" if one.survived else "NOT SURVIVED",
         "NOT IDENTICAL" if one.identical is False else "",
         *one.left_over,
+        *one.off_model,
         one.detail,
     ]
     return ", ".join(word for word in words if word)
 
 
+HEAD = ("fault", "faults", "survived", "bit-identical", "rank named", "seconds lost", "left over")
+
+
 def table(records: list[FaultRecord]) -> str:
-    """What became of the faults, by kind and by phase."""
-    rows: list[tuple[str, ...]] = [
-        ("FAULT", "FAULTS", "SURVIVED", "BIT-IDENTICAL", "RANK NAMED", "SECONDS LOST", "LEFT OVER")
-    ]
-    for backend in ("processes", "ray"):
+    """What became of the faults, by kind and by phase, for docs/launch.md."""
+    rows: list[tuple[str, ...]] = []
+    for backend, title in (("processes", "plain processes"), ("ray", "Ray")):
         mine = [one for one in records if one.backend == backend]
-        names, phases = {one.name for one in mine}, {one.phase for one in mine}
-        rows += [row(f"{backend}: {it}", [a for a in mine if a.name == it]) for it in sorted(names)]
-        rows += [
-            row(f"{backend}, at {it}", [a for a in mine if a.phase == it]) for it in sorted(phases)
-        ]
-    rows.append(row("all", records))
-    return screen([Table(rows=rows, columns="<>>>>>>")])
+        for field in ("name", "phase"):
+            at = "at " if field == "phase" else ""
+            for value in sorted({getattr(one, field) for one in mine}):
+                some = [one for one in mine if getattr(one, field) == value]
+                rows.append(row(f"{title}: {at}{value}", some))
+    lines = [HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *rows, row("all", records)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def row(title: str, ones: list[FaultRecord]) -> tuple[str, ...]:
@@ -148,28 +185,17 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def subfolder(folder: Path, name: str) -> Path:
-    """A new folder in a folder; what an earlier run left there goes."""
-    path = folder / name
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
-    return path
-
-
 def main() -> int:
     """Run a part of the campaign, and print the table of all parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=FAULTS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="so many runs at a time")
     parser.add_argument("--only", choices=("processes", "ray"))
     parser.add_argument("--table", action="store_true", help="only print what ran")
     options = parser.parse_args()
     if not options.table:
-        try:
-            run_part(options.faults, options.seed, options.only)
-        except NotSurvived as error:
-            print(f"a run failed before a fault struck: {error}")
-            return 1
+        Part(options.seed, options.jobs).run(options.faults, options.only)
     records = [one for one in known() if one.seed == options.seed]
     print(f"\n{table(records)}\n")
     print(f"{len(records)} of {FAULTS} faults have run")

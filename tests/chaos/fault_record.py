@@ -4,8 +4,11 @@ import msgspec
 
 
 class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fault did to a run. `identical` says that every step so far has the same loss, to the
-    bit, as in a run that nothing disturbed, and `named` that the journal names the struck rank.
+    """What a fault did to a run.
+
+    `identical` says that every step so far has the same loss, to the bit, as in a run that nothing
+    disturbed, and `named` that the journal names the struck rank. `off_model` is what the model of
+    the protocol says is impossible in the run's journal.
     """
 
     index: int
@@ -22,4 +25,5 @@ class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     left_over: list[str]
     at: str
     commit: str
+    off_model: list[str] = []
     detail: str = ""

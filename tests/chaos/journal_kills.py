@@ -222,13 +222,7 @@ def write_in_place(path: Path, content: bytes) -> None:
         os.write(file.fileno(), content)
 
 
-def unsynced(fd: object) -> None:
-    """Nobody pulls the plug here, and syncing takes most of the time."""
-    del fd
-
-
 def main(folder: Path, *, in_place: bool) -> None:
-    os.fsync = unsynced
     campaign = Campaign(folder=folder)
     if in_place:  # it fails halfway through writes
         files.write_new = write_in_place

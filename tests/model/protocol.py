@@ -176,7 +176,7 @@ def _waiting(state: State, bounds: Bounds, number: int) -> Iterator[Move]:
             where = "" if reachable else " on hosts that others cannot reach"
             started = after._replace(ranks=more, broken=shared)
             yield (
-                f"{name} starts attempt {len(ranks)}{where}",
+                f"{name} starts attempt {len(more)}{where}",
                 _with(started, number, phase="watching"),
             )
     yield from _refused(state, number)

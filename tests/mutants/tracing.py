@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 from tests.mutants.child import TEST
 
+MOST_S = 30.0
 Lines = dict[str, set[int]]  # by file
 
 
@@ -28,11 +30,16 @@ class Coverage(msgspec.Struct, frozen=True):
     seconds: dict[str, float]
     failed: list[str]
 
-    def tests_of(self, path: str, line: int) -> list[str]:
-        """The tests that execute a line, the quickest first; all tests when none is known to."""
+    def tests_of(self, path: str, line: int, most_s: float = MOST_S) -> list[str]:
+        """The tests that execute a line, the quickest first; all tests when none is known to.
+
+        A line that nearly all tests execute meets only as many as take so long together.
+        """
         sound = [one for one in self.seconds if one not in self.failed]
         seen = [test for test in sound if line in self.lines.get(test, {}).get(path, ())]
-        return sorted(seen or sound, key=lambda test: self.seconds[test])
+        quickest = sorted(seen or sound, key=lambda test: self.seconds[test])
+        ends = accumulate(self.seconds[test] for test in quickest)
+        return [test for test, end in zip(quickest, ends, strict=True) if end <= most_s] or quickest
 
 
 def trace_folder(root: Path, paths: Iterable[str]) -> Path:

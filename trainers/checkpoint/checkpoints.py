@@ -1,4 +1,4 @@
-"""The checkpoints of one run: saved while it trains, restored if they are whole.
+"""The checkpoints of one run: saved while it trains, restored if they count and are whole.
 
 Every process of the run makes one `Checkpoints` and calls the same methods in the same order. The
 primary process alone creates, deletes and moves directories.
@@ -16,13 +16,15 @@ import msgspec
 from orchestrator.errors import CheckpointFailed
 from orchestrator.types.run import SkippedCheckpoint
 from trainers.checkpoint import step_folders, summed_orbax
-from trainers.checkpoint.step_folders import StepFolders
+from trainers.checkpoint.save_log import ListedSaves, Save, SaveLog
+from trainers.checkpoint.step_folders import StepFolders, owner_of, step_of
 from trainers.checkpoint.summed_orbax import NO_TABLES, Rows
 from trainers.multihost import barrier, first_message
 
 Tree = Any
 Identity = Mapping[str, str | int]
 IDENTITY_FILE = "identity.json"
+ADVICE = "; put one back that is whole, or submit the run anew"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +39,17 @@ class Restored:
 class Checkpoints:
     """The last `keep` states of a run. `identity` is what must stay the same when it resumes."""
 
-    def __init__(self, folder: Path, *, keep: int, identity: Identity) -> None:
+    def __init__(
+        self, folder: Path, *, keep: int, identity: Identity, saves: SaveLog | None = None
+    ) -> None:
         self._steps, self._keep = StepFolders(folder.absolute()), keep
+        self._saves: SaveLog = saves or ListedSaves(self._steps)
+        self._owner = owner_of(self._saves.folder(0))
         self._identity_file = self._steps.folder / IDENTITY_FILE
         self._primary = jax.process_index() == 0
         self.latest: int | None = None  # the newest step restored or saved
         self._saving: int | None = None
+        self._reported: int | None = None
         self._checkpointer = summed_orbax.checkpointer()
         with self._errors_as("cannot be opened"):
             if self._primary:
@@ -58,6 +65,10 @@ class Checkpoints:
         try:
             self.finish()
             self._checkpointer.close()
+            if self._primary and error is None:
+                self._saves.settle()
+                with suppress(OSError):  # the next attempt deletes what stays
+                    self._prune()
         except CheckpointFailed as failure:
             if error is None:
                 raise
@@ -70,27 +81,29 @@ class Checkpoints:
         A step that is not whole is skipped, and set aside once an earlier one is restored.
         """
         with self._errors_as("cannot be restored"):
-            step, skipped = self._newest_whole()
-            if step is None:
+            save, faults = self._newest_whole()
+            if save is None:
                 return None
-            state, self.latest = self._read(step, target, table_rows), step
+            state, self.latest = self._read(save.folder, target, table_rows), save.step
             if self._primary:
-                for skip in skipped:
-                    self._steps.set_aside(skip.step)
-            return Restored(step=step, state=state, skipped=tuple(skipped))
+                for folder in faults:
+                    self._steps.set_aside(folder)
+            return Restored(step=save.step, state=state, skipped=tuple(faults.values()))
 
     def save(self, step: int, state: Tree) -> None:
         """Copy the state off the devices, and write it in the background."""
         self.finish()
         with self._writing(step):
             self._identity_file.stat()  # Orbax would create a lost folder, as a second history
-            self._checkpointer.save(self._steps.path(step), args=summed_orbax.Save(state))
+            self._checkpointer.save(self._path(step), args=summed_orbax.Save(state))
         self.latest = self._saving = step
 
     def check(self) -> None:
-        """Raise what failed in the background; never waits."""
+        """Raise what failed in the background, and report a save that is whole; never waits."""
         with self._writing(self._saving):
             self._checkpointer.check_for_errors()
+            if self._primary and self._saving is not None and self._sums(self._saving).exists():
+                self._report(self._saving)
 
     def finish(self) -> None:
         """Wait until the last save is on disk, check that it is, and delete old steps."""
@@ -99,15 +112,46 @@ class Checkpoints:
         with self._writing(self._saving):
             self._checkpointer.wait_until_finished()
             # Orbax raises an error once and forgets it, so a silent return proves nothing.
-            self._steps.path(self._saving).joinpath(step_folders.CHECKSUMS).stat()
+            self._sums(self._saving).stat()
+            if self._primary:
+                self._report(self._saving)
         self._saving = None
         if self._primary:
-            for step in self._steps.steps()[: -self._keep]:
-                self._steps.delete(step)
+            self._prune()
+
+    def _path(self, step: int) -> Path:
+        return self._steps.path(self._saves.folder(step))
+
+    def _sums(self, step: int) -> Path:
+        """The manifest of a step that this attempt saves: where it is there, the step is whole."""
+        return self._path(step) / step_folders.CHECKSUMS
+
+    def _report(self, step: int) -> None:
+        if self._reported != step:
+            self._saves.report(step, step_folders.sums_digest(self._path(step)))
+            self._reported = step
+
+    def _prune(self) -> None:
+        """Delete what no later attempt can need: steps before the newest recorded ones.
+
+        Steps of others that are not known to be recorded are left alone: another attempt may have
+        taken over.
+        """
+        recorded = self._saves.recorded()
+        old = {save.folder for save in recorded[: -self._keep]}
+        mine = [save.step for save in recorded if owner_of(save.folder) == self._owner]
+        for name in self._steps.names():
+            passed = owner_of(name) == self._owner and step_of(name) < max(mine, default=0)
+            if name in old or (passed and name not in {save.folder for save in recorded}):
+                self._steps.delete(name)
 
     def _open(self, identity: Identity) -> None:
         self._steps.folder.mkdir(parents=True, exist_ok=True)
-        self._steps.sweep()
+        self._steps.sweep(self._owner)
+        recorded = {save.folder for save in self._saves.recorded()}
+        for name in self._steps.names():
+            if name not in recorded and owner_of(name) < self._owner:
+                self._steps.delete(name)  # its attempt was superseded before it counted
         if not self._identity_file.exists():
             partial = self._identity_file.with_suffix(".partial")
             partial.write_bytes(msgspec.json.encode(identity, order="sorted"))
@@ -122,25 +166,27 @@ class Checkpoints:
                     f"{self._steps.folder}: holds another run: {name} was {was}, against {now}"
                 )
 
-    def _newest_whole(self) -> tuple[int | None, list[SkippedCheckpoint]]:
-        skipped: list[SkippedCheckpoint] = []
-        for step in reversed(self._steps.steps()):
-            why = self._fault(step)
+    def _newest_whole(self) -> tuple[Save | None, dict[str, SkippedCheckpoint]]:
+        """The newest checkpoint that counts and is whole, and the later ones by their folders."""
+        faults: dict[str, SkippedCheckpoint] = {}
+        for save in reversed(self._saves.recorded()):
+            why = self._fault(save)
             if why is None:
-                return step, skipped
-            skipped.append(SkippedCheckpoint(step=step, why=why))
-        if not skipped:
-            return None, skipped
-        reasons = "; ".join(f"step {skip.step}: {skip.why}" for skip in skipped)
-        raise CheckpointFailed(f"{self._steps.folder}: no checkpoint is whole: {reasons}")
+                return save, faults
+            faults[save.folder] = SkippedCheckpoint(step=save.step, why=why)
+        if not faults:
+            return None, faults
+        reasons = "; ".join(f"step {skip.step}: {skip.why}" for skip in faults.values())
+        raise CheckpointFailed(f"{self._steps.folder}: no checkpoint is whole: {reasons}{ADVICE}")
 
-    def _fault(self, step: int) -> str | None:
+    def _fault(self, save: Save) -> str | None:
         """What is wrong with a step. Each process verifies its share; all get the result."""
         mine, readers = jax.process_index(), jax.process_count()
-        return first_message(step_folders.fault(self._steps.path(step), share=mine, of=readers))
+        path = self._steps.path(save.folder)
+        return first_message(step_folders.fault(path, sha256=save.sha256, share=mine, of=readers))
 
-    def _read(self, step: int, target: Tree, table_rows: Rows) -> Tree:
-        path = self._steps.path(step)
+    def _read(self, folder: str, target: Tree, table_rows: Rows) -> Tree:
+        path = self._steps.path(folder)
         saved = summed_orbax.saved_shapes(self._checkpointer.metadata(path))
         if differs := summed_orbax.difference(saved, summed_orbax.shapes_of(target), table_rows):
             raise CheckpointFailed(f"{path}: is of another model or optimizer: {differs}")
@@ -158,7 +204,7 @@ class Checkpoints:
             self._saving = None
             if self._primary:
                 with suppress(OSError):  # the next attempt sweeps what is still written to
-                    self._steps.sweep()
+                    self._steps.sweep(self._owner)
             raise
 
     @contextmanager

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,11 @@ import msgspec
 
 from trainers.file_digest import file_digest
 
+Owner = tuple[int, int]  # a claim and an attempt
+
 DELETED, DAMAGED = "deleted", "damaged"
 UNFINISHED = "*.orbax-checkpoint-tmp*"
+NAME = re.compile(r"(\d+)(?:-claim-(\d+)-attempt-(\d+))?")
 CHECKSUMS = "sha256.json"
 SHARD_SUMS = "sha256.process_{}.json"  # while a step is written
 # What Orbax names the shards of a process, and their description.
@@ -30,38 +34,55 @@ NOTES_OF_SHARDS = re.compile(r"sha256\.process_\d+\.json(\.partial)?")
 
 @dataclass(frozen=True)
 class StepFolders:
-    """A folder with one directory per step, named by its number."""
+    """A folder with one directory per saved step, named by its number and by whose it is."""
 
     folder: Path
 
-    def steps(self) -> list[int]:
-        """The saved steps, oldest first."""
-        names = [path.name for path in self.folder.iterdir()]
-        return sorted(int(name) for name in names if name.isdecimal())
+    def names(self) -> list[str]:
+        """The names of the saved steps, oldest first."""
+        names = [path.name for path in self.folder.iterdir() if NAME.fullmatch(path.name)]
+        return sorted(names, key=lambda name: (step_of(name), owner_of(name)))
 
-    def path(self, step: int) -> Path:
-        return self.folder / str(step)
+    def path(self, name: str) -> Path:
+        return self.folder / name
 
-    def delete(self, step: int) -> None:
+    def delete(self, name: str) -> None:
         """Remove a step: one rename takes it out of the folder, then its files are deleted."""
-        shutil.rmtree(self._move(step, DELETED))
+        shutil.rmtree(self._move(name, DELETED))
 
-    def set_aside(self, step: int) -> None:
+    def set_aside(self, name: str) -> None:
         """Move a damaged step where it can be inspected, out of the way of the next save."""
-        self._move(step, DAMAGED)
+        with suppress(FileNotFoundError):  # what is missing cannot be inspected
+            self._move(name, DAMAGED)
 
-    def sweep(self) -> None:
-        """Remove the half-written and half-deleted steps of a killed process."""
-        for path in [*self.folder.glob(UNFINISHED), self.folder / DELETED]:
-            if path.exists():
-                shutil.rmtree(path)
+    def sweep(self, owner: Owner) -> None:
+        """Remove the half-written and half-deleted steps of killed processes, of an owner and of
+        those before it: later ones may live.
+        """
+        for path in [*self.folder.glob(UNFINISHED), *self.folder.glob(f"{DELETED}/*")]:
+            if owner_of(path.name) <= owner:
+                shutil.rmtree(path, ignore_errors=True)  # its writer may still be at it
+        with suppress(OSError):
+            (self.folder / DELETED).rmdir()
 
-    def _move(self, step: int, where: str) -> Path:
-        target = self.folder / where / str(step)
+    def _move(self, name: str, where: str) -> Path:
+        target = self.folder / where / name
         target.parent.mkdir(exist_ok=True)
         if target.exists():
             shutil.rmtree(target)
-        return self.path(step).rename(target)
+        return self.path(name).rename(target)
+
+
+def step_of(name: str) -> int:
+    """The step that a folder is named after."""
+    match = NAME.match(name)
+    return int(match[1]) if match else 0
+
+
+def owner_of(name: str) -> Owner:
+    """The claim and the attempt that a folder is named after; zeros where there is no claim."""
+    match = NAME.match(name)
+    return (int(match[2]), int(match[3])) if match and match[2] else (0, 0)
 
 
 # --- checksums
@@ -115,14 +136,19 @@ def _read_sums(path: Path) -> dict[str, str]:
     return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
 
 
-def fault(step: Path, *, share: int = 0, of: int = 1) -> str | None:
-    """What is wrong with a step, or None. Each of several readers verifies its share of files."""
+def fault(step: Path, *, sha256: str | None = None, share: int = 0, of: int = 1) -> str | None:
+    """What is wrong with a step, or None. Each of several readers verifies its share of files.
+
+    `sha256` is that of the sums, as they were recorded.
+    """
     try:
         expected = _read_sums(step / CHECKSUMS)
     except FileNotFoundError:
         return f"{CHECKSUMS} is missing"
     except (OSError, msgspec.DecodeError) as error:
         return f"{CHECKSUMS} cannot be read: {error}"
+    if sha256 is not None and sums_digest(step) != sha256:
+        return f"{CHECKSUMS} is not the one that was recorded"
     if unexpected := set(_files(step)) - set(expected):
         return f"{min(unexpected)} is not in {CHECKSUMS}"
     mine = sorted(expected.items())[share::of]
@@ -130,6 +156,11 @@ def fault(step: Path, *, share: int = 0, of: int = 1) -> str | None:
         checked = pool.map(lambda item: _file_fault(step / item[0], item[1]), mine)
         faults = [f"{name} {what}" for (name, _), what in zip(mine, checked, strict=True) if what]
     return faults[0] if faults else None
+
+
+def sums_digest(step: Path) -> str:
+    """The sha256 of a step's manifest."""
+    return file_digest(step / CHECKSUMS)
 
 
 def _files(step: Path) -> list[str]:

@@ -7,6 +7,7 @@ from orchestrator.network.mesh_axes import (
     AXES,
     COPIED,
     GATHERED,
+    GATHERED_OF_EXPERTS,
     LOGICAL_AXES,
     PARAMETER_AXES,
     between_slices,
@@ -31,6 +32,8 @@ BATCH = mesh_axes("batch")
 (SEQUENCE,) = mesh_axes("length")
 # The chips along which a matrix is split, inside a slice (the book's X) and between slices.
 WEIGHTS, WEIGHTS_OVER_DCN = in_slice(mesh_axes(GATHERED)), between_slices(mesh_axes(GATHERED))
+(EXPERT,) = mesh_axes("experts")
+WEIGHTS_OF_EXPERTS = in_slice(mesh_axes(GATHERED_OF_EXPERTS))  # of each expert
 TENSOR = mesh_axes("heads")  # the book's Y
 COPY = (*PARAMETER_AXES, COPIES)  # the chips that together have one copy of the parameters
 

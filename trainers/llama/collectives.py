@@ -57,30 +57,40 @@ reduce_scatter.defvjp(
 )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def gather_matrix(shard: jax.Array, dimension: int, compute: Any, wire: Any) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def gather_matrix(
+    shard: jax.Array, dimension: int, compute: Any, wire: Any, inside: Axes = WEIGHTS
+) -> jax.Array:
     """A matrix gathered along d_model. It travels in the compute type, its gradient in `wire`.
 
-    Between slices goes a chip's own part alone: first of the gather, last of the scatter.
+    Between slices goes a chip's own part alone: first of the gather, last of the scatter. `inside`
+    are the axes of a slice.
     """
     own = all_gather(shard.astype(compute), WEIGHTS_OVER_DCN, dimension)
-    return all_gather(own, WEIGHTS, dimension)
+    return all_gather(own, inside, dimension)
 
 
 def _matrix_forward(
-    shard: jax.Array, dimension: int, compute: Any, wire: Any
+    shard: jax.Array, dimension: int, compute: Any, wire: Any, inside: Axes
 ) -> tuple[jax.Array, jax.Array]:
-    return gather_matrix(shard, dimension, compute, wire), jnp.empty((0,), shard.dtype)
+    return gather_matrix(shard, dimension, compute, wire, inside), jnp.empty((0,), shard.dtype)
 
 
 def _matrix_backward(
-    dimension: int, compute: Any, wire: Any, like: jax.Array, gradient: jax.Array
+    dimension: int, compute: Any, wire: Any, inside: Axes, like: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array]:
-    own = reduce_scatter(gradient.astype(wire), WEIGHTS, dimension)
+    own = reduce_scatter(gradient.astype(wire), inside, dimension)
     return (reduce_scatter(own, WEIGHTS_OVER_DCN, dimension).astype(like.dtype),)
 
 
 gather_matrix.defvjp(_matrix_forward, _matrix_backward)
+
+
+def all_to_all(x: jax.Array, axis: str, split: int, concatenated: int) -> jax.Array:
+    """Part i of a dimension goes to chip i; the parts that arrive follow one another in another."""
+    if jax.lax.axis_size(axis) == 1:
+        return x
+    return jax.lax.all_to_all(x, axis, split, concatenated, tiled=True)
 
 
 def all_reduce(x: jax.Array, axes: Axes) -> jax.Array:

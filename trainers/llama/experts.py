@@ -3,18 +3,20 @@
     T tokens of this chip, k choices of a token, E experts, D d_model, F d_ff of an expert
     C rows of an expert for each sequence, where a capacity factor limits them
 
-A row is a token's numbers on their way through one expert. Dropless, there are T k rows in groups
-of any size; with a capacity, every expert has C rows a sequence: the last choices find none, and
-other rows are empty.
+A row is a token's numbers on their way through one expert. Dropless, rows lie in groups of any
+size, one expert after another, and empty ones come last. With a capacity, every expert has C rows a
+sequence: the last choices find none, and other rows are empty.
 """
 
 from collections.abc import Callable
 from functools import partial
-from math import ceil
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from trainers.llama.axes import EXPERT
+from trainers.llama.grouped import Grouped
 
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]  # rows, one weight for each expert
 
@@ -33,21 +35,20 @@ class Rows(NamedTuple):
 
 
 def dropless_rows(experts: jax.Array, count: int) -> Rows:
-    """A row for each choice. experts [b, S, k]"""
-    flat = experts.reshape(-1)
-    choice = jnp.argsort(flat, stable=True)
-    sizes = jnp.bincount(flat, length=count).astype(jnp.int32)
-    return Rows(choice, inverse(choice).reshape(-1, experts.shape[-1]), sizes)
+    """A row for each choice of this chip's experts, with room for as many as may be.
 
-
-def inverse(order: jax.Array) -> jax.Array:
-    """The place of each element in a permutation."""
-    return jnp.argsort(order)
-
-
-def capacity(factor: float, length: int, top_k: int, experts: int) -> int:
-    """Rows of an expert for one sequence."""
-    return min(ceil(factor * length * top_k / experts), length)
+    experts [T, k]
+    """
+    own = count // jax.lax.axis_size(EXPERT)
+    flat = experts.reshape(-1) - jax.lax.axis_index(EXPERT) * own
+    is_own = (flat >= 0) & (flat < own)
+    expert = jnp.where(is_own, flat, own)
+    order = jnp.argsort(expert, stable=True)
+    room = experts.shape[0] * min(experts.shape[1], own)
+    sizes = jnp.bincount(expert, length=own + 1)[:own].astype(jnp.int32)
+    choice = jnp.where(jnp.arange(room) < sizes.sum(), order[:room], flat.size)
+    row = jnp.where(is_own, jnp.argsort(order), room)
+    return Rows(choice, row.reshape(experts.shape), sizes)
 
 
 def limited_rows(experts: jax.Array, count: int, rows: int) -> Rows:
@@ -112,15 +113,11 @@ def _take_backward(uses: jax.Array, gradient: jax.Array) -> tuple[jax.Array, Non
 take.defvjp(_take_forward, _take_backward)
 
 
-def multiply(sizes: jax.Array | None, count: int) -> Multiply:
+def multiply(grouped: Grouped, sizes: jax.Array | None, count: int) -> Multiply:
     """How rows, expert after expert, are multiplied by weights [E, D, F]."""
     if sizes is not None:
-        return partial(_ragged, sizes)
+        return lambda rows, weight: grouped(rows, weight, sizes)
     return partial(_equal, count)
-
-
-def _ragged(sizes: jax.Array, rows: jax.Array, weight: jax.Array) -> jax.Array:
-    return jax.lax.ragged_dot(rows, weight, sizes)
 
 
 def _equal(count: int, rows: jax.Array, weight: jax.Array) -> jax.Array:

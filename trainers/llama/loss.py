@@ -29,21 +29,27 @@ class Loss(NamedTuple):
     z_penalty: jax.Array
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def token_loss(
-    x: jax.Array, table: jax.Array, targets: jax.Array, z_loss: float, vocab: int
-) -> Loss:
+class Logits(NamedTuple):
+    """What is made of logits: the weight of their penalty, how many words there are, and a cap."""
+
+    z_loss: float
+    vocab: int
+    cap: float | None = None
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def token_loss(x: jax.Array, table: jax.Array, targets: jax.Array, how: Logits) -> Loss:
     """This chip's share of the sum over tokens: the shares of a tensor group add up to it.
 
     x [M, D] and targets [M] are the same on all chips of the group, table [V/Y, D] is the chip's
-    own words. The penalty of a token is z_loss x its log-sum-exp squared. A row beyond `vocab` has
-    no word, and no probability.
+    own words. The penalty of a token is how.z_loss x its log-sum-exp squared. A row beyond
+    `how.vocab` has no word, and no probability.
     """
-    return _forward(x, table, targets, z_loss, vocab)[0]
+    return _forward(x, table, targets, how)[0]
 
 
 def _forward(
-    x: jax.Array, table: jax.Array, targets: jax.Array, z_loss: float, vocab: int
+    x: jax.Array, table: jax.Array, targets: jax.Array, how: Logits
 ) -> tuple[Loss, tuple[jax.Array, jax.Array]]:
     words = table.shape[0]
     size = _chunk_tokens(x.shape[0], words)
@@ -53,15 +59,20 @@ def _forward(
         d_table, entropy, penalty = carry
         x, targets = chunk  # [C, D], [C]
         logits = jnp.einsum("cd,vd->cv", x, table, preferred_element_type=jnp.float32)
-        if words * jax.lax.axis_size(TENSOR) > vocab:
-            logits = jnp.where(own_words < vocab, logits, -jnp.inf)
+        slope_of_cap: jax.Array | float = 1.0
+        if how.cap is not None:
+            capped = jnp.tanh(logits / how.cap)
+            logits, slope_of_cap = how.cap * capped, 1 - capped**2
+        if words * jax.lax.axis_size(TENSOR) > how.vocab:
+            logits = jnp.where(own_words < how.vocab, logits, -jnp.inf)
         hit = targets[:, None] == own_words
         log_sum, target = _of_group(logits, hit)
-        slope = 1 + 2 * z_loss * log_sum[:, None]
-        d_logits = (jnp.exp(logits - log_sum[:, None]) * slope - hit).astype(x.dtype)
+        slope = 1 + 2 * how.z_loss * log_sum[:, None]
+        d_logits = jnp.exp(logits - log_sum[:, None]) * slope - hit
+        d_logits = (d_logits * slope_of_cap if how.cap else d_logits).astype(x.dtype)
         dx = jnp.einsum("cv,vd->cd", d_logits, table)
         d_table += jnp.einsum("cv,cd->vd", d_logits, x, preferred_element_type=jnp.float32)
-        sums = entropy + (log_sum - target).sum(), penalty + (z_loss * log_sum**2).sum()
+        sums = entropy + (log_sum - target).sum(), penalty + (how.z_loss * log_sum**2).sum()
         return (d_table, *sums), dx  # of this chunk [C, D]
 
     chunks = x.reshape(-1, size, x.shape[1]), targets.reshape(-1, size)
@@ -73,7 +84,7 @@ def _forward(
 
 
 def _backward(
-    z_loss: float, vocab: int, gradients: tuple[jax.Array, jax.Array], d_loss: Loss
+    how: Logits, gradients: tuple[jax.Array, jax.Array], d_loss: Loss
 ) -> tuple[jax.Array, jax.Array, None]:
     """Each chip's gradient is through its own words; the group's gradients add up to the whole."""
     dx, d_table = gradients

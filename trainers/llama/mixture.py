@@ -4,25 +4,41 @@ Every chip of a tensor group routes all tokens of the group, and has its part of
 expert.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from orchestrator.network.description import Mixture
+from orchestrator.network.description import MLP, Mixture
 from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.network.mixture import expert_rows
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
-from trainers.llama.axes import COPIES, MESH, TENSOR
-from trainers.llama.collectives import all_gather, all_reduce, reduce_scatter
-from trainers.llama.experts import Rows, dropless_rows, limited_rows, multiply, through_experts
-from trainers.llama.mlp import Gather, activate
+from trainers.llama.axes import COPIES, EXPERT, MESH, TENSOR
+from trainers.llama.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from trainers.llama.experts import dropless_rows, limited_rows, multiply, through_experts
+from trainers.llama.grouped import Grouped
+from trainers.llama.mlp import activate
 from trainers.llama.parameters import Parameters
 from trainers.llama.routing import Routing, route
 
 SLICE = (*ICI_AXES, COPIES)
+Gather = Callable[[jax.Array, int], jax.Array]  # a matrix's shard and its dimension of d_model
+
+
+class Gathers(Protocol):
+    """How matrices are gathered: from their shards and the dimension of d_model; and how rows of
+    experts are multiplied by them.
+    """
+
+    @property
+    def grouped(self) -> Grouped: ...
+
+    def gather_matrix(self, shard: jax.Array, dimension: int) -> jax.Array: ...
+
+    def gather_experts(self, shard: jax.Array, dimension: int) -> jax.Array: ...
 
 
 class Routed(NamedTuple):
@@ -34,52 +50,84 @@ class Routed(NamedTuple):
 
 
 def mixture_part(
-    gather: Gather, kind: Mixture, moe: MixtureOfExperts, layer: Parameters, y: jax.Array
+    gather: Gathers, kind: Mixture, moe: MixtureOfExperts, layer: Parameters, y: jax.Array
 ) -> tuple[jax.Array, Routed]:
     """The mixture's addition to the stream. y [b, S/(s Y), D]"""
     x = all_gather(y, TENSOR, 1)  # [b, S/s, D]
-    router = gather(layer["router"], 0)  # [D, E]
+    router = gather.gather_matrix(layer["router"], 0)  # [D, E]
     logits = jnp.einsum("bsd,de->bse", x, router, preferred_element_type=jnp.float32)
     routing = route(moe, logits, layer.get("router_bias"))
-    rows = rows_of(moe, routing, x.shape[1])
-    tokens = x.reshape(-1, x.shape[-1])
-    transform = partial(experts_part, gather, kind, layer, rows)
-    out = through_experts(tokens, routing.weights.reshape(-1, moe.top_k), rows, transform)
+    out, dropped = routed_part(gather, kind, moe, layer, x, routing)
     if kind.shared is not None:
-        names = [matmul.weight.name for matmul in kind.shared.inputs]
-        products = [tokens @ one for one in gathered_side_by_side(gather, layer, names)]
-        down = gather(layer[kind.shared.output.weight.name], 1)
-        out = out + activate(kind.kind, products) @ down
+        out = out + shared_part(gather, kind.shared, layer, x)
     share = 1 / jax.lax.axis_size(TENSOR)
-    routed = Routed(routing.penalty, routing.load, share * rows.dropped)
-    return reduce_scatter(out.reshape(x.shape), TENSOR, 1), routed
+    routed = Routed(routing.penalty, routing.load, share * dropped)
+    return reduce_scatter(out, TENSOR, 1), routed
 
 
-def rows_of(moe: MixtureOfExperts, routing: Routing, length: int) -> Rows:
-    """The rows that tokens take through their experts."""
-    limit = expert_rows(moe, length)
-    if limit is None:
-        return dropless_rows(routing.experts, moe.experts)
-    return limited_rows(routing.experts, moe.experts, limit)
+def shared_part(gather: Gathers, kind: MLP, layer: Parameters, x: jax.Array) -> jax.Array:
+    """What the experts make that every token has."""
+    names = [matmul.weight.name for matmul in kind.inputs]
+    products = [x @ one for one in gathered_side_by_side(gather.gather_matrix, layer, names)]
+    down = gather.gather_matrix(layer[kind.output.weight.name], 1)
+    return activate(kind, products) @ down
+
+
+def routed_part(
+    gather: Gathers,
+    kind: Mixture,
+    moe: MixtureOfExperts,
+    layer: Parameters,
+    x: jax.Array,
+    routing: Routing,
+) -> tuple[jax.Array, jax.Array]:
+    """What the chosen experts make of x [b, S/s, D], and how many choices none takes."""
+    tokens, weights = x.reshape(-1, x.shape[-1]), routing.weights.reshape(-1, moe.top_k)
+    limit = expert_rows(moe, x.shape[1])
+    if limit is not None:
+        rows = limited_rows(routing.experts, moe.experts, limit)
+        out = through_experts(tokens, weights, rows, partial(sent_apart, gather, kind, layer))
+        return out.reshape(x.shape), rows.dropped
+    everyones = all_gather(tokens, EXPERT, 0)
+    chosen = routing.experts.reshape(-1, moe.top_k)
+    experts = jax.lax.all_gather(chosen, EXPERT, tiled=True)
+    rows = dropless_rows(experts, moe.experts)
+    transform = partial(experts_part, gather, kind, layer, rows.sizes)
+    out = through_experts(everyones, all_gather(weights, EXPERT, 0), rows, transform)
+    return reduce_scatter(out, EXPERT, 0).reshape(x.shape), jnp.int32(0)
+
+
+def sent_apart(
+    gather: Gathers, kind: Mixture, layer: Parameters, rows: jax.Array, weights: jax.Array
+) -> jax.Array:
+    """Rows [E C b, D] sent to the chips of their experts, and what these make of them sent back."""
+    count, ways = layer["expert_down"].shape[0], jax.lax.axis_size(EXPERT)
+
+    def send(rows: jax.Array) -> jax.Array:
+        apart = rows.reshape(ways * count, -1, rows.shape[-1])
+        return all_to_all(apart, EXPERT, 0, 1).reshape(rows.shape)
+
+    made = experts_part(gather, kind, layer, None, send(rows), send(weights))
+    apart = made.reshape(count, -1, made.shape[-1])
+    return all_to_all(apart, EXPERT, 1, 0).reshape(made.shape)
 
 
 def experts_part(
-    gather: Gather,
+    gather: Gathers,
     kind: Mixture,
     layer: Parameters,
-    rows: Rows,
-    sent: jax.Array,
+    sizes: jax.Array | None,
+    rows: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
-    """What experts do with rows [rows, D], which count by their weights [rows, 1]."""
-    product = multiply(rows.sizes, layer["router"].shape[-1])
+    """What this chip's experts make of rows [rows, D], which count by their weights [rows, 1]."""
+    product = multiply(gather.grouped, sizes, layer["expert_down"].shape[0])
     names = [matmul.weight.name for matmul in kind.inputs]
-    products = [
-        product(sent, one) for one in gathered_side_by_side(gather, layer, names)
-    ]  # [rows, F/Y]
-    down = gather(layer[kind.output.weight.name], 2)
-    hidden = activate(kind.kind, products) * weights
-    return product(hidden.astype(sent.dtype), down)
+    matrices = gathered_side_by_side(gather.gather_experts, layer, names)
+    products = [product(rows, one) for one in matrices]  # [rows, F/Y]
+    hidden = activate(kind, products) * weights
+    down = gather.gather_experts(layer[kind.output.weight.name], 2)
+    return product(hidden.astype(rows.dtype), down)
 
 
 def gathered_side_by_side(gather: Gather, layer: Parameters, names: list[str]) -> list[jax.Array]:

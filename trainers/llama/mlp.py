@@ -1,21 +1,51 @@
-"""The activation functions of MLPs, and how their matrices are gathered."""
+"""The MLP, as each chip runs it: F d_ff, split Y ways over `tensor`."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from orchestrator.network.mlp import INPUTS
+from orchestrator.network.description import MLP, Matmul
+from orchestrator.types.model import Activation
+from trainers.llama.parameters import Parameters
+from trainers.llama.ring import matmul_reduce_scatter
+from trainers.llama.runtime import Runtime
 
-Gather = Callable[[jax.Array, int], jax.Array]  # a matrix's shard and its dimension of d_model
-
-ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
-    "swiglu": lambda gate, up: jax.nn.silu(gate) * up,
+ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
     "gelu": jax.nn.gelu,
+    "gelu_exact": partial(jax.nn.gelu, approximate=False),
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 
 
-def activate(kind: str, products: Sequence[jax.Array]) -> jax.Array:
-    """The input of an MLP's last matmul, from the products of its first matmuls."""
-    named = zip(products, INPUTS[kind], strict=True)
-    return ACTIVATIONS[kind](*(checkpoint_name(part, name) for part, name in named))
+def mlp(runtime: Runtime, kind: MLP, layer: Parameters, y: jax.Array) -> jax.Array:
+    """The MLP's addition to the stream. y [b, S/(s Y), D]"""
+    products = runtime.products(y, [layer[matmul.weight.name] for matmul in kind.inputs])
+    hidden = activate(kind, with_biases(kind.inputs, layer, products))  # [Y, b, S/(s Y), F/Y]
+    y = matmul_reduce_scatter(hidden, runtime.gather_matrix(layer[kind.output.weight.name], 1))
+    return y if kind.output.bias is None else y + layer[kind.output.bias.name].astype(y.dtype)
+
+
+def with_biases(
+    matmuls: Sequence[Matmul], layer: Parameters, products: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """The products of these matmuls, with the bias of each that has one."""
+    return [
+        product
+        if one.bias is None
+        else product + layer[one.bias.name].reshape(-1).astype(product.dtype)
+        for one, product in zip(matmuls, products, strict=True)
+    ]
+
+
+def activate(kind: MLP, products: Sequence[jax.Array]) -> jax.Array:
+    """The input of the last matmul, from the products of the first matmuls."""
+    first, *others = (
+        checkpoint_name(part, matmul.output.name)
+        for part, matmul in zip(products, kind.inputs, strict=True)
+    )
+    inner = ACTIVATIONS[kind.activation](first)
+    return inner * others[0] if others else inner

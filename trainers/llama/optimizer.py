@@ -1,6 +1,6 @@
 """AdamW on each chip's own shards, inside the body.
 
-Matrices decay, the two vocabulary tables among them; norm scales do not.
+Matrices decay, the two vocabulary tables among them; norms and biases do not.
 """
 
 from typing import Any

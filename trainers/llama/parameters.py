@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Dimension, Stack, Weight
 from orchestrator.network.mesh_axes import PADDED, padded, ways
-from orchestrator.types.spec import Model
+from orchestrator.types.model import Model
 from trainers.llama.axes import mesh_axes
 
 Mesh = Mapping[str, int]  # sizes of the mesh axes
@@ -21,7 +21,7 @@ Parameters = dict[str, Any]  # as `leaves`, with arrays for leaves
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter. `deviation` is of its normal start; a norm scale has none and starts at one.
+    """A parameter. `deviation` is of its normal start; a vector has none and starts at `start`.
 
     What `shape` has beyond `filled` starts at zero and stays there: rows that no token has.
     """
@@ -30,6 +30,7 @@ class Parameter:
     filled: tuple[int, ...]
     sharding: P
     deviation: float | None
+    start: float
 
     @property
     def is_matrix(self) -> bool:
@@ -44,7 +45,7 @@ def leaves(model: Model, mesh: Mesh = UNSPLIT) -> dict[str, Any]:
     return {
         **{table.name: parameter(mesh, table) for table in network.tables},
         **{stack.name: stacked(mesh, stack) for stack in network.stacks},
-        network.norm.name: parameter(mesh, network.norm),
+        **{weight.name: parameter(mesh, weight) for weight in network.norm.weights},
     }
 
 
@@ -60,6 +61,7 @@ def parameter(mesh: Mesh, weight: Weight, *stacked: Dimension) -> Parameter:
         tuple(dimension.size for dimension in dimensions),
         P(*(entry(dimension) for dimension in dimensions)),
         weight.deviation,
+        weight.start,
     )
 
 
@@ -81,7 +83,7 @@ def shardings(model: Model) -> Parameters:
 
 
 def matrices(model: Model) -> Parameters:
-    """Which parameters are matrices: these decay, norm scales do not."""
+    """Which parameters are matrices: these decay, norms and biases do not."""
     return jax.tree.map(lambda leaf: leaf.is_matrix, leaves(model))
 
 
@@ -98,7 +100,7 @@ def _keys(key: jax.Array, count: int) -> Iterator[jax.Array]:
 
 def _start(leaf: Parameter, dtype: jnp.dtype, key: jax.Array) -> jax.Array:
     if leaf.deviation is None:
-        return jnp.ones(leaf.shape, dtype)
+        return jnp.full(leaf.shape, leaf.start, dtype)
     values = (leaf.deviation * jax.random.normal(key, leaf.filled)).astype(dtype)
     more = [(0, size - filled) for size, filled in zip(leaf.shape, leaf.filled, strict=True)]
     return jnp.pad(values, more)

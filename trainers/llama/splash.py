@@ -6,10 +6,12 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from orchestrator.errors import SpecError
+from orchestrator.network.description import Scores
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from trainers.llama import zigzag
 from trainers.llama.axes import SEQUENCE
@@ -53,24 +55,29 @@ class ZigzagMask(kernels.Mask):
 
 
 def splash(
-    length: int, ways: int, window: int | None = None, *, interpret: bool = False
-) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    length: int, ways: int, kind: Scores, *, interpret: bool = False
+) -> Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]:
     """`attend` of `trainers.llama.attention`."""
     blocks = _blocks(length, ways)
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        mask = kernels.MultiHeadMask([ZigzagMask(length, ways, window)] * q.shape[2])
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None) -> jax.Array:
+        mask = kernels.MultiHeadMask([ZigzagMask(length, ways, kind.window)] * q.shape[2])
         kernel = kernels.make_splash_mha(
             mask,
             head_shards=1,
             q_seq_shards=ways,
             block_sizes=blocks,
             residual_checkpoint_name="attention",
+            attn_logits_soft_cap=kind.cap,
             interpret=interpret,
         )
-        scaled = q * q.shape[-1] ** -0.5
-        heads_first = (x.swapaxes(1, 2) for x in (scaled, k, v))
-        return jax.vmap(_shard(kernel, ways))(*heads_first).swapaxes(1, 2)
+        shard = _shard(kernel, ways)
+
+        def of_sequence(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return jnp.asarray(shard(q, k, v, sinks=sinks))
+
+        heads_first = (x.swapaxes(1, 2) for x in (q * kind.scale, k, v))
+        return jax.vmap(of_sequence)(*heads_first).swapaxes(1, 2)
 
     return attend
 

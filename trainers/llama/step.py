@@ -17,9 +17,11 @@ from trainers.llama import optimizer, parameters, zigzag
 from trainers.llama.attention import attention
 from trainers.llama.axes import BATCH, MESH, SEQUENCE, with_copies
 from trainers.llama.collectives import all_reduce, reduce_gradients
+from trainers.llama.grouped import grouped_matmul
 from trainers.llama.loss import Loss
 from trainers.llama.mixture import Routed, router_metrics
-from trainers.llama.model import DTYPES, Runtime, batch_loss
+from trainers.llama.model import batch_loss
+from trainers.llama.runtime import DTYPES, Runtime
 
 Tree = Any
 Sums = tuple[Loss, Routed | None]
@@ -33,9 +35,11 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     mesh = with_copies(mesh, plan.model.kv_heads)
     ways = plan.mesh[SEQUENCE]
     compute = DTYPES[plan.precision.compute]
-    kernel = partial(attention, _platform(mesh), compute, plan.batch.length, ways)
-    windows = {block.attention.window for block in decoder(plan.model).blocks}
-    runtime = Runtime(plan, {window: kernel(window) for window in windows})
+    platform = _platform(mesh)
+    kernel = partial(attention, platform, compute, plan.batch.length, ways)
+    kinds = {block.attention.scores for block in decoder(plan.model).blocks}
+    kernels = {kind: kernel(kind) for kind in kinds}
+    runtime = Runtime(plan, kernels, grouped_matmul(platform))
     start = partial(_start, plan)
     state = _placed(mesh, jax.eval_shape(start, 0), _state_specs(plan))
     shape = (plan.batch.sequences, plan.batch.length)

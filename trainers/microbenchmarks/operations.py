@@ -8,10 +8,11 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 
+from orchestrator.network.description import Scores
 from orchestrator.types.chip_profile import Operation, Timing
 from orchestrator.types.spec_fields import DType
 from trainers.llama.attention import attention
-from trainers.llama.model import DTYPES
+from trainers.llama.runtime import DTYPES
 from trainers.microbenchmarks.rounds import in_rounds
 
 OPERATIONS: tuple[tuple[Operation, int], ...] = (
@@ -105,11 +106,12 @@ def attend(dtype: Any, head_dim: int, amount: float) -> Work:
     """The trainer's attention of one sequence with many heads, forward and backward."""
     head_flops = 4 * ATTENTION_PASSES * head_dim * LENGTH**2
     heads = max(1, round(amount / head_flops))
-    kernel = attention(jax.local_devices()[0].platform, dtype, LENGTH, 1)
+    scores = Scores(scale=head_dim**-0.5)
+    kernel = attention(jax.local_devices()[0].platform, dtype, LENGTH, 1, scores)
     tensor = jnp.full((1, LENGTH, heads, head_dim), SMALL, dtype)
 
     def body(arrays: Any) -> Any:
-        y, backward = jax.vjp(kernel, *arrays)
+        y, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, None), *arrays)
         return jax.tree.map(lambda x, dx: x + SMALL * dx, arrays, backward(y))
 
     return body, (tensor,) * 3, heads * head_flops

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from orchestrator.errors import OrchError, SpecError
-from orchestrator.journal import Journal, heartbeat
+from orchestrator.journal import ClaimWatch, Journal, heartbeat
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
 from orchestrator.launch.ray import private_api, slices
 from orchestrator.launch.ray.process_messages import AttemptCommand
@@ -81,8 +81,9 @@ def _serve(spec: AttemptSpec, commands: Commands, send: Send) -> None:
     journal = Journal(Path(spec.run))
     run = journal.run()
     kind = journal.plan(run.plan_digest)
-    lease = None if run.rehearsal else Lease(spec.run, slices.pod_type(kind))
-    args, chosen = _wait_for_start(kind, commands, send, lease)
+    lease = None if run.rehearsal else Lease(spec.run, slices.pod_type(kind), spec.claim)
+    watch = ClaimWatch(journal.path, spec.claim)
+    args, chosen = _wait_for_start(kind, commands, send, lease, watch)
     plan = journal.plan(args.plan_digest)
     placement = _Placement(lease, chosen, fence(plan, chosen))
 
@@ -93,15 +94,23 @@ def _serve(spec: AttemptSpec, commands: Commands, send: Send) -> None:
         send(ending)
 
     threading.Thread(target=train, daemon=True).start()
-    _attend(plan, args, commands, send, placement)
+    _attend(plan, args, commands, send, placement, watch)
+
+
+def _end_if_superseded(watch: ClaimWatch) -> None:
+    """End this process when its claim counts no more. Ray then frees its slices."""
+    if lapse := watch.lapse():
+        print(f"this attempt ends: {lapse}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def _wait_for_start(
-    kind: Plan, commands: Commands, send: Send, lease: Lease | None
+    kind: Plan, commands: Commands, send: Send, lease: Lease | None, watch: ClaimWatch
 ) -> tuple[WorkerArgs, tuple[str, ...]]:
     """Report the slices whenever they change, until the driver starts the workers."""
     last: AttemptEvent | None = None
     while True:
+        _end_if_superseded(watch)
         event = _slices_event(current_slices(kind), lease)
         if event != last:
             send(event)
@@ -158,10 +167,16 @@ class _Placement:
 
 
 def _attend(
-    plan: Plan, args: WorkerArgs, commands: Commands, send: Send, placement: _Placement
+    plan: Plan,
+    args: WorkerArgs,
+    commands: Commands,
+    send: Send,
+    placement: _Placement,
+    watch: ClaimWatch,
 ) -> None:
     """While the workers run, report the slices on demand, and notice when all workers are up."""
     while True:
+        _end_if_superseded(watch)
         with suppress(queue.Empty):
             commands.get(timeout=LOOK_EVERY_S)
             send(AttemptEvent(slices=current_slices(plan)))

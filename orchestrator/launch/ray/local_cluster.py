@@ -17,7 +17,7 @@ import msgspec
 from orchestrator.launch.backend import ClusterEvent
 from orchestrator.launch.ray import process_tree
 from orchestrator.launch.ray.process_messages import ClusterRequest
-from orchestrator.launch.ray.slices import Host
+from orchestrator.launch.ray.slices import EmulatedHost
 from orchestrator.plan import rehearsal
 from orchestrator.types import codec
 
@@ -55,7 +55,7 @@ class PrivateCluster:
 
 @contextmanager
 def private_cluster(
-    hosts: Sequence[Host], devices_per_host: int, command: str
+    hosts: Sequence[EmulatedHost], devices_per_host: int, command: str
 ) -> Iterator[PrivateCluster]:
     """Start a cluster of these nodes and a Ray job on it; afterwards nothing of it is left."""
     folder, mark = short_folder(), secrets.token_hex(16)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from orchestrator.launch.backend import WorkerArgs
-from orchestrator.launch.ray.slices import Host
+from orchestrator.launch.ray.slices import EmulatedHost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +12,7 @@ class ClusterRequest:
 
     mark: str
     folder: str
-    hosts: tuple[Host, ...]
+    hosts: tuple[EmulatedHost, ...]
     command: str
 
 

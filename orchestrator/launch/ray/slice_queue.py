@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.errors import Superseded
 from orchestrator.launch.ray import private_api
 
 # A run that had slices may be away this long before anybody may take them.
 RETURN_S = 60.0
 # Another protocol gets another name, so that two versions of this project never talk to each other.
-NAME, NAMESPACE = "orch-slice-queue-1", "orch"
+NAME, NAMESPACE = "orch-slice-queue-2", "orch"
 LEAVE_LIMIT_S = 30.0
 ANSWER_LIMIT_S = 300.0  # a busy head may take long to start the actor
 
@@ -25,24 +26,27 @@ ANSWER_LIMIT_S = 300.0  # a busy head may take long to start the actor
 class QueueAnswer:
     """The runs `ahead` in the queue, none when it is this run's turn, and the `taken` slices.
 
-    Taken slices belong to other runs even when they are free for the moment.
+    Taken slices belong to other runs even when they are free for the moment. A later claim of the
+    same run has `superseded` the one that asks: it gets none.
     """
 
     ahead: tuple[str, ...]
     taken: tuple[str, ...]
+    superseded: bool = False
 
 
 @dataclass
 class QueuePosition:
     """A run in the queue.
 
-    `job` is the Ray job that asked last, and `slices` are the last that it had. A `served` run
-    wants none now. `gone_at_s` is when its job was first seen to have ended.
+    `job` is the Ray job that asked last, for the newest `claim`, and `slices` are the last that it
+    had. A `served` run wants none now. `gone_at_s` is when its job was first seen to have ended.
     """
 
     run: str
     kind: str
     job: str
+    claim: int
     slices: tuple[str, ...] = ()
     served: bool = False
     turn: bool = False
@@ -58,11 +62,13 @@ class SliceQueue:
         self._live_jobs, self._clock = live_jobs, clock
         self._positions: dict[str, QueuePosition] = {}
 
-    def request(self, run: str, kind: str, job: str) -> QueueAnswer:
+    def request(self, run: str, kind: str, job: str, claim: int) -> QueueAnswer:
         """Whether a run may take slices. Its turn lasts until it requests again or is served."""
         self._drop_ended()
-        mine = self._positions.setdefault(run, QueuePosition(run, kind, job))
-        mine.kind, mine.job = kind, job
+        mine = self._positions.setdefault(run, QueuePosition(run, kind, job, claim))
+        if claim < mine.claim:
+            return QueueAnswer(ahead=(), taken=(), superseded=True)
+        mine.kind, mine.job, mine.claim = kind, job, claim
         mine.served, mine.turn, mine.gone_at_s = False, False, None
         same_kind = [one for one in self._positions.values() if one.kind == kind]
         older = same_kind[: same_kind.index(mine)]
@@ -112,8 +118,8 @@ class SliceQueueServer:
     def __init__(self) -> None:
         self._queue = SliceQueue(private_api.live_jobs, time.monotonic)
 
-    def request(self, run: str, kind: str, job: str) -> QueueAnswer:
-        return self._queue.request(run, kind, job)
+    def request(self, run: str, kind: str, job: str, claim: int) -> QueueAnswer:
+        return self._queue.request(run, kind, job, claim)
 
     def confirm(self, run: str, job: str, slices: tuple[str, ...]) -> None:
         self._queue.confirm(run, job, slices)
@@ -124,10 +130,11 @@ class SliceQueueServer:
 
 @dataclass
 class Lease:
-    """A run's position in the queue of the cluster that this process has joined."""
+    """A run's position in the queue of the cluster that this process has joined, for a claim."""
 
     run: str
     kind: str
+    claim: int
 
     def __post_init__(self) -> None:
         import ray  # noqa: PLC0415
@@ -136,19 +143,24 @@ class Lease:
         self._server = self._find_server()
 
     def request(self) -> QueueAnswer:
-        """Which runs are ahead, and which slices belong to others."""
+        """Which runs are ahead, and which slices belong to others; `Superseded` when a later claim
+        has asked.
+        """
         import ray  # noqa: PLC0415
 
         try:
-            return self._request()
+            answer = self._request()
         except ray.exceptions.ActorDiedError:  # its host is gone: a new server starts
             self._server = self._find_server()
-            return self._request()
+            answer = self._request()
+        if answer.superseded:
+            raise Superseded(f"claim {self.claim} is superseded by a later one in the queue")
+        return answer
 
     def _request(self) -> QueueAnswer:
         import ray  # noqa: PLC0415
 
-        pending = self._server.request.remote(self.run, self.kind, self._job)
+        pending = self._server.request.remote(self.run, self.kind, self._job, self.claim)
         answer: QueueAnswer = ray.get(pending, timeout=ANSWER_LIMIT_S)
         return answer
 

@@ -56,7 +56,7 @@ def _names(plan: Plan) -> RayNames:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class EmulatedHost:
     """A Ray node that emulates one host of a slice."""
 
     resources: dict[str, float]
@@ -64,7 +64,7 @@ class Host:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[Host, ...]:
+def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[EmulatedHost, ...]:
     """The nodes of a cluster that emulates the plan's slices, and spare slices after them."""
     return tuple(
         _host(plan, pod, worker)
@@ -73,12 +73,12 @@ def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[Host, ...]:
     )
 
 
-def _host(plan: Plan, pod: int, worker: int) -> Host:
+def _host(plan: Plan, pod: int, worker: int) -> EmulatedHost:
     kind, name = pod_type(plan), f"pod-{pod}"
     resources = {"TPU": plan.chips / plan.hosts, f"accelerator_type:{accelerator_type(plan)}": 1.0}
     if worker == 0:
         resources[f"TPU-{kind}-head"] = 1.0
-    return Host(
+    return EmulatedHost(
         resources=resources,
         labels={
             SLICE_NAME: name,

@@ -48,7 +48,7 @@ def peak(program: HloProgram) -> Peak:
     entry = program.entry
     arguments = {number: _new(entry, parameter) for number, parameter in entry.parameters.items()}
     always = tuple(buffer for buffers in arguments.values() for buffer in buffers if buffer)
-    inside = _Run(program, entry, arguments, _results(entry, arguments)).peak()
+    inside = _LivenessPass(program, entry, arguments, _results(entry, arguments)).peak()
     total = sum(buffer.bytes for buffer in always) + inside.bytes
     return Peak(total, (*always, *inside.buffers), inside.at)
 
@@ -69,7 +69,7 @@ def _new(where: Computation, instruction: Instruction) -> Buffers:
     )
 
 
-class _Run:
+class _LivenessPass:
     """One pass over a computation. `given`: the buffers of its parameters, by number.
 
     `results`: the buffers in which its results must end, as a loop's state must.
@@ -176,9 +176,9 @@ class _Run:
         if instruction.opcode == "while":
             state = self.of[instruction.name]
             body = self.program.computations[instruction.attribute("body")[1:]]
-            return _Run(self.program, body, {0: state}, state).peak()
+            return _LivenessPass(self.program, body, {0: state}, state).peak()
         if instruction.opcode == "call":
             given = {i: self.of[name] for i, name in enumerate(instruction.operands)}
             [called] = self.program.called(instruction)
-            return _Run(self.program, called, given, ()).peak()
+            return _LivenessPass(self.program, called, given, ()).peak()
         return Peak(0.0, ())

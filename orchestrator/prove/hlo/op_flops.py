@@ -27,6 +27,8 @@ MULTIPLY_AND_ADD = 2
 KERNEL = re.compile(r"/splash_(?:mha|mqa)_(fwd|dq|dkv)\w*/pallas_call")
 PER_PAIR = {"fwd": 4, "dq": 6, "dkv": 8}
 FUSED_PER_PAIR = 10
+METADATA = "ragged-dot-metadata"  # which rows a grouped matmul visits for which expert
+GROUPED = re.compile(r"ragged-dot-none|jit\(tgmm\)")
 BLOCKS = {"fwd": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq")}
 BLOCKS |= {"dkv": ("block_q_dkv", "block_kv_dkv")}
 QUERIES, KEYS = 0, 1  # among the operands of floats; those of whole numbers are the mask's tables
@@ -90,12 +92,18 @@ def is_kernel(instruction: Instruction) -> bool:
 def kernel_name(kernel: Instruction) -> str:
     """`splash fwd`; for a kernel without a formula, its own name."""
     splash = KERNEL.search(kernel.op_name)
+    if GROUPED.search(kernel.op_name):
+        return "grouped matmul"
     return f"splash {splash[1]}" if splash else kernel.name.rsplit(".", 1)[0]
 
 
 def kernel_flops(where: Computation, kernel: Instruction) -> float | None:
     """FLOPs of one call; None where there is no formula for it."""
     splash = KERNEL.search(kernel.op_name)
+    if METADATA in kernel.op_name:
+        return 0.0
+    if GROUPED.search(kernel.op_name):
+        return grouped_flops(where, kernel)
     if not splash:
         return None
     part = splash[1]
@@ -108,6 +116,21 @@ def kernel_flops(where: Computation, kernel: Instruction) -> float | None:
     # The queries' gradients by blocks of keys, to be added up later, have one dimension more.
     fused = any(len(array.dimensions) > len(tensors[QUERIES]) for array in kernel.arrays)
     return prod(heads) * pairs * head * (FUSED_PER_PAIR if fused else PER_PAIR[part])
+
+
+def grouped_flops(where: Computation, kernel: Instruction) -> float:
+    """A grouped matmul: 2 x rows x d_in x d_out, by whole tiles of rows.
+
+    Of its three arrays of floats one is the weights of all experts; the others have the rows. Its
+    table of visits has one for each tile, and one for each expert that may begin within a tile.
+    """
+    read = [where.instructions[operand].arrays[0] for operand in kernel.operands]
+    tensors = [one.dimensions for one in (*read, *kernel.arrays) if not one.dtype.startswith("s")]
+    [(experts, *edges)] = [sizes for sizes in tensors if len(sizes) == 3]
+    rows = max(sizes[0] for sizes in tensors if len(sizes) == 2)
+    visits = max(one.elements for one in read if one.dtype.startswith("s"))
+    tile = rows / (visits - experts + 1)
+    return MULTIPLY_AND_ADD * (rows + (experts - 1) * tile) * prod(edges)
 
 
 def visited_pairs(length: int, ways: int, query_block: int, key_block: int) -> float:

@@ -22,7 +22,7 @@ from orchestrator.prove.hlo.transfers import (
     ASYNC_START,
     START,
     Transfer,
-    Transfers,
+    TransferReader,
     chain_of,
     collectives_in,
     inside,
@@ -69,7 +69,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Event:
+class SimulatedEvent:
     """What a computation does at a time, in one round."""
 
     start_s: float
@@ -87,7 +87,7 @@ class Round:
     trips: int
     times: int
     seconds: float
-    events: list[Event]
+    events: list[SimulatedEvent]
 
 
 @dataclass
@@ -110,27 +110,31 @@ class OnItsWay:
     work_before: int
 
 
-def schedule_of(program: HloProgram, transfers: Transfers, rates: ComputeRates) -> Record:
+def schedule_of(program: HloProgram, transfers: TransferReader, rates: ComputeRates) -> Record:
     """Everything that a step runs, with seconds."""
     return _run(program, transfers, rates, program.entry, 1).record
 
 
 def _run(
-    program: HloProgram, transfers: Transfers, rates: ComputeRates, where: Computation, times: int
-) -> "_Run":
-    run = _Run(program, transfers, rates, where, times)
+    program: HloProgram,
+    transfers: TransferReader,
+    rates: ComputeRates,
+    where: Computation,
+    times: int,
+) -> "_SchedulePass":
+    run = _SchedulePass(program, transfers, rates, where, times)
     for instruction in where.instructions.values():
         run.step(instruction)
     return run
 
 
-class _Run:
+class _SchedulePass:
     """One pass over a computation, which runs `times` a step."""
 
     def __init__(
         self,
         program: HloProgram,
-        transfers: Transfers,
+        transfers: TransferReader,
         rates: ComputeRates,
         where: Computation,
         times: int,
@@ -139,7 +143,7 @@ class _Run:
         self.where, self.times = where, times
         self.attribution = Attribution(program, where)
         self.now = 0.0
-        self.record, self.events = Record(), list[Event]()
+        self.record, self.events = Record(), list[SimulatedEvent]()
         self.own = list[Work]()  # what this computation itself computes, in order
         self.flying, self.recent = dict[str, OnItsWay](), list[OnItsWay]()
 
@@ -174,10 +178,10 @@ class _Run:
             self._event(one.name, longest.now, self._lines(one))
             self.now += longest.now
 
-    def _called(self, where: Computation, times: int) -> "_Run":
+    def _called(self, where: Computation, times: int) -> "_SchedulePass":
         return _run(self.program, self.transfers, self.rates, where, times)
 
-    def _join(self, inner: "_Run") -> None:
+    def _join(self, inner: "_SchedulePass") -> None:
         self.record.work += inner.record.work
         self.record.sent += inner.record.sent
         self.record.rounds += inner.record.rounds
@@ -225,7 +229,7 @@ class _Run:
 
     def _event(self, what: Work | Transfer | str, seconds: float, lines: Lines) -> None:
         if seconds > 0:
-            self.events.append(Event(self.now, seconds, what, lines))
+            self.events.append(SimulatedEvent(self.now, seconds, what, lines))
 
     # --- transfers
 
@@ -290,7 +294,7 @@ class _Run:
         self.recent = [it for it in self.recent if it.end_s > self.now] + [flying]
         self.flying[name] = flying
         if transfer.seconds > 0:
-            self.events.append(Event(begin, transfer.seconds, transfer, lines))
+            self.events.append(SimulatedEvent(begin, transfer.seconds, transfer, lines))
 
     def _finish(self, name: str) -> None:
         """Wait for a transfer; one that began in another round has ended."""
@@ -314,20 +318,20 @@ class _Run:
 
     def _expose(self, transfer: Transfer, seconds: float, lines: Lines) -> None:
         if seconds > 0:
-            self.events.append(Event(self.now, seconds, transfer, lines, waits=True))
+            self.events.append(SimulatedEvent(self.now, seconds, transfer, lines, waits=True))
             self.now += seconds
 
 
-Handler = Callable[[_Run, Instruction], None]
+Handler = Callable[[_SchedulePass, Instruction], None]
 HANDLERS: tuple[tuple[Callable[[Instruction], bool], Handler], ...] = (
-    (lambda one: one.opcode == "while", _Run.loop),
-    (lambda one: one.opcode in {"call", "conditional"}, _Run.call),
-    (lambda one: one.opcode == "fusion", _Run.fusion),
-    (is_collective, _Run.collective),
-    (lambda one: one.opcode == "send", _Run.send),
-    (lambda one: one.opcode == "recv", _Run.receive),
-    (lambda one: one.opcode.endswith(START), _Run.start),
-    (lambda one: one.opcode.endswith(DONE), _Run.done),
-    (is_kernel, _Run.kernel),
-    (lambda _: True, _Run.compute),
+    (lambda one: one.opcode == "while", _SchedulePass.loop),
+    (lambda one: one.opcode in {"call", "conditional"}, _SchedulePass.call),
+    (lambda one: one.opcode == "fusion", _SchedulePass.fusion),
+    (is_collective, _SchedulePass.collective),
+    (lambda one: one.opcode == "send", _SchedulePass.send),
+    (lambda one: one.opcode == "recv", _SchedulePass.receive),
+    (lambda one: one.opcode.endswith(START), _SchedulePass.start),
+    (lambda one: one.opcode.endswith(DONE), _SchedulePass.done),
+    (is_kernel, _SchedulePass.kernel),
+    (lambda _: True, _SchedulePass.compute),
 )

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from orchestrator.prove.hlo.attribution import Lines
 from orchestrator.prove.hlo.dcn import BACKWARD
-from orchestrator.prove.hlo.schedule import Event, Record, Round, Sent, Work
+from orchestrator.prove.hlo.schedule import Record, Round, Sent, SimulatedEvent, Work
 from orchestrator.prove.hlo.transfers import Transfer
 from orchestrator.types.schedule import (
     ComputeRates,
@@ -152,7 +152,7 @@ class ScheduleSummary:
             events=tuple(self._event(event) for event in long),
         )
 
-    def _event(self, event: Event) -> ScheduledEvent:
+    def _event(self, event: SimulatedEvent) -> ScheduledEvent:
         track, kind, name = _described(event)
         return ScheduledEvent(
             track=track,
@@ -164,7 +164,7 @@ class ScheduleSummary:
         )
 
 
-def _described(event: Event) -> tuple[str, str, str]:
+def _described(event: SimulatedEvent) -> tuple[str, str, str]:
     """The track, the kind and the name of an event."""
     if isinstance(event.what, Transfer):
         track = "compute" if event.waits else event.what.link

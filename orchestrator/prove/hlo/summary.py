@@ -23,7 +23,7 @@ from orchestrator.prove.hlo.replica_groups import DeviceMesh
 from orchestrator.prove.hlo.schedule import schedule_of
 from orchestrator.prove.hlo.schedule_summary import ScheduleSummary
 from orchestrator.prove.hlo.slice_links import SliceLinks
-from orchestrator.prove.hlo.transfers import Transfers
+from orchestrator.prove.hlo.transfers import TransferReader
 from orchestrator.types.schedule import Schedule, ScheduleRates
 
 AGAIN = ".remat"  # in the names of what the compiler itself computes twice, to save memory
@@ -72,7 +72,7 @@ def _schedule(
     program: HloProgram, mesh: DeviceMesh, between: DeviceMesh, layers: int, pricing: Pricing
 ) -> Schedule:
     links = SliceLinks(pricing.rates.torus, pricing.places)
-    transfers = Transfers(program, mesh, between, links, pricing.rates.transfers)
+    transfers = TransferReader(program, mesh, between, links, pricing.rates.transfers)
     record = schedule_of(program, transfers, pricing.rates.compute)
     return ScheduleSummary(record, pricing.rates.compute).schedule(layers)
 

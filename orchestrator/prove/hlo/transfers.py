@@ -53,7 +53,7 @@ Way = tuple[float, int, Bools]  # bytes a second or seconds a byte, hops, links
 
 
 @dataclass
-class Transfers:
+class TransferReader:
     """Reads the transfers of one program. Of alike groups and permutes each is routed once."""
 
     program: HloProgram

@@ -84,7 +84,7 @@ def logarithmic(values: Iterable[float], margin: float) -> Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class BarPart:
     """A part of a bar; `kind` is its color where that is not the bar's."""
 
     name: str
@@ -98,7 +98,7 @@ class Bar:
 
     name: str
     kind: str
-    segments: tuple[Segment, ...]
+    segments: tuple[BarPart, ...]
 
     @property
     def value(self) -> float:

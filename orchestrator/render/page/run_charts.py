@@ -11,10 +11,10 @@ from orchestrator.render.page.drawings import (
     Band,
     Bar,
     BarChart,
+    BarPart,
     Curve,
     Mark,
     Plot,
-    Segment,
     around,
     from_zero,
 )
@@ -78,7 +78,7 @@ def resource_bars(plan: Plan) -> list[Bar]:
     small = [bar for bar in ordered if bar.value < least]
     if not small:
         return ordered
-    rest = tuple(Segment(name=bar.name, value=bar.value) for bar in small)
+    rest = tuple(BarPart(name=bar.name, value=bar.value) for bar in small)
     large = [bar for bar in ordered if bar.value >= least]
     return [*large, Bar(name="the rest", kind="latency", segments=rest)]
 
@@ -89,10 +89,10 @@ def expected_bars(plan: Plan) -> list[Bar]:
     return [Bar(name="expected", kind="expected", segments=parts)] if parts else []
 
 
-def segments(lines: Sequence[LedgerLine]) -> tuple[Segment, ...]:
+def segments(lines: Sequence[LedgerLine]) -> tuple[BarPart, ...]:
     """Return ledger lines as segments, the largest first."""
     ordered = sorted(lines, key=lambda line: -line.value)
-    return tuple(Segment(name=line.name, value=line.value) for line in ordered)
+    return tuple(BarPart(name=line.name, value=line.value) for line in ordered)
 
 
 def measured_bar(measured: Measurement) -> Bar:
@@ -104,7 +104,7 @@ def measured_bar(measured: Measurement) -> Bar:
         "waiting for data": measured.mean_data_s,
         "saving": measured.mean_checkpoint_s,
     }
-    shown = tuple(Segment(name=name, value=part_s) for name, part_s in parts.items() if part_s > 0)
+    shown = tuple(BarPart(name=name, value=part_s) for name, part_s in parts.items() if part_s > 0)
     return Bar(name="measured, mean", kind="measured", segments=shown)
 
 
@@ -127,7 +127,7 @@ def memory(plan: Plan, proof: Proof | None, measured_bytes: float | None) -> Bar
     if proof:
         bars.append(compiled_memory(proof))
     if measured_bytes is not None:
-        peak = Segment(name="peak", value=measured_bytes)
+        peak = BarPart(name="peak", value=measured_bytes)
         bars.append(Bar(name="measured", kind="measured", segments=(peak,)))
     limit = Mark(name="compiler limit", kind="limit", value=plan.forecast.hbm_bytes_per_device)
     return BarChart(bars=bars, show=in_memory, marks=[limit])
@@ -135,10 +135,10 @@ def memory(plan: Plan, proof: Proof | None, measured_bytes: float | None) -> Bar
 
 def compiled_memory(proof: Proof) -> Bar:
     ledger = sorted(proof.ledger, key=lambda line: -line.compiled)
-    parts = [Segment(name=line.name, value=line.compiled) for line in ledger]
+    parts = [BarPart(name=line.name, value=line.compiled) for line in ledger]
     rest = proof.peak_hbm_bytes_per_device - sum(part.value for part in parts)
     if rest > 0:
-        parts.append(Segment(name="the rest", value=rest))
+        parts.append(BarPart(name="the rest", value=rest))
     return Bar(name="compiled", kind="dcn", segments=tuple(parts))
 
 
@@ -146,8 +146,8 @@ def goodput(spent: Goodput) -> BarChart:
     """Return all seconds of the run by where they went."""
     lost = sorted(spent.badput_s.items(), key=lambda pair: -pair[1])
     parts = (
-        Segment(name="steps that count", value=spent.goodput_s),
-        *(Segment(name=CAUSES[name], value=s, kind="lost") for name, s in lost if s > 0),
+        BarPart(name="steps that count", value=spent.goodput_s),
+        *(BarPart(name=CAUSES[name], value=s, kind="lost") for name, s in lost if s > 0),
     )
     bar = Bar(name="from the first attempt to the end", kind="goodput", segments=parts)
     return BarChart(bars=[bar], show=elapsed_or_ms, named=3)

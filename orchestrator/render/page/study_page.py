@@ -8,9 +8,9 @@ from orchestrator.render.page.drawings import (
     Band,
     Bar,
     BarChart,
+    BarPart,
     Curve,
     Plot,
-    Segment,
     from_zero,
     logarithmic,
 )
@@ -186,7 +186,7 @@ def compared_bars(report: StudyReport, plans: Mapping[int, Plan]) -> list[Bar]:
             continue
         settings = zip(key_names(report.vary, report.vary), report.vary, strict=True)
         name = ", ".join(f"{label} {trial.settings[key]}" for label, key in settings)
-        step = Segment(name="median step", value=trial.measured.step_s.median)
+        step = BarPart(name="median step", value=trial.measured.step_s.median)
         measured = Bar(name=f"{name}: measured", kind="measured", segments=(step,))
         bars += [ledger_bar(name, plans[trial.number]), measured]
     return bars[: 2 * MOST_BARS]
@@ -198,7 +198,7 @@ def ledger_bar(name: str, plan: Plan) -> Bar:
     if expected and step_s.expected != step_s.unoverlapped:
         return replace(expected[0], name=f"{name}: expected")
     parts = tuple(
-        Segment(name=bar.name, value=bar.value, kind=bar.kind) for bar in resource_bars(plan)
+        BarPart(name=bar.name, value=bar.value, kind=bar.kind) for bar in resource_bars(plan)
     )
     what = "expected" if expected else "predicted, unoverlapped"
     return Bar(name=f"{name}: {what}", kind="latency", segments=parts)

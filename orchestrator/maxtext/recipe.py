@@ -1,0 +1,189 @@
+"""Reads what a MaxText run is started with: YAML of its keys, `key=value` words, a shell script.
+
+From a script come the keys of the training command, the options of `xpk workload create` and the
+compiler's flags. A script that starts a benchmark by its name needs MaxText's Python file of
+benchmarks too. A later source overrides an earlier one, as on MaxText's command line.
+"""
+
+import ast
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from orchestrator.errors import SpecError
+
+KEY = re.compile(r"""(?<![\w./$-])([a-z][a-z0-9_]*)=(?!=)("[^"]*"|'[^']*'|\[[^\]]*\]|[^\s"'\\]+)""")
+FLAG = re.compile(r"(?<![\w-])--?((?:xla|libtpu)_[a-z0-9_]+)=([^\s\"'\\]+)")
+OPTION = re.compile(r"(?<![\w-])--([a-z][a-z_-]*)[= ]\s*\"?'?([^\s\"'\\]+)")
+VARIABLE = re.compile(
+    r"""^\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=("[^"]*"|'[^']*'|[^\s;]*)""", re.MULTILINE
+)
+USE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::-[^}]*)?\}|\$([A-Z][A-Z0-9_]*)")
+COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
+DEPTH = 8
+BENCHMARKS_NEEDED = "give MaxText's Python file of benchmarks too, maxtext_*_model_configs.py"
+# xpk's options that say which chips.
+DEVICE, SLICES, BENCHMARK = ("device-type", "tpu-type"), "num-slices", "model-name"
+
+
+class RecipeProblems(SpecError):
+    """All that keeps a recipe from being a spec, a line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The value of a key, and where it is from."""
+
+    value: Any
+    place: str
+
+
+@dataclass
+class Recipe:
+    """A run of MaxText as its sources have it."""
+
+    keys: dict[str, Setting] = field(default_factory=dict)
+    flags: dict[str, Setting] = field(default_factory=dict)
+    device: str | None = None
+    slices: int | None = None
+    benchmark: str | None = None
+
+    def get(self, key: str, default: Any) -> Any:
+        """The value of a key, or its default."""
+        return self.keys[key].value if key in self.keys else default
+
+    def set(self, key: str, setting: Setting) -> None:
+        """Set a key; where its value is the same again, the first place counts."""
+        if key not in self.keys or self.keys[key].value != setting.value:
+            self.keys[key] = setting
+
+
+def read_recipe(sources: Sequence[tuple[str, str]]) -> Recipe:
+    """The recipe of texts, each with its name."""
+    recipe = Recipe()
+    python = [source for source in sources if source[0].endswith(".py")]
+    for name, text in sources:
+        if name.endswith((".yml", ".yaml")):
+            _read_yaml(recipe, name, text)
+        elif (name, text) not in python:
+            _read_words(recipe, name, text)
+    for name, text in python:
+        _read_benchmark(recipe, name, text)
+    if recipe.benchmark and not recipe.keys:
+        raise RecipeProblems([f"benchmark {recipe.benchmark}: {BENCHMARKS_NEEDED}"])
+    if not recipe.keys:
+        names = ", ".join(name for name, _ in sources)
+        raise RecipeProblems([f"{names}: has no key of MaxText, such as per_device_batch_size=4"])
+    return recipe
+
+
+def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeProblems([f"{name}: is not YAML: {error}"]) from error
+    if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
+        raise RecipeProblems([f"{name}: is no mapping of MaxText's keys"])
+    for node, _ in root.value:
+        if isinstance(node, yaml.ScalarNode) and node.value in values:
+            place = f"{name}:{node.start_mark.line + 1}"
+            value = values[node.value]
+            read = value_of(value) if isinstance(value, str) else value
+            recipe.set(node.value, Setting(read, place))
+
+
+def _read_words(recipe: Recipe, name: str, text: str) -> None:
+    """The words of a script or a command line; what is a comment or a shell variable is none."""
+    plain = COMMENT.sub(lambda match: match[1], text)
+    variables = {match[1]: match[2].strip("\"'") for match in VARIABLE.finditer(plain)}
+    without = VARIABLE.sub(_value_alone, plain)
+    for number, line in enumerate(without.splitlines(), start=1):
+        place, words = f"{name}:{number}", expanded(line, variables)
+        for match in FLAG.finditer(words):
+            recipe.flags[match[1]] = Setting(value_of(match[2]), place)
+        for match in OPTION.finditer(words):
+            _take_option(recipe, match[1], match[2])
+        for match in KEY.finditer(FLAG.sub("", words)):
+            recipe.set(match[1], Setting(value_of(match[2].strip("\"'")), place))
+
+
+def _value_alone(match: re.Match[str]) -> str:
+    """What a variable is set to, without the name: its words may be keys."""
+    return match[0][: match.start(1) - match.start()] + " " + match[2]
+
+
+def _take_option(recipe: Recipe, option: str, value: str) -> None:
+    option = option.replace("_", "-")
+    if option in DEVICE:
+        recipe.device = value
+    elif option == SLICES and value.isdecimal():
+        recipe.slices = int(value)
+    elif option == BENCHMARK:
+        recipe.benchmark = value
+
+
+def _read_benchmark(recipe: Recipe, name: str, text: str) -> None:
+    """The tuning parameters of the benchmark that a script names; words override them."""
+    try:
+        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    except (SyntaxError, ValueError) as error:
+        raise RecipeProblems([f"{name}: is not Python: {error}"]) from error
+    known = {}
+    for call in calls:
+        words = {word.arg: word.value for word in call.keywords}
+        if {"model_name", "model_type", "tuning_params"} <= set(words):
+            known[_plain(ast.literal_eval(words["model_name"]))] = words
+    if recipe.benchmark is None or _plain(recipe.benchmark) not in known:
+        names = ", ".join(known)
+        raise RecipeProblems([f"{name}: benchmark {recipe.benchmark}: known are {names}"])
+    words = known[_plain(recipe.benchmark)]
+    found = {"model_name": words["model_type"]} | _entries(words["tuning_params"])
+    for key, value in found.items():
+        with suppress(ValueError):  # an expression: a path, a sum of flags
+            setting = Setting(ast.literal_eval(value), f"{name}:{value.lineno}")
+            recipe.keys.setdefault(key, setting)
+
+
+def _entries(node: ast.expr) -> dict[str, ast.expr]:
+    if not isinstance(node, ast.Dict):
+        return {}
+    return {
+        str(key.value): value
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant)
+    }
+
+
+def _plain(name: str) -> str:
+    """A benchmark's name as the runner compares it."""
+    return re.sub(r"[^a-z0-9]", "_", name.lower())
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """Text with the values of variables that the script sets; others stay as they are."""
+    for _ in range(DEPTH):
+        before = text
+        text = USE.sub(lambda match: variables.get(match[1] or match[2], match[0]), text)
+        if text == before:
+            break
+    return text
+
+
+def value_of(text: str) -> Any:
+    """A value as MaxText reads it: a number, true or false, a list, or text."""
+    known = {"true": True, "false": False, "null": None, "": ""}
+    if text.lower() in known:
+        return known[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,141 @@
+"""A recipe's keys, over those of its model and MaxText's defaults; a conversion uses them up."""
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from orchestrator.maxtext.irrelevant_keys import is_irrelevant
+from orchestrator.maxtext.recipe import Recipe, Setting
+
+# base.yml, where a plan is about it.
+DEFAULTS: dict[str, Any] = {
+    "adam_b1": 0.9,
+    "adam_b2": 0.95,
+    "adam_eps": 1e-8,
+    "adam_weight_decay": 0.1,
+    "attention": "autoselected",
+    "attention_type": "global",
+    "base_emb_dim": 2048,
+    "base_mlp_dim": 7168,
+    "base_moe_mlp_dim": -1,
+    "base_num_decoder_layers": 16,
+    "base_num_kv_heads": 16,
+    "base_num_query_heads": 16,
+    "capacity_factor": -1.0,
+    "cosine_learning_rate_final_fraction": 0.1,
+    "dcn_data_parallelism": -1,
+    "decoder_block": "llama2",
+    "dtype": "bfloat16",
+    "global_parameter_scale": 1,
+    "grad_dtype": "float32",
+    "gradient_accumulation_steps": 1,
+    "gradient_clipping_threshold": 1.0,
+    "head_dim": 128,
+    "ici_fsdp_parallelism": -1,
+    "learning_rate": 3e-5,
+    "logits_via_embedding": False,
+    "max_target_length": 2048,
+    "mlp_activations": ["silu", "linear"],
+    "model_name": "default",
+    "normalization_layer_epsilon": 1e-5,
+    "num_experts": 1,
+    "num_experts_per_tok": 1,
+    "opt_type": "adamw",
+    "per_device_batch_size": 12.0,
+    "remat_policy": "full",
+    "rope_max_timescale": 10_000,
+    "rope_type": "default",
+    "routed_scaling_factor": 1.0,
+    "steps": 150_001,
+    "vocab_size": 32_000,
+    "warmup_steps_fraction": 0.1,
+    "weight_dtype": "float32",
+}
+# What switches a key off: nothing is lost where such a key is not served.
+OFF: tuple[Any, ...] = (None, False, "", 0, -1, [], "default", "none", "disabled")
+
+
+@cache
+def models() -> dict[str, dict[str, Any]]:
+    """MaxText's models by name, each with its keys."""
+    text = files("orchestrator.maxtext").joinpath("models.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+class UsedKeys:
+    """The values of keys, what is wrong with them, and what else should be known."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._given = recipe.keys
+        self._used: set[str] = set()
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+        name = recipe.get("model_name", "default")
+        known = models()
+        if name not in known and name != "default":
+            self.refuse("model_name", f"is not known; known: {', '.join(known)}")
+        self._model = known.get(name, {})
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of a key, from the recipe, its model or the defaults; None without any."""
+        self._used.add(key)
+        if key in self._given:
+            return self._given[key].value
+        return self._model.get(key, DEFAULTS.get(key))
+
+    def accept(self, *keys: str) -> None:
+        """Let keys have any value."""
+        self._used.update(keys)
+
+    def number(self, key: str) -> float:
+        """A number; what is none is refused, and counts as 1."""
+        value = self[key]
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.refuse(key, "must be a number")
+            return 1
+        return value
+
+    def whole(self, key: str, unset: int = 0) -> int:
+        """A whole number; `unset` where nobody gives one."""
+        if self[key] is None:
+            return unset
+        value = self.number(key)
+        if value != int(value):
+            self.refuse(key, "must be a whole number")
+        return int(value)
+
+    def is_on(self, key: str) -> bool:
+        """Whether a key is switched on."""
+        return self[key] not in OFF
+
+    def refuse(self, key: str, why: str) -> None:
+        """A value that no spec can say."""
+        setting = self._given.get(key)
+        if setting is None and key in getattr(self, "_model", {}):
+            setting = Setting(self._model[key], f"model {self['model_name']}")
+        written = f"{key}={setting.value}" if setting else key
+        self.problems.append(f"{setting.place + ': ' if setting else ''}{written}: {why}")
+
+    def note(self, text: str) -> None:
+        """What the spec says otherwise than the recipe."""
+        self.notes.append(text)
+
+    def check_rest(self) -> tuple[str, ...]:
+        """Refuse every key that is on and was not used; the keys that no plan is about."""
+        irrelevant = []
+        for key, setting in {**self._of_model(), **self._given}.items():
+            if key in self._used:
+                continue
+            if is_irrelevant(key):
+                irrelevant.append(key)
+            elif setting.value not in OFF and not self._is_one_way(key, setting.value):
+                self.refuse(key, "is not served")
+        return tuple(sorted(irrelevant))
+
+    def _of_model(self) -> dict[str, Setting]:
+        return {key: Setting(value, "") for key, value in self._model.items()}
+
+    @staticmethod
+    def _is_one_way(key: str, value: Any) -> bool:
+        return key.endswith("_parallelism") and value == 1

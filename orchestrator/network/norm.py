@@ -1,0 +1,31 @@
+"""Normalization over the width of what it normalizes, in fp32: RMS, or LayerNorm with a bias."""
+
+from orchestrator.network.description import Dimension, Norm, Weight
+from orchestrator.types.model import Model
+
+
+def norm(model: Model, name: str, published: str, *dimensions: Dimension) -> Norm:
+    """A norm of the model's kind. With a unit offset the scale that is trained starts at zero."""
+    offset = 1.0 if model.norm_offset else 0.0
+    is_layer_norm = model.norm == "layer"
+    return Norm(
+        scale=Weight(name, dimensions, None, published, start=1 - offset),
+        bias=Weight(f"{name}_bias", dimensions, None, f"{published}.bias", start=0.0)
+        if is_layer_norm
+        else None,
+        offset=offset,
+        epsilon=model.norm_epsilon,
+    )
+
+
+def query_key_norms(model: Model) -> tuple[Norm | None, Norm | None]:
+    """Norms of queries and keys: of each head by itself, or over all heads together."""
+    if model.qk_norm == "none":
+        return None, None
+    head = Dimension("head_dim", model.head_dim)
+    heads = Dimension("heads", model.heads), Dimension("kv_heads", model.kv_heads)
+    query, key = ((one, head) if model.qk_norm == "heads" else (head,) for one in heads)
+    return (
+        norm(model, "query_norm", "self_attn.q_norm", *query),
+        norm(model, "key_norm", "self_attn.k_norm", *key),
+    )

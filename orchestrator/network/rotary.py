@@ -1,0 +1,18 @@
+"""Rotary positions of a layer: which part of a head turns, and at what base."""
+
+from orchestrator.network.description import Rotary
+from orchestrator.types.model import Model
+
+
+def rotary(model: Model, window: int | None) -> Rotary:
+    """The rotary positions of a layer. Local layers may have a base of their own, and then nothing
+    stretches their positions.
+    """
+    if window is not None and model.local_rope_theta is not None:
+        return Rotary(rotated_width(model), model.local_rope_theta)
+    return Rotary(rotated_width(model), model.rope_theta, model.rope_scaling)
+
+
+def rotated_width(model: Model) -> int:
+    """Numbers of a head that turn, the first of them; whole pairs."""
+    return 2 * int(model.head_dim * model.rotary_share / 2)

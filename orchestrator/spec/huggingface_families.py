@@ -1,0 +1,205 @@
+"""The architectures of Hugging Face configs that are served: their keys, and what each key means.
+
+Defaults are those of each family's configuration class in `transformers`. A family's own fields are
+what its architecture computes whatever its config says.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# Keys of the config → the fields of Model that they give. All families have these.
+SIZES = {
+    "num_hidden_layers": ("layers",),
+    "hidden_size": ("d_model",),
+    "intermediate_size": ("d_ff",),
+    "num_attention_heads": ("heads",),
+    "num_key_value_heads": ("kv_heads",),
+    "head_dim": ("head_dim",),
+    "vocab_size": ("vocab",),
+    "tie_word_embeddings": ("tied",),
+    "rope_theta": ("rope_theta",),
+    "rms_norm_eps": ("norm_epsilon",),
+    "hidden_act": ("activation",),
+}
+DEFAULTS = {
+    "tie_word_embeddings": False,
+    "rope_theta": 10_000.0,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+}
+# Their names of activation functions → ours.
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_new": "gelu",
+    "gelu": "gelu_exact",
+    "relu2": "relu2",
+}
+Keys = dict[str, tuple[str, ...]]
+BIASES: Keys = {"attention_bias": ("qkv_bias", "output_bias")}
+# The layers that have the family's window: all, or those that the config lists.
+NO_WINDOW = ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture that is served.
+
+    `own` are fields of the Model that it always has, `keys` the keys that only some families have,
+    and `defaults` what its config means by leaving a key out. `window_pattern` are the layers with
+    its window, where the config does not list them.
+    """
+
+    architecture: str
+    model_type: str
+    own: dict[str, Any] = field(default_factory=dict)
+    keys: Keys = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
+    window_pattern: str = NO_WINDOW
+    # Keys that choose the layers with the window: a switch, and the first layer that has it.
+    window_switch: str = ""
+    window_first: str = ""
+    # The section of the config that describes the text model, where it describes another as well.
+    section: str = ""
+
+
+GEMMA = {"norm_offset": True, "embedding_scale": True}
+GEMMA_DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh"}
+BOTH = {"norm_placement": "both"}
+QUERY_SCALE: Keys = {"query_pre_attn_scalar": ("attention_scale",)}
+CAPS: Keys = {
+    "attn_logit_softcapping": ("attention_cap",),
+    "final_logit_softcapping": ("logit_cap",),
+}
+GEMMA_3: dict[str, Any] = {
+    "own": GEMMA | BOTH | {"qk_norm": "head"},
+    "keys": BIASES | QUERY_SCALE | CAPS | {"rope_local_base_freq": ("local_rope_theta",)},
+    "defaults": GEMMA_DEFAULTS
+    | {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+    },
+    "window_pattern": "LLLLLG",
+}
+QWEN: dict[str, Any] = {
+    "defaults": {"sliding_window": 4096, "max_window_layers": 28, "num_key_value_heads": 32},
+    "window_pattern": "L",
+    "window_switch": "use_sliding_window",
+    "window_first": "max_window_layers",
+}
+FAMILIES = (
+    Family(
+        "LlamaForCausalLM",
+        "llama",
+        keys=BIASES | {"mlp_bias": ("mlp_bias",), "partial_rotary_factor": ("rotary_share",)},
+    ),
+    Family(
+        "MistralForCausalLM",
+        "mistral",
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+        window_pattern="L",
+    ),
+    Family("Qwen2ForCausalLM", "qwen2", own={"qkv_bias": True}, **QWEN),
+    Family(
+        "Qwen3ForCausalLM",
+        "qwen3",
+        own={"qk_norm": "head"},
+        keys=BIASES,
+        **QWEN | {"defaults": QWEN["defaults"] | {"head_dim": 128}},
+    ),
+    Family("GemmaForCausalLM", "gemma", own=GEMMA, keys=BIASES, defaults=GEMMA_DEFAULTS),
+    Family(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        own=GEMMA | BOTH,
+        keys=BIASES | QUERY_SCALE | CAPS,
+        defaults=GEMMA_DEFAULTS
+        | {
+            "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "sliding_window": 4096,
+        },
+        window_pattern="LG",
+    ),
+    Family("Gemma3ForCausalLM", "gemma3_text", **GEMMA_3),
+    Family("Gemma3ForConditionalGeneration", "gemma3", section="text_config", **GEMMA_3),
+    Family(
+        "Phi3ForCausalLM",
+        "phi3",
+        keys={"partial_rotary_factor": ("rotary_share",)},
+        defaults={"rms_norm_eps": 1e-5},
+        window_pattern="L",
+    ),
+    Family(
+        "Olmo2ForCausalLM",
+        "olmo2",
+        own={"norm_placement": "after", "qk_norm": "heads"},
+        keys=BIASES,
+        defaults={"rms_norm_eps": 1e-5},
+    ),
+)
+# What other architectures compute that is not served.
+OTHER_FAMILIES = {
+    "mixtral": "it is a mixture of experts",
+    "phi": "its attention and MLP work on one norm's result, and its head has a bias",
+    "gpt2": "it has learned positions",
+    "gpt_neox": "its attention and MLP add to one stream at once",
+    "smollm3": "some of its layers have no rotary positions",
+    "llama4_text": "it attends in chunks",
+    "cohere": "its attention and MLP work on one norm's result",
+    "olmo": "its norms have no weights",
+}
+# The one value that can be served, and the reason.
+FIXED: dict[str, tuple[Any, str]] = {
+    "attention_dropout": (0, "the trainer has no dropout"),
+    "resid_pdrop": (0, "the trainer has no dropout"),
+    "embd_pdrop": (0, "the trainer has no dropout"),
+    "rope_interleaved": (False, "the trainer turns halves of heads, not neighbours"),
+    "use_bidirectional_attention": (False, "the trainer's attention is causal"),
+}
+# Keys that do not change what is computed in pre-training.
+HARMLESS = frozenset(
+    {
+        "_name_or_path",
+        "_sliding_window_pattern",
+        "architectures",
+        "auto_map",
+        "boi_token_index",
+        "bos_token_id",
+        "cache_implementation",
+        "dtype",
+        "eoi_token_index",
+        "eos_token_id",
+        "hidden_activation",
+        "image_token_index",
+        "initializer_range",
+        "is_llama_config",
+        "max_position_embeddings",
+        "max_window_layers",
+        "mm_tokens_per_image",
+        "model_type",
+        "original_max_position_embeddings",
+        "pad_token_id",
+        "pretraining_tp",
+        "return_dict",
+        "sliding_window",
+        "sliding_window_pattern",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unk_token_id",
+        "use_cache",
+        "use_sliding_window",
+        "vision_config",
+    }
+)

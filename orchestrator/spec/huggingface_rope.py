@@ -1,0 +1,107 @@
+"""RoPE of a Hugging Face config, in the older form (`rope_scaling`) and the newer one
+(`rope_parameters`).
+"""
+
+from typing import Any
+
+import msgspec
+
+from orchestrator.types.model import RopeScaling
+
+ROPE_KEYS = ("rope_scaling", "rope_parameters")
+PLAIN = "default"
+# Their keys → the fields of RopeScaling, by its kind.
+FACTOR = {"factor": "factor"}
+ORIGINAL = {"original_max_position_embeddings": "original_length"}
+SCALINGS: dict[str, dict[str, str]] = {
+    "linear": FACTOR,
+    "llama3": FACTOR
+    | ORIGINAL
+    | {
+        "low_freq_factor": "low_frequency_factor",
+        "high_freq_factor": "high_frequency_factor",
+    },
+    "yarn": FACTOR
+    | ORIGINAL
+    | {
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "attention_factor",
+        "truncate": "truncate",
+    },
+}
+NAMES = frozenset({"type", "rope_type", "rope_theta"})
+# The newer form by kind of layer → the field of its base.
+BY_LAYER = {"full_attention": "rope_theta", "sliding_attention": "local_rope_theta"}
+
+
+class Unserved(Exception):
+    """A value that is not served, and what can be."""
+
+    def __init__(self, key: str, value: Any) -> None:
+        self.key, self.value = key, value
+        self.expected = f"null or one of {', '.join(SCALINGS)} with their own keys"
+
+
+def rope_of(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a Model that say how positions turn."""
+    fields: dict[str, Any] = {}
+    for key in ROPE_KEYS:
+        rope = values.get(key)
+        if rope is None:
+            continue
+        if not isinstance(rope, dict):
+            raise Unserved(key, rope)
+        if rope.keys() and rope.keys() <= BY_LAYER.keys():
+            fields |= by_layer(key, rope)
+        else:
+            fields |= of_all_layers(key, rope, "rope_theta", values)
+    return fields
+
+
+def by_layer(key: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """The newer form with a section for each kind of layer; only global layers are stretched."""
+    fields: dict[str, Any] = {}
+    for kind, section in rope.items():
+        if not isinstance(section, dict):
+            raise Unserved(key, section)
+        found = of_all_layers(key, section, BY_LAYER[kind], {})
+        if kind == "sliding_attention" and "rope_scaling" in found:
+            raise Unserved(key, section)
+        fields |= found
+    return fields
+
+
+def of_all_layers(
+    key: str, rope: dict[str, Any], base: str, values: dict[str, Any]
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if (theta := rope.get("rope_theta")) is not None:
+        if not is_positive(theta):
+            raise Unserved(key, rope)
+        fields[base] = float(theta)
+    kind = rope.get("rope_type", rope.get("type", PLAIN))
+    if kind == PLAIN and rope.keys() <= NAMES:
+        return fields
+    return fields | {"rope_scaling": scaling_of(key, rope, kind, values)}
+
+
+def scaling_of(key: str, rope: dict[str, Any], kind: Any, values: dict[str, Any]) -> RopeScaling:
+    """The rule and its numbers; every key has to be one of its kind."""
+    known = SCALINGS.get(kind, {}) if isinstance(kind, str) else {}
+    others = {name for name, value in rope.items() if value is not None} - NAMES - known.keys()
+    if not known or others or not is_positive(rope.get("factor")):
+        raise Unserved(key, rope)
+    fields = {known[name]: value for name, value in rope.items() if name in known}
+    original = values.get("max_position_embeddings")
+    if "original_max_position_embeddings" in known and is_positive(original):
+        fields.setdefault("original_length", original)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return msgspec.convert({"kind": kind, **fields}, RopeScaling)
+    except msgspec.ValidationError:
+        raise Unserved(key, rope) from None
+
+
+def is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,203 @@
+"""The model of a spec: the shape of a decoder-only transformer.
+
+Docstrings, descriptions, bounds and examples are published in the JSON Schema of a spec.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from orchestrator.types.moe import MixtureOfExperts
+from orchestrator.types.spec_fields import Name, PositiveInteger, PositiveNumber, about
+
+Activation = Literal["silu", "gelu", "gelu_exact", "relu2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How RoPE is stretched by a factor: all frequencies alike (linear), the slow ones alone
+    (llama3), or between the two by how often they turn (yarn).
+    """
+
+    kind: Annotated[Literal["linear", "llama3", "yarn"], about("The rule.", "llama3")]
+    factor: Annotated[PositiveNumber, about("How much longer sequences become.", 8.0)]
+    original_length: Annotated[
+        PositiveInteger, about("llama3 and yarn: the length of sequences before.")
+    ] = 8192
+    low_frequency_factor: Annotated[
+        PositiveNumber,
+        about("llama3: frequencies that turn less often in the original length are stretched."),
+    ] = 1.0
+    high_frequency_factor: Annotated[
+        PositiveNumber, about("llama3: frequencies that turn more often stay as they are.")
+    ] = 4.0
+    beta_fast: Annotated[
+        PositiveNumber, about("yarn: frequencies that turn more often stay as they are.")
+    ] = 32.0
+    beta_slow: Annotated[
+        PositiveNumber, about("yarn: frequencies that turn less often are stretched.")
+    ] = 1.0
+    attention_factor: Annotated[
+        PositiveNumber | None,
+        about(
+            "yarn: the factor of turned queries and keys; 0.1 ln(factor) + 1 when left out.",
+            1.0,
+        ),
+    ] = None
+    truncate: Annotated[
+        bool, about("yarn: whether the bounds between frequencies are whole pairs.")
+    ] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The shape of a decoder-only transformer."""
+
+    name: Annotated[Name, about("The name of the model in plans and reports.", default="custom")]
+    layers: Annotated[int, about("The number of transformer layers.", 32, ge=1, le=10_000)]
+    d_model: Annotated[
+        int,
+        about(
+            "The width of the residual stream: how many numbers a token has between layers.",
+            4096,
+            ge=1,
+            le=1_000_000,
+        ),
+    ]
+    d_ff: Annotated[
+        int,
+        about(
+            "The hidden width of the MLP. A gated MLP has three matrices of this width.",
+            14_336,
+            ge=1,
+            le=10_000_000,
+        ),
+    ]
+    heads: Annotated[int, about("The number of attention (query) heads.", 32, ge=1, le=10_000)]
+    kv_heads: Annotated[
+        int,
+        about(
+            "The number of key and value heads. It divides `heads`; with fewer of them this"
+            " is grouped-query attention.",
+            8,
+            ge=1,
+            le=10_000,
+        ),
+    ]
+    head_dim: Annotated[
+        int,
+        about(
+            "The width of an attention head. It is even, because RoPE rotates pairs.",
+            128,
+            ge=2,
+            le=10_000,
+        ),
+    ]
+    vocab: Annotated[
+        int,
+        about(
+            "The size of the vocabulary: the number of rows of the embedding table.",
+            128_256,
+            ge=2,
+            le=100_000_000,
+        ),
+    ]
+    gated: Annotated[
+        bool,
+        about("Whether the MLP is gated: a third matrix makes factors of its inner numbers."),
+    ] = True
+    activation: Annotated[
+        Activation | None,
+        about(
+            "The activation function of the MLP; when left out, silu where it is gated (SwiGLU) and"
+            " gelu where it is not. gelu is the tanh approximation.",
+            "silu",
+        ),
+    ] = None
+    mlp_bias: Annotated[bool, about("Whether the matrices of the MLP have biases.")] = False
+    tied: Annotated[
+        bool, about("Whether the output layer shares its weights with the embedding table.")
+    ] = False
+    embedding_scale: Annotated[
+        bool, about("Whether word vectors are multiplied by the root of d_model.")
+    ] = False
+    logit_cap: Annotated[
+        PositiveNumber | None,
+        about("The cap c of logits z, as c tanh(z / c); no cap when left out.", 30.0),
+    ] = None
+    rope_theta: Annotated[PositiveNumber, about("The base of RoPE's frequencies.")] = 500_000.0
+    local_rope_theta: Annotated[
+        PositiveNumber | None,
+        about(
+            "The base of RoPE's frequencies in layers with a window, which `rope_scaling` then does"
+            " not stretch; that of the others when left out.",
+            10_000.0,
+        ),
+    ] = None
+    rope_scaling: Annotated[
+        RopeScaling | None, about("How RoPE is stretched to sequences longer than the first ones.")
+    ] = None
+    rotary_share: Annotated[
+        float, about("The share of a head that RoPE turns, from its begin.", 0.5, gt=0, le=1)
+    ] = 1.0
+    norm: Annotated[
+        Literal["rms", "layer"], about("The norm: RMSNorm, or LayerNorm with a bias.")
+    ] = "rms"
+    norm_placement: Annotated[
+        Literal["before", "after", "both"],
+        about(
+            "Where norms are: before attention and MLP (Llama), after them on what they add to the"
+            " stream (OLMo 2), or both (Gemma 2)."
+        ),
+    ] = "before"
+    norm_offset: Annotated[
+        bool, about("Whether a norm multiplies by one plus its scale, which then starts at zero.")
+    ] = False
+    norm_epsilon: Annotated[
+        PositiveNumber, about("A small number that a norm adds to the mean square.")
+    ] = 1e-5
+    qk_norm: Annotated[
+        Literal["none", "head", "heads"],
+        about(
+            "The norm of queries and keys before RoPE: each head by itself (head), or all heads"
+            " together (heads)."
+        ),
+    ] = "none"
+    qkv_bias: Annotated[bool, about("Whether queries, keys and values have biases.")] = False
+    output_bias: Annotated[bool, about("Whether attention's output projection has a bias.")] = False
+    attention_scale: Annotated[
+        PositiveNumber | None,
+        about(
+            "What scores are multiplied by before the softmax; 1 / root of head_dim when left out.",
+            0.0625,
+        ),
+    ] = None
+    attention_cap: Annotated[
+        PositiveNumber | None,
+        about("The cap c of scores z, as c tanh(z / c); no cap when left out.", 50.0),
+    ] = None
+    sinks: Annotated[
+        bool,
+        about("Whether each head has a trained score for attending to nothing (a sink)."),
+    ] = False
+    window: Annotated[
+        PositiveInteger | None,
+        about(
+            "The number of positions that attention with a sliding window sees: a token's own and"
+            " those before it; when left out, every layer sees the whole sequence.",
+            1024,
+        ),
+    ] = None
+    window_pattern: Annotated[
+        str,
+        about(
+            "Which layers have the window, again and again until the last layer: L is local, with"
+            " the window; G is global, without.",
+            "LLLLLG",
+            pattern="^[LG]+$",
+            max_length=1000,
+        ),
+    ] = "L"
+    moe: Annotated[
+        MixtureOfExperts | None,
+        about("The mixture of experts in place of the MLP.", {"experts": 8, "top_k": 2}),
+    ] = None

@@ -1,0 +1,230 @@
+"""Published configs of models on huggingface.co, as far as they describe the network, and how many
+parameters each model has by its model card (safetensors) or its report.
+"""
+
+from typing import Any
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False,
+    "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    "rope_scaling": None, "pretraining_tp": 1, "torch_dtype": "bfloat16",
+}  # fmt: skip
+LLAMA_3_1 = {
+    "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192, "rope_type": "llama3",
+}  # fmt: skip
+QWEN: dict[str, Any] = {
+    "hidden_act": "silu", "rms_norm_eps": 1e-6, "use_sliding_window": False,
+    "tie_word_embeddings": False, "attention_dropout": 0.0, "rope_theta": 1_000_000.0,
+}  # fmt: skip
+QWEN_2 = QWEN | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+QWEN_3 = QWEN | {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+    "head_dim": 128, "rope_scaling": None, "sliding_window": None,
+}  # fmt: skip
+GEMMA_2: dict[str, Any] = {
+    "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attention_bias": False,
+    "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "sliding_window": 4096, "vocab_size": 256_000,
+    "cache_implementation": "hybrid",
+}  # fmt: skip
+GEMMA_3: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+    "boi_token_index": 255_999, "mm_tokens_per_image": 256,
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}  # fmt: skip
+STRETCHED = {"factor": 8.0, "rope_type": "linear"}
+
+
+def shape(layers: int, d_model: int, d_ff: int, heads: int, kv_heads: int, vocab: int) -> Any:
+    return {
+        "num_hidden_layers": layers, "hidden_size": d_model, "intermediate_size": d_ff,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
+    }  # fmt: skip
+
+
+def text(layers: int, d_model: int, d_ff: int, **more: Any) -> dict[str, Any]:
+    """A config of Gemma 3, whose text model leaves out what is the default of its class."""
+    return GEMMA_3 | {
+        "text_config": {
+            "num_hidden_layers": layers, "hidden_size": d_model, "intermediate_size": d_ff,
+            "model_type": "gemma3_text", "rope_scaling": STRETCHED, "sliding_window": 1024, **more,
+        }
+    }  # fmt: skip
+
+
+# Model → its config, and its parameters: the safetensors totals of the model cards.
+EXACT: dict[str, tuple[dict[str, Any], int]] = {
+    "Llama-2-7b": (LLAMA | shape(32, 4096, 11_008, 32, 32, 32_000), 6_738_415_616),
+    "Llama-2-70b": (LLAMA | shape(80, 8192, 28_672, 64, 8, 32_000), 68_976_648_192),
+    "Meta-Llama-3-8B": (
+        LLAMA | shape(32, 4096, 14_336, 32, 8, 128_256) | {"rope_theta": 500_000.0},
+        8_030_261_248,
+    ),
+    "Llama-3.1-70B": (
+        LLAMA
+        | shape(80, 8192, 28_672, 64, 8, 128_256)
+        | {"rope_theta": 500_000.0, "rope_scaling": LLAMA_3_1, "mlp_bias": False},
+        70_553_706_496,
+    ),
+    "Llama-3.2-1B": (
+        LLAMA
+        | shape(16, 2048, 8192, 32, 8, 128_256)
+        | {
+            "rope_theta": 500_000.0, "rope_scaling": LLAMA_3_1 | {"factor": 32.0},
+            "tie_word_embeddings": True, "head_dim": 64,
+        },
+        1_235_814_400,
+    ),
+    "Llama-3.2-3B": (
+        LLAMA
+        | shape(28, 3072, 8192, 24, 8, 128_256)
+        | {
+            "rope_theta": 500_000.0, "rope_scaling": LLAMA_3_1 | {"factor": 32.0},
+            "tie_word_embeddings": True, "head_dim": 128,
+        },
+        3_212_749_824,
+    ),
+    "Mistral-7B-v0.1": (
+        shape(32, 4096, 14_336, 32, 8, 32_000)
+        | {
+            "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_act": "silu",
+            "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "sliding_window": 4096,
+            "tie_word_embeddings": False,
+        },
+        7_241_732_096,
+    ),
+    "Qwen2-7B": (
+        QWEN_2
+        | shape(28, 3584, 18_944, 28, 4, 152_064)
+        | {"sliding_window": 131_072, "max_window_layers": 28},
+        7_615_616_512,
+    ),
+    "Qwen2.5-0.5B": (
+        QWEN_2
+        | shape(24, 896, 4864, 14, 2, 151_936)
+        | {"sliding_window": 32_768, "max_window_layers": 24, "tie_word_embeddings": True},
+        494_032_768,
+    ),
+    "Qwen2.5-72B": (
+        QWEN_2
+        | shape(80, 8192, 29_568, 64, 8, 152_064)
+        | {"sliding_window": 131_072, "max_window_layers": 80},
+        72_706_203_648,
+    ),
+    "Qwen3-8B": (
+        QWEN_3 | shape(36, 4096, 12_288, 32, 8, 151_936) | {"max_window_layers": 36},
+        8_190_735_360,
+    ),
+    "Qwen3-32B": (
+        QWEN_3 | shape(64, 5120, 25_600, 64, 8, 151_936) | {"max_window_layers": 64},
+        32_762_123_264,
+    ),
+    "gemma-2b": (
+        shape(18, 2048, 16_384, 8, 1, 256_000)
+        | {
+            "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "head_dim": 256,
+            "hidden_act": "gelu", "hidden_activation": None, "rms_norm_eps": 1e-6,
+            "attention_bias": False, "rope_scaling": None,
+        },
+        2_506_172_416,
+    ),
+    "gemma-2-2b": (
+        GEMMA_2 | shape(26, 2304, 9216, 8, 4, 256_000) | {"query_pre_attn_scalar": 256},
+        2_614_341_888,
+    ),
+    "gemma-2-9b": (
+        GEMMA_2 | shape(42, 3584, 14_336, 16, 8, 256_000) | {"query_pre_attn_scalar": 256},
+        9_241_705_984,
+    ),
+    "gemma-2-27b": (
+        GEMMA_2
+        | shape(46, 4608, 36_864, 32, 16, 256_000)
+        | {"query_pre_attn_scalar": 144, "head_dim": 128},
+        27_227_128_320,
+    ),
+    "gemma-3-1b-pt": (
+        shape(26, 1152, 6912, 4, 1, 262_144)
+        | {
+            "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-6, "rope_local_base_freq": 10_000, "rope_theta": 1_000_000,
+            "rope_scaling": None, "sliding_window": 512, "sliding_window_pattern": 6,
+            "attn_logit_softcapping": None, "final_logit_softcapping": None,
+            "attention_bias": False,
+        },
+        999_885_952,
+    ),
+    "Phi-3-mini-4k-instruct": (
+        shape(32, 3072, 8192, 32, 32, 32_064)
+        | {
+            "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_act": "silu",
+            "attention_dropout": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "rms_norm_eps": 1e-5,
+            "rope_scaling": None, "rope_theta": 10_000.0, "sliding_window": 2047,
+            "original_max_position_embeddings": 4096, "tie_word_embeddings": False,
+            "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "attention_bias": False,
+        },
+        3_821_079_552,
+    ),
+    "phi-4": (
+        shape(40, 5120, 17_920, 40, 10, 100_352)
+        | {
+            "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_act": "silu",
+            "attention_dropout": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "rms_norm_eps": 1e-5,
+            "rope_scaling": None, "rope_theta": 250_000, "sliding_window": None,
+            "original_max_position_embeddings": 16_384, "tie_word_embeddings": False,
+            "attention_bias": False,
+        },
+        14_659_507_200,
+    ),
+    "OLMo-2-1124-7B": (
+        shape(32, 4096, 11_008, 32, 32, 100_352)
+        | {
+            "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_act": "silu",
+            "attention_bias": False, "rms_norm_eps": 1e-6, "rope_theta": 500_000,
+            "tie_word_embeddings": False, "rope_scaling": None,
+        },
+        7_298_617_344,
+    ),
+    "OLMo-2-1124-13B": (
+        shape(40, 5120, 13_824, 40, 40, 100_352)
+        | {
+            "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_act": "silu",
+            "attention_bias": False, "rms_norm_eps": 1e-6, "rope_theta": 500_000,
+            "tie_word_embeddings": False, "rope_scaling": None,
+        },
+        13_716_198_400,
+    ),
+    "SmolLM2-135M": (
+        LLAMA
+        | shape(30, 576, 1536, 9, 3, 49_152)
+        | {
+            "rope_theta": 100_000, "tie_word_embeddings": True, "is_llama_config": True,
+            "rope_interleaved": False,
+        },
+        134_515_008,
+    ),
+    "SmolLM2-1.7B": (
+        LLAMA
+        | shape(24, 2048, 8192, 32, 32, 49_152)
+        | {"rope_theta": 130_000, "tie_word_embeddings": True, "rope_interleaved": False},
+        1_711_376_384,
+    ),
+}  # fmt: skip
+# Millions of parameters of the text models: embeddings and others, by the Gemma 3 report (arXiv
+# 2503.19786, table 1).
+REPORTED: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
+    "gemma-3-4b-pt": (text(34, 2560, 10_240), (675, 3209)),
+    "gemma-3-12b-pt": (
+        text(48, 3840, 15_360, num_attention_heads=16, num_key_value_heads=8),
+        (1012, 10_759),
+    ),
+    "gemma-3-27b-pt": (
+        text(
+            62, 5376, 21_504, head_dim=128, num_attention_heads=32, num_key_value_heads=16,
+            query_pre_attn_scalar=168,
+        ),
+        (1416, 25_600),
+    ),
+}  # fmt: skip

@@ -1,0 +1,239 @@
+"""Recipes of MaxText as specs: what each key becomes, and what is refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import orchestrator as api
+from orchestrator.maxtext import RecipeProblems, convert, read_recipe
+from orchestrator.maxtext.irrelevant_keys import is_irrelevant
+from orchestrator.maxtext.used_keys import models
+from orchestrator.network.maxtext_policies import NAMED
+from orchestrator.spec.spec_text import yaml_text
+from tests.conftest import RunOrch
+
+SCRIPT = """\
+#!/bin/bash
+# --- per_device_batch_size=99 in a comment says nothing
+pip install xpk==0.16.1
+export SIZE=2
+export BASE_OUTPUT_DIR=""
+XLA_FLAGS=" \\
+  --xla_tpu_scoped_vmem_limit_kib=61440 \\
+  --xla_tpu_enable_async_collective_fusion=true "
+MAXTEXT_ARGS="\\
+model_name=llama3.1-70b \\
+per_device_batch_size=${SIZE} \\
+remat_policy=custom \\
+decoder_layer_input=offload \\
+query_proj=device \\
+out_proj=remat \\
+ici_fsdp_parallelism=-1 \\
+ici_tensor_parallelism=4 \\
+dataset_type=synthetic \\
+max_target_length=8192 \\
+steps=30 \\
+base_output_directory=${BASE_OUTPUT_DIR} \\
+run_name=${WORKLOAD_NAME}"
+
+xpk workload create \\
+  --cluster=$CLUSTER_NAME --device-type=v6e-256 \\
+  --num-slices=2 \\
+  --command="set -e && export LIBTPU_INIT_ARGS='${XLA_FLAGS}' && \\
+python3 -m MaxText.train MaxText/configs/base.yml ${MAXTEXT_ARGS}"
+"""
+
+
+def spec_values(*sources: tuple[str, str], **chips: Any) -> dict[str, Any]:
+    return dict(convert(read_recipe(sources), **chips).values)
+
+
+def words(text: str, device: str | None = "v5e-256", slices: int | None = None) -> dict[str, Any]:
+    return spec_values(("words", text), device=device, slices=slices)
+
+
+def problems(text: str, device: str | None = "v5e-256") -> tuple[str, ...]:
+    with pytest.raises(RecipeProblems) as error:
+        words(text, device)
+    return error.value.problems
+
+
+def test_a_script_says_model_batch_chips_mesh_remat_and_options() -> None:
+    spec = spec_values(("run.sh", SCRIPT))
+    experiment, resources = spec["experiment"], spec["resources"]
+    assert experiment["model"]["layers"] == 80
+    assert experiment["batch"] == {"sequences": 2 * 256 * 2, "length": 8192}
+    assert experiment["tokens"] == 30 * 1024 * 8192
+    assert (resources["chip"], resources["topology"], resources["pods"]) == ("v6e", "16x16", 2)
+    assert resources["mesh"] == {"data": 1, "fsdp": 64, "tensor": 4}
+    kept = {tensor for tensor, what in experiment["remat"].items() if what == "keep"}
+    assert (experiment["remat"]["block_input"], kept) == ("offload", {"query"})
+    assert experiment["compiler_options"] == {
+        "xla_tpu_scoped_vmem_limit_kib": 61440,
+        "xla_tpu_enable_async_collective_fusion": True,
+    }
+
+
+def test_the_spec_of_a_script_is_planned_as_it_was(tmp_path: Path) -> None:
+    script, file = tmp_path / "run.sh", tmp_path / "spec.yaml"
+    script.write_text(SCRIPT)
+    file.write_text(yaml_text([api.import_maxtext([script]).values]))
+    plan = api.plan(file)
+    assert {axis: size for axis, size in plan.mesh.items() if size > 1} == {
+        "pods": 2,
+        "fsdp": 64,
+        "tensor": 4,
+    }
+    assert (plan.batch.sequences, plan.model.parameters) == (1024, 70_553_706_496)
+
+
+def test_a_later_source_overrides_an_earlier_one() -> None:
+    base = ("base.yml", "model_name: llama2-7b\nper_device_batch_size: 12.0\nsteps: 5\n")
+    spec = spec_values(base, ("words", "per_device_batch_size=0.5"), device="v5e-256")
+    assert spec["experiment"]["batch"]["sequences"] == 128
+    assert spec["experiment"]["model"]["d_model"] == 4096
+
+
+def test_a_python_file_has_the_benchmark_that_a_script_names() -> None:
+    script = "python3 -m benchmarks.benchmark_runner xpk --device_type=v6e-256 --num_slices=4"
+    benchmarks = (
+        "x = add(MaxTextModel(model_name='llama2-70b-4096', model_type='llama2-70b',"
+        " tuning_params={'per_device_batch_size': 4, 'metrics_file': join(a, 'b')}, xla_flags=A))"
+    )
+    sources = ("run.sh", f"{script} --model_name=llama2_70b_4096"), ("b.py", benchmarks)
+    spec = spec_values(*sources)
+    assert (spec["resources"]["pods"], spec["experiment"]["batch"]["sequences"]) == (4, 4096)
+    for missing in (sources[:1], (("run.sh", f"{script} --model_name=other"), sources[1])):
+        with pytest.raises(RecipeProblems, match="benchmark"):
+            read_recipe(missing)
+
+
+@pytest.mark.parametrize(
+    ("scale", "sizes"),
+    [(1, (16, 2048, 7168, 16)), (16, (32, 4096, 28_672, 64)), (128, (64, 8192, 57_344, 128))],
+)
+def test_the_global_scale_grows_widths_and_layers(scale: int, sizes: tuple[int, ...]) -> None:
+    model = words(f"global_parameter_scale={scale} base_num_kv_heads=16")["experiment"]["model"]
+    if scale == 16:  # 16 = 2^4: one doubling of all three, and one more of heads and MLP
+        sizes = (32, 4096, 28_672, 64)
+    assert (model["layers"], model["d_model"], model["d_ff"], model["heads"]) == sizes
+
+
+@pytest.mark.parametrize(
+    ("device", "chip", "topology", "devices"),
+    [
+        ("v5litepod-256", "v5e", "16x16", 256),
+        ("v5e-16", "v5e", "4x4", 16),
+        ("v5p-128", "v5p", "4x4x4", 64),
+        ("v4-384", "v4", "4x4x12", 192),
+        ("v6e-8", "v6e", "2x4", 8),
+        ("tpu7x-4x8x8", "tpu7x", "4x8x8", 512),
+        ("tpu7x-128", "tpu7x", "4x4x4", 128),
+    ],
+)
+def test_device_types_are_slices_and_a_batch_is_of_a_jax_device(
+    device: str, chip: str, topology: str, devices: int
+) -> None:
+    spec = words("per_device_batch_size=3", device)
+    assert (spec["resources"]["chip"], spec["resources"]["topology"]) == (chip, topology)
+    assert spec["experiment"]["batch"]["sequences"] == 3 * devices
+    assert spec["resources"]["mesh"] == {"data": 1, "fsdp": devices}
+
+
+def test_axes_inside_and_between_slices() -> None:
+    inside = (
+        "ici_fsdp_parallelism=4 ici_fsdp_transpose_parallelism=2 ici_context_parallelism=2"
+        " ici_tensor_parallelism=2 ici_tensor_sequence_parallelism=2 ici_data_parallelism=-1"
+    )
+    mesh = words(f"{inside} dcn_fsdp_parallelism=2", slices=4)["resources"]["mesh"]
+    assert mesh == {"data": 4, "fsdp": 8, "sequence": 2, "tensor": 4, "fsdp_dcn": 2}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_named_policy_becomes_one(name: str) -> None:
+    assert words(f"remat_policy={name}")["experiment"]["remat"]
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("quantization=fp8_full", "quantization"),
+        ("opt_type=sgd", "opt_type"),
+        ("attention=dot_product", "attention"),
+        ("remat_policy=clever", "remat_policy"),
+        ("remat_policy=custom query_proj=somewhere", "query_proj"),
+        ("model_name=llama9-1b", "model_name"),
+        ("ici_pipeline_parallelism=4", "ici_pipeline_parallelism"),
+        ("dcn_tensor_parallelism=2", "dcn_tensor"),
+        ("ici_fsdp_parallelism=7", "ici parallelism"),
+        ("per_device_batch_size=0.3", "per_device_batch_size"),
+        ("per_device_batch_size=${SIZE}", "per_device_batch_size"),
+        ("mtp_num_layers=1", "mtp_num_layers"),
+        ("optimizer_memory_host_offload=True", "optimizer_memory_host_offload"),
+        ("global_parameter_scale=3", "global_parameter_scale"),
+        ("a_key_that_nobody_knows=7", "a_key_that_nobody_knows"),
+    ],
+)
+def test_what_no_spec_can_say_is_refused_by_name(text: str, key: str) -> None:
+    assert any(key in problem for problem in problems(f"steps=5 {text}"))
+
+
+def test_all_problems_are_told_at_once_with_their_lines() -> None:
+    text = "model_name: llama2-7b\nopt_type: sgd\nquantization: int8\n"
+    with pytest.raises(RecipeProblems) as error:
+        convert(read_recipe([("r.yml", text)]), "v5e-256")
+    assert [problem.partition(": ")[0] for problem in error.value.problems] == [
+        "r.yml:2",
+        "r.yml:3",
+    ]
+
+
+def test_chips_must_be_named_somewhere() -> None:
+    assert "no chips" in problems("steps=5", device=None)[0]
+    assert "device type" in problems("steps=5", device="a100-8")[0]
+    assert "compile_topology" not in str(words("compile_topology=v5e-256", device=None))
+
+
+def test_what_is_off_or_irrelevant_is_no_problem() -> None:
+    text = "sa_block_q=1024 enable_checkpointing=False mtp_num_layers=0 use_qk_clip=False"
+    found = convert(read_recipe([("words", f"{text} ici_expert_parallelism=1")]), "v5e-256")
+    assert {"sa_block_q", "enable_checkpointing"} <= set(found.irrelevant)
+    assert not is_irrelevant("num_experts")
+
+
+def test_what_the_spec_says_otherwise_is_noted() -> None:
+    found = convert(
+        read_recipe([("words", "gradient_accumulation_steps=4 mu_dtype=bfloat16")]), "v5e-256"
+    )
+    assert [note.partition("=")[0] for note in found.notes] == [
+        "gradient_accumulation_steps",
+        "mu_dtype",
+    ]
+    assert found.values["experiment"]["batch"]["sequences"] == 12 * 256 * 4
+
+
+@pytest.mark.parametrize("name", [name for name in models() if name.startswith("llama")])
+def test_models_of_the_llama_family_are_those_of_the_catalog(name: str) -> None:
+    model = words(f"model_name={name} attention=flash")["experiment"]["model"]
+    assert model["d_model"] % model["heads"] == 0
+    assert model["gated"]
+
+
+def test_no_key_and_no_file_end_in_a_message(tmp_path: Path, orch: RunOrch) -> None:
+    for source in ("run.sh", str(tmp_path)):
+        done = orch("import", "maxtext", source)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+    empty = tmp_path / "empty.sh"
+    empty.touch()
+    assert "no key of MaxText" in orch("import", "maxtext", str(empty)).stderr
+
+
+def test_the_command_prints_a_spec_and_its_notes(orch: RunOrch) -> None:
+    done = orch(
+        "import", "maxtext", "model_name=llama2-7b mu_dtype=bfloat16", "--device-type", "v6e-8"
+    )
+    assert yaml.safe_load(done.stdout)["resources"]["chip"] == "v6e"
+    assert "note: mu_dtype" in done.stderr

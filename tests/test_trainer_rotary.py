@@ -1,0 +1,67 @@
+"""Rotary positions and activation functions of the trainer, by hand and by published numbers."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orchestrator.network.description import Rotary
+from orchestrator.types.model import Activation, RopeScaling
+from tests import trainer_reference
+from trainers.llama.mlp import ACTIVATIONS
+from trainers.llama.rotary import frequencies, magnitude, rotate
+
+SCALINGS = (
+    RopeScaling(kind="linear", factor=8.0),
+    RopeScaling(kind="llama3", factor=8.0, original_length=8192),
+    RopeScaling(kind="llama3", factor=32.0, original_length=8192),
+    RopeScaling(kind="yarn", factor=4.0, original_length=32_768),
+    RopeScaling(kind="yarn", factor=40.0, original_length=4096, attention_factor=1.0),
+)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda one: f"{one.kind} {one.factor:g}")
+def test_frequencies_are_stretched_by_each_rule(scaling: RopeScaling) -> None:
+    """Pair by pair, as the papers write it."""
+    theta, width = 500_000.0, 128
+    plain = theta ** -(np.arange(0, width, 2) / width)
+    right, size = trainer_reference.stretched(plain, width, theta, scaling)
+    found = frequencies(Rotary(width, theta, scaling))
+    assert np.allclose(found, right, rtol=1e-5)
+    assert magnitude(scaling) == pytest.approx(size)
+
+
+def test_llama_3_1_leaves_fast_pairs_and_stretches_slow_ones() -> None:
+    """Waves below 2,048 positions stay; those above 8,192 are eight times as long."""
+    rotary = Rotary(128, 500_000.0, RopeScaling(kind="llama3", factor=8.0))
+    plain = np.asarray(frequencies(Rotary(128, 500_000.0)))
+    share, waves = np.asarray(frequencies(rotary)) / plain, 2 * np.pi / plain
+    assert np.allclose(share[waves < 2048], 1)
+    assert np.allclose(share[waves > 8192], 1 / 8)
+    between = share[(waves > 2048) & (waves < 8192)]
+    assert ((between > 1 / 8) & (between < 1)).all()
+
+
+def test_part_of_a_head_turns() -> None:
+    """The rest stays as it is; what turns keeps its length."""
+    x = np.random.default_rng(0).standard_normal((1, 6, 2, 16), np.float32)
+    turned = np.asarray(rotate(Rotary(8, 100.0), jnp.asarray(x), jnp.arange(6)))
+    assert (turned[..., 8:] == x[..., 8:]).all()
+    assert not np.allclose(turned[:, 1:, :, :8], x[:, 1:, :, :8])
+    before, after = (np.linalg.norm(one[..., :8], axis=-1) for one in (x, turned))
+    assert np.allclose(before, after, rtol=1e-5)
+
+
+# Of 1.0 and of -0.5.
+VALUES: dict[Activation, tuple[float, float]] = {
+    "silu": (0.7310586, -0.1887703),
+    "gelu": (0.8411920, -0.1542860),
+    "gelu_exact": (0.8413447, -0.1542688),
+    "relu2": (1.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_activation_functions(name: Activation) -> None:
+    """By their published values; gelu is the tanh approximation."""
+    found = ACTIVATIONS[name](jnp.array([1.0, -0.5]))
+    assert np.asarray(found) == pytest.approx(VALUES[name], abs=2e-6)

@@ -1,0 +1,66 @@
+"""Rotary positions: the pairs of a head's vector turn with the position.
+
+Stretched to longer sequences by the rules of Llama 3.1 and YaRN (arXiv 2309.00071).
+"""
+
+from math import ceil, floor, log, pi
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from orchestrator.network.description import Rotary
+from orchestrator.types.model import RopeScaling
+
+
+def rotate(kind: Rotary, x: jax.Array, positions: jax.Array) -> jax.Array:
+    """x [b, S/s, heads, H], its first `width` numbers turned: half of them with the other half."""
+    angles = positions[:, None] * frequencies(kind)  # [S/s, width / 2]
+    turning, rest = x[..., : kind.width].astype(jnp.float32), x[..., kind.width :]
+    left, right = jnp.split(turning, 2, axis=-1)
+    cos, sin = (f(angles)[:, None] * magnitude(kind.scaling) for f in (jnp.cos, jnp.sin))
+    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
+
+
+def frequencies(kind: Rotary) -> jax.Array:
+    """Radians that each pair turns from one position to the next."""
+    exponents, scaling = jnp.arange(0, kind.width, 2) / kind.width, kind.scaling
+    plain = kind.theta**-exponents
+    if scaling is None:
+        return plain
+    share = stretched_share(kind, scaling)
+    return plain * np.float32(1 - share + share / scaling.factor)
+
+
+def stretched_share(kind: Rotary, scaling: RopeScaling) -> np.ndarray:
+    """How much of each frequency is stretched: all of it (one), none of it (zero), or a part."""
+    plain = kind.theta ** -(np.arange(0, kind.width, 2) / kind.width)
+    if scaling.kind == "linear":
+        return np.ones_like(plain)
+    if scaling.kind == "llama3":
+        turns = scaling.original_length * plain / (2 * pi)
+        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        return 1 - np.clip((turns - low) / (high - low), 0, 1)
+    first, last = (
+        pair_that_turns(kind, scaling, n) for n in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        first, last = floor(first), ceil(last)
+    first, last = max(first, 0), min(last, kind.width - 1)
+    width = max(last - first, 1e-3)
+    return np.clip((np.arange(kind.width // 2) - first) / width, 0, 1)
+
+
+def pair_that_turns(kind: Rotary, scaling: RopeScaling, times: float) -> float:
+    """The pair that turns so many times in the original length."""
+    return kind.width * log(scaling.original_length / (times * 2 * pi)) / (2 * log(kind.theta))
+
+
+def magnitude(scaling: RopeScaling | None) -> float:
+    """What turned vectors are multiplied by."""
+    if scaling is None or scaling.kind != "yarn":
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    return 0.1 * log(scaling.factor) + 1 if scaling.factor > 1 else 1.0
