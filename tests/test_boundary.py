@@ -203,6 +203,9 @@ def test_nothing_is_sent_for_a_run_of_another_user(
     [result] = record_once(run)
     assert result.problem
     assert result.destination is None
+    with pytest.raises(ForeignRun) as refused:  # `orch sync` would send nothing
+        places_by_uri(tmp_path)
+    assert refused.value.next_command == f"orch runs --storage {tmp_path}"
     assert heard == []
     with pytest.raises(ForeignRun):
         resume(run, tmp_path, None, SubmitOptions(), Caller())

@@ -1,6 +1,9 @@
 """Calibration: what is measured, in which processes, what is stored, and what is shown."""
 
 import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from orchestrator.render.calibration_screen import calibration_screen
 from orchestrator.render.warning_text import warning_texts
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import (
+    QUIET_SHARE,
     STEADY_SPREAD,
     ChipProfile,
     Measurements,
@@ -43,6 +47,7 @@ from tests.trainer_plans import plan_of
 from trainers.microbenchmarks import operations
 
 PLAN = plan_of(pods=2, tensor=2, hosts=2)
+SPIN = "import time\nwhile time.process_time() < 0.4: pass"
 
 
 @pytest.fixture(autouse=True)
@@ -109,28 +114,49 @@ def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spreads", "counts", "measured"),
-    [((0.1,), 0.1, 1), ((0.9, 0.2), 0.2, 2), ((0.9, 0.7), 0.7, 2), ((0.7, 0.9), 0.7, 2)],
+    ("spreads", "others", "counts", "measured"),
+    [
+        ((0.1,), 0.1, 0.1, 1),
+        ((0.9, 0.2), 0.0, 0.2, 2),
+        ((0.9, 0.7), 0.0, 0.7, 2),
+        ((0.7, 0.9), 0.0, 0.7, 2),
+        ((0.1,), 0.6, 0.1, 1),
+    ],
 )
 def test_an_unsteady_step_is_measured_again(
-    spreads: tuple[float, ...], counts: float, measured: int, monkeypatch: pytest.MonkeyPatch
+    spreads: tuple[float, ...],
+    others: float,
+    counts: float,
+    measured: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once, and by the next rehearsal too while none was steady; the plan then says so."""
     fake = FakeProcesses(monkeypatch)
-    left = iter(spreads)
-    answer = fake.run
+    left, answer = iter(spreads), fake.run
 
     def unsteady(plan: Plan | None = None) -> Measurements:
-        return with_spread(answer(plan), next(left))
+        return replace(with_spread(answer(plan), next(left)), others=others)
 
     monkeypatch.setattr(measure, "run", unsteady)
     profile = measure_plan(PLAN).profile
     assert len(fake.plans) == measured
-    assert profile.timings[-1].spread == counts
-    assert (stored_profile(PLAN) is None) == (counts > STEADY_SPREAD)
+    assert (profile.timings[-1].spread, profile.timings[-1].others) == (counts, others)
+    is_steady = max(spreads[-1:]) <= STEADY_SPREAD and others <= QUIET_SHARE
+    assert (stored_profile(PLAN) is not None) == is_steady
     warned = [one for one in with_profile(PLAN, profile).warnings if one.code == "unsteady_profile"]
-    assert [one.figures["spread"] for one in warned] == [counts] * (counts > STEADY_SPREAD)
+    figures = {"spread": counts, "others": others}
+    assert [one.figures for one in warned] == ([] if is_steady else [figures])
     assert ("busy while it was measured" in " ".join(warning_texts(warned))) == bool(warned)
+
+
+def test_others_are_seen_on_these_cores() -> None:
+    """What this process and its children do is their own; what others do is not."""
+    busy = processes.BusyCores()
+    subprocess.run([sys.executable, "-c", SPIN], check=True)
+    cores_s = (time.monotonic() - busy.began_s) * len(processes.own_cores())
+    own_s = processes.own_s() - busy.own_s
+    assert own_s > 0.3
+    assert busy.share_of_others() <= (cores_s - own_s) / cores_s + 0.1
 
 
 def with_spread(measurements: Measurements, spread: float) -> Measurements:

@@ -187,6 +187,26 @@ def test_a_long_run_is_read_quickly(tmp_path: Path) -> None:
     assert status_s < all_s / 5
 
 
+def test_a_look_takes_time_in_proportion_to_the_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts, waits and checkpoints alike; also where every event is out of order."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    seconds: list[float] = []
+    for rounds in (100, 400):
+        writer = claimed_run(tmp_path, key=f"of-{rounds}")
+        for number in range(1, rounds + 1):
+            writer.record_pending(reason(f"slot {number}", "waiting_for_slices"))
+            writer.start_attempt(tiny_plan())
+            writer.record_checkpoint(number, "0" * 64)
+            writer.end_attempt("preemption", error=f"slice {number} is gone")
+        began_s = time.process_time()
+        for _ in range(3):
+            assert len(writer.run().attempts) == rounds
+        seconds.append(time.process_time() - began_s)
+    assert seconds[1] < 4 * seconds[0] * 1.6
+
+
 def test_numbers_may_exceed_six_digits(tmp_path: Path) -> None:
     for number in (999_999, 1_000_000):
         event_log.append(tmp_path, number, b"{}")

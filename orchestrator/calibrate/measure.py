@@ -11,10 +11,16 @@ import psutil
 
 from orchestrator import plugins
 from orchestrator.calibrate import profile_store
-from orchestrator.calibrate.processes import run
+from orchestrator.calibrate.processes import own_cores, run
 from orchestrator.calibrate.profile_store import StoredProfile
 from orchestrator.plan.calibrated import shape_digest
-from orchestrator.types.chip_profile import STEADY_SPREAD, ChipProfile, Machine, Timing
+from orchestrator.types.chip_profile import (
+    STEADY_SPREAD,
+    ChipProfile,
+    Machine,
+    Measurements,
+    Timing,
+)
 from orchestrator.types.plan import Plan
 
 GIB = 2**30
@@ -41,20 +47,22 @@ def measure_plan(plan: Plan) -> StoredProfile:
 def measured_timings(plan: Plan) -> tuple[Timing, ...]:
     """A large matmul on all cores, and the rehearsal's step.
 
-    What is unsteady is measured again, once, and the steadier of both counts.
+    A step that is unsteady is measured again, once, and the steadier of both counts.
     """
-    measured = run(plan).timings
-    if unsteadiness(measured) > STEADY_SPREAD:
-        measured = min(measured, run(plan).timings, key=unsteadiness)
+    measured = run(plan)
+    if step_spread(measured) > STEADY_SPREAD:
+        measured = min(measured, run(plan), key=step_spread)
     shape, source = shape_digest(plan), trainer_source(plan.trainer)
     return tuple(
-        replace(one, shape=shape, source=source) if one.operation == "step" else one
-        for one in measured
+        replace(one, shape=shape, source=source, others=measured.others)
+        if one.operation == "step"
+        else one
+        for one in measured.timings
     )
 
 
-def unsteadiness(timings: tuple[Timing, ...]) -> float:
-    return max(one.spread for one in timings if one.operation == "step")
+def step_spread(measured: Measurements) -> float:
+    return max(one.spread for one in measured.timings if one.operation == "step")
 
 
 def measure_devices() -> StoredProfile:
@@ -86,7 +94,7 @@ def this_machine(platform: str = "cpu", device_kind: str = "cpu") -> Machine:
         platform=platform,
         device_kind=device_kind,
         processor=processor(),
-        cores=len(psutil.Process().cpu_affinity()) if psutil.LINUX else os.cpu_count() or 1,
+        cores=len(own_cores()),
         # In whole GiB: what the kernel reserves differs from boot to boot.
         memory_bytes=psutil.virtual_memory().total // GIB * GIB,
         versions={package: metadata.version(package) for package in PACKAGES},

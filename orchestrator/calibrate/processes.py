@@ -4,7 +4,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
+
+import psutil
 
 from orchestrator.errors import MeasurementFailed
 from orchestrator.plan import rehearsal
@@ -31,6 +35,7 @@ def run(plan: Plan | None = None) -> Measurements:
         if plan:
             (folder / PLAN).write_bytes(codec.to_json(plan))
             command += [str(folder / PLAN), f"{LOOPBACK}:{free_port()}"]
+        busy = BusyCores()
         started = [start(command, plan, number, folder) for number in range(hosts(plan))]
         try:
             status = started[0].wait(LIMIT_S)
@@ -46,7 +51,35 @@ def run(plan: Plan | None = None) -> Measurements:
             text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
             last = "\n".join(text.strip().splitlines()[-LAST_LINES:])
             raise MeasurementFailed(f"this machine cannot be measured:\n{last}")
-        return codec.from_json((folder / RESULT).read_bytes(), Measurements)
+        measured = codec.from_json((folder / RESULT).read_bytes(), Measurements)
+        return replace(measured, others=busy.share_of_others())
+
+
+class BusyCores:
+    """The cores that this process may use, and what was done on them since it was made."""
+
+    def __init__(self) -> None:
+        self.began_s, self.busy_s, self.own_s = time.monotonic(), busy_s(), own_s()
+
+    def share_of_others(self) -> float:
+        """The share of the cores' time that went to other programs than this and its children."""
+        others_s = (busy_s() - self.busy_s) - (own_s() - self.own_s)
+        return max(0.0, others_s / ((time.monotonic() - self.began_s) * len(own_cores())))
+
+
+def own_cores() -> list[int]:
+    return psutil.Process().cpu_affinity() if psutil.LINUX else list(range(os.cpu_count() or 1))
+
+
+def busy_s() -> float:
+    """Seconds in which these cores worked, or were taken away by a hypervisor."""
+    cores = psutil.cpu_times(percpu=True)
+    return sum(sum(cores[n][:3]) + getattr(cores[n], "steal", 0.0) for n in own_cores())
+
+
+def own_s() -> float:
+    """Seconds of processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def hosts(plan: Plan | None) -> int:

@@ -12,7 +12,7 @@ from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile, Machine
 
-SCHEMA = 5
+SCHEMA = 6
 
 
 @dataclass(frozen=True)

@@ -207,9 +207,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder unless it exists."""
+    """Create a folder unless it exists, so that it survives a power failure."""
+    missing = [one for one in (path, *path.parents) if not _exists(one)]
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
+        for one in missing:
+            sync_folder(one.parent)
 
 
 @contextmanager

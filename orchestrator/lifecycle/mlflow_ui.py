@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import tracking
-from orchestrator.errors import OrchError
+from orchestrator.errors import ForeignRun, OrchError
 from orchestrator.journal import list_journals, list_runs
 from orchestrator.lifecycle.interrupts import interruptible_by_signals
 from orchestrator.lifecycle.progress import Progress
-from orchestrator.lifecycle.recording import catch_up
+from orchestrator.lifecycle.recording import catch_up, own_runs
 from orchestrator.render.next_commands import storage_command
 from orchestrator.tracking import NotRecorded
 from orchestrator.tracking.mlflow import server
@@ -55,6 +55,9 @@ def places_by_uri(storage: Path) -> dict[str, list[Destination]]:
         if note and note.recorded and note.destination.tracker == TRACKER
     )
     if not found:
+        if list_journals(storage) and not own_runs(storage):
+            why = f"the runs in {storage} belong to another user: what MLflow has is not opened"
+            raise ForeignRun(why, next_command=storage_command("runs", storage))
         why = f"nothing is recorded of the runs in {storage}"
         raise OrchError(why, next_command=storage_command("sync", storage))
     by_uri: dict[str, list[Destination]] = {}

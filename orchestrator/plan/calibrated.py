@@ -67,7 +67,7 @@ def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
 def unsteady(profile: ChipProfile, plan: Plan) -> Iterator[PlanWarning]:
     """The step was measured while something disturbed it."""
     if profile.emulated and not (step := timing_of(profile, "step", plan)).is_steady:
-        yield plan_warning("unsteady_profile", spread=step.spread)
+        yield plan_warning("unsteady_profile", spread=step.spread, others=step.others)
 
 
 def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:

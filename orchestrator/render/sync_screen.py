@@ -19,7 +19,8 @@ from orchestrator.types.tracking import SyncResult, ViewLink
 def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) -> Screen:
     """Return each run with its steps in MLflow, and whether any is missing."""
     if not results:
-        return screen([Command(text=f"No runs in {storage}"), *next_step("orch submit SPEC")])
+        nothing = f"No runs in {storage} that are this user's"
+        return screen([Command(text=nothing), *next_step("orch submit SPEC")])
     rows = [
         (one.run, one.recorded.state, count(one.recorded.steps), one.run_id or "")
         for one in results

@@ -16,7 +16,7 @@ SENTENCES: dict[WarningCode, str] = {
         "Google Cloud joins at most {most_chips:,.0f} {chip} chips by Multislice;"
         " {pods} x {topology} is {chips:,}"
     ),
-    "no_memory_margin": "no plan leaves a tenth of HBM free: this one uses that margin",
+    "no_memory_margin": "no plan leaves 5 % of HBM free: this one uses that margin",
     "bf16_parameters": (
         "bf16 parameters without an fp32 master copy lose small updates; the book counts memory"
         " this way, but few runs train this way"
@@ -34,8 +34,8 @@ SENTENCES: dict[WarningCode, str] = {
         " take longer"
     ),
     "unsteady_profile": (
-        "this machine was busy while it was measured: repeats of a step differ by {spread:.0%}, so"
-        " the next rehearsal measures it again"
+        "this machine was busy while it was measured (other programs had {others:.0%} of its"
+        " cores, repeats of a step differ by {spread:.0%}): the next rehearsal measures it again"
     ),
     "many_years": "the run would take {years:,.0f} years: ask for more chips or fewer tokens",
 }

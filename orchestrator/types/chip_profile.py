@@ -15,6 +15,7 @@ Operation = Literal[
 
 # Medians of nine repeats that spread no more than this are about 15 % off, two of three times.
 STEADY_SPREAD = 0.5
+QUIET_SHARE = 0.25  # of the cores, that other programs may have meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,8 @@ class Timing:
 
     It runs on one device; a step, on all devices of a plan: `shape` and `source` are the digests of
     what its seconds depend on. `head_dim` is that of attention. `spread` is the width of the middle
-    half of the runs over their median, where it is largest.
+    half of the runs over their median, where it is largest. `others` is the share of the machine's
+    cores that other programs had meanwhile.
     """
 
     operation: Operation
@@ -33,11 +35,12 @@ class Timing:
     head_dim: int = 0
     shape: str = ""
     source: str = ""
+    others: float = 0.0
 
     @property
     def is_steady(self) -> bool:
-        """Whether its repeats took about the same: nothing else disturbed them for long."""
-        return self.spread <= STEADY_SPREAD
+        """Whether its repeats took about the same, on cores that were its own."""
+        return self.spread <= STEADY_SPREAD and self.others <= QUIET_SHARE
 
     @property
     def per_s(self) -> float:
@@ -48,11 +51,12 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """The devices that JAX reports, and the timings."""
+    """The devices that JAX reports, and the timings; `others` as in a timing."""
 
     platform: str
     device_kind: str
     timings: tuple[Timing, ...]
+    others: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
