@@ -10,7 +10,16 @@ from orchestrator.errors import RunExists, SpecError, Superseded
 from orchestrator.journal import StepLog
 from orchestrator.types import codec
 from orchestrator.types.run import Run, Status, TrackedRun
-from tests.journals import claimed_run, failed_once, reason, run_request, step, tiny_plan, tiny_spec
+from tests.journals import (
+    claimed_run,
+    failed_once,
+    reason,
+    run_request,
+    step,
+    tiny_plan,
+    tiny_spec,
+    write_steps,
+)
 
 
 def test_a_new_run_stores_its_spec_plan_and_documents(tmp_path: Path) -> None:
@@ -202,3 +211,24 @@ def test_the_steps_of_a_run_are_merged(tmp_path: Path) -> None:
     assert [timed.step.index for timed in history] == list(range(20))
     assert history[5].step.startup is not None
     assert history[4].step.startup is None
+
+
+def test_steps_after_the_checkpoint_that_an_attempt_began_from_no_longer_count(
+    tmp_path: Path,
+) -> None:
+    """A run that is resumed and ends early is as long as it says, whatever was done before."""
+    writer = claimed_run(tmp_path)
+    first = writer.start_attempt(tiny_plan())
+    write_steps(writer.journal.path, first, range(48))
+    writer.end_attempt("failure")
+    second = writer.start_attempt(tiny_plan())
+    write_steps(writer.journal.path, second, range(33, 40))
+    writer.end_attempt("cancelled")
+    run = writer.run()
+    steps = writer.journal.steps(run)
+    assert [timed.step.index for timed in steps] == list(range(40))
+    assert run.steps_done == 40
+    third = writer.start_attempt(tiny_plan())
+    assert writer.journal.steps(writer.run()) == steps  # it has done none yet
+    write_steps(writer.journal.path, third, range(1))
+    assert len(writer.journal.steps(writer.run())) == 1

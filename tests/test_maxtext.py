@@ -18,7 +18,7 @@ SCRIPT = """\
 #!/bin/bash
 # --- per_device_batch_size=99 in a comment says nothing
 pip install xpk==0.16.1
-export SIZE=2
+export SIZE=0.5
 export BASE_OUTPUT_DIR=""
 XLA_FLAGS=" \\
   --xla_tpu_scoped_vmem_limit_kib=61440 \\
@@ -64,8 +64,8 @@ def test_a_script_says_model_batch_chips_mesh_remat_and_options() -> None:
     spec = spec_values(("run.sh", SCRIPT))
     experiment, resources = spec["experiment"], spec["resources"]
     assert experiment["model"]["layers"] == 80
-    assert experiment["batch"] == {"sequences": 2 * 256 * 2, "length": 8192}
-    assert experiment["tokens"] == 30 * 1024 * 8192
+    assert experiment["batch"] == {"sequences": 256, "length": 8192, "microbatches": 1}
+    assert experiment["tokens"] == 30 * 256 * 8192
     assert (resources["chip"], resources["topology"], resources["pods"]) == ("v6e", "16x16", 2)
     assert resources["mesh"] == {"data": 1, "fsdp": 64, "tensor": 4}
     kept = {tensor for tensor, what in experiment["remat"].items() if what == "keep"}
@@ -86,7 +86,7 @@ def test_the_spec_of_a_script_is_planned_as_it_was(tmp_path: Path) -> None:
         "fsdp": 64,
         "tensor": 4,
     }
-    assert (plan.batch.sequences, plan.model.parameters) == (1024, 70_553_706_496)
+    assert (plan.batch.sequences, plan.model.parameters) == (256, 70_553_706_496)
 
 
 def test_a_later_source_overrides_an_earlier_one() -> None:
@@ -207,11 +207,9 @@ def test_what_the_spec_says_otherwise_is_noted() -> None:
     found = convert(
         read_recipe([("words", "gradient_accumulation_steps=4 mu_dtype=bfloat16")]), "v5e-256"
     )
-    assert [note.partition("=")[0] for note in found.notes] == [
-        "gradient_accumulation_steps",
-        "mu_dtype",
-    ]
-    assert found.values["experiment"]["batch"]["sequences"] == 12 * 256 * 4
+    assert [note.partition("=")[0] for note in found.notes] == ["mu_dtype"]
+    batch = found.values["experiment"]["batch"]
+    assert (batch["sequences"], batch["microbatches"]) == (12 * 256 * 4, 4)
 
 
 @pytest.mark.parametrize("name", [name for name in models() if name.startswith("llama")])

@@ -142,13 +142,12 @@ def _batch(keys: UsedKeys, chip: Chip, topology: str, pods: int) -> dict[str, An
     sequences = keys.number("per_device_batch_size") * devices * microbatches
     if sequences != int(sequences) or sequences < 1:
         keys.refuse("per_device_batch_size", f"{sequences:g} sequences a step are no whole number")
-    if microbatches > 1:
-        keys.note(
-            f"gradient_accumulation_steps={microbatches}: the plan chooses its own number of"
-            " microbatches"
-        )
     length, steps = keys.whole("max_target_length"), keys.whole("steps")
-    batch = {"sequences": max(int(sequences), 1), "length": length}
+    batch = {
+        "sequences": max(int(sequences), 1),
+        "length": length,
+        "microbatches": max(microbatches, 1),
+    }
     return {"tokens": batch["sequences"] * length * max(steps, 1), "batch": batch}
 
 

@@ -164,7 +164,7 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
     of_experts = "experts / expert / tensor"
-    tables, inside, apart = len(layout.network.tables), GROUPS["weights"], GROUPS["expert_weights"]
+    tables, inside, apart = len(layout.network.tables), GROUPS["weights"], GROUPS["experts"]
     every = [
         exchange
         for axes, suffix in ((inside, ""), (SHARED_OVER_DCN, OVER_DCN))
@@ -177,9 +177,9 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     ]
     for axes, suffix in ((apart, ""), (SHARED_OVER_DCN, OVER_DCN)) if experts.parts else ():
         every += [
-            gather(axes, f"expert weight gather{suffix}", of_experts, experts, WEIGHT_GATHERS,
+            gather(axes, f"expert gather{suffix}", of_experts, experts, WEIGHT_GATHERS,
                    apart),
-            scatter(axes, f"expert gradient scatter{suffix}", of_experts, experts, 1, apart),
+            scatter(axes, f"expert scatter{suffix}", of_experts, experts, 1, apart),
         ]  # fmt: skip
     return every
 

@@ -32,6 +32,7 @@ from orchestrator.types.spec import MeshRequest, Spec
 ANY_REPLICAS = 2**62
 NEAR = 0.05  # how far the fastest suggested batch may be from the requested one
 MESHES = 2  # most meshes that are suggested in place of a requested one
+MANY_SEQUENCES = 1024  # a batch that most slices divide
 DOUBLINGS = 2  # how often the batch is halved and doubled
 NEXT = 4  # batches that are tried on either side
 MORE_PODS = (2, 4, 8)  # times as many slices may share weights
@@ -59,6 +60,7 @@ def bases(spec: Spec, *, lacks_memory: bool) -> Iterator[Change]:
         (MICROBATCHES, AUTO, experiment.batch.microbatches is not None),
         (REMAT, AUTO, lacks_memory and experiment.remat != AUTO),
         (SEQUENCES, even := even_batch(spec), even != experiment.batch.sequences),
+        (SEQUENCES, MANY_SEQUENCES, experiment.batch.sequences < MANY_SEQUENCES),
         (MOMENTS, "bf16", experiment.precision.optimizer != "bf16"),
         (PARAMETERS, "bf16", experiment.precision.parameters != "bf16"),
     ]
