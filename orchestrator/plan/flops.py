@@ -4,11 +4,12 @@ Forecast and measurement call the same functions for MFU. Executed FLOPs add wha
 recomputes, whole attention blocks, and copied heads.
 """
 
+from collections.abc import Sequence
 from math import ceil
 
 from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Attention, Block, Mixture
+from orchestrator.network.description import Attention, Block, Matmul, Mixture, Sublayer
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK, RAGGED_TILE, grouped_tile
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.types.model import Model
@@ -120,12 +121,19 @@ def blocks_recompute_flops(layout: Layout) -> Number:
 
     def elements(block: Block) -> Number:
         return sum(
-            layout.repeated_elements(parallel, in_ring=not isinstance(part, Mixture))
+            repeated_elements(layout, part, parallel)
             for part in block.sublayers
             for parallel in part.parallel
         )
 
     return matmul_flops(layout, layout.over_layers(elements))
+
+
+def repeated_elements(layout: Layout, part: Sublayer, parallel: Sequence[Matmul]) -> Number:
+    """Weights of a sublayer's parallel matmuls that the backward pass multiplies by again."""
+    if parallel == (part.output,) and part.after:
+        return layout.repeats_output(part) * layout.multiplied_elements(part.output)
+    return layout.repeated_elements(parallel, in_ring=not isinstance(part, Mixture))
 
 
 def attention_forward_flops(layout: Layout) -> Number:
