@@ -94,6 +94,11 @@ def signed_percent(fraction: float) -> str:
     return f"{shown if float(shown) else '0.0'} %"
 
 
+def change_by(ratio: float) -> str:
+    """Return a change in percent, or as a multiple where it is large."""
+    return signed_percent(ratio - 1) if 0.5 <= ratio <= 2 else f"x {to_digits(ratio, 3)}"
+
+
 def signed_points(fraction: float) -> str:
     """Return the difference of two percentages: +9.4 points."""
     return signed_percent(fraction).replace("%", "points")

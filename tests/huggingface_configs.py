@@ -228,3 +228,55 @@ REPORTED: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
         (1416, 25_600),
     ),
 }  # fmt: skip
+
+MIXTRAL: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "model_type": "mixtral",
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+}
+QWEN_3_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+}
+# Configs with experts, and their parameters in billions as published: all, and active.
+EXPERTS: dict[str, tuple[dict[str, Any], float, float]] = {
+    "Mixtral-8x7B-v0.1": (MIXTRAL | shape(32, 4096, 14_336, 32, 8, 32_000), 46.70, 12.88),
+    "Mixtral-8x22B-v0.1": (MIXTRAL | shape(56, 6144, 16_384, 48, 8, 32_000), 140.6, 39.2),
+    "Qwen3-30B-A3B": (
+        QWEN_3_MOE | shape(48, 2048, 6144, 32, 4, 151_936) | {"moe_intermediate_size": 768},
+        30.53,
+        3.35,
+    ),
+    "Qwen3-235B-A22B": (
+        QWEN_3_MOE | shape(94, 4096, 12_288, 64, 4, 151_936) | {"moe_intermediate_size": 1536},
+        235.1,
+        22.2,
+    ),
+}

@@ -266,3 +266,18 @@ def test_an_output_that_takes_nothing_is_said(output: str, why: str) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == f"standard output: nothing more can be written there: {why}\n"
+
+
+@pytest.mark.parametrize("option", [("--html", "x.html"), ("--hlo", "x"), ("--search-remat",)])
+def test_what_is_written_about_a_proof_is_about_one(orch: RunOrch, option: tuple[str, ...]) -> None:
+    """Two programs side by side have no page and no text of their own."""
+    refused = orch("prove", FOUR_PODS, FOUR_PODS, *option)
+    assert refused.returncode == 2
+    assert "go with the proof of one spec" in refused.stderr
+
+
+def test_a_trainer_that_is_not_there_is_refused_before_it_is_compiled(orch: RunOrch) -> None:
+    """--trainer is run.trainer of the spec."""
+    refused = orch("prove", FOUR_PODS, "--trainer", "nowhere.at:all")
+    assert refused.returncode == 2
+    assert "run.trainer" in refused.stderr

@@ -18,7 +18,7 @@ SCRIPT = """\
 #!/bin/bash
 # --- per_device_batch_size=99 in a comment says nothing
 pip install xpk==0.16.1
-export SIZE=2
+export SIZE=0.5
 export BASE_OUTPUT_DIR=""
 XLA_FLAGS=" \\
   --xla_tpu_scoped_vmem_limit_kib=61440 \\
@@ -64,8 +64,8 @@ def test_a_script_says_model_batch_chips_mesh_remat_and_options() -> None:
     spec = spec_values(("run.sh", SCRIPT))
     experiment, resources = spec["experiment"], spec["resources"]
     assert experiment["model"]["layers"] == 80
-    assert experiment["batch"] == {"sequences": 2 * 256 * 2, "length": 8192}
-    assert experiment["tokens"] == 30 * 1024 * 8192
+    assert experiment["batch"] == {"sequences": 256, "length": 8192, "microbatches": 1}
+    assert experiment["tokens"] == 30 * 256 * 8192
     assert (resources["chip"], resources["topology"], resources["pods"]) == ("v6e", "16x16", 2)
     assert resources["mesh"] == {"data": 1, "fsdp": 64, "tensor": 4}
     kept = {tensor for tensor, what in experiment["remat"].items() if what == "keep"}
@@ -86,7 +86,7 @@ def test_the_spec_of_a_script_is_planned_as_it_was(tmp_path: Path) -> None:
         "fsdp": 64,
         "tensor": 4,
     }
-    assert (plan.batch.sequences, plan.model.parameters) == (1024, 70_553_706_496)
+    assert (plan.batch.sequences, plan.model.parameters) == (256, 70_553_706_496)
 
 
 def test_a_later_source_overrides_an_earlier_one() -> None:
@@ -159,7 +159,7 @@ def test_every_named_policy_becomes_one(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("quantization=fp8_full", "quantization"),
+        ("quantization=nanoo_fp4", "quantization"),
         ("opt_type=sgd", "opt_type"),
         ("attention=dot_product", "attention"),
         ("remat_policy=clever", "remat_policy"),
@@ -181,13 +181,21 @@ def test_what_no_spec_can_say_is_refused_by_name(text: str, key: str) -> None:
 
 
 def test_all_problems_are_told_at_once_with_their_lines() -> None:
-    text = "model_name: llama2-7b\nopt_type: sgd\nquantization: int8\n"
+    text = "model_name: llama2-7b\nopt_type: sgd\nattention: dot_product\n"
     with pytest.raises(RecipeProblems) as error:
         convert(read_recipe([("r.yml", text)]), "v5e-256")
     assert [problem.partition(": ")[0] for problem in error.value.problems] == [
         "r.yml:2",
         "r.yml:3",
     ]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "compute"), [("''", "bf16"), ("fp8_full", "fp8"), ("int8", "int8")]
+)
+def test_quantized_matmuls_have_a_type_of_their_own(quantization: str, compute: str) -> None:
+    spec = words(f"quantization={quantization}")
+    assert spec["experiment"]["precision"]["compute"] == compute
 
 
 def test_chips_must_be_named_somewhere() -> None:
@@ -207,11 +215,9 @@ def test_what_the_spec_says_otherwise_is_noted() -> None:
     found = convert(
         read_recipe([("words", "gradient_accumulation_steps=4 mu_dtype=bfloat16")]), "v5e-256"
     )
-    assert [note.partition("=")[0] for note in found.notes] == [
-        "gradient_accumulation_steps",
-        "mu_dtype",
-    ]
-    assert found.values["experiment"]["batch"]["sequences"] == 12 * 256 * 4
+    assert [note.partition("=")[0] for note in found.notes] == ["mu_dtype"]
+    batch = found.values["experiment"]["batch"]
+    assert (batch["sequences"], batch["microbatches"]) == (12 * 256 * 4, 4)
 
 
 @pytest.mark.parametrize("name", [name for name in models() if name.startswith("llama")])

@@ -145,3 +145,57 @@ def test_it_is_proved(orch_process: RunOrch) -> None:
     places = {place for one in proof["crossings"] for place in one["places"]}
     assert places
     assert all(place.startswith("mine/bigram.py:") for place in places)
+
+
+ANY_PROGRAM = """
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def build(plan, mesh):
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    x = jax.ShapeDtypeStruct((1024, 512), jax.numpy.bfloat16, sharding=rows)
+
+    def gram(x):
+        whole = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec()))
+        return x @ whole.T
+
+    return jax.jit(gram, out_shardings=rows).lower(x)
+"""
+
+
+@pytest.fixture
+def any_program(package: Path) -> str:
+    """A function that lowers a program which is no trainer's."""
+    (package / "any.py").write_text(ANY_PROGRAM)
+    return "mine.any:build"
+
+
+@pytest.mark.skipif(util.find_spec("libtpu") is None, reason="libtpu exists for Linux on x86-64")
+def test_any_program_is_proved(any_program: str, orch_process: RunOrch) -> None:
+    """Memory, collectives, FLOPs and schedule of what the ledger knows nothing of."""
+    proved = orch_process(
+        "prove", SPEC, "--trainer", any_program, "--json", timeout_s=300
+    )  # fmt: skip
+    proof = json.loads(proved.stdout)
+    plan = json.loads(orch_process("plan", SPEC, "--json").stdout)
+    ways = plan["mesh"]["data"] * plan["mesh"]["fsdp"]
+    assert (proof["trainer"], proof["agrees"], proof["crossings"]) == (any_program, None, [])
+    assert proof["flops_per_device"] == 2 * 1024 * 1024 * 512 / ways
+    [gather] = [one for one in proof["collectives"] if one["kind"] == "all-gather"]
+    assert gather["bytes_per_step"] == 1024 * 512 * 2 * (ways - 1) / ways
+    schedule = proof["schedule"]
+    assert schedule["products_s"] > 0
+    assert schedule["products"][0]["line"].startswith("mine/any.py:")
+    assert any(one["kind"] == "all-gather" for one in schedule["collectives"])
+
+
+def test_any_program_is_not_trained(any_program: str, tmp_path: Path) -> None:
+    """It has no state, no batch and no loss."""
+    command = [sys.executable, "-m", "trainers", SPEC, str(tmp_path / "run"), "--emulate"]
+    done = subprocess.run(
+        [*command, "--trainer", any_program],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"{any_program} returns no Program" in done.stderr

@@ -49,9 +49,9 @@ def test_groups_leave_out_axes_of_one_device() -> None:
 
 @pytest.mark.parametrize(
     ("compiled", "forecast", "agrees"),
-    [(4, 4.45, True), (4, 3.55, True), (4, 4.55, False), (40, 43.9, True), (40, 35.5, False)],
+    [(4, 4.45, True), (4, 3.55, True), (4, 4.55, False), (40, 41.9, True), (40, 37.9, False)],
 )
-def test_a_peak_may_be_off_by_a_tenth_or_half_a_gibibyte(
+def test_a_peak_may_be_off_by_a_twentieth_or_half_a_gibibyte(
     compiled: float, forecast: float, agrees: bool
 ) -> None:
     """Whichever is larger, in either direction."""

@@ -13,8 +13,9 @@ from orchestrator.network.decoder import decoder
 from orchestrator.spec import Problem, SpecProblems
 from orchestrator.spec.study import load_study
 from orchestrator.types.model import Model, RopeScaling
+from orchestrator.types.moe import MixtureOfExperts
 from tests.conftest import HoldGolden
-from tests.huggingface_configs import EXACT, LLAMA_3_1, QWEN_2, QWEN_3, REPORTED, shape
+from tests.huggingface_configs import EXACT, EXPERTS, LLAMA_3_1, QWEN_2, QWEN_3, REPORTED, shape
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
 
 LLAMA: dict[str, Any] = {
@@ -123,6 +124,15 @@ def test_published_models_have_their_published_parameters(name: str, tmp_path: P
     assert decoder(model_of(tmp_path, config)).parameters == parameters
 
 
+@pytest.mark.parametrize("name", EXPERTS)
+def test_mixtures_have_their_published_parameters(name: str, tmp_path: Path) -> None:
+    """All, and those that one token uses, as far as they are published."""
+    config, billions, active = EXPERTS[name]
+    network = decoder(model_of(tmp_path, config))
+    assert network.parameters / 1e9 == pytest.approx(billions, rel=5e-4)
+    assert network.active_parameters / 1e9 == pytest.approx(active, rel=2e-3)
+
+
 @pytest.mark.parametrize("name", REPORTED)
 def test_models_have_the_parameters_of_their_report(name: str, tmp_path: Path) -> None:
     """In millions; the report rounds its tables up by half a percent."""
@@ -205,6 +215,17 @@ READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "gemma": (EXACT["gemma-2b"][0], {"activation": "gelu", "norm_placement": "before"}),
+    "mixtral": (
+        EXPERTS["Mixtral-8x7B-v0.1"][0],
+        {"moe": MixtureOfExperts(experts=8, top_k=2, balance_loss=0.02), "window": None},
+    ),
+    "qwen 3 with experts": (
+        changed(EXPERTS["Qwen3-30B-A3B"][0], norm_topk_prob=False, router_aux_loss_coef=ABSENT),
+        {
+            "moe": MixtureOfExperts(experts=128, top_k=8, d_ff=768, normalized=False),
+            "qk_norm": "head", "d_ff": 6144, "qkv_bias": False,
+        },
+    ),
     "olmo 2": (EXACT["OLMo-2-1124-7B"][0], {"norm_placement": "after", "qk_norm": "heads"}),
 }  # fmt: skip
 
@@ -234,8 +255,11 @@ def test_what_changes_nothing_is_let_through(name: str, tmp_path: Path) -> None:
 
 REFUSED = {
     "phi": changed(LLAMA, architectures=["PhiForCausalLM"], model_type="phi"),
-    "mixtral": changed(
-        MISTRAL, architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=8
+    "gpt-oss": changed(
+        MISTRAL, architectures=["GptOssForCausalLM"], model_type="gpt_oss", num_local_experts=128
+    ),
+    "more experts chosen than there are": changed(
+        MISTRAL, architectures=["MixtralForCausalLM"], model_type="mixtral", num_experts_per_tok=9
     ),
     "an unheard-of family": changed(LLAMA, architectures=["ZebraForCausalLM"], model_type="zebra"),
     "a classifier": changed(LLAMA, architectures=["LlamaForSequenceClassification"]),

@@ -3,11 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from orchestrator.types.moe import MixtureOfExperts
 from tests.test_trainer_numbers import ALONE, MIXTURES, check_against_reference, named
 from tests.trainer_plans import TINY, plan_of
+from tests.trainer_steps import random_parameters, take_step
+from trainers import llama
+from trainers.mesh import abstract_mesh_of
 
 MOE = MixtureOfExperts(experts=8, top_k=2, d_ff=24, balance_loss=0.1, z_loss=0.01)
 # Of each kind of router, of rows and of layers, on a mesh that splits what it can.
@@ -21,8 +25,22 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"router": "sigmoid", "scale": 2.5, "groups": 4, "top_groups": 2},
         {"pods": 2, "data": 2, "tensor": 2, "gradient_reduction": "per_layer"},
     ),
+    "experts apart": (
+        {"shared_experts": 1, "capacity_factor": 1.25},
+        {"expert": 4, "fsdp": 2, "microbatches": 2},
+    ),
+    "experts apart, dropless": ({"dense_layers": 1}, {"pods": 2, "expert": 2, "tensor": 2}),
     "scores as they are": ({"normalized": False, "groups": 2}, {"fsdp_dcn": 2, "fsdp": 2}),
 }
+
+
+APART: list[dict[str, Any]] = [
+    {"expert": 8},
+    {"expert": 4, "sequence": 2, "tensor": 2},
+    {"pods": 2, "data": 2, "expert": 2, "fsdp": 2},
+    {"fsdp_dcn": 2, "expert": 2, "fsdp": 2, "tensor": 2},
+    {"expert": 2, "tensor": 8},
+]
 
 
 def check(changes: dict[str, Any], mesh: dict[str, Any]) -> dict[str, float]:
@@ -42,7 +60,7 @@ def test_every_kind_of_mixture_gives_the_reference(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [*ALONE, *MIXTURES], ids=named)
+@pytest.mark.parametrize("mesh", [*ALONE, *MIXTURES, *APART], ids=named)
 def test_every_mesh_gives_the_reference(mesh: dict[str, Any]) -> None:
     """Without capacity everywhere; with it where no axis splits sequences."""
     check({"shared_experts": 1}, mesh)
@@ -54,3 +72,15 @@ def test_every_mesh_gives_the_reference(mesh: dict[str, Any]) -> None:
 def test_remat_policies_give_the_reference(remat: str) -> None:
     """What is kept, recomputed or offloaded does not change the numbers."""
     check({"shared_experts": 1}, {"fsdp": 2, "tensor": 2, "remat": remat})
+
+
+def test_a_balance_bias_moves_against_the_load() -> None:
+    """By the same step for each expert; neither clipping nor the gradients' norm knows of it."""
+    moe = replace(MOE, router="sigmoid", balance_bias=0.01, z_loss=0.0, balance_loss=0.0)
+    plan = plan_of(replace(TINY, layers=1, moe=moe), pods=2, fsdp=2, tensor=2)
+    before = random_parameters(llama.program(plan, abstract_mesh_of(plan)))
+    taken = take_step(plan)
+    moved = taken.parameters["layers"]["router_bias"] - before["layers"]["router_bias"]
+    load = np.array([taken.metrics[f"expert_load/{e}"] for e in range(8)])
+    assert np.allclose(moved[0], -0.01 * np.sign(load - 1), atol=1e-6)
+    assert not taken.gradients["layers"]["router_bias"].any()

@@ -54,12 +54,24 @@ class RayNames:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompilerOption:
+    """The value of a compiler option, and the evidence for it."""
+
+    value: bool | int | float | str
+    source: Name
+
+
+@dataclass(frozen=True, kw_only=True)
 class LibtpuNames:
-    """What the TPU compiler calls the chip's topologies, and how two cores are one device."""
+    """What the TPU compiler calls the chip's topologies, and how two cores are one device.
+
+    `options` are compiler options of every plan on the chip, unless its spec sets them otherwise.
+    """
 
     topology: Name
     chip_config: Name | None = None
     source: Name
+    options: dict[str, CompilerOption] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,9 @@ def _mlp(keys: UsedKeys) -> dict[str, Any]:
     if keys.is_on("mlp_activations_limit"):
         keys.note("mlp_activations_limit: the plan's MLP is not clipped, which costs no time")
     mlp: dict[str, Any] = {"gated": gated}
-    if (activations[0], gated) != ("silu", True):
+    if activations[0] == "sigmoid":  # gpt-oss: x times sigmoid of 1.7 x
+        keys.note("mlp_activations: sigmoid is planned as silu, which costs as much")
+    elif (activations[0], gated) != ("silu", True):
         mlp["activation"] = activations[0]
     if keys.is_on("mlp_bias"):
         mlp["mlp_bias"] = True

@@ -28,7 +28,7 @@ MODEL_KEYS = {
     "embed": "d_model",
 }
 BLOCK_INPUT = "block_input"
-WHOLE_NAMES = (".bias", ".sinks")  # the ends of names that are published without `.weight`
+WHOLE_NAMES = (".bias", ".sinks", "_bias")  # the ends of names that are published without `.weight`
 LAYERS = "layers"  # the name of a stack in the trainer's tree
 LOCAL = "L"  # in a pattern of windows: a layer with the window
 PUBLISHED_LAYER = "model.layers.{layer}."  # the beginning of a block's names in a checkpoint

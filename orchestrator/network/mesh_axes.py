@@ -127,7 +127,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "data": ("data",),
     "expert": ("expert",),
     "weights": in_slice(LOGICAL_AXES[GATHERED]),
-    "expert_weights": in_slice(LOGICAL_AXES[GATHERED_OF_EXPERTS]),
+    "experts": in_slice(LOGICAL_AXES[GATHERED_OF_EXPERTS]),
     "sequence": LOGICAL_AXES["length"],
     "tensor": LOGICAL_AXES["heads"],
     "replicas": in_slice(PARAMETER_AXES),

@@ -14,6 +14,7 @@ from orchestrator.types.moe import MixtureOfExperts
 
 CHOICES = "choices"  # logical axis of the experts that a token goes to
 EXPERTS = "experts"
+BALANCE_BIAS = "router_bias"  # no gradient moves it, but the load of its expert
 
 
 def is_mixture(model: Model, layer: int) -> bool:
@@ -56,6 +57,9 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
             "router", (Dimension(GATHERED, model.d_model), outputs), model.d_model**-0.5, "mlp.gate"
         ),
         Tensor("router", "length", (outputs,)),
+        bias=None
+        if moe.balance_bias is None
+        else Weight(BALANCE_BIAS, (outputs,), None, "mlp.gate.e_score_correction_bias", start=0.0),
     )
     before, after = norms_around(model, "mlp")
     return Mixture(

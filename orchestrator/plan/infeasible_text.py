@@ -6,12 +6,12 @@ from typing import Any
 
 from orchestrator.formatting import (
     GIB,
+    change_by,
     dollars,
     in_memory,
     lasting,
     percent,
     seconds,
-    signed_percent,
 )
 from orchestrator.network.rematerialization import summary_of
 from orchestrator.types.infeasible import Reason, ReasonCode, Refusal, Suggestion
@@ -126,7 +126,7 @@ def effect_text(suggestion: Suggestion) -> str:
     """What the plan takes and costs."""
     sequences = f"{suggestion.sequences:,} sequences"
     if suggestion.batch_change:
-        sequences += f" ({signed_percent(suggestion.batch_change)})"
+        sequences += f" ({change_by(1 + suggestion.batch_change)})"
     memory, usable = suggestion.memory_bytes_per_device, suggestion.hbm_bytes_per_device
     takes = (
         f"{suggestion.chips:,} {suggestion.chip} chips",

@@ -32,6 +32,7 @@ from orchestrator.types.spec import MeshRequest, Spec
 ANY_REPLICAS = 2**62
 NEAR = 0.05  # how far the fastest suggested batch may be from the requested one
 MESHES = 2  # most meshes that are suggested in place of a requested one
+MANY_SEQUENCES = 1024  # a batch that most slices divide
 DOUBLINGS = 2  # how often the batch is halved and doubled
 NEXT = 4  # batches that are tried on either side
 MORE_PODS = (2, 4, 8)  # times as many slices may share weights
@@ -59,6 +60,7 @@ def bases(spec: Spec, *, lacks_memory: bool) -> Iterator[Change]:
         (MICROBATCHES, AUTO, experiment.batch.microbatches is not None),
         (REMAT, AUTO, lacks_memory and experiment.remat != AUTO),
         (SEQUENCES, even := even_batch(spec), even != experiment.batch.sequences),
+        (SEQUENCES, MANY_SEQUENCES, experiment.batch.sequences < MANY_SEQUENCES),
         (MOMENTS, "bf16", experiment.precision.optimizer != "bf16"),
         (PARAMETERS, "bf16", experiment.precision.parameters != "bf16"),
     ]
@@ -115,12 +117,12 @@ def shared_weights(near: Nearby) -> Iterator[Suggestion]:
     resources = near.changed.resources
     pods = resources.pods.max
     for axis in SHARED_OVER_DCN:
-        asked = getattr(resources.mesh, axis) or 1
+        requested = getattr(resources.mesh, axis) or 1
         if near.lacks_memory:
-            among = [{f"{MESH}.{axis}": ways} for ways in divisors(pods) if ways > asked]
+            among = [{f"{MESH}.{axis}": ways} for ways in divisors(pods) if ways > requested]
             more = [{PODS: n * pods, f"{MESH}.{axis}": n * pods} for n in MORE_PODS]
             yield from near.planned([*among, *more])
-        elif pods % asked:
+        elif pods % requested:
             yield from near.planned([{f"{MESH}.{axis}": AUTO}])
 
 
@@ -151,10 +153,10 @@ def nearest_batches(spec: Spec) -> list[Suggestion]:
 
 def batches_by_doubling(near: Nearby) -> list[list[int]]:
     """Smaller batches need no sums of gradients; larger ones may be split more ways."""
-    asked = near.changed.experiment.batch.sequences
+    requested = near.changed.experiment.batch.sequences
     return [
-        [asked // 2**power for power in range(1, DOUBLINGS + 1) if asked // 2**power],
-        [asked * 2**power for power in range(1, DOUBLINGS + 1)],
+        [requested // 2**power for power in range(1, DOUBLINGS + 1) if requested // 2**power],
+        [requested * 2**power for power in range(1, DOUBLINGS + 1)],
     ]
 
 
@@ -178,11 +180,11 @@ def divisible_batches(near: Nearby) -> list[list[int]]:
 
 def other_pods(near: Nearby) -> Iterator[Suggestion]:
     """The nearest numbers of slices on either side."""
-    asked = near.changed.resources.pods.max
+    requested = near.changed.resources.pods.max
     sequences = near.changed.experiment.batch.sequences
-    counts = set(divisors(sequences)) | {asked + n for n in range(-NEXT, NEXT + 1)}
-    fewer = sorted((n for n in counts if 0 < n < asked), reverse=True)
-    more = sorted(n for n in counts if n > asked)
+    counts = set(divisors(sequences)) | {requested + n for n in range(-NEXT, NEXT + 1)}
+    fewer = sorted((n for n in counts if 0 < n < requested), reverse=True)
+    more = sorted(n for n in counts if n > requested)
     yield from near.planned({PODS: n} for n in fewer[:NEXT_PODS])
     yield from near.planned({PODS: n} for n in more[:NEXT_PODS])
 

@@ -51,5 +51,5 @@ def device_groups(request: SearchRequest, choice: Choice, layout: Layout) -> dic
             bytes_per_s=dcn_rate(request.chip),
         )
     if layout.model.moe is None:
-        del groups["expert"], groups["expert_weights"]
+        del groups["expert"], groups["experts"]
     return {name: group for name, group in groups.items() if group.size > 1}

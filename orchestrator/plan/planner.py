@@ -5,6 +5,7 @@ from math import prod
 from typing import Any
 
 from orchestrator import catalog
+from orchestrator.catalog import Chip
 from orchestrator.network.mesh_axes import AXES
 from orchestrator.plan import flops
 from orchestrator.plan.collectives import per_layer
@@ -88,7 +89,7 @@ def write_plan(
         remat=choice.remat,
         data=experiment.data,
         seed=experiment.seed,
-        compiler_options=experiment.compiler_options,
+        compiler_options=compiler_options(request.chip, experiment),
         chip=request.chip.name,
         chip_definition=spec.resources.chip_definition,
         topology=str(request.topology),
@@ -121,6 +122,12 @@ def write_plan(
         *forecast_warnings(plan),
     )
     return replace(plan, digest=plan_digest(plan), warnings=warnings)
+
+
+def compiler_options(chip: Chip, experiment: Experiment) -> dict[str, bool | int | float | str]:
+    """The chip's options, and those of the spec, which come first."""
+    of_chip = chip.libtpu.options if chip.libtpu else {}
+    return {name: one.value for name, one in of_chip.items()} | experiment.compiler_options
 
 
 def fields_of(model: Model) -> dict[str, Any]:

@@ -41,8 +41,9 @@ from orchestrator.plan.torus import (
 )
 from orchestrator.types.spec import Experiment, MeshRequest, Remat, Spec
 
-# `remat: auto` leaves this share of HBM, and of the host's memory, free: forecasts of memory err.
-MEMORY_MARGIN = 0.10
+# `remat: auto` leaves this share of HBM, and of the host's memory, free: so far the forecast may be
+# off (docs/proof-bench.md).
+MEMORY_MARGIN = 0.05
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from orchestrator.types.proof import (
 SCHEMA = 4
 
 # A Forecast agrees within these; for memory, within the larger of the two.
-MEMORY_SHARE, MEMORY_BYTES = 0.10, 0.5 * 2**30
+MEMORY_SHARE, MEMORY_BYTES = 0.05, 0.5 * 2**30
 PAYLOAD_SHARE = FLOPS_SHARE = 0.02
 
 # The Forecast's lines of memory → classes of buffers of the compiled program.

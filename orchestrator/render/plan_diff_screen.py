@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from orchestrator.formatting import (
+    change_by,
     counted,
     dollars,
     in_memory,
@@ -10,7 +11,6 @@ from orchestrator.formatting import (
     percent,
     scaled,
     seconds,
-    signed_percent,
     signed_points,
     to_digits,
 )
@@ -145,8 +145,7 @@ def change(first: float, second: float) -> str:
         return "same"
     if not first or not second:
         return "new" if second else "gone"
-    ratio = second / first
-    return signed_percent(ratio - 1) if 0.5 <= ratio <= 2 else f"x {to_digits(ratio, 3)}"
+    return change_by(second / first)
 
 
 def figures(diff: PlanDiff) -> list[Part]:

@@ -16,7 +16,7 @@ SENTENCES: dict[WarningCode, str] = {
         "Google Cloud joins at most {most_chips:,.0f} {chip} chips by Multislice;"
         " {pods} x {topology} is {chips:,}"
     ),
-    "no_memory_margin": "no plan leaves a tenth of HBM free: this one uses that margin",
+    "no_memory_margin": "no plan leaves 5 % of HBM free: this one uses that margin",
     "bf16_parameters": (
         "bf16 parameters without an fp32 master copy lose small updates; the book counts memory"
         " this way, but few runs train this way"

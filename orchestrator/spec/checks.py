@@ -8,6 +8,7 @@ from orchestrator.catalog import Chip
 from orchestrator.errors import NoSuchSlice, UnknownName
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.spec.resolved import ResolvedSpec
+from orchestrator.types.moe import MixtureOfExperts
 
 Check = Callable[[ResolvedSpec], None]
 SHAPE_KEYS = ("heads", "kv_heads", "head_dim")
@@ -125,40 +126,35 @@ def shape_faults(
 
 
 def _mixture_is_consistent(spec: ResolvedSpec) -> None:
-    key = "experiment.model.moe"
-    model = spec["experiment.model"]
+    key, model = "experiment.model.moe", spec["experiment.model"]
     if not isinstance(model, dict) or not isinstance(model.get("moe"), dict):
         return
     sizes = {name: spec[f"{key}.{name}"] for name in MIXTURE_KEYS}
-    for name, code, fields in mixture_faults(**sizes, layers=spec["experiment.model.layers"]):
+    if None in sizes.values():
+        return
+    for name, code, fields in mixture_faults(MixtureOfExperts(**sizes), model.get("layers")):
         spec.report(f"{key}.{name}", code, **fields)
 
 
 def mixture_faults(
-    *,
-    experts: int | None,
-    top_k: int | None,
-    groups: int | None,
-    top_groups: int | None,
-    dense_layers: int | None,
-    every: int | None,
-    layers: int | None,
+    moe: MixtureOfExperts, layers: int | None
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """What is wrong between the sizes of a mixture: the key, the code and the fields of each."""
-    if experts and top_k and top_k > experts:
-        yield "top_k", "more-chosen", {"chosen": top_k, "of": experts, "name": "experts"}
-    if groups and top_groups and top_groups > groups:
-        yield "top_groups", "more-chosen", {"chosen": top_groups, "of": groups, "name": "groups"}
-    if experts and groups and experts % groups:
+    experts, groups = moe.experts, moe.groups
+    most = experts // groups * moe.top_groups
+    if moe.top_k > experts:
+        yield "top_k", "more-chosen", {"chosen": moe.top_k, "of": experts, "name": "experts"}
+    elif experts % groups:
         near = max(n for n in range(1, groups) if experts % n == 0)
         yield "groups", "groups-not-divisible", {"groups": groups, "of": experts, "near": near}
-    elif experts and groups and top_groups and top_k and groups > 1:
-        most = experts // groups * top_groups
-        if most < top_k <= experts:
-            name = "experts of its groups"
-            yield "top_k", "more-chosen", {"chosen": top_k, "of": most, "name": name}
-    if layers and dense_layers is not None and every and dense_layers + every > layers:
-        fields = {"dense_layers": dense_layers, "every": every, "layers": layers}
+    elif moe.top_groups > groups:
+        fields: dict[str, Any] = {"chosen": moe.top_groups, "of": groups, "name": "groups"}
+        yield "top_groups", "more-chosen", fields
+    elif groups > 1 and moe.top_k > most:
+        fields = {"chosen": moe.top_k, "of": most, "name": "experts of its groups"}
+        yield "top_k", "more-chosen", fields
+    if layers and moe.dense_layers + moe.every > layers:
+        fields = {"dense_layers": moe.dense_layers, "every": moe.every, "layers": layers}
         yield "dense_layers", "no-mixture", fields
 
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orchestrator.spec.checks import SHAPE_KEYS, shape_faults
+from orchestrator.spec.checks import SHAPE_KEYS, mixture_faults, shape_faults
 from orchestrator.spec.expectations import example, must
 from orchestrator.spec.huggingface_families import (
     ACTIVATIONS,
@@ -28,6 +28,7 @@ from orchestrator.spec.scalars import Value, as_written
 from orchestrator.spec.schema import Schema, definition, member, validator
 from orchestrator.spec.source import read
 from orchestrator.types.model import Model
+from orchestrator.types.moe import MixtureOfExperts
 
 KEYS = {field: key for key, (field, *_) in SIZES.items()}
 
@@ -91,7 +92,7 @@ class _Config:
         fields = self._fields(family, values)
         for key, code, figures in shape_faults(*(fields.get(key) for key in SHAPE_KEYS)):
             self._report(KEYS[key], code, name=KEYS[key], **figures)
-        fields |= self._windows(family, values) | self._rope()
+        fields |= self._windows(family, values) | self._rope() | self._experts(family, fields)
         if fields.get("activation") == DEFAULTS["hidden_act"]:
             del fields["activation"]  # a gated MLP has it by default
         return family.own | fields
@@ -141,8 +142,10 @@ class _Config:
             self._report("hidden_size", "config-width", width=width, heads=heads)
         return width // heads
 
-    def _is_legal(self, key: str, name: str, value: Any, meant: Any) -> bool:
-        schema: Schema = member(definition("Model"), name) or {}
+    def _is_legal(
+        self, key: str, name: str, value: Any, meant: Any, section: str = "Model"
+    ) -> bool:
+        schema: Schema = member(definition(section), name) or {}
         if validator().evolve(schema=schema).is_valid(meant):
             return True
         right = Correction("example", f"{_shown(key)}: {_shown(example(schema))}")
@@ -167,6 +170,25 @@ class _Config:
             return {}
         return {"window": int(window), "window_pattern": pattern}
 
+    def _experts(self, family: Family, fields: dict[str, Any]) -> dict[str, Any]:
+        """The mixture of experts, where the family has one."""
+        if not family.experts:
+            return {}
+        said = {key: self.values[key] for key in family.experts if self.values.get(key) is not None}
+        values = {**family.expert_defaults, **said}
+        legal = {
+            family.experts[key]: value
+            for key, value in values.items()
+            if self._is_legal(key, family.experts[key], value, value, "MixtureOfExperts")
+        }
+        if len(legal) < len(values):
+            return {}
+        moe = MixtureOfExperts(**legal)
+        keys = {field: key for key, field in family.experts.items()}
+        for field, code, figures in mixture_faults(moe, fields.get("layers")):
+            self._report(keys.get(field, next(iter(values))), code, **figures)
+        return {"moe": moe}
+
     def _rope(self) -> dict[str, Any]:
         """How RoPE is stretched, and bases that a newer config has elsewhere."""
         try:
@@ -178,7 +200,7 @@ class _Config:
 
     def check_keys(self, family: Family) -> None:
         """Report every key that asks for something that is not served."""
-        known = {*SIZES, *family.keys, *HARMLESS, *ROPE_KEYS, "layer_types"}
+        known = {*SIZES, *family.keys, *family.experts, *HARMLESS, *ROPE_KEYS, "layer_types"}
         for key, value in self.values.items():
             if key in FIXED and value is not None:
                 only, why = FIXED[key]

@@ -38,6 +38,7 @@ ACTIVATIONS = {
 }
 Keys = dict[str, tuple[str, ...]]
 BIASES: Keys = {"attention_bias": ("qkv_bias", "output_bias")}
+EXPERTS = {"num_experts_per_tok": "top_k", "router_aux_loss_coef": "balance_loss"}
 # The layers that have the family's window: all, or those that the config lists.
 NO_WINDOW = ""
 
@@ -60,6 +61,10 @@ class Family:
     # Keys that choose the layers with the window: a switch, and the first layer that has it.
     window_switch: str = ""
     window_first: str = ""
+    # Keys of experts → the fields of MixtureOfExperts that they give, and what leaving them out
+    # means. Without them the family has no experts.
+    experts: dict[str, str] = field(default_factory=dict)
+    expert_defaults: dict[str, Any] = field(default_factory=dict)
     # The section of the config that describes the text model, where it describes another as well.
     section: str = ""
 
@@ -141,6 +146,35 @@ FAMILIES = (
         window_pattern="L",
     ),
     Family(
+        "MixtralForCausalLM",
+        "mixtral",
+        defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
+        window_pattern="L",
+        experts=EXPERTS | {"num_local_experts": "experts"},
+        expert_defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    Family(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        own={"qk_norm": "head"},
+        keys=BIASES,
+        experts=EXPERTS
+        | {
+            "num_experts": "experts",
+            "moe_intermediate_size": "d_ff",
+            "decoder_sparse_step": "every",
+            "norm_topk_prob": "normalized",
+        },
+        expert_defaults={
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": False,
+        },
+        **QWEN | {"defaults": QWEN["defaults"] | {"num_key_value_heads": 4}},
+    ),
+    Family(
         "Olmo2ForCausalLM",
         "olmo2",
         own={"norm_placement": "after", "qk_norm": "heads"},
@@ -150,7 +184,10 @@ FAMILIES = (
 )
 # What other architectures compute that is not served.
 OTHER_FAMILIES = {
-    "mixtral": "it is a mixture of experts",
+    "deepseek_v2": "its attention has latent keys and values",
+    "deepseek_v3": "its attention has latent keys and values",
+    "gpt_oss": "its experts have biases and an activation function of their own",
+    "qwen2_moe": "its shared expert has a gate",
     "phi": "its attention and MLP work on one norm's result, and its head has a bias",
     "gpt2": "it has learned positions",
     "gpt_neox": "its attention and MLP add to one stream at once",
@@ -165,6 +202,8 @@ FIXED: dict[str, tuple[Any, str]] = {
     "resid_pdrop": (0, "the trainer has no dropout"),
     "embd_pdrop": (0, "the trainer has no dropout"),
     "rope_interleaved": (False, "the trainer turns halves of heads, not neighbours"),
+    "router_jitter_noise": (0, "the trainer's routers have no noise"),
+    "mlp_only_layers": ([], "layers without experts come first or in turn"),
     "use_bidirectional_attention": (False, "the trainer's attention is causal"),
 }
 # Keys that do not change what is computed in pre-training.
@@ -189,6 +228,7 @@ HARMLESS = frozenset(
         "mm_tokens_per_image",
         "model_type",
         "original_max_position_embeddings",
+        "output_router_logits",
         "pad_token_id",
         "pretraining_tp",
         "return_dict",

@@ -5,17 +5,17 @@ Y ways of `tensor` (kv heads: K/Y, at least one)
 """
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from orchestrator.network.description import Attention, Norm
 from trainers.llama import zigzag
 from trainers.llama.axes import mesh_axes
+from trainers.llama.mlp import with_biases
 from trainers.llama.norm import norm, norm_of_heads
 from trainers.llama.parameters import Parameters
-from trainers.llama.ring import all_gather_matmul, in_arrival_order, in_order, matmul_reduce_scatter
+from trainers.llama.ring import in_arrival_order, in_order, matmul_reduce_scatter
 from trainers.llama.rotary import rotate
-from trainers.llama.runtime import Runtime, concatenate_matrices
+from trainers.llama.runtime import Runtime
 
 
 def grouped_query_attention(
@@ -37,13 +37,8 @@ def queries_keys_values(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """All positions of the tensor group: [b, S/s, N/Y, H], [b, S/s, K/Y, H] twice."""
     shards = [layer[matmul.weight.name] for matmul in kind.inputs]  # [D/X, heads of each, H]
-    made = in_order(all_gather_matmul(y, runtime.gather_matrix(concatenate_matrices(shards), 0)))
-    made = made.reshape(*made.shape[:2], -1, shards[0].shape[-1])  # [b, S/s, (N + 2 K)/Y, H]
-    biases = [layer[matmul.bias.name] for matmul in kind.inputs if matmul.bias]
-    if biases:
-        made += jnp.concatenate(biases).astype(made.dtype)
-    n, k = (shard.shape[1] for shard in shards[:2])
-    q, k, v = jnp.split(made, [n, n + k], axis=2)
+    products = with_biases(kind.inputs, layer, runtime.products(y, shards))
+    q, k, v = (x.reshape(*x.shape[:2], -1, shards[0].shape[-1]) for x in map(in_order, products))
     positions = zigzag.own_positions(runtime.plan.batch.length, runtime.ways)
     q = rotate(kind.rotary, head_norm(kind.query_norm, layer, q, "heads"), positions)
     k = rotate(kind.rotary, head_norm(kind.key_norm, layer, k, "kv_heads"), positions)

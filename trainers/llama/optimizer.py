@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.network.mixture import BALANCE_BIAS
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Optimizer
 from trainers.llama.axes import COPY
@@ -81,14 +82,36 @@ def update(
 
     All arithmetic is in fp32; each result keeps the type of what it replaces.
     """
+    loads, gradients = gradients, without_loads(gradients)
     size = global_norm(gradients, shardings(plan.model))
     if plan.optimizer.clip_norm > 0:
         shrink = jnp.minimum(1.0, plan.optimizer.clip_norm / jnp.maximum(size, 1e-30))
         gradients = jax.tree.map(lambda g: g * shrink, gradients)
     wide = jax.tree.map(lambda p: p.astype(jnp.float32), parameters)
     changes, new_state = adamw(plan).update(gradients, state, wide)
-    new = optax.apply_updates(wide, changes)
+    new = balanced(plan, optax.apply_updates(wide, changes), loads)
     return _typed(new, parameters), _typed(new_state, state), size
+
+
+def without_loads(gradients: Parameters) -> Parameters:
+    """The gradients, zero for biases of routers: these have loads of experts in their place."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, g: jnp.zeros_like(g) if path[-1].key == BALANCE_BIAS else g, gradients
+    )
+
+
+def balanced(plan: Plan, parameters: Parameters, loads: Parameters) -> Parameters:
+    """The parameters, with each router's bias lower for experts above the mean load, and higher
+    for those below it.
+    """
+    step = plan.model.moe.balance_bias if plan.model.moe else None
+    if step is None:
+        return parameters
+    return jax.tree_util.tree_map_with_path(
+        lambda path, p, load: p - step * jnp.sign(load) if path[-1].key == BALANCE_BIAS else p,
+        parameters,
+        loads,
+    )
 
 
 def _typed(tree: Tree, like: Tree) -> Tree:

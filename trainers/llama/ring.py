@@ -7,128 +7,130 @@ their way. A product with a reduce-scatter sends partial sums while it computes 
 directions of the ring are used, Y/2 hops each. All hops but the first and the last are one loop: on
 thousands of chips the lists of senders and receivers are most of the program, once for each hop.
 
-Positions stay in the order of arrival; nothing is copied into place. An operation on each position
-alone can work in that order: `jax.tree.map` over Groups.
+Positions stay in the order of arrival, [Y, b, t, ...]: the chip's own, then those of the chips k
+behind and k ahead for k = 1, 2, ..., last the opposite chip's where Y is even. Each hop writes into
+one array, so that the gradient of a weight is one product of arrays that are already whole. An
+operation on each position alone can work in that order.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from trainers.llama.axes import TENSOR
 
-
-class Groups(NamedTuple):
-    """Everyone's positions. A pair joins the chips k behind and k ahead; there are h pairs."""
-
-    own: jax.Array  # [b, t, ...]
-    pairs: jax.Array | None = None  # [h - 1, b, 2 t, ...], k = 1, 2, ..., where h is over 1
-    last: jax.Array | None = None  # [b, 2 t, ...], k = h, where h is over 0
-    opposite: jax.Array | None = None  # [b, t, ...], where Y is even
+Pair = tuple[jax.Array, jax.Array]  # from behind, from ahead
+Whole = tuple[jax.Array, jax.Array]  # everyone's positions, and their products
 
 
 @jax.custom_vjp
-def all_gather_matmul(x: jax.Array, weight: jax.Array) -> Groups:
-    """Everyone's positions times a weight: x [b, t, D], weight [D, F] -> Groups of F."""
+def all_gather_matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Everyone's positions times a weight: x [b, t, D], weight [D, F] -> [Y, b, t, F]."""
     return _gather_and_multiply(x, weight)[1]
 
 
 @jax.custom_vjp
-def matmul_reduce_scatter(groups: Groups, weight: jax.Array) -> jax.Array:
-    """The sum of all products for own positions: Groups of F, weight [F, D] -> [b, t, D]."""
-    return _multiply_and_scatter(groups, weight)
+def matmul_reduce_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """The sum of all products for own positions: x [Y, b, t, F], weight [F, D] -> [b, t, D]."""
+    return _multiply_and_scatter(x, weight)
 
 
-def _gathered_forward(x: jax.Array, weight: jax.Array) -> tuple[Groups, Any]:
+def _gathered_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
     everyones, products = _gather_and_multiply(x, weight)
     return products, (everyones, weight)
 
 
-def _gathered_backward(saved: Any, gradients: Groups) -> tuple[jax.Array, jax.Array]:
+def _gathered_backward(saved: Any, gradients: jax.Array) -> tuple[jax.Array, jax.Array]:
     everyones, weight = saved
     return _multiply_and_scatter(gradients, weight.T), _weight_gradient(everyones, gradients)
 
 
-def _scattered_forward(groups: Groups, weight: jax.Array) -> tuple[jax.Array, Any]:
-    return matmul_reduce_scatter(groups, weight), (groups, weight)
+def _scattered_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
+    return matmul_reduce_scatter(x, weight), (x, weight)
 
 
-def _scattered_backward(saved: Any, gradient: jax.Array) -> tuple[Groups, jax.Array]:
-    groups, weight = saved
+def _scattered_backward(saved: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, weight = saved
     everyones, products = _gather_and_multiply(gradient, weight.T)
-    return products, _weight_gradient(groups, everyones)
+    return products, _weight_gradient(x, everyones)
 
 
 all_gather_matmul.defvjp(_gathered_forward, _gathered_backward)
 matmul_reduce_scatter.defvjp(_scattered_forward, _scattered_backward)
 
 
-def _weight_gradient(groups: Groups, gradients: Groups) -> jax.Array:
-    """Of weight [F, D], from Groups of F and gradients of D: one product, so one rounding."""
-    return _rows(groups).T @ _rows(gradients)
+def _weight_gradient(x: jax.Array, gradients: jax.Array) -> jax.Array:
+    """Of weight [F, D], from x [Y, b, t, F] and gradients [Y, b, t, D]: rounded once."""
+    return _rows(x).T @ _rows(gradients)
 
 
-def _rows(groups: Groups) -> jax.Array:
-    """Every position as a row: Groups of F -> [b T, F]."""
-    present = jax.tree.leaves(groups)
-    return jnp.concatenate([group.reshape(-1, group.shape[-1]) for group in present])
+def _rows(x: jax.Array) -> jax.Array:
+    """Every position as a row."""
+    return x.reshape(-1, x.shape[-1])
 
 
-def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[Groups, Groups]:
+def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Everyone's positions, and each times the weight while the next are on their way."""
-    Pair = tuple[jax.Array, jax.Array]
-
-    def hop(arrived: Pair, _: None) -> tuple[Pair, Pair]:
-        pair = jnp.concatenate(arrived, axis=1)
-        return (_receive(arrived[0], 1), _receive(arrived[1], -1)), (pair, pair @ weight)
-
     ways = jax.lax.axis_size(TENSOR)
-    hops = (ways - 1) // 2
-    positions, products = Groups(x), Groups(x @ weight)
-    arrived = x, x
+    if ways == 1:
+        return x[None], (x @ weight)[None]
+
+    def put(whole: Whole, arrived: jax.Array, slot: Any) -> Whole:
+        positions, products = whole
+        return (
+            jax.lax.dynamic_update_slice_in_dim(positions, arrived, slot, 0),
+            jax.lax.dynamic_update_slice_in_dim(products, arrived @ weight, slot, 0),
+        )
+
+    def hop(state: tuple[Whole, Pair], k: jax.Array) -> tuple[tuple[Whole, Pair], None]:
+        whole, arrived = state
+        after = _receive(arrived[0], 1), _receive(arrived[1], -1)
+        return (put(whole, jnp.stack(arrived), 2 * k - 1), after), None
+
+    hops, arrived = (ways - 1) // 2, (x, x)
     if hops:
         arrived = _receive(x, 1), _receive(x, -1)
+    widths = x.shape[-1], weight.shape[-1]
+    empty = [jax.lax.empty((ways, *x.shape[:-1], width), x.dtype) for width in widths]
+    whole = put((empty[0], empty[1]), x[None], 0)
     if hops > 1:
-        arrived, (pairs, made) = jax.lax.scan(hop, arrived, length=hops - 1)
-        positions, products = positions._replace(pairs=pairs), products._replace(pairs=made)
+        (whole, arrived), _ = jax.lax.scan(hop, (whole, arrived), jnp.arange(1, hops))
+    last = _receive(arrived[0], 1) if ways % 2 == 0 else None
     if hops:
-        last = jnp.concatenate(arrived, axis=1)
-        positions, products = positions._replace(last=last), products._replace(last=last @ weight)
-    if ways % 2 == 0:
-        opposite = _receive(arrived[0], 1)
-        positions = positions._replace(opposite=opposite)
-        products = products._replace(opposite=opposite @ weight)
-    return positions, products
+        whole = put(whole, jnp.stack(arrived), 2 * hops - 1)
+    if last is not None:
+        whole = put(whole, last[None], ways - 1)
+    return whole
 
 
-def _multiply_and_scatter(groups: Groups, weight: jax.Array) -> jax.Array:
+def _multiply_and_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
     """The sum of all chips' products for this chip: the farthest are sent first.
 
     A partial sum travels while the next product is computed.
     """
+    ways = jax.lax.axis_size(TENSOR)
+    hops = (ways - 1) // 2
 
-    def sides(pair: jax.Array) -> list[jax.Array]:
-        return jnp.split(pair @ weight, 2, axis=1)
+    def sides(k: Any) -> Pair:
+        pair = jax.lax.dynamic_slice_in_dim(x, 2 * k - 1, 2) @ weight
+        return pair[0], pair[1]
 
-    def hop(waiting: list[jax.Array], pair: jax.Array) -> tuple[list[jax.Array], None]:
-        came = _receive_sums(waiting)
-        return jax.tree.map(jnp.add, sides(pair), came), None
+    def hop(waiting: Pair, k: jax.Array) -> tuple[Pair, None]:
+        behind, ahead = sides(k)
+        return (behind + _receive(waiting[0], -1), ahead + _receive(waiting[1], 1)), None
 
-    waiting: list[jax.Array] = []
-    if groups.opposite is not None:
-        waiting = [groups.opposite @ weight]
-    if groups.last is not None:
-        behind, ahead = sides(groups.last)
-        waiting = [sum(_receive_sums(waiting), behind), ahead]
-    if groups.pairs is not None:
-        waiting, _ = jax.lax.scan(hop, waiting, groups.pairs, reverse=True)
-    return sum(_receive_sums(waiting), groups.own @ weight)
-
-
-def _receive_sums(waiting: list[jax.Array]) -> list[jax.Array]:
-    """The waiting sums that reach this chip: those for behind, then those for ahead."""
-    return [_receive(x, step) for x, step in zip(waiting, (-1, 1), strict=False)]
+    if ways <= 2:
+        own = x[0] @ weight
+        return own if ways == 1 else own + _receive(x[1] @ weight, 1)
+    opposite = x[-1] @ weight if ways % 2 == 0 else None
+    behind, ahead = sides(hops)
+    if opposite is not None:
+        behind = behind + _receive(opposite, -1)
+    waiting = behind, ahead
+    if hops > 1:
+        waiting, _ = jax.lax.scan(hop, waiting, jnp.arange(1, hops), reverse=True)
+    return x[0] @ weight + _receive(waiting[0], -1) + _receive(waiting[1], 1)
 
 
 def _receive(x: jax.Array, step: int) -> jax.Array:
@@ -138,43 +140,34 @@ def _receive(x: jax.Array, step: int) -> jax.Array:
 
 
 @jax.custom_vjp
-def in_order(groups: Groups) -> jax.Array:
-    """Groups -> [b, T, ...], chip after chip."""
-    own, pairs, last, opposite = groups
-    if last is None and opposite is None:
-        return own
-    ahead, behind = [own[None]], list[jax.Array]()
-    for nearest_first in (pairs, None if last is None else last[None]):
-        if nearest_first is not None:
-            sides = jnp.split(nearest_first, 2, axis=2)
-            ahead.append(sides[1])
-            behind.insert(0, sides[0][::-1])
-    if opposite is not None:
-        ahead.append(opposite[None])
-    by_distance = jnp.concatenate(ahead + behind)  # [Y, b, t, ...]
+def in_order(x: jax.Array) -> jax.Array:
+    """[Y, b, t, ...] in order of arrival -> [b, T, ...], chip after chip."""
+    ways = x.shape[0]
+    if ways == 1:
+        return x[0]
+    by_distance = jnp.concatenate([x[slot][None] for slot in _slots(ways)])
     chips = jnp.roll(by_distance, jax.lax.axis_index(TENSOR), axis=0)
     return jnp.moveaxis(chips, 0, 1).reshape(chips.shape[1], -1, *chips.shape[3:])
 
 
 @jax.custom_vjp
-def in_arrival_order(x: jax.Array) -> Groups:
-    """[b, T, ...], chip after chip -> Groups."""
+def in_arrival_order(x: jax.Array) -> jax.Array:
+    """[b, T, ...], chip after chip -> [Y, b, t, ...] in order of arrival."""
     ways = jax.lax.axis_size(TENSOR)
     if ways == 1:
-        return Groups(x)
-    hops = (ways - 1) // 2
+        return x[None]
     chips = jnp.moveaxis(x.reshape(x.shape[0], ways, -1, *x.shape[2:]), 1, 0)
     by_distance = jnp.roll(chips, -jax.lax.axis_index(TENSOR), axis=0)
-    pairs = jnp.concatenate([by_distance[: -hops - 1 : -1], by_distance[1 : hops + 1]], axis=2)
-    return Groups(
-        own=by_distance[0],
-        pairs=pairs[:-1] if hops > 1 else None,
-        last=pairs[-1] if hops else None,
-        opposite=by_distance[ways // 2] if ways % 2 == 0 else None,
-    )
+    slots = _slots(ways)
+    return jnp.concatenate([by_distance[slots.index(slot)][None] for slot in range(ways)])
 
 
-in_order.defvjp(lambda groups: (in_order(groups), None), lambda _, dx: (in_arrival_order(dx),))
-in_arrival_order.defvjp(
-    lambda x: (in_arrival_order(x), None), lambda _, groups: (in_order(groups),)
-)
+def _slots(ways: int) -> list[int]:
+    """Where the positions of the chips 0, 1, 2, ... ahead are in the order of arrival."""
+    hops = (ways - 1) // 2
+    ahead, behind = range(2, 2 * hops + 1, 2), range(2 * hops - 1, 0, -2)
+    return [0, *ahead, *([ways - 1] if ways % 2 == 0 else []), *behind]
+
+
+in_order.defvjp(lambda x: (in_order(x), None), lambda _, dx: (in_arrival_order(dx),))
+in_arrival_order.defvjp(lambda x: (in_arrival_order(x), None), lambda _, dx: (in_order(dx),))

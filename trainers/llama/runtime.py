@@ -5,14 +5,16 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Network, Scores
 from orchestrator.types.plan import Plan
 from trainers.llama.attention import Attend
-from trainers.llama.axes import SEQUENCE, WEIGHTS, WEIGHTS_OF_EXPERTS
+from trainers.llama.axes import SEQUENCE, TENSOR, WEIGHTS, WEIGHTS_OF_EXPERTS
 from trainers.llama.collectives import gather_matrix
 from trainers.llama.grouped import Grouped
+from trainers.llama.ring import all_gather_matmul
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 
@@ -41,12 +43,20 @@ class Runtime:
         """The same for matrices of this chip's experts."""
         return self._gathered(shard, dimension, WEIGHTS_OF_EXPERTS)
 
+    def products(self, y: jax.Array, shards: list[jax.Array]) -> list[jax.Array]:
+        """Products [Y, b, S/(s Y), F] of y [b, S/(s Y), D] and matrices [D/X, ...], each of size F.
+
+        Over a ring they are one product, which hides the hops. Without a ring that would only cost
+        copies: to join the matrices, to part the results, and to join their gradients.
+        """
+        matrices = [shard.reshape(shard.shape[0], -1) for shard in shards]
+        if jax.lax.axis_size(TENSOR) == 1:
+            return [all_gather_matmul(y, self.gather_matrix(one, 0)) for one in matrices]
+        joined = all_gather_matmul(y, self.gather_matrix(jnp.concatenate(matrices, axis=1), 0))
+        ends = np.cumsum([one.shape[1] for one in matrices])
+        return jnp.split(joined, ends[:-1], axis=-1)
+
     def _gathered(self, shard: jax.Array, dimension: int, axes: tuple[str, ...]) -> jax.Array:
         precision = self.plan.precision
         types = DTYPES[precision.compute], DTYPES[precision.gradients]
         return gather_matrix(shard, dimension, *types, axes)
-
-
-def concatenate_matrices(shards: list[jax.Array]) -> jax.Array:
-    """Matrices [D/X, ...] with the same input, as one: they travel and multiply together."""
-    return jnp.concatenate([shard.reshape(shard.shape[0], -1) for shard in shards], axis=1)

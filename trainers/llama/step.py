@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
 from orchestrator.types.plan import Plan
@@ -34,6 +35,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     """The program of a plan on a mesh."""
     mesh = with_copies(mesh, plan.model.kv_heads)
     ways = plan.mesh[SEQUENCE]
+    check_precision(plan)
     compute = DTYPES[plan.precision.compute]
     platform = _platform(mesh)
     kernel = partial(attention, platform, compute, plan.batch.length, ways)
@@ -55,6 +57,16 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         table_rows={table.name: plan.model.vocab for table in decoder(plan.model).tables},
         model_flops_per_step=flops.model_flops_per_step(plan.model, plan.batch),
     )
+
+
+def check_precision(plan: Plan) -> None:
+    """Refuse types of matmuls that can be planned only."""
+    compute = plan.precision.compute
+    if compute not in DTYPES:
+        raise SpecError(
+            f"experiment.precision.compute {compute} can be planned, not trained: trainer"
+            f" {plan.trainer} multiplies in {' or '.join(DTYPES)}"
+        )
 
 
 def arrange(ways: int, tokens: np.ndarray) -> dict[str, np.ndarray]:
