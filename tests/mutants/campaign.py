@@ -69,6 +69,8 @@ PACKAGES = (
             *("tests/test_boundary.py", "tests/test_read_only.py"),
             *("tests/test_journal_damage.py", "tests/test_journal_syncs.py"),
             *("tests/test_exact_limits.py", "tests/test_fence.py", "tests/test_step_table.py"),
+            "tests/test_journal_corners.py",
+            "tests/test_evict.py",
         ),
         without=(
             "tests/test_journal_kills.py::test_a_kill_at_any_change_loses_nothing",
