@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.errors import JournalUnreadable, Superseded, UnknownRun
-from orchestrator.journal import event_log, files, listing
+from orchestrator.errors import JournalUnreadable, RunIsLive, Superseded, UnknownRun
+from orchestrator.journal import event_log, files, listing, step_log
 from tests.journals import claimed_run, tiny_plan, write_steps
 from tests.test_journal_drivers import lose_driver
 from tests.test_journal_heartbeat import beat, watched
@@ -88,6 +88,31 @@ def test_removing_a_study_removes_its_runs_and_no_other(tmp_path: Path) -> None:
     claimed_run(tmp_path, key="another")
     journal.remove_study(study)
     assert [path.name for path in tmp_path.iterdir()] == ["another"]
+
+
+def test_a_study_with_an_active_run_is_not_removed(tmp_path: Path) -> None:
+    """Nothing of it is."""
+    study = opened_study(tmp_path)
+    first = claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run)
+    first.end_run("failed")
+    second = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
+    with pytest.raises(RunIsLive):
+        journal.remove_study(study)
+    assert study.path.exists()
+    assert [one.run().state for one in (first, second)] == ["failed", "starting"]
+
+
+def test_steps_in_another_order_have_another_sum(tmp_path: Path) -> None:
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan())
+    write_steps(writer.journal.path, number, range(3))
+    before = step_log.written_steps(writer.journal.path, number)
+    path = writer.journal.paths.steps(number)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[1], lines[0], lines[2]]))
+    after = step_log.written_steps(writer.journal.path, number)
+    assert (after.lines, after.bytes) == (before.lines, before.bytes)
+    assert after.sha256 != before.sha256
 
 
 @pytest.mark.parametrize(("more", "told"), [(0, None), (1, "and 1 more")])
