@@ -243,10 +243,11 @@ class Campaign:
 
 
 def standing(results: dict[str, Result], package: Package) -> list[tuple[Mutant, Result]]:
-    """The mutants of a package with a result that says what would happen now."""
-    tests_digest = digest_of(ROOT / name for name in package.tests)
+    """The mutants of a package with a result of their function as it is. One that survived counts
+    until it is tried again.
+    """
     pairs = [(one, results[one.key]) for one in all_mutants(package) if one.key in results]
-    return [(one, result) for one, result in pairs if result.counts(one, tests_digest)]
+    return [(one, result) for one, result in pairs if result.digest == one.digest]
 
 
 def table(results: dict[str, Result]) -> str:
