@@ -221,8 +221,13 @@ def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps:
         optimizer=replace(full.optimizer, warmup_steps=warmup),
         remat=plan.remat,
         compiler_options={},
-        data=full.data if same_vocab else DataSource(),
+        data=full.data if same_vocab else DataSource(separator=_separator(full.data, model)),
     )
+
+
+def _separator(data: DataSource, model: Model) -> int | None:
+    """A token of the smaller vocabulary, so that documents are rehearsed too."""
+    return None if data.separator is None else data.separator % model.vocab
 
 
 def _changes(plan: Plan, copy: Plan) -> Iterator[str]:

@@ -168,6 +168,15 @@ class DataSource:
             "tokens/manifest.json",
         ),
     ] = None
+    separator: Annotated[
+        NonNegativeInteger | None,
+        about(
+            "The token that ends each document. A token then attends to its own document alone,"
+            " and nothing is predicted from a document's end; when left out, a sequence is one"
+            " document.",
+            128_001,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

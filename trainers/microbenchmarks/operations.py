@@ -111,7 +111,7 @@ def attend(dtype: Any, head_dim: int, amount: float) -> Work:
     tensor = jnp.full((1, LENGTH, heads, head_dim), SMALL, dtype)
 
     def body(arrays: Any) -> Any:
-        y, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, None), *arrays)
+        y, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, None, None), *arrays)
         return jax.tree.map(lambda x, dx: x + SMALL * dx, arrays, backward(y))
 
     return body, (tensor,) * 3, heads * head_flops
