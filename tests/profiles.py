@@ -7,7 +7,7 @@ from orchestrator.calibrate.profile_store import SCHEMA
 from orchestrator.plan.calibrated import shape_digest
 from orchestrator.types.chip_profile import ChipProfile, Machine, Operation, Timing
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec_fields import DType
+from orchestrator.types.spec_fields import DType, MatmulType
 
 MACHINE = Machine(
     platform="cpu",
@@ -53,7 +53,7 @@ def device_timings() -> tuple[Timing, ...]:
     )
 
 
-def flat(operation: Operation, dtype: DType, head_dim: int = 0) -> Timing:
+def flat(operation: Operation, dtype: MatmulType, head_dim: int = 0) -> Timing:
     """The same rate for every amount."""
     points = tuple((amount, amount / PER_S) for amount in (1.0, 1e3, 1e9))
     return Timing(operation=operation, dtype=dtype, points=points, spread=0.1, head_dim=head_dim)

@@ -49,6 +49,8 @@ PARAMETERS = {
     "mistral-7b": 7_248_023_552,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
+    "qwen3-8b": 8_190_735_360,
+    "gemma3-27b": 27_009_346_304,  # as the text model of tests/huggingface_configs.py
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
 }
@@ -132,7 +134,7 @@ def quantities(value: Any, path: str) -> Iterator[tuple[str, Quantity]]:
 
 
 def tensors(model: Model) -> list[tuple[int, ...]]:
-    """The shape of every tensor of a Llama, or of a mixture of experts, written out."""
+    """The shape of every tensor of a Llama, a mixture, a Qwen3 or a Gemma 3, written out."""
     width, query, kv = model.d_model, model.heads * model.head_dim, model.kv_heads * model.head_dim
     attention: list[tuple[int, ...]] = [(width, query), (width, kv), (width, kv), (query, width)]
     mlp = [(width, model.d_ff), (width, model.d_ff), (model.d_ff, width)]
@@ -142,7 +144,8 @@ def tensors(model: Model) -> list[tuple[int, ...]]:
         mlp = [*expert * model.moe.experts, (width, model.moe.experts)]
     if model.qk_norm == "head":
         attention += [(model.head_dim,), (model.head_dim,)]
-    layer = [*attention, *mlp, (width,), (width,)]
+    norms = [(width,)] * (4 if model.norm_placement == "both" else 2)
+    layer = [*attention, *mlp, *norms]
     vocabulary = [(model.vocab, width)] if model.tied else [(model.vocab, width)] * 2
     return [*vocabulary, *layer * model.layers, (width,)]
 

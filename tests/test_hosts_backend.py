@@ -23,7 +23,7 @@ from orchestrator.launch.backend import (
     RunNeeds,
     WorkerArgs,
 )
-from orchestrator.launch.hosts.host import environment
+from orchestrator.launch.hosts.host_process import environment
 from orchestrator.launch.hosts.hosts_backend import HostsBackend, MeetingClient, end, start_host
 from orchestrator.launch.hosts.meeting import VARIABLE, HostName, Meeting, Order
 from orchestrator.plan.planner import make_plan

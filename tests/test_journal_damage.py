@@ -13,7 +13,10 @@ import pytest
 from orchestrator import journal
 from orchestrator.errors import JournalDamaged, RunIsLive
 from orchestrator.journal import Journal, event_chain
+from orchestrator.lifecycle.requests import Caller
+from orchestrator.lifecycle.resume import resume
 from orchestrator.lifecycle.run_health import run_health
+from orchestrator.types.submit_options import SubmitOptions
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run, failed_once, reason, run_request, tiny_plan, write_steps
 
@@ -73,7 +76,7 @@ def test_each_changed_event_shows_and_stops_a_resume(tmp_path: Path, number: int
         run.paths.events / f"{number:06d}.json", lambda text: text.replace(b'"at_s":', b'"at_s":1')
     )
     assert any(f"events/{number:06d}.json" in one for one in run.run().problems)
-    with pytest.raises(JournalDamaged, match="orch doctor it"):
+    with pytest.raises(JournalDamaged, match=r"orch doctor .*/it"):
         journal.claim_run(run, resumes=True)
 
 
@@ -267,6 +270,26 @@ def test_what_cannot_be_made_again_is_told(tmp_path: Path) -> None:
     assert [kind for kind, one in found.items() if one.stops] == ["spec", "checkpoint"]
     assert not any(one.repairable for one in found.values())
     assert "6 steps" in found["steps"].advice
+
+
+def test_a_resume_is_refused_before_it_starts_a_cluster(tmp_path: Path) -> None:
+    """Where checkpoints were saved and none is left, it would begin anew in silence."""
+    run = abandoned_run(tmp_path)
+    shutil.rmtree(run.path / "checkpoints")
+    with pytest.raises(JournalDamaged, match="no checkpoint is left of those that were saved"):
+        resume(run, tmp_path, None, SubmitOptions(), Caller())
+    [found] = run_health(run).findings
+    assert (found.kind, found.stops, found.repairable) == ("checkpoint", True, False)
+    last_event(run).unlink()
+    with pytest.raises(JournalDamaged, match="is missing"):
+        resume(run, tmp_path, None, SubmitOptions(), Caller())
+
+
+def test_a_damaged_checkpoint_beside_a_whole_one_stops_nothing(tmp_path: Path) -> None:
+    run = abandoned_run(tmp_path)
+    (run.path / "checkpoints/8-claim-2-attempt-1/sha256.json").write_bytes(b"{ }")
+    [found] = run_health(run).findings
+    assert (found.kind, found.stops) == ("checkpoint", False)
 
 
 def test_a_run_that_is_driven_is_not_repaired(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_an_unknown_rank_or_attempt_is_an_error(orch: RunOrch, tmp_path: Path) -
     claimed_run(tmp_path, key="silent").journal.paths.driver_log(2).touch()
     done = orch("logs", "silent", *storage)
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "silent has left no log\n"
+    assert done.stderr == "silent: no process has written a log yet\n"
 
 
 def followed(storage: Path, *options: str) -> subprocess.Popen[str]:

@@ -5,13 +5,16 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from orchestrator import journal
+from orchestrator.journal import liveness
 from orchestrator.launch.ray import process_tree
 from orchestrator.types.spec import Pods
 from tests.chaos.faults import emulated, losses, small_spec
 from tests.clusters import eventually
-from tests.test_named_cluster import standing
+from tests.test_named_cluster import LIMIT_S, V5P, standing
 
 
 @pytest.mark.chaos
@@ -113,3 +116,33 @@ def test_agents_may_start_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with standing("2x2x1", 2) as cluster:
         assert cluster.address
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("with_its_attempt", [False, True])
+def test_a_run_is_taken_over_from_a_driver_that_was_stopped(
+    tmp_path: Path, with_its_attempt: bool
+) -> None:
+    """Its ranks hold the slices that the new driver needs; so does the process that started them,
+    which may be stopped too. The new driver gets them, and the run ends with each step once.
+    """
+    with standing("2x2x1", 2) as cluster:
+        more = (*V5P, "--yes", "--detach", "--steps", "60", "--set", "run.checkpoint.every=5")
+        submitted = cluster.orch(*cluster.submit(tmp_path, *more))
+        assert submitted.returncode == 0, submitted.stderr
+        [recorded] = journal.list_journals(tmp_path)
+        eventually(lambda: recorded.run().steps_done > 6, LIMIT_S)
+        driver = recorded.run().driver
+        assert driver
+        process = psutil.Process(driver.pid)
+        for one in (process, *(process.children() if with_its_attempt else ())):
+            one.suspend()
+        eventually(lambda: recorded.run().state == "lost", 60)
+        resumed = cluster.orch("resume", str(recorded.path), "--yes")
+        assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+        assert liveness.is_gone(driver)
+    run = recorded.run()
+    assert (run.state, run.problems) == ("succeeded", ())
+    assert [one.reason for one in run.attempts] == ["lost", "finished"]
+    assert run.attempts[1].restored_steps == run.attempts[0].saved_steps
+    assert len(losses(recorded)) == 60

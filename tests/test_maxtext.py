@@ -159,7 +159,7 @@ def test_every_named_policy_becomes_one(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("quantization=fp8_full", "quantization"),
+        ("quantization=nanoo_fp4", "quantization"),
         ("opt_type=sgd", "opt_type"),
         ("attention=dot_product", "attention"),
         ("remat_policy=clever", "remat_policy"),
@@ -181,13 +181,21 @@ def test_what_no_spec_can_say_is_refused_by_name(text: str, key: str) -> None:
 
 
 def test_all_problems_are_told_at_once_with_their_lines() -> None:
-    text = "model_name: llama2-7b\nopt_type: sgd\nquantization: int8\n"
+    text = "model_name: llama2-7b\nopt_type: sgd\nattention: dot_product\n"
     with pytest.raises(RecipeProblems) as error:
         convert(read_recipe([("r.yml", text)]), "v5e-256")
     assert [problem.partition(": ")[0] for problem in error.value.problems] == [
         "r.yml:2",
         "r.yml:3",
     ]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "compute"), [("''", "bf16"), ("fp8_full", "fp8"), ("int8", "int8")]
+)
+def test_quantized_matmuls_have_a_type_of_their_own(quantization: str, compute: str) -> None:
+    spec = words(f"quantization={quantization}")
+    assert spec["experiment"]["precision"]["compute"] == compute
 
 
 def test_chips_must_be_named_somewhere() -> None:

@@ -194,6 +194,14 @@ MIXTURES: list[dict[str, Any]] = [
     {"capacity_factor": 1.25},
     {"shared_experts": 1, "dense_layers": 1},
 ]
+SHARED_EXPERTS: dict[str, Any] = {
+    "expert": 4, "fsdp": 2, "data": 2, "gradient_reduction": "per_layer"
+}  # fmt: skip
+# The vectors of norms, biases and sinks: split over `tensor`, copied with kv heads, or neither.
+VECTORS: dict[str, Any] = {
+    "norm_placement": "both", "norm": "layer", "qk_norm": "heads", "sinks": True,
+    "qkv_bias": True, "output_bias": True, "mlp_bias": True, "window": 8, "window_pattern": "LG",
+}  # fmt: skip
 BF16 = Precision(parameters="fp32", compute="bf16", gradients="bf16", optimizer="fp32")
 # What a device sends in a call, of the bytes that it puts in, over so many ways.
 SENT: dict[str, Callable[[int], float]] = {
@@ -215,8 +223,14 @@ def test_every_byte_of_the_traced_step_is_in_the_ledger(shape: dict[str, Any]) -
 def test_every_byte_of_a_mixture_is_in_the_ledger(changes: dict[str, Any]) -> None:
     """Weights of all experts, gradients of routers over `tensor`, and tokens over `expert`."""
     moe = MixtureOfExperts(**{"experts": 8, "top_k": 2, "d_ff": 64} | changes)
-    for shape in (SHAPES[0], {"expert": 4, "fsdp": 2, "data": 2}):
+    for shape in (SHAPES[0], SHARED_EXPERTS):
         check_bytes(plan_of(replace(TINY, moe=moe), precision=BF16, **shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_byte_of_vectors_is_in_the_ledger(shape: dict[str, Any]) -> None:
+    """Gradients of biases are reduced over the devices that repeat them."""
+    check_bytes(plan_of(replace(TINY, **VECTORS), precision=BF16, **shape))
 
 
 def check_bytes(plan: Plan) -> None:
@@ -233,8 +247,11 @@ def check_bytes(plan: Plan) -> None:
     for (kind, dtype, axes, size), calls in count_collectives(
         program.step.trace(program.state, program.batch).jaxpr.jaxpr
     ).items():
-        if dtype == "bf16":
-            traced[axes] += calls * size * SENT[kind](ways[axes])
+        # Vectors of kv heads are copied as the heads are; the ledger names the other axes alone.
+        of_vector = len(axes) > 1 and axes[-1] == "copies" and "tensor" not in axes
+        named = axes[:-1] if of_vector else axes
+        if dtype == "bf16" and (moved := SENT[kind](ways.get(named, 1))):
+            traced[named] += calls * size * moved
     assert traced == counted
 
 

@@ -22,6 +22,7 @@ from orchestrator.plan.ranking import (
     OFFLOAD_GAIN,
     SAME,
     TIE,
+    RankedChoice,
     best_choices,
     expected_s_per_token,
     kinds_of,
@@ -433,6 +434,13 @@ def test_waits_that_accumulation_would_spare_are_a_warning() -> None:
     assert accumulating.batch.microbatches == figures["microbatches"] == 2
     assert accumulating.forecast.step_s.expected == pytest.approx(figures["expected_s"], rel=0.01)
     assert not any(one.code == "accumulation_faster" for one in accumulating.warnings)
+    shown = [one.choice.microbatches for one in ranked_for(spec, 3)]
+    assert (shown[0], shown[-1]) == (1, 2)
+
+
+def ranked_for(spec: Spec, most: int) -> list[RankedChoice]:
+    request = search_request(spec)
+    return ranked_choices(request, search(request).candidates, most)
 
 
 def with_microbatches(spec: Spec, microbatches: int) -> Spec:

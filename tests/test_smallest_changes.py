@@ -73,17 +73,17 @@ def edit(copy: Path, path: str, before: str, addition: str) -> None:
     file.write_text(text.replace(before, addition + before, 1), encoding="utf-8")
 
 
-def test_an_mlp_is_a_row(copy: Path) -> None:
-    """Its matmuls; a key of the spec selects it, and the plan counts its parameters."""
-    edit(copy, "types/spec.py", "    tied: Annotated", '    mlp: str = "gelu"\n')
-    edit(copy, "network/mlp.py", '    "gelu"', '    "bilinear": ("gate", "up"),\n')
+def test_an_mlp_is_its_matmuls(copy: Path) -> None:
+    """A key of the spec selects them, and the plan counts their parameters."""
+    edit(copy, "types/model.py", "    tied: Annotated", "    bilinear: bool = False\n")
     mlp = copy / "orchestrator" / "network" / "mlp.py"
-    text = mlp.read_text(encoding="utf-8").replace('else "gelu"', "else model.mlp")
-    mlp.write_text(text, encoding="utf-8")
+    text = mlp.read_text(encoding="utf-8")
+    assert "if model.gated else TENSORS[1:]" in text
+    mlp.write_text(text.replace("if model.gated", "if model.gated or model.bilinear"), "utf-8")
     shape = "layers: 2, d_model: 128, d_ff: 512, heads: 8, kv_heads: 4, head_dim: 16, vocab: 512"
     plain, bilinear = (
-        planned(copy, f"experiment.model={{{shape}, gated: false, mlp: {kind}}}")
-        for kind in ("gelu", "bilinear")
+        planned(copy, f"experiment.model={{{shape}, gated: false, bilinear: {kind}}}")
+        for kind in ("false", "true")
     )
     assert "492.2K parameters" in plain
     assert "623.2K parameters" in bilinear  # one more matrix of 128 x 512 in each of two layers
@@ -91,16 +91,16 @@ def test_an_mlp_is_a_row(copy: Path) -> None:
 
 def test_a_mesh_axis_is_an_entry_with_its_collective(copy: Path) -> None:
     """The spec names it, the search places it on the torus, the ledger has its line."""
-    edit(copy, "types/spec.py", "    fsdp: Annotated", "    expert: AxisSize | None = None\n")
-    entry = '    Parallelism("expert", links=("ici",), exchanges=("gradient_reduction",)),\n'
+    edit(copy, "types/spec.py", "    fsdp: Annotated", "    lane: AxisSize | None = None\n")
+    entry = '    Parallelism("lane", links=("ici",), exchanges=("gradient_reduction",)),\n'
     edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp"', entry)
-    edit(copy, "network/mesh_axes.py", '"fsdp"),\n    "length"', '"expert", ')
-    edit(copy, "network/mesh_axes.py", '    "weights": ', '    "expert": ("expert",),\n')
-    line = '        exchange("expert reduction", REDUCE, GROUPS["expert"], payload, whole),\n'
+    edit(copy, "network/mesh_axes.py", '"fsdp"),\n    "length"', '"lane", ')
+    edit(copy, "network/mesh_axes.py", '    "weights": ', '    "lane": ("lane",),\n')
+    line = '        exchange("lane reduction", REDUCE, GROUPS["lane"], payload, whole),\n'
     edit(copy, "plan/collectives.py", '        exchange("data scatter"', line)
-    screen = planned(copy, "resources.mesh.expert=2")
-    assert "expert 2 (y)" in screen
-    assert "expert reduction  ici expert" in screen
+    screen = planned(copy, "resources.mesh.lane=2")
+    assert "lane 2 (y)" in screen
+    assert "lane reduction ici lane" in " ".join(screen.split())
 
 
 def test_a_mesh_axis_between_slices_is_an_entry(copy: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_mesh_axis_between_slices_is_an_entry(copy: Path) -> None:
     )
     entry = '    Parallelism("layer_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),\n'
     edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp_dcn"', entry)
-    edit(copy, "network/mesh_axes.py", '"fsdp_dcn", "data", "fsdp"),\n', '"layer_dcn", ')
+    edit(copy, "network/mesh_axes.py", '"fsdp_dcn", "data", ', '"layer_dcn", ')
     edit(copy, "network/mesh_axes.py", '"fsdp_dcn"),\n', '"layer_dcn", ')
     mesh = "resources.mesh={layer_dcn: 2, fsdp_dcn: 2}"
     screen = planned(copy, "resources.pods=8", mesh)

@@ -81,6 +81,14 @@ def test_an_unknown_trainer_and_pods_in_the_wrong_order_have_their_codes(tmp_pat
     assert "llama" in problems[1].fields["known"]
 
 
+def test_a_separator_is_a_token_of_the_vocabulary(tmp_path: Path) -> None:
+    """By name or by shape, the model has the vocabulary."""
+    path = write(tmp_path, MINIMAL)
+    [problem] = problems_of(path, "experiment.data.separator=128256")
+    assert (problem.code, problem.key) == ("no-such-token", "experiment.data.separator")
+    assert spec.load(path, ("experiment.data.separator=128255",)).experiment.data.separator
+
+
 @pytest.mark.parametrize("gated", [True, False])
 def test_remat_names_tensors_that_the_model_has(tmp_path: Path, gated: bool) -> None:
     """An MLP without a gate has none to keep."""

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.network.rematerialization import POLICIES, text_of
 from orchestrator.types.model import RopeScaling
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Optimizer, Precision, Remat, TensorTreatments
+from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat, TensorTreatments
 from tests import trainer_reference
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import (
@@ -148,6 +148,18 @@ def test_windows_and_patterns_of_layers_give_the_reference(name: str) -> None:
     check_against_reference(
         plan_of(model, data=2, sequence=2, tensor=2, gradient_reduction="per_layer")
     )
+
+
+@pytest.mark.parametrize(
+    "mesh", [{}, {"pods": 2, "sequence": 2, "tensor": 2, "microbatches": 2}], ids=str
+)
+def test_documents_in_a_row_give_the_reference(mesh: dict[str, Any]) -> None:
+    """Tokens see their own document alone, and its end predicts nothing; the mean is over the
+    predicted tokens of all chips.
+    """
+    one_document = plan_of(replace(TINY, vocab=16), **mesh)
+    taken = check_against_reference(replace(one_document, data=DataSource(separator=3)))
+    assert taken.metrics["loss"] != pytest.approx(expected(one_document)[0], rel=1e-3)
 
 
 PADDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

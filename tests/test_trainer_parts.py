@@ -27,6 +27,7 @@ from trainers.llama.blockwise import blockwise
 from trainers.llama.collectives import all_gather, reduce_scatter
 from trainers.llama.optimizer import learning_rate
 from trainers.llama.splash import ZigzagMask, splash
+from trainers.llama.step import arrange
 
 Tree = Any
 
@@ -75,6 +76,18 @@ def test_words_are_arranged_with_the_words_that_follow() -> None:
     places = [0, 1, 6, 7, 2, 3, 4, 5]
     assert arranged["inputs"].tolist() == [places, [9 + place for place in places]]
     assert (arranged["targets"] == arranged["inputs"] + 1).all()
+
+
+def test_words_are_arranged_with_their_documents() -> None:
+    """A separator is the last word of its document, and no word comes after it."""
+    row = np.array([[5, 3, 6, 7, 3, 3, 8, 9, 1]])
+    arranged = arrange(1, 3, row)
+    assert arranged["inputs"].tolist() == [[5, 3, 6, 7, 3, 3, 8, 9]]
+    assert arranged["targets"].tolist() == [[3, -1, 7, 3, -1, -1, 9, 1]]
+    assert arranged["documents"].tolist() == [[0, 0, 1, 1, 1, 2, 3, 3]]
+    places = zigzag.order(8, 2)
+    apart = arrange(2, 3, row)
+    assert all((apart[name] == arranged[name][:, places]).all() for name in arranged)
 
 
 # --- what travels
@@ -154,7 +167,9 @@ def differentiated(attend: Any, ways: int, sinks: Any = None) -> Callable[..., T
 
     def body(q: jax.Array, k: jax.Array, v: jax.Array, dy: jax.Array) -> Tree:
         def whole_sequences(q: jax.Array, k: jax.Array, v: jax.Array, sinks: Any) -> jax.Array:
-            return jnp.asarray(attend(q, zigzag.gather(k, ways), zigzag.gather(v, ways), sinks))
+            return jnp.asarray(
+                attend(q, zigzag.gather(k, ways), zigzag.gather(v, ways), sinks, None)
+            )
 
         out, back = jax.vjp(whole_sequences, q, k, v, sinks)
         *gradients, of_sinks = back(dy)
@@ -183,10 +198,40 @@ def test_splash_is_blockwise_attention(
     assert largest_difference(found, right) < 1e-5
 
 
+@pytest.mark.parametrize("ways", [1, 2])
+def test_splash_keeps_documents_apart_as_blockwise_does(ways: int) -> None:
+    """Values and gradients, for documents that end anywhere."""
+    length = 512
+    places = zigzag.order(length, ways)
+    numbers = np.cumsum(np.random.default_rng(2).random((2, length)) < 0.02, axis=1)
+    inputs = [x[:, places] for x in queries_keys_values(4, 2, length, 128)]
+    kind = Scores(scale=0.1)
+    spec = P(None, "sequence")
+
+    def differentiated(attend: Any) -> Tree:
+        def body(documents: jax.Array, *arrays: jax.Array) -> Tree:
+            *qkv, dy = arrays
+            theirs = zigzag.gather(documents, ways)
+
+            def whole(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+                gathered = zigzag.gather(k, ways), zigzag.gather(v, ways)
+                return jnp.asarray(attend(q, *gathered, None, (documents, theirs)))
+
+            out, back = jax.vjp(whole, *qkv)
+            return out, *back(dy)
+
+        run = run_on_axis(body, "sequence", ways, (spec,) * 5, spec)
+        return run(np.int32(numbers[:, places]), *inputs)
+
+    found = differentiated(splash(length, ways, kind, interpret=True))
+    right = differentiated(attention("cpu", jnp.dtype("float32"), length, ways, kind))
+    assert largest_difference(found, right) < 1e-5
+
+
 def test_blockwise_rounds_as_its_inputs_do() -> None:
     """In bf16 the result is bf16, and as near as bf16 is."""
     wide = queries_keys_values(2, 1, 64, 16)[:3]
-    how: Any = jnp.arange(64), None, Scores(scale=0.25)
+    how: Any = jnp.arange(64), None, None, Scores(scale=0.25)
     right = blockwise(*wide, *how)
     narrow = blockwise(*(jnp.bfloat16(x) for x in wide), *how)
     assert narrow.dtype == jnp.bfloat16

@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,11 +11,12 @@ import jax
 import numpy as np
 import pytest
 
+from orchestrator.errors import SpecError
 from orchestrator.network.rematerialization import POLICIES, text_of
 from orchestrator.plan.kernel_constants import TILE
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Precision, Remat, TensorTreatments
-from tests.trainer_plans import plan_of
+from tests.trainer_plans import FP32, plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers import llama
 from trainers.contract import build
@@ -179,3 +181,11 @@ def test_a_policy_offloads_what_it_says(policy: str) -> None:
     traced = str(program.step.trace(program.state, program.batch).jaxpr)
     offloads = POLICIES[policy].needs_host
     assert ("MemorySpace.Host" in traced) == offloads
+
+
+@pytest.mark.parametrize("compute", ["int8", "fp8"])
+def test_types_that_can_be_planned_only_are_refused(compute: Any) -> None:
+    """The refusal says what the trainer multiplies in."""
+    plan = plan_of(precision=replace(FP32, compute=compute))
+    with pytest.raises(SpecError, match="fp32 or bf16"):
+        llama.program(plan, abstract_mesh_of(plan))

@@ -4,6 +4,7 @@ Whole sequences, whole score and logit matrices, no sharding, no code of the tra
 come under the trainer's names, since those are what is compared.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,23 +19,30 @@ from tests.mixture_reference import mixture
 Tree = Any
 
 
-def loss(params: Tree, tokens: jax.Array, model: Model, z_loss: float = 0.0) -> jax.Array:
-    """Mean over all tokens of the next token's cross-entropy plus the penalty."""
-    entropy, penalty = losses(params, tokens, model, z_loss)
+def loss(
+    params: Tree,
+    tokens: jax.Array,
+    model: Model,
+    z_loss: float = 0.0,
+    separator: int | None = None,
+) -> jax.Array:
+    """Mean over all predicted tokens of the next token's cross-entropy plus the penalty."""
+    entropy, penalty = losses(params, tokens, model, z_loss, separator)
     return entropy + penalty
 
 
 def losses(
-    params: Tree, tokens: jax.Array, model: Model, z_loss: float
+    params: Tree, tokens: jax.Array, model: Model, z_loss: float, separator: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
     x, routers = params["embedding"][tokens[:, :-1]], jnp.float32(0)
     if model.embedding_scale:
         x = x * model.d_model**0.5
+    apart = other_documents(tokens[:, :-1], separator)
     for i in range(model.layers):
         layer = layer_of(params, model, i)
         is_local = model.window_pattern[i % len(model.window_pattern)] == "L"
         window = model.window if is_local else None
-        x = x + around(attention, "attention", x, layer, model, window)
+        x = x + around(attention, "attention", x, layer, model, window, apart)
         if "router" in layer:
             added, of_router = mixture(entering("mlp", x, layer, model), layer, model)
             x = x + leaving("mlp", added, layer, model)
@@ -45,7 +53,17 @@ def losses(
     logits = capped(norm(x, params, "norm", model) @ words.T, model.logit_cap)
     log_z = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
     right = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
-    return jnp.mean(log_z - right), jnp.mean(z_loss * log_z**2) + routers
+    predicted = tokens[:, :-1] != (-1 if separator is None else separator)
+    mean = partial(jnp.mean, where=predicted)
+    return mean(log_z - right), mean(z_loss * log_z**2) + routers
+
+
+def other_documents(words: jax.Array, separator: int | None) -> jax.Array:
+    """Which keys [b, S, S] are in another document than the query: a separator lies between."""
+    if separator is None:
+        return jnp.zeros((1, 1, 1), bool)
+    before = jnp.cumsum(words == separator, axis=1) - (words == separator)
+    return before[:, :, None] != before[:, None, :]
 
 
 def layer_of(params: Tree, model: Model, i: int) -> Tree:
@@ -94,7 +112,9 @@ def projected(x: jax.Array, layer: Tree, name: str, model: Model) -> jax.Array:
     return norm(y.reshape(*y.shape[:2], -1), flat, f"{name}_norm", model).reshape(y.shape)
 
 
-def attention(x: jax.Array, layer: Tree, model: Model, window: int | None = None) -> jax.Array:
+def attention(
+    x: jax.Array, layer: Tree, model: Model, window: int | None, apart: jax.Array
+) -> jax.Array:
     """Every query head by itself, with the whole [S, S] matrix of scores."""
     length = x.shape[1]
     hidden = np.triu(np.ones((length, length), bool), k=1)
@@ -106,7 +126,7 @@ def attention(x: jax.Array, layer: Tree, model: Model, window: int | None = None
         kv = n * model.kv_heads // model.heads
         q, k = (rope(one, model, window) for one in (queries[:, :, n], keys[:, :, kv]))
         scores = capped(q @ k.swapaxes(1, 2) * scale, model.attention_cap)
-        weights = jnp.exp(jnp.where(hidden, -1e30, scores))
+        weights = jnp.exp(jnp.where(hidden | apart, -1e30, scores))
         total = weights.sum(-1, keepdims=True)
         if model.sinks:
             total = total + jnp.exp(layer["sinks"][n])

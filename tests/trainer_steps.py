@@ -104,14 +104,18 @@ def expected(plan: Plan) -> tuple[float, Tree]:
     one = replace(plan, mesh=dict.fromkeys(plan.mesh, 1))
     parameters = random_parameters(llama.program(one, abstract_mesh_of(one)))
     plain = Model(**{field: getattr(plan.model, field) for field in Model.__dataclass_fields__})
-    loss, gradients = _reference(plain, plan.optimizer.z_loss)(parameters, random_tokens(plan))
+    loss, gradients = _reference(plain, plan.optimizer.z_loss, plan.data.separator)(
+        parameters, random_tokens(plan)
+    )
     return float(loss), gradients
 
 
 @cache
-def _reference(model: Model, z_loss: float) -> Callable[[Tree, np.ndarray], tuple[Any, Tree]]:
+def _reference(
+    model: Model, z_loss: float, separator: int | None
+) -> Callable[[Tree, np.ndarray], tuple[Any, Tree]]:
     def loss(parameters: Tree, tokens: jax.Array) -> jax.Array:
-        return trainer_reference.loss(parameters, tokens, model, z_loss)
+        return trainer_reference.loss(parameters, tokens, model, z_loss, separator)
 
     return jax.jit(jax.value_and_grad(loss), compiler_options=QUICK_COMPILE)
 

@@ -3,10 +3,11 @@
 from functools import cache
 from typing import Any
 
+import msgspec
+
 from orchestrator.catalog.tables import table
 from orchestrator.errors import UnknownName
 from orchestrator.types.model import Model
-from orchestrator.types.moe import MixtureOfExperts
 
 
 @cache
@@ -22,9 +23,7 @@ def models() -> tuple[str, ...]:
 def model(name: str) -> Model:
     """One model, by its exact name."""
     shape = {key: value for key, value in _entry(name).items() if key != "source"}
-    if "moe" in shape:
-        shape["moe"] = MixtureOfExperts(**shape["moe"])
-    return Model(name=name, **shape)
+    return msgspec.convert({"name": name, **shape}, Model)
 
 
 def model_source(name: str) -> str:

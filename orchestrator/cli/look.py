@@ -85,7 +85,7 @@ def logs(
         return
     found = orch.logs(run, storage, rank=rank, attempt=attempt)
     if found.empty:
-        echo(f"{found.run.run} has left no log", err=True)
+        echo(f"{found.run.run}: no process has written a log yet", err=True)
     if found.more:
         echo(f"{found.more} more ranks are shown by --rank N", err=True)
     for tail in found.tails:

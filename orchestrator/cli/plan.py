@@ -1,4 +1,4 @@
-"""The commands that need no chip and no cluster: init, schema, plan, explain, prove, score."""
+"""The commands that need neither a chip nor a compiler: plan, explain, score."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -7,57 +7,14 @@ import click
 
 import orchestrator as orch
 from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, SET, SPEC, echo, say, show
+from orchestrator.cli.terminal import JSON, SET, SPEC, show
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.next_commands import spec_command
 
 if TYPE_CHECKING:
-    from orchestrator.export import ManifestKind
-    from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.plan import Plan
 
-INFEASIBLE, NO_FIT = 2, 3
-
-
-@click.command()
-@click.argument("path", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--list", "as_list", is_flag=True, help="List the examples that can be copied.")
-@click.option("--from", "example", metavar="NAME", help="Copy this example.")
-def init(path: Path | None, as_list: bool, example: str | None) -> None:
-    """Write a small commented spec to start from. An existing file is never overwritten.
-
-    The JSON Schema is written beside it, into .orch/, for editors.
-
-    \b
-    Example:
-      orch init my-run.yaml
-      orch init --list
-      orch init --from llama3_70b_4pod my-pods.yaml
-    """
-    from orchestrator.spec.examples import create, examples
-
-    if as_list:
-        from orchestrator.render.screen_parts import Table, screen
-
-        say(screen([Table(rows=list(examples().items()), columns="<w")]))
-        return
-    if path is None and example is None:
-        raise click.UsageError("name the file to write, for example my-run.yaml")
-    path = path or Path(f"{example}.yaml")
-    create(path, example)
-    echo(f"wrote {path}\nNext: {spec_command('plan', path, ())}")
-
-
-@click.command()
-@click.option("--study", "of_study", is_flag=True, help="Print the schema of a study.")
-def schema(of_study: bool) -> None:
-    """Print the JSON Schema of a spec. Editors complete and check specs with it.
-
-    Example: orch schema --study > study.schema.json
-    """
-    from orchestrator.spec.schema import schema_text, study_schema_text
-
-    echo(study_schema_text() if of_study else schema_text(), nl=False)
+INFEASIBLE = 2
 
 
 @click.command()
@@ -158,94 +115,6 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 
 
 @click.command()
-@SPEC
-@click.argument("other", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@SET
-@JSON
-@click.option(
-    "--trainer", metavar="NAME",
-    help="Compile another trainer's program: package.module:build, for any JAX program.",
-)  # fmt: skip
-@click.option(
-    "--hlo", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-    help="Keep the compiled program's text in DIR. Compiles even if a proof is cached.",
-)  # fmt: skip
-@click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Write a page: one layer's schedule in time, and a flame graph by line.",
-)  # fmt: skip
-@click.option(
-    "--search-remat",
-    is_flag=True,
-    help="Also compile policies that recompute less, until one fits.",
-)
-@interruptible("proving")
-def prove(
-    spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, trainer: str | None,
-    hlo: Path | None, html: Path | None, search_remat: bool,
-) -> None:  # fmt: skip
-    """Check the plan of SPEC with the real TPU compiler. It needs no TPU.
-
-    It compiles the trainer's own step for the plan's topology, compares memory, collectives and
-    FLOPs with the forecast, and shows where the compiler's schedule loses time. The result is
-    cached, so the same question is answered at once. With OTHER, both programs are shown side by
-    side; --set and --trainer then change OTHER alone.
-
-    \b
-    Exit status:
-      0  the plan fits, and only what is planned crosses pods
-      1  there is no verdict: no compiler here, or it failed
-      2  the spec has no plan
-      3  the plan does not fit, or more than planned crosses pods
-
-    \b
-    Example:
-      orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full
-      orch prove SPEC SPEC --set experiment.compiler_options.NAME=true
-      orch prove specs/tiny_2pod.yaml --trainer my_package.my_module:build
-    """
-    if trainer:
-        overrides = (*overrides, f"run.trainer={trainer}")
-    if other:
-        if hlo or html or search_remat:
-            raise click.UsageError("--hlo, --html and --search-remat go with the proof of one spec")
-        show_proof_diff(spec, other, overrides, as_json=as_json)
-        return
-    display, loaded = Display(), orch.load(spec, overrides)
-    found = orch.prove(loaded, hlo=hlo, progress=display)
-    others = orch.prove_less_recompute(loaded, progress=display) if search_remat else None
-    if html:
-        orch.write_schedule(found, html)
-    if as_json:
-        proofs = [found.proof, *(one.proof for one in others or ())]
-        show(proofs if others else found.proof, as_json=True)
-    else:
-        show_proof(found, others, spec_command("submit", spec, overrides))
-    if not found.proof.passes:
-        raise SystemExit(NO_FIT)
-
-
-def show_proof(found: "ProofResult", others: "list[ProofResult] | None", next_command: str) -> None:
-    from orchestrator.render.proof_screen import proof_screen, remat_screen
-
-    say(proof_screen(found.plan, found.proof, found.age_s, next_command))
-    if others is not None:
-        say("\n", remat_screen(found.plan, [(one.plan, one.proof) for one in others]))
-
-
-def show_proof_diff(
-    first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool
-) -> None:
-    from orchestrator.render.proof_diff_screen import proof_diff_screen
-
-    found = orch.prove_diff(first, orch.load(second, overrides), progress=Display())
-    names = first.stem, second.stem
-    show(found, lambda: proof_diff_screen(found, names), as_json=as_json)
-    if not all(one.passes for one in found.proofs):
-        raise SystemExit(NO_FIT)
-
-
-@click.command()
 @click.argument(
     "runs", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUNS.csv]"
 )
@@ -272,57 +141,4 @@ def score(
     show(found, lambda: score_screen(found, following), as_json=as_json)
 
 
-@click.command()
-@click.argument("kind", type=click.Choice(["ray", "rayjob", "jobset"]))
-@SPEC
-@SET
-@interruptible("planning")
-def export(kind: "ManifestKind", spec: Path, overrides: tuple[str, ...]) -> None:
-    """Print the plan of SPEC as a Kubernetes manifest.
-
-    `ray` is a RayCluster of the plan's slices of GKE, for `orch submit --address`. `rayjob` is a
-    RayJob, which makes such a cluster, submits SPEC on it and takes it down. `jobset` is a JobSet
-    that runs SPEC without Ray. cluster.kubernetes of SPEC has the image, the queue and more.
-
-    \b
-    Example:
-      orch export ray specs/llama3_70b_4pod.yaml > cluster.yaml
-      orch export rayjob my-run.yaml --set cluster.kubernetes.queue=tpus | kubectl apply -f -
-    """
-    from orchestrator.spec.spec_text import yaml_text
-
-    echo(yaml_text(orch.export(kind, spec, overrides)), nl=False)
-
-
-@click.group("import")
-def import_() -> None:
-    """Print the spec of a run of another tool."""
-
-
-@import_.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--device-type", metavar="TYPE", help="The chips, as xpk calls them: v6e-256.")
-@click.option("--slices", type=click.IntRange(1), metavar="N", help="How many slices of them.")
-def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | None) -> None:
-    """Print the spec of a run that was written for MaxText.
-
-    A SOURCE is a file (YAML of its keys, a shell script with its command and xpk's) or words
-    key=value; a later one overrides an earlier one. Every key is used, known not to matter, or
-    refused by name. What the spec says otherwise goes to the error stream.
-
-    \b
-    Example:
-      orch import maxtext run_recipe.sh > spec.yaml
-      orch import maxtext "model_name=llama3-70b per_device_batch_size=4" --device-type v6e-256
-    """
-    from orchestrator.spec.spec_text import yaml_text
-
-    found = orch.import_maxtext(sources, device=device_type, slices=slices)
-    for note in found.notes:
-        echo(f"note: {note}", err=True)
-    if found.irrelevant:
-        echo(f"not needed for a plan: {', '.join(found.irrelevant)}", err=True)
-    echo(yaml_text([found.values]), nl=False)
-
-
-COMMANDS = (init, schema, plan, explain, prove, score, import_, export)
+COMMANDS = (plan, explain, score)

@@ -17,7 +17,7 @@ from orchestrator.explain.inputs import (
 )
 from orchestrator.explain.network_formulas import flop_formulas, head, parameter_formulas
 from orchestrator.network.decoder import decoder
-from orchestrator.plan.layout import DTYPE_BYTES
+from orchestrator.plan.layout import DTYPE_BYTES, activation_type
 from orchestrator.types.explanation import DerivationSection, Input
 from orchestrator.types.spec import Spec
 
@@ -74,7 +74,7 @@ def bounds(
     sheet: Worksheet, spec: Spec, chip: Chip, axes: AxisCounts
 ) -> Iterator[DerivationSection]:
     """The sections that depend on the rates of the links."""
-    width = DTYPE_BYTES[spec.experiment.precision.compute]
+    width = DTYPE_BYTES[activation_type(spec.experiment.precision)]
     yield book.fsdp(sheet, "w" if chip.switched else "2 * w", width)
     yield book.tensor(sheet, axes)
     yield book.mixed(sheet, axes, head(decoder(spec.experiment.model)))

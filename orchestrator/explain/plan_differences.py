@@ -232,7 +232,7 @@ def place_of(assumed: float, low: float, high: float) -> str:
         return "no run of this plan reaches the assumed MFU: the bound is slower"
     if assumed <= high:
         return "the assumed MFU is reached if enough of the communication is hidden"
-    return "the assumed MFU leaves room for what even unhidden peak rates leave out"
+    return "the assumed MFU is below the plan's, even with nothing hidden: the plan has peak rates"
 
 
 def availability(spec: Spec, plan: Plan) -> Difference | None:

@@ -93,16 +93,16 @@ def recomputed(figure: PublishedFigure, numbers: dict[str, float]) -> QuotedFigu
         reproduced=reproduced,
         agreement=agreement(figure.printed, reproduced.value),
         exact=compute(figure.exact or figure.formula, exact),
-        asides=tuple(aside(beside, figure.unit, numbers) for beside in figure.asides),
+        asides=tuple(remark(one, figure.unit, numbers) for one in figure.asides),
         why=figure.why.strip(),
     )
 
 
-def aside(beside: RemarkFormula, unit: str, numbers: dict[str, float]) -> Remark:
-    computed = compute(beside.formula, numbers | beside.inputs)
-    return Remark(
-        says=beside.says, unit=unit if beside.unit is None else beside.unit, computed=computed
-    )
+def remark(written: RemarkFormula, unit: str, numbers: dict[str, float]) -> Remark:
+    """A value that belongs beside a figure, in its unit unless it has one of its own."""
+    computed = compute(written.formula, numbers | written.inputs)
+    own_unit = unit if written.unit is None else written.unit
+    return Remark(says=written.says, unit=own_unit, computed=computed)
 
 
 def agreement(printed: str, value: float) -> Agreement:

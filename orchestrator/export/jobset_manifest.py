@@ -60,7 +60,7 @@ def _slices(spec: Spec, plan: Plan, name: str) -> Manifest:
         spec,
         plan,
         "host",
-        command=["python", "-m", "orchestrator.launch.hosts.host"],
+        command=["python", "-m", "orchestrator.launch.hosts.host_process"],
         args=[
             meeting(spec, name),
             *("--slice", "slice-$(SLICE_INDEX)"),

@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from orchestrator.errors import (
-    JournalDamaged,
     JournalUnreadable,
     JournalUnwritable,
     RunHasEnded,
@@ -239,7 +238,7 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
     """
     while True:
         before = journal.state()  # before the run: an event in between takes our number
-        _check_whole(journal, before)
+        check_whole(journal, before)
         _check_claimable(journal.run(clock), resumes=resumes)
         silence.check_silence(journal, journal.key, before)
         requests = event_log.read(journal.paths.requests).last
@@ -277,10 +276,18 @@ def _unrecorded_save(journal: Journal, before: RunState) -> SavedCheckpoint | No
     return saved if new else None
 
 
-def _check_whole(journal: Journal, state: RunState) -> None:
+def check_whole(journal: Journal, state: RunState) -> None:
     """Refuse to go on from events that are missing or changed."""
     if state.damage:
-        raise JournalDamaged("; ".join(state.damage), journal.key)
+        raise journal.damaged("; ".join(state.damage))
+
+
+def check_checkpoints(journal: Journal, state: RunState) -> None:
+    """Refuse to go on where checkpoints were saved and none of them is left."""
+    if state.saves and not any(journal.paths.checkpoint(one).is_dir() for one in state.saves):
+        last = f"the last one had {state.saves[-1].step:,} steps"
+        why = f"no checkpoint is left of those that were saved, and {last}"
+        raise journal.damaged(f"{journal.paths.checkpoints}: {why}")
 
 
 def _text(value: Plan | Proof) -> bytes:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from orchestrator.journal.boundary import settled
 from orchestrator.types.codec import short
+from orchestrator.types.run import SavedCheckpoint
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,14 @@ class RunPaths:
     @property
     def attempts(self) -> Path:
         return self.root / "attempts"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The trainer's, each in a folder of its own."""
+        return self.root / "checkpoints"
+
+    def checkpoint(self, saved: SavedCheckpoint) -> Path:
+        return self.checkpoints / saved.folder
 
     @property
     def driver_heartbeats(self) -> Path:

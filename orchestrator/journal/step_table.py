@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -162,13 +163,11 @@ class _Rows:
         """Add steps after the others."""
         rows = slice(self._rows, self._rows + len(lines))
         self._columns["at_s"][rows] = [line.at_s for line in lines]
-        values = zip(*(msgspec.structs.astuple(line.step) for line in lines), strict=True)
-        for name, column in zip((*OF_STEPS, "startup"), values, strict=False):
-            if name == "startup":
-                opening = {row: one for row, one in enumerate(column, self._rows) if one}
-                self._startups |= opening
-            else:
-                self._columns[name][rows] = column
+        steps = [line.step for line in lines]
+        for name in OF_STEPS:
+            self._columns[name][rows] = list(map(attrgetter(name), steps))
+        opening = enumerate(map(attrgetter("startup"), steps), self._rows)
+        self._startups |= {row: startup for row, startup in opening if startup}
         self._rows = rows.stop
 
     def done(self) -> StepTable:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from orchestrator.errors import Interrupted, OrchError, RunHasEnded, RunIsLive, SpecError
 from orchestrator.journal import Journal, check_made_by_user
+from orchestrator.journal.ownership import check_checkpoints, check_whole
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.interrupts import collected_interrupts
 from orchestrator.lifecycle.requests import Caller, named_cluster
@@ -36,6 +37,9 @@ def resume(
     check_made_by_user(journal)  # its cluster gets this user's secrets and token
     before = journal.run()
     check_resumable(before, storage)
+    state = journal.state()  # before a cluster is started for what cannot go on
+    check_whole(journal, state)
+    check_checkpoints(journal, state)
     request = ResumeRequest(
         journal=journal,
         before=before,

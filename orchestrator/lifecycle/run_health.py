@@ -154,19 +154,20 @@ def _steps(journal: Journal, attempt: Attempt) -> Iterator[FileFinding]:
 
 
 def _checkpoints(journal: Journal, state: RunState) -> Iterator[FileFinding]:
-    """The newest checkpoint: without it the run goes on from an earlier one, or not at all."""
+    """The newest checkpoint: without it the run goes on from an earlier one, if one is left."""
     if not state.saves:
         return
     saved = state.saves[-1]
-    folder = journal.paths.root / "checkpoints" / saved.folder
+    folder = journal.paths.checkpoint(saved)
     if what := _difference(folder / "sha256.json", saved.sha256):
         yield FileFinding(
             kind="checkpoint",
             file=journal.paths.name_of(folder),
             what=f"its sums: {what}",
-            stops=True,
+            stops=not any(journal.paths.checkpoint(one).is_dir() for one in state.saves),
             repairable=False,
-            advice="put it back; else a resume goes on from an earlier checkpoint, if there is one",
+            advice="put it back: else a resume goes on from an earlier one that is left, or not at"
+            " all, and the spec is to be submitted anew",
         )
 
 

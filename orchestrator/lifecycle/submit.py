@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from orchestrator import spec as specs
 from orchestrator.errors import OrchError, RunExists, SpecError
@@ -36,6 +37,7 @@ from orchestrator.types.progress_events import (
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run
 from orchestrator.types.spec import Spec
+from orchestrator.types.spec_fields import DType
 from orchestrator.types.submit_options import Proposal, SubmitOptions
 
 REHEARSED_STEPS = 20
@@ -54,6 +56,7 @@ def submit(path: Path, overrides: Sequence[str], options: SubmitOptions, caller:
     with interruptible("planning"):
         spec = specs.load(path, tuple(overrides))
         plan = make_plan(spec)
+    check_trainable(plan)
     request = SubmitRequest(path=path, spec=spec, plan=plan, options=options, caller=caller)
     check_storage(spec)
     where = named_cluster(spec, options.address)
@@ -68,6 +71,16 @@ def submit(path: Path, overrides: Sequence[str], options: SubmitOptions, caller:
             raise
         caller.progress(AlreadySubmitted(run=run))
         return run
+
+
+def check_trainable(plan: Plan) -> None:
+    """Refuse types of matmuls that the trainer cannot multiply in, before anything starts."""
+    compute = plan.precision.compute
+    if plan.ledger_describes_trainer and compute not in get_args(DType):
+        raise SpecError(
+            f"experiment.precision.compute {compute} can be planned, not trained: trainer"
+            f" {plan.trainer} multiplies in {' or '.join(get_args(DType))}"
+        )
 
 
 def submit_new(request: SubmitRequest, where: NamedCluster | None) -> Run:

@@ -15,6 +15,7 @@ from orchestrator.network import maxtext_policies
 from orchestrator.network.rematerialization import Policy, remat_of
 
 TYPES = {"float32": "fp32", "bfloat16": "bf16"}
+QUANTIZED = ("fp8", "int8")
 PLACES = ("device", "offload", "remat")
 # Axes inside a slice, of ours and of MaxText's.
 AXES = {
@@ -155,8 +156,6 @@ def _training(keys: UsedKeys) -> dict[str, Any]:
     """The optimizer, its schedule, and the types."""
     if keys["opt_type"] not in ADAM:
         keys.refuse("opt_type", f"must be one of {', '.join(ADAM)}")
-    if keys.is_on("quantization"):
-        keys.refuse("quantization", "must be off: matrix multiplications are in dtype")
     steps, rate = keys.whole("steps"), float(keys.number("learning_rate"))
     optimizer = {
         "peak_lr": rate,
@@ -177,12 +176,23 @@ def _training(keys: UsedKeys) -> dict[str, Any]:
 
 
 def _precision(keys: UsedKeys) -> dict[str, str]:
-    types = {"compute": _type(keys, "dtype"), "parameters": _type(keys, "weight_dtype")}
+    types = {"compute": _compute(keys), "parameters": _type(keys, "weight_dtype")}
     keys.accept("grad_dtype")  # what is sent between devices is bf16 in either
     first_moment = _type(keys, "mu_dtype") if keys.is_on("mu_dtype") else types["parameters"]
     if first_moment != types["parameters"]:
         keys.note(f"mu_dtype={keys['mu_dtype']}: the plan has both moments in the type of weights")
     return {**types, "optimizer": types["parameters"]}
+
+
+def _compute(keys: UsedKeys) -> str:
+    """The type of matrix multiplications: quantized, or that of activations."""
+    of_activations, name = _type(keys, "dtype"), str(keys["quantization"] or "")
+    for quantized in QUANTIZED:
+        if name == quantized or name.startswith(f"{quantized}_"):
+            return quantized
+    if name:
+        keys.refuse("quantization", f"must be one of {', '.join(QUANTIZED)}, fp8_full, or off")
+    return of_activations
 
 
 def _type(keys: UsedKeys, key: str) -> str:

@@ -76,8 +76,8 @@ def policy(remat: Remat) -> Policy:
     if isinstance(remat, TensorTreatments):
         treated = asdict(remat)
         kept, offloaded = (
-            frozenset(tensor for tensor, treatment in treated.items() if treatment == wanted)
-            for wanted in ("keep", "offload")
+            frozenset(tensor for tensor, treatment in treated.items() if treatment == one)
+            for one in ("keep", "offload")
         )
         return Policy(keep=kept, offload=offloaded)
     if remat not in POLICIES:
@@ -99,8 +99,8 @@ def text_of(remat: Remat) -> str:
     if isinstance(remat, str):
         return remat
     usual = asdict(TensorTreatments())
-    said = {tensor: what for tensor, what in asdict(remat).items() if what != usual[tensor]}
-    return "{" + ", ".join(f"{tensor}: {what}" for tensor, what in said.items()) + "}"
+    changes = {tensor: what for tensor, what in asdict(remat).items() if what != usual[tensor]}
+    return "{" + ", ".join(f"{tensor}: {what}" for tensor, what in changes.items()) + "}"
 
 
 def summary_of(remat: Remat) -> str:

@@ -126,7 +126,7 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
     """The residual stream, split by position over `tensor`: around sublayers and at both ends."""
 
     def of_block(block: Block) -> Number:
-        again = sum(layout.recomputed(part.output) for part in block.sublayers)
+        again = sum(layout.repeats_output(part) for part in block.sublayers)
         return STREAM_SCATTERS * len(block.sublayers) + again
 
     sublayers = layout.over_layers(lambda block: len(block.sublayers))
@@ -139,7 +139,7 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
         axes = GROUPS["tensor"]
         return Exchange(
             line, name, kind, axes, "tokens x d_model", layout.devices_along(axes), calls + ends,
-            (Part(stream, calls + ends),), layout.precision.compute,
+            (Part(stream, calls + ends),), layout.activation_type,
         )  # fmt: skip
 
     return [
@@ -160,7 +160,7 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     types, passes = layout.precision, layout.microbatches
     blocks, experts = (block_weights(layout, of_experts=one) for one in (False, True))
     table = Weights(((layout.table_elements, passes),), passes)
-    gather = partial(weight_exchange, layout, "weight_gather", GATHER, types.compute)
+    gather = partial(weight_exchange, layout, "weight_gather", GATHER, layout.activation_type)
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
     of_experts = "experts / expert / tensor"
@@ -199,7 +199,7 @@ def expert_exchanges(layout: Layout) -> list[Exchange]:
         line: LineKind, name: str, kind: CollectiveKind, formula: str, volume: Number, calls: int
     ) -> Exchange:
         return Exchange(line, name, kind, axes, formula, ways, calls * passes,
-                        (Part(volume, calls * passes),), layout.precision.compute)  # fmt: skip
+                        (Part(volume, calls * passes),), layout.activation_type)  # fmt: skip
 
     if moe.capacity_factor is not None:
         volume = tokens * layout.rows_of_token
@@ -269,7 +269,7 @@ def weight_exchange(
 
 def key_value_exchanges(layout: Layout) -> list[Exchange]:
     """Keys and values of whole sequences, gathered forward and backward; their gradients back."""
-    ways, compute = layout.ways("length"), layout.precision.compute
+    ways, compute = layout.ways("length"), layout.activation_type
     parts = [
         Part(
             layout.tensor_elements(one) * ways * layout.compute_bytes, layers * layout.microbatches

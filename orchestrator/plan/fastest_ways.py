@@ -18,7 +18,7 @@ from orchestrator.plan.host import host_bytes, host_limit_bytes, transfers
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import peak_bytes, stream_bytes
 from orchestrator.plan.step_work import crosses
-from orchestrator.plan.time import activation_traffic_bytes, device_peak
+from orchestrator.plan.time import activation_peak, activation_traffic_bytes, device_peak
 from orchestrator.plan.torus import Bools, Floats, Ints
 
 # The bottleneck counts twice in the rule, and it is the matmuls, HBM, or something else. The
@@ -73,11 +73,12 @@ def costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
     policy costs, its collective at the rate of a whole torus axis.
     """
     chip = layout.chip
-    repeated = flops.blocks_recompute_flops(layout) + flops.attention_recompute_flops(layout)
+    repeated_s = flops.blocks_recompute_flops(layout) / device_peak(layout)
+    attention_s = flops.attention_recompute_flops(layout) / activation_peak(layout)
     hbm_rate = chip.hbm_bytes_per_s.value / chip.devices
     ways = layout.devices_along(GROUPS["tensor"])
     scattered = layout.microbatches * layout.over_layers(
-        lambda block: layout.recomputed(block.attention.output)
+        lambda block: layout.repeats_output(block.attention)
     )
     scattered_s = (
         scattered
@@ -86,7 +87,7 @@ def costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
         / (2 * chip.ici_link_bytes_per_s.value / chip.devices)
     )
     return (
-        repeated / device_peak(layout),
+        repeated_s + attention_s,
         activation_traffic_bytes(layout) / hbm_rate,
         scattered_s + transfers(layout).exposed_s(),
     )

@@ -4,12 +4,13 @@ Forecast and measurement call the same functions for MFU. Executed FLOPs add wha
 recomputes, whole attention blocks, and copied heads.
 """
 
+from collections.abc import Sequence
 from math import ceil
 
 from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Attention, Block, Mixture
-from orchestrator.plan.kernel_constants import ATTENTION_BLOCK, RAGGED_TILE, grouped_tile
+from orchestrator.network.description import Attention, Block, Matmul, Mixture, Sublayer
+from orchestrator.plan.kernel_constants import ATTENTION_BLOCK, grouped_tile
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.types.model import Model
 from orchestrator.types.plan import PlannedBatch
@@ -96,7 +97,8 @@ def expert_padding_flops(layout: Layout) -> Number:
     """FLOPs of rows that experts multiply and that no choice fills, forward and backward.
 
     With a capacity these are its empty rows. Without one, a tile of rows that two experts share is
-    computed for both: one for each expert but the last.
+    computed for both: one for each expert but the last. The compiler's tiles have the rows of the
+    matrix unit, in two of three products; ours make the gradients of the weights.
     """
     moe = layout.model.moe
     if moe is None:
@@ -106,7 +108,9 @@ def expert_padding_flops(layout: Layout) -> Number:
         empty = max(layout.rows_of_choice - 1, 0.0) * layout.step_tokens * moe.top_k / moe.experts
         return (1 + BACKWARD_OVER_FORWARD) * 2 * empty * layout.ways("experts") * routed
     experts = moe.experts / layout.ways("experts")
-    rows = 2 * RAGGED_TILE + grouped_tile(layout.tokens * layout.buffer_of_token, experts)
+    unit = layout.chip.matrix_unit
+    ragged = unit.value if unit else 1
+    rows = 2 * ragged + grouped_tile(layout.tokens * layout.buffer_of_token, experts)
     return 2 * layout.microbatches * rows * (experts - 1) / experts * routed
 
 
@@ -120,12 +124,19 @@ def blocks_recompute_flops(layout: Layout) -> Number:
 
     def elements(block: Block) -> Number:
         return sum(
-            layout.repeated_elements(parallel, in_ring=not isinstance(part, Mixture))
+            repeated_elements(layout, part, parallel)
             for part in block.sublayers
             for parallel in part.parallel
         )
 
     return matmul_flops(layout, layout.over_layers(elements))
+
+
+def repeated_elements(layout: Layout, part: Sublayer, parallel: Sequence[Matmul]) -> Number:
+    """Weights of a sublayer's parallel matmuls that the backward pass multiplies by again."""
+    if parallel == (part.output,) and part.after:
+        return layout.repeats_output(part) * layout.multiplied_elements(part.output)
+    return layout.repeated_elements(parallel, in_ring=not isinstance(part, Mixture))
 
 
 def attention_forward_flops(layout: Layout) -> Number:

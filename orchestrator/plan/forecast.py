@@ -126,7 +126,7 @@ def mfu_of(layout: Layout, step_s: Estimate, flops_per_token: float) -> Estimate
 def step_bounds(layout: Layout, lines: list[LedgerLine], time: StepTime) -> Estimate:
     """Seconds of a step: the bound, the estimate if runs on such chips are known, and all lines."""
     lower, unoverlapped = float(time.lower_s), float(time.unoverlapped_s)
-    efficiency = catalog.efficiency(layout.chip.name)
+    efficiency = efficiency_of(layout)
     if efficiency is None:
         return Estimate(lower=lower, unoverlapped=unoverlapped)
     expected = float(expected_s(layout, lines, time, efficiency))
@@ -134,10 +134,17 @@ def step_bounds(layout: Layout, lines: list[LedgerLine], time: StepTime) -> Esti
     return Estimate(lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high)
 
 
+def efficiency_of(layout: Layout) -> catalog.Efficiency | None:
+    """What published runs on such chips reach; None where there is none, or none in that type."""
+    if layout.precision.compute != layout.activation_type:
+        return None
+    return catalog.efficiency(layout.chip.name)
+
+
 def expected_ledger(
     layout: Layout, lines: list[LedgerLine], time: StepTime
 ) -> tuple[LedgerLine, ...]:
-    efficiency = catalog.efficiency(layout.chip.name)
+    efficiency = efficiency_of(layout)
     if efficiency is None:
         return ()
     return tuple(plain_line(line) for line in expected_lines(layout, lines, time, efficiency))
@@ -147,7 +154,7 @@ def extrapolated(
     layout: Layout, lines: list[LedgerLine], step_s: Estimate
 ) -> tuple[Extrapolation, ...]:
     """The axes along which the plan leaves the range of published runs."""
-    efficiency = catalog.efficiency(layout.chip.name)
+    efficiency = efficiency_of(layout)
     if efficiency is None or step_s.expected is None:
         return ()
     values = axis_values(layout, step_work(layout, lines), step_s.expected)
@@ -156,7 +163,7 @@ def extrapolated(
 
 def learned_from(layout: Layout) -> LearnedFrom | None:
     """The software for whose runs `expected` speaks."""
-    efficiency = catalog.efficiency(layout.chip.name)
+    efficiency = efficiency_of(layout)
     if efficiency is None:
         return None
     runs = {

@@ -12,7 +12,7 @@ from orchestrator.catalog import Chip
 from orchestrator.plan import flops
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import activation_bytes
-from orchestrator.plan.time import device_peak, host_lines
+from orchestrator.plan.time import activation_peak, device_peak, host_lines
 
 
 def knows_host(chip: Chip) -> bool:
@@ -64,8 +64,9 @@ def transfers(layout: Layout) -> Transfers:
     blocks, peak = flops.blocks_forward_flops(layout), device_peak(layout)
     backward = flops.BACKWARD_OVER_FORWARD * blocks + flops.blocks_recompute_flops(layout)
     attention = flops.attention_backward_flops(layout) + flops.attention_recompute_flops(layout)
+    of_attention = activation_peak(layout)
     return Transfers(
         one_way_s=both_ways_s / 2,
-        forward_s=(blocks / peak, flops.attention_forward_flops(layout) / peak),
-        backward_s=(backward / peak, attention / peak),
+        forward_s=(blocks / peak, flops.attention_forward_flops(layout) / of_attention),
+        backward_s=(backward / peak, attention / of_attention),
     )

@@ -14,9 +14,8 @@ LOSS_CHUNK_BYTES = 256 * 2**20
 LOSS_CHUNK_TOKENS = 1024
 ATTENTION_BLOCK = 512  # queries or keys that the attention kernel takes at a time, at most
 TILE = (128, 128)  # elements, of which a device reduces whole ones: fewer, and TPU pads them
-# Rows of experts that the compiler's grouped matmul takes at a time; and of ours, for gradients of
-# weights, at most and at least. A tile that two experts share is computed for both.
-RAGGED_TILE = 128
+# Rows of experts that our grouped matmul takes at a time, at most and at least. A tile that two
+# experts share is computed for both.
 MOST_ROWS, LEAST_ROWS = 512, 128
 MOST_TILE = 1024  # elements of the weights' dimensions that ours takes at a time, at most
 

@@ -14,7 +14,15 @@ import numpy as np
 
 from orchestrator.catalog.chip import Chip
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Block, Dimension, Matmul, Network, Tensor, Weight
+from orchestrator.network.description import (
+    Block,
+    Dimension,
+    Matmul,
+    Network,
+    Sublayer,
+    Tensor,
+    Weight,
+)
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
@@ -31,12 +39,18 @@ from orchestrator.plan.tiles import NO_TILE, TPU_TILE, elements_in_order, fewest
 from orchestrator.plan.torus import Links
 from orchestrator.types.model import Model
 from orchestrator.types.spec import Optimizer, Precision
+from orchestrator.types.spec_fields import DType
 
 Number = Any  # a plain number, or a numpy array of them
 
 GATHERED_AXES = (GATHERED, GATHERED_OF_EXPERTS)
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 MOMENTS = {"adamw": 2}  # numbers that an optimizer holds for each parameter
+
+
+def activation_type(precision: Precision) -> DType:
+    """The type of activations: matrices alone are narrower, and only while they multiply."""
+    return "fp32" if precision.compute == "fp32" else "bf16"
 
 
 def moment_bytes(optimizer: Optimizer, precision: Precision) -> int:
@@ -67,7 +81,12 @@ class Layout:
 
     @property
     def compute_bytes(self) -> int:
-        return DTYPE_BYTES[self.precision.compute]
+        """Bytes of an activation, and of a matrix on its way."""
+        return DTYPE_BYTES[self.activation_type]
+
+    @property
+    def activation_type(self) -> DType:
+        return activation_type(self.precision)
 
     @property
     def parameter_bytes(self) -> int:
@@ -176,6 +195,12 @@ class Layout:
     def recomputed(self, matmul: Matmul) -> Number:
         """One if the policy recomputes the result of a matmul, else zero."""
         return self.remat.share(matmul.output.name, "recompute")
+
+    def repeats_output(self, part: Sublayer) -> Number:
+        """One if the backward pass makes a sublayer's result again: also where a norm follows,
+        whose backward pass needs what came in.
+        """
+        return 1 if part.after else self.recomputed(part.output)
 
     def repeated_elements(self, parallel: Sequence[Matmul], *, in_ring: bool = True) -> Number:
         """Weights of parallel matmuls that the backward pass multiplies by again: those whose

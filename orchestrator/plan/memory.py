@@ -106,7 +106,7 @@ def saved_lines(layout: Layout) -> list[LedgerLine]:
     The compiler casts all layers' matrices at once, before the loop over layers, wherever
     parameters and compute differ in type.
     """
-    differ = layout.precision.parameters != layout.precision.compute
+    differ = layout.precision.parameters != layout.activation_type
     kept = [
         line("kept_activations", f"kept {named(block, 'activations')}", "layers x size",
              layers=layers, size=block_activation_bytes(layout, "keep", block))

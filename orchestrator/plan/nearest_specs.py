@@ -117,12 +117,12 @@ def shared_weights(near: Nearby) -> Iterator[Suggestion]:
     resources = near.changed.resources
     pods = resources.pods.max
     for axis in SHARED_OVER_DCN:
-        asked = getattr(resources.mesh, axis) or 1
+        requested = getattr(resources.mesh, axis) or 1
         if near.lacks_memory:
-            among = [{f"{MESH}.{axis}": ways} for ways in divisors(pods) if ways > asked]
+            among = [{f"{MESH}.{axis}": ways} for ways in divisors(pods) if ways > requested]
             more = [{PODS: n * pods, f"{MESH}.{axis}": n * pods} for n in MORE_PODS]
             yield from near.planned([*among, *more])
-        elif pods % asked:
+        elif pods % requested:
             yield from near.planned([{f"{MESH}.{axis}": AUTO}])
 
 
@@ -153,10 +153,10 @@ def nearest_batches(spec: Spec) -> list[Suggestion]:
 
 def batches_by_doubling(near: Nearby) -> list[list[int]]:
     """Smaller batches need no sums of gradients; larger ones may be split more ways."""
-    asked = near.changed.experiment.batch.sequences
+    requested = near.changed.experiment.batch.sequences
     return [
-        [asked // 2**power for power in range(1, DOUBLINGS + 1) if asked // 2**power],
-        [asked * 2**power for power in range(1, DOUBLINGS + 1)],
+        [requested // 2**power for power in range(1, DOUBLINGS + 1) if requested // 2**power],
+        [requested * 2**power for power in range(1, DOUBLINGS + 1)],
     ]
 
 
@@ -180,11 +180,11 @@ def divisible_batches(near: Nearby) -> list[list[int]]:
 
 def other_pods(near: Nearby) -> Iterator[Suggestion]:
     """The nearest numbers of slices on either side."""
-    asked = near.changed.resources.pods.max
+    requested = near.changed.resources.pods.max
     sequences = near.changed.experiment.batch.sequences
-    counts = set(divisors(sequences)) | {asked + n for n in range(-NEXT, NEXT + 1)}
-    fewer = sorted((n for n in counts if 0 < n < asked), reverse=True)
-    more = sorted(n for n in counts if n > asked)
+    counts = set(divisors(sequences)) | {requested + n for n in range(-NEXT, NEXT + 1)}
+    fewer = sorted((n for n in counts if 0 < n < requested), reverse=True)
+    more = sorted(n for n in counts if n > requested)
     yield from near.planned({PODS: n} for n in fewer[:NEXT_PODS])
     yield from near.planned({PODS: n} for n in more[:NEXT_PODS])
 

@@ -118,7 +118,9 @@ def too_long(plan: Plan) -> Iterator[PlanWarning]:
 def unknown_rates(plan: Plan) -> Iterator[PlanWarning]:
     """Nothing is known of what runs on such chips reach: no figure is an end of an interval."""
     if plan.forecast.step_s.expected is None:
-        yield plan_warning("no_expected", chip=plan.chip)
+        compute = plan.precision.compute
+        narrow = f" in {compute}" if compute in ("int8", "fp8") else ""
+        yield plan_warning("no_expected", chip=plan.chip + narrow)
 
 
 def extrapolations(plan: Plan) -> Iterator[PlanWarning]:

@@ -45,17 +45,39 @@ def best_choices(request: SearchRequest, candidates: Candidates, most: int) -> l
 
 
 def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) -> list[RankedChoice]:
-    """The same, each with the number of meshes like it."""
+    """The same, each with the number of meshes like it. The last may be one that accumulates
+    gradients, where it is expected to be faster than the first.
+    """
     kinds = kinds_of(candidates)
     remaining = np.ones(len(candidates), bool)
-    ranked: list[RankedChoice] = []
-    while remaining.any() and len(ranked) < most:
-        row = best_row(request, candidates, remaining)
-        same = (kinds == kinds[row]).all(axis=1)
-        alike = meshes_alike(request, candidates, row, same)
-        ranked.append(RankedChoice(candidates.choice(row), alike))
-        remaining &= ~same
-    return ranked
+    rows: list[int] = []
+    while remaining.any() and len(rows) < most:
+        rows.append(best_row(request, candidates, remaining))
+        remaining &= ~alike_kinds(kinds, rows[-1])
+    if len(rows) > 1:
+        rows = with_accumulation(request, candidates, rows)
+    return [
+        RankedChoice(
+            candidates.choice(row),
+            meshes_alike(request, candidates, row, alike_kinds(kinds, row)),
+        )
+        for row in rows
+    ]
+
+
+def alike_kinds(kinds: Ints, row: int) -> Bools:
+    """The rows of the same kind."""
+    return np.asarray((kinds == kinds[row]).all(axis=1))
+
+
+def with_accumulation(request: SearchRequest, candidates: Candidates, rows: list[int]) -> list[int]:
+    """The rows; the last is replaced where none has the microbatches that are expected to win."""
+    [s_per_token] = expected_s_per_token(request, candidates, np.array(rows[:1]))
+    faster = accumulating_row(request, candidates, float(s_per_token))
+    shown = candidates.microbatches[rows]
+    if faster is None or shown[0] > 1 or candidates.microbatches[faster] in shown:
+        return rows
+    return [*rows[:-1], faster]
 
 
 def kinds_of(candidates: Candidates) -> Ints:
@@ -107,8 +129,21 @@ def expected_s_per_token(request: SearchRequest, candidates: Candidates, rows: I
 def accumulates_faster(
     request: SearchRequest, candidates: Candidates, s_per_token: float
 ) -> tuple[int, float] | None:
-    """Microbatches with which a step is expected to be faster than a plan's, by more than the
-    forecast knows, and its seconds for a token; None if there are none.
+    """Microbatches with which a step is expected to be faster than a plan's, and its seconds for a
+    token; None if there are none.
+    """
+    row = accumulating_row(request, candidates, s_per_token)
+    if row is None:
+        return None
+    [expected] = expected_s_per_token(request, candidates, np.array([row]))
+    return int(candidates.microbatches[row]), float(expected)
+
+
+def accumulating_row(
+    request: SearchRequest, candidates: Candidates, s_per_token: float
+) -> int | None:
+    """The row that accumulates gradients and is expected to be faster by more than the forecast
+    knows.
 
     With one microbatch slices wait for each other in every layer, with more once a step. Such waits
     are learned from runs; the rule counts work alone.
@@ -124,4 +159,4 @@ def accumulates_faster(
     best = int(expected.argmin())
     known = exp(efficiency.reference_spread.value)
     faster = float(expected[best]) * known < s_per_token
-    return (int(numbers[best]), float(expected[best])) if faster and best else None
+    return int(rows[best]) if faster and numbers[best] > 1 else None

@@ -33,7 +33,7 @@ FEWEST_DEVICES = 4
 STEPS = 20
 LENGTH = 128
 SEQUENCES_PER_REPLICA = 2
-LAYERS = 4
+LAYERS, MOST_PATTERN = 4, 8  # and whole patterns of as many layers as that
 D_MODEL = 128
 HEAD_DIM = 16
 FEWEST_EXPERTS = 8
@@ -147,7 +147,8 @@ def _model(plan: Plan, mesh: dict[str, int]) -> Model:
     d_model = _multiple(heads * HEAD_DIM * width, lcm(ways(mesh, "embed"), 16))
     scale = d_model / full.d_model
     shrunk = {
-        "layers": min(full.layers, LAYERS),
+        "layers": min(full.layers, max(LAYERS, _pattern_layers(full))),
+        "window": full.window and _window(plan, full.window),
         "d_model": d_model,
         "d_ff": _multiple(full.d_ff * scale, lcm(ways(mesh, "ff"), 16)),
         "heads": heads,
@@ -158,6 +159,18 @@ def _model(plan: Plan, mesh: dict[str, int]) -> Model:
         "moe": full.moe and _moe(full, full.moe, mesh),
     }
     return Model(**(same | shrunk))
+
+
+def _pattern_layers(full: Model) -> int:
+    """Layers that have every kind of window, in the model's pattern."""
+    if full.window is None or len(full.window_pattern) > MOST_PATTERN:
+        return 1
+    return len(full.window_pattern)
+
+
+def _window(plan: Plan, window: int) -> int:
+    """The window as the same share of a sequence."""
+    return max(window * min(plan.batch.length, LENGTH) // plan.batch.length, 1)
 
 
 def _moe(full: Model, moe: MixtureOfExperts, mesh: dict[str, int]) -> MixtureOfExperts:
@@ -208,8 +221,13 @@ def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps:
         optimizer=replace(full.optimizer, warmup_steps=warmup),
         remat=plan.remat,
         compiler_options={},
-        data=full.data if same_vocab else DataSource(),
+        data=full.data if same_vocab else DataSource(separator=_separator(full.data, model)),
     )
+
+
+def _separator(data: DataSource, model: Model) -> int | None:
+    """A token of the smaller vocabulary, so that documents are rehearsed too."""
+    return None if data.separator is None else data.separator % model.vocab
 
 
 def _changes(plan: Plan, copy: Plan) -> Iterator[str]:

@@ -45,11 +45,24 @@ def time_lines(layout: Layout) -> list[LedgerLine]:
     ]
 
 
+def activation_peak(layout: Layout) -> float:
+    """Peak FLOP/s of one device in the type of activations."""
+    return peak(layout.chip, layout.activation_type).value / layout.chip.devices
+
+
+# What multiplies in the compute type.
+OF_BLOCKS: tuple[LineKind, ...] = ("matmul", "copied_heads", "expert_padding", "matmul_recompute")
+
+
 def math_lines(layout: Layout) -> list[LedgerLine]:
-    """Executed FLOPs over the peak of the compute type."""
-    rate = peak(layout.chip, layout.precision.compute)
+    """Executed FLOPs over the peak of the compute type: matrices of blocks in their own, attention
+    and logits in that of activations.
+    """
+    narrow = peak(layout.chip, layout.precision.compute)
+    wide = peak(layout.chip, layout.activation_type)
 
     def line(kind: LineKind, name: str, formula: str, count: Number) -> LedgerLine:
+        rate = narrow if kind in OF_BLOCKS else wide
         return rated_line(layout, kind, name, f"{formula} flops", "mxu", count, rate)
 
     passes = 1 + flops.BACKWARD_OVER_FORWARD

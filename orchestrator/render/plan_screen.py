@@ -52,7 +52,10 @@ ALIKE_RULE = (
     "+n: other meshes with this tensor, remat and microbatches, slower by less than the forecast"
     " knows"
 )
-LOSS_RULE = "loss: extra time per token, midway between lower bound and unoverlapped"
+LOSS_RULE = (
+    "loss: extra time per token, midway between lower bound and unoverlapped; below zero where a"
+    " policy offloads for less than the forecast knows"
+)
 
 
 def plan_screen(

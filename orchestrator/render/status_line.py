@@ -29,7 +29,7 @@ class StatusLine:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Make room for a line that stays: stdout may be the same terminal."""
+        """Clear the line before one that stays: stdout may be the same terminal."""
         if self.drawn:
             self.drawn.stop()
         yield

@@ -10,7 +10,7 @@ from orchestrator.catalog import Chip
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.errors import UnknownName
 from orchestrator.plan import flops
-from orchestrator.score import software
+from orchestrator.score import mixture_rows, software
 from orchestrator.score.cells import Unscorable, dtype, note, noted_count, number, positive, whole
 from orchestrator.score.software import RunSoftware, software_of
 from orchestrator.types.model import Model
@@ -74,6 +74,7 @@ class PublishedRun:
     optimizer: OptimizerName
     software: RunSoftware
     attention_block: int | None
+    dispatch_matmuls: bool
     convention: str
     step_s: float | None
     flops_per_chip_s: float | None
@@ -86,8 +87,13 @@ def read(path: Path) -> list[dict[str, str]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file, restval="")
             table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
-            rows = [named(row, table.line_num) for row in table]
             columns = table.fieldnames
+            apart = mixture_rows.has_mixtures(columns)
+            columns += ["d_ff"] if apart else []
+            rows = [
+                named(mixture_rows.translated(row) if apart else row, table.line_num)
+                for row in table
+            ]
     except OSError as error:
         raise Unscorable(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -111,7 +117,11 @@ def read(path: Path) -> list[dict[str, str]]:
 def named(row: dict[str, str], line: int) -> dict[str, str]:
     """The known columns, with its line, and a name for a row without one."""
     cells = {column: (row.get(column) or "").strip() for column in COLUMNS}
-    newer = {column: (row[column] or "").strip() for column in NEWER if column in row}
+    newer = {
+        column: (row[column] or "").strip()
+        for column in (*NEWER, *mixture_rows.OWN)
+        if column in row
+    }
     return cells | newer | {"id": cells["id"] or f"row {line}", "line": str(line)}
 
 
@@ -142,6 +152,7 @@ def run_of(row: dict[str, str]) -> PublishedRun:
             "sequence": sequence,
             "tensor": tensor,
             "fsdp_dcn": shared_slices(row),
+            "expert": whole(row, "ep", 1) if "ep" in row else 1,
         },
         microbatches=whole(row, "microbatches", 1),
         remat=row["remat_policy"],
@@ -152,6 +163,7 @@ def run_of(row: dict[str, str]) -> PublishedRun:
         optimizer=optimizer_of(row),
         software=stated,
         attention_block=whole(row, "attention_block") if row["attention_block"] else None,
+        dispatch_matmuls=mixture_rows.dispatches_by_matmuls(row),
         convention=row["flop_convention"],
         step_s=positive(row, "step_time_s"),
         flops_per_chip_s=positive(row, "tflops_per_chip", 1e12),
@@ -167,7 +179,10 @@ def first_word(text: str) -> str:
 def refuse_unplannable(row: dict[str, str]) -> None:
     """Refuse models and parallelism that a plan cannot describe."""
     if whole(row, "moe_experts", 1) > 1:
-        raise Unscorable(f"a mixture of {row['moe_experts']} experts: plans are of dense models")
+        raise Unscorable(
+            f"a mixture of {row['moe_experts']} experts: their width and their router are not"
+            " stated; a file of mixtures has the columns experts, top_k, d_ff_expert, …"
+        )
     if note(row, r"\bMuon\b"):
         raise Unscorable("its optimizer is Muon: rows may have AdamW or Adafactor")
     if whole(row, "pp", 1) > 1:
@@ -222,6 +237,7 @@ def model_of(row: dict[str, str]) -> Model:
     shape["kv_heads"] = whole(row, "n_kv_heads", shape["heads"])
     shape["head_dim"] = whole(row, "head_dim", max(shape["d_model"] // shape["heads"], 1))
     gated = row["gated_mlp"] not in {"0", "false", "False"}
+    shape["moe"] = mixture_rows.mixture_of(row)
     either = [Model(name=row["model"], gated=gated, tied=tied, **shape) for tied in (True, False)]
     if "tied embeddings" in row["notes"] or "gemma" in row["model"]:
         return either[0]

@@ -14,6 +14,7 @@ from orchestrator import catalog
 from orchestrator.catalog import Chip, Topology
 from orchestrator.errors import OrchError
 from orchestrator.network import maxtext_policies
+from orchestrator.network.description import Mixture
 from orchestrator.network.maxtext_policies import NAMED
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import Policy
@@ -21,7 +22,7 @@ from orchestrator.plan.feasibility import placements, sizes_by_name
 from orchestrator.plan.host import transfers
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.search import SearchRequest, make_layout
-from orchestrator.plan.time import step_time, time_lines
+from orchestrator.plan.time import device_peak, step_time, time_lines
 from orchestrator.plan.torus import Ints, Links, axis_sizes, find_links, make_torus, plain_links
 from orchestrator.score.cells import Unscorable
 from orchestrator.score.flop_counts import extra_parameters_per_layer
@@ -30,6 +31,7 @@ from orchestrator.score.run_attention import attention_as_run, scaled
 from orchestrator.types.plan import LedgerLine, LineKind
 from orchestrator.types.spec import Batch, Experiment, MeshRequest, Precision
 
+DISPATCH_PRODUCTS = 6
 GRADIENT_BYTES = 4  # fp32, as the ledger counts them
 
 
@@ -104,7 +106,8 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
     """The fastest way to lay the run's mesh on the torus."""
     slice_torus = make_torus(chip, topology)
     tensor, sequence = run.mesh["tensor"] or 1, run.mesh["sequence"] or 1
-    rest, over = divmod(slice_torus.devices, tensor * sequence)
+    expert = run.mesh["expert"] or 1
+    rest, over = divmod(slice_torus.devices, tensor * sequence * expert)
     fsdp = run.mesh["fsdp"] or rest
     if over or rest % fsdp:
         raise Unscorable(
@@ -113,6 +116,7 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
         )
     mesh = MeshRequest(
         data=rest // fsdp,
+        expert=expert,
         fsdp=fsdp,
         sequence=sequence,
         tensor=tensor,
@@ -171,8 +175,31 @@ def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
         factors["optimizer_update"] = adafactor_share(layout)
     if run.parallel_block:  # one gather and one scatter serve attention and MLP together
         factors |= {"activation_gather": 0.5, "activation_scatter": 0.5}
-    lines = [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
+    dispatch = [dispatch_line(layout)] if run.dispatch_matmuls else []
+    lines = dispatch + [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
     return attention_as_run(run, layout, lines)
+
+
+def dispatch_line(layout: Layout) -> LedgerLine:
+    """Tokens to experts and back as products with masks of rows.
+
+    There are two, two gradients of tokens and rows, one of the mask that weighs; and the first is
+    made again, since no policy keeps what it makes.
+    """
+    mixtures = sum(count for block, count in layout.network.kinds if isinstance(block.mlp, Mixture))
+    rows = layout.rows_of_token * layout.length
+    product = 2 * layout.step_tokens * rows * layout.model.d_model
+    rate = device_peak(layout)
+    count = DISPATCH_PRODUCTS * mixtures * product
+    return LedgerLine(
+        kind="matmul",
+        name="dispatch by matmuls",
+        value=count / rate,
+        unit="s",
+        formula="6 x 2 x tokens x rows of a sequence x d_model flops / rate",
+        inputs={"flops": count, "rate": rate},
+        resource="mxu",
+    )
 
 
 def adafactor_share(layout: Layout) -> float:

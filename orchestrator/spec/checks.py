@@ -60,6 +60,14 @@ def _data_has_its_path(spec: ResolvedSpec) -> None:
         spec.report("experiment.data.path", "data-path-unused")
 
 
+def _separator_is_a_token(spec: ResolvedSpec) -> None:
+    separator, model = spec["experiment.data.separator"], spec["experiment.model"]
+    vocab = catalog.model(model).vocab if isinstance(model, str) else (model or {}).get("vocab")
+    if separator is not None and vocab is not None and separator >= vocab:
+        fields = {"separator": separator, "vocab": vocab, "last": vocab - 1}
+        spec.report("experiment.data.separator", "no-such-token", **fields)
+
+
 def _remat_names_tensors_of_the_model(spec: ResolvedSpec) -> None:
     model, remat = spec["experiment.model"], spec["experiment.remat"]
     if not isinstance(remat, dict) or "gate" not in remat or model is None:
@@ -163,6 +171,7 @@ CHECKS: tuple[Check, ...] = (
     _tokens_fill_a_batch,
     _learning_rate_falls,
     _data_has_its_path,
+    _separator_is_a_token,
     _remat_names_tensors_of_the_model,
     _pods_are_in_order,
     _pods_share_weights_evenly,

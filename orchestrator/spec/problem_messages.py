@@ -105,6 +105,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is {name!r}, must be a tracker that can be found",
         "known: {known}; or a class of your own: my_package.my_module:MyTracker",
     ),
+    "no-such-token": (
+        "is {separator:,}, must be a token of the vocabulary of {vocab:,}",
+        "at most {last}",
+    ),
     "heads-not-divisible": (
         "is {kv_heads}, must divide the {heads} heads",
         "for example {name}: {near}",

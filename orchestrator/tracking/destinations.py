@@ -64,7 +64,7 @@ def is_passed_on(journal: Journal, environment: Mapping[str, str]) -> bool:
 
 
 def passed_on(journal: Journal) -> str | None:
-    """What tells a driver, in VARIABLE, where to record a run; None where nothing was chosen."""
+    """The value of VARIABLE for a driver: where to record a run. None where nothing was chosen."""
     where = chosen(journal)
     if where is None:
         return None
@@ -72,10 +72,9 @@ def passed_on(journal: Journal) -> str | None:
 
 
 def own_options(options: TrackingOptions, environment: Mapping[str, str]) -> TrackingOptions | None:
-    """What counts of a run's own wishes, without a choice: the name of its experiment.
+    """The options of a run that count where this user chose nothing: the name of its experiment.
 
-    None where it wants to be recorded by another tracker, or at an address, and the user's
-    environment names none.
+    None where the run names another tracker, or an address that the environment does not name.
     """
     usual = TrackingOptions(experiment=options.experiment)
     if options.tracker != usual.tracker:

@@ -87,12 +87,13 @@ class Recorder:
         """Where the run is to be recorded, and how much is."""
         if state := sync_state.read_sync_state(journal, self.environment):
             return state
-        wishes = journal.spec().tracking
-        options = destinations.own_options(wishes, self.environment)
+        requested = journal.spec().tracking
+        options = destinations.own_options(requested, self.environment)
         if options is None:
-            wished = wishes.uri if wishes.tracker == TrackingOptions().tracker else wishes.tracker
+            is_usual = requested.tracker == TrackingOptions().tracker
+            place = requested.uri if is_usual else requested.tracker
             raise RunNotRecorded(
-                f"its folder asks to be recorded in {wished}, which no command of this user chose"
+                f"its folder asks to be recorded in {place}, which no command of this user chose"
                 " on this machine: set MLFLOW_TRACKING_URI to where it is to be recorded"
             )
         where = destination(options, journal.path.parent, self.environment)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.types.spec_fields import DType
+from orchestrator.types.spec_fields import MatmulType
 
 # What is timed. Each has an amount that its seconds grow with.
 Operation = Literal[
@@ -29,7 +29,7 @@ class Timing:
     """
 
     operation: Operation
-    dtype: DType
+    dtype: MatmulType
     points: tuple[tuple[float, float], ...]  # amount, seconds
     spread: float
     head_dim: int = 0

@@ -16,6 +16,7 @@ from orchestrator.types.spec_fields import (
     AxisSize,
     DecayRate,
     DType,
+    MatmulType,
     Microbatches,
     Name,
     NonNegativeInteger,
@@ -111,7 +112,14 @@ class Precision:
     """Types of what is stored, computed and sent. Accumulation is always fp32."""
 
     parameters: Annotated[DType, about("The type in which parameters are stored.")] = "fp32"
-    compute: Annotated[DType, about("The type of matrix multiplications and activations.")] = "bf16"
+    compute: Annotated[
+        MatmulType,
+        about(
+            "The type of matrix multiplications and activations. With int8 and fp8 the blocks'"
+            " matrices multiply in that type, and all else is bf16: the trainer has none of the"
+            " two, so it can be planned and not trained."
+        ),
+    ] = "bf16"
     gradients: Annotated[
         DType, about("The type in which devices send gradients to each other.")
     ] = "bf16"
@@ -158,6 +166,15 @@ class DataSource:
         about(
             "The path of the token set's manifest, relative to the spec; for kind tokens alone.",
             "tokens/manifest.json",
+        ),
+    ] = None
+    separator: Annotated[
+        NonNegativeInteger | None,
+        about(
+            "The token that ends each document. A token then attends to its own document alone,"
+            " and nothing is predicted from a document's end; when left out, a sequence is one"
+            " document.",
+            128_001,
         ),
     ] = None
 

@@ -68,7 +68,7 @@ PACKAGES = (
             *("tests/test_journal_state.py", "tests/test_journal_studies.py"),
             *("tests/test_boundary.py", "tests/test_read_only.py"),
             *("tests/test_journal_damage.py", "tests/test_journal_syncs.py"),
-            "tests/test_exact_limits.py",
+            *("tests/test_exact_limits.py", "tests/test_fence.py", "tests/test_step_table.py"),
         ),
         without=(
             "tests/test_journal_kills.py::test_a_kill_at_any_change_loses_nothing",
@@ -79,7 +79,10 @@ PACKAGES = (
     Package(
         "drive",
         ("orchestrator/drive/*.py",),
-        ("tests/test_drive.py", "tests/test_driver.py", "tests/test_monitor.py"),
+        (
+            *("tests/test_drive.py", "tests/test_driver.py", "tests/test_monitor.py"),
+            *("tests/test_fence.py", "tests/test_evict.py"),
+        ),
     ),
     Package(
         "checkpoint",

@@ -16,23 +16,27 @@ MOST_KEYS = 512  # in a block
 LEAST = -1e30  # a finite start of the maximum: a query may see no key of the first blocks
 
 Three = tuple[jax.Array, jax.Array, jax.Array]
+Blocks = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
+Documents = tuple[jax.Array, jax.Array]  # numbers of the documents of queries and of keys
 Saved = tuple[Any, ...]  # arrays; no sinks are None
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
 def blockwise(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     positions: jax.Array,
     sinks: jax.Array | None,
+    documents: Documents | None,
     kind: Scores,
 ) -> jax.Array:
     """Causal attention of q [b, T, N, H], at `positions` [T], to k and v [b, S, K, H].
 
-    `sinks` [N] are scores of a place without a value.
+    `sinks` [N] are scores of a place without a value. `documents` are the numbers of the documents
+    of queries [b, T] and keys [b, S], which then see only their own.
     """
-    return _forward(q, k, v, positions, sinks, kind)[0]
+    return _forward(q, k, v, positions, sinks, documents, kind)[0]
 
 
 def _forward(
@@ -41,16 +45,18 @@ def _forward(
     v: jax.Array,
     positions: jax.Array,
     sinks: jax.Array | None,
+    documents: Documents | None,
     kind: Scores,
 ) -> tuple[jax.Array, Saved]:
     """One pass over blocks of keys with a running softmax: maximum, sum, weighted values."""
     grouped = _grouped(q, k.shape[2])
     b, t, kv, g, _ = grouped.shape
+    own = documents[0] if documents else None
 
-    def step(carry: Three, block: Three) -> tuple[Three, None]:
+    def step(carry: Three, block: Blocks) -> tuple[Three, None]:
         top, total, out = carry
-        keys, values, places = block
-        scores, _ = _scores(grouped, keys, positions, places, kind)  # [b, K, G, T, B]
+        keys, values, places, theirs = block
+        scores, _ = _scores(grouped, keys, positions, places, own, theirs, kind)  # [b, K, G, T, B]
         new_top = jnp.maximum(top, scores.max(-1))
         shrink, weights = jnp.exp(top - new_top), jnp.exp(scores - new_top[..., None])
         added = _dot("bkgts,bskh->bkgth", weights.astype(v.dtype), values)
@@ -63,25 +69,26 @@ def _forward(
         top = jnp.broadcast_to(_by_group(sinks, kv), top.shape)
         total = jnp.ones_like(total)
     start = (top, total, jnp.zeros(sum_of_none, jnp.float32))
-    (top, total, out), _ = jax.lax.scan(step, start, _blocks(k, v))
+    (top, total, out), _ = jax.lax.scan(step, start, _blocks(k, v, documents))
     out = (out / total[..., None]).transpose(0, 3, 1, 2, 4)
     out = out.reshape(*q.shape[:-1], v.shape[-1]).astype(q.dtype)
     out = checkpoint_name(out, "attention")
     log_sum = checkpoint_name(top + jnp.log(total), "attention")
-    return out, (q, k, v, positions, sinks, out, log_sum)
+    return out, (q, k, v, positions, sinks, documents, out, log_sum)
 
 
 def _backward(
     kind: Scores, saved: Saved, d_out: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, None, jax.Array | None]:
+) -> tuple[jax.Array, jax.Array, jax.Array, None, jax.Array | None, None]:
     """One pass over the same blocks; the weights are made again from the log-sum-exp."""
-    q, k, v, positions, sinks, out, log_sum = saved
+    q, k, v, positions, sinks, documents, out, log_sum = saved
+    own = documents[0] if documents else None
     grouped, d_grouped = _grouped(q, k.shape[2]), _grouped(d_out, k.shape[2])
     dot_out = _dot("btkgh,btkgh->bkgt", d_grouped, _grouped(out, k.shape[2]))
 
-    def step(dq: jax.Array, block: Three) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        keys, values, places = block
-        scores, slope = _scores(grouped, keys, positions, places, kind)
+    def step(dq: jax.Array, block: Blocks) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        keys, values, places, theirs = block
+        scores, slope = _scores(grouped, keys, positions, places, own, theirs, kind)
         weights = jnp.exp(scores - log_sum[..., None])
         d_values = _dot("bkgts,btkgh->bskh", weights.astype(v.dtype), d_grouped)
         d_weights = _dot("btkgh,bskh->bkgts", d_grouped, values)
@@ -91,12 +98,12 @@ def _backward(
         return dq, (d_keys.astype(k.dtype), d_values.astype(v.dtype))
 
     start = jnp.zeros(grouped.shape, jnp.float32)
-    dq, (dk, dv) = jax.lax.scan(step, start, _blocks(k, v))
+    dq, (dk, dv) = jax.lax.scan(step, start, _blocks(k, v, documents))
     d_sinks = None
     if sinks is not None:
         weights = jnp.exp(_by_group(sinks, k.shape[2]) - log_sum)
         d_sinks = -(weights * dot_out).sum((0, 3)).reshape(sinks.shape).astype(sinks.dtype)
-    return dq.reshape(q.shape).astype(q.dtype), _joined(dk, k), _joined(dv, v), None, d_sinks
+    return dq.reshape(q.shape).astype(q.dtype), _joined(dk, k), _joined(dv, v), None, d_sinks, None
 
 
 blockwise.defvjp(_forward, _backward)
@@ -112,7 +119,13 @@ def _dot(formula: str, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _scores(
-    grouped: jax.Array, keys: jax.Array, positions: jax.Array, places: jax.Array, kind: Scores
+    grouped: jax.Array,
+    keys: jax.Array,
+    positions: jax.Array,
+    places: jax.Array,
+    own: jax.Array | None,
+    theirs: jax.Array | None,
+    kind: Scores,
 ) -> tuple[jax.Array, jax.Array | float]:
     """Scores [b, K, G, T, B], minus infinity where the query does not see the key; and how much
     they change with the product of query and key.
@@ -126,6 +139,8 @@ def _scores(
     seen = before >= 0
     if kind.window is not None:
         seen &= before < kind.window
+    if own is not None and theirs is not None:
+        seen = (seen & (own[:, :, None] == theirs[:, None]))[:, None, None]  # [b, 1, 1, T, B]
     return jnp.where(seen, scores, -jnp.inf), slope
 
 
@@ -135,15 +150,18 @@ def _grouped(x: jax.Array, kv_heads: int) -> jax.Array:
     return x.reshape(b, t, kv_heads, n // kv_heads, h)
 
 
-def _blocks(k: jax.Array, v: jax.Array) -> Three:
-    """Keys, values [S/B, b, B, K, H] and places [S/B, B], block after block."""
-    b, length, kv, _ = k.shape
+def _blocks(k: jax.Array, v: jax.Array, documents: Documents | None) -> Blocks:
+    """Keys, values [S/B, b, B, K, H], places [S/B, B] and documents [S/B, b, B], block after
+    block.
+    """
+    b, length, *_ = k.shape
     size = max(n for n in range(1, min(length, MOST_KEYS) + 1) if length % n == 0)
 
     def cut(x: jax.Array) -> jax.Array:
-        return x.reshape(b, length // size, size, kv, x.shape[-1]).swapaxes(0, 1)
+        return x.reshape(b, length // size, size, *x.shape[2:]).swapaxes(0, 1)
 
-    return cut(k), cut(v), jnp.arange(length).reshape(-1, size)
+    theirs = cut(documents[1]) if documents else None
+    return cut(k), cut(v), jnp.arange(length).reshape(-1, size), theirs
 
 
 def _joined(blocks: jax.Array, like: jax.Array) -> jax.Array:

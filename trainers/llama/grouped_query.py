@@ -25,7 +25,9 @@ def grouped_query_attention(
     q, k, v = queries_keys_values(runtime, kind, layer, y)
     sinks = layer[kind.sinks.name] if kind.sinks else None
     attend = runtime.kernels[kind.scores]
-    y = attend(q, zigzag.gather(k, runtime.ways), zigzag.gather(v, runtime.ways), sinks)
+    y = attend(
+        q, zigzag.gather(k, runtime.ways), zigzag.gather(v, runtime.ways), sinks, runtime.documents
+    )
     shard = layer[kind.output.weight.name]  # [N/Y, H, D/X]
     output = runtime.gather_matrix(shard.reshape(-1, shard.shape[-1]), 1)  # [N/Y H, D]
     y = matmul_reduce_scatter(in_arrival_order(y.reshape(*y.shape[:2], -1)), output)

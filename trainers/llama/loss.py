@@ -17,6 +17,7 @@ from trainers.llama.axes import TENSOR
 from trainers.llama.collectives import all_gather
 
 LOGIT_BYTES = 4
+NO_WORD = -1  # the target of a place that predicts nothing
 
 Sums = tuple[jax.Array, jax.Array, jax.Array]  # the table's gradient, cross-entropy, penalty
 
@@ -35,6 +36,7 @@ class Logits(NamedTuple):
     z_loss: float
     vocab: int
     cap: float | None = None
+    some_predict_nothing: bool = False
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -69,7 +71,12 @@ def _forward(
         log_sum, target = _of_group(logits, hit)
         slope = 1 + 2 * how.z_loss * log_sum[:, None]
         d_logits = jnp.exp(logits - log_sum[:, None]) * slope - hit
-        d_logits = (d_logits * slope_of_cap if how.cap else d_logits).astype(x.dtype)
+        d_logits = d_logits * slope_of_cap if how.cap else d_logits
+        if how.some_predict_nothing:
+            predicts = targets != NO_WORD
+            d_logits = jnp.where(predicts[:, None], d_logits, 0)
+            log_sum, target = (jnp.where(predicts, one, 0) for one in (log_sum, target))
+        d_logits = d_logits.astype(x.dtype)
         dx = jnp.einsum("cv,vd->cd", d_logits, table)
         d_table += jnp.einsum("cv,cd->vd", d_logits, x, preferred_element_type=jnp.float32)
         sums = entropy + (log_sum - target).sum(), penalty + (how.z_loss * log_sum**2).sum()

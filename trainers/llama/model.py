@@ -6,6 +6,7 @@
 Between blocks the residual stream is split over `tensor` too, by position: [b, S/(s Y), D].
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -14,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.description import Block, Mixture, Segment, Stack
+from trainers.llama import zigzag
 from trainers.llama.axes import TENSOR
 from trainers.llama.checkpoint_policy import policy
 from trainers.llama.collectives import (
@@ -33,12 +35,16 @@ from trainers.llama.runtime import DTYPES, Runtime
 
 
 def batch_loss(
-    runtime: Runtime, parameters: Parameters, inputs: jax.Array, targets: jax.Array
+    runtime: Runtime, parameters: Parameters, batch: dict[str, jax.Array]
 ) -> tuple[Loss, Routed | None]:
     """This chip's share of the loss summed over tokens, and what routers did with its tokens.
 
-    inputs, targets [b, S/s]
+    inputs, targets and, where there are several, documents [b, S/s]
     """
+    inputs, targets = batch["inputs"], batch["targets"]
+    if "documents" in batch:
+        own = batch["documents"]
+        runtime = replace(runtime, documents=(own, zigzag.gather(own, runtime.ways)))
     parameters = _reduce_ends_on_the_way(runtime, parameters)
     x, routed = residual_stream(runtime, parameters, inputs)
     network, plan = runtime.network, runtime.plan
@@ -47,7 +53,7 @@ def batch_loss(
     x, shard = together_in_backward(x, shard)
     table = runtime.gather_matrix(shard, 1)  # [V/Y, D]
     tokens = x.reshape(-1, x.shape[-1])
-    how = Logits(plan.optimizer.z_loss, plan.model.vocab, network.logit_cap)
+    how = Logits(plan.optimizer.z_loss, plan.model.vocab, network.logit_cap, "documents" in batch)
     return token_loss(tokens, table, targets.reshape(-1), how), routed
 
 

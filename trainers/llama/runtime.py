@@ -12,6 +12,7 @@ from orchestrator.network.description import Network, Scores
 from orchestrator.types.plan import Plan
 from trainers.llama.attention import Attend
 from trainers.llama.axes import SEQUENCE, TENSOR, WEIGHTS, WEIGHTS_OF_EXPERTS
+from trainers.llama.blockwise import Documents
 from trainers.llama.collectives import gather_matrix
 from trainers.llama.grouped import Grouped
 from trainers.llama.ring import all_gather_matmul
@@ -26,6 +27,8 @@ class Runtime:
     plan: Plan
     kernels: Mapping[Scores, Attend]
     grouped: Grouped
+    # Of this chip's positions and of all positions, where a batch has several documents in a row.
+    documents: Documents | None = None
 
     @property
     def network(self) -> Network:

@@ -15,6 +15,7 @@ from orchestrator.network.description import Scores
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from trainers.llama import zigzag
 from trainers.llama.axes import SEQUENCE
+from trainers.llama.blockwise import Documents
 
 LANES = 128
 
@@ -56,11 +57,17 @@ class ZigzagMask(kernels.Mask):
 
 def splash(
     length: int, ways: int, kind: Scores, *, interpret: bool = False
-) -> Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]:
+) -> Callable[..., jax.Array]:
     """`attend` of `trainers.llama.attention`."""
     blocks = _blocks(length, ways)
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None) -> jax.Array:
+    def attend(
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        sinks: jax.Array | None,
+        documents: Documents | None,
+    ) -> jax.Array:
         mask = kernels.MultiHeadMask([ZigzagMask(length, ways, kind.window)] * q.shape[2])
         kernel = kernels.make_splash_mha(
             mask,
@@ -73,11 +80,14 @@ def splash(
         )
         shard = _shard(kernel, ways)
 
-        def of_sequence(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return jnp.asarray(shard(q, k, v, sinks=sinks))
+        def of_sequence(
+            q: jax.Array, k: jax.Array, v: jax.Array, documents: Documents | None
+        ) -> jax.Array:
+            ids = kernels.SegmentIds(*documents) if documents else None
+            return jnp.asarray(shard(q, k, v, segment_ids=ids, sinks=sinks))
 
-        heads_first = (x.swapaxes(1, 2) for x in (q * kind.scale, k, v))
-        return jax.vmap(of_sequence)(*heads_first).swapaxes(1, 2)
+        q, k, v = (x.swapaxes(1, 2) for x in (q * kind.scale, k, v))
+        return jax.vmap(of_sequence)(q, k, v, documents).swapaxes(1, 2)
 
     return attend
 

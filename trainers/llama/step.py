@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
 from orchestrator.types.plan import Plan
@@ -18,7 +19,7 @@ from trainers.llama.attention import attention
 from trainers.llama.axes import BATCH, MESH, SEQUENCE, with_copies
 from trainers.llama.collectives import all_reduce, reduce_gradients
 from trainers.llama.grouped import grouped_matmul
-from trainers.llama.loss import Loss
+from trainers.llama.loss import NO_WORD, Loss
 from trainers.llama.mixture import Routed, router_metrics
 from trainers.llama.model import batch_loss
 from trainers.llama.runtime import DTYPES, Runtime
@@ -34,6 +35,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     """The program of a plan on a mesh."""
     mesh = with_copies(mesh, plan.model.kv_heads)
     ways = plan.mesh[SEQUENCE]
+    check_precision(plan)
     compute = DTYPES[plan.precision.compute]
     platform = _platform(mesh)
     kernel = partial(attention, platform, compute, plan.batch.length, ways)
@@ -48,8 +50,8 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         plan=plan,
         mesh=mesh,
         state=state,
-        batch={"inputs": tokens, "targets": tokens},
-        arrange=partial(arrange, ways),
+        batch=dict.fromkeys(batch_leaves(plan), tokens),
+        arrange=partial(arrange, ways, plan.data.separator),
         init=jax.jit(start, out_shardings=_shardings(state), compiler_options=ONCE),
         step=_jitted(runtime, mesh, state),
         table_rows={table.name: plan.model.vocab for table in decoder(plan.model).tables},
@@ -57,11 +59,38 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     )
 
 
-def arrange(ways: int, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Each word and the word after it, positions in zigzag order."""
+def check_precision(plan: Plan) -> None:
+    """Refuse types of matmuls that can be planned only."""
+    compute = plan.precision.compute
+    if compute not in DTYPES:
+        raise SpecError(
+            f"experiment.precision.compute {compute} can be planned, not trained: trainer"
+            f" {plan.trainer} multiplies in {' or '.join(DTYPES)}"
+        )
+
+
+def batch_leaves(plan: Plan) -> tuple[str, ...]:
+    documents = () if plan.data.separator is None else ("documents",)
+    return ("inputs", "targets", *documents)
+
+
+def arrange(ways: int, separator: int | None, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Each word and the word after it, positions in zigzag order. Where a separator ends documents,
+    also the number of each word's document; no word comes after a separator.
+    """
     places = zigzag.order(tokens.shape[1] - 1, ways)
     words = tokens.astype(np.int32)
-    return {"inputs": words[:, :-1][:, places], "targets": words[:, 1:][:, places]}
+    inputs, targets = words[:, :-1], words[:, 1:]
+    if separator is None:
+        return {"inputs": inputs[:, places], "targets": targets[:, places]}
+    ends = inputs == separator
+    documents = (np.cumsum(ends, axis=1) - ends).astype(np.int32)
+    leaves = {
+        "inputs": inputs,
+        "targets": np.where(ends, NO_WORD, targets),
+        "documents": documents,
+    }
+    return {name: leaf[:, places] for name, leaf in leaves.items()}
 
 
 def _start(plan: Plan, seed: jax.Array) -> dict[str, Tree]:
@@ -111,14 +140,15 @@ def train_step(
 ) -> tuple[dict[str, Tree], dict[str, jax.Array]]:
     """The step of one chip, with its shards of state and batch [rows, S/s]."""
     plan = runtime.plan
-    (loss, routed), gradients = accumulate_gradients(runtime, state["parameters"], batch)
+    tokens = predicted_tokens(plan, batch)
+    (loss, routed), gradients = accumulate_gradients(runtime, state["parameters"], batch, tokens)
     if plan.gradient_reduction == "at_end":
         wire = DTYPES[plan.precision.gradients]
         specs = parameters.shardings(plan.model)
         gradients = jax.tree.map(
             lambda g, spec: reduce_gradients([g], (spec,), wire)[0], gradients, specs
         )
-    _, entropy, penalty = all_reduce(jnp.stack(loss), MESH) / plan.batch.tokens
+    _, entropy, penalty = all_reduce(jnp.stack(loss), MESH) / tokens
     weights, moments, norm = optimizer.update(
         plan, state["parameters"], gradients, state["optimizer"]
     )
@@ -134,11 +164,11 @@ def train_step(
 
 
 def accumulate_gradients(
-    runtime: Runtime, weights: Tree, batch: dict[str, jax.Array]
+    runtime: Runtime, weights: Tree, batch: dict[str, jax.Array], tokens: jax.Array | int
 ) -> tuple[Sums, Tree]:
     """This chip's share of the sums over tokens, and of the gradient of the mean loss in fp32."""
     count = runtime.plan.batch.microbatches
-    differentiate = jax.value_and_grad(partial(_mean_loss, runtime), has_aux=True)
+    differentiate = jax.value_and_grad(partial(_mean_loss, runtime, tokens), has_aux=True)
 
     def one(micro: dict[str, jax.Array]) -> tuple[Sums, Tree]:
         (_, sums), gradients = differentiate(weights, micro)
@@ -157,12 +187,24 @@ def accumulate_gradients(
     return sums, gradients
 
 
+def predicted_tokens(plan: Plan, batch: dict[str, jax.Array]) -> jax.Array | int:
+    """Tokens of the whole batch that are predicted: all, but for the first of a document."""
+    if plan.data.separator is None:
+        return plan.batch.tokens
+    own = jnp.sum(batch["targets"] != NO_WORD, dtype=jnp.int32)
+    return all_reduce(own, (*BATCH, SEQUENCE)).astype(jnp.float32)
+
+
 def _mean_loss(
-    runtime: Runtime, weights: Tree, batch: dict[str, jax.Array]
+    runtime: Runtime, tokens: jax.Array | int, weights: Tree, batch: dict[str, jax.Array]
 ) -> tuple[jax.Array, Sums]:
-    loss, routed = batch_loss(runtime, weights, batch["inputs"], batch["targets"])
-    objective = loss.objective if routed is None else loss.objective + routed.penalty.sum()
-    return objective / runtime.plan.batch.tokens, (loss, routed)
+    loss, routed = batch_loss(runtime, weights, batch)
+    if routed is None:
+        return loss.objective / tokens, (loss, routed)
+    return loss.objective / tokens + routed.penalty.sum() / runtime.plan.batch.tokens, (
+        loss,
+        routed,
+    )
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from orchestrator.network.description import Scores
 from orchestrator.types.chip_profile import Operation, Timing
-from orchestrator.types.spec_fields import DType
+from orchestrator.types.spec_fields import DType, MatmulType
 from trainers.llama.attention import attention
 from trainers.llama.runtime import DTYPES
 from trainers.microbenchmarks.rounds import in_rounds
@@ -47,7 +47,7 @@ def device_timings() -> Iterator[Timing]:
             yield timed(operation, dtype, head_dim)
 
 
-def timed(operation: Operation, dtype: DType, head_dim: int = 0) -> Timing:
+def timed(operation: Operation, dtype: MatmulType, head_dim: int = 0) -> Timing:
     """An operation at each size."""
     amount, most = AMOUNTS[operation]
     runs: dict[float, Callable[[], float]] = {}
@@ -111,7 +111,7 @@ def attend(dtype: Any, head_dim: int, amount: float) -> Work:
     tensor = jnp.full((1, LENGTH, heads, head_dim), SMALL, dtype)
 
     def body(arrays: Any) -> Any:
-        y, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, None), *arrays)
+        y, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, None, None), *arrays)
         return jax.tree.map(lambda x, dx: x + SMALL * dx, arrays, backward(y))
 
     return body, (tensor,) * 3, heads * head_flops

@@ -4,13 +4,13 @@ import statistics
 from collections.abc import Callable, Mapping
 
 from orchestrator.types.chip_profile import Operation, Timing
-from orchestrator.types.spec_fields import DType
+from orchestrator.types.spec_fields import MatmulType
 
 ROUNDS = 9
 
 
 def in_rounds(
-    operation: Operation, dtype: DType, runs: Mapping[float, Callable[[], float]]
+    operation: Operation, dtype: MatmulType, runs: Mapping[float, Callable[[], float]]
 ) -> Timing:
     """Time every amount once in each round, so that other programs disturb few runs of each.
 

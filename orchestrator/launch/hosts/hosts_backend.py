@@ -15,8 +15,8 @@ from pathlib import Path
 
 from orchestrator.catalog import chip_of
 from orchestrator.launch.backend import AttemptSpec, ClusterEvent, ClusterUnusable, RunNeeds
-from orchestrator.launch.hosts import host
-from orchestrator.launch.hosts.attempt import HostsAttempt, Watch
+from orchestrator.launch.hosts import host_process
+from orchestrator.launch.hosts.hosts_attempt import HostsAttempt, Watch
 from orchestrator.launch.hosts.meeting import VARIABLE, HostState, Meeting, Question
 from orchestrator.launch.preflight import (
     Preflight,
@@ -29,7 +29,7 @@ from orchestrator.types.plan import Plan
 POLL_S = 0.1
 END_LIMIT_S = 10.0
 ANSWER_LIMIT_S = 600.0  # nodes of a cluster may still be starting
-DRIVER = "orchestrator.launch.hosts.driver"
+DRIVER = "orchestrator.launch.hosts.rehearsal_driver"
 
 
 class HostsBackend:
@@ -61,7 +61,7 @@ def start_host(plan: Plan, folder: Path, number: int) -> "subprocess.Popen[bytes
     size = plan.hosts // plan.pods
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", host.__name__, str(folder)),
+            *(sys.executable, "-m", host_process.__name__, str(folder)),
             *("--slice", f"slice-{number // size}", "--host", str(number % size)),
             *("--hosts", str(size), "--kind", f"{plan.chip} {plan.topology}"),
             *("--emulate", str(plan.devices // plan.hosts)),

@@ -118,10 +118,10 @@ class RunExport:
 
     def _send(self, stored: StoredRun, points: Sequence[MetricPoint], tags: dict[str, str]) -> None:
         """Send points, and after them the tags that count them."""
-        room = MOST_POINTS - len(tags)
-        last = max(0, (len(points) - 1) // room) * room if points else 0
-        for at in range(0, last, room):
-            self._store.log(stored.id, points[at : at + room])
+        size = MOST_POINTS - len(tags)
+        last = max(0, (len(points) - 1) // size) * size if points else 0
+        for at in range(0, last, size):
+            self._store.log(stored.id, points[at : at + size])
         self._store.log(stored.id, points[last:], tags=tags)
         self._tags |= tags
 

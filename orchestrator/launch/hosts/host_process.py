@@ -1,6 +1,6 @@
 """One host of a slice: it joins a meeting and runs the process that each order gives it.
 
-    python -m orchestrator.launch.hosts.host FOLDER --slice NAME --host N --hosts SIZE --kind KIND
+    python -m orchestrator.launch.hosts.host_process FOLDER --slice NAME --host N ...
 
 Every host of every slice runs this: a process on this machine, the container of a pod, or a shell
 on a TPU VM. It ends with its parent, and its process with it.
@@ -17,14 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.launch import provenance
-from orchestrator.launch.hosts.meeting import (
-    Answer,
-    HostName,
-    HostState,
-    Meeting,
-    Order,
-    Question,
-)
+from orchestrator.launch.hosts.meeting import Answer, HostName, HostState, Meeting, Order, Question
 from orchestrator.parent import end_with_parent
 from orchestrator.plan import rehearsal
 from orchestrator.ports import LOOPBACK, NODE_ADDRESS, free_port
@@ -136,7 +129,7 @@ def answer(question: Question) -> Answer:
 
 def main(arguments: list[str]) -> None:
     """Be a host until the parent is gone, or somebody ends this process."""
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.launch.hosts.host")
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.launch.hosts.host_process")
     parser.add_argument("folder", type=Path, help="where the hosts and the driver meet")
     parser.add_argument("--slice", required=True, help="the name of the slice")
     parser.add_argument("--host", type=int, required=True, help="which host of it, from 0")

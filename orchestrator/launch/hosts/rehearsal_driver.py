@@ -1,6 +1,6 @@
 """The driver of a rehearsal on emulated hosts: a command that ends with the one that started it.
 
-python -m orchestrator.launch.hosts.driver FOLDER COMMAND...    # started by its backend
+python -m orchestrator.launch.hosts.rehearsal_driver FOLDER COMMAND...    # started by its backend
 """
 
 import os

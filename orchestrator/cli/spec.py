@@ -1,0 +1,111 @@
+"""The commands that write specs, or make another text of one: init, schema, import, export."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+import orchestrator as orch
+from orchestrator.cli.terminal import SET, SPEC, echo, say
+from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.render.next_commands import spec_command
+
+if TYPE_CHECKING:
+    from orchestrator.export import ManifestKind
+
+
+@click.command()
+@click.argument("path", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--list", "as_list", is_flag=True, help="List the examples that can be copied.")
+@click.option("--from", "example", metavar="NAME", help="Copy this example.")
+def init(path: Path | None, as_list: bool, example: str | None) -> None:
+    """Write a small commented spec to start from. An existing file is never overwritten.
+
+    The JSON Schema is written beside it, into .orch/, for editors.
+
+    \b
+    Example:
+      orch init my-run.yaml
+      orch init --list
+      orch init --from llama3_70b_4pod my-pods.yaml
+    """
+    from orchestrator.spec.examples import create, examples
+
+    if as_list:
+        from orchestrator.render.screen_parts import Table, screen
+
+        say(screen([Table(rows=list(examples().items()), columns="<w")]))
+        return
+    if path is None and example is None:
+        raise click.UsageError("name the file to write, for example my-run.yaml")
+    path = path or Path(f"{example}.yaml")
+    create(path, example)
+    echo(f"wrote {path}\nNext: {spec_command('plan', path, ())}")
+
+
+@click.command()
+@click.option("--study", "of_study", is_flag=True, help="Print the schema of a study.")
+def schema(of_study: bool) -> None:
+    """Print the JSON Schema of a spec. Editors complete and check specs with it.
+
+    Example: orch schema --study > study.schema.json
+    """
+    from orchestrator.spec.schema import schema_text, study_schema_text
+
+    echo(study_schema_text() if of_study else schema_text(), nl=False)
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(["ray", "rayjob", "jobset"]))
+@SPEC
+@SET
+@interruptible("planning")
+def export(kind: "ManifestKind", spec: Path, overrides: tuple[str, ...]) -> None:
+    """Print the plan of SPEC as a Kubernetes manifest.
+
+    `ray` is a RayCluster of the plan's slices of GKE, for `orch submit --address`. `rayjob` is a
+    RayJob, which makes such a cluster, submits SPEC on it and takes it down. `jobset` is a JobSet
+    that runs SPEC without Ray. cluster.kubernetes of SPEC has the image, the queue and more.
+
+    \b
+    Example:
+      orch export ray specs/llama3_70b_4pod.yaml > cluster.yaml
+      orch export rayjob my-run.yaml --set cluster.kubernetes.queue=tpus | kubectl apply -f -
+    """
+    from orchestrator.spec.spec_text import yaml_text
+
+    echo(yaml_text(orch.export(kind, spec, overrides)), nl=False)
+
+
+@click.group("import")
+def import_() -> None:
+    """Print the spec of a run of another tool."""
+
+
+@import_.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--device-type", metavar="TYPE", help="The chips, as xpk calls them: v6e-256.")
+@click.option("--slices", type=click.IntRange(1), metavar="N", help="How many slices of them.")
+def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | None) -> None:
+    """Print the spec of a run that was written for MaxText.
+
+    A SOURCE is a file (YAML of its keys, a shell script with its command and xpk's) or words
+    key=value; a later one overrides an earlier one. Every key is used, known not to matter, or
+    refused by name. What the spec says otherwise goes to the error stream.
+
+    \b
+    Example:
+      orch import maxtext run_recipe.sh > spec.yaml
+      orch import maxtext "model_name=llama3-70b per_device_batch_size=4" --device-type v6e-256
+    """
+    from orchestrator.spec.spec_text import yaml_text
+
+    found = orch.import_maxtext(sources, device=device_type, slices=slices)
+    for note in found.notes:
+        echo(f"note: {note}", err=True)
+    if found.irrelevant:
+        echo(f"not needed for a plan: {', '.join(found.irrelevant)}", err=True)
+    echo(yaml_text([found.values]), nl=False)
+
+
+COMMANDS = (init, schema, import_, export)

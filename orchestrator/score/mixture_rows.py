@@ -1,0 +1,70 @@
+"""Published runs of mixtures of experts: columns of their own, and the mixture that they describe.
+
+A file with a column `experts` has these columns; its other cells are read as those of all runs.
+"""
+
+from orchestrator.catalog.tables import FOLDER
+from orchestrator.score.cells import Unscorable, positive, whole
+from orchestrator.types.moe import MixtureOfExperts
+
+MIXTURES = FOLDER / "mixture_runs.csv"
+# The column of a file of mixtures → the column that all runs have.
+SAME = {
+    "fsdp": "ici_fsdp",
+    "tp": "ici_tp",
+    "cp": "ici_sp",
+    "grad_accum": "microbatches",
+    "precision": "compute_dtype",
+}
+OWN = (
+    "experts", "top_k", "d_ff_expert", "shared_experts", "dense_layers", "routing",
+    "capacity_factor", "attention", "ep",
+)  # fmt: skip
+BESIDES = " ("  # after a value: whether it is a default, or assumed
+
+
+def has_mixtures(columns: list[str]) -> bool:
+    return "experts" in columns
+
+
+def translated(row: dict[str, str]) -> dict[str, str]:
+    """The row under the names that all runs have."""
+    cells = row | {SAME[column]: text for column, text in row.items() if column in SAME}
+    cells["chip"] = row.get("chip", "").lower()
+    dense = row.get("d_ff_dense", "") not in ("", "0")
+    cells["d_ff"] = row["d_ff_dense"] if dense else row.get("d_ff_expert", "")
+    cells["remat_policy"] = row.get("remat", "").partition(BESIDES)[0]
+    stored = row.get("weight_dtype", "").partition(BESIDES)[0]
+    if stored:
+        cells["notes"] = f"{row.get('notes', '')}; weight_dtype {stored}"
+    return cells
+
+
+def mixture_of(row: dict[str, str]) -> MixtureOfExperts | None:
+    """The mixture of a row; None where its model is dense. `Unscorable` says what it lacks."""
+    if not row.get("experts"):
+        return None
+    if row["attention"].startswith("MLA"):
+        raise Unscorable("its attention has latent keys and values: plans have none")
+    return MixtureOfExperts(
+        experts=whole(row, "experts"),
+        top_k=whole(row, "top_k"),
+        d_ff=whole(row, "d_ff_expert"),
+        shared_experts=int(row["shared_experts"] or 0),
+        dense_layers=int(row["dense_layers"] or 0),
+        capacity_factor=capacity_of(row),
+    )
+
+
+def dispatches_by_matmuls(row: dict[str, str]) -> bool:
+    """Whether tokens go to their experts, and come back, by products with masks."""
+    return "dense matmuls" in row.get("routing", "")
+
+
+def capacity_of(row: dict[str, str]) -> float | None:
+    """The capacity factor, where choices are dropped."""
+    if not row["routing"].startswith("dropping"):
+        return None
+    if row["capacity_factor"] == "not stated":
+        raise Unscorable("it drops choices, and its capacity factor is not stated")
+    return positive(row, "capacity_factor")
