@@ -1,12 +1,17 @@
 """A job watched through a dashboard that fails: the job goes on, and so does whoever watches it."""
 
+import json
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from orchestrator.launch.backend import ClusterUnusable
+from orchestrator.launch.ray import private_api
 from orchestrator.launch.ray.job_watch import SILENCE_LIMIT_S, Patience, states
+from orchestrator.ports import LOOPBACK
 from tests.journals import Clock
 
 REFUSED = ConnectionError("connection refused")
@@ -81,3 +86,32 @@ def test_a_refused_token_is_not_tried_again(wrapped: bool) -> None:
     with pytest.raises(type(error)):
         dashboard.seen(needless=True)
     assert dashboard.questions == 1
+
+
+class HangingDashboard(BaseHTTPRequestHandler):
+    """Tells its version, and answers nothing else."""
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/api/version"):
+            body = json.dumps({"version": "4", "ray_version": "2.60.0", "ray_commit": "x"}).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+        else:
+            self.server.stopped.wait(60)  # type: ignore[attr-defined]
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_a_dashboard_that_hangs_is_a_failed_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would wait for its answer for ever."""
+    monkeypatch.setattr(private_api, "REQUEST_LIMIT_S", 0.2)
+    with ThreadingHTTPServer((LOOPBACK, 0), HangingDashboard) as server:
+        server.stopped = threading.Event()  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = private_api.job_client(f"http://{LOOPBACK}:{server.server_address[1]}")
+        with pytest.raises(OSError, match="timed out"):
+            client.get_job_status("it")
+        server.stopped.set()  # type: ignore[attr-defined]
+        server.shutdown()
