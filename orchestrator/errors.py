@@ -122,9 +122,6 @@ class JournalUnreadable(OrchError):
 class JournalDamaged(JournalUnreadable):
     """A file of a run is missing, or is not what was written."""
 
-    def __init__(self, what: str, key: str) -> None:
-        super().__init__(what, next_command=f"orch doctor {key}")
-
 
 class ForeignRun(OrchError):
     """A run belongs to another user: nothing is sent for it, and no credential used."""

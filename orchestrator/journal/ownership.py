@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from orchestrator.errors import (
-    JournalDamaged,
     JournalUnreadable,
     JournalUnwritable,
     RunHasEnded,
@@ -280,7 +279,7 @@ def _unrecorded_save(journal: Journal, before: RunState) -> SavedCheckpoint | No
 def check_whole(journal: Journal, state: RunState) -> None:
     """Refuse to go on from events that are missing or changed."""
     if state.damage:
-        raise JournalDamaged("; ".join(state.damage), journal.key)
+        raise journal.damaged("; ".join(state.damage))
 
 
 def check_checkpoints(journal: Journal, state: RunState) -> None:
@@ -288,7 +287,7 @@ def check_checkpoints(journal: Journal, state: RunState) -> None:
     if state.saves and not any(journal.paths.checkpoint(one).is_dir() for one in state.saves):
         last = f"the last one had {state.saves[-1].step:,} steps"
         why = f"no checkpoint is left of those that were saved, and {last}"
-        raise JournalDamaged(f"{journal.paths.checkpoints}: {why}", journal.key)
+        raise journal.damaged(f"{journal.paths.checkpoints}: {why}")
 
 
 def _text(value: Plan | Proof) -> bytes:

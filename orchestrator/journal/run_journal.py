@@ -1,6 +1,7 @@
 """Reading a run from its folder. It needs no driver, no cluster and no network."""
 
 import os
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,6 +77,11 @@ class Journal:
         numbers = [attempt.number for attempt in run.attempts]
         return step_log.merge_attempts(step_log.StepReader(self.path, n).read() for n in numbers)
 
+    def damaged(self, what: str) -> JournalDamaged:
+        """The error that a file is missing or not as it was written."""
+        command = shlex.join(["orch", "doctor", str(self.path)])
+        return JournalDamaged(what, next_command=command)
+
     # --- what it was made from
 
     def spec(self) -> Spec:
@@ -95,7 +101,7 @@ class Journal:
             expected = self.state().plan_sums.get(plan_digest)
         content = _content(path)
         if expected and event_chain.digest(content) != expected:
-            raise JournalDamaged(f"{path}: was changed after it was written", self.key)
+            raise self.damaged(f"{path}: was changed after it was written")
         return _decoded(path, content, kind)
 
     def _submitted(self) -> Submitted:

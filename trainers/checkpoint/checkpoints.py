@@ -16,7 +16,7 @@ import msgspec
 from orchestrator.errors import CheckpointFailed
 from orchestrator.types.run import SkippedCheckpoint
 from trainers.checkpoint import step_folders, summed_orbax
-from trainers.checkpoint.save_log import ListedSaves, Save, SaveLog
+from trainers.checkpoint.save_log import ListedSaves, RecordedSave, SaveLog
 from trainers.checkpoint.step_folders import StepFolders, owner_of, step_of
 from trainers.checkpoint.summed_orbax import NO_TABLES, Rows
 from trainers.multihost import barrier, first_message
@@ -166,7 +166,7 @@ class Checkpoints:
                     f"{self._steps.folder}: holds another run: {name} was {was}, against {now}"
                 )
 
-    def _newest_whole(self) -> tuple[Save | None, dict[str, SkippedCheckpoint]]:
+    def _newest_whole(self) -> tuple[RecordedSave | None, dict[str, SkippedCheckpoint]]:
         """The newest checkpoint that counts and is whole, and the later ones by their folders."""
         faults: dict[str, SkippedCheckpoint] = {}
         for save in reversed(self._saves.recorded()):
@@ -179,7 +179,7 @@ class Checkpoints:
         reasons = "; ".join(f"step {skip.step}: {skip.why}" for skip in faults.values())
         raise CheckpointFailed(f"{self._steps.folder}: no checkpoint is whole: {reasons}{ADVICE}")
 
-    def _fault(self, save: Save) -> str | None:
+    def _fault(self, save: RecordedSave) -> str | None:
         """What is wrong with a step. Each process verifies its share; all get the result."""
         mine, readers = jax.process_index(), jax.process_count()
         path = self._steps.path(save.folder)

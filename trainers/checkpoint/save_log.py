@@ -12,7 +12,7 @@ from typing import Protocol
 from trainers.checkpoint.step_folders import StepFolders, step_of
 
 
-class Save(Protocol):
+class RecordedSave(Protocol):
     """A checkpoint that counts. `sha256` is that of its sums, None where nobody recorded it."""
 
     @property
@@ -26,7 +26,7 @@ class Save(Protocol):
 class SaveLog(Protocol):
     """The checkpoints of a run, for one of its attempts."""
 
-    def recorded(self) -> Sequence[Save]:
+    def recorded(self) -> Sequence[RecordedSave]:
         """The newest checkpoints that count, the newest last."""
         ...
 
@@ -61,7 +61,7 @@ class ListedSaves:
 
     folders: StepFolders
 
-    def recorded(self) -> Sequence[Save]:
+    def recorded(self) -> Sequence[RecordedSave]:
         return [ListedSave(step_of(name)) for name in self.folders.names() if name.isdecimal()]
 
     def folder(self, step: int) -> str:
