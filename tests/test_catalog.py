@@ -266,6 +266,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         named |= {quantity.source for _, quantity in quantities(chip, chip.name)}
         named |= {chip.layout_source, chip.largest_slice_source, chip.slices.source}
         named |= {names.source for names in (chip.ray, chip.libtpu, chip.gke) if names}
+        named |= {one.source for one in (chip.libtpu.options if chip.libtpu else {}).values()}
     named |= {"published-runs", CRITICAL_SOURCE, ICI_RATE_SOURCE} | {
         figure.source for figure in figures()
     }

@@ -15,8 +15,8 @@ from orchestrator.errors import SpecError
 from orchestrator.network.rematerialization import POLICIES, text_of
 from orchestrator.plan.kernel_constants import TILE
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Precision, Remat, TensorTreatments
-from tests.trainer_plans import FP32, plan_of
+from orchestrator.types.spec import DataSource, Precision, Remat, TensorTreatments
+from tests.trainer_plans import FP32, TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers import llama
 from trainers.contract import build
@@ -189,3 +189,27 @@ def test_types_that_can_be_planned_only_are_refused(compute: Any) -> None:
     plan = plan_of(precision=replace(FP32, compute=compute))
     with pytest.raises(SpecError, match="fp32 or bf16"):
         llama.program(plan, abstract_mesh_of(plan))
+
+
+TPU_KERNELS: dict[str, tuple[dict[str, Any], DataSource]] = {
+    "windows and caps": (
+        {"layers": 4, "window": 256, "window_pattern": "LG", "attention_cap": 50.0}, DataSource()
+    ),
+    "sinks": ({"sinks": True, "window": 256}, DataSource()),
+    "documents": ({}, DataSource(separator=3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TPU_KERNELS)
+def test_every_kind_of_attention_is_lowered_for_tpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel takes windows, caps, sinks and documents, in shards of a sequence."""
+    changes, data = TPU_KERNELS[name]
+    model = replace(TINY, head_dim=128, **changes)
+    bf16 = Precision(parameters="fp32", compute="bf16", gradients="bf16", optimizer="fp32")
+    plan = replace(plan_of(model, length=1024, fsdp=2, sequence=2, precision=bf16), data=data)
+    monkeypatch.setattr("trainers.llama.step._platform", lambda _: "tpu")
+    program = llama.program(plan, abstract_mesh_of(plan))
+    traced = program.step.trace(program.state, program.batch)
+    assert "tpu_custom_call" in traced.lower(lowering_platforms=("tpu",)).as_text()

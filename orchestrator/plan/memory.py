@@ -11,7 +11,7 @@ import numpy as np
 
 from orchestrator.network.description import Block, Mixture, Tensor
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, REPLICA_AXES
-from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
+from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES, LOSS_CHUNK_TOKENS
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.tiles import tiled
 from orchestrator.types.plan import LedgerLine, LineKind, MemoryPhase
@@ -171,10 +171,11 @@ def arrives_turned(layout: Layout) -> Number:
 def loss_lines(layout: Layout) -> list[LedgerLine]:
     """The unembedding gathered, its fp32 gradient, and one chunk of logits."""
     vocab, _ = layout.network.head.dimensions
-    logits = FP32_BYTES * layout.tokens * layout.size(vocab)
+    of_token = FP32_BYTES * layout.size(vocab)
+    chunk = np.maximum(LOSS_CHUNK_BYTES, LOSS_CHUNK_TOKENS * of_token)
     return [
         head_line(layout, "unembedding", 1),
-        line("logits", "logits", "chunk", chunk=np.minimum(LOSS_CHUNK_BYTES, logits)),
+        line("logits", "logits", "chunk", chunk=np.minimum(chunk, layout.tokens * of_token)),
         head_stream_line(layout),
     ]
 

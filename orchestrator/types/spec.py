@@ -214,7 +214,8 @@ class Experiment:
             Annotated[bool | int | float | str, Meta(extra_json_schema={"notation": "option"})],
         ],
         about(
-            "Options of the XLA compiler for the chip. The plan's digest covers them.", default={}
+            "XLA options, besides those in the chip's file. The plan's digest covers them.",
+            default={},
         ),
     ] = field(default_factory=dict)
     data: DataSource = DataSource()

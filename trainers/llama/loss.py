@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
+from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES, LOSS_CHUNK_TOKENS
 from trainers.llama.axes import TENSOR
 from trainers.llama.collectives import all_gather
 
@@ -111,5 +111,5 @@ def _of_group(logits: jax.Array, hit: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _chunk_tokens(tokens: int, words: int) -> int:
     """The most tokens that divide all, with logits within the bytes that the plan counts."""
-    most = max(1, LOSS_CHUNK_BYTES // (LOGIT_BYTES * words))
+    most = max(LOSS_CHUNK_TOKENS, LOSS_CHUNK_BYTES // (LOGIT_BYTES * words))
     return max(size for size in range(1, min(tokens, most) + 1) if tokens % size == 0)
