@@ -16,6 +16,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive.driver import Driver, run_to_end
+from orchestrator.errors import Superseded
 from orchestrator.launch.backend import (
     AttemptHandle,
     AttemptSpec,
@@ -164,10 +165,35 @@ def test_a_new_driver_of_the_run_takes_the_hosts_from_a_driver_that_stalls(
         within(lambda: all(one.run is None for one in Meeting(meeting).hosts()))
 
 
+def test_a_superseded_claim_gives_the_hosts_no_order(tmp_path: Path, meeting: Path) -> None:
+    """Its driver was stopped when it had begun an attempt, and goes on when another has the run."""
+    first = driver(tmp_path)
+    plan, path = first.first_plan, str(first.journal.path)
+    args = WorkerArgs(run=path, claim=2, attempt=1, plan_digest=plan.digest, heartbeat_s=0.25)
+    backend = HostsBackend()
+    with hosts(meeting, plan):
+        old, new = (
+            backend.attempt(AttemptSpec(run=path, claim=claim, worker=WORKER)) for claim in (2, 7)
+        )
+        for attempt in (old, new):
+            wait_for_event(attempt)
+        new.start(replace(args, claim=7), ("slice-0", "slice-1"))
+        given = Meeting(meeting).order()
+        with pytest.raises(Superseded):
+            old.start(args, ("slice-0", "slice-1"))
+        assert Meeting(meeting).order() == given
+        new.__exit__(None, None, None)
+
+
 def test_the_environment_joins_ranks_and_slices() -> None:
     names = tuple(HostName(slice_name=f"s{n}", index=i) for n in range(2) for i in range(2))
     order = Order(
-        number=1, run="r", ranks=names, coordinator="10.0.0.1:30000", coordinator_host="10.0.0.1"
+        number=1,
+        run="r",
+        claim=2,
+        ranks=names,
+        coordinator="10.0.0.1:30000",
+        coordinator_host="10.0.0.1",
     )
     last = environment(order, 3)
     assert (last["ORCH_PROCESSES"], last["ORCH_PROCESS"], last["TPU_NAME"]) == ("4", "3", "s1")

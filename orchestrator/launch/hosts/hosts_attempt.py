@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from orchestrator.errors import Superseded
 from orchestrator.journal import Journal
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
 from orchestrator.launch.hosts.meeting import HostName, HostState, Meeting, Order
@@ -87,7 +88,8 @@ class HostsAttempt:
         """Order all hosts to stop, unless another driver has them by now, and wait for them."""
         if self._order is None or self._is_superseded():
             return
-        end = Order(number=self._order.number + 1, run=self._spec.run)
+        run, claim = self._spec.run, self._spec.claim
+        end = Order(number=self._order.number + 1, run=run, claim=claim)
         self._meeting.give(end)
         deadline = time.monotonic() + STOP_LIMIT_S
         while time.monotonic() < deadline:
@@ -114,9 +116,12 @@ class HostsAttempt:
             if name.slice_name == chosen
         )
         first, last = hosts[ranks[0]], self._meeting.order()
+        if last and last.run == self._spec.run and last.claim > self._spec.claim:
+            raise Superseded(f"claim {last.claim} of the run has given the hosts an order")
         order = Order(
             number=last.number + 1 if last else 1,
             run=self._spec.run,
+            claim=self._spec.claim,
             worker=self._spec.worker,
             args=args,
             ranks=ranks,

@@ -36,10 +36,12 @@ class Order:
     """What a driver wants of the hosts: `ranks` name a host each, and other hosts do nothing.
 
     Without `args` nobody has anything to do. The first rank's host says where the others meet it.
+    After an order of a later claim of the same run, one of an earlier claim is never given.
     """
 
     number: int
     run: str
+    claim: int
     worker: str = ""
     args: WorkerArgs | None = None
     ranks: tuple[HostName, ...] = ()
