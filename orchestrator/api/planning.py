@@ -130,9 +130,9 @@ def prove_less_recompute(
 
 def known_proof(plan: "Plan") -> "ProofResult | None":
     """The proof of a plan, if the cache has it; nothing is compiled."""
-    from orchestrator.prove import proof_cache
+    from orchestrator.prove.proof_folder import has_plan
 
-    if not proof_cache.has_plan(plan):
+    if not has_plan(plan):
         return None
     from orchestrator.prove.verdict import cached
 

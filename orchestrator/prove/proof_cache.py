@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import platformdirs
 
 from orchestrator import plugins
 from orchestrator.errors import ProofUnavailable, UnknownName
 from orchestrator.prove.compiled import PACKAGES, CacheEntry
 from orchestrator.prove.loaded_code import version
+from orchestrator.prove.proof_folder import folder
 from orchestrator.prove.schedule_rates import schedule_rates
 from orchestrator.prove.targets import target
 from orchestrator.types import codec
@@ -31,15 +31,6 @@ class CachedProgram:
 
     entry: CacheEntry
     age_s: float
-
-
-def folder() -> Path:
-    return platformdirs.user_cache_path("orch") / "proofs"
-
-
-def has_plan(plan: Plan) -> bool:
-    """Whether any compiler's result for a plan is there: to know which is current takes longer."""
-    return any(folder().glob(f"{plan.digest}.*"))
 
 
 def find(plan: Plan) -> CachedProgram | None:

@@ -1,0 +1,128 @@
+"""Corners of the journal that no other test comes to: found by removing their code."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.errors import JournalUnreadable, RunIsLive, Superseded, UnknownRun
+from orchestrator.journal import event_log, files, listing, step_log
+from tests.journals import claimed_run, tiny_plan, write_steps
+from tests.test_journal_drivers import lose_driver
+from tests.test_journal_heartbeat import beat, watched
+from tests.test_journal_studies import opened_study
+
+
+def test_a_claim_removes_the_heartbeat_of_the_claim_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So its driver notices even where the new event is not shown yet."""
+    old = claimed_run(tmp_path)
+    old.heartbeat()
+    path = old.journal.paths.driver_heartbeat(old.number)
+    assert path.exists()
+    lose_driver(monkeypatch)
+    journal.claim_run(old.journal)
+    assert not path.exists()
+    monkeypatch.setattr(event_log, "exists", lambda *_: False)
+    with pytest.raises(Superseded):
+        old.heartbeat()
+    assert not path.exists()
+
+
+def test_the_background_heartbeat_ends_with_its_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the middle of a heartbeat: later, it would write to a run that others have."""
+    monkeypatch.setattr("orchestrator.journal.ownership.HEARTBEAT_S", 0.01)
+    writer, begun, go_on = claimed_run(tmp_path), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        go_on.wait(0.3)
+
+    monkeypatch.setattr(writer, "heartbeat", slow)
+    with writer.background_heartbeat():
+        assert begun.wait(30)
+    assert "journal heartbeat" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_running_attempt_of_a_lost_run_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the attempts before it ended as they did."""
+    writer = claimed_run(tmp_path)
+    writer.start_attempt(tiny_plan())
+    writer.end_attempt("hang")
+    writer.start_attempt(tiny_plan())
+    assert [one.reason for one in writer.run().attempts] == ["hang", None]
+    lose_driver(monkeypatch)
+    assert [one.reason for one in writer.run().attempts] == ["hang", "lost"]
+
+
+def test_of_two_ranks_the_one_behind_is_to_blame() -> None:
+    early = [beat(0, 1.0, steps=4), beat(1, 1.0, steps=4)]
+    late = [beat(0, 9.0, steps=5), beat(1, 9.0, steps=4)]
+    alive = [beat(0, 39.5, steps=5), beat(1, 39.5, steps=4)]
+    hang = watched((1.0, early), (9.0, late), (39.5, alive)).find_hang(30.0, 39.9)
+    assert hang is not None
+    assert hang.rank == 1
+
+
+def test_a_file_of_steps_that_is_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan())
+    write_steps(writer.journal.path, number, range(3))
+    monkeypatch.setattr(files, "MAX_LINES_BYTES", 100)
+    with pytest.raises(JournalUnreadable, match="larger than 100 bytes"):
+        journal.StepReader(writer.journal.path, number).read()
+
+
+def test_removing_a_study_removes_its_runs_and_no_other(tmp_path: Path) -> None:
+    study = opened_study(tmp_path)
+    trial = claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run)
+    trial.end_run("failed")
+    claimed_run(tmp_path, key="another")
+    journal.remove_study(study)
+    assert [path.name for path in tmp_path.iterdir()] == ["another"]
+
+
+def test_a_study_with_an_active_run_is_not_removed(tmp_path: Path) -> None:
+    """Nothing of it is."""
+    study = opened_study(tmp_path)
+    first = claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run)
+    first.end_run("failed")
+    second = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
+    with pytest.raises(RunIsLive):
+        journal.remove_study(study)
+    assert study.path.exists()
+    assert [one.run().state for one in (first, second)] == ["failed", "starting"]
+
+
+def test_steps_in_another_order_have_another_sum(tmp_path: Path) -> None:
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan())
+    write_steps(writer.journal.path, number, range(3))
+    before = step_log.written_steps(writer.journal.path, number)
+    path = writer.journal.paths.steps(number)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[1], lines[0], lines[2]]))
+    after = step_log.written_steps(writer.journal.path, number)
+    assert (after.lines, after.bytes) == (before.lines, before.bytes)
+    assert after.sha256 != before.sha256
+
+
+@pytest.mark.parametrize(("more", "told"), [(0, None), (1, "and 1 more")])
+def test_an_unknown_run_lists_only_some_of_the_known(
+    more: int, told: str | None, tmp_path: Path
+) -> None:
+    for number in range(listing.MAX_KEYS + more):
+        (tmp_path / f"run-{number:03d}" / "events").mkdir(parents=True)
+        (tmp_path / f"run-{number:03d}" / "events" / "000001.json").touch()
+    with pytest.raises(UnknownRun) as refused:
+        journal.find_run(tmp_path, "nothing")
+    assert ("and 1 more" in str(refused.value)) == (told is not None)
+    assert "and 0 more" not in str(refused.value)
