@@ -285,7 +285,7 @@ def stalled(storage: Path, steps: int = STEPS) -> Iterator[Stalled]:
 
 
 def test_a_new_driver_evicts_the_ranks_of_a_stopped_one(tmp_path: Path) -> None:
-    """Today's ranks hold the slices that the new driver needs: it gets them, and the old driver is
+    """Old ranks hold the slices that the new driver needs: it gets them, and the old driver is
     gone. No step was done by both at a time.
     """
     with stalled(tmp_path) as run:
