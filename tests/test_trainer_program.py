@@ -131,26 +131,26 @@ def test_one_device_exchanges_nothing() -> None:
     assert COLLECTIVE.findall(compiled_text(plan_of())) == []
 
 
-# Matmuls that a layer's backward pass makes again: q, k and v together 1, scores and values 2,
-# output 1, gate and up together 1. Without `mid` kept, its sum needs `output` again.
+# Matmuls that a layer's backward pass makes again: q, k and v 1 each, scores and values 2, output 1,
+# gate and up 1 each. Without `mid` kept, its sum needs `output` again.
 AGAIN = {
     "none": 0,
-    "keep_qkv": 1,
-    "offload_qkv": 1,
-    "keep_attention": 3,
-    "keep_mlp": 4,
-    "full": 5,
-    "offload_input": 5,
+    "keep_qkv": 2,
+    "offload_qkv": 2,
+    "keep_attention": 6,
+    "keep_mlp": 6,
+    "full": 8,
+    "offload_input": 8,
 }
 
 
-# Parallel matmuls are one product, of which the missing columns are made again.
+# Parallel matmuls are products of their own where `tensor` is 1.
 AGAIN_BY_TENSOR = {
-    TensorTreatments(query="keep", value="offload"): 5,
-    TensorTreatments(query="keep", key="keep", value="offload"): 4,
-    TensorTreatments(block_input="offload", attention="offload", mlp_input="keep"): 2,
-    TensorTreatments(gate="offload"): 5,
-    TensorTreatments(block_input="offload", gate="offload", up="keep"): 4,
+    TensorTreatments(query="keep", value="offload"): 6,
+    TensorTreatments(query="keep", key="keep", value="offload"): 5,
+    TensorTreatments(block_input="offload", attention="offload", mlp_input="keep"): 5,
+    TensorTreatments(gate="offload"): 7,
+    TensorTreatments(block_input="offload", gate="offload", up="keep"): 6,
 }
 
 
