@@ -78,7 +78,8 @@ def elapsed(value_s: float) -> str:
 
 
 def ago(age_s: float) -> str:
-    """Return an age in its largest unit: 2 h ago, 30 h ago, 3 days ago."""
+    """Return an age in its largest unit: 2 h ago, 30 h ago, 3 days ago. The future is now."""
+    age_s = max(age_s, 0.0)  # another machine's clock may be ahead
     _, size, unit = next(row for row in AGES if age_s >= row[0])
     return f"{age_s // size:.0f} {unit} ago"
 

@@ -13,6 +13,10 @@ from tests.mutants.operators import Mutant, mutants_of
 from tests.mutants.overlay import TIMED_OUT, Overlay
 from tests.mutants.tracing import Coverage, Tracer, trace_folder
 
+# JAX, which another test may have started in this process, warns of forks; children do not use it.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
+
+
 SAMPLE = b'''"""A sample."""
 import os
 LIMIT = 1 < 2

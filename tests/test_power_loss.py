@@ -17,6 +17,10 @@ from tests.journals import reason, run_request, step, tiny_plan
 from tests.power_loss import Crash, Recorder, crashes
 from trainers.checkpoint import step_folders
 
+# JAX, which another test may have started in this process, warns of forks; children do not use it.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
+
+
 Program = Callable[[Path, Callable[[str], None]], None]
 
 

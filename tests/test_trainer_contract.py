@@ -60,7 +60,7 @@ def test_there_are_trainers() -> None:
 @pytest.mark.parametrize("name", TRAINERS)
 def test_every_trainer_traces_on_every_mixture(name: str, mesh: dict[str, Any]) -> None:
     """Each axis at one or two, alone and mixed: the step traces, and keeps its state's shapes."""
-    check_contract(abstract(name, plan_of(**mesh)))
+    check_contract(abstract(name, plan_of(sequences=32, **mesh)))
 
 
 @pytest.mark.parametrize("name", TRAINERS)

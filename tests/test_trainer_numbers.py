@@ -1,5 +1,6 @@
 """Trainer llama: the numbers. Loss and gradients are those of a plain reference, on any mesh."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -77,6 +78,14 @@ def check_against_reference(plan: Plan, tolerance: float = GRADIENT_TOLERANCE) -
     return taken
 
 
+def few(cases: Iterable[str]) -> list[Any]:
+    """Every third case; the others take minutes together, and belong to `make test-slow`."""
+    return [
+        pytest.param(case, marks=() if number % 3 == 0 else pytest.mark.slow)
+        for number, case in enumerate(cases)
+    ]
+
+
 @pytest.mark.parametrize("mesh", ALONE, ids=named)
 def test_each_axis_alone_gives_the_reference(mesh: dict[str, Any]) -> None:
     """Whatever one axis splits, loss and gradients are those of a single device."""
@@ -119,7 +128,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS))
 def test_every_kind_of_model_gives_the_reference(kind: str) -> None:
     """Each kind of block and of its parts, on a mixture of axes."""
     model = replace(TINY, **KINDS[kind])
@@ -141,7 +150,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name", few(WINDOWS))
 def test_windows_and_patterns_of_layers_give_the_reference(name: str) -> None:
     """A window hides early positions, in the layers that the pattern names."""
     model = replace(TINY, **WINDOWS[name])

@@ -131,8 +131,8 @@ def test_one_device_exchanges_nothing() -> None:
     assert COLLECTIVE.findall(compiled_text(plan_of())) == []
 
 
-# Matmuls that a layer's backward pass makes again: q, k and v 1 each, scores and values 2, output 1,
-# gate and up 1 each. Without `mid` kept, its sum needs `output` again.
+# Matmuls that a layer's backward pass makes again: q, k and v 1 each, scores and values 2, output
+# 1, gate and up 1 each. Without `mid` kept, its sum needs `output` again.
 AGAIN = {
     "none": 0,
     "keep_qkv": 2,

@@ -254,7 +254,8 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
         with suppress(FileExistsError):  # another process wrote first: look again
             event_chain.append(journal.paths, number, content)
             break
-    driver_heartbeat.send(journal.paths.driver_heartbeat(number))
+    with suppress(JournalUnwritable):  # the disk may be full now: the claim stands, and beats again
+        driver_heartbeat.send(journal.paths.driver_heartbeat(number))
     driver_heartbeat.retire(journal.paths.driver_heartbeat(before.writer))
     for folder in (journal.paths.events, journal.paths.requests):
         files.sweep(folder)

@@ -1,0 +1,19 @@
+"""Numbers as people read them."""
+
+import pytest
+
+from orchestrator.formatting import ago, change_by
+
+
+@pytest.mark.parametrize(
+    ("age_s", "shown"),
+    [(-60.0, "0 s ago"), (59.0, "59 s ago"), (7200.0, "2 h ago"), (3 * 86_400.0, "3 days ago")],
+)
+def test_an_age_is_never_negative(age_s: float, shown: str) -> None:
+    """Whoever wrote a time may have a clock that is ahead."""
+    assert ago(age_s) == shown
+
+
+@pytest.mark.parametrize(("ratio", "shown"), [(1.094, "+9.4 %"), (0.5, "-50.0 %"), (3.2, "x 3.2")])
+def test_a_large_change_is_a_multiple(ratio: float, shown: str) -> None:
+    assert change_by(ratio) == shown
