@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator import catalog
+from orchestrator.catalog.chip import Chip
 from orchestrator.catalog.efficiency import OTHER, REFERENCE
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan import flops
@@ -43,9 +44,7 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
     lines = time_lines(layout)
     time = step_time(layout, lines)
     step_s = step_bounds(layout, lines, time)
-    listed = layout.chip.dollars_per_hour
-    stated = resources.dollars_per_chip_hour
-    price = stated if stated is not None else listed.value if listed else None
+    price = price_of(layout.chip, resources)
     return write_forecast(
         layout,
         Terms(experiment.tokens, resources.goodput, price),
@@ -57,6 +56,13 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
         expected_time=expected_ledger(layout, lines, time),
         extrapolated=extrapolated(layout, lines, step_s),
     )
+
+
+def price_of(chip: Chip, resources: Resources) -> float | None:
+    """Dollars of a chip-hour: as the spec states, or as the catalog lists."""
+    if resources.dollars_per_chip_hour is not None:
+        return resources.dollars_per_chip_hour
+    return chip.dollars_per_hour.value if chip.dollars_per_hour else None
 
 
 def write_forecast(
@@ -75,10 +81,7 @@ def write_forecast(
     peak_bytes, usable_bytes = max(p.bytes for p in memory), layout.chip.hbm_usable_bytes.value
     on_host_bytes, host = plain(host_bytes(layout)), layout.chip.host_bytes
     tokens = tokens_per_step(layout)
-    total_s = scale(step_s, terms.tokens / tokens / terms.goodput)
-    chips = int(layout.devices) // layout.chip.devices
-    chip_hours = scale(total_s, chips / HOUR_S)
-    price = terms.dollars_per_chip_hour
+    days, chip_hours, dollars = time_and_money(layout, step_s, terms)
     return Forecast(
         memory_bytes_per_device=peak_bytes,
         hbm_bytes_per_device=usable_bytes,
@@ -98,14 +101,25 @@ def write_forecast(
         mfu_6p=mfu_of(layout, step_s, flops.simple_flops_per_token(layout.model)),
         tokens_per_s=rates(step_s, tokens),
         goodput=terms.goodput,
-        days=scale(total_s, 1 / DAY_S),
+        days=days,
         chip_hours=chip_hours,
-        dollars=scale(chip_hours, price) if price is not None else None,
-        dollars_per_chip_hour=price,
+        dollars=dollars,
+        dollars_per_chip_hour=terms.dollars_per_chip_hour,
         expected_time=expected_time,
         extrapolations=extrapolated,
         learned_from=learned_from(layout) if step_s.expected is not None else None,
     )
+
+
+def time_and_money(
+    layout: Layout, step_s: Estimate, terms: Terms
+) -> tuple[Estimate, Estimate, Estimate | None]:
+    """Days, chip-hours and dollars of all tokens; no dollars where the price is unknown."""
+    total_s = scale(step_s, terms.tokens / tokens_per_step(layout) / terms.goodput)
+    chips, price = int(layout.devices) // layout.chip.devices, terms.dollars_per_chip_hour
+    chip_hours = scale(total_s, chips / HOUR_S)
+    dollars = scale(chip_hours, price) if price is not None else None
+    return scale(total_s, 1 / DAY_S), chip_hours, dollars
 
 
 def tokens_per_step(layout: Layout) -> float:
