@@ -129,11 +129,9 @@ class SlicesSearch:
         self.bounds[open_keys] = self.cost_bounds(open_keys, fewest, links)
         for most in MOST_KEYS:
             now = likeliest(self.table.slice, self.bounds, open_keys, most)
-            self.price(keys, microbatches, now)
+            self.bound_rows(now, fewest)
+            self.price(keys, microbatches, self.within_reach(now))
             open_keys = self.within_reach(np.setdiff1d(open_keys, now))
-            if most == MOST_KEYS[0]:
-                self.bound_rows(open_keys, fewest)
-                open_keys = self.within_reach(open_keys)
         return self.chosen()
 
     def microbatches_of(self, keys: Ints) -> tuple[Ints, Ints]:

@@ -18,7 +18,7 @@ from orchestrator.render.screen_parts import (
 )
 from orchestrator.render.warning_text import warning_texts
 from orchestrator.types.offers import Offer, OfferReasonCode, Offers
-from orchestrator.types.plan import Estimate
+from orchestrator.types.plan import Estimate, PlanWarning, plan_warning
 
 HEAD = ("chip", "topology", "pods", "chips", "days", "80 %", "dollars", "80 %", "odds", "")
 COLUMNS = "<<>>>>>>><"
@@ -43,7 +43,7 @@ def offers_screen(found: Offers, next_command: str | None) -> Screen:
         indent([*choice(found), *commands(found)]),
         indent(frontier(found, planned)),
         indent(left_out(found, planned)),
-        [warning(text) for text in warning_texts(found.warnings)],
+        [warning(text) for text in warning_texts([*found.warnings, *of_choice(found)])],
         [warning(SPOT)] if found.request.prices == "spot" else [],
         next_step(next_command),
     )
@@ -113,6 +113,15 @@ def to_take(found: Offers) -> Offer | None:
     return found.cheapest or found.likeliest or found.fastest
 
 
+def of_choice(found: Offers) -> list[PlanWarning]:
+    """Return where the proposed offer leaves the range of published runs."""
+    chosen = to_take(found)
+    return [
+        plan_warning("extrapolation", axis=one.axis, value=one.value, low=one.low, high=one.high)
+        for one in (chosen.extrapolations if chosen else ())
+    ]
+
+
 def frontier(found: Offers, planned: Sequence[Offer]) -> list[Part]:
     """Return a row for each offer that no other undercuts in days and dollars."""
     shown = [one for one in planned if one.on_frontier] or list(planned)
@@ -128,10 +137,10 @@ def offer_row(one: Offer, found: Offers) -> tuple[str, ...]:
     chosen = {"cheapest": found.cheapest, "fastest": found.fastest}
     if found.cheapest is None:
         chosen["likeliest"] = found.likeliest
-    marks = [name for name, choice in chosen.items() if choice == one]
+    marks = [name for name, best in chosen.items() if best == one]
     return (
-        one.chip, one.topology, count(one.pods), count(one.chips),
-        *cells(one.days, in_days), *cells(one.dollars, dollars), odds_text(one), " ".join(marks),
+        one.chip, one.topology, count(one.pods), count(one.chips), *cells(one.days, in_days),
+        *cells(one.dollars, dollars), odds_text(one), "both" if len(marks) > 1 else "".join(marks),
     )  # fmt: skip
 
 
