@@ -181,7 +181,7 @@ def test_a_private_cluster_is_private() -> None:
 @contextmanager
 def submitted(storage: Path, steps: int) -> Iterator[subprocess.Popen[bytes]]:
     """A rehearsal that was just submitted."""
-    options = [TINY_TWO_PODS, "--no-prove", "--steps", str(steps)]
+    options = [TINY_TWO_PODS, "--no-prove", "--no-calibrate", "--steps", str(steps)]
     command = [str(ORCH), "submit", *options, "--set", f"run.storage={storage}"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         try:
