@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax._src.lib import hlo
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 
@@ -108,7 +109,7 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
     executable = lowered.compile(compiler_options=settings or None)
     compile_s = clock() - began
     send({"stage": "reading"})
-    text = executable.as_text() or ""
+    text = text_of(executable)
     if request.text_path:
         Path(request.text_path).write_text(text, encoding="utf-8")
     mesh = mesh or _mesh_of_inputs(executable) or mesh_of(plan, topology.devices)
@@ -127,6 +128,17 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
         versions={package: metadata.version(package) for package in PACKAGES},
         code=loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened.paths),
     )
+
+
+def text_of(executable: jax.stages.Compiled) -> str:
+    """The program's text with the numbers of its constants, which `as_text` leaves out.
+
+    jax has no public name for the options of printing.
+    """
+    options = hlo.HloPrintOptions()
+    options.print_large_constants = True
+    modules = executable.runtime_executable().hlo_modules()
+    return "\n\n".join(module.to_string(options) for module in modules)
 
 
 def _mesh_of_inputs(executable: jax.stages.Compiled) -> Mesh | None:
