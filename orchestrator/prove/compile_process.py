@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src.lib import hlo
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
+from jaxlib import _hlo  # type: ignore[attr-defined]  # its stub is missing
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
@@ -135,10 +135,11 @@ def text_of(executable: jax.stages.Compiled) -> str:
 
     jax has no public name for the options of printing.
     """
-    options = hlo.HloPrintOptions()
+    options = _hlo.HloPrintOptions()
     options.print_large_constants = True
-    modules = executable.runtime_executable().hlo_modules()
-    return "\n\n".join(module.to_string(options) for module in modules)
+    compiled = executable.runtime_executable()
+    assert compiled is not None
+    return "\n\n".join(module.to_string(options) for module in compiled.hlo_modules())
 
 
 def _mesh_of_inputs(executable: jax.stages.Compiled) -> Mesh | None:
