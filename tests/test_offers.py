@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import orchestrator as api
 from orchestrator import catalog
 from orchestrator.errors import NoTopology, SpecError
-from orchestrator.plan.extrapolation import STANDARD_DEVIATIONS
 from orchestrator.plan.many_slices import best_of_slices
 from orchestrator.plan.odds import chance, odds_of
 from orchestrator.plan.offers import is_round
@@ -31,6 +30,7 @@ from tests.example_specs import TINY, spec_of
 
 SPEC = "specs/llama3_8b_v6e_2slice.yaml"
 TODAY = date(2026, 11, 22)
+OF_80_PERCENT = 1.2815515655446004  # deviations from the middle of a normal distribution
 
 
 def small_spec(**more: object) -> Spec:
@@ -224,19 +224,22 @@ def test_a_large_batch_is_said() -> None:
 
 
 @given(
-    lower=st.floats(1, 100), over=st.floats(1.001, 5), factor=st.floats(1.01, 4),
-    limit=st.floats(0.5, 2000),
+    lower=st.floats(1, 100), over=st.floats(1.001, 5), up=st.floats(1.01, 4),
+    down=st.floats(1.01, 4), limit=st.floats(0.5, 2000),
 )  # fmt: skip
 def test_odds_are_those_of_a_normal_logarithm(
-    lower: float, over: float, factor: float, limit: float
+    lower: float, over: float, up: float, down: float, limit: float
 ) -> None:
-    """The closed form: the error function of how many deviations the limit lies away."""
+    """The closed form: the error function of how many deviations the limit lies away, on its side
+    of what is expected.
+    """
     middle = lower * over
-    estimate = Estimate(lower=lower, unoverlapped=9 * middle, expected=middle,
-                        low=max(lower, middle / factor), high=middle * factor)  # fmt: skip
-    deviation = log(factor) / STANDARD_DEVIATIONS
-    closed = (1 + erf(log(limit / middle) / deviation / sqrt(2))) / 2
-    assert chance(estimate, limit) == pytest.approx(closed if limit >= lower else 0.0, abs=1e-9)
+    low = max(lower, middle / down)
+    estimate = Estimate(lower=lower, unoverlapped=9 * middle, expected=middle, low=low,
+                        high=middle * up)  # fmt: skip
+    width = log(up) if limit >= middle else log(middle / low)
+    closed = (1 + erf(log(limit / middle) / (width / OF_80_PERCENT) / sqrt(2))) / 2
+    assert chance(estimate, limit) == pytest.approx(closed if limit >= lower else 0.0, abs=1e-6)
 
 
 def test_the_interval_holds_four_of_five() -> None:

@@ -1,27 +1,14 @@
-"""How likely a run stays below a limit of days or dollars, from the interval of its forecast.
+"""How likely an offer holds a date and a budget, from the intervals of its forecast."""
 
-The interval is a factor up and down (`extrapolation.interval`), so the logarithm of the time is
-taken as normal. No run is faster than the lower bound.
-"""
-
-from math import log
-from statistics import NormalDist
-
-from orchestrator.plan.extrapolation import STANDARD_DEVIATIONS
+from orchestrator.goodput import odds_below
 from orchestrator.types.offers import Odds
 from orchestrator.types.plan import Estimate
 
 
 def chance(estimate: Estimate, limit: float) -> float | None:
-    """The probability of at most that much; None where no interval is known."""
-    if estimate.expected is None or estimate.high is None:
-        return None
-    if limit < estimate.lower:
-        return 0.0
-    deviation = log(estimate.high / estimate.expected) / STANDARD_DEVIATIONS
-    if not deviation:
-        return float(limit >= estimate.expected)
-    return NormalDist().cdf(log(limit / estimate.expected) / deviation)
+    """The probability of at most that much; None without an interval. None is below the bound."""
+    known = odds_below(estimate, limit)
+    return 0.0 if known is not None and limit < estimate.lower else known
 
 
 def odds_of(

@@ -18,6 +18,7 @@ from orchestrator.plan.forecast import (
     extrapolated,
     mfu,
     price_of,
+    run_goodput,
     step_bounds,
     time_and_money,
 )
@@ -141,7 +142,7 @@ def days_at_best(spec: Spec, request: SearchRequest) -> float:
     of_token = flops.model_flops_per_token(experiment.model, experiment.batch.length)
     chips = request.topology.chips * request.pods
     seconds = experiment.tokens * of_token / (chips * peak.value)
-    return seconds / spec.resources.goodput / DAY_S
+    return seconds / (spec.resources.goodput or 1.0) / DAY_S
 
 
 # --- what needs no plan
@@ -233,8 +234,8 @@ def offer_of(one: Candidate, choice: Choice | None, wanted: OfferRequest) -> Off
     lines = time_lines(layout)
     step_s = step_bounds(layout, lines, step_time(layout, lines))
     price = wanted.dollars_per_chip_hour.get(one.request.chip.name)
-    terms = Terms(one.spec.experiment.tokens, one.spec.resources.goodput, price)
-    days, _, dollars = time_and_money(layout, step_s, terms)
+    terms = Terms(one.spec.experiment.tokens, run_goodput(layout, one.spec), price)
+    _, days, _, dollars = time_and_money(layout, step_s, terms)
     return replace(
         offer_without_plan(one, wanted, reason("no_price")),
         reason=None,
