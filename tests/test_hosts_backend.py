@@ -135,6 +135,37 @@ def test_a_lost_host_is_a_preemption_and_the_run_goes_on_without_its_slice(
     assert run.attempts[-1].slices == ("slice-0",)
 
 
+@pytest.mark.slow
+def test_a_host_that_is_stopped_is_gone_and_comes_back(tmp_path: Path, meeting: Path) -> None:
+    """Its rank, which trains on, is ended; later the host obeys the newest order."""
+    first = driver(tmp_path, steps=500)
+    with hosts(meeting, first.first_plan) as started:
+        stopped, ranks = psutil.Process(started[1].pid), list[psutil.Process]()
+
+        def strike() -> None:
+            within(lambda: first.writer.journal.run().steps_done > 2)
+            ranks.extend(stopped.children())
+            stopped.suspend()
+            within(lambda: len(first.writer.journal.run().attempts) > 1)
+            stopped.resume()
+
+        striker = threading.Thread(target=strike)
+        striker.start()
+        assert run_to_end(first) == 0
+        striker.join()
+        assert ranks
+        within(lambda: all(one.run is None for one in Meeting(meeting).hosts()))
+        assert not any(liveness_of(one) for one in ranks)
+    run = first.writer.run()
+    assert run.state == "succeeded"
+    assert run.attempts[0].reason in ("failure", "preemption")
+    assert run.attempts[1].slices == ("slice-0",)
+
+
+def liveness_of(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
 def test_a_new_driver_of_the_run_takes_the_hosts_from_a_driver_that_stalls(
     tmp_path: Path, meeting: Path
 ) -> None:
@@ -254,3 +285,28 @@ def test_a_rehearsal_trains_without_ray(tmp_path: Path, orch_process: RunOrch) -
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)
     assert (run["state"], run["steps_done"]) == ("succeeded", 3)
+
+
+@pytest.mark.chaos
+def test_a_run_goes_on_while_orch_is_stopped(tmp_path: Path) -> None:
+    """To its end, as after Ctrl-Z; `orch` says so when it goes on."""
+    where = ("--set", f"run.storage={tmp_path}", "--set", "cluster.backend=hosts")
+    quick = ("--no-prove", "--no-calibrate", "--steps", "20", "--json")
+    command = [sys.executable, "-m", "orchestrator", "submit", "specs/tiny_2pod.yaml"]
+    with subprocess.Popen(
+        [*command, *where, *quick], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as submitting:
+        eventually(lambda: journal.list_journals(tmp_path), 300)
+        [recorded] = journal.list_journals(tmp_path)
+        eventually(lambda: recorded.run().steps_done > 2, 300)
+        os.kill(submitting.pid, signal.SIGSTOP)
+        try:
+            assert recorded.run().ended_at_s is None
+            eventually(lambda: recorded.run().ended_at_s, 300)
+            assert psutil.Process(submitting.pid).status() == psutil.STATUS_STOPPED
+        finally:
+            os.kill(submitting.pid, signal.SIGCONT)
+        out, _ = submitting.communicate(timeout=300)
+    assert submitting.returncode == 0
+    run = json.loads(out)
+    assert (run["state"], run["steps_done"]) == ("succeeded", 20)
