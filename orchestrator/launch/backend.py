@@ -176,8 +176,12 @@ class ClusterClient(Protocol):
         """Why a job did not succeed."""
         ...
 
-    def end_jobs(self, prefix: str) -> None:
-        """End the jobs whose ids begin so, with all their processes: stopped ones too."""
+    def live_jobs(self) -> Sequence[str]:
+        """The jobs that have not ended."""
+        ...
+
+    def end(self, job: str) -> None:
+        """End a job with all its processes: stopped ones too."""
         ...
 
 

@@ -177,10 +177,13 @@ class MeetingClient:
         """That its driver has ended."""
         return f"its driver ended with {self._drivers[job].poll()}"
 
-    def end_jobs(self, prefix: str) -> None:
-        """Nothing is left to do: the next order ends what an earlier driver started on the hosts,
-        and the next driver ends that driver where both run on one machine.
-        """
+    def live_jobs(self) -> Sequence[str]:
+        """The jobs that were started here."""
+        return [job for job in self._drivers if self.state(job) == "RUNNING"]
+
+    def end(self, job: str) -> None:
+        """Kill a driver. The next order ends what it started on the hosts."""
+        self._drivers[job].kill()
 
 
 def check_installed(archive: bytes | None, folder: Path) -> None:
