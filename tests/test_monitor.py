@@ -10,6 +10,7 @@ from typing import Self
 import pytest
 
 from orchestrator import journal
+from orchestrator.drive import monitor
 from orchestrator.drive.driver import Driver
 from orchestrator.drive.monitor import AttemptEnd, Monitor
 from orchestrator.journal import liveness
