@@ -59,7 +59,7 @@ def mesh(plan: Plan, numbers: dict[str, float]) -> Difference:
             if used == chips
             else f"{chips:,} = {factored(chips)}: powers of two leave {chips - used:,} chips idle"
         )
-    devices = plan.devices // plan.pods
+    devices = plan.devices_per_slice
     return Difference(
         about="mesh of a pod", derived=derived, planned=f"{sizes} = {devices:,} devices", why=why
     )
@@ -192,7 +192,7 @@ def memory(plan: Plan, numbers: dict[str, float]) -> Difference:
         planned=f"{in_memory(largest.bytes)} a device at its peak, in the phase {largest.name}:"
         f" {lines}",
         why=f"{precision.parameters} parameters, {precision.optimizer} moments, fp32 gradients;"
-        f" state split {split_ways(plan):,} ways on the {plan.devices // plan.pods:,} devices of a"
+        f" state split {split_ways(plan):,} ways on the {plan.devices_per_slice:,} devices of a"
         f" pod; activations as remat `{text_of(plan.remat)}` keeps them",
     )
 

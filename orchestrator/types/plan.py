@@ -341,6 +341,31 @@ class Plan:
     warnings: tuple[PlanWarning, ...]
 
     @property
+    def slice_kind(self) -> str:
+        """Chip and topology, as slices are named: v5p 4x4x4."""
+        return f"{self.chip} {self.topology}"
+
+    @property
+    def devices_per_slice(self) -> int:
+        """JAX devices."""
+        return self.devices // self.pods
+
+    @property
+    def hosts_per_slice(self) -> int:
+        """Each host has one process."""
+        return self.hosts // self.pods
+
+    @property
+    def chips_per_host(self) -> int:
+        """All hosts have as many."""
+        return self.chips // self.hosts
+
+    @property
+    def devices_per_host(self) -> int:
+        """The JAX devices of each process."""
+        return self.devices // self.hosts
+
+    @property
     def total_steps(self) -> int:
         """Steps until all tokens are trained on."""
         return ceil(self.tokens / self.batch.tokens)
