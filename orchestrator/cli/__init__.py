@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from orchestrator.cli import look, machine, plan, prove, run, spec
+from orchestrator.cli import look, machine, plan, run, spec
 from orchestrator.cli.terminal import as_typed, echo, is_live, show
 from orchestrator.errors import Interrupted, OrchError, SpecError
 from orchestrator.lifecycle.interrupts import OperationInterrupted
@@ -50,7 +50,7 @@ def orch() -> None:
     """
 
 
-for module in (spec, plan, prove, run, look, machine):
+for module in (spec, plan, run, look, machine):
     for command in module.COMMANDS:
         orch.add_command(command)
 

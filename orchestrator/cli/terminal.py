@@ -66,14 +66,15 @@ def echo_json(text: str | bytes) -> None:
     click.echo(visible_json(text), nl=False)
 
 
-def show(value: object, screen: Callable[[], str] | None = None, *, as_json: bool) -> None:
-    """Print a value as indented JSON, or its screen."""
+def show(value: object, screens: Callable[[], str | list[str]] = list, *, as_json: bool) -> None:
+    """Print a value as indented JSON, or its screens."""
     if as_json:
         from orchestrator.types import codec
 
         echo_json(codec.to_pretty_json(value))
-    elif screen:
-        say(screen())
+    else:
+        texts = screens()
+        say(*([texts] if isinstance(texts, str) else texts))
 
 
 def as_typed(*without: str) -> str:

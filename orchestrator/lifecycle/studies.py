@@ -33,6 +33,7 @@ from orchestrator.types.study import Study, StudyForecast
 from orchestrator.types.submit_options import SubmitOptions
 
 TASK = "planning"
+Outcome = Literal["succeeded", "failed", "infeasible", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class StudyResult:
     a cancelled run ended it. `study` is None where nothing was started.
     """
 
-    outcome: Literal["succeeded", "failed", "infeasible", "stopped"]
+    outcome: Outcome
     study: StudyJournal | None = None
 
 
