@@ -5,10 +5,11 @@ from pathlib import Path
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, RUN, RUN_HELP, STORAGE, echo, echo_json, say, show
+from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.render.display import Display
 from orchestrator.render.next_commands import run_command, storage_command
+from orchestrator.render.terminal import echo, echo_json, say, show
 
 
 @click.command()
@@ -62,17 +63,16 @@ def logs(
     """
     from orchestrator.render.log_text import log_line, log_lines, notes
 
-    alone = rank is not None
+    alone, echo_line = rank is not None, echo_json if as_json else echo
     if follows:
-        coming = orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=show_end)
-        lines = (log_line(line, as_json=as_json, alone=alone) for line in coming)
-    else:
-        found = orch.logs(run, storage, rank=rank, attempt=attempt)
-        for note in notes(found.run.run, found.more, empty=found.empty):
-            echo(note, err=True)
-        lines = log_lines(found.tails, as_json=as_json, titled=not alone)
-    for line in lines:
-        (echo_json if as_json else echo)(line)
+        for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=show_end):
+            echo_line(log_line(line, as_json=as_json, alone=alone))
+        return
+    found = orch.logs(run, storage, rank=rank, attempt=attempt)
+    for note in notes(found.run.run, found.more, empty=found.empty):
+        echo(note, err=True)
+    for text in log_lines(found.tails, as_json=as_json, titled=not alone):
+        echo_line(text)
 
 
 def show_end(event: object) -> None:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, SET, SPEC, show
+from orchestrator.cli.arguments import JSON, SET, SPEC
 from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.render.display import Display
 from orchestrator.render.next_commands import spec_command
+from orchestrator.render.terminal import show
 
 if TYPE_CHECKING:
     from orchestrator.types.plan import Plan

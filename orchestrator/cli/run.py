@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE, as_typed, say, show
+from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE, as_typed
 from orchestrator.errors import SpecError
+from orchestrator.render.display import Display
 from orchestrator.render.next_commands import run_command, spec_command
+from orchestrator.render.terminal import say, show
 
 if TYPE_CHECKING:
     from orchestrator.lifecycle.requests import Confirm
