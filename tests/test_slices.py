@@ -8,11 +8,7 @@ from ray.util.tpu import get_tpu_worker_resources
 
 from orchestrator.errors import SpecError
 from orchestrator.launch.ray.local_cluster import short_folder
-from orchestrator.launch.ray.slices import (
-    accelerator_type,
-    emulated_hosts,
-    pod_type,
-)
+from orchestrator.launch.ray.slices import accelerator_type, emulated_hosts, pod_type
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
 from tests.example_specs import TINY, spec_of

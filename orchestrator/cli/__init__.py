@@ -6,7 +6,13 @@ import sys
 
 import click
 
-from orchestrator.cli import look, machine, plan, run, spec
+from orchestrator.cli import (
+    look_commands,
+    machine_commands,
+    plan_commands,
+    run_commands,
+    spec_commands,
+)
 from orchestrator.cli.arguments import as_typed
 from orchestrator.errors import Interrupted, OrchError, SpecError
 from orchestrator.lifecycle.interrupts import OperationInterrupted
@@ -51,7 +57,7 @@ def orch() -> None:
     """
 
 
-for module in (spec, plan, run, look, machine):
+for module in (spec_commands, plan_commands, run_commands, look_commands, machine_commands):
     for command in module.COMMANDS:
         orch.add_command(command)
 

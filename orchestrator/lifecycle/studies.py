@@ -18,7 +18,7 @@ from orchestrator.lifecycle.study_runners import (
 from orchestrator.lifecycle.submit import check_no_rehearsal_options
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.planner import make_plan
-from orchestrator.spec.study import load_study
+from orchestrator.spec.load_study import load_study
 from orchestrator.study import forecast_study
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import (

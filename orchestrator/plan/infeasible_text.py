@@ -4,18 +4,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.formatting import (
-    GIB,
-    change_by,
-    dollars,
-    in_memory,
-    lasting,
-    percent,
-    seconds,
-)
+from orchestrator.formatting import GIB, change_by, dollars, in_memory, lasting, percent, seconds
 from orchestrator.network.rematerialization import summary_of
-from orchestrator.types.infeasible import Reason, ReasonCode, Refusal, Suggestion
 from orchestrator.types.plan import Estimate
+from orchestrator.types.refusal import Reason, ReasonCode, Refusal, Suggestion
 
 CENT = 0.01
 SENTENCES: dict[ReasonCode, str] = {

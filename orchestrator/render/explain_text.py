@@ -2,20 +2,9 @@
 
 from typing import Any
 
-from orchestrator.formatting import (
-    at_least,
-    four_digits,
-    lasting,
-    span,
-)
-from orchestrator.types.explanation import (
-    ExplanationSummary,
-    QuestionCode,
-    Verdict,
-)
-from orchestrator.types.plan import (
-    Estimate,
-)
+from orchestrator.formatting import at_least, four_digits, lasting, span
+from orchestrator.types.explanation import ExplanationSummary, QuestionCode, Verdict
+from orchestrator.types.plan import Estimate
 
 QUESTIONS: dict[QuestionCode, str] = {
     "pod_holds_it": "Does a pod hold it?",

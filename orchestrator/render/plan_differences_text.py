@@ -3,14 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.formatting import (
-    GIB,
-    four_digits,
-    in_memory,
-    lasting,
-    percent,
-    signed_percent,
-)
+from orchestrator.formatting import GIB, four_digits, in_memory, lasting, percent, signed_percent
 from orchestrator.network.rematerialization import text_of
 from orchestrator.plan.infeasible_text import factored, likeliest, reason_text
 from orchestrator.render.explain_text import assumed, bound_by

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from orchestrator.types.infeasible import Reason, Suggestion
 from orchestrator.types.plan import DeviceGroup, Estimate, MemoryPhase, PlanWarning
+from orchestrator.types.refusal import Reason, Suggestion
 from orchestrator.types.spec import Remat
 
 
