@@ -15,8 +15,9 @@ from orchestrator.formatting import lasting, span
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import explain_screen
-from orchestrator.render.explain_text import likely, summary_text
+from orchestrator.render.explain_text import summary_text
 from orchestrator.render.plan_differences_text import difference_texts
+from orchestrator.render.plan_screen import likely
 from orchestrator.score import PUBLISHED
 from orchestrator.score.published_runs import OTHER_SOFTWARE, read
 from orchestrator.types import codec
@@ -92,7 +93,7 @@ def test_the_answer_has_the_days_that_the_plan_shows() -> None:
     assert summary.planned_days == days
     assert summary_text(summary).endswith(f"planned {between}.")
     without = replace(days, low=None, high=None)
-    assert likely(without) == f"at least {lasting(days.lower)}"
+    assert likely(without, lasting) == f"at least {lasting(days.lower)}"
 
 
 def test_what_the_book_leaves_out_is_said() -> None:

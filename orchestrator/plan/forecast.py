@@ -6,6 +6,7 @@ from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog.efficiency import OTHER, REFERENCE
+from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan import flops
 from orchestrator.plan.expected import expected_lines, expected_s
@@ -25,8 +26,6 @@ from orchestrator.types.plan import (
     SoftwareRuns,
 )
 from orchestrator.types.spec import Experiment, Resources
-
-DAY_S, HOUR_S = 86_400, 3_600
 
 
 @dataclass(frozen=True)

@@ -87,10 +87,8 @@ def other_chips(near: Nearby) -> Iterator[Suggestion]:
 
 
 def cost(dollars: Estimate | None) -> float:
-    """What is expected, or the bound; a chip without a price comes last."""
-    if dollars is None:
-        return inf
-    return dollars.lower if dollars.expected is None else dollars.expected
+    """A chip without a price comes last."""
+    return inf if dollars is None else dollars.likeliest
 
 
 def about_as_many(chip: Chip, chips: int, model: Model) -> list[SliceChoice]:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from orchestrator.formatting import at_least, four_digits, lasting, span
+from orchestrator.formatting import four_digits, lasting
+from orchestrator.render.plan_screen import likely
 from orchestrator.types.explanation import ExplanationSummary, QuestionCode, Verdict
-from orchestrator.types.plan import Estimate
 
 QUESTIONS: dict[QuestionCode, str] = {
     "pod_holds_it": "Does a pod hold it?",
@@ -24,15 +24,8 @@ def summary_text(summary: ExplanationSummary) -> str:
     if summary.mixed_times is not None:
         parts.append(f"FSDP + tensor {bound_by(summary.mixed_times)}")
     days = summary.planned_days
-    parts.append("no realizable plan" if days is None else f"planned {likely(days)}")
+    parts.append("no realizable plan" if days is None else f"planned {likely(days, lasting)}")
     return f"Answer: {', '.join(parts)}."
-
-
-def likely(days: Estimate) -> str:
-    """Return the 80 % interval; without one, the least it can be."""
-    if days.low is None or days.high is None:
-        return at_least(lasting(days.lower))
-    return span(lasting(days.low), lasting(days.high))
 
 
 def assumed(mfu: float) -> str:

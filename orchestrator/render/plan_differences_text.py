@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.formatting import GIB, four_digits, in_memory, lasting, percent, signed_percent
 from orchestrator.network.rematerialization import text_of
-from orchestrator.plan.infeasible_text import factored, likeliest, reason_text
+from orchestrator.plan.infeasible_text import factored, reason_text
 from orchestrator.render.explain_text import assumed, bound_by
 from orchestrator.types.plan import DeviceGroup, TorusSpan, WarningCode
 from orchestrator.types.plan_differences import (
@@ -85,7 +85,7 @@ def why_changed(it: BatchDifference) -> str:
         longer = percent(it.longer or 0.0)
         return f"with the requested batch, a token takes {longer} longer with nothing hidden"
     nearest = "; ".join(
-        f"{' '.join(one.overrides)} (MFU {percent(likeliest(one.mfu))})" for one in it.nearest
+        f"{' '.join(one.overrides)} (MFU {percent(one.mfu.likeliest)})" for one in it.nearest
     )
     within = f"of those within {percent(it.tolerance)} the plan takes the fastest"
     return f"{reason_text(it.reason)}; nearest: {nearest}; {within}"

@@ -14,7 +14,6 @@ from orchestrator import catalog
 from orchestrator.catalog import Chip, Topology
 from orchestrator.errors import OrchError
 from orchestrator.network import maxtext_policies
-from orchestrator.network.description import Mixture
 from orchestrator.network.maxtext_policies import NAMED
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import Policy
@@ -186,7 +185,7 @@ def dispatch_line(layout: Layout) -> LedgerLine:
     There are two, two gradients of tokens and rows, one of the mask that weighs; and the first is
     made again, since no policy keeps what it makes.
     """
-    mixtures = sum(count for block, count in layout.network.kinds if isinstance(block.mlp, Mixture))
+    mixtures = layout.network.mixture_layers
     rows = layout.rows_of_token * layout.length
     product = 2 * layout.step_tokens * rows * layout.model.d_model
     count = DISPATCH_PRODUCTS * mixtures * product

@@ -195,6 +195,11 @@ class Estimate:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def likeliest(self) -> float:
+        """What is expected, or the bound where nothing is."""
+        return self.lower if self.expected is None else self.expected
+
 
 @dataclass(frozen=True, kw_only=True)
 class Extrapolation:
