@@ -22,9 +22,14 @@ for name in list(os.environ):
     if name.startswith(("MEGASCALE_", "MLFLOW_", "ORCH_", "RAY_", "TPU_")):
         del os.environ[name]
 
+# The same program, less optimized for the CPU: it compiles in a third of the time.
+QUICK_XLA_FLAGS = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=1"
+)
 # The largest mesh of a test has sixteen emulated devices. JAX reads this once, when it is imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
+os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=16 {QUICK_XLA_FLAGS}")
 
 # A suite in the background ignores Ctrl-C, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -100,7 +100,7 @@ def test_what_the_book_leaves_out_is_said() -> None:
     """8,192 chips of 8,960, no even batch, half an axis, more chips than are rented."""
     found = explanation_of("70b-four-pods").differences
     assert found is not None
-    assert found.mesh.split == MeshSplit(fsdp=2048, tensor=4, used=8192)
+    assert found.mesh.split == MeshSplit(fsdp=1024, tensor=8, used=8192)
     assert found.mesh.chips == 8960
     assert found.batch is not None
     assert found.batch.reason is not None

@@ -301,9 +301,10 @@ def test_hosts_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 
 def test_a_rehearsal_trains_without_ray(tmp_path: Path, orch_process: RunOrch) -> None:
     """Two processes, a real trainer and its collectives."""
-    where = ("--set", f"run.storage={tmp_path}", "--set", "cluster.backend=hosts")
+    settings = (f"run.storage={tmp_path}", "cluster.backend=hosts", "run.trainer=mlp")
+    sets = [word for setting in settings for word in ("--set", setting)]
     quick = ("--no-prove", "--no-calibrate", "--steps", "3", "--json")
-    done = orch_process("submit", "specs/tiny_2pod.yaml", *where, *quick, timeout_s=300)
+    done = orch_process("submit", "specs/tiny_2pod.yaml", *sets, *quick, timeout_s=300)
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)
     assert (run["state"], run["steps_done"]) == ("succeeded", 3)

@@ -15,10 +15,10 @@ from orchestrator.journal.heartbeat import (
     Heartbeat,
     HeartbeatMonitor,
     HeartbeatWriter,
-    heartbeat_interval_s,
     read_heartbeats,
 )
 from orchestrator.journal.run_paths import RunPaths
+from orchestrator.types.recovery import heartbeat_interval_s
 from tests.journals import ME, claimed_run, tiny_plan
 
 LIMIT_S = 30.0

@@ -9,12 +9,12 @@ from typing import Self
 import pytest
 
 from orchestrator import journal
-from orchestrator.drive import monitor
 from orchestrator.drive.driver import Driver
 from orchestrator.drive.monitor import AttemptEnd, Monitor
 from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
+from orchestrator.types import recovery
 from orchestrator.types.run import StateReason
 from tests.journals import claimed_run, tiny_plan, write_steps
 from tests.process_backend import ProcessBackend
@@ -81,7 +81,7 @@ def beating(writer: journal.Writer, rank: int, every_s: float = BEAT_S) -> Heart
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks run on other machines: nobody here can know whether they live."""
     monkeypatch.setattr(liveness, "is_alive", lambda _: False)
-    monkeypatch.setattr(monitor, "SETTLED_S", 0.2)
+    monkeypatch.setattr(recovery, "SETTLED_S", 0.2)
 
 
 def raises(writer: journal.Writer, rank: int, error: Exception) -> None:

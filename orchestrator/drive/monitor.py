@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from orchestrator.journal import Writer, heartbeat, liveness
 from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor
 from orchestrator.launch.backend import AttemptEvent, AttemptHandle, Slice, WorkerArgs
+from orchestrator.types.recovery import poll_interval_s, settling_s
 from orchestrator.types.run import AttemptReason
-
-POLL_S = 0.25
-# A rank proves by this many heartbeats that it outlived another.
-SETTLED_BEATS = 4
-SETTLED_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +35,7 @@ class Monitor:
     def __post_init__(self) -> None:
         self.heartbeats = HeartbeatMonitor(time.monotonic())
         self.stopping = False
-        self.poll_s = max(POLL_S, self.args.heartbeat_s / 2)  # there is no news more often
+        self.poll_s = poll_interval_s(self.args.heartbeat_s)
 
     def wait_for_end(self) -> AttemptEnd:
         """Watch until the attempt has ended, or must be ended."""
@@ -88,7 +84,7 @@ class Monitor:
         """Wait until it is clear which rank died first, and which slices have lost a host."""
         if event and event.error:
             print(event.error, file=sys.stderr, flush=True)
-        until_s = seen_s + max(SETTLED_S, SETTLED_BEATS * self.args.heartbeat_s)
+        until_s = seen_s + settling_s(self.args.heartbeat_s)
         while time.monotonic() < until_s and self._is_unclear(seen_s):
             time.sleep(min(self.poll_s, self.args.heartbeat_s))
             self.read_heartbeats()

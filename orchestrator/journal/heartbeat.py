@@ -22,9 +22,6 @@ from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types.run import ProcessIdentity, SavedCheckpoint
 
 MAX_ERROR_BYTES = 16_384
-# Ranks share a file system: together they write at most this many heartbeats per second.
-MAX_HEARTBEATS_PER_S = 400
-MIN_INTERVAL_S = 0.25
 # Processes need this long to start, compile and restore, however short the hang limit is.
 STARTUP_LIMIT_S = 600.0
 
@@ -52,11 +49,6 @@ class Heartbeat:
     def location(self) -> str:
         """Where to find the process of the rank."""
         return f"process {self.process.pid} on {self.process.host}, slice {self.slice_name}"
-
-
-def heartbeat_interval_s(ranks: int, hang_limit_s: float) -> float:
-    """The time between two heartbeats of each rank of an attempt."""
-    return min(max(MIN_INTERVAL_S, ranks / MAX_HEARTBEATS_PER_S), hang_limit_s / 4)
 
 
 def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:

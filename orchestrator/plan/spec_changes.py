@@ -130,7 +130,7 @@ def suggested(
 ) -> Suggestion:
     """The best choice of the other spec, to which a change leads, in figures."""
     layout = layout_of_choice(request, choice)
-    predicted = forecast(layout, other.experiment, other.resources)
+    predicted = forecast(layout, other)
     return Suggestion(
         overrides=overrides(change),
         chip=request.chip.name,

@@ -38,6 +38,7 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("tokens/s", "tokens_per_s", scaled),
     ("all tokens", "days", lasting),
     ("cost", "dollars", dollars),
+    ("goodput", "goodput", percent),
 )
 ESTIMATES = ("lower", "expected", "unoverlapped")
 
@@ -156,7 +157,7 @@ def figures(diff: PlanDiff) -> list[Part]:
             values = figure(diff, f"{key}.{estimate}")
             if any(values):
                 changed = change(*values)
-                if key == "mfu":
+                if show is percent:
                     changed = signed_points(values[1] - values[0])
                 label = f"{name}, {TOTALS.get(estimate, estimate)}"
                 rows.append((label, *shown(values, show), changed))

@@ -20,6 +20,7 @@ from orchestrator.network.mesh_axes import in_use
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.plan.forecast import scale
 from orchestrator.plan.plan_warnings import LEDGER_TRAINER
+from orchestrator.render.goodput_part import goodput_part
 from orchestrator.render.resource_names import resource_name
 from orchestrator.render.screen_parts import (
     Part,
@@ -78,6 +79,7 @@ def plan_screen(
         indent(decisions(plan)),
         [*memory(plan), *([f"    {compiled}"] if compiled else [])],
         time(plan),
+        goodput_part(plan),
         indent(figures(plan)),
         runners_up_table([plan, *runners_up]) if runners_up else [],
         [warning(text) for text in warning_texts(others)],
@@ -277,8 +279,7 @@ def figures(plan: Plan) -> list[Part]:
     known = forecast.step_s.expected is not None
     head = ("", "lower bound", "expected", INTERVAL, "unoverlapped") if known else ("", "at best")
     table = Table(rows=[head, *rows], columns="<" + ">" * (len(head) - 1))
-    goodput = [f"at a goodput of {percent(forecast.goodput)}"] if forecast.goodput != 1 else []
-    return [table, *goodput, *shorter_run(plan)]
+    return [table, *shorter_run(plan)]
 
 
 def shorter_run(plan: Plan) -> list[Part]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
 
+from orchestrator.types.goodput import GoodputForecast
 from orchestrator.types.model import Model
 from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat
 
@@ -75,6 +76,11 @@ WarningCode = Literal[
     "long_warmup",
     "large_batch",
     "many_years",
+    "failures_unknown",
+    "mostly_recovering",
+    "checkpoint_interval",
+    "storage_too_slow",
+    "saves_block",
     "extrapolation",
     "no_expected",
     "unsteady_profile",
@@ -255,7 +261,7 @@ class Forecast:
     mfu: Estimate
     mfu_6p: Estimate
     tokens_per_s: Estimate
-    goodput: float
+    goodput: GoodputForecast
     days: Estimate
     chip_hours: Estimate
     dollars: Estimate | None
