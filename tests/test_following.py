@@ -10,8 +10,6 @@ from typing import Any, ClassVar, NamedTuple, cast
 import pytest
 
 from orchestrator import journal, tracking
-from orchestrator.cli import display
-from orchestrator.cli.display import Display
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog, liveness
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
@@ -21,8 +19,9 @@ from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.rehearse import RehearsalFollower
 from orchestrator.lifecycle.requests import Caller, Provenance
+from orchestrator.render import display, status_line
 from orchestrator.render import rehearsal_screen as render
-from orchestrator.render import status_line
+from orchestrator.render.display import Display
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import FollowStarted, StopSent, TaskEnded, Tracked
 from orchestrator.types.submit_options import SubmitOptions

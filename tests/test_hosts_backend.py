@@ -26,7 +26,7 @@ from orchestrator.launch.backend import (
 )
 from orchestrator.launch.hosts.host_process import environment
 from orchestrator.launch.hosts.hosts_backend import HostsBackend, MeetingClient, end, start_host
-from orchestrator.launch.hosts.meeting import VARIABLE, HostName, Meeting, Order
+from orchestrator.launch.hosts.meeting import VARIABLE, HostName, HostState, Meeting, Order
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Run
@@ -214,6 +214,59 @@ def test_a_superseded_claim_gives_the_hosts_no_order(tmp_path: Path, meeting: Pa
             old.start(args, ("slice-0", "slice-1"))
         assert Meeting(meeting).order() == given
         new.__exit__(None, None, None)
+
+
+def test_of_two_drivers_that_give_an_order_at_once_one_has_the_hosts(
+    tmp_path: Path, meeting: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = driver(tmp_path)
+    plan, path = first.first_plan, str(first.journal.path)
+    meeting.mkdir()
+    slow, fast = (
+        HostsBackend().attempt(AttemptSpec(run=path, claim=2, worker=WORKER)) for _ in range(2)
+    )
+    for beat in range(2):
+        join_without_processes(meeting, plan, beat)
+        for attempt in (slow, fast):
+            attempt.slices()
+    args = WorkerArgs(run=path, claim=2, attempt=1, plan_digest=plan.digest, heartbeat_s=0.25)
+    give = Meeting.give
+
+    def overtaken_by(then: Callable[[], None]) -> None:
+        """The next order comes after what another driver does."""
+
+        def late(meeting: Meeting, order: Order) -> None:
+            monkeypatch.setattr(Meeting, "give", give)
+            then()
+            give(meeting, order)
+
+        monkeypatch.setattr(Meeting, "give", late)
+
+    overtaken_by(lambda: fast.start(replace(args, attempt=2), ("slice-0", "slice-1")))
+    slow.start(args, ("slice-0", "slice-1"))
+    event = slow.next_event(0.0)
+    assert event is not None
+    assert (event.ended, event.error) == (True, "another driver has taken the hosts")
+    slow.__exit__(None, None, None)
+    other = Order(number=2, run="another", claim=1)
+    overtaken_by(lambda: give(Meeting(meeting), other))
+    fast.__exit__(None, None, None)
+    assert Meeting(meeting).order() == other
+
+
+def join_without_processes(folder: Path, plan: Plan, beat: int) -> None:
+    """The hosts of a plan as files alone."""
+    for number in range(plan.hosts):
+        pod, index = divmod(number, plan.hosts_per_slice)
+        state = HostState(
+            host=HostName(slice_name=f"slice-{pod}", index=index),
+            size=plan.hosts_per_slice,
+            kind=plan.slice_kind,
+            address="127.0.0.1",
+            free_port=1,
+            beat=beat,
+        )
+        Meeting(folder).join(state)
 
 
 def test_the_environment_joins_ranks_and_slices() -> None:

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
-from orchestrator.launch.preflight import Preflight
+from orchestrator.launch.preflight import Preflight, PreflightRequest
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import SavedCheckpoint
 
@@ -137,6 +137,16 @@ class RunNeeds:
     versions: Mapping[str, str]
     secrets: tuple[str, ...]
     marker: str
+
+    def preflight_request(self) -> PreflightRequest:
+        """The same as a question to a cluster."""
+        return PreflightRequest(
+            pods=self.plan.pods,
+            kind=self.plan.slice_kind,
+            versions=self.versions,
+            secrets=self.secrets,
+            file=self.marker,
+        )
 
 
 class LocalCluster(Protocol):

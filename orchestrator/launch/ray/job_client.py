@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from orchestrator.launch.backend import JOB_ENDED, ClusterUnusable, RunNeeds
-from orchestrator.launch.preflight import Preflight, PreflightRequest
+from orchestrator.launch.preflight import Preflight
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.launch.ray import preflight_job, private_api, slices
 from orchestrator.launch.ray.job_watch import Patience, states
@@ -49,18 +49,15 @@ class RayJobs:
         self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
     ) -> Preflight:
         """Look at what the cluster has for a run. An interrupt ends the job that looks."""
-        request = PreflightRequest(
-            pods=needs.plan.pods,
-            chip=needs.plan.chip,
+        request = needs.preflight_request()
+        of_ray = preflight_job.RayPreflight(
+            request=request,
             topology=needs.plan.topology,
             pod_type=slices.pod_type(needs.plan),
             accelerator=slices.accelerator_type(needs.plan),
-            versions=needs.versions,
-            secrets=needs.secrets,
-            file=needs.marker,
         )
         module = ("-m", preflight_job.__name__)
-        job = self.start([*module, codec.to_json(request).decode()], archive)
+        job = self.start([*module, codec.to_json(of_ray).decode()], archive)
         try:
             log = self._log(job, on_state)
         except KeyboardInterrupt:
