@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip
 from orchestrator.catalog.efficiency import OTHER, REFERENCE
+from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput import Machines, State, goodput_forecast, goodput_inputs, over_share
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan import flops
@@ -29,8 +30,6 @@ from orchestrator.types.plan import (
     SoftwareRuns,
 )
 from orchestrator.types.spec import Resources, Spec
-
-DAY_S, HOUR_S = 86_400, 3_600
 
 
 @dataclass(frozen=True)

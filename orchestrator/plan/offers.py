@@ -10,10 +10,10 @@ from math import inf, prod
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
+from orchestrator.formatting import DAY_S
 from orchestrator.plan import flops
 from orchestrator.plan.feasibility import batch_range, replicas_in_pod, sizes_by_name
 from orchestrator.plan.forecast import (
-    DAY_S,
     Terms,
     extrapolated,
     mfu,
