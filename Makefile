@@ -91,7 +91,7 @@ fuzz: setup  ## load 20,000 mutated specs
 score: setup  ## learn constants from published runs, score them on unseen runs
 	@$(BIN)/python -m tests.bench.score_table
 
-bench-proof: setup  ## compile 38 plans and write docs/proof-bench.md (two hours)
+bench-proof: setup  ## compile 58 plans and write docs/proof-bench.md (four hours)
 	@$(BIN)/python -m tests.bench.proof_table
 
 lock: setup  ## rewrite requirements.lock; UPGRADE=1 for newer versions

@@ -3,8 +3,9 @@
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import pytest
 
@@ -14,6 +15,7 @@ from orchestrator.cli.display import Display
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog, liveness
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
+from orchestrator.launch.ray.job_client import RayJobs
 from orchestrator.lifecycle import cluster, follow, recording, rehearse, resume
 from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
 from orchestrator.lifecycle.progress import Progress
@@ -34,6 +36,12 @@ class FakeJobs:
     state_now: str | None = "RUNNING"
     submits: list[tuple[str, str | None]] = field(default_factory=list)
     refuses: bool = False
+    ended: list[str] = field(default_factory=list)
+
+    def end_jobs(self, prefix: str) -> None:
+        if self.refuses:
+            raise ClusterUnusable("http://head:8265: does not answer: 500")
+        self.ended.append(prefix)
 
     def state(self, _: str) -> str:
         if self.state_now is None:
@@ -297,3 +305,53 @@ def test_a_resumed_rehearsal_that_never_began_says_whether_it_was_stopped(
     with pytest.raises(OrchError, match="why it never began") as end:
         resume.resume(writer.journal, tmp_path, None, SubmitOptions(), Caller())
     assert end.value.exit_code == exit_code
+
+
+class JobStatus(Enum):
+    """As Ray's."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    FAILED = "FAILED"
+
+
+class Details(NamedTuple):
+    """What Ray says of a job."""
+
+    submission_id: str | None
+    status: JobStatus
+
+
+class RayClient:
+    """Ray's client, of a cluster with jobs of two runs."""
+
+    def __init__(self, *jobs: Details) -> None:
+        self.jobs, self.stopped = jobs, list[str]()
+
+    def list_jobs(self) -> tuple[Details, ...]:
+        return self.jobs
+
+    def stop_job(self, name: str) -> None:
+        self.stopped.append(name)
+
+
+def test_a_resume_ends_the_jobs_that_the_run_had_before(recorded: journal.Journal) -> None:
+    """Their processes may be stopped, and see nothing. Other runs and ended jobs stay; a cluster
+    that does not answer keeps nobody from going on.
+    """
+    run, jobs = recorded.run(), FakeJobs()
+    cluster.end_earlier_jobs(cast(ClusterClient, jobs), run)
+    [prefix] = jobs.ended
+    assert cluster.job_name(run, 7).startswith(prefix)
+    ray = RayClient(
+        Details(f"{prefix}1", JobStatus.FAILED),
+        Details(f"{prefix}7", JobStatus.RUNNING),
+        Details(f"{prefix}9", JobStatus.PENDING),
+        Details("it-0123abcd-7", JobStatus.RUNNING),
+        Details(None, JobStatus.RUNNING),
+    )
+    connected = RayJobs.__new__(RayJobs)
+    connected.address, connected._client = "http://head:8265", ray
+    connected.end_jobs(prefix)
+    assert ray.stopped == [f"{prefix}7", f"{prefix}9"]
+    cluster.end_earlier_jobs(cast(ClusterClient, FakeJobs(refuses=True)), run)

@@ -176,6 +176,10 @@ class ClusterClient(Protocol):
         """Why a job did not succeed."""
         ...
 
+    def end_jobs(self, prefix: str) -> None:
+        """End the jobs whose ids begin so, with all their processes: stopped ones too."""
+        ...
+
 
 class Backend(Protocol):
     """Starts, watches and stops the processes of a run."""

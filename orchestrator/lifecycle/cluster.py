@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,7 +156,21 @@ def start_driver(
 
 def job_name(run: Run, event: int) -> str:
     """What the job is called that drives a run from an event of its journal on."""
-    return f"{run.run}-{run.id[:8]}-{event}"
+    return f"{job_prefix(run)}{event}"
+
+
+def job_prefix(run: Run) -> str:
+    """How the names of all jobs of a run begin."""
+    return f"{run.run}-{run.id[:8]}-"
+
+
+def end_earlier_jobs(jobs: ClusterClient, run: Run) -> None:
+    """End what earlier drivers of a run left on the cluster.
+
+    A process that is stopped does not see that its claim is superseded, and holds its slices.
+    """
+    with suppress(ClusterUnusable):  # then they end by themselves, if they are not stopped
+        jobs.end_jobs(job_prefix(run))
 
 
 def _has_job(jobs: ClusterClient, job: str) -> bool:

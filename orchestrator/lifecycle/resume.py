@@ -107,6 +107,7 @@ def resume_on_cluster(request: ResumeRequest) -> Run:
     jobs, ready = cluster.check_cluster(launch, progress)
     progress(ready)
     caller.check_confirmed(Proposal(name=request.plan.name, runs=1, address=address))
+    cluster.end_earlier_jobs(jobs, run)
     job = cluster.start_driver(launch, jobs, journal, progress, *request.arguments)
     if options.detach:
         return journal.run()

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
+from jaxlib import _hlo  # type: ignore[attr-defined]  # its stub is missing
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
@@ -108,7 +109,7 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
     executable = lowered.compile(compiler_options=settings or None)
     compile_s = clock() - began
     send({"stage": "reading"})
-    text = executable.as_text() or ""
+    text = text_of(executable)
     if request.text_path:
         Path(request.text_path).write_text(text, encoding="utf-8")
     mesh = mesh or _mesh_of_inputs(executable) or mesh_of(plan, topology.devices)
@@ -127,6 +128,18 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
         versions={package: metadata.version(package) for package in PACKAGES},
         code=loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened.paths),
     )
+
+
+def text_of(executable: jax.stages.Compiled) -> str:
+    """The program's text with the numbers of its constants, which `as_text` leaves out.
+
+    jax has no public name for the options of printing.
+    """
+    options = _hlo.HloPrintOptions()
+    options.print_large_constants = True
+    compiled = executable.runtime_executable()
+    assert compiled is not None
+    return "\n\n".join(module.to_string(options) for module in compiled.hlo_modules())
 
 
 def _mesh_of_inputs(executable: jax.stages.Compiled) -> Mesh | None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from orchestrator.launch.backend import ClusterUnusable, RunNeeds
+from orchestrator.launch.backend import JOB_ENDED, ClusterUnusable, RunNeeds
 from orchestrator.launch.preflight import Preflight, PreflightRequest
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.launch.ray import preflight_job, private_api, slices
@@ -113,6 +113,14 @@ class RayJobs:
             lines = [line for line in self._client.get_job_logs(job).splitlines() if line.strip()]
         last = lines[: -LAST_LINES - 1 : -1] or [message]
         return "\n  ".join(["its job ended before the run began", *last])
+
+    def end_jobs(self, prefix: str) -> None:
+        """End the jobs whose ids begin so. Ray kills the processes that do not end in 3 s."""
+        with self._in_plain_words("does not answer"):
+            for one in self._client.list_jobs():
+                name = str(one.submission_id or "")
+                if name.startswith(prefix) and str(one.status.value) not in JOB_ENDED:
+                    self._client.stop_job(name)
 
     def _stop(self, job: str) -> None:
         with self._in_plain_words("does not answer"):
