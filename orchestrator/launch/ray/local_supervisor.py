@@ -5,7 +5,7 @@
 It reads one line, a `ClusterRequest`, starts the nodes, runs one Ray job and reports events, one
 line of JSON each. It leads a session of its own, so that a terminal's Ctrl-C reaches `orch` alone.
 When its input ends, because `orch` closed it or died, it kills all that the cluster started. If the
-supervisor itself is killed, or stopped for long, its stand-in does so: a copy of it that only waits.
+supervisor itself is killed or stopped, its stand-in does so: a copy of it that only waits.
 """
 
 import os
