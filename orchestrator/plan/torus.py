@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.catalog.chip import Chip, Topology
-from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
+from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, RING_AXES
 from orchestrator.types.plan import TorusSpan
 
 Ints = NDArray[np.int64]
@@ -122,9 +122,10 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
     """Bytes per second at which each device receives in a collective over the group.
 
     A ring gives an axis both its directions, an open line half of that; a stride of s shares every
-    link with s - 1 interleaved groups; spans on several axes add up. The devices of one chip share
-    its links, unless the group holds all of them: then the chip fetches each byte once. A group
-    within one chip runs at the die link. A group of one device has no need: infinite.
+    link with s - 1 interleaved groups; spans on several axes add up, but devices that pass data on
+    to the next are one ring through all spans. The devices of one chip share its links, unless the
+    group holds all of them: then the chip fetches each byte once. A group within one chip runs at
+    the die link. A group of one device has no need: infinite.
     """
     size, stride = group_spans(factors, group)
     shape = np.where(closes(slice_torus, size, stride), 1.0, 0.5)
@@ -134,9 +135,41 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
     on_die = np.array([axis.name == DIE_AXIS for axis in slice_torus.axes])
     die_rate = per_axis[:, on_die].sum(axis=1)
     share = np.where(die_rate > 0, 1.0, 1.0 / slice_torus.devices_per_chip)
-    torus_rate = per_axis[:, ~on_die].sum(axis=1) * share
+    on_torus = per_axis[:, ~on_die].sum(axis=1)
+    if is_ring(slice_torus, group):
+        several = goes_through_several(size[:, ~on_die])
+        on_torus = np.where(several, one_ring_rate(slice_torus, size, stride), on_torus)
+    torus_rate = on_torus * share
     rate = np.where(torus_rate > 0, torus_rate, die_rate)
     return np.where(rate > 0, rate, np.inf)
+
+
+def is_ring(slice_torus: Torus, group: tuple[str, ...]) -> bool:
+    """Whether the devices of a group pass data on to the next, link by link. Behind a switch every
+    device is a neighbour of all others.
+    """
+    return not slice_torus.switched and all(axis in RING_AXES for axis in group)
+
+
+def goes_through_several(chips: Ints) -> Bools:
+    """Whether a group's chips lie along more than one torus axis."""
+    return np.asarray((chips > 1).sum(axis=1) > 1)
+
+
+def one_ring_rate(slice_torus: Torus, size: Ints, stride: Ints) -> Floats:
+    """Bytes per second around one ring through several spans: of the slowest link, both ways.
+
+    A closed way exists where a span has an even number of chips; else the ring is an open line.
+    """
+    link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
+    on_torus = np.array([axis.name != DIE_AXIS for axis in slice_torus.axes])
+    slowest = np.where((size > 1) & on_torus, link / stride, np.inf).min(axis=1)
+    return np.asarray(slowest * np.where(has_closed_way(size[:, on_torus]), 1.0, 0.5))
+
+
+def has_closed_way(chips: Ints) -> Bools:
+    """Whether a way through all chips of several spans ends beside its start."""
+    return np.asarray((chips % 2 == 0).any(axis=1))
 
 
 def exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
@@ -159,13 +192,21 @@ def exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> 
 
 
 def group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
-    """Hops one collective needs: half way round a ring, to the far end of a line, in each span."""
+    """Hops one collective needs: half way round a ring, to the far end of a line, in each span; or
+    once through all chips, where they pass data on to the next.
+    """
     size, stride = group_spans(factors, group)
-    ring = closes(slice_torus, size, stride)
     if slice_torus.switched:
         return np.asarray((size > 1).any(axis=1).astype(float))
-    hops = np.where(ring, size // 2, size - 1) * stride
-    return np.asarray(hops.sum(axis=1).astype(float))
+    ring = closes(slice_torus, size, stride)
+    hops = (np.where(ring, size // 2, size - 1) * stride).sum(axis=1)
+    if is_ring(slice_torus, group):
+        on_torus = np.array([axis.name != DIE_AXIS for axis in slice_torus.axes])
+        chips = size[:, on_torus].prod(axis=1)
+        around = np.where(has_closed_way(size[:, on_torus]), chips // 2, chips - 1)
+        around = around + (size[:, ~on_torus] - 1).sum(axis=1)
+        hops = np.where(goes_through_several(size[:, on_torus]), around, hops)
+    return np.asarray(hops.astype(float))
 
 
 def group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
