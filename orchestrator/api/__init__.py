@@ -39,7 +39,14 @@ from orchestrator.api.planning import (
     study,
     write_schedule,
 )
-from orchestrator.api.running import cancel, remove, resume, submit, submit_study
+from orchestrator.api.running import (
+    cancel,
+    export_weights,
+    remove,
+    resume,
+    submit,
+    submit_study,
+)
 from orchestrator.errors import OrchError
 from orchestrator.types.submit_options import SubmitOptions
 
@@ -54,6 +61,7 @@ __all__ = [
     "doctor_run",
     "explain",
     "export",
+    "export_weights",
     "follow_logs",
     "import_maxtext",
     "is_study",
