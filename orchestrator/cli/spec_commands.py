@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, RUN, SET, SPEC, STORAGE, echo, say, show
+from orchestrator.cli.arguments import JSON, RUN, SET, SPEC, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.render.display import Display
 from orchestrator.render.next_commands import spec_command
+from orchestrator.render.terminal import echo, say, show
 
 if TYPE_CHECKING:
     from orchestrator.export import ManifestKind
@@ -59,7 +60,7 @@ def schema(of_study: bool) -> None:
 
 @click.group()
 def export() -> None:
-    """Print a plan as Kubernetes manifests, or write a run's weights.
+    """Print Kubernetes manifests, or write weights.
 
     cluster.kubernetes of a SPEC has the image, the queue and more of its manifests.
 
