@@ -19,8 +19,8 @@ from orchestrator.calibrate import (
     stored_profile,
 )
 from orchestrator.calibrate.measure import this_machine, trainer_source
-from orchestrator.cli.machine import calibrate as command
-from orchestrator.cli.plan import plan as planning
+from orchestrator.cli.machine_commands import calibrate as command
+from orchestrator.cli.plan_commands import plan as planning
 from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 from orchestrator.lifecycle.requests import Provenance

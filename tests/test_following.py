@@ -10,8 +10,6 @@ from typing import Any, ClassVar, NamedTuple, cast
 import pytest
 
 from orchestrator import journal, tracking
-from orchestrator.cli import display
-from orchestrator.cli.display import Display
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog, liveness
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
@@ -21,8 +19,9 @@ from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.rehearse import RehearsalFollower
 from orchestrator.lifecycle.requests import Caller, Provenance
+from orchestrator.render import display, status_line
 from orchestrator.render import rehearsal_screen as render
-from orchestrator.render import status_line
+from orchestrator.render.display import Display
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import FollowStarted, StopSent, TaskEnded, Tracked
 from orchestrator.types.submit_options import SubmitOptions
@@ -36,12 +35,16 @@ class FakeJobs:
     state_now: str | None = "RUNNING"
     submits: list[tuple[str, str | None]] = field(default_factory=list)
     refuses: bool = False
+    live: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
 
-    def end_jobs(self, prefix: str) -> None:
+    def live_jobs(self) -> list[str]:
         if self.refuses:
             raise ClusterUnusable("http://head:8265: does not answer: 500")
-        self.ended.append(prefix)
+        return self.live
+
+    def end(self, job: str) -> None:
+        self.ended.append(job)
 
     def state(self, _: str) -> str:
         if self.state_now is None:
@@ -323,35 +326,34 @@ class Details(NamedTuple):
 
 
 class RayClient:
-    """Ray's client, of a cluster with jobs of two runs."""
+    """Ray's client."""
 
     def __init__(self, *jobs: Details) -> None:
-        self.jobs, self.stopped = jobs, list[str]()
+        self.jobs = jobs
 
     def list_jobs(self) -> tuple[Details, ...]:
         return self.jobs
 
-    def stop_job(self, name: str) -> None:
-        self.stopped.append(name)
+
+def test_the_live_jobs_of_a_cluster() -> None:
+    """Not those that have ended, nor those of people who joined without a job's name."""
+    connected = RayJobs.__new__(RayJobs)
+    connected.address = "http://head:8265"
+    connected._client = RayClient(
+        Details("failed", JobStatus.FAILED),
+        Details("running", JobStatus.RUNNING),
+        Details("pending", JobStatus.PENDING),
+        Details(None, JobStatus.RUNNING),
+    )
+    assert connected.live_jobs() == ["running", "pending"]
 
 
 def test_a_resume_ends_the_jobs_that_the_run_had_before(recorded: journal.Journal) -> None:
-    """Their processes may be stopped, and see nothing. Other runs and ended jobs stay; a cluster
-    that does not answer keeps nobody from going on.
+    """Their processes may be stopped, and see nothing. Other runs stay, and so does a job that
+    another resume has started meanwhile. A cluster that does not answer keeps nobody from going on.
     """
     run, jobs = recorded.run(), FakeJobs()
-    cluster.end_earlier_jobs(cast(ClusterClient, jobs), run)
-    [prefix] = jobs.ended
-    assert cluster.job_name(run, 7).startswith(prefix)
-    ray = RayClient(
-        Details(f"{prefix}1", JobStatus.FAILED),
-        Details(f"{prefix}7", JobStatus.RUNNING),
-        Details(f"{prefix}9", JobStatus.PENDING),
-        Details("it-0123abcd-7", JobStatus.RUNNING),
-        Details(None, JobStatus.RUNNING),
-    )
-    connected = RayJobs.__new__(RayJobs)
-    connected.address, connected._client = "http://head:8265", ray
-    connected.end_jobs(prefix)
-    assert ray.stopped == [f"{prefix}7", f"{prefix}9"]
-    cluster.end_earlier_jobs(cast(ClusterClient, FakeJobs(refuses=True)), run)
+    jobs.live = [*(cluster.job_name(run, event) for event in (1, 4, 7, 9)), "it-0123abcd-1"]
+    cluster.end_earlier_jobs(cast(ClusterClient, jobs), run, 7)
+    assert sorted(jobs.ended) == [cluster.job_name(run, event) for event in (1, 4)]
+    cluster.end_earlier_jobs(cast(ClusterClient, FakeJobs(refuses=True)), run, 7)

@@ -1,6 +1,7 @@
 """An attempt as its driver watches it, with events that the test gives."""
 
 import queue
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Self
 import pytest
 
 from orchestrator import journal
+from orchestrator.drive import monitor
 from orchestrator.drive.driver import Driver
 from orchestrator.drive.monitor import AttemptEnd, Monitor
 from orchestrator.journal import liveness
@@ -96,6 +98,22 @@ def test_an_attempt_that_does_all_its_steps_is_finished(tmp_path: Path) -> None:
         with beating(writer, 0):
             pass
         assert watch.wait_for_end() == AttemptEnd(reason="finished")
+
+
+def test_an_attempt_whose_ranks_did_their_work_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A while later, where what carries it out is stopped; not while one of two goes on."""
+    monkeypatch.setattr(monitor, "DONE_LIMIT_S", 0.2)
+    with watched(tmp_path, ScriptedAttempt(), hang_limit_s=1.0) as (writer, watch):
+        with beating(writer, 0):
+            pass
+        with beating(writer, 1, every_s=60.0):  # it falls silent
+            hang = watch.wait_for_end()
+            assert (hang.reason, hang.first_dead_rank) == ("hang", 1)
+        began_s = time.monotonic()
+        assert watch.wait_for_end() == AttemptEnd(reason="finished")
+        assert time.monotonic() - began_s > 0.2
 
 
 def test_an_error_is_found_before_the_launcher_tells(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
-from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
+from orchestrator.launch.ray.slices import emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
 from tests.clusters import descendants, eventually
@@ -57,7 +57,7 @@ def standing(topology: str, pods: int) -> Iterator[RunningCluster]:
         shell.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
         shell.setenv("HF_TOKEN", CANARY)
         hosts = emulated_hosts(plan)
-        with private_cluster(hosts, devices_per_host(plan), "sleep 100000") as cluster:
+        with private_cluster(hosts, plan.devices_per_host, "sleep 100000") as cluster:
             token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(cluster.folder / "token")}
             yield RunningCluster(address_of(cluster), {**os.environ, **token}, cluster.folder)
 

@@ -7,7 +7,7 @@ from math import isclose
 import pytest
 
 from orchestrator.formatting import signed_points
-from orchestrator.plan.plan_diff import diff_plans
+from orchestrator.plan.diff_plans import diff_plans
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import plan_diff_screen as render
 from orchestrator.types.plan_diff import PlanDiff

@@ -49,7 +49,7 @@ def test_every_shipped_spec_can_be_rehearsed(path: Path) -> None:
     """Each has a small plan of its own: its pods, few devices, few parameters, one digest."""
     plan, small = rehearsed(path)
     assert small.plan.pods == plan.pods
-    assert small.plan.devices // small.plan.pods <= max(4, fewest_devices(plan))
+    assert small.plan.devices_per_slice <= max(4, fewest_devices(plan))
     assert small.plan.model.parameters < 6e6
     assert small.plan.chip == plan.chip
     assert small.plan.digest != plan.digest

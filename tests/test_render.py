@@ -29,7 +29,7 @@ from orchestrator.render.screen_parts import (
 )
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load
-from orchestrator.spec.study import load_study
+from orchestrator.spec.load_study import load_study
 from orchestrator.study import forecast_study
 from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan

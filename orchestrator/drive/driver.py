@@ -163,7 +163,7 @@ class Driver:
         previous = run.attempts[-1].slices if run.attempts else ()
         request = select_slices.SliceRequest(
             pods=self._pods(),
-            kind=f"{self.first_plan.chip} {self.first_plan.topology}",
+            kind=self.first_plan.slice_kind,
             started=bool(run.attempts),
             private=self.submission.rehearsal,
             sharing=prod(self.first_plan.mesh[axis] for axis in SHARED_OVER_DCN),

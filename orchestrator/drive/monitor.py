@@ -12,6 +12,9 @@ from orchestrator.launch.backend import AttemptEvent, AttemptHandle, Slice, Work
 from orchestrator.types.recovery import poll_interval_s, settling_s
 from orchestrator.types.run import AttemptReason
 
+# The process that carries out an attempt may be stopped when its ranks end.
+DONE_LIMIT_S = 30.0
+
 ReadHeartbeats = Callable[[Path, int], dict[int, Heartbeat]]
 
 
@@ -40,6 +43,7 @@ class Monitor:
 
     def __post_init__(self) -> None:
         self.heartbeats = HeartbeatMonitor(self.clock.now_s())
+        self.hosts = self.writer.journal.plan(self.args.plan_digest).hosts
         self.new_save = False
         self.stopping = False
         self.poll_s = poll_interval_s(self.args.heartbeat_s)
@@ -49,7 +53,7 @@ class Monitor:
         while True:
             event = self.attempt.next_event(self.poll_s)
             now_s = self.read_heartbeats()
-            if event and event.ended and event.error is None:
+            if (event and event.ended and event.error is None) or self._is_done(now_s):
                 return AttemptEnd(reason="cancelled" if self._is_cancelled() else "finished")
             if (event and event.ended) or self.heartbeats.has_error():
                 return self._failure(event, now_s)
@@ -59,6 +63,11 @@ class Monitor:
                 return AttemptEnd(reason="cancelled")
             if self.new_save and self._can_grow():
                 return AttemptEnd(reason="resized")
+
+    def _is_done(self, now_s: float) -> bool:
+        """Whether all ranks did their work a while ago, and the backend does not say so."""
+        since_s = self.heartbeats.done_since_s(self.hosts)
+        return since_s is not None and now_s - since_s > DONE_LIMIT_S
 
     def read_heartbeats(self) -> float:
         """Take in the newest heartbeats, and record the checkpoint that they report; the time."""

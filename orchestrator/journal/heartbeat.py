@@ -199,6 +199,13 @@ class HeartbeatMonitor:
         """Whether an error has ended any rank."""
         return any(one.heartbeat.error is not None for one in self.ranks.values())
 
+    def done_since_s(self, ranks: int) -> float | None:
+        """Since when so many ranks have ended, each without an error; None while one has not."""
+        ended = [one for one in self.ranks.values() if one.heartbeat.ended]
+        if len(ended) < ranks or self.has_error():
+            return None
+        return max(one.unchanged_since_s for one in ended)
+
     def silent_ranks(self, since_s: float) -> list[Heartbeat]:
         """The ranks that have not ended and have been silent since that time."""
         return [one.heartbeat for one in self._running() if one.unchanged_since_s <= since_s]

@@ -156,21 +156,19 @@ def start_driver(
 
 def job_name(run: Run, event: int) -> str:
     """What the job is called that drives a run from an event of its journal on."""
-    return f"{job_prefix(run)}{event}"
+    return f"{run.run}-{run.id[:8]}-{event}"
 
 
-def job_prefix(run: Run) -> str:
-    """How the names of all jobs of a run begin."""
-    return f"{run.run}-{run.id[:8]}-"
+def end_earlier_jobs(jobs: ClusterClient, run: Run, claim: int) -> None:
+    """End the jobs of a run whose drivers had this claim, or one before it.
 
-
-def end_earlier_jobs(jobs: ClusterClient, run: Run) -> None:
-    """End what earlier drivers of a run left on the cluster.
-
-    A process that is stopped does not see that its claim is superseded, and holds its slices.
+    A process that is stopped does not see that its claim is superseded, and holds its slices. A job
+    that somebody else has just started goes on: it was started after that claim.
     """
+    earlier = {job_name(run, event) for event in range(claim)}
     with suppress(ClusterUnusable):  # then they end by themselves, if they are not stopped
-        jobs.end_jobs(job_prefix(run))
+        for job in earlier.intersection(jobs.live_jobs()):
+            jobs.end(job)
 
 
 def _has_job(jobs: ClusterClient, job: str) -> bool:

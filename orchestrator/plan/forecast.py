@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog.efficiency import OTHER, REFERENCE
+from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput import Machines, State, goodput_forecast, goodput_inputs, over_share
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan import flops
@@ -28,8 +29,6 @@ from orchestrator.types.plan import (
     SoftwareRuns,
 )
 from orchestrator.types.spec import Spec
-
-DAY_S, HOUR_S = 86_400, 3_600
 
 
 @dataclass(frozen=True)

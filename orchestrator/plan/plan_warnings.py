@@ -153,8 +153,7 @@ def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
 
 def too_long(plan: Plan) -> Iterator[PlanWarning]:
     """The run takes longer than anybody waits."""
-    days = plan.forecast.days
-    years = (days.lower if days.expected is None else days.expected) / DAYS_OF_YEAR
+    years = plan.forecast.days.likeliest / DAYS_OF_YEAR
     if years >= MANY_YEARS:
         yield plan_warning("many_years", years=years)
 

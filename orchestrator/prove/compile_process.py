@@ -152,7 +152,7 @@ def _mesh_of_inputs(executable: jax.stages.Compiled) -> Mesh | None:
 def _mesh(plan: Plan, devices: list[jax.Device]) -> DeviceMesh:
     """The mesh of one slice. The compiled program numbers devices as its own mesh does."""
     planned = {device: place for place, device in enumerate(mesh_of(plan, devices).devices.flat)}
-    in_slice = plan.devices // plan.pods
+    in_slice = plan.devices_per_slice
     places = tuple(planned[device] % in_slice for device in devices[:in_slice])
     axes = {axis.name: axis.size for axis in plan.axes if axis.link == "ici"}
     return DeviceMesh(axes, None if places == tuple(range(in_slice)) else places)
@@ -162,7 +162,7 @@ def _pricing(plan: Plan, devices: list[jax.Device], rates: ScheduleRates | None)
     """The rates, with torus coordinates of the devices of one slice as the program numbers them."""
     if rates is None:
         return None
-    in_slice = devices[: plan.devices // plan.pods]
+    in_slice = devices[: plan.devices_per_slice]
     return Pricing(rates, tuple(_coordinates(device, rates.torus) for device in in_slice))
 
 

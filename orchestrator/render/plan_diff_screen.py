@@ -14,7 +14,7 @@ from orchestrator.formatting import (
     signed_points,
     to_digits,
 )
-from orchestrator.plan.plan_diff import SUM
+from orchestrator.plan.diff_plans import SUM
 from orchestrator.render.resource_names import resource_name
 from orchestrator.render.screen_parts import (
     Part,

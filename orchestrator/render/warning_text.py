@@ -26,8 +26,8 @@ SENTENCES: dict[WarningCode, str] = {
         " {length:,} / {sequence}: this runs in a rehearsal alone"
     ),
     "other_trainer": (
-        "the forecast describes the program of trainer {ledger}, not that of {trainer}: memory,"
-        " time and cost of {trainer} are unknown"
+        "memory, time and cost of trainer {trainer} are unknown: all figures of them describe"
+        " trainer {ledger}"
     ),
     "no_expected": (
         "what real runs on {chip} reach is unknown here: all figures are at best, and real runs"

@@ -215,9 +215,9 @@ def fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
     import ray  # noqa: PLC0415
     from ray.util.placement_group import placement_group  # noqa: PLC0415
 
-    alone = slices.hosts_per_slice(plan) == 1
+    alone = plan.hosts_per_slice == 1
     head = {f"TPU-{slices.pod_type(plan)}-head": 1.0}
-    bundle = {"TPU": plan.chips / plan.hosts} if alone else head
+    bundle = {"TPU": float(plan.chips_per_host)} if alone else head
     fences = [
         (
             slices.name_of(node),
@@ -249,7 +249,7 @@ def _train(plan: Plan, args: WorkerArgs, worker: str) -> AttemptEvent:
             topology=plan.topology,
             accelerator_type=slices.accelerator_type(plan),
             num_workers=plan.hosts,
-            resources_per_worker={"TPU": plan.chips // plan.hosts},
+            resources_per_worker={"TPU": plan.chips_per_host},
         ),
         run_config=RunConfig(
             name=f"attempt-{args.attempt}",
