@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
+from orchestrator.catalog.goodput_runs import goodput_runs
 from orchestrator.catalog.published_figures import figures
 from orchestrator.catalog.recovery import recovery
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
@@ -271,6 +272,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         named |= {names.source for names in (chip.ray, chip.libtpu, chip.gke) if names}
         named |= {one.source for one in (chip.libtpu.options if chip.libtpu else {}).values()}
     named |= {one.source for one in vars(recovery()).values()}
+    named |= {one.source for one in goodput_runs()}
     named |= {"published-runs", CRITICAL_SOURCE, ICI_RATE_SOURCE} | {
         figure.source for figure in figures()
     }

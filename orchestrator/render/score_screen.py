@@ -14,7 +14,14 @@ from orchestrator.render.screen_parts import (
     next_step,
     screen,
 )
-from orchestrator.types.score import Retention, Score, ScoredRow, SoftwareSummary, Summary
+from orchestrator.types.score import (
+    GoodputScore,
+    Retention,
+    Score,
+    ScoredRow,
+    SoftwareSummary,
+    Summary,
+)
 
 
 def score_screen(score: Score, next_command: str) -> Screen:
@@ -27,6 +34,7 @@ def score_screen(score: Score, next_command: str) -> Screen:
         indent(totals(summary)),
         indent(software(score)),
         indent(retention(score)),
+        goodput(score),
         indent(assumptions(score)),
         indent(labelled("left out:", f"{one.id}: {one.reason}") for one in score.left_out),
         [verdict(summary), *next_step(next_command)],
@@ -116,6 +124,27 @@ def retention(score: Score) -> list[Part]:
 def retention_row(one: Retention) -> tuple[str, ...]:
     points = signed_points(one.expected - one.measured)
     return one.id, str(one.slices), percent(one.measured), percent(one.expected), points
+
+
+def goodput(score: Score) -> list[Part]:
+    """Return shares of effective time, and recoveries of the campaign of faults."""
+    if not score.goodput:
+        return []
+    head = ("share of time that trains", "predicted", "80 % interval", "reported")
+    rows = [head, *map(goodput_row, score.goodput)]
+    faults = ("seconds until a step was done again", "predicted", "recorded")
+    recoveries = [
+        (one.id, seconds(one.predicted_s), seconds(one.recorded_s)) for one in score.recoveries
+    ]
+    return indent(
+        [Table(rows=rows, columns="<>>>"), Table(rows=[faults, *recoveries], columns="<>>")]
+    )
+
+
+def goodput_row(one: GoodputScore) -> tuple[str, ...]:
+    interval = span(percent(one.predicted.low), percent(one.predicted.high))
+    above = "over " if one.reported_is == "at_least" else ""
+    return one.id, percent(one.predicted.value), interval, f"{above}{percent(one.reported)}"
 
 
 def assumptions(score: Score) -> list[Part]:
