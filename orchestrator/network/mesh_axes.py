@@ -68,10 +68,18 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "experts": ("expert",),  # an expert's weights stay where they are stored
     "expert_embed": ("fsdp", "sequence", "fsdp_dcn"),  # d_model of these
     "routed_experts": (),  # the outputs of a router
+    # Latents: d_in of the matrices that make heads from them, and what the stream is multiplied to.
+    "query_rank": ("expert", "fsdp", "sequence", "fsdp_dcn"),
+    "kv_rank": ("expert", "fsdp", "sequence", "fsdp_dcn"),
+    "query_latent": (),
+    "kv_latent": (),
+    "rope_dim": (),
+    "nope_dim": (),
     # both
     "heads": ("tensor",),
     "kv_heads": ("tensor",),  # copied where `tensor` has more devices than there are kv heads
     "head_dim": (),
+    "value_dim": (),  # of a head of values, where it is not that of queries
     "ff": ("tensor",),
     "expert_ff": ("tensor",),
     "shared_ff": ("tensor",),
@@ -79,10 +87,11 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
 }
 GATHERED = "embed"
 GATHERED_OF_EXPERTS = "expert_embed"
+GATHERED_AXES = (GATHERED, GATHERED_OF_EXPERTS, "query_rank", "kv_rank")  # one of each matrix
 COPIED = "kv_heads"
 PADDED = "vocab"  # filled up with rows that no token has, where the mesh does not divide it
 PADDED_TO = 128  # rows on each device, of which a padded table has a multiple
-HEAD = "head_dim"
+HEADS = ("head_dim", "value_dim")
 
 AXES = tuple(axis.name for axis in MESH_AXES)
 DCN_AXES = tuple(axis.name for axis in MESH_AXES if axis.links == ("dcn",))

@@ -26,8 +26,9 @@ from orchestrator.network.description import (
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
+    GATHERED_AXES,
     GATHERED_OF_EXPERTS,
-    HEAD,
+    HEADS,
     LOGICAL_AXES,
     PADDED,
     padded,
@@ -43,7 +44,6 @@ from orchestrator.types.spec_fields import DType
 
 Number = Any  # a plain number, or a numpy array of them
 
-GATHERED_AXES = (GATHERED, GATHERED_OF_EXPERTS)
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 MOMENTS = {"adamw": 2}  # numbers that an optimizer holds for each parameter
 
@@ -305,7 +305,7 @@ class Layout:
         minor dimension there, so that a head of 64 takes as much as one of 128.
         """
         minor = tensor.dimensions[-1]
-        if minor.axis != HEAD:
+        if minor.axis not in HEADS:
             return self.tensor_elements(tensor)
         return self.tensor_elements(tensor) * whole(minor.size, self.tile[1]) / minor.size
 

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from orchestrator.network.description import Block, Mixture, Tensor
+from orchestrator.network.description import Attention, Block, LatentAttention, Mixture, Tensor
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, REPLICA_AXES
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES, LOSS_CHUNK_TOKENS
 from orchestrator.plan.layout import Layout, Number
@@ -279,6 +279,8 @@ def attention_bytes(layout: Layout, block: Block) -> Number:
 def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
     """The attention's backward pass: q, the result and their gradients, that of q also in fp32.
 
+    Keys and values of latent attention are as many, and have gradients too.
+
     The gradients of the MLP's inputs wait for their product.
     """
     return [
@@ -290,8 +292,18 @@ def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
              products=len(block.mlp.inputs), product=product_bytes(layout, block)),
         line("working_activations", "attention", "size x heads",
              size=FP32_BYTES + 4 * layout.compute_bytes,
-             heads=layout.stored_tensor_elements(block.attention.result)),
+             heads=backward_heads(layout, block.attention)),
     ]  # fmt: skip
+
+
+def backward_heads(layout: Layout, attention: Attention) -> Number:
+    """Numbers of heads that are alive in four copies and once in fp32, as if all were queries."""
+    queries, result = map(layout.stored_tensor_elements, (attention.queries, attention.result))
+    compute = layout.compute_bytes
+    alive = (FP32_BYTES + 2 * compute) * queries + 2 * compute * result
+    if isinstance(attention, LatentAttention):
+        alive += 2 * compute * sum(map(layout.stored_tensor_elements, attention.whole))
+    return alive / (FP32_BYTES + 4 * compute)
 
 
 # --- the end of a step

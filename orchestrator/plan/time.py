@@ -78,7 +78,7 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
              passes * flops.unembedding_forward_flops(layout)),
         line("vocab_padding", "vocabulary padding", "3 forward",
              passes * flops.padding_forward_flops(layout)),
-        line("attention", "attention", "9/2 forward", attention),
+        line("attention", "attention", "forward and backward", attention),
         line("matmul_recompute", "recompute", "matmuls that the policy repeats",
              flops.blocks_recompute_flops(layout)),
         line("attention_recompute", "attention recompute", "forward",

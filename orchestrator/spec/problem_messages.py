@@ -119,6 +119,22 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is {dense_layers}, which leaves no mixture among {layers} layers with every {every}",
         "lower dense_layers or every",
     ),
+    "latent-kv-heads": (
+        "is {kv_heads}, must be the {heads} heads: latent attention has keys and values for each",
+        "for example {name}: {heads}",
+    ),
+    "latent-head-dim": (
+        "is {head_dim}, must be nope_dim + rope_dim: {nope} + {rope}",
+        "for example head_dim: {sum}",
+    ),
+    "not-with-latent": (
+        "goes with grouped-query attention alone, must be left out with latent attention",
+        "leave out {name}, or latent",
+    ),
+    "activation-needs-gate": (
+        "is a function of gate and up, must have gated: true",
+        "for example gated: true",
+    ),
     "head-dim-odd": ("is {head_dim}, must be even: RoPE turns pairs", "for example {name}: {even}"),
     "is-a-study": (
         "makes it a study, must be a spec",

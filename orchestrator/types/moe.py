@@ -76,6 +76,10 @@ class MixtureOfExperts:
         NonNegativeNumber,
         about("The weight of the router's z-loss: the squared logarithm of its denominator."),
     ] = 0.0
+    biases: Annotated[bool, about("Whether the matrices of experts have biases.")] = False
+    router_bias: Annotated[
+        bool, about("Whether the router has a trained bias, besides a `balance_bias`.")
+    ] = False
     capacity_factor: Annotated[
         PositiveNumber | None,
         about(

@@ -70,6 +70,7 @@ WarningCode = Literal[
     "attention_positions",
     "bf16_parameters",
     "host_memory_unknown",
+    "mtp_left_out",
     "other_trainer",
     "few_steps",
     "long_warmup",

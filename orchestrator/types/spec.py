@@ -137,6 +137,9 @@ class TensorTreatments:
     block_input: Annotated[
         Literal["keep", "offload"], about("The residual stream at the block's begin.")
     ] = "keep"
+    latent: Annotated[
+        Treatment, about("Latent attention: what queries, keys and values are made from.")
+    ] = "recompute"
     query: Annotated[Treatment, about("Queries, after RoPE.")] = "recompute"
     key: Annotated[Treatment, about("Keys, after RoPE.")] = "recompute"
     value: Annotated[Treatment, about("Values.")] = "recompute"

@@ -5,13 +5,13 @@ two dimensions are multiplied, so only places inside the input count.
 
 No compiler counts Pallas kernels, so each has a formula here. Splash attention visits blocks of
 queries x keys and skips those that none of their queries may see. It computes a visited block
-whole, with its masked half. With H the head dimension, for each visited pair of a query and a key,
-and each head:
+whole, with its masked half. With H the width of a head of queries and V that of values, for each
+visited pair of a query and a key, and each head:
 
-    forward   4 H    scores, and values weighted by them
-    dq        6 H    scores again, their gradient, the queries' gradient
-    dkv       8 H    scores again, their gradient, the keys' and the values' gradients
-    dkv      10 H    where it makes the queries' gradient too
+    forward   2 H + 2 V    scores, and values weighted by them
+    dq        4 H + 2 V    scores again, their gradient, the queries' gradient
+    dkv       4 H + 4 V    scores again, their gradient, the keys' and the values' gradients
+    dkv       6 H + 4 V    where it makes the queries' gradient too
 
 The mask is causal. Queries are one of S / T shards in zigzag order: of 2 S / T chunks, shard i
 holds chunks i and 2 S / T - 1 - i. The count is the mean over shards.
@@ -25,13 +25,17 @@ from orchestrator.prove.hlo.program import Computation, Instruction
 WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
 MULTIPLY_AND_ADD = 2
 KERNEL = re.compile(r"/splash_(?:mha|mqa)_(fwd|dq|dkv)\w*/pallas_call")
-PER_PAIR = {"fwd": 4, "dq": 6, "dkv": 8}
-FUSED_PER_PAIR = 10
+PER_PAIR = {"fwd": (2, 2), "dq": (4, 2), "dkv": (4, 4)}  # of each number of a query, of a value
+FUSED_PER_PAIR = 6, 4
 METADATA = "ragged-dot-metadata"  # which rows a grouped matmul visits for which expert
 GROUPED = re.compile(r"ragged-dot-none|jit\(tgmm\)")
 BLOCKS = {"fwd": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq")}
 BLOCKS |= {"dkv": ("block_q_dkv", "block_kv_dkv")}
-QUERIES, KEYS = 0, 1  # among the operands of floats; those of whole numbers are the mask's tables
+QUERIES, KEYS, VALUES = (
+    0,
+    1,
+    2,
+)  # among the operands of floats; those of whole numbers are the mask's tables
 
 
 def product_flops(where: Computation, product: Instruction) -> int:
@@ -115,7 +119,8 @@ def kernel_flops(where: Computation, kernel: Instruction) -> float | None:
     pairs = visited_pairs(keys, keys // queries, query_block, key_block)
     # The queries' gradients by blocks of keys, to be added up later, have one dimension more.
     fused = any(len(array.dimensions) > len(tensors[QUERIES]) for array in kernel.arrays)
-    return prod(heads) * pairs * head * (FUSED_PER_PAIR if fused else PER_PAIR[part])
+    of_query, of_value = FUSED_PER_PAIR if fused else PER_PAIR[part]
+    return prod(heads) * pairs * (of_query * head + of_value * tensors[VALUES][-1])
 
 
 def grouped_flops(where: Computation, kernel: Instruction) -> float:
