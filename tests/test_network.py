@@ -240,6 +240,7 @@ MIXTURES: list[dict[str, Any]] = [
     {},
     {"capacity_factor": 1.25},
     {"shared_experts": 1, "dense_layers": 1},
+    {"biases": True, "router_bias": True},
 ]
 SHARED_EXPERTS: dict[str, Any] = {
     "expert": 4, "fsdp": 2, "data": 2, "gradient_reduction": "per_layer"
@@ -272,6 +273,17 @@ def test_every_byte_of_a_mixture_is_in_the_ledger(changes: dict[str, Any]) -> No
     moe = MixtureOfExperts(**{"experts": 8, "top_k": 2, "d_ff": 64} | changes)
     for shape in (SHAPES[0], SHARED_EXPERTS):
         check_bytes(plan_of(replace(TINY, moe=moe), precision=BF16, **shape))
+
+
+@pytest.mark.parametrize("query_rank", [16, None])
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[5]], ids=str)
+def test_every_byte_of_latents_is_in_the_ledger(
+    shape: dict[str, Any], query_rank: int | None
+) -> None:
+    """Latents in place of the stream, the turned key, and gradients of what makes them."""
+    latent = LatentAttention(query_rank=query_rank, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=16)
+    model = replace(TINY, kv_heads=8, head_dim=12, latent=latent)
+    check_bytes(plan_of(model, precision=BF16, **shape))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

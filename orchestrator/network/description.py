@@ -220,8 +220,17 @@ class LatentAttention(Attention):
     kv_latent_norm: Norm
 
     @property
+    def keys(self) -> Matmul:
+        return self.inputs[1]
+
+    @property
+    def turned_width(self) -> int:
+        """Numbers of the key that all heads share; nothing is multiplied by them."""
+        return self.latents[-1].output.dimensions[0].size
+
+    @property
     def nope(self) -> int:
-        return self.inputs[1].weight.dimensions[-1].size
+        return self.keys.weight.dimensions[-1].size
 
     @property
     def parallel(self) -> tuple[tuple[Matmul, ...], ...]:

@@ -140,6 +140,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "sequence": LOGICAL_AXES["length"],
     "tensor": LOGICAL_AXES["heads"],
     "replicas": in_slice(PARAMETER_AXES),
+    "expert_replicas": tuple(
+        axis for axis in in_slice(PARAMETER_AXES) if axis not in LOGICAL_AXES["experts"]
+    ),
 }
 
 

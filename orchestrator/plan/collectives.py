@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from orchestrator.network.description import Block, Mixture, Stack, Weight
+from orchestrator.network.description import Block, LatentAttention, Mixture, Stack, Weight
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
@@ -133,6 +133,13 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
     """
     axes, d_model = GROUPS["tensor"], layout.model.d_model
 
+    def kept(block: Block) -> Number:
+        """Inputs that the backward pass does not gather again, over the width of the stream."""
+        attention = block.attention
+        if not isinstance(attention, LatentAttention):
+            return 0
+        return (1 - layout.recomputed(attention.keys)) * attention.turned_width / d_model
+
     def again(block: Block) -> Number:
         return sum(layout.repeats_output(part) for part in block.sublayers)
 
@@ -145,10 +152,11 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
     stream = layout.tokens * d_model * layout.compute_bytes
 
     def exchange(
-        line: LineKind, name: str, kind: CollectiveKind, of_inputs: int, of_outputs: Number
-    ) -> Exchange:
+        line: LineKind, name: str, kind: CollectiveKind, of_inputs: int, of_outputs: Number,
+        spared: Number = 0,
+    ) -> Exchange:  # fmt: skip
         calls = (of_inputs * sublayers + of_outputs + ENDS) * layout.microbatches
-        streams = (of_inputs * inputs + of_outputs + ENDS) * layout.microbatches
+        streams = (of_inputs * inputs + of_outputs - spared + ENDS) * layout.microbatches
         return Exchange(
             line, name, kind, axes, "tokens x d_model", layout.devices_along(axes), calls,
             (Part(stream, streams),), layout.activation_type,
@@ -157,7 +165,7 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
     scatters = OUTPUT_SCATTERS * sublayers + repeated
     return [
         exchange("activation_gather", "residual gather", GATHER, INPUT_GATHERS,
-                 OUTPUT_GATHERS * sublayers),
+                 OUTPUT_GATHERS * sublayers, layout.over_layers(kept)),
         exchange("activation_scatter", "residual scatter", SCATTER, INPUT_SCATTERS, scatters),
     ]  # fmt: skip
 
@@ -377,6 +385,16 @@ def is_bias_of_experts(weight: Weight) -> bool:
     return weight.dimensions[0].axis == EXPERTS
 
 
+def is_inner_bias(weight: Weight) -> bool:
+    """Of experts, and split over `tensor`."""
+    return is_bias_of_experts(weight) and is_split_over_tensor(weight)
+
+
+def is_outer_bias(weight: Weight) -> bool:
+    """Of experts, and on every device of a `tensor` group."""
+    return is_bias_of_experts(weight) and not is_split_over_tensor(weight)
+
+
 def is_copied(weight: Weight) -> bool:
     """Whether it belongs to kv heads."""
     return any(dimension.axis == COPIED for dimension in weight.dimensions)
@@ -420,14 +438,15 @@ def split_vector_exchanges(layout: Layout, exchange: Callable[..., Exchange]) ->
     """Gradients of norms and biases of heads and of d_ff, which `tensor` splits; where kv heads are
     copied, over the copies too. Those of experts lie where their experts do.
     """
-    inside, apart = GROUPS["weights"], GROUPS["experts"]
+    inside, apart, outer = (GROUPS[name] for name in ("weights", "experts", "expert_replicas"))
     ways, copies = layout.devices_along(inside), layout.copies
     return [
         exchange(f"{name}{suffix}", REDUCE, axes, "biases", parts, devices)
         for name, chosen, group, of_slice in (
             ("bias gradients", is_split, inside, ways),
             ("kv bias gradients", is_copied, inside, ways * copies),
-            ("expert bias gradients", is_bias_of_experts, apart, layout.devices_along(apart)),
+            ("expert bias gradients", is_inner_bias, apart, layout.devices_along(apart)),
+            ("expert output bias gradients", is_outer_bias, outer, layout.devices_along(outer)),
         )
         for suffix, axes, devices in (
             ("", group, of_slice),

@@ -95,8 +95,10 @@ class _Config:
         elif values.get("head_dim") is None:
             values["head_dim"] = self._quotient(values.get("hidden_size"), heads)
         fields = self._fields(family, values)
-        *heads, width = (fields.get(key) for key in SHAPE_KEYS)
-        for key, code, figures in shape_faults(*heads, width if latent is None else None):
+        sizes = {key: fields.get(key) for key in SHAPE_KEYS}
+        if latent is not None:
+            sizes["head_dim"] = None  # the sum of two keys
+        for key, code, figures in shape_faults(*sizes.values()):
             self._report(KEYS[key], code, name=KEYS[key], **figures)
         fields |= self._windows(family, values) | self._rope(family) | self._experts(family, fields)
         fields |= self._latent_fields(latent, fields)

@@ -29,8 +29,8 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None, Documents 
 def attention(platform: str, compute: jnp.dtype, length: int, ways: int, kind: Scores) -> Attend:
     """The kernel for a platform and compute type, for sequences of `length` in `ways` shards.
 
-    cuDNN has no fp32, no mask for a shard in zigzag order, no cap, no sinks, no documents, and heads
-    of one width alone; NVIDIA then uses `blockwise`.
+    cuDNN has no fp32, no mask for a shard in zigzag order, no cap, no sinks, no documents, and only
+    heads of one width; NVIDIA then uses `blockwise`.
     """
     if platform == "tpu":
         return splash(length, ways, kind)
