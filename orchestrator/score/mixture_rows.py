@@ -3,8 +3,11 @@
 A file with a column `experts` has these columns; its other cells are read as those of all runs.
 """
 
+import re
+
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.score.cells import Unscorable, positive, whole
+from orchestrator.types.latent import LatentAttention
 from orchestrator.types.moe import MixtureOfExperts
 
 MIXTURES = FOLDER / "mixture_runs.csv"
@@ -44,8 +47,6 @@ def mixture_of(row: dict[str, str]) -> MixtureOfExperts | None:
     """The mixture of a row; None where its model is dense. `Unscorable` says what it lacks."""
     if not row.get("experts"):
         return None
-    if row["attention"].startswith("MLA"):
-        raise Unscorable("its attention has latent keys and values: plans have none")
     return MixtureOfExperts(
         experts=whole(row, "experts"),
         top_k=whole(row, "top_k"),
@@ -54,6 +55,23 @@ def mixture_of(row: dict[str, str]) -> MixtureOfExperts | None:
         dense_layers=int(row["dense_layers"] or 0),
         capacity_factor=capacity_of(row),
     )
+
+
+LATENT = re.compile(
+    r"MLA: (?:no q lora|q lora (?P<query_rank>\d+)), kv lora (?P<kv_rank>\d+),"
+    r" nope (?P<nope_dim>\d+) \+ rope (?P<rope_dim>\d+), v (?P<value_dim>\d+)"
+)
+
+
+def latent_of(row: dict[str, str]) -> LatentAttention | None:
+    """The latent attention of a row; None where its heads are plain."""
+    attention = row.get("attention", "")
+    if not attention.startswith("MLA"):
+        return None
+    sizes = LATENT.match(attention)
+    if sizes is None:
+        raise Unscorable(f"the sizes of its latent attention are not stated: {attention!r}")
+    return LatentAttention(**{name: size and int(size) for name, size in sizes.groupdict().items()})
 
 
 def dispatches_by_matmuls(row: dict[str, str]) -> bool:

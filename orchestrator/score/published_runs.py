@@ -237,7 +237,9 @@ def model_of(row: dict[str, str]) -> Model:
     shape["kv_heads"] = whole(row, "n_kv_heads", shape["heads"])
     shape["head_dim"] = whole(row, "head_dim", max(shape["d_model"] // shape["heads"], 1))
     gated = row["gated_mlp"] not in {"0", "false", "False"}
-    shape["moe"] = mixture_rows.mixture_of(row)
+    shape["moe"], shape["latent"] = mixture_rows.mixture_of(row), mixture_rows.latent_of(row)
+    if shape["latent"] is not None:
+        shape["head_dim"] = shape["latent"].head_dim
     either = [Model(name=row["model"], gated=gated, tied=tied, **shape) for tied in (True, False)]
     if "tied embeddings" in row["notes"] or "gemma" in row["model"]:
         return either[0]
