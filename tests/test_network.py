@@ -35,7 +35,7 @@ from orchestrator.types.latent import LatentAttention
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import MeshRequest, Precision, TensorTreatments
+from orchestrator.types.spec import MeshRequest, Optimizer, Precision, TensorTreatments
 from tests.census import count_collectives
 from tests.trainer_plans import TINY, plan_of
 from trainers.contract import load
@@ -156,6 +156,8 @@ def test_mesh_axes_exchange_what_they_declare() -> None:
         moe = MixtureOfExperts(experts=8, top_k=2, capacity_factor=capacity)
         plan = plan_of(replace(TINY, moe=moe), **mesh, sequences=64)
         sent += exchanges(layout_of(plan, catalog.chip(plan.chip)))
+    muon = replace(plan, optimizer=Optimizer(name="muon"))
+    sent += exchanges(layout_of(muon, catalog.chip(plan.chip)))
     for axis in MESH_AXES:
         lines = {one.line for one in sent if axis.name in one.axes}
         assert lines == set(axis.exchanges), axis.name

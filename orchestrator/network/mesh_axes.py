@@ -29,6 +29,7 @@ WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
     "weight_gather",
     "gradient_scatter",
     "gradient_reduction",
+    "moment_exchange",  # of Muon alone
 )
 
 # With a capacity tokens go to their experts; without one, all tokens are gathered for them.
@@ -47,7 +48,12 @@ MESH_AXES = (
     Parallelism(
         "tensor",
         links=("ici",),
-        exchanges=("activation_gather", "activation_scatter", "gradient_reduction"),
+        exchanges=(
+            "activation_gather",
+            "activation_scatter",
+            "gradient_reduction",
+            "moment_exchange",
+        ),
         ring=True,
     ),
 )

@@ -31,6 +31,7 @@ from orchestrator.plan.layout import (
     gathered_axis,
     is_of_experts,
 )
+from orchestrator.plan.optimizers import ORTHOGONAL_BYTES
 from orchestrator.types.plan import Collective, CollectiveKind, LineKind
 from orchestrator.types.spec_fields import DType
 
@@ -123,6 +124,7 @@ def exchanges(layout: Layout) -> list[Exchange]:
         *expert_exchanges(layout),
         *key_value_exchanges(layout),
         *gradient_exchanges(layout),
+        *moment_exchanges(layout),
     ]
 
 
@@ -343,6 +345,19 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
         exchange("data scatter", SCATTER, GROUPS["data"], payload, whole),
         exchange("data gather", GATHER, GROUPS["data"], payload, whole),
         exchange("pods", REDUCE, (SLICE_REPLICAS,), f"{payload} / data", shares),
+    ]  # fmt: skip
+
+
+def moment_exchanges(layout: Layout) -> list[Exchange]:
+    """Moments of Muon: matrices go to devices that have them whole, and come back orthogonal."""
+    if layout.optimizer.name != "muon":
+        return []
+    volume = ORTHOGONAL_BYTES * layout.stored_layer_elements
+    part = (Part(volume, 2, serial=2),)
+    return [
+        Exchange("moment_exchange", f"moments{suffix}", ALL_TO_ALL, axes, "owned matrices",
+                 layout.devices_along(axes), 2, part, "bf16")
+        for suffix, axes in (("", GROUPS["replicas"]), (OVER_DCN, SHARED_OVER_DCN))
     ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Attention, Block, Matmul, Mixture, Sublayer
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK, grouped_tile
-from orchestrator.plan.layout import Layout, Number
+from orchestrator.plan.layout import Layout, Number, is_of_experts
 from orchestrator.types.model import Model
 from orchestrator.types.plan import PlannedBatch
 
@@ -126,6 +126,22 @@ def expert_padding_flops(layout: Layout) -> Number:
     ragged = unit.value if unit else 1
     rows = 2 * ragged + grouped_tile(layout.tokens * layout.buffer_of_token, experts)
     return 2 * layout.microbatches * rows * (experts - 1) / experts * routed
+
+
+def expert_imbalance_flops(layout: Layout) -> Number:
+    """What the busiest devices of `expert` multiply beyond the mean, forward and backward: all wait
+    for them. With a capacity every expert has as many rows.
+    """
+    moe = layout.model.moe
+    if moe is None or moe.capacity_factor is not None:
+        return 0.0
+    apart = layout.ways("experts") > 1
+
+    def routed(block: Block) -> Number:
+        return sum(layout.multiplied_elements(one) for one in block.matmuls if is_of_experts(one))
+
+    passes = 1 + BACKWARD_OVER_FORWARD
+    return passes * (moe.imbalance - 1) * apart * matmul_flops(layout, layout.over_layers(routed))
 
 
 def copied_heads_flops(layout: Layout) -> Number:

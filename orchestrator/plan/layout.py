@@ -45,7 +45,9 @@ from orchestrator.types.spec_fields import DType
 Number = Any  # a plain number, or a numpy array of them
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
-MOMENTS = {"adamw": 2}  # numbers that an optimizer holds for each parameter
+# Numbers that an optimizer holds for each parameter; `optimizers` has those of some parameters.
+MOMENTS = {"adamw": 2, "adafactor": 0, "muon": 1}
+MOMENT_BYTES = DTYPE_BYTES | {"int8": 1 + 4 / 256}  # an fp32 scale for 256 of them
 
 
 def activation_type(precision: Precision) -> DType:
@@ -53,9 +55,9 @@ def activation_type(precision: Precision) -> DType:
     return "fp32" if precision.compute == "fp32" else "bf16"
 
 
-def moment_bytes(optimizer: Optimizer, precision: Precision) -> int:
+def moment_bytes(optimizer: Optimizer, precision: Precision) -> float:
     """Bytes of optimizer state for each parameter."""
-    return MOMENTS[optimizer.name] * DTYPE_BYTES[precision.optimizer]
+    return MOMENTS[optimizer.name] * MOMENT_BYTES[precision.optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class Layout:
         return DTYPE_BYTES[self.precision.parameters]
 
     @property
-    def moment_bytes(self) -> int:
+    def moment_bytes(self) -> float:
         """Bytes of optimizer state for each parameter."""
         return moment_bytes(self.optimizer, self.precision)
 

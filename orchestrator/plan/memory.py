@@ -13,6 +13,7 @@ from orchestrator.network.description import Attention, Block, LatentAttention, 
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, REPLICA_AXES
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES, LOSS_CHUNK_TOKENS
 from orchestrator.plan.layout import Layout, Number
+from orchestrator.plan.optimizers import other_moments
 from orchestrator.plan.tiles import tiled
 from orchestrator.types.plan import LedgerLine, LineKind, MemoryPhase
 from orchestrator.types.spec_fields import Treatment
@@ -69,6 +70,7 @@ def resting_lines(layout: Layout) -> list[LedgerLine]:
     return [
         line("parameters", "parameters", "size x owned", size=parameter, owned=own),
         line("optimizer_state", "optimizer", "size x owned", size=moments, owned=own),
+        *other_moment_lines(layout),
         line("copied_heads", "copied kv heads", "size x copied",
              size=parameter + moments, copied=copied),
         line("vocab_padding", "vocabulary padding", "size x filled",
@@ -76,6 +78,14 @@ def resting_lines(layout: Layout) -> list[LedgerLine]:
         line("gradient_sums", "gradient sums", "size x elements",
              size=sums, elements=own + copied + filled),
     ]  # fmt: skip
+
+
+def other_moment_lines(layout: Layout) -> list[LedgerLine]:
+    """Moments that not every parameter has as many of."""
+    if layout.optimizer.name == "adamw":
+        return []
+    size, numbers = other_moments(layout)
+    return [line("optimizer_state", "other moments", "size x numbers", size=size, numbers=numbers)]
 
 
 def tensor_bytes(layout: Layout, tensor: Tensor) -> Number:

@@ -23,6 +23,9 @@ OWN = (
     "experts", "top_k", "d_ff_expert", "shared_experts", "dense_layers", "routing",
     "capacity_factor", "attention", "ep",
 )  # fmt: skip
+# Of d_model and of an expert's width: `wi_tile_…` and `wo_tile_…` of MaxText's base.yml, 1,024 in
+# both. What does not fill a tile of megablox is multiplied all the same.
+MEGABLOX_TILE = 1024
 BESIDES = " ("  # after a value: whether it is a default, or assumed
 
 
@@ -71,12 +74,19 @@ def latent_of(row: dict[str, str]) -> LatentAttention | None:
     sizes = LATENT.match(attention)
     if sizes is None:
         raise Unscorable(f"the sizes of its latent attention are not stated: {attention!r}")
-    return LatentAttention(**{name: size and int(size) for name, size in sizes.groupdict().items()})
+    numbers = {name: int(size) for name, size in sizes.groupdict().items() if size}
+    return LatentAttention(**numbers)
 
 
 def dispatches_by_matmuls(row: dict[str, str]) -> bool:
     """Whether tokens go to their experts, and come back, by products with masks."""
     return "dense matmuls" in row.get("routing", "")
+
+
+def expert_tile_of(row: dict[str, str]) -> int | None:
+    """Elements of both widths that the row's grouped matmul takes at a time, where it is known."""
+    routing = row.get("routing", "")
+    return MEGABLOX_TILE if "megablox" in routing and "megablox False" not in routing else None
 
 
 def capacity_of(row: dict[str, str]) -> float | None:

@@ -75,6 +75,7 @@ class PublishedRun:
     software: RunSoftware
     attention_block: int | None
     dispatch_matmuls: bool
+    expert_tile: int | None
     convention: str
     step_s: float | None
     flops_per_chip_s: float | None
@@ -164,6 +165,7 @@ def run_of(row: dict[str, str]) -> PublishedRun:
         software=stated,
         attention_block=whole(row, "attention_block") if row["attention_block"] else None,
         dispatch_matmuls=mixture_rows.dispatches_by_matmuls(row),
+        expert_tile=mixture_rows.expert_tile_of(row),
         convention=row["flop_convention"],
         step_s=positive(row, "step_time_s"),
         flops_per_chip_s=positive(row, "tflops_per_chip", 1e12),

@@ -18,6 +18,7 @@ class ScoredRow:
     kernel: str
     averages: str
     assumed: tuple[str, ...]
+    mixture: bool
     slices: int
     measured_step_s: float
     expected_step_s: float
@@ -78,7 +79,9 @@ class SoftwareSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """`learned_on` tells which rows the constants had seen."""
+    """`learned_on` tells which rows the constants had seen: mixtures of experts are never among
+    them. `dense` and `mixtures` are the figures of these rows apart.
+    """
 
     learned_on: str
     rows: tuple[ScoredRow, ...]
@@ -86,3 +89,5 @@ class Score:
     retention: tuple[Retention, ...]
     software: tuple[SoftwareSummary, ...]
     summary: Summary
+    dense: Summary
+    mixtures: Summary

@@ -18,6 +18,7 @@ from orchestrator.types.spec_fields import (
     DType,
     MatmulType,
     Microbatches,
+    MomentType,
     Name,
     NonNegativeInteger,
     NonNegativeNumber,
@@ -64,9 +65,16 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """AdamW with linear warm-up."""
+    """The optimizer, with linear warm-up."""
 
-    name: Annotated[Literal["adamw"], about("The optimizer.")] = "adamw"
+    name: Annotated[
+        Literal["adamw", "adafactor", "muon"],
+        about(
+            "AdamW; Adafactor, with second moments of rows and columns alone, whose steps are in"
+            " proportion to its parameters; or Muon, with one moment that is made orthogonal for"
+            " matrices of layers, and AdamW for all else. Muon can be planned and not trained."
+        ),
+    ] = "adamw"
     peak_lr: Annotated[
         PositiveNumber,
         about("The highest learning rate, at the end of the warm-up."),
@@ -123,9 +131,13 @@ class Precision:
     gradients: Annotated[
         DType, about("The type in which devices send gradients to each other.")
     ] = "bf16"
-    optimizer: Annotated[DType, about("The type in which the optimizer's moments are stored.")] = (
-        "fp32"
-    )
+    optimizer: Annotated[
+        MomentType,
+        about(
+            "The type in which the optimizer's moments are stored. int8 has an fp32 scale for each"
+            " 256 of them: it can be planned and not trained. Adafactor's are always fp32."
+        ),
+    ] = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
