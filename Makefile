@@ -49,9 +49,10 @@ setup: $(READY)  ## build .venv from requirements.lock (minutes, 2.5 GB)
 demo: setup  ## plan, prove and rehearse Llama 3 70B on four v5p pods
 	@$(BIN)/orch submit specs/llama3_70b_4pod.yaml
 
+# Three workers keep two cores busy: some tests wait for clusters and servers.
 test: lint  ## lint, types and the tests (under ten minutes on two cores)
 	@$(BROWSER)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-docs: setup  ## run every command of the README and the docs
 	@$(BIN)/python -m pytest -n 2 --dist load -m docs
@@ -91,7 +92,7 @@ fuzz: setup  ## load 20,000 mutated specs
 score: setup  ## learn constants from published runs, score them on unseen runs
 	@$(BIN)/python -m tests.bench.score_table
 
-bench-proof: setup  ## compile 38 plans and write docs/proof-bench.md (two hours)
+bench-proof: setup  ## compile 58 plans and write docs/proof-bench.md (four hours)
 	@$(BIN)/python -m tests.bench.proof_table
 
 lock: setup  ## rewrite requirements.lock; UPGRADE=1 for newer versions

@@ -129,8 +129,8 @@ class ProcessAttempt:
 
     def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
         """Start one process for each host of the slices."""
-        hosts = self._plan.hosts // self._plan.pods
-        devices = rehearsal.environment(self._plan.devices // self._plan.hosts)
+        hosts = self._plan.hosts_per_slice
+        devices = rehearsal.environment(self._plan.devices_per_host)
         command = [
             sys.executable,
             "-m",
@@ -150,7 +150,7 @@ class ProcessAttempt:
 
     def slices(self) -> tuple[Slice, ...]:
         """The slices of the run's plan that are not lost."""
-        size = self._plan.hosts // self._plan.pods
+        size = self._plan.hosts_per_slice
         names = [f"pod-{pod}" for pod in range(self._plan.pods)]
         return tuple(
             Slice(name=name, hosts=size, size=size, free=is_free(self._spec, name))

@@ -2,15 +2,22 @@
 
 import os
 import queue
+import signal
+import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator.drive.worker import work
 from orchestrator.journal import Writer
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
-from orchestrator.launch.ray import attempt
+from orchestrator.launch.ray import attempt, attempt_process
+from orchestrator.launch.ray.attempt_process import AttemptProcess
 from orchestrator.launch.ray.process_messages import AttemptCommand
 from orchestrator.types import codec
 from tests.clusters import eventually
@@ -90,3 +97,54 @@ def test_it_ends_while_its_workers_run(tmp_path: Path, monkeypatch: pytest.Monke
     supersede(writer)
     assert served.ended.wait(30)
     served.thread.join(30)
+
+
+SHOWS_LIFE = """
+import threading
+from orchestrator.launch.ray import attempt
+attempt.SIGN_OF_LIFE_S = 0.1
+attempt._show_life(lambda line: print(line, flush=True))
+"""
+
+
+@contextmanager
+def one_that_shows_life() -> Iterator[tuple[AttemptProcess, int]]:
+    """A process that has nothing to say yet, and its number."""
+    before = {one.pid for one in psutil.Process().children()}
+    with AttemptProcess([sys.executable, "-c", SHOWS_LIFE]) as running:
+        [mine] = {one.pid for one in psutil.Process().children()} - before
+        yield running, mine
+
+
+def silence(running: AttemptProcess, lasts_s: float) -> AttemptEvent | None:
+    """The first event within so long."""
+    deadline = time.monotonic() + lasts_s
+    while (event := running.next_event(0.05)) is None and time.monotonic() < deadline:
+        pass
+    return event
+
+
+def test_one_that_is_stopped_before_it_begins_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds up the run no longer than the limit. One that only says nothing new is not lost."""
+    monkeypatch.setattr(attempt_process, "SILENT_LIMIT_S", 60.0)
+    with one_that_shows_life() as (running, process):
+        eventually(lambda: time.monotonic() - running._heard_s < 0.5, 30)
+        monkeypatch.setattr(attempt_process, "SILENT_LIMIT_S", 1.5)
+        assert silence(running, 3.0) is None
+        os.kill(process, signal.SIGSTOP)
+        event = silence(running, 30.0)
+        assert event
+        assert (event.ended, event.repeats) == (True, False)
+    assert not psutil.pid_exists(process)
+
+
+def test_one_that_is_stopped_while_ranks_train_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They do their work without it; the driver sees a hang where they cannot."""
+    monkeypatch.setattr(attempt_process, "SILENT_LIMIT_S", 0.5)
+    with one_that_shows_life() as (running, process):
+        args = WorkerArgs(run="", claim=1, attempt=1, plan_digest="", heartbeat_s=1.0)
+        running.start(args, ("pod-0",))
+        os.kill(process, signal.SIGSTOP)
+        assert silence(running, 1.5) is None

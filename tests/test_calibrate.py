@@ -19,11 +19,12 @@ from orchestrator.calibrate import (
     stored_profile,
 )
 from orchestrator.calibrate.measure import this_machine, trainer_source
-from orchestrator.cli.machine import calibrate as command
-from orchestrator.cli.plan import plan as planning
+from orchestrator.cli.machine_commands import calibrate as command
+from orchestrator.cli.plan_commands import plan as planning
 from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 from orchestrator.lifecycle.requests import Provenance
+from orchestrator.plan import rehearsal
 from orchestrator.plan.calibrated import with_profile
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
@@ -40,7 +41,7 @@ from orchestrator.types.chip_profile import (
 )
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import ProgressEvent
-from tests.conftest import HoldGolden
+from tests.conftest import QUICK_XLA_FLAGS, HoldGolden
 from tests.example_specs import TINY, spec_of
 from tests.profiles import EMPTY, H200, chip_profile, device_timings, rehearsal_timings
 from tests.trainer_plans import plan_of
@@ -82,14 +83,28 @@ def test_every_operation_is_timed_on_a_real_device(operation: Operation) -> None
     assert timing.per_s == amounts[-1] / seconds[-1]
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_the_trainers_step_is_timed_in_the_processes_of_the_plan(hosts: int) -> None:
+@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_the_trainers_step_is_timed_in_the_processes_of_the_plan(
+    hosts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With one layer and with half of them, on as many emulated devices."""
+    compile_quickly(monkeypatch)
     plan = plan_of(replace(PLAN.model, layers=6), pods=2, tensor=2, hosts=hosts)
     matmul, step = processes.run(plan).timings
     assert (matmul.operation, step.operation) == ("matmul", "step")
     assert [layers for layers, _ in step.points] == [1, 3]
     assert min(seconds for _, seconds in step.points) > 0
+
+
+def compile_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the measuring processes compile as the tests do: their environment is their own."""
+    plain = rehearsal.environment
+
+    def environment(devices: int) -> dict[str, str]:
+        made = plain(devices)
+        return made | {"XLA_FLAGS": f"{made['XLA_FLAGS']} {QUICK_XLA_FLAGS}"}
+
+    monkeypatch.setattr(rehearsal, "environment", environment)
 
 
 def test_a_failed_measurement_is_one_message() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.catalog.published_figures import figures
+from orchestrator.catalog.recovery import recovery
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
 from orchestrator.plan.plan_warnings import CRITICAL_SOURCE
 from orchestrator.plan.step_work import ICI_RATE_SOURCE
@@ -205,6 +206,7 @@ def test_every_number_is_positive_and_of_its_unit(name: str) -> None:
         "chips": (8, 20_000),
         "matrix_unit": (128, 256),
         "clock_hz": (5e8, 5e9),
+        "per_day": (1e-5, 0.01),
     }
     for path, quantity in quantities(catalog.chip(name), name):
         in_peaks = ".peak_flops_per_s." in path
@@ -267,6 +269,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         named |= {chip.layout_source, chip.largest_slice_source, chip.slices.source}
         named |= {names.source for names in (chip.ray, chip.libtpu, chip.gke) if names}
         named |= {one.source for one in (chip.libtpu.options if chip.libtpu else {}).values()}
+    named |= {one.source for one in vars(recovery()).values()}
     named |= {"published-runs", CRITICAL_SOURCE, ICI_RATE_SOURCE} | {
         figure.source for figure in figures()
     }

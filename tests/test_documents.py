@@ -26,7 +26,7 @@ KEY = "first"  # the README starts this run, and other pages show it
 # Not run: these need the network, a second clone, or this very suite. A make target must exist.
 SKIPPED = re.compile(r"(git clone \S+|cd \S+|make (?P<target>[a-z-]+)( [A-Z]+=\S+)*)( +#.*)?")
 # Commands that take a second and need no run: `make test` runs these, `make test-docs` all.
-FAST = re.compile(r"orch (plan|explain|schema|init|doctor|score)\b")
+FAST = re.compile(r"orch (plan|explain|schema|init|doctor)\b")
 
 # A checkout may hold these beside the project's own files.
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "runs", "mlruns")

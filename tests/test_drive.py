@@ -8,12 +8,13 @@ import pytest
 from orchestrator import journal
 from orchestrator.drive import worker
 from orchestrator.drive.monitor import AttemptEnd, explain_failure
-from orchestrator.drive.select_slices import SPARE_WAIT_S, SliceRequest, describe_wait, select
+from orchestrator.drive.select_slices import SliceRequest, describe_wait, select
 from orchestrator.errors import JournalUnreadable, SpecError
 from orchestrator.launch.backend import Slice
 from orchestrator.launch.ray.slices import heads_of_others, slices_of
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.planner import make_plan
+from orchestrator.types.recovery import SPARE_WAIT_S
 from orchestrator.types.run import Step
 from orchestrator.types.spec import Pods
 from tests.example_specs import TINY, spec_of

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.journal import boundary
-from orchestrator.journal.heartbeat import MIN_INTERVAL_S, STARTUP_LIMIT_S, heartbeat_interval_s
+from orchestrator.journal.heartbeat import STARTUP_LIMIT_S
 from orchestrator.journal.run_status import (
     MISSING_HEARTBEATS,
     UNCLAIMED_S,
     Observation,
     driver_absence,
 )
+from orchestrator.types.recovery import MIN_INTERVAL_S, heartbeat_interval_s
 from tests.journals import CLAIM, state_after
 from tests.test_journal_heartbeat import beat, watched
 

@@ -5,6 +5,7 @@ import pytest
 from orchestrator import catalog
 from orchestrator.explain import explain
 from orchestrator.explain.formula import evaluate, symbols
+from orchestrator.render.explain_text import answer_text
 from orchestrator.types.spec import Precision
 from tests.example_specs import TINY, spec_of
 from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for, values_of, verdicts_of
@@ -89,9 +90,10 @@ def test_the_books_verdicts_on_one_pod() -> None:
     [pure] = verdicts_of(sheet, "FSDP over batch and sequence, on every axis")
     by_f, by_all = verdicts_of(sheet, "FSDP + tensor")
     assert [whole.holds, pure.holds, by_f.holds, by_all.holds] == [False, False, True, True]
-    assert "1,024 sequences leave 7,936 of 8,960 chips idle" in whole.answer
-    assert pure.answer == "comms-bound by 1.82 x: 468.1 tokens a chip, it takes 850"
-    assert by_f.answer == "compute-bound by 4.13 x: 468.1 tokens a chip, it takes 113.4"
+    assert whole.figures == {"sequences": 1024, "chips": 8960, "idle": 7936}
+    assert pure.figures == pytest.approx({"times": 0.5507, "tokens": 468.1, "least": 850}, rel=1e-3)
+    assert by_f.figures["least"] == pytest.approx(113.4, rel=1e-3)
+    assert "comms-bound by 1.82 x: 468.1 tokens a chip, it takes 850" in answer_text(pure)
 
 
 def test_on_four_pods_all_matmuls_turn_the_answer() -> None:
@@ -100,8 +102,10 @@ def test_on_four_pods_all_matmuls_turn_the_answer() -> None:
     by_f, by_all = verdicts_of(sheet, "FSDP + tensor")
     [dcn] = verdicts_of(sheet, "Between pods")
     assert (by_f.holds, by_all.holds, dcn.holds) == (True, False, True)
-    assert by_all.answer.endswith("124.5: the answer flips")
-    assert "FSDP + tensor comms-bound by 1.06 x" in sheet.summary
+    assert by_all.figures["least"] == pytest.approx(124.5, rel=1e-3)
+    assert by_all.figures["flips"]
+    assert sheet.summary.mixed_times == pytest.approx(by_all.figures["times"])
+    assert by_all.figures["times"] == pytest.approx(1 / 1.06, rel=5e-3)
 
 
 def test_405b_is_just_comms_bound_and_not_by_the_vendors_links() -> None:
@@ -109,8 +113,10 @@ def test_405b_is_just_comms_bound_and_not_by_the_vendors_links() -> None:
     sheet = explanation_of("405b-eight-pods")
     by_book = verdicts_of(sheet, "FSDP + tensor")[0]
     by_vendor = verdicts_of(sheet, "The same by the vendor's figures")[2]
-    assert by_book.answer == "comms-bound by 1.04 x: 58.51 tokens a chip, it takes 61.06"
-    assert by_vendor.answer == "compute-bound by 1.18 x: 58.51 tokens a chip, it takes 49.46"
+    assert (by_book.holds, by_vendor.holds) == (False, True)
+    least = [verdict.figures["least"] for verdict in (by_book, by_vendor)]
+    assert least == pytest.approx([61.06, 49.46], rel=1e-3)
+    assert by_book.figures["tokens"] == pytest.approx(58.51, rel=1e-3)
 
 
 @pytest.mark.parametrize("key", ["70b-one-pod", "8b-half-ring", "8b-h100"])
@@ -141,10 +147,11 @@ def test_where_fsdp_wants_more_than_all_chips_tensor_does_not_pay() -> None:
     assert values["X_opt"] > values["n"]
     assert (values["X"], values["Y"]) == (128, 1)
     verdict = verdicts_of(sheet, "FSDP + tensor")[0]
-    assert verdict.answer.startswith("tensor does not pay")
     [pure] = verdicts_of(sheet, "FSDP over batch and sequence, on every axis")
-    assert verdict.answer.endswith(pure.answer)
-    assert pure.answer.split(":")[0] in sheet.summary
+    assert not verdict.figures["tensor_pays"]
+    assert {name: verdict.figures[name] for name in pure.figures} == pure.figures
+    assert sheet.summary.mixed_times == pure.figures["times"]
+    assert answer_text(verdict).endswith(answer_text(pure))
 
 
 def test_an_axis_that_does_not_close_counts_half() -> None:

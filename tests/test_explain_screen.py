@@ -10,16 +10,19 @@ import pytest
 from orchestrator import catalog
 from orchestrator.catalog.published_figures import figures
 from orchestrator.explain import explain
-from orchestrator.explain.assemble import likely
 from orchestrator.explain.formula import evaluate
 from orchestrator.formatting import lasting, span
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import explain_screen
+from orchestrator.render.explain_text import summary_text
+from orchestrator.render.plan_differences_text import difference_texts
+from orchestrator.render.plan_screen import likely
 from orchestrator.score import PUBLISHED
 from orchestrator.score.published_runs import OTHER_SOFTWARE, read
 from orchestrator.types import codec
 from orchestrator.types.explanation import ComputedValue, Explanation
+from orchestrator.types.plan_differences import MeshSplit
 from tests.conftest import ROOT, HoldGolden
 from tests.example_specs import spec_of
 from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for
@@ -67,14 +70,16 @@ def test_the_plan_compared_with_is_the_plan() -> None:
     """The same digest, batch, mesh and days as `orch plan` has."""
     sheet, plan = explanation_of("70b-four-pods"), make_plan(spec_for("70b-four-pods"))
     assert sheet.plan_digest == plan.digest
-    said = {difference.about: difference for difference in sheet.differences}
-    assert said["batch"].planned.startswith(f"{plan.batch.sequences:,} sequences")
-    for axis, size in plan.mesh.items():
-        assert axis in DCN_AXES or f"{axis} {size}" in said["mesh of a pod"].planned
-    assert f"{plan.forecast.days.lower:.1f} days at the bound" in said["days"].planned
-    assert plan.forecast.bound in said["what binds"].planned
-    assert f"`{plan.remat}`" in said["recompute"].planned
-    assert f"{plan.forecast.memory_bytes_per_device / 2**30:.2f} GiB" in said["memory"].planned
+    found = sheet.differences
+    assert found is not None
+    assert found.batch is not None
+    assert found.batch.sequences == plan.batch.sequences
+    inside = {axis: size for axis, size in plan.mesh.items() if axis not in DCN_AXES}
+    assert found.mesh.axes == inside
+    assert found.days.planned == plan.forecast.days
+    assert found.bound.bound == plan.forecast.bound
+    assert found.recompute.remat == plan.remat
+    assert found.memory.phase.bytes == plan.forecast.memory_bytes_per_device
 
 
 def test_the_answer_has_the_days_that_the_plan_shows() -> None:
@@ -84,41 +89,45 @@ def test_the_answer_has_the_days_that_the_plan_shows() -> None:
     assert days.high is not None
     assert days.expected is not None
     between = span(lasting(days.low), lasting(days.high))
-    sheet = explanation_of("70b-four-pods")
-    assert sheet.summary.endswith(f"planned {between}.")
-    said = {difference.about: difference.planned for difference in sheet.differences}
-    assert f"{lasting(days.expected)} expected" in said["days"]
+    summary = explanation_of("70b-four-pods").summary
+    assert summary.planned_days == days
+    assert summary_text(summary).endswith(f"planned {between}.")
     without = replace(days, low=None, high=None)
-    assert likely(without) == f"at least {lasting(days.lower)}"
+    assert likely(without, lasting) == f"at least {lasting(days.lower)}"
 
 
 def test_what_the_book_leaves_out_is_said() -> None:
     """8,192 chips of 8,960, no even batch, half an axis, more chips than are rented."""
-    said = {
-        difference.about: difference for difference in explanation_of("70b-four-pods").differences
-    }
-    assert said["mesh of a pod"].derived.endswith("8,192 of 8,960 chips")
-    assert "8,960 = 2^8 x 5 x 7" in said["mesh of a pod"].why
-    assert "1,024 sequences are not divisible" in said["batch"].why
-    assert "sequences=980" in said["batch"].why
-    assert "sequences=1120" in said["batch"].why
-    half = said["tensor 8 on an axis of 16"]
-    assert "no ring, 0.5 of the bandwidth" in half.planned
-    assert "226.8 tokens a chip" in half.planned
-    assert "6,144 v5p chips as one slice (16x16x24)" in said["renting"].why
-    assert "18,432 v5p chips by Multislice" in said["renting"].why
+    found = explanation_of("70b-four-pods").differences
+    assert found is not None
+    assert found.mesh.split == MeshSplit(fsdp=1024, tensor=8, used=8192)
+    assert found.mesh.chips == 8960
+    assert found.batch is not None
+    assert found.batch.reason is not None
+    assert found.batch.reason.code == "batch_not_divisible"
+    assert {980, 1120} <= {one.sequences for one in found.batch.nearest}
+    half = found.tensor
+    assert half is not None
+    assert (half.ways, half.length, half.share) == (8, 16, 0.5)
+    assert found.renting is not None
+    obstacles = [one.code for one in found.renting.obstacles]
+    assert obstacles == ["slice_not_rented", "slices_not_joined"]
+    words = {one.about: one for one in difference_texts(found)}
+    assert "8,960 = 2^8 x 5 x 7" in words["mesh of a pod"].why
+    assert "226.8 tokens a chip" in words["tensor 8 on an axis of 16"].planned
+    assert "6,144 v5p chips as one slice (16x16x24)" in words["renting"].why
 
 
 def test_without_a_plan_the_derivation_still_stands() -> None:
     """And the reason that there is none stands where the plan would."""
     sheet = explain(spec_of(tolerance=0))
-    assert (sheet.plan_digest, sheet.differences) == (None, ())
+    assert (sheet.plan_digest, sheet.differences) == (None, None)
     assert sheet.no_plan is not None
     assert "multiple of 140" in sheet.no_plan
     assert sheet.sections == explanation_of("70b-four-pods").sections
     screen = explain_screen.explain_screen(sheet, "orch plan x.yaml")
     assert "\nno realizable plan\n" in screen
-    assert "planned" not in sheet.summary
+    assert sheet.summary.planned_days is None
 
 
 # --- what runs lead to expect

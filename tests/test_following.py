@@ -3,24 +3,25 @@
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import pytest
 
 from orchestrator import journal, tracking
-from orchestrator.cli import display
-from orchestrator.cli.display import Display
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog, liveness
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
+from orchestrator.launch.ray.job_client import RayJobs
 from orchestrator.lifecycle import cluster, follow, recording, rehearse, resume
 from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.rehearse import RehearsalFollower
 from orchestrator.lifecycle.requests import Caller, Provenance
+from orchestrator.render import display, status_line
 from orchestrator.render import rehearsal_screen as render
-from orchestrator.render import status_line
+from orchestrator.render.display import Display
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import FollowStarted, StopSent, TaskEnded, Tracked
 from orchestrator.types.submit_options import SubmitOptions
@@ -34,6 +35,16 @@ class FakeJobs:
     state_now: str | None = "RUNNING"
     submits: list[tuple[str, str | None]] = field(default_factory=list)
     refuses: bool = False
+    live: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+
+    def live_jobs(self) -> list[str]:
+        if self.refuses:
+            raise ClusterUnusable("http://head:8265: does not answer: 500")
+        return self.live
+
+    def end(self, job: str) -> None:
+        self.ended.append(job)
 
     def state(self, _: str) -> str:
         if self.state_now is None:
@@ -297,3 +308,52 @@ def test_a_resumed_rehearsal_that_never_began_says_whether_it_was_stopped(
     with pytest.raises(OrchError, match="why it never began") as end:
         resume.resume(writer.journal, tmp_path, None, SubmitOptions(), Caller())
     assert end.value.exit_code == exit_code
+
+
+class JobStatus(Enum):
+    """As Ray's."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    FAILED = "FAILED"
+
+
+class Details(NamedTuple):
+    """What Ray says of a job."""
+
+    submission_id: str | None
+    status: JobStatus
+
+
+class RayClient:
+    """Ray's client."""
+
+    def __init__(self, *jobs: Details) -> None:
+        self.jobs = jobs
+
+    def list_jobs(self) -> tuple[Details, ...]:
+        return self.jobs
+
+
+def test_the_live_jobs_of_a_cluster() -> None:
+    """Not those that have ended, nor those of people who joined without a job's name."""
+    connected = RayJobs.__new__(RayJobs)
+    connected.address = "http://head:8265"
+    connected._client = RayClient(
+        Details("failed", JobStatus.FAILED),
+        Details("running", JobStatus.RUNNING),
+        Details("pending", JobStatus.PENDING),
+        Details(None, JobStatus.RUNNING),
+    )
+    assert connected.live_jobs() == ["running", "pending"]
+
+
+def test_a_resume_ends_the_jobs_that_the_run_had_before(recorded: journal.Journal) -> None:
+    """Their processes may be stopped, and see nothing. Other runs stay, and so does a job that
+    another resume has started meanwhile. A cluster that does not answer keeps nobody from going on.
+    """
+    run, jobs = recorded.run(), FakeJobs()
+    jobs.live = [*(cluster.job_name(run, event) for event in (1, 4, 7, 9)), "it-0123abcd-1"]
+    cluster.end_earlier_jobs(cast(ClusterClient, jobs), run, 7)
+    assert sorted(jobs.ended) == [cluster.job_name(run, event) for event in (1, 4)]
+    cluster.end_earlier_jobs(cast(ClusterClient, FakeJobs(refuses=True)), run, 7)

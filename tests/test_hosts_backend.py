@@ -26,7 +26,7 @@ from orchestrator.launch.backend import (
 )
 from orchestrator.launch.hosts.host_process import environment
 from orchestrator.launch.hosts.hosts_backend import HostsBackend, MeetingClient, end, start_host
-from orchestrator.launch.hosts.meeting import VARIABLE, HostName, Meeting, Order
+from orchestrator.launch.hosts.meeting import VARIABLE, HostName, HostState, Meeting, Order
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Run
@@ -135,6 +135,37 @@ def test_a_lost_host_is_a_preemption_and_the_run_goes_on_without_its_slice(
     assert run.attempts[-1].slices == ("slice-0",)
 
 
+@pytest.mark.slow
+def test_a_host_that_is_stopped_is_gone_and_comes_back(tmp_path: Path, meeting: Path) -> None:
+    """Its rank, which trains on, is ended; later the host obeys the newest order."""
+    first = driver(tmp_path, steps=500)
+    with hosts(meeting, first.first_plan) as started:
+        stopped, ranks = psutil.Process(started[1].pid), list[psutil.Process]()
+
+        def strike() -> None:
+            within(lambda: first.writer.journal.run().steps_done > 2)
+            ranks.extend(stopped.children())
+            stopped.suspend()
+            within(lambda: len(first.writer.journal.run().attempts) > 1)
+            stopped.resume()
+
+        striker = threading.Thread(target=strike)
+        striker.start()
+        assert run_to_end(first) == 0
+        striker.join()
+        assert ranks
+        within(lambda: all(one.run is None for one in Meeting(meeting).hosts()))
+        assert not any(liveness_of(one) for one in ranks)
+    run = first.writer.run()
+    assert run.state == "succeeded"
+    assert run.attempts[0].reason in ("failure", "preemption")
+    assert run.attempts[1].slices == ("slice-0",)
+
+
+def liveness_of(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
 def test_a_new_driver_of_the_run_takes_the_hosts_from_a_driver_that_stalls(
     tmp_path: Path, meeting: Path
 ) -> None:
@@ -183,6 +214,59 @@ def test_a_superseded_claim_gives_the_hosts_no_order(tmp_path: Path, meeting: Pa
             old.start(args, ("slice-0", "slice-1"))
         assert Meeting(meeting).order() == given
         new.__exit__(None, None, None)
+
+
+def test_of_two_drivers_that_give_an_order_at_once_one_has_the_hosts(
+    tmp_path: Path, meeting: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = driver(tmp_path)
+    plan, path = first.first_plan, str(first.journal.path)
+    meeting.mkdir()
+    slow, fast = (
+        HostsBackend().attempt(AttemptSpec(run=path, claim=2, worker=WORKER)) for _ in range(2)
+    )
+    for beat in range(2):
+        join_without_processes(meeting, plan, beat)
+        for attempt in (slow, fast):
+            attempt.slices()
+    args = WorkerArgs(run=path, claim=2, attempt=1, plan_digest=plan.digest, heartbeat_s=0.25)
+    give = Meeting.give
+
+    def overtaken_by(then: Callable[[], None]) -> None:
+        """The next order comes after what another driver does."""
+
+        def late(meeting: Meeting, order: Order) -> None:
+            monkeypatch.setattr(Meeting, "give", give)
+            then()
+            give(meeting, order)
+
+        monkeypatch.setattr(Meeting, "give", late)
+
+    overtaken_by(lambda: fast.start(replace(args, attempt=2), ("slice-0", "slice-1")))
+    slow.start(args, ("slice-0", "slice-1"))
+    event = slow.next_event(0.0)
+    assert event is not None
+    assert (event.ended, event.error) == (True, "another driver has taken the hosts")
+    slow.__exit__(None, None, None)
+    other = Order(number=2, run="another", claim=1)
+    overtaken_by(lambda: give(Meeting(meeting), other))
+    fast.__exit__(None, None, None)
+    assert Meeting(meeting).order() == other
+
+
+def join_without_processes(folder: Path, plan: Plan, beat: int) -> None:
+    """The hosts of a plan as files alone."""
+    for number in range(plan.hosts):
+        pod, index = divmod(number, plan.hosts_per_slice)
+        state = HostState(
+            host=HostName(slice_name=f"slice-{pod}", index=index),
+            size=plan.hosts_per_slice,
+            kind=plan.slice_kind,
+            address="127.0.0.1",
+            free_port=1,
+            beat=beat,
+        )
+        Meeting(folder).join(state)
 
 
 def test_the_environment_joins_ranks_and_slices() -> None:
@@ -248,9 +332,35 @@ def test_hosts_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 
 def test_a_rehearsal_trains_without_ray(tmp_path: Path, orch_process: RunOrch) -> None:
     """Two processes, a real trainer and its collectives."""
-    where = ("--set", f"run.storage={tmp_path}", "--set", "cluster.backend=hosts")
+    settings = (f"run.storage={tmp_path}", "cluster.backend=hosts", "run.trainer=mlp")
+    sets = [word for setting in settings for word in ("--set", setting)]
     quick = ("--no-prove", "--no-calibrate", "--steps", "3", "--json")
-    done = orch_process("submit", "specs/tiny_2pod.yaml", *where, *quick, timeout_s=300)
+    done = orch_process("submit", "specs/tiny_2pod.yaml", *sets, *quick, timeout_s=300)
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)
     assert (run["state"], run["steps_done"]) == ("succeeded", 3)
+
+
+@pytest.mark.chaos
+def test_a_run_goes_on_while_orch_is_stopped(tmp_path: Path) -> None:
+    """To its end, as after Ctrl-Z; `orch` says so when it goes on."""
+    where = ("--set", f"run.storage={tmp_path}", "--set", "cluster.backend=hosts")
+    quick = ("--no-prove", "--no-calibrate", "--steps", "20", "--json")
+    command = [sys.executable, "-m", "orchestrator", "submit", "specs/tiny_2pod.yaml"]
+    with subprocess.Popen(
+        [*command, *where, *quick], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as submitting:
+        eventually(lambda: journal.list_journals(tmp_path), 300)
+        [recorded] = journal.list_journals(tmp_path)
+        eventually(lambda: recorded.run().steps_done > 2, 300)
+        os.kill(submitting.pid, signal.SIGSTOP)
+        try:
+            assert recorded.run().ended_at_s is None
+            eventually(lambda: recorded.run().ended_at_s, 300)
+            assert psutil.Process(submitting.pid).status() == psutil.STATUS_STOPPED
+        finally:
+            os.kill(submitting.pid, signal.SIGCONT)
+        out, _ = submitting.communicate(timeout=300)
+    assert submitting.returncode == 0
+    run = json.loads(out)
+    assert (run["state"], run["steps_done"]) == ("succeeded", 20)

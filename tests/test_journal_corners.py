@@ -1,14 +1,27 @@
 """Corners of the journal that no other test comes to: found by removing their code."""
 
+import errno
+import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator import journal
-from orchestrator.errors import JournalUnreadable, RunIsLive, Superseded, UnknownRun
-from orchestrator.journal import event_log, files, listing, step_log
-from tests.journals import claimed_run, tiny_plan, write_steps
+from orchestrator.errors import (
+    JournalUnreadable,
+    JournalUnwritable,
+    RunIsLive,
+    Superseded,
+    UnknownRun,
+)
+from orchestrator.journal import event_log, files, listing, liveness, step_log
+from orchestrator.journal.events import AttemptStarted
+from orchestrator.journal.heartbeat import HeartbeatWriter, read_heartbeats
+from orchestrator.journal.run_state import apply, initial
+from tests.clusters import eventually
+from tests.journals import CLAIM, SUBMITTED, claimed_run, step, tiny_plan, write_steps
 from tests.test_journal_drivers import lose_driver
 from tests.test_journal_heartbeat import beat, watched
 from tests.test_journal_studies import opened_study
@@ -126,3 +139,118 @@ def test_an_unknown_run_lists_only_some_of_the_known(
         journal.find_run(tmp_path, "nothing")
     assert ("and 1 more" in str(refused.value)) == (told is not None)
     assert "and 0 more" not in str(refused.value)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    """A driver lives for weeks."""
+    writer = claimed_run(tmp_path)  # what is imported now is not imported between the counts
+    before = open_files()
+    for _ in range(3):
+        number = writer.start_attempt(tiny_plan())
+        write_steps(writer.journal.path, number, range(3))
+        writer.heartbeat()
+        writer.end_attempt("failure", error=str(number))
+        writer.run()
+        journal.StepReader(writer.journal.path, number).read()
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["no error", "an error"])
+def test_steps_that_cannot_be_synced_at_the_end_are_an_error(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for a block that failed: its own error is the cause."""
+    writer = claimed_run(tmp_path)
+    number = writer.start_attempt(tiny_plan())
+
+    def full(_: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    def write() -> None:
+        with journal.StepLog(writer.journal.path, number) as steps:
+            steps.append(step(0))
+            monkeypatch.setattr(os, "fsync", full)
+            if fails:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError if fails else JournalUnwritable):
+        write()
+
+
+@pytest.mark.parametrize(("later_s", "gone"), [(2.0, False), (2.01, True)])
+def test_a_process_that_started_at_another_time_is_another(
+    later_s: float, gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = liveness.this_process()
+    monkeypatch.setattr(liveness, "_started_s", lambda _: later_s)
+    assert liveness.is_gone(replace(me, started_s=0.0)) == gone
+
+
+def test_a_study_is_read_through_a_link_of_the_users_own(tmp_path: Path) -> None:
+    """Above the storage; one inside it is not followed."""
+    study = opened_study(tmp_path / "storage")
+    (tmp_path / "link").symlink_to(tmp_path / "storage")
+    linked = journal.StudyJournal(tmp_path / "link" / study.key)
+    assert linked.submission() == study.submission()
+    (tmp_path / "storage" / "other").symlink_to(study.path)
+    with pytest.raises(JournalUnreadable):
+        journal.StudyJournal(tmp_path / "storage" / "other").submission()
+
+
+def test_a_study_sweeps_what_killed_processes_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not what is young."""
+    left = tmp_path / ".0123.partial"
+    left.mkdir(parents=True)
+    opened_study(tmp_path)
+    assert left.exists()
+    monkeypatch.setattr(files, "LEFT_OVER_S", -1.0)
+    opened_study(tmp_path)
+    assert not left.exists()
+
+
+def test_the_first_attempt_with_a_plan_says_what_its_file_is() -> None:
+    """A damaged later event changes nothing of that."""
+
+    def start(number: int, plan: str, sha256: str) -> AttemptStarted:
+        return AttemptStarted(
+            at_s=2.0, attempt=number, plan_digest=plan, pods=1, slices=(), plan_sha256=sha256
+        )
+
+    state = apply(apply(initial(SUBMITTED), 2, CLAIM), 3, start(1, "a", "1"))
+    assert state.plan_sums == {"a": "1"}
+    state = apply(apply(state, 4, start(2, "a", "2")), 5, start(3, "b", "3"))
+    assert state.plan_sums == {"a": "1", "b": "3"}
+
+
+def test_heartbeats_are_repeated(tmp_path: Path) -> None:
+    """And end with the block."""
+    writer = claimed_run(tmp_path)
+    number, seen = writer.start_attempt(tiny_plan()), set[float]()
+    watch = journal.ClaimWatch(writer.journal.path, writer.number, number)
+
+    def looked() -> int:
+        seen.update(one.at_s for one in read_heartbeats(writer.journal.path, number).values())
+        return len(seen)
+
+    with HeartbeatWriter(writer.journal.path, number, 0, "pod-0", 0.01, watch, lambda: None):
+        eventually(lambda: looked() > 3, 30)
+    eventually(lambda: "heartbeat" not in {one.name for one in threading.enumerate()}, 30)
+    [last] = read_heartbeats(writer.journal.path, number).values()
+    assert last.ended
+
+
+def test_what_was_set_aside_stays_beside_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    files.set_aside(path, ".damaged-1")
+    assert list(tmp_path.iterdir()) == []
+    path.write_bytes(b"damaged")
+    files.set_aside(path, ".damaged-1")
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [
+        (".plan.json.damaged-1", b"damaged")
+    ]

@@ -16,6 +16,7 @@ from orchestrator.journal import Journal, event_chain
 from orchestrator.lifecycle.requests import Caller
 from orchestrator.lifecycle.resume import resume
 from orchestrator.lifecycle.run_health import run_health
+from orchestrator.report import make_report
 from orchestrator.types.submit_options import SubmitOptions
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run, failed_once, reason, run_request, tiny_plan, write_steps
@@ -175,6 +176,8 @@ def test_a_changed_plan_or_spec_is_refused(tmp_path: Path) -> None:
     edit(run.paths.spec, lambda text: text.replace(b'"seed": 0', b'"seed": 1'))
     with pytest.raises(JournalDamaged, match=r"spec\.json"):
         run.spec()
+    for problems in (run.status().problems, make_report(run).problems):
+        assert any("spec.json" in problem for problem in problems)
 
 
 def test_a_changed_smaller_plan_is_refused(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from orchestrator.journal.heartbeat import (
     Heartbeat,
     HeartbeatMonitor,
     HeartbeatWriter,
-    heartbeat_interval_s,
     read_heartbeats,
 )
 from orchestrator.journal.run_paths import RunPaths
+from orchestrator.types.recovery import heartbeat_interval_s
 from tests.journals import ME, claimed_run, tiny_plan
 
 LIMIT_S = 30.0
@@ -212,3 +212,14 @@ def test_a_rank_says_whether_its_error_repeats(
     ):
         raise error
     assert read_heartbeats(path, 1)[0].error_repeats is repeats
+
+
+def test_the_work_is_done_when_the_last_rank_has_ended() -> None:
+    """Each without an error."""
+    first, second = beat(0, 1.0, ended=True), beat(1, 4.0, ended=True)
+    assert watched((1.0, [first])).done_since_s(1) == 1.0
+    assert watched((1.0, [first])).done_since_s(2) is None
+    assert watched((1.0, [first, beat(1, 1.0)])).done_since_s(2) is None
+    assert watched((1.0, [first, beat(1, 1.0)]), (4.0, [first, second])).done_since_s(2) == 4.0
+    failed = beat(1, 4.0, ended=True, error="ValueError")
+    assert watched((4.0, [first, failed])).done_since_s(2) is None

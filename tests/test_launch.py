@@ -180,9 +180,10 @@ def test_a_private_cluster_is_private() -> None:
 
 @contextmanager
 def submitted(storage: Path, steps: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A rehearsal that was just submitted."""
-    options = [TINY_TWO_PODS, "--no-prove", "--steps", str(steps)]
-    command = [str(ORCH), "submit", *options, "--set", f"run.storage={storage}"]
+    """A rehearsal that was just submitted, of the trainer that starts soonest."""
+    options = [TINY_TWO_PODS, "--no-prove", "--no-calibrate", "--steps", str(steps)]
+    settings = ["--set", f"run.storage={storage}", "--set", "run.trainer=mlp"]
+    command = [str(ORCH), "submit", *options, *settings]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         try:
             yield process

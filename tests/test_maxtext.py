@@ -112,12 +112,15 @@ def test_a_python_file_has_the_benchmark_that_a_script_names() -> None:
 
 @pytest.mark.parametrize(
     ("scale", "sizes"),
-    [(1, (16, 2048, 7168, 16)), (16, (32, 4096, 28_672, 64)), (128, (64, 8192, 57_344, 128))],
+    [
+        (1, (16, 2048, 7168, 16)),
+        # 2^4: one doubling of all three, and one more of heads and MLP
+        (16, (32, 4096, 28_672, 64)),
+        (128, (64, 8192, 57_344, 128)),
+    ],
 )
 def test_the_global_scale_grows_widths_and_layers(scale: int, sizes: tuple[int, ...]) -> None:
     model = words(f"global_parameter_scale={scale} base_num_kv_heads=16")["experiment"]["model"]
-    if scale == 16:  # 16 = 2^4: one doubling of all three, and one more of heads and MLP
-        sizes = (32, 4096, 28_672, 64)
     assert (model["layers"], model["d_model"], model["d_ff"], model["heads"]) == sizes
 
 

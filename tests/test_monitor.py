@@ -1,6 +1,7 @@
 """An attempt as its driver watches it, with events that the test gives."""
 
 import queue
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from orchestrator.drive.monitor import AttemptEnd, Monitor
 from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
+from orchestrator.types import recovery
 from orchestrator.types.run import StateReason
 from tests.journals import claimed_run, tiny_plan, write_steps
 from tests.process_backend import ProcessBackend
@@ -81,7 +83,7 @@ def beating(writer: journal.Writer, rank: int, every_s: float = BEAT_S) -> Heart
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks run on other machines: nobody here can know whether they live."""
     monkeypatch.setattr(liveness, "is_alive", lambda _: False)
-    monkeypatch.setattr(monitor, "SETTLED_S", 0.2)
+    monkeypatch.setattr(recovery, "SETTLED_S", 0.2)
 
 
 def raises(writer: journal.Writer, rank: int, error: Exception) -> None:
@@ -96,6 +98,22 @@ def test_an_attempt_that_does_all_its_steps_is_finished(tmp_path: Path) -> None:
         with beating(writer, 0):
             pass
         assert watch.wait_for_end() == AttemptEnd(reason="finished")
+
+
+def test_an_attempt_whose_ranks_did_their_work_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A while later, where what carries it out is stopped; not while one of two goes on."""
+    monkeypatch.setattr(monitor, "DONE_LIMIT_S", 0.2)
+    with watched(tmp_path, ScriptedAttempt(), hang_limit_s=1.0) as (writer, watch):
+        with beating(writer, 0):
+            pass
+        with beating(writer, 1, every_s=60.0):  # it falls silent
+            hang = watch.wait_for_end()
+            assert (hang.reason, hang.first_dead_rank) == ("hang", 1)
+        began_s = time.monotonic()
+        assert watch.wait_for_end() == AttemptEnd(reason="finished")
+        assert time.monotonic() - began_s > 0.2
 
 
 def test_an_error_is_found_before_the_launcher_tells(tmp_path: Path) -> None:

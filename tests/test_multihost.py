@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.ports import free_port
-from tests.conftest import ROOT
+from tests.conftest import QUICK_XLA_FLAGS, ROOT
 from tests.test_checkpoint import a_data_file, flip_a_byte
 from tests.test_loop import STEPS, losses, run_toy, toy_plan_of
 from trainers.checkpoint import step_folders
@@ -21,7 +21,7 @@ Told = dict[str, Any]
 def two_processes(folder: Path, *, stop_at: int = STEPS + 1) -> list[Told]:
     """Run both; the outcome of each."""
     port = free_port()
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment = os.environ | {"XLA_FLAGS": QUICK_XLA_FLAGS}  # the devices are its own
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.one_of_two", str(rank), str(port), folder, str(stop_at)],

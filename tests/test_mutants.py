@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.mutants import campaign
 from tests.mutants.child import TRACE
+from tests.mutants.forked_session import ForkedSession
 from tests.mutants.operators import Mutant, mutants_of
 from tests.mutants.overlay import TIMED_OUT, Overlay
 from tests.mutants.tracing import Coverage, Tracer, trace_folder
@@ -113,6 +114,12 @@ def forever(x):
     while x > 0:
         x = x - 1
 """
+CHANGED = {
+    "double | skip a raise | raise ValueError(x)": "tests/test_toy_mutant.py::test_double",
+    # One round more changes nothing.
+    "forever | change a comparison | >": "tests/test_toy_mutant.py::test_forever",
+    "forever | swap plus, minus | -": "tests/test_toy_mutant.py::test_forever",
+}
 TOY_TESTS = """
 import subprocess, sys
 import pytest
@@ -147,13 +154,29 @@ def test_mutants_are_killed_by_tests_and_by_time(tmp_path: Path) -> None:
     mutants = {one.key.partition(" ")[2]: one for one in mutants_of(path, TOY)}
     assert len(mutants) == 6
     fates = {}
-    for key in (
-        "double | skip a raise | raise ValueError(x)",
-        "forever | change a comparison | >",  # one round more changes nothing
-        "forever | swap plus, minus | -",
-    ):
+    for key, expected in CHANGED.items():
         [test] = coverage.tests_of(path, mutants[key].line)
-        assert test.endswith(mutants[key].function)
+        assert test == expected
         overlay.write(path, mutants[key].applied(TOY))
         fates[key] = overlay.run([test], 5.0)
+        overlay.write(path, TOY)
     assert list(fates.values()) == [1, 0, TIMED_OUT]
+    assert fates_in_forks(overlay, path, mutants) == list(fates.values())
+
+
+def fates_in_forks(overlay: Overlay, path: str, mutants: dict[str, Mutant]) -> list[int]:
+    """The same from forks of one session, which has imported the file as it was."""
+    kept = overlay.folder / "fates"
+
+    def work(session: ForkedSession) -> None:
+        for key, test in CHANGED.items():
+            changed = mutants[key].applied(TOY)
+            overlay.write(path, changed)
+            child = session.fork([test], path, mutants[key].function, changed)
+            with kept.open("a", encoding="ascii") as file:
+                file.write(f"{overlay.wait(child, 5.0)}\n")
+            overlay.write(path, TOY)
+
+    tests = ["tests/test_toy_mutant.py"]
+    assert overlay.run(tests, 60.0, plugins=lambda: [ForkedSession(overlay.folder, work)]) == 0
+    return [int(line) for line in kept.read_text(encoding="ascii").split()]

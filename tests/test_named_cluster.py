@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,14 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator import journal
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
-from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
+from orchestrator.launch.ray.slices import emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
-from tests.clusters import eventually
+from tests.clusters import descendants, eventually
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
 
@@ -55,7 +57,7 @@ def standing(topology: str, pods: int) -> Iterator[RunningCluster]:
         shell.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
         shell.setenv("HF_TOKEN", CANARY)
         hosts = emulated_hosts(plan)
-        with private_cluster(hosts, devices_per_host(plan), "sleep 100000") as cluster:
+        with private_cluster(hosts, plan.devices_per_host, "sleep 100000") as cluster:
             token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(cluster.folder / "token")}
             yield RunningCluster(address_of(cluster), {**os.environ, **token}, cluster.folder)
 
@@ -179,6 +181,32 @@ def test_a_cancelled_run_goes_on_with_fewer_pods(four: RunningCluster, tmp_path:
     first, second = only_run(tmp_path).attempts
     assert (first.pods, second.pods) == (3, 2)
     assert second.restored_steps == stopped.steps_done
+
+
+@pytest.mark.chaos
+def test_a_resume_ends_a_driver_that_is_stopped(four: RunningCluster, tmp_path: Path) -> None:
+    """With the process that holds its slices, and before another driver comes: it might be on
+    another machine, where it could not end them. The run then has all its slices again.
+    """
+    submit = four.submit(tmp_path, *THREE, "--yes", "--detach", "--steps", "3000", "--key", "it")
+    assert four.orch(*submit).returncode == 0
+    eventually(lambda: only_run(tmp_path).steps_done > 3, LIMIT_S)
+    driver = only_run(tmp_path).driver
+    assert driver
+    old = [driver.pid, *descendants(driver.pid)]
+    for pid in old:
+        os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: only_run(tmp_path).state == "lost", LIMIT_S)
+    done = four.orch("resume", str(tmp_path / "it"), "--yes", "--detach")
+    assert done.returncode == 0, done.stderr
+    eventually(lambda: not any(map(psutil.pid_exists, old)), LIMIT_S)
+    assert only_run(tmp_path).driver == driver
+    eventually(lambda: len(only_run(tmp_path).attempts) == 2, LIMIT_S)
+    before = only_run(tmp_path).attempts[0].steps_done
+    eventually(lambda: only_run(tmp_path).steps_done > before + 3, LIMIT_S)
+    assert [one.pods for one in only_run(tmp_path).attempts] == [3, 3]
+    assert four.orch("cancel", str(tmp_path / "it"), "--now").returncode == 0
+    eventually(lambda: only_run(tmp_path).ended_at_s, LIMIT_S)
 
 
 def files_below(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from orchestrator import catalog
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.nearest_slices import rentable
 from orchestrator.plan.planner import make_plan
-from orchestrator.types.infeasible import Refusal
+from orchestrator.types.refusal import Refusal
 from orchestrator.types.spec import Spec
 from tests.conftest import ROOT, RunOrch
 from tests.example_specs import spec_of

@@ -271,6 +271,7 @@ def test_bf16_parameters_are_planned_with_a_warning() -> None:
 def test_goodput_and_price_scale_days_and_dollars() -> None:
     """Days grow with lost time, dollars with the price; the step does not."""
     spec = spec_of()
+    spec = replace(spec, resources=replace(spec.resources, goodput=1.0))
     half = replace(spec, resources=replace(spec.resources, goodput=0.5, dollars_per_chip_hour=1.0))
     full, lossy = make_plan(spec).forecast, make_plan(half).forecast
     assert lossy.step_s == full.step_s

@@ -153,7 +153,7 @@ def test_the_plan_names_the_profile_and_depends_on_nothing_else() -> None:
 def test_a_forecast_of_a_profile_warns_of_no_published_runs() -> None:
     """What was learned from them has no part in it."""
     plan = make_plan(spec_of(TINY, topology="2x2x1", pods=2, sequences=64, length=128))
-    assert {one.code for one in plan.warnings} == {"extrapolation"}
+    assert "extrapolation" in {one.code for one in plan.warnings}
     made = calibrated.with_profile(plan, profile_for(plan))
     assert made.warnings == tuple(too_long(made))
 

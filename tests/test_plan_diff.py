@@ -7,7 +7,7 @@ from math import isclose
 import pytest
 
 from orchestrator.formatting import signed_points
-from orchestrator.plan.plan_diff import diff_plans
+from orchestrator.plan.diff_plans import diff_plans
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import plan_diff_screen as render
 from orchestrator.types.plan_diff import PlanDiff
@@ -21,7 +21,8 @@ ONE_POD, FOUR_PODS = "specs/llama3_70b_1pod.yaml", "specs/llama3_70b_4pod.yaml"
 def tiny(**changes: object) -> Spec:
     """A spec that is planned at once."""
     fields = {"sequences": 64, "length": 64, "chip": "v5e", "topology": "2x2", "pods": 2} | changes
-    return spec_of(TINY, **fields)  # type: ignore[arg-type]
+    spec = spec_of(TINY, **fields)  # type: ignore[arg-type]
+    return replace(spec, resources=replace(spec.resources, goodput=1.0))
 
 
 def diff_of(first: Spec, second: Spec) -> PlanDiff:
@@ -146,7 +147,7 @@ def test_the_command_compares_two_files(orch: RunOrch) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
     _, _, last = done.stdout.rpartition("\n\n")
     verdict, _, next_command = last.replace("\n", " ").strip().rpartition(" Next: ")
-    assert verdict.startswith("The second is 2.6 times faster and costs 1.5 times as much.")
+    assert verdict.startswith("The second is 2.6 times faster and costs 1.7 times as much.")
     assert verdict.endswith("It is bound by ici tensor, not matmul.")
     assert next_command == f"orch plan {FOUR_PODS}"
     printed = json.loads(orch("plan", ONE_POD, FOUR_PODS, "--json").stdout)

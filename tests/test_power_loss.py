@@ -150,7 +150,10 @@ def no_file_sync() -> None:
 
 
 @pytest.mark.usefixtures("without_sync")
-@pytest.mark.parametrize("leave_out", [no_folder_sync, no_file_sync], ids=["folders", "files"])
+@pytest.mark.parametrize(
+    "leave_out",
+    [pytest.param(no_folder_sync, id="folders", marks=pytest.mark.slow), no_file_sync],
+)
 def test_a_journal_that_does_not_sync_is_caught(
     in_memory: Path, leave_out: Callable[[], None]
 ) -> None:

@@ -22,9 +22,12 @@ from tests.journals import tiny_plan
 
 VERSIONS = {"python": "3.11", "jax": "0.10.2", "ray": "2.60.0", "code": "abc"}
 WANTED = PreflightRequest(
-    pods=4, chip="v5p", topology="2x2x2", pod_type="v5p-16", accelerator="TPU-V5P",
-    versions=VERSIONS, secrets=("HF_TOKEN",), file="/mnt/runs/.mark",
-)  # fmt: skip
+    pods=4,
+    kind="v5p 2x2x2",
+    versions=VERSIONS,
+    secrets=("HF_TOKEN",),
+    file="/mnt/runs/.mark",
+)
 GOOD = tuple(PreflightHost(name=f"10.0.0.{n}", versions=VERSIONS, reaches=True) for n in range(8))
 SURVEY = PreflightReport(present=5, free=4, others={"v5p-32": 2}, hosts=GOOD)
 

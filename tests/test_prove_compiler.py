@@ -88,6 +88,17 @@ def test_a_ring_around_a_product_is_a_gather(summaries: dict[str, ProgramSummary
     assert read.flops == {"matrix products": 4 * LAYER_FLOPS}
 
 
+def test_a_window_counts_as_the_blocks_that_it_leaves(summaries: dict[str, ProgramSummary]) -> None:
+    """Of 36 blocks below the diagonal 21 are within the window, in a loop of two layers."""
+    read = summaries["windowed"]
+    pairs, head = 21 * 512 * 512, 128
+    splash = {"splash fwd": 4, "splash dq": 6, "splash dkv": 8}
+    assert read.uncounted == ()
+    assert {name: read.flops[name] for name in splash} == {
+        name: 2 * per_pair * pairs * head for name, per_pair in splash.items()
+    }
+
+
 def test_groups_of_several_axes_are_told_apart(summaries: dict[str, ProgramSummary]) -> None:
     """A gather over one axis, a scatter over two."""
     found = {one.axes: (one.kind, one.payload_bytes) for one in summaries["two_axes"].collectives}

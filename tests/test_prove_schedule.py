@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from orchestrator.prove.compare import proof_of
+from orchestrator.prove.diff_proofs import diff_proofs
 from orchestrator.prove.hlo.slice_links import SliceLinks
-from orchestrator.prove.proof_diff import diff_proofs
 from orchestrator.prove.schedule_rates import schedule_rates
 from orchestrator.render.page import schedule_page
 from orchestrator.render.proof_diff_screen import proof_diff_screen

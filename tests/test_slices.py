@@ -8,12 +8,7 @@ from ray.util.tpu import get_tpu_worker_resources
 
 from orchestrator.errors import SpecError
 from orchestrator.launch.ray.local_cluster import short_folder
-from orchestrator.launch.ray.slices import (
-    accelerator_type,
-    devices_per_host,
-    emulated_hosts,
-    pod_type,
-)
+from orchestrator.launch.ray.slices import accelerator_type, emulated_hosts, pod_type
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
 from tests.example_specs import TINY, spec_of
@@ -43,7 +38,7 @@ def test_ray_counts_the_hosts_as_the_plan_does(chip: str, topology: str, name: s
     assert pod_type(plan) == name
     assert workers == plan.hosts
     assert each["TPU"] == plan.chips / plan.hosts
-    assert devices_per_host(plan) * workers == plan.devices
+    assert plan.devices_per_host * workers == plan.devices
 
 
 def test_each_slice_has_one_head_and_its_hosts_in_order() -> None:

@@ -12,7 +12,7 @@ import pytest
 from orchestrator import catalog
 from orchestrator.network.decoder import decoder
 from orchestrator.spec import Problem, SpecProblems
-from orchestrator.spec.study import load_study
+from orchestrator.spec.load_study import load_study
 from orchestrator.types.latent import LatentAttention
 from orchestrator.types.model import Model, RopeScaling
 from orchestrator.types.moe import MixtureOfExperts

@@ -110,6 +110,8 @@ def test_it_is_generated_from_the_types() -> None:
         "overrides",
         "resources.chip_definition",
         "run.hang_limit_s",
+        "resources.failures.restart_s",
+        "resources.failures.repair_s",
     }
     assert paths <= keys.keys()
     assert keys["experiment.batch.length"]["maximum"] == 100_000_000

@@ -12,8 +12,8 @@ from orchestrator import spec
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import study_screen as render
 from orchestrator.spec import SpecProblems
+from orchestrator.spec.load_study import load_study
 from orchestrator.spec.schema import study_schema
-from orchestrator.spec.study import load_study
 from orchestrator.study import forecast_study
 from orchestrator.study.study_forecast import series_of
 from orchestrator.types.study import Study, Trial

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from orchestrator import journal
 from orchestrator.cli import orch as command
-from orchestrator.cli.terminal import as_typed
+from orchestrator.cli.arguments import as_typed
 from orchestrator.errors import SpecError
 from orchestrator.formatting import percent
 from orchestrator.journal import StudyRequest

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli.look import sync
+from orchestrator.cli.look_commands import sync
 from orchestrator.lifecycle import recording
 from orchestrator.render.sync_screen import sync_screen
 from orchestrator.tracking import read_sync_state

@@ -21,8 +21,14 @@ from trainers.contract import METRICS, Program, build, load, place
 from trainers.mesh import abstract_mesh_of
 
 TRAINERS = trainer_names()
-MIXTURES: list[dict[str, Any]] = [
-    dict(zip(AXES, sizes, strict=True)) for sizes in product((1, 2), repeat=len(AXES))
+# Each axis at one or two. Axes alone, pairs of them and all together are quick enough for always.
+MIXTURES = [
+    pytest.param(
+        dict(zip(AXES, sizes, strict=True)),
+        id="".join(map(str, sizes)),
+        marks=() if sizes.count(2) in (0, 1, 2, len(AXES)) else pytest.mark.slow,
+    )
+    for sizes in product((1, 2), repeat=len(AXES))
 ]
 # 35,840 devices
 WIDE: dict[str, Any] = {"pods": 4, "data": 35, "fsdp": 8, "sequence": 4, "tensor": 8}
@@ -56,7 +62,7 @@ def test_there_are_trainers() -> None:
     assert "data" not in TRAINERS
 
 
-@pytest.mark.parametrize("mesh", MIXTURES, ids=lambda mesh: "".join(map(str, mesh.values())))
+@pytest.mark.parametrize("mesh", MIXTURES)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_every_trainer_traces_on_every_mixture(name: str, mesh: dict[str, Any]) -> None:
     """Each axis at one or two, alone and mixed: the step traces, and keeps its state's shapes."""

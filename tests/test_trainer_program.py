@@ -53,7 +53,7 @@ def groups_of(operands: str) -> list[list[int]]:
 
 def crossing(text: str, plan: Plan) -> list[tuple[str, int]]:
     """What crosses pods: each operand of each such collective, as its kind and bytes."""
-    per_pod = plan.devices // plan.pods
+    per_pod = plan.devices_per_slice
     found = []
     for shapes, kind, operands in COLLECTIVE.findall(text):
         if any(len({device // per_pod for device in group}) > 1 for group in groups_of(operands)):

@@ -18,10 +18,13 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.network.description import Scores
+from orchestrator.prove.compile_process import text_of
 from orchestrator.prove.hlo import replica_groups
 from orchestrator.prove.hlo.program import program_of
 from orchestrator.prove.hlo.summary import summarize
 from orchestrator.types import codec
+from trainers.llama.splash import splash
 
 Array = Any  # jax leaves much of itself unannotated
 AXES = ("pods", "data", "tensor")
@@ -81,6 +84,22 @@ def two_axes(_: Array, x: Array) -> Array:
     return jax.lax.psum_scatter(whole @ whole.T, both, scatter_dimension=0, tiled=True)
 
 
+def windowed(_: Array, x: Array) -> Array:
+    """Attention to the last 1,024 of 4,096 positions, one head, in a loop of two layers; and its
+    gradients.
+    """
+    attend = splash(4096, 1, Scores(scale=1.0, cap=None, window=1024))
+
+    def attended(x: Array, _: None) -> tuple[Array, None]:
+        heads = x.reshape(1, 4096, 1, 128)
+        return attend(heads, heads, heads, None, None).reshape(x.shape), None
+
+    def total(x: Array) -> Array:
+        return jnp.sum(jax.lax.scan(attended, x, length=2)[0].astype(jnp.float32) ** 2)
+
+    return jax.grad(total)(x)
+
+
 Body = Callable[[Array, Array], Array]
 WHOLE = (P(), SPLIT)
 PROGRAMS: dict[str, tuple[Body, Any, P]] = {
@@ -88,6 +107,7 @@ PROGRAMS: dict[str, tuple[Body, Any, P]] = {
     "activations_too": (activations_too, WHOLE, P()),
     "weights_gathered": (weights_gathered, (P(None, "pods"), SPLIT), P(None, "pods")),
     "ring": (ring, WHOLE, SPLIT),
+    "windowed": (windowed, WHOLE, SPLIT),
     "two_axes": (two_axes, WHOLE, P(("pods", "data", "tensor"))),
 }
 
@@ -105,7 +125,7 @@ def compiled(body: Body, specs: Any, out: P, on: Mesh) -> str:
         for shape, spec in zip(shapes, specs, strict=True)
     ]
     mapped = partial(jax.shard_map, mesh=on, in_specs=specs, out_specs=out, check_vma=False)
-    return jax.jit(mapped(body)).lower(*arguments).compile().as_text() or ""
+    return text_of(jax.jit(mapped(body)).lower(*arguments).compile())
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from orchestrator.plan import flops
 from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import DataSource, Optimizer, Precision
+from tests.goodputs import NO_LOSS
 
 TINY = Model(name="tiny", layers=2, d_model=32, d_ff=64, heads=8, kv_heads=4, head_dim=8, vocab=64)
 FP32 = Precision(parameters="fp32", compute="fp32", gradients="fp32", optimizer="fp32")
@@ -59,10 +60,11 @@ def _rest() -> dict[str, Any]:
         "memory_bytes_per_device": 0.0, "hbm_bytes_per_device": 0.0, "fits": True,
         "memory": [{"name": "", "lines": [], "bytes": 0.0}], "time": [], "bound": "",
         "bound_by": 0.0, "peak_flops_per_s": 0.0, "model_flops_per_step": 0.0,
-        "mfu_definition": "", "goodput": 1.0, "dollars": None, "dollars_per_chip_hour": None,
+        "mfu_definition": "", "goodput": asdict(NO_LOSS),
+        "dollars": None, "dollars_per_chip_hour": None,
     }  # fmt: skip
     return {
-        "schema": 4, "digest": "0" * 64, "name": "test", "trainer": "llama",
+        "schema": 5, "digest": "0" * 64, "name": "test", "trainer": "llama",
         "ledger_describes_trainer": True, "spec_digest": "0" * 64,
         "overrides": [], "run_steps": None, "optimizer": asdict(QUICK),
         "precision": asdict(FP32), "remat": "full",

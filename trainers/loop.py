@@ -82,6 +82,8 @@ def run(program: Program, assignment: Assignment) -> Outcome:
     original = _original_plan(program.plan, progress)
     batches = batch_source(original, assignment.folder, verify=assignment.verify_data)
     keep, every = assignment.checkpoint.keep, assignment.checkpoint.every
+    if every is None:
+        raise ValueError("run.checkpoint.every is auto: the plan has the number of steps")
     identity = _identity(original, batches)
     with (
         Checkpoints(

@@ -146,7 +146,7 @@ def ui(
 
 def doctor(storage: str | Path = RUNS, *, address: str | None = None) -> "HealthReport":
     """What this machine can do, and what to do about what it cannot."""
-    from orchestrator.lifecycle.health import health
+    from orchestrator.lifecycle.machine_health import health
 
     return health(Path(storage), address)
 

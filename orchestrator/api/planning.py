@@ -67,7 +67,7 @@ def plans(
 
 def diff(first: SpecSource, second: SpecSource) -> "PlanDiff":
     """The difference between the plans of two specs, decision by decision and line by line."""
-    from orchestrator.plan.plan_diff import diff_plans
+    from orchestrator.plan.diff_plans import diff_plans
 
     specs = _loaded(first), _loaded(second)
     return diff_plans(specs, (plan(specs[0]), plan(specs[1])))
@@ -104,7 +104,7 @@ def prove_diff(
     first: SpecSource, second: SpecSource, *, progress: "Progress | None" = None
 ) -> "ProofDiff":
     """The compiled programs of two specs side by side: figures, and seconds by source line."""
-    from orchestrator.prove.proof_diff import diff_proofs
+    from orchestrator.prove.diff_proofs import diff_proofs
 
     return diff_proofs(
         prove(first, progress=progress).proof, prove(second, progress=progress).proof
@@ -202,7 +202,7 @@ def study(
 ) -> "StudyForecast":
     """The predicted scaling of a study: every trial planned, or the reason why it has no plan."""
     from orchestrator.lifecycle.studies import plan_study
-    from orchestrator.spec.study import load_study
+    from orchestrator.spec.load_study import load_study
 
     return plan_study(load_study(Path(path), tuple(overrides)), progress)
 

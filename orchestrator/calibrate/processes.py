@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from orchestrator.device_settings import without_device_settings
 from orchestrator.errors import MeasurementFailed
 from orchestrator.plan import rehearsal
 from orchestrator.ports import LOOPBACK, free_port
@@ -21,8 +22,6 @@ COMMAND: tuple[str, ...] = (sys.executable, "-m", "trainers.microbenchmarks")
 PLAN, RESULT, LOG = "plan.json", "result.json", "log"
 LIMIT_S = 600.0
 LAST_LINES = 5
-# A shell's settings for real runs, which would change the measurement.
-IGNORED_PREFIXES = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "XLA_")
 
 
 def run(plan: Plan | None = None) -> Measurements:
@@ -90,12 +89,11 @@ def start(
     command: list[str], plan: Plan | None, number: int, folder: Path
 ) -> subprocess.Popen[bytes]:
     """Start one process; the first one's output goes into the log."""
-    environment = {
-        key: text for key, text in os.environ.items() if not key.startswith(IGNORED_PREFIXES)
-    }
+    # Without a plan the devices of this machine are measured, which TPU_ describes.
+    environment = without_device_settings(os.environ, keep=("TPU_",))
     if plan:
         command = [*command, str(number)]
-        environment |= rehearsal.environment(plan.devices // plan.hosts)
+        environment |= rehearsal.environment(plan.devices_per_host)
         environment["MEGASCALE_SLICE_ID"] = str(number * plan.pods // plan.hosts)
     with (folder / LOG if number == 0 else Path(os.devnull)).open("wb") as log:
         return subprocess.Popen(

@@ -86,6 +86,21 @@ class GkeNames:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FailureRates:
+    """The shares of machines, cables between chips and optical switches that fail in a day.
+
+    The 80 % interval reaches from the rates over `spread` to the rates times `spread`. `assumed`:
+    nobody published rates of this chip, and these are those of another.
+    """
+
+    machines_per_day: Quantity
+    cables_per_day: Quantity | None = None
+    switches_per_day: Quantity | None = None
+    spread: Annotated[float, Meta(ge=1)]
+    assumed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Chip:
     """One accelerator. Rates and sizes are per chip, except `hbm_usable_bytes`: per device.
 
@@ -100,6 +115,7 @@ class Chip:
     `gke` are its names there, None where it has none.
     `matrix_unit` is the edge of the array that multiplies matrices, where it is one. `clock_hz` is
     what the TPU compiler's estimates of cycles are over.
+    `failures` are None where nothing is known or assumed of them.
     `book` has the numbers of "How To Scale Your Model", each under its own name.
     """
 
@@ -131,6 +147,7 @@ class Chip:
     ray: RayNames | None = None
     libtpu: LibtpuNames | None = None
     gke: GkeNames | None = None
+    failures: FailureRates | None = None
     book: dict[str, Quantity] = field(default_factory=dict)
 
 

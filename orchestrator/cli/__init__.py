@@ -6,11 +6,18 @@ import sys
 
 import click
 
-from orchestrator.cli import look, machine, plan, prove, run, spec
-from orchestrator.cli.terminal import as_typed, echo, is_live, show
+from orchestrator.cli import (
+    look_commands,
+    machine_commands,
+    plan_commands,
+    run_commands,
+    spec_commands,
+)
+from orchestrator.cli.arguments import as_typed
 from orchestrator.errors import Interrupted, OrchError, SpecError
 from orchestrator.lifecycle.interrupts import OperationInterrupted
 from orchestrator.render.screen_parts import fit
+from orchestrator.render.terminal import echo, is_live, show
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 GROUPS = {
@@ -50,7 +57,7 @@ def orch() -> None:
     """
 
 
-for module in (spec, plan, prove, run, look, machine):
+for module in (spec_commands, plan_commands, run_commands, look_commands, machine_commands):
     for command in module.COMMANDS:
         orch.add_command(command)
 
@@ -89,7 +96,7 @@ def report(error: OrchError) -> None:
     """Print the message; with --json also the error as a value, on stdout."""
     if isinstance(error, OperationInterrupted):
         over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
-        click.echo(over_mark, err=True, nl=False)
+        print(over_mark, end="", file=sys.stderr, flush=True)
         error.next_command = error.next_command or as_typed()
     report_json(error)
     text = fit(str(error), whole=error.quoted) if error.is_prose else str(error)

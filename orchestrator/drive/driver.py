@@ -17,13 +17,13 @@ from orchestrator.journal import (
     Writer,
     claim_run,
     decide_retry,
-    heartbeat,
 )
 from orchestrator.journal.run_status import cancel_reason
 from orchestrator.launch.backend import AttemptHandle, AttemptSpec, Backend, Slice, WorkerArgs
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.plan.elastic import plan_on
 from orchestrator.types.plan import Plan
+from orchestrator.types.recovery import heartbeat_interval_s
 from orchestrator.types.run import StateReason
 from orchestrator.types.spec import Pods
 
@@ -128,7 +128,7 @@ class Driver:
             plan, slices = self._wait_for_slices(attempt)
             number = self.writer.start_attempt(plan, slices)
             hang_limit_s = self.spec.run.hang_limit_s
-            heartbeat_s = heartbeat.heartbeat_interval_s(plan.hosts, hang_limit_s)
+            heartbeat_s = heartbeat_interval_s(plan.hosts, hang_limit_s)
             args = WorkerArgs(
                 run=path,
                 claim=claim,
@@ -151,7 +151,7 @@ class Driver:
         previous = run.attempts[-1].slices if run.attempts else ()
         request = select_slices.SliceRequest(
             pods=self._pods(),
-            kind=f"{self.first_plan.chip} {self.first_plan.topology}",
+            kind=self.first_plan.slice_kind,
             started=bool(run.attempts),
             private=self.submission.rehearsal,
             sharing=prod(self.first_plan.mesh[axis] for axis in SHARED_OVER_DCN),

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from orchestrator.journal import Writer, heartbeat, liveness
 from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor
 from orchestrator.launch.backend import AttemptEvent, AttemptHandle, Slice, WorkerArgs
+from orchestrator.types.recovery import poll_interval_s, settling_s
 from orchestrator.types.run import AttemptReason
 
-POLL_S = 0.25
-# A rank proves by this many heartbeats that it outlived another.
-SETTLED_BEATS = 4
-SETTLED_S = 3.0
+# The process that carries out an attempt may be stopped when its ranks end.
+DONE_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +37,16 @@ class Monitor:
 
     def __post_init__(self) -> None:
         self.heartbeats = HeartbeatMonitor(time.monotonic())
+        self.hosts = self.writer.journal.plan(self.args.plan_digest).hosts
         self.stopping = False
-        self.poll_s = max(POLL_S, self.args.heartbeat_s / 2)  # there is no news more often
+        self.poll_s = poll_interval_s(self.args.heartbeat_s)
 
     def wait_for_end(self) -> AttemptEnd:
         """Watch until the attempt has ended, or must be ended."""
         while True:
             event = self.attempt.next_event(self.poll_s)
             now_s = self.read_heartbeats()
-            if event and event.ended and event.error is None:
+            if (event and event.ended and event.error is None) or self._is_done(now_s):
                 return AttemptEnd(reason="cancelled" if self._is_cancelled() else "finished")
             if (event and event.ended) or self.heartbeats.has_error():
                 return self._failure(event, now_s)
@@ -54,6 +54,11 @@ class Monitor:
                 return AttemptEnd(reason="hang", error=hang.detail, first_dead_rank=hang.rank)
             if self._must_stop():
                 return AttemptEnd(reason="cancelled")
+
+    def _is_done(self, now_s: float) -> bool:
+        """Whether all ranks did their work a while ago, and the backend does not say so."""
+        since_s = self.heartbeats.done_since_s(self.hosts)
+        return since_s is not None and now_s - since_s > DONE_LIMIT_S
 
     def read_heartbeats(self) -> float:
         """Take in the newest heartbeats, and record the checkpoint that they report; the time."""
@@ -88,7 +93,7 @@ class Monitor:
         """Wait until it is clear which rank died first, and which slices have lost a host."""
         if event and event.error:
             print(event.error, file=sys.stderr, flush=True)
-        until_s = seen_s + max(SETTLED_S, SETTLED_BEATS * self.args.heartbeat_s)
+        until_s = seen_s + settling_s(self.args.heartbeat_s)
         while time.monotonic() < until_s and self._is_unclear(seen_s):
             time.sleep(min(self.poll_s, self.args.heartbeat_s))
             self.read_heartbeats()

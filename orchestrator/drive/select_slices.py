@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 from orchestrator.errors import SpecError
 from orchestrator.launch.backend import Slice
+from orchestrator.types.recovery import SPARE_WAIT_S
 from orchestrator.types.spec import Pods
-
-# A run that lost a slice waits this long for another before it goes on with fewer.
-SPARE_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

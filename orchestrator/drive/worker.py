@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from orchestrator.launch import provenance
 from orchestrator.launch.backend import WorkerArgs
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Step
+from orchestrator.types.run_options import CheckpointOptions
 
 if TYPE_CHECKING:
     from trainers.data.batch_source import DataProgress
@@ -71,7 +73,7 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves)
             directory=journal.path,
             steps=journal.run().steps,
             emit=emit,
-            checkpoint=spec.run.checkpoint,
+            checkpoint=_with_interval(spec.run.checkpoint, plan),
             stop=stop,
             profile_steps=range(*submission.profile) if submission.profile else range(0),
             folder=Path(submission.folder),
@@ -80,6 +82,11 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves)
             saves=saves,
         )
         train(plan, assignment)
+
+
+def _with_interval(options: CheckpointOptions, plan: Plan) -> CheckpointOptions:
+    """The options with the plan's interval between saves, where the spec leaves it to the plan."""
+    return replace(options, every=options.every or plan.forecast.goodput.every_steps)
 
 
 def _data_progress(journal: Journal, first_plan_digest: str) -> "DataProgress":

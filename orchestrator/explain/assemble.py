@@ -10,8 +10,6 @@ from orchestrator.explain.derivation import DerivationResult, derive
 from orchestrator.explain.inputs import MFU
 from orchestrator.explain.plan_differences import differences, planned
 from orchestrator.explain.published import published_figures
-from orchestrator.explain.wording import assumed, bound_by
-from orchestrator.formatting import lasting, span
 from orchestrator.plan.expected import SOURCE
 from orchestrator.plan.flops import MFU_DEFINITION
 from orchestrator.types.explanation import (
@@ -21,12 +19,13 @@ from orchestrator.types.explanation import (
     ExpectedPart,
     ExpectedStep,
     Explanation,
+    ExplanationSummary,
     QuotedFigures,
 )
-from orchestrator.types.plan import Estimate, LedgerLine, LineKind, Plan
+from orchestrator.types.plan import LedgerLine, LineKind, Plan
 from orchestrator.types.spec import Spec
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def explain(spec: Spec, mfu: float = MFU) -> Explanation:
@@ -47,7 +46,7 @@ def explain(spec: Spec, mfu: float = MFU) -> Explanation:
         sections=derived.sections,
         quotes=quotes,
         plan_digest=plan.digest if isinstance(plan, Plan) else None,
-        differences=differences(spec, plan, derived.numbers) if isinstance(plan, Plan) else (),
+        differences=differences(spec, plan, derived.numbers) if isinstance(plan, Plan) else None,
         expectation=expected,
         no_plan=None if isinstance(plan, Plan) else str(plan),
         sources=cited(derived, quotes, expected),
@@ -82,24 +81,16 @@ def named(
         yield expected.source
 
 
-def summary(derived: DerivationResult, plan: Plan | SpecError) -> str:
-    """The whole explanation in one line."""
+def summary(derived: DerivationResult, plan: Plan | SpecError) -> ExplanationSummary:
+    """The whole explanation in a few figures."""
     numbers = derived.numbers
-    parts = [f"{lasting(numbers['days'])} at {assumed(numbers['mfu'])}"]
-    if "mixed_least" in numbers:
-        parts.append(f"FSDP + tensor {bound_by(mixed_times(numbers, 'mixed_least_eff'))}")
-    if isinstance(plan, Plan):
-        parts.append(f"planned {likely(plan.forecast.days)}")
-    else:
-        parts.append("no realizable plan")
-    return f"Answer: {', '.join(parts)}."
-
-
-def likely(days: Estimate) -> str:
-    """The 80 % interval; without one, the least it can be."""
-    if days.low is None or days.high is None:
-        return f"at least {lasting(days.lower)}"
-    return span(lasting(days.low), lasting(days.high))
+    mixed = mixed_times(numbers, "mixed_least_eff") if "mixed_least_eff" in numbers else None
+    return ExplanationSummary(
+        days=numbers["days"],
+        mfu=numbers["mfu"],
+        mixed_times=mixed,
+        planned_days=plan.forecast.days if isinstance(plan, Plan) else None,
+    )
 
 
 # --- the expected step, part by part, with the runs behind each constant

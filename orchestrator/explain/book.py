@@ -4,12 +4,11 @@ Formulas are data. They use the symbols of `inputs` and of the formulas before t
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from orchestrator.explain.formula import Formula, Worksheet
 from orchestrator.explain.inputs import AxisCounts, power_of_two
-from orchestrator.explain.wording import bound_by
-from orchestrator.formatting import four_digits
-from orchestrator.types.explanation import DerivationSection, Verdict
+from orchestrator.types.explanation import DerivationSection, QuestionCode, Verdict
 
 TOKENS = "tokens a chip"
 TIME = (
@@ -64,14 +63,10 @@ def memory(sheet: Worksheet) -> DerivationSection:
 
 def fits(sheet: Worksheet) -> Verdict:
     """Whether a pod holds its share, counted either way."""
-    holds = sheet["few_6F"] <= sheet["n"]
-    least, most = (f"{sheet[symbol]:,.0f}" for symbol in ("few", "few_6F"))
     return Verdict(
-        question="Does a pod hold it?",
-        holds=holds,
-        answer=f"{'yes' if holds else 'no'}: it takes {least} chips by [B, D] and {most} by 6F, of"
-        f" {sheet['n']:,.0f}; the outputs of two of the three big matmuls are [B, F], so counting"
-        " [B, D] alone is too little",
+        question="pod_holds_it",
+        holds=sheet["few_6F"] <= sheet["n"],
+        figures={"by_d": sheet["few"], "by_6f": sheet["few_6F"], "chips": sheet["n"]},
     )
 
 
@@ -84,14 +79,8 @@ def whole_sequences(sheet: Worksheet) -> DerivationSection:
 
 
 def a_sequence_for_every_chip(sheet: Worksheet) -> Verdict:
-    holds = sheet["idle"] == 0
-    answer = (
-        f"yes, {four_digits(sheet['sequences'] / sheet['chips'])} a chip"
-        if holds
-        else f"no: {sheet['sequences']:,.0f} sequences leave {sheet['idle']:,.0f} of"
-        f" {sheet['chips']:,.0f} chips idle"
-    )
-    return Verdict(question="Is there a sequence for every chip?", holds=holds, answer=answer)
+    figures = {symbol: sheet[symbol] for symbol in ("sequences", "chips", "idle")}
+    return Verdict(question="sequence_for_every_chip", holds=sheet["idle"] == 0, figures=figures)
 
 
 def fsdp(sheet: Worksheet, axis_bytes_per_s: str, bytes_of_element: int) -> DerivationSection:
@@ -103,18 +92,19 @@ def fsdp(sheet: Worksheet, axis_bytes_per_s: str, bytes_of_element: int) -> Deri
         Formula(TOKENS, "tokens", "B_pod / n", TOKENS),
         Formula("it takes", "fsdp_least", "alpha / M", TOKENS),
     )
-    verdict = compute_bound("Is pure FSDP compute-bound?", "fsdp_least")
+    verdict = compute_bound("fsdp_bound", "fsdp_least")
     return sheet.section("FSDP over batch and sequence, on every axis", formulas, verdict)
 
 
-def compute_bound(question: str, least: str) -> Callable[[Worksheet], Verdict]:
-    """Tokens a chip against the least that are compute-bound."""
+def compute_bound(
+    question: QuestionCode, least: str, tokens: str = "tokens"
+) -> Callable[[Worksheet], Verdict]:
+    """Tokens against the least that are compute-bound."""
 
     def verdict(sheet: Worksheet) -> Verdict:
-        times = sheet["tokens"] / sheet[least]
-        tokens, takes = four_digits(sheet["tokens"]), four_digits(sheet[least])
-        answer = f"{bound_by(times)}: {tokens} tokens a chip, it takes {takes}"
-        return Verdict(question=question, holds=times > 1, answer=answer)
+        times = sheet[tokens] / sheet[least]
+        figures = {"times": times, "tokens": sheet[tokens], "least": sheet[least]}
+        return Verdict(question=question, holds=times > 1, figures=figures)
 
     return verdict
 
@@ -131,13 +121,8 @@ def tensor(sheet: Worksheet, axes: AxisCounts) -> DerivationSection:
 
 def tensor_reach(sheet: Worksheet) -> Verdict:
     ways = sheet["Y_most"]
-    answer = (
-        f"below {four_digits(ways)} ways, whatever the batch:"
-        f" {power_of_two(ways)} as a power of two"
-        if ways >= 2
-        else f"not at all: it takes fewer than {four_digits(ways)} ways"
-    )
-    return Verdict(question="How far does tensor go?", holds=ways >= 2, answer=answer)
+    figures = {"below": ways, "power_of_two": power_of_two(ways) if ways >= 2 else 1}
+    return Verdict(question="tensor_reach", holds=ways >= 2, figures=figures)
 
 
 def mixed(sheet: Worksheet, axes: AxisCounts, head: str) -> DerivationSection:
@@ -159,36 +144,36 @@ def mixed(sheet: Worksheet, axes: AxisCounts, head: str) -> DerivationSection:
 
 
 def mixed_by_the_book(sheet: Worksheet) -> Verdict:
-    return mixed_bound(
-        sheet, "Is FSDP + tensor compute-bound, simplified as in the book?", "mixed_least"
-    )
+    return mixed_bound(sheet, "mixed_bound", "mixed_least")
 
 
 def mixed_by_all_matmuls(sheet: Worksheet) -> Verdict:
-    """The same for every matmul; it says so if that overturns the answer."""
-    verdict = mixed_bound(sheet, "And with every matmul of a layer?", "mixed_least_eff")
-    if verdict.holds == mixed_by_the_book(sheet).holds:
-        return verdict
-    answer = f"{verdict.answer}: the answer flips"
-    return Verdict(question=verdict.question, holds=verdict.holds, answer=answer)
+    """The same for every matmul; `flips` says whether that overturns the answer."""
+    verdict = mixed_bound(sheet, "mixed_bound_by_all_matmuls", "mixed_least_eff")
+    flips = verdict.holds != mixed_by_the_book(sheet).holds
+    return replace(verdict, figures={**verdict.figures, "flips": flips})
 
 
-def mixed_bound(sheet: Worksheet, question: str, least: str) -> Verdict:
-    if sheet["X_opt"] <= sheet["n"]:
-        return compute_bound(question, least)(sheet)
-    pure = compute_bound(question, "fsdp_least")(sheet)
-    answer = f"tensor does not pay, as X_opt exceeds the chips; pure FSDP is {pure.answer}"
-    return Verdict(question=question, holds=pure.holds, answer=answer)
+def mixed_bound(sheet: Worksheet, question: QuestionCode, least: str) -> Verdict:
+    """`tensor_pays` says whether the best split has tensor ways."""
+    verdict = compute_bound(question, deciding(sheet.numbers, least))(sheet)
+    pays = tensor_pays(sheet.numbers)
+    return replace(verdict, figures={**verdict.figures, "tensor_pays": pays})
 
 
 def mixed_times(numbers: Mapping[str, float], least: str) -> float:
-    """Tokens a chip over the least that are compute-bound.
+    """Tokens a chip over the least that are compute-bound."""
+    return numbers["tokens"] / numbers[deciding(numbers, least)]
 
-    If the best X exceeds the chips, tensor does not pay, and pure FSDP decides.
-    """
-    if numbers["X_opt"] > numbers["n"]:
-        least = "fsdp_least"
-    return numbers["tokens"] / numbers[least]
+
+def deciding(numbers: Mapping[str, float], least: str) -> str:
+    """The bound that decides: where tensor does not pay, that of pure FSDP."""
+    return least if tensor_pays(numbers) else "fsdp_least"
+
+
+def tensor_pays(numbers: Mapping[str, float]) -> bool:
+    """Whether the best FSDP ways leave chips for tensor."""
+    return numbers["X_opt"] <= numbers["n"]
 
 
 def one_mlp(sheet: Worksheet, axes: AxisCounts) -> DerivationSection:
@@ -208,7 +193,7 @@ def one_mlp(sheet: Worksheet, axes: AxisCounts) -> DerivationSection:
 
 def mlp_bound(sheet: Worksheet) -> Verdict:
     times = sheet["T_math"] / sheet["T_comms"]
-    return Verdict(question="And at these powers of two?", holds=times > 1, answer=bound_by(times))
+    return Verdict(question="mlp_bound", holds=times > 1, figures={"times": times})
 
 
 def mlp_bytes(sheet: Worksheet) -> DerivationSection:
@@ -220,14 +205,5 @@ def mlp_bytes(sheet: Worksheet) -> DerivationSection:
 
 def between_pods(sheet: Worksheet) -> DerivationSection:
     """Data parallelism over DCN: every chip of a pod brings its own share of the network."""
-    return sheet.section("Between pods", BETWEEN_PODS, dcn_bound)
-
-
-def dcn_bound(sheet: Worksheet) -> Verdict:
-    times = sheet["B_pod"] / sheet["dcn_least"]
-    tokens, takes = four_digits(sheet["B_pod"]), four_digits(sheet["dcn_least"])
-    return Verdict(
-        question="Is data parallelism over DCN compute-bound?",
-        holds=times > 1,
-        answer=f"{bound_by(times)}: {tokens} tokens a pod, it takes {takes}",
-    )
+    verdict = compute_bound("dcn_bound", "dcn_least", tokens="B_pod")
+    return sheet.section("Between pods", BETWEEN_PODS, verdict)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from orchestrator.explain.formula import Formula
-from orchestrator.network.description import Block, Mixture, Network, Sublayer, Weight
+from orchestrator.network.description import Block, Network, Sublayer, Weight
 
 # Logical axis → the book's letter, in the order in which a product names them.
 LETTERS = {
@@ -42,7 +42,7 @@ def parameter_formulas(network: Network) -> list[Formula]:
     norms = f"{blocks} + {elements(network.norm.weights)}"
     active = "P_ffw"
     experts, used = list[Formula](), list[Formula]()
-    if is_mixture(network):
+    if network.mixture_layers:
         active = "P_act"
         multiplied = in_all_layers(network, lambda block: active_matrices(block.mlp))
         experts = [Formula("FFW of one token", active, multiplied, unit)]
@@ -69,14 +69,10 @@ def is_of_experts(weight: Weight) -> bool:
     return weight.dimensions[0].axis == "experts"
 
 
-def is_mixture(network: Network) -> bool:
-    return any(isinstance(block.mlp, Mixture) for block in network.blocks)
-
-
 def flop_formulas(network: Network) -> list[Formula]:
     """The book's rule of thumb, and the definition that MFU uses here."""
     attention = in_all_layers(network, attention_flops)
-    used = "P_used" if is_mixture(network) else "P"
+    used = "P_used" if network.mixture_layers else "P"
     windows = any(block.attention.scores.window for block in network.blocks)
     return [
         *([Formula("positions in a window", "S_loc", "min(S, S_win)", "tokens")] * windows),

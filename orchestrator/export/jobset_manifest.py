@@ -2,16 +2,9 @@
 
 from typing import Any
 
+from orchestrator.export import spec_volume
 from orchestrator.export.object_names import label, metadata
-from orchestrator.export.ray_manifests import SPEC_FILE, SPEC_FOLDER, spec_map
-from orchestrator.export.slice_pods import (
-    SLICE_PORT,
-    Manifest,
-    chipless_pod,
-    host_pod,
-    slice_hosts,
-    storage,
-)
+from orchestrator.export.slice_pods import SLICE_PORT, Manifest, chipless_pod, host_pod, storage
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 
@@ -31,7 +24,7 @@ def job_set(spec: Spec, plan: Plan, spec_text: str) -> list[Manifest]:
     name = label(spec.name, LONGEST)
     driver = _driver(spec, name)
     return [
-        spec_map(spec, name, spec_text),
+        spec_volume.config_map(spec, name, spec_text),
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
@@ -55,7 +48,7 @@ def meeting(spec: Spec, name: str) -> str:
 
 def _slices(spec: Spec, plan: Plan, name: str) -> Manifest:
     """A job for each slice, each on a node pool of its own."""
-    size = slice_hosts(plan)
+    size = plan.hosts_per_slice
     pod = host_pod(
         spec,
         plan,
@@ -66,7 +59,7 @@ def _slices(spec: Spec, plan: Plan, name: str) -> Manifest:
             *("--slice", "slice-$(SLICE_INDEX)"),
             *("--host", "$(JOB_COMPLETION_INDEX)"),
             *("--hosts", str(size)),
-            *("--kind", f"{plan.chip} {plan.topology}"),
+            *("--kind", plan.slice_kind),
         ],
         ports=[SLICE_PORT],
     )
@@ -80,7 +73,7 @@ def _driver(spec: Spec, name: str) -> Manifest:
     """A pod without chips that submits the spec; if it comes again, it resumes the run."""
     folder, runs = meeting(spec, name), storage(spec)
     submit = (
-        f"orch submit {SPEC_FOLDER}/{SPEC_FILE} --set run.storage={runs}"
+        f"orch submit {spec_volume.PATH} --set run.storage={runs}"
         f" --set cluster.backend=hosts --code installed --no-prove --key {name}"
     )
     resume = f"orch resume {name} --storage {runs}"
@@ -92,8 +85,7 @@ def _driver(spec: Spec, name: str) -> Manifest:
         DRIVER_GIGABYTES,
         command=["sh", "-c"],
         args=[f"mkdir -p {folder}; with='--address {folder} --yes'; {known}"],
-        volumeMounts=[{"name": "spec", "mountPath": SPEC_FOLDER}],
-        volumes=[{"name": "spec", "configMap": {"name": f"{name}-spec"}}],
+        **spec_volume.mounted(name),
     )
 
 

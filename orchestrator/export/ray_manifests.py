@@ -1,15 +1,11 @@
 """A plan as KubeRay's objects: a RayCluster of its slices, and a RayJob that also runs the spec."""
 
+from typing import Any
+
 from orchestrator.catalog import chip_of
+from orchestrator.export import spec_volume
 from orchestrator.export.object_names import label, metadata
-from orchestrator.export.slice_pods import (
-    SLICE_PORT,
-    Manifest,
-    chipless_pod,
-    host_pod,
-    slice_hosts,
-    storage,
-)
+from orchestrator.export.slice_pods import SLICE_PORT, Manifest, chipless_pod, host_pod, storage
 from orchestrator.extras import pinned
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
@@ -19,7 +15,6 @@ LONGEST_CLUSTER, LONGEST_JOB = 53, 47
 HEAD_CPUS, HEAD_GIGABYTES = 8, 32
 PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001}
 DASHBOARD = f"http://127.0.0.1:{PORTS['dashboard']}"
-SPEC_FOLDER, SPEC_FILE = "/etc/orch", "spec.yaml"
 
 
 def ray_cluster(spec: Spec, plan: Plan) -> list[Manifest]:
@@ -38,9 +33,9 @@ def ray_job(spec: Spec, plan: Plan, spec_text: str) -> list[Manifest]:
     """A cluster that exists for one run: the spec in a ConfigMap, and the job that submits it."""
     name = label(spec.name, LONGEST_JOB)
     cluster = _cluster(spec, plan)
-    cluster["headGroupSpec"]["template"]["spec"] = _head(spec, f"{name}-spec")
+    cluster["headGroupSpec"]["template"]["spec"] = _head(spec, **spec_volume.mounted(name))
     return [
-        spec_map(spec, name, spec_text),
+        spec_volume.config_map(spec, name, spec_text),
         {
             "apiVersion": "ray.io/v1",
             "kind": "RayJob",
@@ -55,20 +50,10 @@ def ray_job(spec: Spec, plan: Plan, spec_text: str) -> list[Manifest]:
     ]
 
 
-def spec_map(spec: Spec, name: str, spec_text: str) -> Manifest:
-    """The ConfigMap with a spec; a pod mounts it at SPEC_FOLDER."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(spec, f"{name}-spec", queued=False),
-        "data": {SPEC_FILE: spec_text},
-    }
-
-
 def _submit(spec: Spec, name: str) -> str:
     """The command of the job. Its key makes a second start of the job follow the same run."""
     return (
-        f"orch submit {SPEC_FOLDER}/{SPEC_FILE} --set run.storage={storage(spec)}"
+        f"orch submit {spec_volume.PATH} --set run.storage={storage(spec)}"
         f" --address {DASHBOARD} --key {name} --code installed --no-prove --yes"
     )
 
@@ -85,15 +70,10 @@ def _cluster(spec: Spec, plan: Plan) -> Manifest:
     }
 
 
-def _head(spec: Spec, spec_map: str | None = None) -> Manifest:
-    """The pod of the head, with the ConfigMap of a spec if it has one."""
-    container: Manifest = {
-        "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()]
-    }
-    if spec_map:
-        container["volumeMounts"] = [{"name": "spec", "mountPath": SPEC_FOLDER}]
-        container["volumes"] = [{"name": "spec", "configMap": {"name": spec_map}}]
-    return chipless_pod(spec, "ray-head", HEAD_CPUS, HEAD_GIGABYTES, **container)
+def _head(spec: Spec, **container: Any) -> Manifest:
+    """The pod of the head. `container` adds to what its one container says."""
+    ports = [{"name": name, "containerPort": port} for name, port in PORTS.items()]
+    return chipless_pod(spec, "ray-head", HEAD_CPUS, HEAD_GIGABYTES, ports=ports, **container)
 
 
 def _slices(spec: Spec, plan: Plan) -> Manifest:
@@ -104,7 +84,7 @@ def _slices(spec: Spec, plan: Plan) -> Manifest:
         "replicas": plan.pods,
         "minReplicas": pods.min,
         "maxReplicas": plan.pods,
-        "numOfHosts": slice_hosts(plan),
+        "numOfHosts": plan.hosts_per_slice,
         "rayStartParams": {},
         "template": {"spec": host_pod(spec, plan, "ray-worker", ports=[SLICE_PORT])},
     }

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from orchestrator.catalog import chip_of, topology
+from orchestrator.catalog import chip_of
 from orchestrator.catalog.chip import GkeNames
-from orchestrator.catalog.topologies import hosts
 from orchestrator.errors import SpecError
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
@@ -23,12 +22,6 @@ CPUS_PER_CHIP = 6
 SLICE_PORT = {"name": "mxla", "containerPort": 8081}  # where slices of one run meet
 
 
-def slice_hosts(plan: Plan) -> int:
-    """The number of hosts of one slice."""
-    chip = chip_of(plan)
-    return hosts(chip, topology(chip, plan.topology))
-
-
 def storage(spec: Spec) -> str:
     """The folder of the runs, in every pod."""
     path = PurePosixPath(spec.run.storage)
@@ -37,7 +30,7 @@ def storage(spec: Spec) -> str:
 
 def host_pod(spec: Spec, plan: Plan, name: str, **container: Any) -> Manifest:
     """The pod of a host with its chips. `container` adds to what its one container says."""
-    chips = _chips_per_host(plan)
+    chips = plan.chips_per_host
     resources = {
         "cpu": str(CPUS_PER_CHIP * chips),
         "memory": _memory(plan, chips),
@@ -82,11 +75,6 @@ def secrets(spec: Spec) -> list[Manifest]:
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}}
         for name in spec.run.secrets
     ]
-
-
-def _chips_per_host(plan: Plan) -> int:
-    chip = chip_of(plan)
-    return topology(chip, plan.topology).chips // slice_hosts(plan)
 
 
 def _memory(plan: Plan, chips: int) -> str:

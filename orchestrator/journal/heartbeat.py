@@ -22,9 +22,6 @@ from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types.run import ProcessIdentity, SavedCheckpoint
 
 MAX_ERROR_BYTES = 16_384
-# Ranks share a file system: together they write at most this many heartbeats per second.
-MAX_HEARTBEATS_PER_S = 400
-MIN_INTERVAL_S = 0.25
 # Processes need this long to start, compile and restore, however short the hang limit is.
 STARTUP_LIMIT_S = 600.0
 
@@ -52,11 +49,6 @@ class Heartbeat:
     def location(self) -> str:
         """Where to find the process of the rank."""
         return f"process {self.process.pid} on {self.process.host}, slice {self.slice_name}"
-
-
-def heartbeat_interval_s(ranks: int, hang_limit_s: float) -> float:
-    """The time between two heartbeats of each rank of an attempt."""
-    return min(max(MIN_INTERVAL_S, ranks / MAX_HEARTBEATS_PER_S), hang_limit_s / 4)
 
 
 def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
@@ -206,6 +198,13 @@ class HeartbeatMonitor:
     def has_error(self) -> bool:
         """Whether an error has ended any rank."""
         return any(one.heartbeat.error is not None for one in self.ranks.values())
+
+    def done_since_s(self, ranks: int) -> float | None:
+        """Since when so many ranks have ended, each without an error; None while one has not."""
+        ended = [one for one in self.ranks.values() if one.heartbeat.ended]
+        if len(ended) < ranks or self.has_error():
+            return None
+        return max(one.unchanged_since_s for one in ended)
 
     def silent_ranks(self, since_s: float) -> list[Heartbeat]:
         """The ranks that have not ended and have been silent since that time."""

@@ -64,7 +64,7 @@ class Journal:
     def status(self) -> Status:
         """The run with the forecast of its plan."""
         run = self.run()
-        forecast, problems = None, run.problems
+        forecast, problems = None, (*run.problems, *self.spec_problems())
         try:
             forecast = prediction_of(self.plan(run.plan_digest))
         except JournalUnreadable as error:
@@ -87,6 +87,14 @@ class Journal:
     def spec(self) -> Spec:
         """The spec; `JournalDamaged` when it is not what was submitted."""
         return self._original(self.paths.spec, Spec)
+
+    def spec_problems(self) -> tuple[str, ...]:
+        """What is wrong with the spec."""
+        try:
+            self.spec()
+        except JournalUnreadable as error:
+            return (first_line(str(error)),)
+        return ()
 
     def plan(self, digest: str) -> Plan:
         """The plan with that digest, of those that the run has used; `JournalDamaged` when it is

@@ -37,6 +37,14 @@ class LogLine:
     line: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogTail:
+    """A log, and the last lines of it or all."""
+
+    log: Log
+    lines: list[LogLine]
+
+
 def list_logs(path: Path, run: Run, *, attempt: int | None) -> list[Log]:
     """The logs of an attempt, by default the newest.
 

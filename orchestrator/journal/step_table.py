@@ -1,5 +1,6 @@
 """The steps of an attempt as columns of numbers: a million of them fit in 80 MB."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from orchestrator.journal import line_files, step_log
 from orchestrator.journal.run_paths import RunPaths
-from orchestrator.types.run import Attempt, Startup, TimedStep
+from orchestrator.types.run import Attempt, Startup, TimedStep, WrittenSteps
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -41,7 +42,7 @@ class _Line(msgspec.Struct, gc=False):
     step: _Step
 
 
-_LINES = msgspec.json.Decoder(list[_Line])
+_LINES = msgspec.json.Decoder(_Line)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +95,9 @@ INTEGERS = ("index", "tokens")
 
 def table_of(steps: Sequence[TimedStep]) -> StepTable:
     """The table of these steps."""
-    table = _Rows(len(steps))
-    table.add([_line_of(one) for one in steps])
-    return table.done()
+    rows = _Rows()
+    rows.add([_line_of(one) for one in steps])
+    return rows.done()
 
 
 def joined(tables: Iterable[StepTable]) -> StepTable:
@@ -121,26 +122,42 @@ def read_table(run: Path, attempt: Attempt) -> tuple[StepTable, list[str]]:
     Where all lines together are those that the attempt's end counted, none is checked by itself.
     """
     path = RunPaths(run).steps(attempt.number)
-    written = step_log.written_steps(run, attempt.number)
-    is_whole = attempt.written == written or step_log.begins_whole(run, attempt)
-    problems: list[str] = []
-    if attempt.written and not is_whole:
-        problems.append(f"{path.parent.name}/{path.name}: is not what its attempt wrote")
-    table = _Rows(written.lines)
+    rows, problems = _Rows(), list[str]()
+    written, end = attempt.written, 0
+    if written:
+        if _add_trusted(rows, path, written):
+            end = written.bytes
+        else:
+            rows = _Rows()
+            problems.append(f"{path.parent.name}/{path.name}: is not what its attempt wrote")
     with suppress(FileNotFoundError):
-        for text in line_files.whole_lines(path, size=written.bytes):
-            steps, faults = _decode(path, text, is_whole=attempt.written == written)
+        # A process that was still alive somewhere may have written more.
+        for text in line_files.whole_lines(path, end):
+            steps, faults = _checked(path, text)
             problems += faults[: max(0, step_log.MAX_PROBLEMS - len(problems))]
-            table.add(steps)
-    return table.done(), problems
+            rows.add(steps)
+    return rows.done(), problems
 
 
-def _decode(path: Path, text: bytes, *, is_whole: bool) -> tuple[list[_Line], list[str]]:
+def _add_trusted(rows: "_Rows", path: Path, written: WrittenSteps) -> bool:
+    """Add the steps that an attempt wrote; False where the file does not begin with them."""
+    summed = hashlib.sha256()
+    try:
+        for text in line_files.whole_lines(path, size=written.bytes):
+            summed.update(text)
+            rows.add(_LINES.decode_lines(text))
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return written.lines == 0 and not path.exists()
+    return summed.hexdigest() == written.sha256
+
+
+def _checked(path: Path, text: bytes) -> tuple[list[_Line], list[str]]:
     """The steps in some lines, and what is wrong with the others."""
-    if is_whole or all(map(step_log.has_checksum, text[:-1].split(b"\n"))):
+    lines = text[:-1].split(b"\n")
+    if all(map(step_log.has_checksum, lines)):
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            return _LINES.decode(b"[" + text[:-1].replace(b"\n", b",") + b"]"), []
-    steps, faults = step_log.decode(path, text[:-1].split(b"\n"))  # all but the damaged ones
+            return _LINES.decode_lines(text), []
+    steps, faults = step_log.decode(path, lines)  # all but the damaged ones
     return [_line_of(one) for one in steps], faults
 
 
@@ -150,27 +167,34 @@ def _line_of(timed: TimedStep) -> _Line:
 
 
 class _Rows:
-    """A table that is filled: its columns have room for all rows from the start."""
+    """A table that grows by some rows at a time."""
 
-    def __init__(self, rows: int) -> None:
-        self._columns: dict[str, NDArray[Any]] = {
-            name: np.empty(rows, np.int64 if name in INTEGERS else np.float64) for name in COLUMNS
-        }
+    def __init__(self) -> None:
+        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
         self._startups: dict[int, Startup] = {}
         self._rows = 0
 
     def add(self, lines: Sequence[_Line]) -> None:
         """Add steps after the others."""
-        rows = slice(self._rows, self._rows + len(lines))
-        self._columns["at_s"][rows] = [line.at_s for line in lines]
         steps = [line.step for line in lines]
+        self._parts["at_s"].append(np.array([line.at_s for line in lines], np.float64))
         for name in OF_STEPS:
-            self._columns[name][rows] = list(map(attrgetter(name), steps))
+            self._parts[name].append(_column(name, list(map(attrgetter(name), steps))))
         opening = enumerate(map(attrgetter("startup"), steps), self._rows)
         self._startups |= {row: startup for row, startup in opening if startup}
-        self._rows = rows.stop
+        self._rows += len(lines)
 
     def done(self) -> StepTable:
-        """The table of the rows that were added."""
-        columns = {name: column[: self._rows] for name, column in self._columns.items()}
+        """The table of the rows that were added. Each column takes the place of its parts."""
+        columns = {}
+        for name in COLUMNS:
+            empty = _column(name, [])
+            columns[name] = np.concatenate([empty, *self._parts.pop(name)])
         return StepTable(**columns, startups=self._startups)
+
+
+def _column(name: str, values: list[Any]) -> NDArray[Any]:
+    """Values of a column; those that are unknown are NaN."""
+    if values and values.count(None) == len(values):
+        return np.full(len(values), np.nan)
+    return np.array(values, np.int64 if name in INTEGERS else np.float64)

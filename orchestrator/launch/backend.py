@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
-from orchestrator.launch.preflight import Preflight
+from orchestrator.launch.preflight import Preflight, PreflightRequest
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import SavedCheckpoint
 
@@ -138,6 +138,16 @@ class RunNeeds:
     secrets: tuple[str, ...]
     marker: str
 
+    def preflight_request(self) -> PreflightRequest:
+        """The same as a question to a cluster."""
+        return PreflightRequest(
+            pods=self.plan.pods,
+            kind=self.plan.slice_kind,
+            versions=self.versions,
+            secrets=self.secrets,
+            file=self.marker,
+        )
+
 
 class LocalCluster(Protocol):
     """A cluster on this machine that runs one command."""
@@ -174,6 +184,14 @@ class ClusterClient(Protocol):
 
     def why(self, job: str) -> str:
         """Why a job did not succeed."""
+        ...
+
+    def live_jobs(self) -> Sequence[str]:
+        """The jobs that have not ended."""
+        ...
+
+    def end(self, job: str) -> None:
+        """End a job with all its processes: stopped ones too."""
         ...
 
 

@@ -16,15 +16,12 @@ SHOWN_HOSTS = 4
 class PreflightRequest:
     """What a run needs: slices, the submitter's versions, and on every host secrets and storage.
 
-    `pod_type` and `accelerator` are Ray's names of the slice and the chip, `secrets` are names of
-    environment variables, and `file` lies in the run's storage.
+    `kind` is the chip and the topology of its slices, `secrets` are names of environment variables,
+    and `file` lies in the run's storage.
     """
 
     pods: int
-    chip: str
-    topology: str
-    pod_type: str
-    accelerator: str
+    kind: str
     versions: Mapping[str, str]
     secrets: tuple[str, ...]
     file: str
@@ -45,7 +42,7 @@ class PreflightHost:
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightReport:
-    """What a cluster has for a run. `others` counts its other slices, by Ray's name of the kind."""
+    """What a cluster has for a run. `others` counts its other slices, by its name of their kind."""
 
     present: int
     free: int
@@ -73,8 +70,8 @@ class Preflight:
 
 def describe_slices(request: PreflightRequest, report: PreflightReport) -> str:
     """The slices by number: requested, present and free."""
-    kind = f"{request.chip} {request.topology}"
-    text = f"{request.pods} of {kind} requested, {report.present} present, {report.free} free"
+    counts = f"{request.pods} of {request.kind} requested, {report.present} present"
+    text = f"{counts}, {report.free} free"
     waits = report.free < request.pods <= report.present
     return f"{text}: the run waits for {request.pods - report.free} more" if waits else text
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,6 +157,18 @@ def start_driver(
 def job_name(run: Run, event: int) -> str:
     """What the job is called that drives a run from an event of its journal on."""
     return f"{run.run}-{run.id[:8]}-{event}"
+
+
+def end_earlier_jobs(jobs: ClusterClient, run: Run, claim: int) -> None:
+    """End the jobs of a run whose drivers had this claim, or one before it.
+
+    A process that is stopped does not see that its claim is superseded, and holds its slices. A job
+    that somebody else has just started goes on: it was started after that claim.
+    """
+    earlier = {job_name(run, event) for event in range(claim)}
+    with suppress(ClusterUnusable):  # then they end by themselves, if they are not stopped
+        for job in earlier.intersection(jobs.live_jobs()):
+            jobs.end(job)
 
 
 def _has_job(jobs: ClusterClient, job: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.errors import UnknownName
 from orchestrator.journal import Journal
-from orchestrator.journal.run_logs import Log, LogLine, LogReader, list_logs
+from orchestrator.journal.run_logs import Log, LogLine, LogReader, LogTail, list_logs
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.types.progress_events import RunUpdate
 from orchestrator.types.run import LIVE, Run
@@ -36,14 +36,6 @@ class LogSelection:
             return [log for log in every if log.rank == self.rank]
         ranks = [log for log in every if log.rank is not None]
         return ranks[:MOST_RANKS] + [log for log in every if log.rank is None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogTail:
-    """A log and the lines of it that were asked for."""
-
-    log: Log
-    lines: list[LogLine]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,14 @@ from orchestrator.types.submit_options import Proposal, SubmitOptions
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeRequest:
-    """A run that is to go on with a plan; `arguments` tell its driver so."""
+    """A run that is to go on with a plan; `arguments` tell its driver so.
+
+    `claim` is the newest one while nothing drove the run.
+    """
 
     journal: Journal
     before: Run
+    claim: int
     plan: Plan
     arguments: tuple[str, ...]
     options: SubmitOptions
@@ -35,14 +39,15 @@ def resume(
 ) -> Run:
     """Resume a run, on so many pods, and follow it; the run as it stands then."""
     check_made_by_user(journal)  # its cluster gets this user's secrets and token
+    state = journal.state()  # before the run: what is claimed in between is not lost
     before = journal.run()
     check_resumable(before, storage)
-    state = journal.state()  # before a cluster is started for what cannot go on
-    check_whole(journal, state)
+    check_whole(journal, state)  # before a cluster is started for what cannot go on
     check_checkpoints(journal, state)
     request = ResumeRequest(
         journal=journal,
         before=before,
+        claim=state.writer,
         plan=plan_of(journal, pods),
         arguments=("--resume", *(("--pods", str(pods)) if pods else ())),
         options=options,
@@ -94,7 +99,7 @@ def resume_on_cluster(request: ResumeRequest) -> Run:
     progress = caller.progress
     address = address_of(journal, options.address)
     caller.check_confirmable()
-    run, driver_before = request.before, journal.state().writer
+    run, driver_before = request.before, request.claim
     launch = cluster.ClusterLaunch(
         spec=journal.spec(),
         plan=request.plan,
@@ -107,6 +112,7 @@ def resume_on_cluster(request: ResumeRequest) -> Run:
     jobs, ready = cluster.check_cluster(launch, progress)
     progress(ready)
     caller.check_confirmed(Proposal(name=request.plan.name, runs=1, address=address))
+    cluster.end_earlier_jobs(jobs, run, request.claim)
     job = cluster.start_driver(launch, jobs, journal, progress, *request.arguments)
     if options.detach:
         return journal.run()

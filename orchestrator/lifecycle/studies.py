@@ -18,7 +18,7 @@ from orchestrator.lifecycle.study_runners import (
 from orchestrator.lifecycle.submit import check_no_rehearsal_options
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.planner import make_plan
-from orchestrator.spec.study import load_study
+from orchestrator.spec.load_study import load_study
 from orchestrator.study import forecast_study
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import (
@@ -33,6 +33,7 @@ from orchestrator.types.study import Study, StudyForecast
 from orchestrator.types.submit_options import SubmitOptions
 
 TASK = "planning"
+Outcome = Literal["succeeded", "failed", "infeasible", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class StudyResult:
     a cancelled run ended it. `study` is None where nothing was started.
     """
 
-    outcome: Literal["succeeded", "failed", "infeasible", "stopped"]
+    outcome: Outcome
     study: StudyJournal | None = None
 
 

@@ -69,14 +69,13 @@ class Recipe:
 def read_recipe(sources: Sequence[tuple[str, str]]) -> Recipe:
     """The recipe of texts, each with its name."""
     recipe = Recipe()
-    python = [source for source in sources if source[0].endswith(".py")]
-    for name, text in sources:
+    for name, text in sorted(sources, key=lambda source: source[0].endswith(".py")):
         if name.endswith((".yml", ".yaml")):
             _read_yaml(recipe, name, text)
-        elif (name, text) not in python:
+        elif name.endswith(".py"):  # the last ones, since the others name the benchmark
+            _read_benchmark(recipe, name, text)
+        else:
             _read_words(recipe, name, text)
-    for name, text in python:
-        _read_benchmark(recipe, name, text)
     if recipe.benchmark and not recipe.keys:
         raise RecipeProblems([f"benchmark {recipe.benchmark}: {BENCHMARKS_NEEDED}"])
     if not recipe.keys:

@@ -67,15 +67,13 @@ class UsedKeys:
     """The values of keys, what is wrong with them, and what else should be known."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._given = recipe.keys
+        name = recipe.get("model_name", "default")
+        self._given, self._model = recipe.keys, models().get(name, {})
         self._used: set[str] = set()
         self.problems: list[str] = []
         self.notes: list[str] = []
-        name = recipe.get("model_name", "default")
-        known = models()
-        if name not in known and name != "default":
-            self.refuse("model_name", f"is not known; known: {', '.join(known)}")
-        self._model = known.get(name, {})
+        if name not in (*models(), "default"):
+            self.refuse("model_name", f"is not known; known: {', '.join(models())}")
 
     def __getitem__(self, key: str) -> Any:
         """The value of a key, from the recipe, its model or the defaults; None without any."""
@@ -112,7 +110,7 @@ class UsedKeys:
     def refuse(self, key: str, why: str) -> None:
         """A value that no spec can say."""
         setting = self._given.get(key)
-        if setting is None and key in getattr(self, "_model", {}):
+        if setting is None and key in self._model:
             setting = Setting(self._model[key], f"model {self['model_name']}")
         written = f"{key}={setting.value}" if setting else key
         self.problems.append(f"{setting.place + ': ' if setting else ''}{written}: {why}")

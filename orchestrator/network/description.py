@@ -395,6 +395,11 @@ class Network:
         return sum(count for _, count in self.kinds)
 
     @property
+    def mixture_layers(self) -> int:
+        """Layers with experts."""
+        return sum(count for block, count in self.kinds if isinstance(block.mlp, Mixture))
+
+    @property
     def tables(self) -> tuple[Weight, ...]:
         """The vocabulary tables, each once."""
         return (self.embedding,) if self.head is self.embedding else (self.embedding, self.head)

@@ -11,18 +11,25 @@ from dataclasses import replace
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.errors import SpecError
+from orchestrator.goodput import nothing_fails
 from orchestrator.network.rematerialization import policy
 from orchestrator.plan import flops
 from orchestrator.plan.forecast import Terms, plain, plain_line, write_forecast
 from orchestrator.plan.host import transfers
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.plan_warnings import forecast_warnings, too_long, unknown_rates
+from orchestrator.plan.plan_warnings import (
+    forecast_warnings,
+    goodput_warnings,
+    too_long,
+    unknown_rates,
+)
 from orchestrator.plan.planner import plan_digest
 from orchestrator.plan.step_work import ATTENTION, FORWARD_AND_BACKWARD, pass_bytes
 from orchestrator.plan.time import device_peak
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile, Operation, Timing
+from orchestrator.types.goodput import GoodputInputs
 from orchestrator.types.plan import (
     Estimate,
     Forecast,
@@ -59,6 +66,7 @@ def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
         *calibrated.warnings,
         *too_long(calibrated),
         *unknown_rates(calibrated),
+        *(() if profile.emulated else goodput_warnings(calibrated)),
         *unsteady(profile, plan),
     )
     return replace(calibrated, digest=plan_digest(calibrated), warnings=warnings)
@@ -86,6 +94,7 @@ def write(
     lines: list[LedgerLine],
     lower_s: float,
     bound: tuple[str, float],
+    goodput: GoodputInputs,
     price: float | None = None,
     hidden_s: float = 0.0,
 ) -> Forecast:
@@ -105,7 +114,7 @@ def write(
     )
     return write_forecast(
         layout,
-        Terms(plan.tokens, plan.forecast.goodput, price),
+        Terms(plan.tokens, goodput, price),
         memory=plan.forecast.memory,
         time=time,
         step_s=step_s,
@@ -138,7 +147,10 @@ def emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         dollars_per_hour=None,
     )
     lower_s = plain(flops.model_flops_per_step(plan.model, plan.batch) / rate)
-    return write(plan, layout_of(plan, chip), step_lines(plan, profile), lower_s, (CORES, 0.0))
+    nothing = nothing_fails(plan.forecast.goodput.inputs)
+    return write(
+        plan, layout_of(plan, chip), step_lines(plan, profile), lower_s, (CORES, 0.0), nothing
+    )
 
 
 def step_lines(plan: Plan, profile: ChipProfile) -> list[LedgerLine]:
@@ -183,9 +195,11 @@ def chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         measured_line(line, plan, profile) if line.resource in OPERATIONS else line
         for line in (*was.time, between)
     ]
-    bound = was.bound, was.bound_by
+    bound, inputs = (was.bound, was.bound_by), was.goodput.inputs
     hidden_s = hidden_transfers_s(plan, profile, layout, lines[-1].value)
-    made = write(plan, layout, lines, was.step_s.lower, bound, was.dollars_per_chip_hour, hidden_s)
+    made = write(
+        plan, layout, lines, was.step_s.lower, bound, inputs, was.dollars_per_chip_hour, hidden_s
+    )
     return replace(made, hidden_s=was.hidden_s)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from orchestrator.network.description import Block, LatentAttention, Mixture, Stack, Weight
+from orchestrator.network.description import Block, LatentAttention, Stack, Weight
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
@@ -215,8 +215,8 @@ def expert_exchanges(layout: Layout) -> list[Exchange]:
     moe, axes = layout.model.moe, GROUPS["expert"]
     if moe is None:
         return []
-    mixtures = sum(isinstance(block.mlp, Mixture) * count for block, count in layout.network.kinds)
-    passes, ways = mixtures * layout.microbatches, layout.devices_along(axes)
+    passes = layout.network.mixture_layers * layout.microbatches
+    ways = layout.devices_along(axes)
     tokens = layout.tokens * layout.model.d_model * layout.compute_bytes
 
     def exchange(
@@ -246,10 +246,7 @@ def block_weights(layout: Layout, *, of_experts: bool) -> "Weights":
         for matmuls in part.parallel
         if is_of_experts(matmuls[0]) == of_experts
     ]
-    mixtures = sum(
-        layers for block, layers in layout.network.kinds if isinstance(block.mlp, Mixture)
-    )
-    layers = mixtures if of_experts else layout.network.layers
+    layers = layout.network.mixture_layers if of_experts else layout.network.layers
     return Weights(tuple(one[:2] for one in parts), layers * passes)
 
 

@@ -17,7 +17,7 @@ from orchestrator.plan import flops
 from orchestrator.plan.host import host_bytes, host_limit_bytes, transfers
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import peak_bytes, stream_bytes
-from orchestrator.plan.step_work import crosses
+from orchestrator.plan.step_work import crosses, hbm_rate
 from orchestrator.plan.time import activation_peak, activation_traffic_bytes, device_peak
 from orchestrator.plan.torus import Bools, Floats, Ints
 
@@ -75,7 +75,6 @@ def costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
     chip = layout.chip
     repeated_s = flops.blocks_recompute_flops(layout) / device_peak(layout)
     attention_s = flops.attention_recompute_flops(layout) / activation_peak(layout)
-    hbm_rate = chip.hbm_bytes_per_s.value / chip.devices
     ways = layout.devices_along(GROUPS["tensor"])
     scattered = layout.microbatches * layout.over_layers(
         lambda block: layout.repeats_output(block.attention)
@@ -88,7 +87,7 @@ def costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
     )
     return (
         repeated_s + attention_s,
-        activation_traffic_bytes(layout) / hbm_rate,
+        activation_traffic_bytes(layout) / hbm_rate(layout),
         scattered_s + transfers(layout).exposed_s(),
     )
 

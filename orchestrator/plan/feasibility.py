@@ -21,8 +21,8 @@ from orchestrator.network.mesh_axes import (
 )
 from orchestrator.network.mixture import EXPERTS
 from orchestrator.plan.torus import Bools, Ints, Torus, factor_rows
-from orchestrator.types.infeasible import ReasonCode
 from orchestrator.types.model import Model
+from orchestrator.types.refusal import ReasonCode
 from orchestrator.types.spec import Batch, MeshRequest
 
 Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints

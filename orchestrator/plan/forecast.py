@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog.efficiency import OTHER, REFERENCE
+from orchestrator.formatting import DAY_S, HOUR_S
+from orchestrator.goodput import Machines, State, goodput_forecast, goodput_inputs, over_share
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan import flops
 from orchestrator.plan.expected import expected_lines, expected_s
@@ -15,6 +18,7 @@ from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import phases
 from orchestrator.plan.step_work import step_work
 from orchestrator.plan.time import StepTime, device_peak, step_time, time_lines
+from orchestrator.types.goodput import GoodputInputs
 from orchestrator.types.plan import (
     Estimate,
     Extrapolation,
@@ -24,22 +28,21 @@ from orchestrator.types.plan import (
     MemoryPhase,
     SoftwareRuns,
 )
-from orchestrator.types.spec import Experiment, Resources
-
-DAY_S, HOUR_S = 86_400, 3_600
+from orchestrator.types.spec import Spec
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What days and dollars are for: all tokens, the goodput, and the price of a chip."""
+    """What days and dollars are for: all tokens, what the goodput follows from, a chip's price."""
 
     tokens: int
-    goodput: float
+    goodput: GoodputInputs
     dollars_per_chip_hour: float | None
 
 
-def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Forecast:
+def forecast(layout: Layout, spec: Spec) -> Forecast:
     """The forecast of one layout of plain numbers."""
+    resources = spec.resources
     lines = time_lines(layout)
     time = step_time(layout, lines)
     step_s = step_bounds(layout, lines, time)
@@ -48,7 +51,7 @@ def forecast(layout: Layout, experiment: Experiment, resources: Resources) -> Fo
     price = stated if stated is not None else listed.value if listed else None
     return write_forecast(
         layout,
-        Terms(experiment.tokens, resources.goodput, price),
+        Terms(spec.experiment.tokens, run_goodput(layout, spec), price),
         memory=tuple(plain_phase(phase) for phase in phases(layout)),
         time=tuple(plain_line(line) for line in lines if line.value > 0),
         step_s=step_s,
@@ -75,9 +78,10 @@ def write_forecast(
     peak_bytes, usable_bytes = max(p.bytes for p in memory), layout.chip.hbm_usable_bytes.value
     on_host_bytes, host = plain(host_bytes(layout)), layout.chip.host_bytes
     tokens = tokens_per_step(layout)
-    total_s = scale(step_s, terms.tokens / tokens / terms.goodput)
+    goodput = goodput_forecast(terms.goodput, typical(step_s), ceil(terms.tokens / tokens))
+    total_s = over_share(scale(step_s, terms.tokens / tokens), goodput)
     chips = int(layout.devices) // layout.chip.devices
-    chip_hours = scale(total_s, chips / HOUR_S)
+    chip_hours = scale(total_s, chips / HOUR_S * terms.goodput.rented)
     price = terms.dollars_per_chip_hour
     return Forecast(
         memory_bytes_per_device=peak_bytes,
@@ -97,7 +101,7 @@ def write_forecast(
         mfu=mfu(layout, step_s),
         mfu_6p=mfu_of(layout, step_s, flops.simple_flops_per_token(layout.model)),
         tokens_per_s=rates(step_s, tokens),
-        goodput=terms.goodput,
+        goodput=goodput,
         days=scale(total_s, 1 / DAY_S),
         chip_hours=chip_hours,
         dollars=scale(chip_hours, price) if price is not None else None,
@@ -106,6 +110,30 @@ def write_forecast(
         extrapolations=extrapolated,
         learned_from=learned_from(layout) if step_s.expected is not None else None,
     )
+
+
+def run_goodput(layout: Layout, spec: Spec) -> GoodputInputs:
+    """What the goodput of a run of this layout follows from."""
+    chip, resources = layout.chip, spec.resources
+    slice_ = catalog.topology(chip, resources.topology)
+    pods = resources.pods.max
+    machines = Machines(
+        chip=chip,
+        chips=pods * slice_.chips,
+        hosts=pods * catalog.hosts(chip, slice_),
+        resources=resources,
+    )
+    size = layout.parameter_bytes + layout.moment_bytes
+    state = State(
+        bytes=size * flops.parameters(layout.model),
+        bytes_per_chip=plain(size * layout.stored_parameter_elements) * chip.devices,
+    )
+    return goodput_inputs(machines, spec.run, state)
+
+
+def typical(step_s: Estimate) -> float:
+    """The seconds of a step by which saves are timed."""
+    return step_s.unoverlapped if step_s.expected is None else step_s.expected
 
 
 def tokens_per_step(layout: Layout) -> float:

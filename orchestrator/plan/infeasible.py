@@ -26,7 +26,7 @@ from orchestrator.plan.nearest_specs import all_meshes, nearest_specs, requested
 from orchestrator.plan.search import SearchRequest, SearchResult, multiple_of
 from orchestrator.plan.spec_changes import state_bytes
 from orchestrator.plan.torus import Ints
-from orchestrator.types.infeasible import Reason, ReasonCode, Refusal
+from orchestrator.types.refusal import Reason, ReasonCode, Refusal
 from orchestrator.types.spec import MeshRequest, Spec
 
 LACKING: tuple[ReasonCode, ...] = ("memory", "host_memory")

@@ -4,18 +4,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.formatting import (
-    GIB,
-    change_by,
-    dollars,
-    in_memory,
-    lasting,
-    percent,
-    seconds,
-)
+from orchestrator.formatting import GIB, change_by, dollars, in_memory, lasting, percent, seconds
 from orchestrator.network.rematerialization import summary_of
-from orchestrator.types.infeasible import Reason, ReasonCode, Refusal, Suggestion
-from orchestrator.types.plan import Estimate
+from orchestrator.types.refusal import Reason, ReasonCode, Refusal, Suggestion
 
 CENT = 0.01
 SENTENCES: dict[ReasonCode, str] = {
@@ -140,19 +131,14 @@ def effect_text(suggestion: Suggestion) -> str:
 def cost_text(suggestion: Suggestion) -> str:
     """The step, MFU, time and dollars that are expected, or the bound where nothing is."""
     parts = [
-        f"{seconds(likeliest(suggestion.step_s))} a step",
-        f"MFU {percent(likeliest(suggestion.mfu))}",
-        lasting(likeliest(suggestion.days)),
+        f"{seconds(suggestion.step_s.likeliest)} a step",
+        f"MFU {percent(suggestion.mfu.likeliest)}",
+        lasting(suggestion.days.likeliest),
     ]
     if suggestion.dollars is not None:
-        price = likeliest(suggestion.dollars)
+        price = suggestion.dollars.likeliest
         parts.append(dollars(price) if price >= CENT else "less than $0.01")
     return f"{', '.join(parts)} {'at best' if suggestion.step_s.expected is None else 'expected'}"
-
-
-def likeliest(estimate: Estimate) -> float:
-    """What is expected, or the bound where nothing is."""
-    return estimate.lower if estimate.expected is None else estimate.expected
 
 
 def sizes_text(sizes: Mapping[str, object]) -> str:

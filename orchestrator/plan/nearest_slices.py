@@ -10,9 +10,9 @@ from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.plan.feasibility import usable_axes
 from orchestrator.plan.spec_changes import CHIP, PODS, PRICE, TOPOLOGY, Change, Nearby
 from orchestrator.plan.torus import count_placements, make_torus
-from orchestrator.types.infeasible import Suggestion
 from orchestrator.types.model import Model
 from orchestrator.types.plan import Estimate
+from orchestrator.types.refusal import Suggestion
 
 MOST_TRIES = 12  # searches for one suggestion
 MOST_PLACEMENTS = 400_000  # of a slice that is tried: larger ones take seconds to search
@@ -87,10 +87,8 @@ def other_chips(near: Nearby) -> Iterator[Suggestion]:
 
 
 def cost(dollars: Estimate | None) -> float:
-    """What is expected, or the bound; a chip without a price comes last."""
-    if dollars is None:
-        return inf
-    return dollars.lower if dollars.expected is None else dollars.expected
+    """A chip without a price comes last."""
+    return inf if dollars is None else dollars.likeliest
 
 
 def about_as_many(chip: Chip, chips: int, model: Model) -> list[SliceChoice]:

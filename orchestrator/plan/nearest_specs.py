@@ -26,7 +26,7 @@ from orchestrator.plan.spec_changes import (
     changed,
 )
 from orchestrator.plan.torus import Ints, axis_sizes, divisors
-from orchestrator.types.infeasible import Suggestion
+from orchestrator.types.refusal import Suggestion
 from orchestrator.types.spec import MeshRequest, Spec
 
 ANY_REPLICAS = 2**62

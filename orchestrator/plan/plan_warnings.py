@@ -18,6 +18,10 @@ CRITICAL_SEQUENCES, CRITICAL_LENGTH, CRITICAL_EXPONENT = 22.91, 512, 0.47
 CRITICAL_OVERHEAD = 0.2
 CRITICAL_SOURCE = "zhang-critical-batch"
 MILLION = 1e6
+# Shares of all time: below MOSTLY a run hardly trains; more than BLOCKED, or a gain of more than
+# WORTH_CHANGING, is worth a change.
+MOSTLY, BLOCKED, WORTH_CHANGING = 0.5, 0.05, 0.01
+SHORT_S = 3600  # nobody minds what a shorter run loses
 # The largest published batch, DeepSeek-V3's 63M tokens in a run of 14.8T, is 2.3 times critical.
 LARGE_BATCH = 2.5
 
@@ -110,13 +114,52 @@ def critical_batch_tokens(tokens: int) -> float:
 
 def forecast_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
     """About the forecast: a plan with another forecast has other ones."""
-    return (*too_long(plan), *unknown_rates(plan), *extrapolations(plan))
+    general = *too_long(plan), *unknown_rates(plan), *goodput_warnings(plan)
+    return (*general, *extrapolations(plan))
+
+
+def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
+    """Failures cost much, or saves do; storage or host links cannot keep up with saves."""
+    goodput, save = plan.forecast.goodput, plan.forecast.goodput.inputs.save
+    run_s = plan.total_steps * goodput.every_s / goodput.every_steps
+    if goodput.stated or not plan.ledger_describes_trainer or run_s < SHORT_S:
+        return
+    if not goodput.inputs.failures_known:
+        yield plan_warning("failures_unknown", chip=plan.chip)
+    if goodput.best < MOSTLY:
+        yield plan_warning(
+            "mostly_recovering",
+            goodput=goodput.best,
+            failures_per_day=goodput.inputs.failures_per_day.value,
+        )
+    if save.write_s.value > goodput.every_s:
+        yield plan_warning(
+            "storage_too_slow",
+            bytes=save.bytes,
+            every=goodput.every_steps,
+            needed_bytes_per_s=goodput.needed_bytes_per_s,
+            storage_bytes_per_s=save.storage_bytes_per_s.value,
+        )
+    if save.blocking_s.value > BLOCKED * goodput.every_s:
+        yield plan_warning(
+            "saves_block",
+            blocking_s=save.blocking_s.value,
+            every_s=goodput.every_s,
+            bytes=save.host_bytes_per_chip,
+        )
+    if goodput.best - goodput.expected > WORTH_CHANGING:
+        yield plan_warning(
+            "checkpoint_interval",
+            every=goodput.every_steps,
+            best_every=goodput.best_every_steps,
+            goodput=goodput.expected,
+            best_goodput=goodput.best,
+        )
 
 
 def too_long(plan: Plan) -> Iterator[PlanWarning]:
     """The run takes longer than anybody waits."""
-    days = plan.forecast.days
-    years = (days.lower if days.expected is None else days.expected) / DAYS_OF_YEAR
+    years = plan.forecast.days.likeliest / DAYS_OF_YEAR
     if years >= MANY_YEARS:
         yield plan_warning("many_years", years=years)
 

@@ -37,7 +37,7 @@ from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
 from orchestrator.types.spec import Experiment, Spec
 
-SCHEMA = 4
+SCHEMA = 5
 
 UNDIGESTED = {
     "digest", "name", "trainer", "ledger_describes_trainer", "run_steps", "overrides", "warnings",
@@ -103,7 +103,7 @@ def write_plan(
         groups=device_groups(request, choice, layout),
         gradient_reduction="per_layer" if per_layer(layout) else "at_end",
         chip_profile=None,
-        forecast=forecast(layout, experiment, spec.resources),
+        forecast=forecast(layout, spec),
         search=SearchSummary(
             enumerated=result.enumerated,
             realizable=result.realizable,

@@ -88,6 +88,7 @@ def rehearse(
             pods=Pods(min=min(spec.resources.pods.min, pods), max=pods),
             mesh=MeshRequest(**mesh, **shared),
             goodput=spec.resources.goodput,
+            failures=spec.resources.failures,
         ),
         run=replace(
             spec.run,

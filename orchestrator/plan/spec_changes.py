@@ -14,7 +14,7 @@ from orchestrator.plan.forecast import forecast
 from orchestrator.plan.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import Choice, SearchRequest, layout_of_choice, search, search_request
-from orchestrator.types.infeasible import Suggestion
+from orchestrator.types.refusal import Suggestion
 from orchestrator.types.spec import Experiment, MeshRequest, Pods, Spec
 
 Change = Mapping[str, int | float | str]  # dotted key → value
@@ -130,7 +130,7 @@ def suggested(
 ) -> Suggestion:
     """The best choice of the other spec, to which a change leads, in figures."""
     layout = layout_of_choice(request, choice)
-    predicted = forecast(layout, other.experiment, other.resources)
+    predicted = forecast(layout, other)
     return Suggestion(
         overrides=overrides(change),
         chip=request.chip.name,

@@ -159,6 +159,12 @@ def rated_line(
     )
 
 
+def matmul_line(layout: Layout, name: str, formula: str, count: Number) -> LedgerLine:
+    """FLOPs of matmuls over the peak of the compute type."""
+    rate = peak(layout.chip, layout.precision.compute)
+    return rated_line(layout, "matmul", name, formula, "mxu", count, rate)
+
+
 def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
     """Payload over the rate of the group's links."""
     moved = exchange.moved_bytes

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
+from jaxlib import _hlo  # type: ignore[attr-defined]  # its stub is missing
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
@@ -108,7 +109,7 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
     executable = lowered.compile(compiler_options=settings or None)
     compile_s = clock() - began
     send({"stage": "reading"})
-    text = executable.as_text() or ""
+    text = text_of(executable)
     if request.text_path:
         Path(request.text_path).write_text(text, encoding="utf-8")
     mesh = mesh or _mesh_of_inputs(executable) or mesh_of(plan, topology.devices)
@@ -129,6 +130,18 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
     )
 
 
+def text_of(executable: jax.stages.Compiled) -> str:
+    """The program's text with the numbers of its constants, which `as_text` leaves out.
+
+    jax has no public name for the options of printing.
+    """
+    options = _hlo.HloPrintOptions()
+    options.print_large_constants = True
+    compiled = executable.runtime_executable()
+    assert compiled is not None
+    return "\n\n".join(module.to_string(options) for module in compiled.hlo_modules())
+
+
 def _mesh_of_inputs(executable: jax.stages.Compiled) -> Mesh | None:
     """The mesh that a program's arguments lie on, if they name one."""
     shardings = jax.tree.leaves(executable.input_shardings)
@@ -139,7 +152,7 @@ def _mesh_of_inputs(executable: jax.stages.Compiled) -> Mesh | None:
 def _mesh(plan: Plan, devices: list[jax.Device]) -> DeviceMesh:
     """The mesh of one slice. The compiled program numbers devices as its own mesh does."""
     planned = {device: place for place, device in enumerate(mesh_of(plan, devices).devices.flat)}
-    in_slice = plan.devices // plan.pods
+    in_slice = plan.devices_per_slice
     places = tuple(planned[device] % in_slice for device in devices[:in_slice])
     axes = {axis.name: axis.size for axis in plan.axes if axis.link == "ici"}
     return DeviceMesh(axes, None if places == tuple(range(in_slice)) else places)
@@ -149,7 +162,7 @@ def _pricing(plan: Plan, devices: list[jax.Device], rates: ScheduleRates | None)
     """The rates, with torus coordinates of the devices of one slice as the program numbers them."""
     if rates is None:
         return None
-    in_slice = devices[: plan.devices // plan.pods]
+    in_slice = devices[: plan.devices_per_slice]
     return Pricing(rates, tuple(_coordinates(device, rates.torus) for device in in_slice))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator import catalog
+from orchestrator.device_settings import without_device_settings
 from orchestrator.errors import ProofUnavailable
 from orchestrator.types.plan import Plan
 
@@ -15,8 +16,6 @@ SETTINGS = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
-# Settings of a person's shell for real runs, which would change what is compiled.
-IGNORED_PREFIXES = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
 
 
 def target(plan: Plan) -> tuple[str, dict[str, Any]]:
@@ -40,5 +39,4 @@ def target(plan: Plan) -> tuple[str, dict[str, Any]]:
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of the compile process."""
-    own = {key: text for key, text in inherited.items() if not key.startswith(IGNORED_PREFIXES)}
-    return own | SETTINGS
+    return without_device_settings(inherited) | SETTINGS

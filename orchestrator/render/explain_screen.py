@@ -5,6 +5,8 @@ from decimal import Decimal
 from math import exp
 
 from orchestrator.formatting import count, counted, four_digits, percent, seconds, span, with_unit
+from orchestrator.render.explain_text import QUESTIONS, answer_text, summary_text
+from orchestrator.render.plan_differences_text import DifferenceText, difference_texts
 from orchestrator.render.screen_parts import (
     NO_BREAK,
     Command,
@@ -21,7 +23,6 @@ from orchestrator.types.explanation import (
     ComputedValue,
     Derivation,
     DerivationSection,
-    Difference,
     ExpectedPart,
     ExpectedStep,
     Explanation,
@@ -49,7 +50,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
         realized(sheet),
         expected(sheet.expectation) if sheet.expectation else [],
         sources(sheet.sources),
-        [text("", sheet.summary), *next_step(next_command)],
+        [text("", summary_text(sheet.summary)), *next_step(next_command)],
     )
 
 
@@ -83,8 +84,9 @@ def section(entry: DerivationSection) -> list[Part]:
     for line in entry.lines:
         parts += derivation(line)
     for verdict in entry.verdicts:
-        answer = verdict.answer
-        parts.append(text("  -> ", f"{verdict.question} {answer[0].upper()}{answer[1:]}."))
+        answer = answer_text(verdict)
+        question = QUESTIONS[verdict.question]
+        parts.append(text("  -> ", f"{question} {answer[0].upper()}{answer[1:]}."))
     return parts
 
 
@@ -140,17 +142,17 @@ def realized(sheet: Explanation) -> list[Part]:
     if sheet.no_plan is not None:
         return [*sheet.no_plan.splitlines()]
     parts: list[Part] = ["Where the realizable plan differs"]
-    for difference in sheet.differences:
-        parts += compared(difference)
+    for words in difference_texts(sheet.differences) if sheet.differences else ():
+        parts += compared(words)
     return parts
 
 
-def compared(difference: Difference) -> list[Part]:
+def compared(words: DifferenceText) -> list[Part]:
     return [
-        Command(text=f"  {difference.about}"),
-        labelled("by hand", difference.derived),
-        labelled("plan", difference.planned),
-        labelled("why", difference.why),
+        Command(text=f"  {words.about}"),
+        labelled("by hand", words.derived),
+        labelled("plan", words.planned),
+        labelled("why", words.why),
     ]
 
 

@@ -14,7 +14,7 @@ from orchestrator.formatting import (
     signed_points,
     to_digits,
 )
-from orchestrator.plan.plan_diff import SUM
+from orchestrator.plan.diff_plans import SUM
 from orchestrator.render.resource_names import resource_name
 from orchestrator.render.screen_parts import (
     Part,
@@ -38,6 +38,7 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("tokens/s", "tokens_per_s", scaled),
     ("all tokens", "days", lasting),
     ("cost", "dollars", dollars),
+    ("goodput", "goodput", percent),
 )
 ESTIMATES = ("lower", "expected", "unoverlapped")
 
@@ -156,7 +157,7 @@ def figures(diff: PlanDiff) -> list[Part]:
             values = figure(diff, f"{key}.{estimate}")
             if any(values):
                 changed = change(*values)
-                if key == "mfu":
+                if show is percent:
                     changed = signed_points(values[1] - values[0])
                 label = f"{name}, {TOTALS.get(estimate, estimate)}"
                 rows.append((label, *shown(values, show), changed))

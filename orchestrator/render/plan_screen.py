@@ -19,6 +19,8 @@ from orchestrator.formatting import (
 from orchestrator.network.mesh_axes import in_use
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.plan.forecast import scale
+from orchestrator.plan.plan_warnings import LEDGER_TRAINER
+from orchestrator.render.goodput_part import goodput_part
 from orchestrator.render.resource_names import resource_name
 from orchestrator.render.screen_parts import (
     Part,
@@ -42,11 +44,13 @@ from orchestrator.types.plan import (
     Plan,
     PlannedBatch,
     SearchSummary,
+    WarningCode,
 )
 
 SMALL_LINE = 0.009  # of the unoverlapped step: smaller lines are shown as one
 SMALL_PART = 0.02  # of the expected step: smaller parts are left to `orch explain`
 INTERVAL = "80 % interval"
+SAID_FIRST: tuple[WarningCode, ...] = ("other_trainer",)  # no figure below is about that program
 REDUCTIONS = {"per_layer": "layer by layer", "at_end": "at the end"}
 ALIKE_RULE = (
     "+n: other meshes with this tensor, remat and microbatches, slower by less than the forecast"
@@ -65,14 +69,20 @@ def plan_screen(
 
     `compiled` is the summary of an earlier proof of this plan.
     """
+    first = [one for one in plan.warnings if one.code in SAID_FIRST]
+    others = [one for one in plan.warnings if one.code not in SAID_FIRST]
     return screen(
-        [Title(left=headline(plan), right=f"plan {short(plan.digest)}")],
+        [
+            Title(left=headline(plan), right=f"plan {short(plan.digest)}"),
+            *(warning(text) for text in warning_texts(first)),
+        ],
         indent(decisions(plan)),
         [*memory(plan), *([f"    {compiled}"] if compiled else [])],
         time(plan),
+        goodput_part(plan),
         indent(figures(plan)),
         runners_up_table([plan, *runners_up]) if runners_up else [],
-        [warning(text) for text in warning_texts(plan.warnings)],
+        [warning(text) for text in warning_texts(others)],
         [verdict(plan), *next_step(next_command)],
     )
 
@@ -157,7 +167,7 @@ def memory(plan: Plan) -> list[Part]:
     rows.append((f"peak: {largest.name}", "", in_memory(largest.bytes), usable))
     others = f"next phase: {second.name} {in_memory(second.bytes)}"
     parts: list[Part] = [Table(rows=rows, columns="<<><"), others]
-    return section("memory per device", [*parts, *on_host(forecast)])
+    return section(f"memory per device{of_trainer(plan)}", [*parts, *on_host(forecast)])
 
 
 def on_host(forecast: Forecast) -> list[Part]:
@@ -194,7 +204,13 @@ def time(plan: Plan) -> list[Part]:
         interval = f"{INTERVAL} {likely(step_s, seconds)}"
         rows.append(("expected", "", interval, seconds(step_s.expected), ""))
     table = Table(rows=rows, columns="<<<><")
-    return section("time per step", [table, bottleneck(plan), *expected_parts(plan)])
+    title = f"time per step{of_trainer(plan)}"
+    return section(title, [table, bottleneck(plan), *expected_parts(plan)])
+
+
+def of_trainer(plan: Plan) -> str:
+    """Return whose program a ledger describes, where it is not the plan's."""
+    return "" if plan.ledger_describes_trainer else f", of trainer {LEDGER_TRAINER}"
 
 
 def time_row(plan: Plan, line: LedgerLine) -> tuple[str, ...]:
@@ -263,8 +279,7 @@ def figures(plan: Plan) -> list[Part]:
     known = forecast.step_s.expected is not None
     head = ("", "lower bound", "expected", INTERVAL, "unoverlapped") if known else ("", "at best")
     table = Table(rows=[head, *rows], columns="<" + ">" * (len(head) - 1))
-    goodput = [f"at a goodput of {percent(forecast.goodput)}"] if forecast.goodput != 1 else []
-    return [table, *goodput, *shorter_run(plan)]
+    return [table, *shorter_run(plan)]
 
 
 def shorter_run(plan: Plan) -> list[Part]:

@@ -1,6 +1,8 @@
 """Show a proof on one screen, next to the forecast that it checks."""
 
 import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from orchestrator.formatting import GIB, ago, count, in_memory, percent, with_unit
 from orchestrator.network.rematerialization import text_of
@@ -31,6 +33,9 @@ from orchestrator.types.proof import (
     PlanChange,
     Proof,
 )
+
+if TYPE_CHECKING:  # a plan with a known proof needs no compiler's modules
+    from orchestrator.prove.verdict import ProofResult
 
 LARGEST = 5  # buffers that are shown
 SMALL = 1e-3  # of the largest collective on a link: smaller ones are left to --json
@@ -249,6 +254,16 @@ def agreement(proof: Proof) -> str:
     if proof.agrees is None:
         return f"no forecast describes trainer {proof.trainer}"
     return "the forecast agrees" if proof.agrees else "the forecast does not agree"
+
+
+def proof_screens(
+    found: "ProofResult", others: "Sequence[ProofResult] | None", next_command: str
+) -> list[str]:
+    """Return a verdict; below it those on plans that recompute less, where they were asked for."""
+    shown = proof_screen(found.plan, found.proof, found.age_s, next_command)
+    if others is None:
+        return [shown]
+    return [shown, "\n", remat_screen(found.plan, [(one.plan, one.proof) for one in others])]
 
 
 def remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> Screen:

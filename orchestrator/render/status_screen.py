@@ -1,9 +1,9 @@
-"""Show one run: its state and attempts, its log lines, its cancellation and removal."""
+"""Show one run: its state, and each attempt at it."""
 
 from pathlib import Path
 
 from orchestrator.formatting import count, counted, elapsed, percent, seconds
-from orchestrator.journal.run_logs import Log, LogLine, list_logs
+from orchestrator.journal.run_logs import list_logs
 from orchestrator.journal.run_status import first_line, last_attempt_text
 from orchestrator.render.next_commands import run_command
 from orchestrator.render.runs_screen import mfu
@@ -12,7 +12,6 @@ from orchestrator.render.screen_parts import (
     Screen,
     Table,
     Title,
-    fit,
     indent,
     labelled,
     next_step,
@@ -21,8 +20,7 @@ from orchestrator.render.screen_parts import (
     warning,
 )
 from orchestrator.types.codec import short
-from orchestrator.types.run import LIVE, Attempt, ProcessIdentity, Run, Status
-from orchestrator.types.study import StudyStatus
+from orchestrator.types.run import LIVE, Attempt, Run, Status
 
 ERROR_WIDTH = 100
 
@@ -190,77 +188,6 @@ def verdict(status: Status) -> str:
     if status.state not in LIVE and (why := status.detail or last_attempt_text(status.attempts)):
         parts.append(first_line(why).rstrip("."))
     return f"{', '.join(parts)}."
-
-
-def cancelled_text(run: str, changes: list[tuple[Run, Run]], *, at_once: bool) -> str:
-    """Return what a request to cancel does, for each run before and after it."""
-    texts = [fit(cancel_text(before, after, at_once=at_once)) for before, after in changes]
-    return "\n".join(texts or [f"{run}: no run is active. Nothing to cancel."]) + "\n"
-
-
-def cancel_text(before: Run, after: Run, *, at_once: bool) -> str:
-    """Return what a request to cancel a run does."""
-    if before.ended_at_s is not None:
-        return f"{before.run}: already {before.state}. Nothing was requested."
-    text = f"{before.run}: stop requested" + (", at once." if at_once else ".")
-    if before.cancel_requested_at_s is not None:
-        ago = elapsed(before.read_at_s - before.cancel_requested_at_s)
-        text += f" A stop was requested {ago} ago already."
-    return f"{text}\n{cancel_effect(after, at_once=at_once)}"
-
-
-def cancel_effect(run: Run, *, at_once: bool) -> str:
-    """Return what happens after a request to cancel."""
-    if run.state not in LIVE:
-        return f"No driver runs it any more: {run.detail}. It counts as cancelled."
-    if run.driver is None:
-        return "Its driver has not started yet; it will stop before it takes a chip."
-    if at_once:
-        return f"{driver_name(run.driver)} stops it; steps since the last checkpoint are lost."
-    return f"{driver_name(run.driver)} finishes the current step, saves a checkpoint and stops."
-
-
-def driver_name(process: ProcessIdentity) -> str:
-    return f"Its driver (process {process.pid} on {process.host})"
-
-
-def log_title(log: Log) -> str:
-    """Return the line above a log."""
-    if log.rank is None:
-        return "== driver =="
-    first = ", died first" if log.first_dead else ""
-    return f"== attempt {log.attempt}, rank {log.rank}{first} =="
-
-
-def log_line(line: LogLine, *, alone: bool) -> str:
-    """Return a line of a log, with its rank in front when several logs are mixed."""
-    if alone:
-        return line.line
-    return f"{'driver' if line.rank is None else f'rank {line.rank}'} | {line.line}"
-
-
-def removal_question(doomed: Run | StudyStatus) -> str:
-    """Return the question before a run or a study is removed."""
-    if isinstance(doomed, StudyStatus):
-        what = f"{doomed.study} ({doomed.state}, {doomed.done} of {doomed.total} done)"
-        runs, folder = counted(len(doomed.runs), "run"), doomed.journal.rpartition("/")[0]
-        return f"Remove {what}, with the journals, logs and checkpoints of its {runs} in {folder}?"
-    what = f"{doomed.run} ({doomed.state}, {count(doomed.steps_done)} steps)"
-    return f"Remove {what}, its journal, logs and checkpoints in {doomed.journal}?"
-
-
-def removed_text(removed: Run | StudyStatus) -> str:
-    if isinstance(removed, StudyStatus):
-        return f"removed {removed.study} and its {counted(len(removed.runs), 'run')}\n"
-    return f"removed {removed.run}\n"
-
-
-def removed_fields(removed: Run | StudyStatus) -> dict[str, object]:
-    """Return what `--json` says of what was removed."""
-    if isinstance(removed, StudyStatus):
-        runs = [one.run for one in removed.runs]
-        return {"study": removed.study, "runs": runs, "removed": True}
-    return {"run": removed.run, "journal": removed.journal, "removed": True}
 
 
 def next_run_command(run: Run, named: str, storage: Path) -> str:

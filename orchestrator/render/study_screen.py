@@ -84,7 +84,7 @@ def row(forecast: StudyForecast, trial: TrialForecast) -> tuple[str, ...]:
 
 def expected(estimate: Estimate, show: Callable[[float], str]) -> str:
     """Return the expected value; if unknown, what it is at best."""
-    return show(estimate.lower if estimate.expected is None else estimate.expected)
+    return show(estimate.likeliest)
 
 
 def legend(forecast: StudyForecast) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from orchestrator import catalog
-from orchestrator.formatting import count, counted, in_memory, scaled, seconds
+from orchestrator.formatting import count, counted, in_memory, scaled, seconds, with_unit
 from orchestrator.types.plan import PlanWarning, WarningCode
 
 SENTENCES: dict[WarningCode, str] = {
@@ -30,8 +30,8 @@ SENTENCES: dict[WarningCode, str] = {
         " {length:,} / {sequence}: this runs in a rehearsal alone"
     ),
     "other_trainer": (
-        "the forecast describes the program of trainer {ledger}, not that of {trainer}: memory,"
-        " time and cost of {trainer} are unknown"
+        "memory, time and cost of trainer {trainer} are unknown: all figures of them describe"
+        " trainer {ledger}"
     ),
     "no_expected": (
         "what real runs on {chip} reach is unknown here: all figures are at best, and real runs"
@@ -40,6 +40,18 @@ SENTENCES: dict[WarningCode, str] = {
     "unsteady_profile": (
         "this machine was busy while it was measured (other programs had {others:.0%} of its"
         " cores, repeats of a step differ by {spread:.0%}): the next rehearsal measures it again"
+    ),
+    "failures_unknown": (
+        "how often {chip} fails is unknown here: days and dollars are those of a run in which"
+        " nothing fails; resources.failures has room for rates"
+    ),
+    "mostly_recovering": (
+        "with {failures_per_day:,.0f} failures a day the run spends most of its time on recovering:"
+        " {goodput:.0%} of it trains at best"
+    ),
+    "checkpoint_interval": (
+        "with a save every {best_every:,} steps instead of {every:,} the goodput is"
+        " {best_goodput:.1%} instead of {goodput:.1%}: --set run.checkpoint.every=auto"
     ),
     "many_years": "the run would take {years:,.0f} years: ask for more chips or fewer tokens",
 }
@@ -93,6 +105,10 @@ def warning_text(warning: PlanWarning) -> str:
             return large_batch(**figures)
         case "accumulation_faster":
             return accumulation_faster(**figures)
+        case "storage_too_slow":
+            return storage_too_slow(**figures)
+        case "saves_block":
+            return saves_block(**figures)
         case "host_memory_unknown":
             return host_memory_unknown(**figures)
         case code:
@@ -112,6 +128,26 @@ def host_memory_unknown(chip: str, offloaded_bytes: float) -> str:
     return (
         f"{in_memory(offloaded_bytes)} a chip go to the host, and no source has the memory of"
         f" hosts of {chip}: nothing checks that they fit"
+    )
+
+
+def storage_too_slow(
+    bytes: float,  # noqa: A002
+    every: int,
+    needed_bytes_per_s: float,
+    storage_bytes_per_s: float,
+) -> str:
+    return (
+        f"a save of {with_unit(bytes, 'B')} every {counted(every, 'step')} needs a storage that"
+        f" takes {with_unit(needed_bytes_per_s, 'B/s')}, and it takes"
+        f" {with_unit(storage_bytes_per_s, 'B/s')}: steps wait for the save before"
+    )
+
+
+def saves_block(blocking_s: float, every_s: float, bytes: float) -> str:  # noqa: A002
+    return (
+        f"steps wait {seconds(blocking_s)} for each save, {blocking_s / every_s:.0%} of the time"
+        f" between two: a chip sends {with_unit(bytes, 'B')} to its host"
     )
 
 

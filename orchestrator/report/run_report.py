@@ -28,7 +28,7 @@ def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report
     """The report, and the steps of the whole run in order: of each its last attempt."""
     run = journal.run(clock)
     steps: dict[int, StepTable] = {}
-    problems: list[str] = []
+    problems = list(journal.spec_problems())
     for attempt in run.attempts:
         steps[attempt.number], more = read_table(journal.path, attempt)
         problems += more

@@ -11,7 +11,7 @@ from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.time import device_peak, rated_line
+from orchestrator.plan.time import matmul_line, rated_line
 from orchestrator.score.flop_counts import attention_share
 from orchestrator.score.published_runs import PublishedRun
 from orchestrator.types.plan import LedgerLine, LineKind
@@ -91,17 +91,9 @@ def square_line(layout: Layout) -> LedgerLine:
     again = layout.remat.share(RESULT, "recompute")
     seen = layout.length + min(ATTENTION_BLOCK, layout.length)
     square = flops.attention_forward_flops(layout) * 2 * layout.length / seen
-    rate = device_peak(layout)
     count = (SQUARES_AGAIN if again else SQUARES) * square
-    return LedgerLine(
-        kind="matmul",
-        name="scores and values",
-        value=count / rate,
-        unit="s",
-        formula="forward flops of the whole square, 3.5 or 4 times / rate",
-        inputs={"flops": count, "rate": rate},
-        resource="mxu",
-    )
+    formula = "forward flops of the whole square, 3.5 or 4 times"
+    return matmul_line(layout, "scores and values", formula, count)
 
 
 def scores_line(layout: Layout) -> LedgerLine:

@@ -14,7 +14,7 @@ from orchestrator import catalog
 from orchestrator.catalog import Chip, Topology
 from orchestrator.errors import OrchError
 from orchestrator.network import maxtext_policies
-from orchestrator.network.description import Block, Mixture, Weight
+from orchestrator.network.description import Block, Weight
 from orchestrator.network.maxtext_policies import NAMED
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import Policy
@@ -24,7 +24,7 @@ from orchestrator.plan.host import transfers
 from orchestrator.plan.layout import Layout, Number, is_of_experts
 from orchestrator.plan.search import SearchRequest, make_layout
 from orchestrator.plan.tiles import whole
-from orchestrator.plan.time import device_peak, step_time, time_lines
+from orchestrator.plan.time import device_peak, matmul_line, step_time, time_lines
 from orchestrator.plan.torus import Ints, Links, axis_sizes, find_links, make_torus, plain_links
 from orchestrator.score.cells import Unscorable
 from orchestrator.score.flop_counts import extra_parameters_per_layer
@@ -188,20 +188,12 @@ def dispatch_line(layout: Layout) -> LedgerLine:
     There are two, two gradients of tokens and rows, one of the mask that weighs; and the first is
     made again, since no policy keeps what it makes.
     """
-    mixtures = sum(count for block, count in layout.network.kinds if isinstance(block.mlp, Mixture))
+    mixtures = layout.network.mixture_layers
     rows = layout.rows_of_token * layout.length
     product = 2 * layout.step_tokens * rows * layout.model.d_model
-    rate = device_peak(layout)
     count = DISPATCH_PRODUCTS * mixtures * product
-    return LedgerLine(
-        kind="matmul",
-        name="dispatch by matmuls",
-        value=count / rate,
-        unit="s",
-        formula="6 x 2 x tokens x rows of a sequence x d_model flops / rate",
-        inputs={"flops": count, "rate": rate},
-        resource="mxu",
-    )
+    formula = "6 x 2 x tokens x rows of a sequence x d_model flops"
+    return matmul_line(layout, "dispatch by matmuls", formula, count)
 
 
 def tiles_line(layout: Layout, tile: int) -> LedgerLine:

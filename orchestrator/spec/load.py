@@ -16,7 +16,7 @@ from orchestrator.spec.nodes import Mapping, Node, parse
 from orchestrator.spec.overrides import apply
 from orchestrator.spec.problem import FileReference, Problem, SpecProblems, named_by
 from orchestrator.spec.resolved import ResolvedSpec, default
-from orchestrator.spec.schema import field
+from orchestrator.spec.schema import KEYS_IN_FILES, field
 from orchestrator.spec.source import read
 from orchestrator.spec.validate import validate
 from orchestrator.types.model import Model
@@ -104,7 +104,7 @@ def _spec(values: dict[str, Any], configured: Model | None, overrides: tuple[str
     sections = {
         "experiment": _experiment(values["experiment"], configured),
         "resources": _resources(values["resources"]),
-        "run": _renamed(values.get("run", {}), "hang_limit", "hang_limit_s"),
+        "run": _renamed(values.get("run", {})),
         "overrides": overrides,
     }
     given = {key: value for key, value in values.items() if key != "schema"}
@@ -127,6 +127,7 @@ def _resources(resources: dict[str, Any]) -> dict[str, Any]:
     if isinstance(pods, int):
         long_form["pods"] = {"min": pods, "max": pods}
     long_form["mesh"] = {} if mesh == "auto" else {axis: _axis_size(n) for axis, n in mesh.items()}
+    long_form["failures"] = _renamed(resources.get("failures", {}))
     return resources | long_form
 
 
@@ -134,5 +135,7 @@ def _axis_size(size: int | str) -> int | None:
     return None if isinstance(size, str) else size
 
 
-def _renamed(section: dict[str, Any], old: str, new: str) -> dict[str, Any]:
-    return {new if key == old else key: value for key, value in section.items()}
+def _renamed(section: dict[str, Any]) -> dict[str, Any]:
+    """A section of a file with the keys of its value."""
+    keys = {in_file: key for key, in_file in KEYS_IN_FILES.items()}
+    return {keys.get(key, key): value for key, value in section.items()}

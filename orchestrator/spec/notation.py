@@ -34,7 +34,7 @@ class Notation:
 
     forms: tuple[Form, ...]
     title: str | None = None
-    meaning: Callable[[str], Value] | None = None
+    meaning: Callable[[str], Value | None] | None = None
     written: Callable[[Any], Any] = lambda value: value
 
 
@@ -55,7 +55,9 @@ def _seconds(text: str) -> float:
     return float(Fraction(text[:-1]) * SECONDS[text[-1]])
 
 
-def _duration(seconds: float) -> str:
+def _duration(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
     unit = max((u for u, s in SECONDS.items() if seconds % s == 0), key=lambda u: SECONDS[u])
     return f"{seconds / SECONDS[unit]:g}{unit}"
 
@@ -64,11 +66,20 @@ def _auto(_: object) -> str:
     return AUTO
 
 
+def _searched(_: str) -> None:
+    """A value that is chosen when a plan is made."""
+
+
+def _steps(text: str) -> int | None:
+    return None if text == AUTO else _count(text)
+
+
+COUNT = "^(?=.*[1-9])[0-9]{1,15}([.][0-9]{1,15})?[KMBT]$"
 NOTATIONS = {
     "count": Notation(
         (
             Annotated[int, Meta(ge=1, le=MOST)],
-            Annotated[str, Meta(pattern="^(?=.*[1-9])[0-9]{1,15}([.][0-9]{1,15})?[KMBT]$")],
+            Annotated[str, Meta(pattern=COUNT)],
         ),
         title="a whole number, at least 1; 15T, 1.5B, 20M and 2K will do",
         meaning=_count,
@@ -100,6 +111,14 @@ NOTATIONS = {
         title="a share above 0 and up to 100 %, such as 90% or 0.9",
         meaning=_share,
     ),
+    "rate": Notation(
+        (
+            Annotated[float, Meta(ge=0, le=1)],
+            Annotated[str, Meta(pattern="^([0-9]?[0-9]([.][0-9]{1,9})?|100([.]0{1,9})?) ?%$")],
+        ),
+        title="a share from 0 to 100 %, such as 0.08% or 0.0008",
+        meaning=_share,
+    ),
     "duration": Notation(
         (Annotated[str, Meta(pattern="^(?=.*[1-9])[0-9]{1,9}([.][0-9]{1,9})?[smh]$")],),
         title="a duration above 0 with its unit, such as 90s, 10m or 2h",
@@ -120,7 +139,16 @@ NOTATIONS = {
         title="the shape of a slice, or an accelerator type",
     ),
     "axis": Notation(((AUTO,), AxisSize), written=_auto),
-    "microbatches": Notation(((AUTO,), Microbatches), written=_auto),
+    "microbatches": Notation(((AUTO,), Microbatches), meaning=_searched, written=_auto),
+    "every": Notation(
+        (
+            (AUTO,),
+            Annotated[int, Meta(ge=1, le=MOST)],
+            Annotated[str, Meta(pattern=COUNT)],
+        ),
+        title="a whole number of steps, at least 1, or auto",
+        meaning=_steps,
+    ),
     "mesh": Notation(((AUTO,), MeshRequest), written=_auto),
     "pods": Notation((PodCount, Pods), written=lambda pods: pods["max"]),
     "remat": Notation(((AUTO, *POLICIES), TensorTreatments)),
@@ -135,7 +163,7 @@ NOTATIONS = {
 }
 
 
-def meaning(value: Value, notation: str) -> Value:
+def meaning(value: Value, notation: str) -> Value | None:
     """What a legal value means, in base units."""
     read = NOTATIONS[notation].meaning if notation in NOTATIONS else None
     return read(value) if read and isinstance(value, str) else value

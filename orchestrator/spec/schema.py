@@ -18,7 +18,7 @@ Schema = dict[str, Any]
 VERSION = 1
 DEFS = "#/$defs/"
 # Where a file and its value use another key.
-KEYS_IN_FILES = {"hang_limit_s": "hang_limit"}
+KEYS_IN_FILES = {"hang_limit_s": "hang_limit", "restart_s": "restart", "repair_s": "repair"}
 ANNOTATIONS = ("description", "title", "examples")
 INNER = ("additionalProperties", "items")
 NULL: Schema = {"type": "null"}

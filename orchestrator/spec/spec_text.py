@@ -8,6 +8,7 @@ import yaml
 
 from orchestrator import catalog
 from orchestrator.errors import SpecError
+from orchestrator.spec.notation import AUTO
 from orchestrator.spec.schema import KEYS_IN_FILES
 from orchestrator.types.model import Model
 from orchestrator.types.spec import Pods, Spec
@@ -66,10 +67,12 @@ def _written(key: str, value: Any) -> Any:
     if isinstance(value, Model) and value.name in catalog.models():
         known = catalog.model(value.name)
         return value.name if known == value else _section(value)
-    if isinstance(value, Pods) and value.min == value.max:
+    if isinstance(value, Pods) and value == Pods(min=value.max, max=value.max):
         return value.max
     if is_dataclass(value):
         return _section(value)
     if isinstance(value, tuple):
         return list(value)
+    if value is None:  # a default is left out: only what a plan chooses is written so
+        return AUTO
     return f"{value:g}s" if key in KEYS_IN_FILES else value

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from orchestrator.types.infeasible import Reason, Suggestion
+from orchestrator.types.refusal import Reason, Suggestion
 
 
 @dataclass(frozen=True, kw_only=True)

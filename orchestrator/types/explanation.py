@@ -3,9 +3,23 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.types.plan import Estimate
+from orchestrator.types.plan_differences import PlanDifferences
+
 # How a recomputed value stands to a printed figure: the figure is the value rounded or cut to the
 # digits that were printed, or it is another number.
 Agreement = Literal["rounded", "cut", "differs"]
+# What a section asks.
+QuestionCode = Literal[
+    "pod_holds_it",
+    "sequence_for_every_chip",
+    "fsdp_bound",
+    "tensor_reach",
+    "mixed_bound",
+    "mixed_bound_by_all_matmuls",
+    "mlp_bound",
+    "dcn_bound",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +54,11 @@ class Derivation:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The answer to a section's question."""
+    """The answer to a section's question, and the figures that decide it."""
 
-    question: str
+    question: QuestionCode
     holds: bool
-    answer: str
+    figures: dict[str, bool | float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +103,6 @@ class QuotedFigures:
 
     title: str
     figures: tuple[QuotedFigure, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """What the realizable plan does otherwise than the derivation, and why."""
-
-    about: str
-    derived: str
-    planned: str
-    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +155,22 @@ class Citation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExplanationSummary:
+    """The derivation in a line: days at an MFU, and by how much FSDP + tensor is compute-bound.
+
+    `mixed_times` is None on one chip, and `planned_days` without a plan.
+    """
+
+    days: float
+    mfu: float
+    mixed_times: float | None
+    planned_days: Estimate | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Everything `orch explain` says. Without a plan, `no_plan` says why there is none.
+    """Everything `orch explain` says. Without a plan, `no_plan` says why there is none, and there
+    are no `differences`.
 
     `expectation` is None without a plan, and for chips of which no run was ever published here.
     """
@@ -170,8 +188,8 @@ class Explanation:
     sections: tuple[DerivationSection, ...]
     quotes: tuple[QuotedFigures, ...]
     plan_digest: str | None
-    differences: tuple[Difference, ...]
+    differences: PlanDifferences | None
     expectation: ExpectedStep | None
     no_plan: str | None
     sources: tuple[Citation, ...]
-    summary: str
+    summary: ExplanationSummary

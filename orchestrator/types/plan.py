@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
 
+from orchestrator.types.goodput import GoodputForecast
 from orchestrator.types.model import Model
 from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat
 
@@ -79,6 +80,11 @@ WarningCode = Literal[
     "long_warmup",
     "large_batch",
     "many_years",
+    "failures_unknown",
+    "mostly_recovering",
+    "checkpoint_interval",
+    "storage_too_slow",
+    "saves_block",
     "extrapolation",
     "no_expected",
     "unsteady_profile",
@@ -199,6 +205,11 @@ class Estimate:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def likeliest(self) -> float:
+        """What is expected, or the bound where nothing is."""
+        return self.lower if self.expected is None else self.expected
+
 
 @dataclass(frozen=True, kw_only=True)
 class Extrapolation:
@@ -254,7 +265,7 @@ class Forecast:
     mfu: Estimate
     mfu_6p: Estimate
     tokens_per_s: Estimate
-    goodput: float
+    goodput: GoodputForecast
     days: Estimate
     chip_hours: Estimate
     dollars: Estimate | None
@@ -343,6 +354,31 @@ class Plan:
     forecast: Forecast
     search: SearchSummary
     warnings: tuple[PlanWarning, ...]
+
+    @property
+    def slice_kind(self) -> str:
+        """Chip and topology, as slices are named: v5p 4x4x4."""
+        return f"{self.chip} {self.topology}"
+
+    @property
+    def devices_per_slice(self) -> int:
+        """JAX devices."""
+        return self.devices // self.pods
+
+    @property
+    def hosts_per_slice(self) -> int:
+        """Each host has one process."""
+        return self.hosts // self.pods
+
+    @property
+    def chips_per_host(self) -> int:
+        """All hosts have as many."""
+        return self.chips // self.hosts
+
+    @property
+    def devices_per_host(self) -> int:
+        """The JAX devices of each process."""
+        return self.devices // self.hosts
 
     @property
     def total_steps(self) -> int:

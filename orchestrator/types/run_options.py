@@ -21,7 +21,16 @@ from orchestrator.types.spec_fields import (
 class CheckpointOptions:
     """When checkpoints are written, and how many are kept."""
 
-    every: Annotated[PositiveInteger, about("The number of steps between checkpoints.")] = 200
+    # The plan has the best interval where it is None.
+    every: Annotated[
+        PositiveInteger | None,
+        about(
+            "The number of steps between checkpoints. With auto it is the interval with the highest"
+            " goodput.",
+            200,
+            notation="every",
+        ),
+    ] = 200
     keep: Annotated[
         int, about("The number of checkpoints on disk. Older ones are deleted.", ge=1, le=1_000_000)
     ] = 3

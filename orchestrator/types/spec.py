@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from orchestrator.types.failure_options import FailureOptions
 from orchestrator.types.model import Model
 from orchestrator.types.run_options import ClusterOptions, RunOptions, TrackingOptions
 from orchestrator.types.spec_fields import (
@@ -26,6 +27,7 @@ from orchestrator.types.spec_fields import (
     PodCount,
     PositiveInteger,
     PositiveNumber,
+    Share,
     Text,
     Treatment,
     about,
@@ -248,6 +250,16 @@ class Pods:
     max: Annotated[
         PodCount, about("The number of pods that are requested. The plan is for this number.", 4)
     ]
+    spare: Annotated[
+        int,
+        about(
+            "The number of further pods that are rented, of which one takes the place of a pod that"
+            " fails. Chip-hours and dollars include them.",
+            1,
+            ge=0,
+            le=10_000,
+        ),
+    ] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,15 +350,15 @@ class Resources:
         ),
     ] = MeshRequest()
     goodput: Annotated[
-        float,
+        Share | None,
         about(
-            "The share of time that makes progress. Days and dollars are divided by it.",
+            "The share of time that makes progress, by which days and dollars are divided. When"
+            " left out, it is predicted from failures, restarts and saves.",
             "90%",
-            gt=0,
-            le=1,
             notation="share",
         ),
-    ] = 1.0
+    ] = None
+    failures: FailureOptions = field(default_factory=FailureOptions)
     dollars_per_chip_hour: Annotated[
         NonNegativeNumber | None,
         about(

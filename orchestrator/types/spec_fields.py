@@ -69,6 +69,7 @@ NonNegativeInteger = Annotated[
 ]
 PositiveNumber = Annotated[float, Meta(gt=0)]
 NonNegativeNumber = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 DecayRate = Annotated[float, Meta(ge=0, lt=1)]
 PodCount = Annotated[int, Meta(ge=1, le=10_000)]
 AxisSize = Annotated[int, Meta(ge=1, le=1_000_000)]

@@ -60,7 +60,7 @@ def main(plan_path: str, steps: str, out: str) -> None:
             topology=plan.topology,
             accelerator_type=accelerator_type(plan),
             num_workers=plan.hosts,
-            resources_per_worker={"TPU": plan.chips // plan.hosts},
+            resources_per_worker={"TPU": plan.chips_per_host},
         ),
         run_config=RunConfig(name="bare", storage_path=str(Path(out).parent)),
     ).fit()

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from orchestrator import journal, spec
 from orchestrator.launch.ray.local_cluster import private_cluster
-from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
+from orchestrator.launch.ray.slices import emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.types import codec
@@ -66,7 +66,7 @@ def time_bare_script(folder: Path, steps: int, plan: Plan) -> Measured:
     plan_path.write_text(codec.to_json(plan).decode(), encoding="utf-8")
     arguments = [str(plan_path), str(steps), str(out)]
     command = shlex.join([sys.executable, "-m", "tests.bench.bare_launch", *arguments])
-    with private_cluster(emulated_hosts(plan), devices_per_host(plan), command) as cluster:
+    with private_cluster(emulated_hosts(plan), plan.devices_per_host, command) as cluster:
         deadline = time.monotonic() + LIMIT_S
         while not (event := cluster.next_event(1.0)) or event.job != "SUCCEEDED":
             if (event and event.error) or time.monotonic() > deadline:

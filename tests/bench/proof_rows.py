@@ -1,14 +1,21 @@
 """The plans that `make bench-proof` compiles."""
 
+import json
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from orchestrator import catalog
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.plan.feasibility import usable_axes
+from orchestrator.spec.huggingface import model_of
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.spec import MeshRequest, Precision, Spec
 from tests.example_specs import spec_of
+from tests.huggingface_configs import EXACT
 
 # Networks that the catalog lacks, for their head sizes, their MLPs and their tables.
 MODELS = {
@@ -25,6 +32,10 @@ MODELS = {
         Model(
             name="four-layers-of-80", layers=4, d_model=2560, d_ff=8192, heads=32, kv_heads=8,
             head_dim=80, vocab=32768,
+        ),
+        Model(
+            name="two-layers-of-8b", layers=2, d_model=4096, d_ff=14336, heads=32, kv_heads=8,
+            head_dim=128, vocab=128256,
         ),
         Model(
             name="heads-of-80", layers=32, d_model=2560, d_ff=10240, heads=32, kv_heads=32,
@@ -74,6 +85,22 @@ PRECISIONS = {
 }
 
 
+@cache
+def model_named(name: str) -> Model:
+    """A network from above, one that Hugging Face publishes, or one of the catalog."""
+    if name in EXACT:
+        return published(name, EXACT[name][0])
+    return MODELS.get(name) or catalog.model(name)
+
+
+def published(name: str, config: dict[str, Any]) -> Model:
+    """The model of a config.json."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        return model_of(path, name.lower())
+
+
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
     """One row: sizes of data, fsdp, sequence and tensor, for mixtures with expert after data, and
@@ -91,7 +118,7 @@ class BenchPlan:
     precision: str
 
     def spec(self) -> Spec:
-        model = MODELS.get(self.model) or catalog.model(self.model)
+        model = model_named(self.model)
         axes = (*usable_axes(model), *SHARED_OVER_DCN)
         return spec_of(
             model,
@@ -160,6 +187,7 @@ ROWS = tuple(
         "tinyllama v5p 1 4x4x8 1.128.1.1 1024 2048 none",
         "four-layers-of-64 v5e 1 4x4 1.16.1.1 64 2048 keep_qkv",
         "four-layers-of-80 v5e 1 4x4 1.16.1.1 64 2048 keep_qkv",
+        "two-layers-of-8b v6e 1 2x4 1.8.1.1 24 8192 full",
         "heads-of-80 v5e 1 4x8 1.32.1.1 64 2048 keep_qkv",
         "heads-of-96 v6e 1 4x4 1.16.1.1 64 4096 keep_attention",
         "heads-of-256 v5p 1 2x4x4 1.32.1.1 64 4096 keep_mlp",
@@ -178,6 +206,17 @@ ROWS = tuple(
         "llama-1b v6e 1 4x4 16.1.1.1 16 2048 full",
         # weights shared between pods
         "llama3-405b v6e 2 16x16 1.256.1.1.2 512 8192 offload_input",
+        # other families: windows, caps, biases, norms of queries and keys or after sublayers
+        "gemma3-27b v6e 1 16x16 1.256.1.1 256 8192 keep_attention",
+        "gemma-2-9b v6e 1 4x8 1.32.1.1 32 8192 full",
+        "gemma-3-1b-pt v5e 1 4x4 1.16.1.1 64 4096 keep_qkv",
+        "Qwen3-8B v5e 1 8x8 1.64.1.1 64 4096 keep_qkv",
+        "Qwen2-7B v5p 1 4x4x4 1.16.1.4 128 8192 full",
+        "OLMo-2-1124-7B v5p 1 4x4x4 1.64.1.1 256 4096 keep_mlp",
+        "Mistral-7B-v0.1 v6e 1 8x8 1.32.2.1 64 16384 full",
+        "Phi-3-mini-4k-instruct v5e 1 4x8 1.32.1.1 64 4096 keep_attention",
+        "phi-4 v6e 1 8x8 1.64.1.1 64 8192 keep_attention",
+        "SmolLM2-1.7B v5e 1 4x4 1.16.1.1 128 2048 none",
         # Mixtures of experts: data.expert.fsdp.sequence.tensor
         "mixtral-8x7b v5p 1 4x4x4 1.1.64.1.1 256 4096 full",
         "mixtral-8x7b v6e 1 16x16 1.1.256.1.1 1024 4096 offload_input",

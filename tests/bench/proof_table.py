@@ -38,7 +38,8 @@ SCALARS_BYTES = 4096
 class CompiledPlan:
     """What the compiler says of a row, by whom and when. `payload_bytes`: by group of axes.
 
-    Of rows that were compiled before 2026-11-22, the peak alone is recorded, to 0.01 GiB.
+    `date` has the minute since 2026-11-22 15:00. Of rows that were compiled before 2026-11-22, the
+    peak alone is recorded, to 0.01 GiB.
     """
 
     date: str
@@ -99,7 +100,7 @@ def compiled_plan(proof: Proof, age_s: float | None) -> CompiledPlan:
     for one in proof.collectives:
         payload[group(one.link, one.axes)] += one.bytes_per_step
     return CompiledPlan(
-        date=f"{datetime.fromtimestamp(time.time() - (age_s or 0), UTC):%Y-%m-%d}",
+        date=f"{datetime.fromtimestamp(time.time() - (age_s or 0), UTC):%Y-%m-%d %H:%M}",
         versions=proof.versions,
         peak_bytes=proof.peak_hbm_bytes_per_device,
         fits=proof.fits,
@@ -161,9 +162,13 @@ def page() -> str:
         f"the rows that contain a text. Compiled with {'; '.join(versions)}.",
         "Peaks are those of one device. Ratios are forecast over compiled; that of the payload is",
         "of the group of axes that the forecast misses most. A mesh is data.fsdp.sequence.tensor",
-        "within a pod, and .fsdp_dcn where pods share weights. The last column is the seconds to",
-        "compile. Of rows of 2026-11-20 only the peak is recorded; those that were compiled again",
-        "have the same peak to 0.01 GiB.",
+        "within a pod, for mixtures data.expert.fsdp.sequence.tensor, and .fsdp_dcn where pods",
+        "share weights. The last column is the seconds to compile, beside other work.",
+        "",
+        "Rows with a time were compiled with the trainer as it is now. Rows without one may be of",
+        "a trainer that multiplied by queries, keys and values at once, and by gate and up, also",
+        "where `tensor` is 1, and whose rings passed through several buffers. Of rows of",
+        "2026-11-20 only the peak is recorded.",
         "",
         *(f"- {line}" for line in summary(rows)),
         "",

@@ -60,8 +60,8 @@ def due_episodes(records: Iterable[FaultRecord], seed: int, only: str | None) ->
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the campaign. Of episodes on plain processes several may run at a time, since they
-    mostly wait.
+    """A part of the campaign. Of episodes on plain processes several run at a time, and one on
+    emulated slices beside them: all mostly wait.
     """
 
     seed: int
@@ -72,16 +72,19 @@ class Part:
         STORE.mkdir(exist_ok=True)
         due = chosen(due_episodes(known(), self.seed, only), faults)
         plain = [one for one in due if backend_of(one[0]) == "processes"]
+        expected: list[float] = []
         if plain:
             with temporary_folder() as folder:
                 expected = undisturbed_losses(folder)
-            with ThreadPoolExecutor(self.jobs) as pool:
-                for kept in [pool.submit(self._plain, indices, expected) for indices in plain]:
-                    kept.result()
-        for indices in due:
-            if indices not in plain:
-                with temporary_folder() as folder:
-                    keep(folder, launch_campaign.episode(folder, indices, self.seed, commit()))
+        with ThreadPoolExecutor(self.jobs) as pool, ThreadPoolExecutor(1) as alone:
+            on_ray = [alone.submit(self._on_ray, one) for one in due if one not in plain]
+            started = [pool.submit(self._plain, one, expected) for one in plain]
+            for episode in [*on_ray, *started]:
+                episode.result()
+
+    def _on_ray(self, indices: list[int]) -> None:
+        with temporary_folder() as folder:
+            keep(folder, launch_campaign.episode(folder, indices, self.seed, commit()))
 
     def _plain(self, indices: list[int], expected: list[float]) -> None:
         drawn = [draw(self.seed, index) for index in indices]
@@ -190,7 +193,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=FAULTS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="so many runs at a time")
+    parser.add_argument("--jobs", type=int, default=4, help="so many runs at a time")
     parser.add_argument("--only", choices=("processes", "ray"))
     parser.add_argument("--table", action="store_true", help="only print what ran")
     options = parser.parse_args()

@@ -15,7 +15,7 @@ from orchestrator import journal
 from orchestrator.journal import RunRequest, heartbeat
 from orchestrator.launch.ray import process_tree
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
-from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
+from orchestrator.launch.ray.slices import emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Attempt, Run, TimedStep
 from orchestrator.types.run_options import CheckpointOptions, RetryLimits, RunOptions
@@ -116,7 +116,7 @@ class Emulated:
         }
         plan = self.recorded.plan(self.run().plan_digest)
         counted = Counter(name for name, _ in hosts if name)
-        return {name for name, count in counted.items() if count == plan.hosts // plan.pods}
+        return {name for name, count in counted.items() if count == plan.hosts_per_slice}
 
     def lose_host(self, slice_name: str, worker: int = 0) -> None:
         """Kill a node: its raylet and all its processes, as when a machine is gone."""
@@ -158,7 +158,7 @@ def driven_on(recorded: journal.Journal, *how: str, spares: int = 0) -> Iterator
     plan = recorded.plan(recorded.state().submitted.submission.plan_digest)
     command = [sys.executable, "-m", "orchestrator.drive", str(recorded.path), *how]
     hosts = emulated_hosts(plan, spares)
-    with private_cluster(hosts, devices_per_host(plan), shlex.join(command)) as cluster:
+    with private_cluster(hosts, plan.devices_per_host, shlex.join(command)) as cluster:
         yield Emulated(recorded, cluster)
 
 

@@ -5,6 +5,7 @@ clock. After the last one the run goes on to its end, and every step that it too
 those of a run that nothing disturbed: to the bit where the shape is the same.
 """
 
+import functools
 import math
 import os
 import random
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 
@@ -22,8 +24,9 @@ from orchestrator.journal import RunRequest
 from orchestrator.launch.ray import process_tree
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.spec import Pods
+from tests.chaos.drawn import EPISODE
 from tests.chaos.fault_record import FaultRecord
-from tests.chaos.faults import Emulated, driven_on, losses, small_spec
+from tests.chaos.faults import Emulated, driven_on, is_on, losses, small_spec
 
 SPARES = 1
 SHAPES = ("v5e", "1x1"), ("v5p", "2x2x2")  # chip and topology: slices of one host, and of two
@@ -96,6 +99,14 @@ def kill_supervisor(run: Emulated, _attempt: int, _rank: int) -> None:
     run.cluster.supervisor.kill()
 
 
+def stop_raylet(run: Emulated, attempt: int, rank: int) -> None:
+    """The raylet of a host hangs, and its ranks train on. The cluster takes a minute to notice."""
+    host = run.host_of(attempt, rank)
+    for pid in processes(run, "raylet/raylet"):
+        if is_on(pid, *host):
+            os.kill(pid, signal.SIGSTOP)
+
+
 def processes(run: Emulated, word: str) -> list[int]:
     """The processes of the run's cluster with that word in their command."""
     planned = []
@@ -110,6 +121,7 @@ FAULTS = (
     Fault(name="rank killed", inject=kill_rank, weight=8),
     Fault(name="rank stopped", inject=stop_rank, weight=3),
     Fault(name="host lost", inject=lose_host, weight=3),
+    Fault(name="raylet stopped", inject=stop_raylet, weight=2, rank=False),
     Fault(name="attempt process killed", inject=kill_attempt, weight=2, rank=False),
     Fault(name="controller killed", inject=kill_controller, weight=2, rank=False),
     Fault(name="driver killed", inject=kill_driver, weight=2, ends=True, rank=False),
@@ -140,6 +152,7 @@ class Campaign:
     results: list[FaultResult]
     began_s: float = 0.0
     pending: tuple[Fault, int, int, int] | None = None
+    host: tuple[str, int] = ("", 0)  # that of the rank that was struck last
 
     def to_the_end(self) -> list[str]:
         """One cluster after another, until the faults are spent and the run has ended; what is left
@@ -176,10 +189,11 @@ class Campaign:
         attempt = now.attempts[-1]
         fault = self.chance.choices(FAULTS, [one.weight for one in FAULTS])[0]
         rank = self.chance.randrange(self.recorded.plan(attempt.plan_digest).hosts)
-        if fault.inject is lose_host and len(run.whole_slices()) == 1:
+        if fault.inject in (lose_host, stop_raylet) and len(run.whole_slices()) == 1:
             fault = FAULTS[0]  # nothing would be left to go on with
         self.pending = (fault, attempt.number, rank, attempt.steps_done)
         self.began_s = time.monotonic()
+        self.host = run.host_of(attempt.number, rank)
         fault.inject(run, attempt.number, rank)
         return fault
 
@@ -188,6 +202,8 @@ class Campaign:
         fault, number, rank, done = self.pending
         attempts = run.run().attempts
         ended, after = attempts[number - 1], attempts[-1]
+        if fault.inject is stop_raylet:
+            run.lose_host(*self.host)  # nobody lets it go on, and its slice counts no more
         self.pending = None
         self.results.append(
             FaultResult(
@@ -200,12 +216,12 @@ class Campaign:
         )
 
 
-def compare_losses(disturbed: journal.Journal, undisturbed: journal.Journal) -> bool | None:
+def compare_losses(disturbed: journal.Journal, theirs: list[float]) -> bool | None:
     """Whether every step is the undisturbed run's to the bit; raises where one differs by much.
 
     None where the run went on with fewer pods meanwhile: sums then have another order.
     """
-    mine, theirs = losses(disturbed), losses(undisturbed)
+    mine = losses(disturbed)
     assert len(mine) == len(theirs)
     for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         assert math.isclose(one, other, rel_tol=1e-2), f"step {index}: {one} against {other}"
@@ -213,24 +229,36 @@ def compare_losses(disturbed: journal.Journal, undisturbed: journal.Journal) -> 
     return mine == theirs if len(shapes) == 1 else None
 
 
+def request_of(shape: tuple[str, str]) -> RunRequest:
+    """A run on slices of a shape."""
+    chip, topology = shape
+    spec = small_spec(Pods(min=1, max=2), chip=chip, topology=topology, hang_limit_s=HANG_LIMIT_S)
+    steps = EPISODE * (AHEAD[1] + 1) + 10
+    return RunRequest(spec=spec, plan=make_plan(spec), steps=steps, rehearsal=True)
+
+
+@functools.cache
+def undisturbed_losses(shape: tuple[str, str]) -> list[float]:
+    """The losses of a run that nothing disturbs."""
+    with TemporaryDirectory(prefix="orch-chaos-", ignore_cleanup_errors=True) as folder:
+        whole = journal.create_run(Path(folder), request_of(shape), "whole").journal
+        with driven_on(whole) as run:
+            run.to_the_end()
+        return losses(whole)
+
+
 def episode(folder: Path, indices: list[int], seed: int, commit: str) -> list[FaultRecord]:
     """The records of some faults on one run, and whether it equals an undisturbed one."""
     chance = random.Random(f"{seed}-{indices[0]}")
-    chip, topology = SHAPES[indices[0] // len(indices) % 2]
-    spec = small_spec(Pods(min=1, max=2), chip=chip, topology=topology, hang_limit_s=HANG_LIMIT_S)
-    steps = len(indices) * (AHEAD[1] + 1) + 10
-    opened = RunRequest(spec=spec, plan=make_plan(spec), steps=steps, rehearsal=True)
-    created = journal.create_run(folder, opened, "it").journal
+    shape = SHAPES[indices[0] // EPISODE % 2]
+    created = journal.create_run(folder, request_of(shape), "it").journal
     faulty = Campaign(created, len(indices), chance, [])
     survived, detail, left, identical = True, "", list[str](), None
     try:
         left = faulty.to_the_end()
         ended = created.run()
         survived, detail = ended.state == "succeeded", str(ended.detail or "")
-        whole = journal.create_run(folder, opened, "whole").journal
-        with driven_on(whole) as run:
-            run.to_the_end()
-        identical = compare_losses(created, whole)
+        identical = compare_losses(created, undisturbed_losses(shape))
     except AssertionError as error:
         survived, detail = False, str(error)
     last = len(faulty.results) - 1
@@ -241,7 +269,7 @@ def episode(folder: Path, indices: list[int], seed: int, commit: str) -> list[Fa
             backend="ray",
             name=one.fault.name,
             phase="step",
-            struck=f"{one.fault.name} on {chip} {topology}",
+            struck=f"{one.fault.name} on {' '.join(shape)}",
             survived=survived or number < last,
             identical=identical,
             named=one.named if one.fault.rank else None,

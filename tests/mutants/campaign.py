@@ -9,6 +9,7 @@ that could be tested stand in `equivalent.toml` with the reason; any other ends 
 
 import argparse
 import hashlib
+import os
 import random
 import sys
 import time
@@ -23,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from tests.conftest import ROOT
 from tests.mutants.child import TRACE
+from tests.mutants.forked_session import NO_CODE, ForkedSession
 from tests.mutants.operators import Mutant, mutants_of
 from tests.mutants.overlay import TIMED_OUT, Overlay, preload
 from tests.mutants.tracing import Coverage, Quickest, Tracer, trace_folder
@@ -32,7 +34,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 COMMON = ("hypothesis", "numpy", "psutil", "click", "jinja2", "jsonschema", "yaml", "rich.console")
 # A machine that does other work too makes tests slower, but never by so much.
 SLOWER, START_S = 8.0, 20.0
-FAILED = 1
+LONGEST_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -177,39 +179,57 @@ class Campaign:
         return result is not None and result.counts(mutant, self.tests_digest)
 
     def run(self, due: list[Mutant]) -> None:
-        """Try these mutants, and note each result at once."""
+        """Try these mutants, and note each result at once.
+
+        They run in forks of one session of pytest, but for those whose code it cannot take over.
+        """
         preload([*COMMON, *self.package.modules])
         overlay = Overlay(self.store / f"copy-{self.package.name}")
         coverage = self._coverage(overlay)
-        for number, mutant in enumerate(due, start=1):
-            result = self._try(overlay, coverage, mutant)
-            with (self.store / "results.jsonl").open("ab") as file:
-                file.write(msgspec.json.encode(result) + b"\n")
-            self.results[mutant.key] = result
-            print(
-                f"{number:4} of {len(due)}  {result.seconds:5.1f} s  {result.fate:9}  "
-                f"{mutant.path}:{mutant.line}  {mutant.key.partition(' ')[2]}",
-                flush=True,
-            )
+        print_to = os.dup(sys.stdout.fileno())  # the session has another output
+
+        def try_all(session: ForkedSession) -> None:
+            for mutant in due:
+                self._try(overlay, coverage, mutant, session, print_to)
+
+        overlay.run(
+            self.package.tests,
+            limit_s=LONGEST_S,
+            plugins=lambda: [ForkedSession(overlay.folder, try_all)],
+            options=self.package.options(),
+        )
+        self.results = known_results(self.store)
+        for mutant in [one for one in due if not self._is_known(one)]:
+            self._try(overlay, coverage, mutant, None, print_to)
 
     def _coverage(self, overlay: Overlay) -> Coverage:
-        """Which tests execute which lines, from a run without a mutant."""
-        files = [ROOT / path for path in self.package.paths()]
-        tests = [ROOT / name for name in self.package.tests]
-        kept = self.store / f"coverage-{self.package.name}-{digest_of([*files, *tests])}.json"
-        if not kept.exists():
-            print(f"{self.package.name}: running its tests without a mutant", flush=True)
-            paths = self.package.paths()
+        """Which tests execute which lines, from a run without a mutant. That of each file of tests
+        is kept until it or the package changes.
+        """
+        paths = self.package.paths()
+        sources = [ROOT / path for path in paths]
+        kept = {
+            test: self.store / f"coverage-{self.package.name}-{digest_of([*sources, ROOT / test])}"
+            for test in self.package.tests
+        }
+        new = [test for test, path in kept.items() if not path.exists()]
+        if new:
+            print(f"{self.package.name}: running {', '.join(new)} without a mutant", flush=True)
             traced = trace_folder(overlay.folder, paths)
             overlay.run(
-                self.package.tests,
-                limit_s=1800.0,
+                new,
+                limit_s=LONGEST_S,
                 plugins=lambda: [Tracer(overlay.folder, frozenset(paths))],
                 options=self.package.options(),
                 environment={TRACE: str(traced)},
             )
-            kept.write_bytes((overlay.folder / "coverage.json").read_bytes())
-        coverage = msgspec.json.decode(kept.read_bytes(), type=Coverage)
+            found = msgspec.json.decode(
+                (overlay.folder / "coverage.json").read_bytes(), type=Coverage
+            )
+            for test in new:
+                kept[test].write_bytes(msgspec.json.encode(found.of_file(test)))
+        read = [msgspec.json.decode(path.read_bytes(), type=Coverage) for path in kept.values()]
+        coverage = Coverage.joined(read)
         print(
             f"{self.package.name}: {len(coverage.seconds)} tests, fail without a mutant: "
             f"{', '.join(coverage.failed) or 'none'}",
@@ -217,29 +237,48 @@ class Campaign:
         )
         return coverage
 
-    def _try(self, overlay: Overlay, coverage: Coverage, mutant: Mutant) -> Result:
+    def _try(
+        self,
+        overlay: Overlay,
+        coverage: Coverage,
+        mutant: Mutant,
+        session: ForkedSession | None,
+        print_to: int,
+    ) -> None:
         source = (overlay.folder / mutant.path).read_bytes()
         if source[mutant.start : mutant.stop] != mutant.before.encode():
             raise RuntimeError(f"{mutant.path} changed during the campaign: start it again")
         tests = coverage.tests_of(mutant.path, mutant.line)
         limit_s = START_S + SLOWER * sum(coverage.seconds[test] for test in tests)
+        changed = mutant.applied(source)
         began_s = time.monotonic()
-        overlay.write(mutant.path, mutant.applied(source))
+        overlay.write(mutant.path, changed)
         try:
-            code = overlay.run(tests, limit_s, plugins=lambda: [Quickest(coverage.seconds)])
+            if session:
+                child = session.fork(tests, mutant.path, mutant.function, changed)
+                code = overlay.wait(child, limit_s)
+            else:
+                code = overlay.run(tests, limit_s, plugins=lambda: [Quickest(coverage.seconds)])
         finally:
             overlay.write(mutant.path, source)
-        fate = {0: "survived", TIMED_OUT: "timed out"}.get(code, "killed")
-        return Result(
+        if code != NO_CODE:
+            self._note(mutant, code, time.monotonic() - began_s, print_to)
+
+    def _note(self, mutant: Mutant, code: int, taken_s: float, print_to: int) -> None:
+        result = Result(
             key=mutant.key,
             package=self.package.name,
             operator=mutant.operator,
             digest=mutant.digest,
             tests_digest=self.tests_digest,
-            fate=fate,
-            seconds=round(time.monotonic() - began_s, 1),
+            fate={0: "survived", TIMED_OUT: "timed out"}.get(code, "killed"),
+            seconds=round(taken_s, 1),
             at=time.strftime("%Y-%m-%d", time.gmtime()),
         )
+        with (self.store / "results.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(result) + b"\n")
+        where = f"{mutant.path}:{mutant.line}  {mutant.key.partition(' ')[2]}"
+        os.write(print_to, f"{taken_s:5.1f} s  {result.fate:9}  {where}\n".encode())
 
 
 def standing(results: dict[str, Result], package: Package) -> list[tuple[Mutant, Result]]:

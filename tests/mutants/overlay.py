@@ -61,6 +61,10 @@ class Overlay:
                 shutil.copy(source, target)
         (self.folder / "sitecustomize.py").write_text(CUSTOMIZE, encoding="utf-8")
 
+    @property
+    def _options(self) -> list[str]:
+        return [*OPTIONS, f"--basetemp={self.folder / 'tmp'}"]
+
     def write(self, path: str, content: bytes) -> None:
         """Change a file. Its bytecode goes too: two changes may be equal in time and size."""
         changed = self.folder / path
@@ -84,7 +88,9 @@ class Overlay:
             status = 3
             try:
                 self._enter(environment)
-                status = int(pytest.main([*OPTIONS, *options, *tests], plugins=list(plugins())))
+                status = int(
+                    pytest.main([*self._options, *options, *tests], plugins=list(plugins()))
+                )
             except BaseException:
                 traceback.print_exc()
                 raise
@@ -92,6 +98,12 @@ class Overlay:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(status)
+        return self.wait(child, limit_s)
+
+    def wait(self, child: int, limit_s: float) -> int:
+        """The exit code of a process that leads a session; `TIMED_OUT` after the limit. Afterwards
+        nothing is left of it, nor of what it started.
+        """
         try:
             return _wait(child, limit_s)
         finally:

@@ -41,6 +41,28 @@ class Coverage(msgspec.Struct, frozen=True):
         ends = accumulate(self.seconds[test] for test in quickest)
         return [test for test, end in zip(quickest, ends, strict=True) if end <= most_s] or quickest
 
+    def of_file(self, path: str) -> "Coverage":
+        """What the tests of one file execute."""
+
+        def is_of(test: str) -> bool:
+            return test.partition("::")[0] == path
+
+        return Coverage(
+            lines={test: lines for test, lines in self.lines.items() if is_of(test)},
+            seconds={test: taken_s for test, taken_s in self.seconds.items() if is_of(test)},
+            failed=[test for test in self.failed if is_of(test)],
+        )
+
+    @classmethod
+    def joined(cls, parts: Iterable["Coverage"]) -> "Coverage":
+        """What the tests of several files execute."""
+        some = list(parts)
+        return cls(
+            lines={test: lines for one in some for test, lines in one.lines.items()},
+            seconds={test: taken_s for one in some for test, taken_s in one.seconds.items()},
+            failed=[test for one in some for test in one.failed],
+        )
+
 
 def trace_folder(root: Path, paths: Iterable[str]) -> Path:
     """A folder where child processes note the lines of these files that they execute."""

@@ -16,8 +16,9 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.launch import provenance
-from orchestrator.launch.hosts.meeting import Answer, HostName, HostState, Meeting, Order, Question
+from orchestrator.device_settings import without_device_settings
+from orchestrator.launch import this_host
+from orchestrator.launch.hosts.meeting import Answer, HostName, HostState, Meeting, Order
 from orchestrator.parent import end_with_parent
 from orchestrator.plan import rehearsal
 from orchestrator.ports import LOOPBACK, NODE_ADDRESS, free_port
@@ -54,8 +55,9 @@ class Host:
             self.process = None
             self.state = replace(self.state, run=None, code=code, free_port=free_port())
         question = self.meeting.question()
-        if question and (self.state.answer is None or self.state.answer.id != question.id):
-            self.state = replace(self.state, answer=answer(question))
+        if question and self.state.answer_to(question) is None:
+            host = this_host.describe(str(self.state.host), question.file, question.secrets)
+            self.state = replace(self.state, answer=Answer(id=question.id, host=host))
         self.state = replace(self.state, beat=self.state.beat + 1)
         self.meeting.join(self.state)
 
@@ -90,9 +92,7 @@ class Host:
         """This environment; where devices are emulated, without a shell's settings of real ones."""
         if self.devices is None:
             return dict(os.environ)
-        prefixes = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
-        kept = {key: text for key, text in os.environ.items() if not key.startswith(prefixes)}
-        return kept | rehearsal.environment(self.devices)
+        return without_device_settings(os.environ) | rehearsal.environment(self.devices)
 
 
 def environment(order: Order, rank: int) -> dict[str, str]:
@@ -114,17 +114,6 @@ def environment(order: Order, rank: int) -> dict[str, str]:
             "MEGASCALE_PORT": str(SLICE_PORT),
         }
     return joined
-
-
-def answer(question: Question) -> Answer:
-    """This host's answer."""
-    file = Path(question.file)
-    return Answer(
-        id=question.id,
-        versions=provenance.versions(),
-        reaches=file.exists() and os.access(file.parent, os.W_OK),
-        lacks=tuple(name for name in question.secrets if not os.environ.get(name)),
-    )
 
 
 def main(arguments: list[str]) -> None:

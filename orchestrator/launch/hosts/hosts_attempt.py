@@ -72,7 +72,7 @@ class HostsAttempt:
         self._shown: tuple[Slice, ...] | None = None
         journal = Journal(Path(spec.run))
         plan = journal.plan(journal.state().submitted.submission.plan_digest)
-        self._kind = f"{plan.chip} {plan.topology}"
+        self._kind = plan.slice_kind
 
     _order: Order | None
 
@@ -90,7 +90,8 @@ class HostsAttempt:
             return
         run, claim = self._spec.run, self._spec.claim
         end = Order(number=self._order.number + 1, run=run, claim=claim)
-        self._meeting.give(end)
+        if not self._gives(end):
+            return
         deadline = time.monotonic() + STOP_LIMIT_S
         while time.monotonic() < deadline:
             if all(state.order >= end.number for state in self._watch.look().values()):
@@ -107,7 +108,10 @@ class HostsAttempt:
             time.sleep(POLL_S)
 
     def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
-        """Give the order that starts one rank on each host of these slices."""
+        """Give the order that starts one rank on each host of these slices.
+
+        If another driver gives one at the same time, the next event says so.
+        """
         hosts = self._watch.look()
         ranks = tuple(
             name
@@ -128,8 +132,16 @@ class HostsAttempt:
             coordinator=f"{first.address}:{first.free_port}",
             coordinator_host=first.address,
         )
-        self._meeting.give(order)
+        self._gives(order)
         self._order = order
+
+    def _gives(self, order: Order) -> bool:
+        """Give an order, unless another driver was faster."""
+        try:
+            self._meeting.give(order)
+        except FileExistsError:
+            return False
+        return True
 
     def slices(self) -> tuple[Slice, ...] | None:
         """The slices of the run's kind as they are now. One is free that no other run uses."""

@@ -13,17 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.catalog import chip_of
 from orchestrator.launch.backend import AttemptSpec, ClusterEvent, ClusterUnusable, RunNeeds
 from orchestrator.launch.hosts import host_process
 from orchestrator.launch.hosts.hosts_attempt import HostsAttempt, Watch
 from orchestrator.launch.hosts.meeting import VARIABLE, HostState, Meeting, Question
-from orchestrator.launch.preflight import (
-    Preflight,
-    PreflightHost,
-    PreflightReport,
-    PreflightRequest,
-)
+from orchestrator.launch.preflight import Preflight, PreflightHost, PreflightReport
 from orchestrator.types.plan import Plan
 
 POLL_S = 0.1
@@ -58,13 +52,13 @@ class HostsBackend:
 
 def start_host(plan: Plan, folder: Path, number: int) -> "subprocess.Popen[bytes]":
     """Start an emulated host of the plan's slices."""
-    size = plan.hosts // plan.pods
+    size = plan.hosts_per_slice
     return subprocess.Popen(
         [
             *(sys.executable, "-m", host_process.__name__, str(folder)),
             *("--slice", f"slice-{number // size}", "--host", str(number % size)),
-            *("--hosts", str(size), "--kind", f"{plan.chip} {plan.topology}"),
-            *("--emulate", str(plan.devices // plan.hosts)),
+            *("--hosts", str(size), "--kind", plan.slice_kind),
+            *("--emulate", str(plan.devices_per_host)),
         ],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
@@ -122,21 +116,11 @@ class MeetingClient:
     ) -> Preflight:
         """Ask every host, and wait until all that are there have answered."""
         check_installed(archive, self.folder)
-        chip = chip_of(needs.plan)
-        request = PreflightRequest(
-            pods=needs.plan.pods,
-            chip=needs.plan.chip,
-            topology=needs.plan.topology,
-            pod_type="",
-            accelerator=chip.name,
-            versions=needs.versions,
-            secrets=needs.secrets,
-            file=needs.marker,
-        )
         question = Question(id=uuid.uuid4().hex, secrets=needs.secrets, file=needs.marker)
         self._meeting.ask(question)
         hosts = self._answers(question, needs.plan, on_state)
-        return Preflight(request=request, report=_report(hosts, question, needs.plan))
+        report = _report(hosts, question, needs.plan.slice_kind)
+        return Preflight(request=needs.preflight_request(), report=report)
 
     def _answers(
         self, question: Question, plan: Plan, on_state: Callable[[str], None]
@@ -145,7 +129,7 @@ class MeetingClient:
         watch, deadline = Watch(self._meeting), time.monotonic() + ANSWER_LIMIT_S
         while True:
             hosts = list(watch.look().values())
-            answered = sum(_answered(one, question) for one in hosts)
+            answered = sum(one.answer_to(question) is not None for one in hosts)
             on_state(f"{answered} of {plan.hosts} hosts answered")
             if plan.hosts <= answered == len(hosts) or time.monotonic() > deadline:
                 return hosts
@@ -177,6 +161,14 @@ class MeetingClient:
         """That its driver has ended."""
         return f"its driver ended with {self._drivers[job].poll()}"
 
+    def live_jobs(self) -> Sequence[str]:
+        """The jobs that were started here."""
+        return [job for job in self._drivers if self.state(job) == "RUNNING"]
+
+    def end(self, job: str) -> None:
+        """Kill a driver. The next order ends what it started on the hosts."""
+        self._drivers[job].kill()
+
 
 def check_installed(archive: bytes | None, folder: Path) -> None:
     """Refuse code that would have to travel."""
@@ -184,13 +176,8 @@ def check_installed(archive: bytes | None, folder: Path) -> None:
         raise ClusterUnusable(f"{folder}: its hosts run their installed code: --code installed")
 
 
-def _answered(state: HostState, question: Question) -> bool:
-    return state.answer is not None and state.answer.id == question.id
-
-
-def _report(hosts: list[HostState], question: Question, plan: Plan) -> PreflightReport:
-    """What the hosts are together: whole slices, and each host's answer."""
-    kind = f"{plan.chip} {plan.topology}"
+def _report(hosts: list[HostState], question: Question, kind: str) -> PreflightReport:
+    """What the hosts are together: whole slices of a kind, and each host's answer."""
     mine = [one for one in hosts if one.kind == kind]
     heads = {one.host.slice_name: one for one in mine if one.host.index == 0}
     count = Counter(one.host.slice_name for one in mine)
@@ -201,14 +188,5 @@ def _report(hosts: list[HostState], question: Question, plan: Plan) -> Preflight
         present=len(whole),
         free=len(whole - busy),
         others=dict(others),
-        hosts=tuple(_host(one, question) for one in mine),
-    )
-
-
-def _host(state: HostState, question: Question) -> PreflightHost:
-    if state.answer is None or state.answer.id != question.id:
-        return PreflightHost(name=str(state.host))
-    answer = state.answer
-    return PreflightHost(
-        name=str(state.host), versions=answer.versions, reaches=answer.reaches, lacks=answer.lacks
+        hosts=tuple(one.answer_to(question) or PreflightHost(name=str(one.host)) for one in mine),
     )

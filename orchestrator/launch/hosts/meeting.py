@@ -14,6 +14,7 @@ import msgspec
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import boundary, files
 from orchestrator.launch.backend import WorkerArgs
+from orchestrator.launch.preflight import PreflightHost
 from orchestrator.types import codec
 
 T = TypeVar("T")
@@ -60,17 +61,15 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A host's answer, with its versions."""
+    """A host's answer to the question of that id."""
 
     id: str
-    versions: dict[str, str]
-    reaches: bool
-    lacks: tuple[str, ...]
+    host: PreflightHost
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostState:
-    """A host as it is: `size` hosts make its slice of that chip and topology, `beat` counts states.
+    """A host as it is: `size` hosts make its slice of that `kind`, and `beat` counts states.
 
     `order` is the last order that it has obeyed. While a process of it runs, `run` names the run;
     `code` is what the last process exited with.
@@ -86,6 +85,10 @@ class HostState:
     run: str | None = None
     code: int | None = None
     answer: Answer | None = None
+
+    def answer_to(self, question: Question) -> PreflightHost | None:
+        """What the host answered to that question; None while it has not."""
+        return self.answer.host if self.answer and self.answer.id == question.id else None
 
 
 @dataclass

@@ -1,6 +1,8 @@
-"""The driver of a rehearsal on emulated hosts: a command that ends with the one that started it.
+"""The driver of a rehearsal on emulated hosts. It runs a command once all hosts have joined.
 
-python -m orchestrator.launch.hosts.rehearsal_driver FOLDER COMMAND...    # started by its backend
+    python -m orchestrator.launch.hosts.rehearsal_driver FOLDER HOSTS COMMAND...
+
+Its backend starts it. It ends with its parent, and the command with it.
 """
 
 import os
@@ -17,7 +19,7 @@ POLL_S = 0.1
 
 
 def main(folder: str, hosts: str, *command: str) -> int:
-    """Run the command with the folder in its environment; its exit code."""
+    """Wait until so many hosts have joined, and run the command beside them; its exit code."""
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     meeting = Meeting(Path(folder))
     while len(meeting.hosts()) < int(hosts):

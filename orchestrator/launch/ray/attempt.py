@@ -12,6 +12,7 @@ import pkgutil
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from orchestrator.errors import OrchError, SpecError
 from orchestrator.journal import ClaimWatch, Journal, heartbeat
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
 from orchestrator.launch.ray import private_api, slices
-from orchestrator.launch.ray.process_messages import AttemptCommand
+from orchestrator.launch.ray.process_messages import SIGN_OF_LIFE_S, AttemptCommand
 from orchestrator.launch.ray.slice_queue import Lease
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
@@ -51,10 +52,14 @@ def main(address: str, spec: AttemptSpec) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints goes to the log
     commands = _commands(sys.stdin.buffer)
 
-    def send(event: AttemptEvent) -> None:
+    def write(line: str) -> None:
         with suppress(BrokenPipeError):  # the driver is gone: the end of our input ends us
-            print(codec.to_json(event).decode(), file=out, flush=True)
+            print(line, file=out, flush=True)
 
+    def send(event: AttemptEvent) -> None:
+        write(codec.to_json(event).decode())
+
+    threading.Thread(target=_show_life, args=(write,), daemon=True).start()
     try:
         join_cluster(address)
         _serve(spec, commands, send)
@@ -62,6 +67,13 @@ def main(address: str, spec: AttemptSpec) -> None:
         text, repeats = f"{type(error).__name__}: {error}", isinstance(error, SpecError)
         send(AttemptEvent(ended=True, error=text, repeats=repeats))
     threading.Event().wait()
+
+
+def _show_life(write: Callable[[str], None]) -> None:
+    """Write an empty line now and then: to join a busy cluster may take minutes."""
+    while True:
+        write("")
+        time.sleep(SIGN_OF_LIFE_S)
 
 
 def _commands(source: BinaryIO) -> Commands:
@@ -203,9 +215,9 @@ def fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
     import ray  # noqa: PLC0415
     from ray.util.placement_group import placement_group  # noqa: PLC0415
 
-    alone = slices.hosts_per_slice(plan) == 1
+    alone = plan.hosts_per_slice == 1
     head = {f"TPU-{slices.pod_type(plan)}-head": 1.0}
-    bundle = {"TPU": plan.chips / plan.hosts} if alone else head
+    bundle = {"TPU": float(plan.chips_per_host)} if alone else head
     fences = [
         (
             slices.name_of(node),
@@ -237,7 +249,7 @@ def _train(plan: Plan, args: WorkerArgs, worker: str) -> AttemptEvent:
             topology=plan.topology,
             accelerator_type=slices.accelerator_type(plan),
             num_workers=plan.hosts,
-            resources_per_worker={"TPU": plan.chips // plan.hosts},
+            resources_per_worker={"TPU": plan.chips_per_host},
         ),
         run_config=RunConfig(
             name=f"attempt-{args.attempt}",

@@ -20,6 +20,7 @@ from orchestrator.launch.ray.process_messages import AttemptCommand
 from orchestrator.types import codec
 
 SLICES_LIMIT_S = 10.0
+SILENT_LIMIT_S = 60.0
 POLL_S = 0.2
 # By default Ray Train checks its workers every two seconds, waits a minute for slices, and repeats
 # what they print.
@@ -38,6 +39,7 @@ class AttemptProcess:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **RAY_TRAIN}
         )
         self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
+        self._heard_s, self._started = time.monotonic(), False
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -58,13 +60,22 @@ class AttemptProcess:
             self._process.stdin.close()
 
     def next_event(self, timeout_s: float) -> AttemptEvent | None:
-        """The next event; None when there is none within the timeout."""
+        """The next event; None when there is none within the timeout.
+
+        A process that is stopped before the attempt begins has lost it. Later its ranks decide,
+        which do their work without it.
+        """
         with suppress(queue.Empty):
             return self._events.get(timeout=timeout_s)
-        return None
+        silent_s = time.monotonic() - self._heard_s
+        if self._started or silent_s < SILENT_LIMIT_S:
+            return None
+        error = f"the process that carries out the attempt has been silent for {silent_s:.0f} s"
+        return AttemptEvent(ended=True, error=error)
 
     def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
         """Start the workers on these slices."""
+        self._started = True
         self._send(AttemptCommand(args=args, slices=tuple(slices)))
 
     def slices(self) -> tuple[Slice, ...] | None:
@@ -88,6 +99,7 @@ class AttemptProcess:
         assert self._process.stdout
         with self._process.stdout as lines:
             for line in lines:
+                self._heard_s = time.monotonic()
                 with suppress(msgspec.DecodeError):
                     self._events.put(codec.from_json(line, AttemptEvent))
         error = "the process that carries out the attempt has ended"

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from orchestrator.launch.backend import ClusterUnusable, RunNeeds
-from orchestrator.launch.preflight import Preflight, PreflightRequest
+from orchestrator.launch.backend import JOB_ENDED, ClusterUnusable, RunNeeds
+from orchestrator.launch.preflight import Preflight
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.launch.ray import preflight_job, private_api, slices
 from orchestrator.launch.ray.job_watch import Patience, states
@@ -49,23 +49,20 @@ class RayJobs:
         self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
     ) -> Preflight:
         """Look at what the cluster has for a run. An interrupt ends the job that looks."""
-        request = PreflightRequest(
-            pods=needs.plan.pods,
-            chip=needs.plan.chip,
+        request = needs.preflight_request()
+        of_ray = preflight_job.RayPreflight(
+            request=request,
             topology=needs.plan.topology,
             pod_type=slices.pod_type(needs.plan),
             accelerator=slices.accelerator_type(needs.plan),
-            versions=needs.versions,
-            secrets=needs.secrets,
-            file=needs.marker,
         )
         module = ("-m", preflight_job.__name__)
-        job = self.start([*module, codec.to_json(request).decode()], archive)
+        job = self.start([*module, codec.to_json(of_ray).decode()], archive)
         try:
             log = self._log(job, on_state)
         except KeyboardInterrupt:
             with suppress(ClusterUnusable):
-                self._stop(job)
+                self.end(job)
             raise
         return Preflight(request=request, report=preflight_job.parse_report(log))
 
@@ -114,7 +111,14 @@ class RayJobs:
         last = lines[: -LAST_LINES - 1 : -1] or [message]
         return "\n  ".join(["its job ended before the run began", *last])
 
-    def _stop(self, job: str) -> None:
+    def live_jobs(self) -> Sequence[str]:
+        """The jobs that have not ended, but for those that nobody submitted as a job."""
+        with self._in_plain_words("does not answer"):
+            jobs = [one for one in self._client.list_jobs() if one.submission_id]
+        return [str(one.submission_id) for one in jobs if one.status.value not in JOB_ENDED]
+
+    def end(self, job: str) -> None:
+        """End a job. Ray kills its processes that have not ended in 3 s."""
         with self._in_plain_words("does not answer"):
             self._client.stop_job(job)
 

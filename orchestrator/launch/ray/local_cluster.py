@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.device_settings import without_device_settings
 from orchestrator.launch.backend import ClusterEvent
 from orchestrator.launch.ray import process_tree
 from orchestrator.launch.ray.process_messages import ClusterRequest
@@ -97,15 +98,10 @@ def _start_supervisor(folder: Path, environment: dict[str, str]) -> subprocess.P
 
 def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
     """The environment of every process of the cluster. Nothing in it names another cluster."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("RAY_", "TPU_", "MEGASCALE_"))
-    }
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32), encoding="ascii")
-    return inherited | {
+    return without_device_settings(os.environ) | {
         process_tree.MARK: mark,
         "SPT_NOENV": "1",  # keeps Ray's processes from writing their title over the mark
         "RAY_AUTH_MODE": "token",

@@ -2,7 +2,7 @@
 
     python -m orchestrator.launch.ray.preflight_job REQUEST    # a Ray job of `orch submit`
 
-It takes no chip. REQUEST is a `PreflightRequest` as JSON, and the last line that it prints is the
+It takes no chip. REQUEST is a `RayPreflight` as JSON, and the last line that it prints is the
 `PreflightReport`.
 """
 
@@ -10,10 +10,10 @@ import os
 import socket
 import sys
 from collections import Counter
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.launch import provenance
+from orchestrator.launch import this_host
 from orchestrator.launch.backend import ClusterUnusable
 from orchestrator.launch.preflight import PreflightHost, PreflightReport, PreflightRequest
 from orchestrator.launch.ray import private_api
@@ -25,9 +25,19 @@ MARK = "orch preflight: "
 ANSWER_LIMIT_S = 120.0  # a host may have to fetch and unpack the code first
 
 
+@dataclass(frozen=True, kw_only=True)
+class RayPreflight:
+    """A request, with Ray's names of the slice and of the chip."""
+
+    request: PreflightRequest
+    topology: str
+    pod_type: str
+    accelerator: str
+
+
 def main(argv: list[str]) -> None:
     """Join the cluster, look, and print the report."""
-    request = codec.from_json(argv[0], PreflightRequest)
+    request = codec.from_json(argv[0], RayPreflight)
     join_cluster(os.environ["RAY_ADDRESS"])
     print(MARK + codec.to_json(look(request)).decode(), flush=True)
 
@@ -40,24 +50,24 @@ def parse_report(log: str) -> PreflightReport:
     return codec.from_json(lines[-1].removeprefix(MARK), PreflightReport)
 
 
-def look(request: PreflightRequest) -> PreflightReport:
+def look(preflight: RayPreflight) -> PreflightReport:
     """What the cluster that was joined has for a run."""
     import ray  # noqa: PLC0415
     from ray.util.tpu import get_num_tpu_slices  # noqa: PLC0415
 
-    free, kind = private_api.free_resources(), request.pod_type
+    free, kind = private_api.free_resources(), preflight.pod_type
     nodes = [node for node in ray.nodes() if node["Alive"]]
     heads = [kind_of(node) for node in nodes if (node.get("Labels") or {}).get(WORKER_ID) == "0"]
     others = Counter(name for name in heads if name and name != kind)
     of_kind = [node for node in nodes if kind_of(node) == kind]
-    present = get_num_tpu_slices(request.topology, request.accelerator)
+    present = get_num_tpu_slices(preflight.topology, preflight.accelerator)
     # Ray's own count of ready slices takes a host whose chips are all in use for a new one.
     used = {name_of(node) for node in of_kind if not is_free(node, free)}
     return PreflightReport(
         present=present,
         free=max(present - len(used), 0),
         others=dict(others),
-        hosts=_hosts(of_kind, request),
+        hosts=_hosts(of_kind, preflight.request),
     )
 
 
@@ -90,14 +100,8 @@ def _answer(task: Any, name: str, done: bool) -> PreflightHost:
 
 
 def here(request: PreflightRequest) -> PreflightHost:
-    """This host: its versions, whether it can write to the run's storage, the secrets it lacks."""
-    file = Path(request.file)
-    return PreflightHost(
-        name=socket.gethostname(),
-        versions=provenance.versions(),
-        reaches=file.exists() and os.access(file.parent, os.W_OK),
-        lacks=tuple(name for name in request.secrets if not os.environ.get(name)),
-    )
+    """The host on which this function runs."""
+    return this_host.describe(socket.gethostname(), request.file, request.secrets)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from orchestrator.launch.backend import WorkerArgs
 from orchestrator.launch.ray.slices import EmulatedHost
 
+SIGN_OF_LIFE_S = 5.0  # between the empty lines of an attempt process
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRequest:

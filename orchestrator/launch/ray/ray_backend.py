@@ -7,7 +7,7 @@ from orchestrator.launch.backend import AttemptSpec
 from orchestrator.launch.ray.attempt_process import AttemptProcess
 from orchestrator.launch.ray.job_client import RayJobs
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
-from orchestrator.launch.ray.slices import devices_per_host, emulated_hosts
+from orchestrator.launch.ray.slices import emulated_hosts
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 
@@ -17,7 +17,7 @@ class RayBackend:
 
     def emulate(self, plan: Plan, command: str) -> AbstractContextManager[PrivateCluster]:
         """A private cluster on this machine with the plan's slices, which runs a command."""
-        return private_cluster(emulated_hosts(plan), devices_per_host(plan), command)
+        return private_cluster(emulated_hosts(plan), plan.devices_per_host, command)
 
     def connect(self, address: str) -> RayJobs:
         """The job server of a named cluster."""

@@ -34,16 +34,6 @@ def pod_type(plan: Plan) -> str:
     return f"{names.pod_type}-{plan.chips // plan.pods * names.named_per_chip}"
 
 
-def devices_per_host(plan: Plan) -> int:
-    """The JAX devices of each process of the run."""
-    return plan.devices // plan.hosts
-
-
-def hosts_per_slice(plan: Plan) -> int:
-    """The hosts of each slice. Each host is a node of the cluster."""
-    return plan.hosts // plan.pods
-
-
 def _names(plan: Plan) -> RayNames:
     names = catalog.chip_of(plan).ray
     if names is None:
@@ -69,13 +59,16 @@ def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[EmulatedHost, ...]:
     return tuple(
         _host(plan, pod, worker)
         for pod in range(plan.pods + spares)
-        for worker in range(hosts_per_slice(plan))
+        for worker in range(plan.hosts_per_slice)
     )
 
 
 def _host(plan: Plan, pod: int, worker: int) -> EmulatedHost:
     kind, name = pod_type(plan), f"pod-{pod}"
-    resources = {"TPU": plan.chips / plan.hosts, f"accelerator_type:{accelerator_type(plan)}": 1.0}
+    resources = {
+        "TPU": float(plan.chips_per_host),
+        f"accelerator_type:{accelerator_type(plan)}": 1.0,
+    }
     if worker == 0:
         resources[f"TPU-{kind}-head"] = 1.0
     return EmulatedHost(
@@ -119,7 +112,7 @@ def slices_of(
         Slice(
             name=name,
             hosts=sum(answering[id(node)] for node in members),
-            size=hosts_per_slice(plan),
+            size=plan.hosts_per_slice,
             free=all(is_free(node, free) for node in members),
             settled=all(answering[id(node)] for node in members),
         )

@@ -1,20 +1,7 @@
-"""FLOPs of one matrix product or Pallas kernel of a compiled program.
+"""FLOPs of one matrix product of a compiled program.
 
 The TPU compiler writes every matrix product as a convolution. Its window slides over padding where
 two dimensions are multiplied, so only places inside the input count.
-
-No compiler counts Pallas kernels, so each has a formula here. Splash attention visits blocks of
-queries x keys and skips those that none of their queries may see. It computes a visited block
-whole, with its masked half. With H the width of a head of queries and V that of values, for each
-visited pair of a query and a key, and each head:
-
-    forward   2 H + 2 V    scores, and values weighted by them
-    dq        4 H + 2 V    scores again, their gradient, the queries' gradient
-    dkv       4 H + 4 V    scores again, their gradient, the keys' and the values' gradients
-    dkv       6 H + 4 V    where it makes the queries' gradient too
-
-The mask is causal. Queries are one of S / T shards in zigzag order: of 2 S / T chunks, shard i
-holds chunks i and 2 S / T - 1 - i. The count is the mean over shards.
 """
 
 import re
@@ -24,18 +11,6 @@ from orchestrator.prove.hlo.program import Computation, Instruction
 
 WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
 MULTIPLY_AND_ADD = 2
-KERNEL = re.compile(r"/splash_(?:mha|mqa)_(fwd|dq|dkv)\w*/pallas_call")
-PER_PAIR = {"fwd": (2, 2), "dq": (4, 2), "dkv": (4, 4)}  # of each number of a query, of a value
-FUSED_PER_PAIR = 6, 4
-METADATA = "ragged-dot-metadata"  # which rows a grouped matmul visits for which expert
-GROUPED = re.compile(r"ragged-dot-none|jit\(tgmm\)")
-BLOCKS = {"fwd": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq")}
-BLOCKS |= {"dkv": ("block_q_dkv", "block_kv_dkv")}
-QUERIES, KEYS, VALUES = (
-    0,
-    1,
-    2,
-)  # among the operands of floats; those of whole numbers are the mask's tables
 
 
 def product_flops(where: Computation, product: Instruction) -> int:
@@ -86,74 +61,3 @@ def _pairs(sizes: dict[str, dict[str, int]], label: str, window: dict[str, str])
         for tap in range(sizes["kernel"][label])
         if 0 <= (at := place * stride + tap * spread - low) <= reach and at % holes == 0
     )
-
-
-def is_kernel(instruction: Instruction) -> bool:
-    is_call = instruction.opcode == "custom-call"
-    return is_call and instruction.quoted("custom_call_target") == "tpu_custom_call"
-
-
-def kernel_name(kernel: Instruction) -> str:
-    """`splash fwd`; for a kernel without a formula, its own name."""
-    splash = KERNEL.search(kernel.op_name)
-    if GROUPED.search(kernel.op_name):
-        return "grouped matmul"
-    return f"splash {splash[1]}" if splash else kernel.name.rsplit(".", 1)[0]
-
-
-def kernel_flops(where: Computation, kernel: Instruction) -> float | None:
-    """FLOPs of one call; None where there is no formula for it."""
-    splash = KERNEL.search(kernel.op_name)
-    if METADATA in kernel.op_name:
-        return 0.0
-    if GROUPED.search(kernel.op_name):
-        return grouped_flops(where, kernel)
-    if not splash:
-        return None
-    part = splash[1]
-    operands = [where.instructions[operand].arrays[0] for operand in kernel.operands]
-    tensors = [array.dimensions for array in operands if array.dtype.startswith(("bf", "f"))]
-    *heads, queries, head = tensors[QUERIES]
-    keys = tensors[KEYS][-2]
-    query_block, key_block = (int(_setting(kernel, key)) for key in BLOCKS[part])
-    pairs = visited_pairs(keys, keys // queries, query_block, key_block)
-    # The queries' gradients by blocks of keys, to be added up later, have one dimension more.
-    fused = any(len(array.dimensions) > len(tensors[QUERIES]) for array in kernel.arrays)
-    of_query, of_value = FUSED_PER_PAIR if fused else PER_PAIR[part]
-    return prod(heads) * pairs * (of_query * head + of_value * tensors[VALUES][-1])
-
-
-def grouped_flops(where: Computation, kernel: Instruction) -> float:
-    """A grouped matmul: 2 x rows x d_in x d_out, by whole tiles of rows.
-
-    Of its three arrays of floats one is the weights of all experts; the others have the rows. Its
-    table of visits has one for each tile, and one for each expert that may begin within a tile.
-    """
-    read = [where.instructions[operand].arrays[0] for operand in kernel.operands]
-    tensors = [one.dimensions for one in (*read, *kernel.arrays) if not one.dtype.startswith("s")]
-    [(experts, *edges)] = [sizes for sizes in tensors if len(sizes) == 3]
-    rows = max(sizes[0] for sizes in tensors if len(sizes) == 2)
-    visits = max(one.elements for one in read if one.dtype.startswith("s"))
-    tile = rows / (visits - experts + 1)
-    return MULTIPLY_AND_ADD * (rows + (experts - 1) * tile) * prod(edges)
-
-
-def visited_pairs(length: int, ways: int, query_block: int, key_block: int) -> float:
-    """Pairs of a query and a key in the blocks that a shard visits, mean over the shards."""
-    chunk = length // (2 * ways) if ways > 1 else length
-    total = 0
-    for shard in range(ways):
-        chunks = (shard, 2 * ways - 1 - shard) if ways > 1 else (0,)
-        positions = [at for index in chunks for at in range(index * chunk, (index + 1) * chunk)]
-        for start in range(0, len(positions), query_block):
-            last = max(positions[start : start + query_block])
-            total += (last // key_block + 1) * key_block * query_block
-    return total / ways
-
-
-def _setting(kernel: Instruction, key: str) -> str:
-    """A setting of the kernel, as it notes them for profilers."""
-    match = re.search(rf'\\?"{key}\\?": (\w+)', kernel.rest)
-    if not match:
-        raise ValueError(f"{kernel.name} does not give its {key}")
-    return match[1]

@@ -15,7 +15,8 @@ from orchestrator.prove.hlo.attribution import Attribution, Lines
 from orchestrator.prove.hlo.dataflow import RENDEZVOUS
 from orchestrator.prove.hlo.dcn import is_to_other_slices, transfer_of
 from orchestrator.prove.hlo.execution_counts import UnknownTrips, trip_count
-from orchestrator.prove.hlo.op_flops import is_kernel, kernel_flops, kernel_name, product_flops
+from orchestrator.prove.hlo.kernel_flops import is_kernel, kernel_flops, kernel_name
+from orchestrator.prove.hlo.op_flops import product_flops
 from orchestrator.prove.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.prove.hlo.transfers import (
     ASYNC_DONE,
@@ -196,7 +197,7 @@ class _SchedulePass:
             self._spend(self._work(one, int(cycles[1]) / self.rates.clock_hz))
 
     def kernel(self, one: Instruction) -> None:
-        flops = kernel_flops(self.where, one)
+        flops = kernel_flops(self.program, self.where, one)
         if flops is None:
             self.record.unpriced.add(kernel_name(one))
             return

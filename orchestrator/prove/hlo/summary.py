@@ -16,8 +16,9 @@ from orchestrator.prove.hlo.buffer_liveness import peak
 from orchestrator.prove.hlo.dataflow import Dataflow
 from orchestrator.prove.hlo.dcn import DcnPayload, dcn_payloads
 from orchestrator.prove.hlo.execution_counts import Visit, visits
+from orchestrator.prove.hlo.kernel_flops import is_kernel, kernel_flops, kernel_name
 from orchestrator.prove.hlo.logical_collectives import CollectivePayload, logical_payloads
-from orchestrator.prove.hlo.op_flops import is_kernel, kernel_flops, kernel_name, product_flops
+from orchestrator.prove.hlo.op_flops import product_flops
 from orchestrator.prove.hlo.program import HloProgram
 from orchestrator.prove.hlo.replica_groups import DeviceMesh
 from orchestrator.prove.hlo.schedule import schedule_of
@@ -55,7 +56,9 @@ def summarize(
     flow, visited = Dataflow(program), list(visits(program))
     classes = BufferClasses(flow, peak(program), layers)
     kernels = [visit for visit in visited if is_kernel(visit[1])]
-    uncounted = {kernel_name(op) for where, op, _ in kernels if kernel_flops(where, op) is None}
+    uncounted = {
+        kernel_name(op) for where, op, _ in kernels if kernel_flops(program, where, op) is None
+    }
     return ProgramSummary(
         live_bytes=classes.sizes(),
         peak_at=classes.peak_at(),
@@ -128,5 +131,6 @@ def _flops(program: HloProgram, visited: list[Visit]) -> dict[str, float]:
                 where, instruction
             )
         elif is_kernel(instruction):
-            total[kernel_name(instruction)] += times * (kernel_flops(where, instruction) or 0)
+            each = kernel_flops(program, where, instruction) or 0
+            total[kernel_name(instruction)] += times * each
     return dict(total)

@@ -8,8 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.terminal import echo, is_live, say
 from orchestrator.render.status_line import StatusLine
+from orchestrator.render.terminal import echo, is_live, say
 
 if TYPE_CHECKING:
     from orchestrator.types.progress_events import UnitsDone
@@ -21,14 +21,14 @@ class Display:
     """Called with each event. `left` says whether a run goes on that is no longer followed."""
 
     def __init__(self, other_plans: str = "", *, detach: bool = False) -> None:
-        from orchestrator.render.progress_text import ProgressText
+        from orchestrator.render.progress_text import ProgressText  # noqa: PLC0415  slow
 
         self.text = ProgressText(other_plans, detach=detach)
         self.status = StatusLine(live=is_live(sys.stderr))
         self.left, self.stage, self.counted_at_s = False, "", time.monotonic()
 
     def __call__(self, event: object) -> None:
-        from orchestrator.types import progress_events as events
+        from orchestrator.types import progress_events as events  # noqa: PLC0415  slow
 
         match event:
             case events.Stage():

@@ -8,15 +8,17 @@ from orchestrator.types.plan import Plan
 from orchestrator.types.plan_diff import KeyDiff, LineDiff, PlanDiff, PlanReference
 from orchestrator.types.spec import Spec
 
-SCHEMA = 2
+SCHEMA = 3
 # What a plan decides. What it repeats from its spec is listed there.
 DECIDED = ("batch", "chips", "devices", "gradient_reduction", "hosts", "mesh", "remat")
 # What a spec says of itself and not of the plan.
 UNPLANNED = ("name", "overrides", "run", "cluster", "tracking")
 FIGURES = (
     "memory_bytes_per_device", "hbm_bytes_per_device", "fits", "step_s", "mfu", "mfu_6p",
-    "tokens_per_s", "days", "chip_hours", "dollars", "dollars_per_chip_hour", "goodput",
+    "tokens_per_s", "days", "chip_hours", "dollars", "dollars_per_chip_hour",
 )  # fmt: skip
+
+GOODPUT = ("expected", "low", "high", "every_steps", "best_every_steps")
 
 SUM = "sum"  # the line that ends a phase
 
@@ -27,7 +29,7 @@ Lines = dict[tuple[str, str], float]
 def diff_plans(specs: tuple[Spec, Spec], plans: Pair) -> PlanDiff:
     """What differs between two plans, and what that does to each line of their forecasts."""
     first, second = plans
-    figures = [_flat({key: asdict(p.forecast)[key] for key in FIGURES}) for p in plans]
+    figures = [_figures(plan) for plan in plans]
     return PlanDiff(
         schema=SCHEMA,
         plans=(_reference(first), _reference(second)),
@@ -38,6 +40,12 @@ def diff_plans(specs: tuple[Spec, Spec], plans: Pair) -> PlanDiff:
         figures=tuple(_pairs(*figures)),
         bounds=(first.forecast.bound, second.forecast.bound),
     )
+
+
+def _figures(plan: Plan) -> dict[str, Any]:
+    forecast = asdict(plan.forecast)
+    goodput = {key: forecast["goodput"][key] for key in GOODPUT}
+    return _flat({**{key: forecast[key] for key in FIGURES}, "goodput": goodput})
 
 
 def differing(first: dict[str, Any], second: dict[str, Any]) -> tuple[KeyDiff, ...]:

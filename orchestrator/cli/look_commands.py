@@ -1,18 +1,15 @@
 """The commands that look at runs: runs, status, logs, report, compare, sync, ui."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, RUN, RUN_HELP, STORAGE, echo, echo_json, say, show
+from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.render.display import Display
 from orchestrator.render.next_commands import run_command, storage_command
-
-if TYPE_CHECKING:
-    from orchestrator.journal.run_logs import LogLine
+from orchestrator.render.terminal import echo, echo_json, say, show
 
 
 @click.command()
@@ -42,23 +39,10 @@ def status(run: str, storage: Path, as_json: bool) -> None:
 
     Example: orch status llama3-70b-4pod-3f9a1c07-1
     """
-    from orchestrator.types.study import StudyReport, StudyStatus
+    from orchestrator.lifecycle.screens import status_screens
 
     found = orch.status(run, storage)
-    if as_json:
-        show(found, as_json=True)
-    elif isinstance(found, StudyStatus):
-        from orchestrator.render.runs_screen import study_runs_screen
-        from orchestrator.render.study_report_screen import study_report_screen
-
-        report = orch.report(found.study, storage)
-        assert isinstance(report, StudyReport)
-        following = run_command("report", found.study, storage)
-        say(study_runs_screen(found), "\n", study_report_screen(report, following))
-    else:
-        from orchestrator.render.status_screen import next_run_command, status_screen
-
-        say(status_screen(found, next_run_command(found, run, storage)))
+    show(found, lambda: status_screens(found, run, storage), as_json=as_json)
 
 
 @click.command(epilog=RUN_HELP)
@@ -77,32 +61,18 @@ def logs(
 
     Example: orch logs llama3-70b-4pod-3f9a1c07-1 --rank 3 -f
     """
-    from orchestrator.render.status_screen import log_title
+    from orchestrator.render.log_text import log_line, log_lines, notes
 
+    alone, echo_line = rank is not None, echo_json if as_json else echo
     if follows:
         for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=show_end):
-            echo_log_line(line, as_json=as_json, alone=rank is not None)
+            echo_line(log_line(line, as_json=as_json, alone=alone))
         return
     found = orch.logs(run, storage, rank=rank, attempt=attempt)
-    if found.empty:
-        echo(f"{found.run.run}: no process has written a log yet", err=True)
-    if found.more:
-        echo(f"{found.more} more ranks are shown by --rank N", err=True)
-    for tail in found.tails:
-        if rank is None and not as_json:
-            echo(log_title(tail.log))
-        for line in tail.lines:
-            echo_log_line(line, as_json=as_json, alone=True)
-
-
-def echo_log_line(line: "LogLine", *, as_json: bool, alone: bool) -> None:
-    from orchestrator.render.status_screen import log_line
-    from orchestrator.types import codec
-
-    if as_json:
-        echo_json(codec.to_json(line) + b"\n")
-    else:
-        echo(log_line(line, alone=alone))
+    for note in notes(found.run.run, found.more, empty=found.empty):
+        echo(note, err=True)
+    for text in log_lines(found.tails, as_json=as_json, titled=not alone):
+        echo_line(text)
 
 
 def show_end(event: object) -> None:
@@ -145,7 +115,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
 
     Example: orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
     """
-    from orchestrator.render.study_report_screen import verdict_text
+    from orchestrator.lifecycle.screens import page_text
 
     if as_json:
         show(orch.report(run, storage), as_json=True)
@@ -153,8 +123,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     page = orch.write_report(run, storage, out=out)
     for problem in page.problems:
         echo(f"warning: {problem}", err=True)
-    next_line = f"Next: open {page.path.absolute().as_uri()}"
-    say(f"{verdict_text(page.report)}wrote {page.path}\n{next_line}\n")
+    say(page_text(page))
 
 
 @click.command(epilog=RUN_HELP)

@@ -1,4 +1,4 @@
-"""The commands that need neither a chip nor a compiler: plan, explain, score."""
+"""The commands that need no chip: plan, explain, prove, score."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, SET, SPEC, show
+from orchestrator.cli.arguments import JSON, SET, SPEC
 from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.render.display import Display
 from orchestrator.render.next_commands import spec_command
+from orchestrator.render.terminal import show
 
 if TYPE_CHECKING:
     from orchestrator.types.plan import Plan
-
-INFEASIBLE = 2
 
 
 @click.command()
@@ -83,14 +82,15 @@ def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json:
 
 
 def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
+    from orchestrator.lifecycle import exit_codes
     from orchestrator.render.study_screen import study_screen
 
     found = orch.study(spec, overrides, progress=Display())
-    infeasible = any(one.infeasible for one in found.trials)
-    following = "" if infeasible else spec_command("submit", spec, overrides)
+    code = exit_codes.of_forecast(found)
+    following = "" if code else spec_command("submit", spec, overrides)
     show(found, lambda: study_screen(found, following), as_json=as_json)
-    if infeasible:
-        raise SystemExit(INFEASIBLE)
+    if code:
+        raise SystemExit(code)
 
 
 @click.command()
@@ -112,6 +112,87 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
     found = orch.explain(spec, overrides, mfu=mfu)
     following = spec_command("plan", spec, overrides)
     show(found, lambda: explain_screen(found, following), as_json=as_json)
+
+
+@click.command()
+@SPEC
+@click.argument("other", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@SET
+@JSON
+@click.option(
+    "--trainer", metavar="NAME",
+    help="Compile another trainer's program: package.module:build, for any JAX program.",
+)  # fmt: skip
+@click.option(
+    "--hlo", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="Keep the compiled program's text in DIR. Compiles even if a proof is cached.",
+)  # fmt: skip
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Write a page: one layer's schedule in time, and a flame graph by line.",
+)  # fmt: skip
+@click.option(
+    "--search-remat",
+    is_flag=True,
+    help="Also compile policies that recompute less, until one fits.",
+)
+@interruptible("proving")
+def prove(
+    spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, trainer: str | None,
+    hlo: Path | None, html: Path | None, search_remat: bool,
+) -> None:  # fmt: skip
+    """Check the plan of SPEC with the real TPU compiler. It needs no TPU.
+
+    It compiles the trainer's own step for the plan's topology, compares memory, collectives and
+    FLOPs with the forecast, and shows where the compiler's schedule loses time. The result is
+    cached, so the same question is answered at once. With OTHER, both programs are shown side by
+    side; --set and --trainer then change OTHER alone.
+
+    \b
+    Exit status:
+      0  the plan fits, and only what is planned crosses pods
+      1  there is no verdict: no compiler here, or it failed
+      2  the spec has no plan
+      3  the plan does not fit, or more than planned crosses pods
+
+    \b
+    Example:
+      orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full
+      orch prove SPEC SPEC --set experiment.compiler_options.NAME=true
+      orch prove specs/tiny_2pod.yaml --trainer my_package.my_module:build
+    """
+    if trainer:
+        overrides = (*overrides, f"run.trainer={trainer}")
+    if other:
+        if hlo or html or search_remat:
+            raise click.UsageError("--hlo, --html and --search-remat go with the proof of one spec")
+        show_proof_diff(spec, other, overrides, as_json=as_json)
+        return
+    from orchestrator.lifecycle import exit_codes
+    from orchestrator.render.proof_screen import proof_screens
+
+    display, loaded = Display(), orch.load(spec, overrides)
+    found = orch.prove(loaded, hlo=hlo, progress=display)
+    others = orch.prove_less_recompute(loaded, progress=display) if search_remat else None
+    if html:
+        orch.write_schedule(found, html)
+    proofs = [found.proof, *(one.proof for one in others)] if others else found.proof
+    following = spec_command("submit", spec, overrides)
+    show(proofs, lambda: proof_screens(found, others, following), as_json=as_json)
+    if code := exit_codes.of_proofs(found.proof):
+        raise SystemExit(code)
+
+
+def show_proof_diff(
+    first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool
+) -> None:
+    from orchestrator.lifecycle import exit_codes
+    from orchestrator.render.proof_diff_screen import proof_diff_screen
+
+    found = orch.prove_diff(first, orch.load(second, overrides), progress=Display())
+    show(found, lambda: proof_diff_screen(found, (first.stem, second.stem)), as_json=as_json)
+    if code := exit_codes.of_proofs(*found.proofs):
+        raise SystemExit(code)
 
 
 @click.command()
@@ -141,4 +222,4 @@ def score(
     show(found, lambda: score_screen(found, following), as_json=as_json)
 
 
-COMMANDS = (plan, explain, score)
+COMMANDS = (plan, explain, prove, score)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE, as_typed, say, show
+from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE, as_typed
 from orchestrator.errors import SpecError
+from orchestrator.render.display import Display
 from orchestrator.render.next_commands import run_command, spec_command
+from orchestrator.render.terminal import say, show
 
 if TYPE_CHECKING:
     from orchestrator.lifecycle.requests import Confirm
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from orchestrator.types.study import StudyStatus
     from orchestrator.types.submit_options import Proposal
 
-INTERRUPTED = 130
-EXIT_CODES = {"succeeded": 0, "cancelled": INTERRUPTED}
-STUDY_EXIT_CODES = {"succeeded": 0, "failed": 1, "infeasible": 2, "stopped": INTERRUPTED}
 ADDRESS = click.option(
     "--address", metavar="ADDRESS", help="The cluster to run on, instead of RAY_ADDRESS."
 )
@@ -146,26 +144,17 @@ def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
 
 
 def finish(run: "Run", *, left: bool, as_json: bool) -> NoReturn:
-    """Exit with the code for a run's state. A live run is a success, unless Ctrl-C left it."""
-    from orchestrator.types.run import LIVE
+    from orchestrator.lifecycle import exit_codes
 
-    if as_json:
-        show(run, as_json=True)
-    code = 0 if run.state in LIVE else EXIT_CODES.get(run.state, 1)
-    raise SystemExit(INTERRUPTED if left else code)
+    show(run, as_json=as_json)
+    raise SystemExit(exit_codes.of_run(run, left=left))
 
 
 def finish_study(result: "StudyResult") -> NoReturn:
-    """Show the scaling measured so far, and exit with the code for the study's outcome."""
-    from orchestrator.render.study_report_screen import study_report_screen
-    from orchestrator.types.study import StudyReport
+    from orchestrator.lifecycle import exit_codes, screens
 
-    code = STUDY_EXIT_CODES[result.outcome]
-    if result.study:
-        key, storage = result.study.key, result.study.storage
-        found = orch.report(key, storage)
-        assert isinstance(found, StudyReport)
-        say(study_report_screen(found, as_typed() if code else run_command("report", key, storage)))
+    code = exit_codes.OF_STUDY[result.outcome]
+    say(*screens.study_screens(result.study, as_typed() if code else ""))
     raise SystemExit(code)
 
 
@@ -209,7 +198,7 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
 
     Example: orch cancel llama3-70b-4pod-3f9a1c07-1
     """
-    from orchestrator.render.status_screen import cancelled_text
+    from orchestrator.render.ending_text import cancelled_text
     from orchestrator.types.study import StudyStatus
 
     results = orch.cancel(run, storage, at_once=now)
@@ -233,7 +222,7 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
 
     Example: orch rm llama3-70b-4pod-3f9a1c07-1
     """
-    from orchestrator.render.status_screen import removal_question, removed_fields, removed_text
+    from orchestrator.render.ending_text import removal_question, removed_fields, removed_text
 
     def confirm(doomed: "Run | StudyStatus") -> bool:
         if not sys.stdin.isatty():

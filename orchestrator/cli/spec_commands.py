@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 import click
 
 import orchestrator as orch
-from orchestrator.cli.terminal import SET, SPEC, echo, say
+from orchestrator.cli.arguments import SET, SPEC
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.next_commands import spec_command
+from orchestrator.render.terminal import echo, say
 
 if TYPE_CHECKING:
     from orchestrator.export import ManifestKind

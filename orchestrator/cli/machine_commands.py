@@ -5,10 +5,11 @@ from pathlib import Path
 import click
 
 import orchestrator as orch
-from orchestrator.cli.display import Display
-from orchestrator.cli.terminal import JSON, STORAGE, complete_key, echo, show
+from orchestrator.cli.arguments import JSON, STORAGE, complete_key
 from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.render.display import Display
 from orchestrator.render.next_commands import run_command
+from orchestrator.render.terminal import echo, show
 
 
 @click.command()

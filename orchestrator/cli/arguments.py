@@ -1,0 +1,38 @@
+"""The arguments and options that commands share."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from orchestrator.render.next_commands import RUNS
+
+
+def complete_key(_: object, __: object, typed: str) -> list[str]:
+    """The runs and studies of the folder at hand that begin so, for the shell to complete."""
+    from orchestrator import journal
+
+    studies, runs = journal.list_studies(RUNS), journal.list_runs(RUNS)[0]
+    keys = [*(one.key for one in studies), *(one.run for one in runs)]
+    return [key for key in keys if key.startswith(typed)]
+
+
+SPEC = click.argument("spec", type=click.Path(path_type=Path, dir_okay=False))
+RUN_HELP = """RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's
+directory."""
+RUN = click.argument("run", shell_complete=complete_key)
+SET = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE",
+    help="Override a value of the spec, e.g. experiment.batch.sequences=2048. Repeatable.",
+)  # fmt: skip
+JSON = click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+STORAGE = click.option(
+    "--storage", type=click.Path(path_type=Path, file_okay=False), default=RUNS, show_default=True,
+    metavar="DIR", help="Where the runs are: run.storage of their specs.",
+)  # fmt: skip
+
+
+def as_typed(*without: str) -> str:
+    """The command that was typed, without some of its words."""
+    return shlex.join(["orch", *(word for word in sys.argv[1:] if word not in without)])

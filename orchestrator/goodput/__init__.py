@@ -1,0 +1,16 @@
+"""The share of time that trains: predicted from failures, saves and restarts. Arithmetic only."""
+
+from orchestrator.goodput.forecast import goodput_forecast
+from orchestrator.goodput.inputs import Machines, State, goodput_inputs, nothing_fails
+from orchestrator.goodput.odds import odds_below
+from orchestrator.goodput.uncertainty import over_share
+
+__all__ = [
+    "Machines",
+    "State",
+    "goodput_forecast",
+    "goodput_inputs",
+    "nothing_fails",
+    "odds_below",
+    "over_share",
+]

@@ -1,0 +1,152 @@
+"""The forecast of goodput: the share of time that trains, and what takes the rest."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf, sqrt
+
+from orchestrator.goodput.inputs import DAY_S
+from orchestrator.goodput.odds import DEVIATIONS
+from orchestrator.goodput.renewal import Rhythm
+from orchestrator.goodput.uncertainty import exactly, with_causes
+from orchestrator.types.goodput import (
+    GoodputForecast,
+    GoodputInputs,
+    GoodputLine,
+    LossKind,
+    Uncertain,
+)
+
+DEFAULT_EVERY = 200  # steps, where nothing is known to fail and the best interval is wanted
+# The inputs that are uncertain, of a recovery and of all else.
+RECOVERY: tuple[LossKind, ...] = ("detection", "waiting", "restart", "restore", "fewer_pods")
+OTHERS = ("failures_per_day", "blocking_s", "write_s")
+
+
+def goodput_forecast(inputs: GoodputInputs, step_s: float, steps: int) -> GoodputForecast:
+    """The goodput of a run of so many steps, each of which should take `step_s`."""
+    rhythm = rhythm_of(inputs, {})
+    best_steps = best_every(rhythm, step_s, steps)
+    every = inputs.every_steps or best_steps
+    every_s = every * step_s
+    share = rhythm.share(every_s)
+    interval = with_causes(share, ends(inputs, every_s, steps * step_s), 1.0)
+    stated = inputs.stated
+    if stated is not None:
+        interval = exactly(stated)
+    known = rhythm.between_failures_s < inf
+    return GoodputForecast(
+        expected=interval.value,
+        low=interval.low,
+        high=interval.high,
+        stated=stated is not None,
+        lines=() if stated is not None else tuple(lines(inputs, rhythm, every_s)),
+        seconds_between_failures=rhythm.between_failures_s if known else None,
+        every_steps=every,
+        every_s=every_s,
+        best_every_steps=best_steps,
+        best=stated if stated is not None else rhythm.share(best_steps * step_s),
+        needed_bytes_per_s=inputs.save.bytes / every_s,
+        inputs=inputs,
+    )
+
+
+def rhythm_of(inputs: GoodputInputs, instead: dict[str, float]) -> Rhythm:
+    """The inputs at their values, or with others `instead` of some."""
+
+    def value(name: str, number: Uncertain) -> float:
+        return instead.get(name, number.value)
+
+    per_day = value("failures_per_day", inputs.failures_per_day)
+    return Rhythm(
+        between_failures_s=DAY_S / per_day if per_day else inf,
+        recovery_s=sum(value(kind, recovery_part(inputs, kind)) for kind in RECOVERY),
+        blocking_s=value("blocking_s", inputs.save.blocking_s),
+        write_s=value("write_s", inputs.save.write_s),
+    )
+
+
+def recovery_part(inputs: GoodputInputs, kind: LossKind) -> Uncertain:
+    number: Uncertain = getattr(inputs, f"{kind}_s")
+    return number
+
+
+def ends(inputs: GoodputInputs, every_s: float, run_s: float) -> Iterator[tuple[float, float]]:
+    """The share at both ends of each uncertain input, and of how many failures happen to strike."""
+    numbers: dict[str, Uncertain] = {kind: recovery_part(inputs, kind) for kind in RECOVERY}
+    numbers["failures_per_day"] = inputs.failures_per_day
+    numbers["blocking_s"], numbers["write_s"] = inputs.save.blocking_s, inputs.save.write_s
+    numbers["chance"] = by_chance(inputs.failures_per_day.value, run_s)
+    for name, number in numbers.items():
+        key = "failures_per_day" if name == "chance" else name
+        low, high = (
+            rhythm_of(inputs, {key: end}).share(every_s) for end in (number.low, number.high)
+        )
+        yield low, high
+
+
+def by_chance(per_day: float, run_s: float) -> Uncertain:
+    """The rate at which failures strike a run of that length: their number is Poisson's."""
+    if not per_day:
+        return exactly(0.0)
+    spread = DEVIATIONS * sqrt(per_day * DAY_S / run_s)
+    return Uncertain(value=per_day, low=max(per_day - spread, 0.0), high=per_day + spread)
+
+
+def best_every(rhythm: Rhythm, step_s: float, steps: int) -> int:
+    """The whole number of steps between saves with the highest share, at most all steps."""
+    interval_s = rhythm.best_interval_s()
+    if interval_s == inf:
+        return DEFAULT_EVERY
+    least = max(int(interval_s / step_s), 1)
+    best = max((least, least + 1), key=lambda every: rhythm.share(every * step_s))
+    return max(min(best, steps), 1)
+
+
+def lines(inputs: GoodputInputs, rhythm: Rhythm, every_s: float) -> Iterator[GoodputLine]:
+    """All losses. With the share that trains they are one."""
+    per_day = inputs.failures_per_day.value
+    saving, share = rhythm.saving_share(every_s), rhythm.share(every_s)
+    blocks_s = rhythm.blocks_s(every_s)
+    yield GoodputLine(
+        kind="saving",
+        share=saving,
+        each_s=blocks_s,
+        per_day=share * DAY_S / every_s,
+        formula="goodput x blocking / every",
+        inputs={"goodput": share, "blocking": blocks_s, "every": every_s},
+    )
+    if not per_day:
+        return
+    recovering = rhythm.recovering_share()
+    lost = max(1 - share - saving - recovering, 0.0)
+    struck = per_day * (1 - recovering)
+    yield GoodputLine(
+        kind="lost_steps",
+        share=lost,
+        each_s=lost * DAY_S / struck,
+        per_day=struck,
+        formula="about every / 2 + write",
+        inputs={"every": every_s, "write": rhythm.write_s},
+        sources=inputs.sources["storage_bytes_per_s"],
+    )
+    for kind in RECOVERY:
+        each_s = recovery_part(inputs, kind).value
+        if each_s:
+            yield GoodputLine(
+                kind=kind,
+                share=recovering * each_s / rhythm.recovery_s,
+                each_s=each_s,
+                per_day=per_day,
+                formula="(1 - exp(-recovery / between_failures)) x each / recovery",
+                inputs={
+                    "recovery": rhythm.recovery_s,
+                    "between_failures": rhythm.between_failures_s,
+                    "each": each_s,
+                },
+                sources=inputs.sources.get(f"{kind}_s", ()),
+            )
+
+
+def with_every(inputs: GoodputInputs, every: int) -> GoodputInputs:
+    """The inputs with another interval between saves."""
+    return replace(inputs, every_steps=every)

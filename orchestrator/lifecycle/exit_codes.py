@@ -1,0 +1,31 @@
+"""The exit codes of commands: how runs, studies and proofs stand."""
+
+from orchestrator.errors import Interrupted, SpecError
+from orchestrator.lifecycle.studies import Outcome
+from orchestrator.lifecycle.submit import ProofFailed
+from orchestrator.types.proof import Proof
+from orchestrator.types.run import LIVE, Run
+from orchestrator.types.study import StudyForecast
+
+OF_STUDY: dict[Outcome, int] = {
+    "succeeded": 0,
+    "failed": 1,
+    "infeasible": SpecError.exit_code,
+    "stopped": Interrupted.exit_code,
+}
+
+
+def of_run(run: Run, *, left: bool) -> int:
+    """A live run is a success, unless an interrupt ended the following."""
+    if left or run.state == "cancelled":
+        return Interrupted.exit_code
+    return 0 if run.state in LIVE or run.state == "succeeded" else 1
+
+
+def of_proofs(*proofs: Proof) -> int:
+    return 0 if all(proof.passes for proof in proofs) else ProofFailed.exit_code
+
+
+def of_forecast(study: StudyForecast) -> int:
+    """Whether every trial has a plan."""
+    return SpecError.exit_code if any(one.infeasible for one in study.trials) else 0

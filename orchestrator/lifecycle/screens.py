@@ -1,0 +1,37 @@
+"""Screens that show more than one value: what they need besides is read here."""
+
+from pathlib import Path
+
+from orchestrator.journal import StudyJournal, find_run_or_study
+from orchestrator.lifecycle.pages import Page, report_of_study
+from orchestrator.render.next_commands import run_command
+from orchestrator.render.runs_screen import study_runs_screen
+from orchestrator.render.status_screen import next_run_command, status_screen
+from orchestrator.render.study_report_screen import study_report_screen, verdict_text
+from orchestrator.types.run import Status
+from orchestrator.types.study import StudyStatus
+
+
+def status_screens(status: Status | StudyStatus, named: str, storage: Path) -> list[str]:
+    """A run; or a study with its runs, and its scaling as far as it is measured."""
+    if isinstance(status, Status):
+        return [status_screen(status, next_run_command(status, named, storage))]
+    study = find_run_or_study(storage, status.study)
+    assert isinstance(study, StudyJournal)
+    following = run_command("report", study.key, storage)
+    scaling = study_report_screen(report_of_study(study), following)
+    return [study_runs_screen(status), "\n", scaling]
+
+
+def study_screens(study: StudyJournal | None, next_command: str) -> list[str]:
+    """The scaling of a study that was carried out, as far as it is measured."""
+    if study is None:
+        return []
+    following = next_command or run_command("report", study.key, study.storage)
+    return [study_report_screen(report_of_study(study), following)]
+
+
+def page_text(page: Page) -> str:
+    """What a report says, and where its page is."""
+    where = page.path.absolute().as_uri()
+    return f"{verdict_text(page.report)}wrote {page.path}\nNext: open {where}\n"

@@ -1,0 +1,101 @@
+"""The forecast of goodput: the share of time that trains, and where the rest goes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# Where time goes that trains nothing. `fewer_pods`: what a run on fewer pods does not do meanwhile.
+LossKind = Literal[
+    "saving", "lost_steps", "detection", "waiting", "restart", "restore", "fewer_pods"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncertain:
+    """A number with its 80 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveCost:
+    """A save: the bytes of the state, and the seconds it takes.
+
+    Steps wait for `blocking_s`, in which the state leaves the devices: `host_bytes_per_chip` each.
+    It counts once the storage has it, which takes `write_s` more and costs no step.
+    """
+
+    bytes: float
+    host_bytes_per_chip: float
+    host_link_bytes_per_s: float | None
+    storage_bytes_per_s: Uncertain
+    blocking_s: Uncertain
+    write_s: Uncertain
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodputInputs:
+    """What a forecast of goodput starts from; the seconds of a step come on top.
+
+    `every_steps` is None where the best interval is wanted. `stated` is the goodput of the spec.
+    `spare` pods are rented besides those that train.
+    Times are for each failure. `fewer_pods_s` is what the run does not do meanwhile, as time.
+    `sources` are keys of the catalog, by field. `assumed`: the rates are those of other machines.
+    """
+
+    failures_per_day: Uncertain
+    detection_s: Uncertain
+    waiting_s: Uncertain
+    restart_s: Uncertain
+    restore_s: Uncertain
+    fewer_pods_s: Uncertain
+    save: SaveCost
+    pods: int
+    spare: int
+    every_steps: int | None
+    stated: float | None
+    failures_known: bool
+    assumed: bool
+    sources: dict[str, tuple[str, ...]]
+
+    @property
+    def rented(self) -> float:
+        """All rented pods over those that train."""
+        return (self.pods + self.spare) / self.pods
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodputLine:
+    """A loss: its share of all time, the seconds of one, and how many there are in a day."""
+
+    kind: LossKind
+    share: float
+    each_s: float
+    per_day: float
+    formula: str
+    inputs: dict[str, float]
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodputForecast:
+    """The share of time that trains, `low` to `high` its 80 % interval. With `lines` it is one.
+
+    A goodput that the spec states has no lines and no interval. `every_s` is the time between two
+    saves, `best_every_steps` the interval with the highest goodput. `needed_bytes_per_s` is what
+    the storage must take so that a save is over before the next begins.
+    """
+
+    expected: float
+    low: float
+    high: float
+    stated: bool
+    lines: tuple[GoodputLine, ...]
+    seconds_between_failures: float | None
+    every_steps: int
+    every_s: float
+    best_every_steps: int
+    best: float
+    needed_bytes_per_s: float
+    inputs: GoodputInputs

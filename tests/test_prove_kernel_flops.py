@@ -1,0 +1,143 @@
+"""FLOPs of Pallas kernels: the formulas against the mask itself."""
+
+import numpy as np
+import pytest
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_mask as masks,
+)
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_mask_info as mask_info,
+)
+
+from orchestrator.prove.hlo import kernel_flops
+from orchestrator.prove.hlo.program import Computation, HloProgram, program_of
+from trainers.llama import zigzag
+from trainers.llama.splash import ZigzagMask
+
+LENGTH, HEADS, HEAD = 1024, 4, 128
+QUERIES, KEYS = 128, 256
+OPERANDS = "%places, %own_blocks, %q, %k, %v, /*index=5*/%positions"
+TARGET = 'custom_call_target="tpu_custom_call"'
+METADATA = r'frontend_attributes={kernel_metadata={"xprof_metadata":"{%s}"}}'
+
+
+def brute_force(ways: int, window: int | None) -> float:
+    """Pairs in all blocks in which some query of a shard sees some key, mean over shards."""
+    shards = zigzag.order(LENGTH, ways).reshape(ways, -1)
+    away = shards[:, :, None] - np.arange(LENGTH)
+    sees = (away >= 0) & (away < (window or LENGTH))
+    blocks = sees.reshape(ways, -1, QUERIES, LENGTH // KEYS, KEYS).any((2, 4))
+    return float(blocks.sum()) * QUERIES * KEYS / ways
+
+
+def table(name: str, ways: int, window: int | None) -> tuple[tuple[int, ...], str]:
+    """The sizes of the table of blocks that the kernel gets for all shards, and its numbers."""
+    mask = masks.MultiHeadMask([ZigzagMask(LENGTH, ways, window)] * HEADS)
+    process = mask_info.process_mask_dkv if "dkv" in name else mask_info.process_mask
+    info, _ = process(mask, (QUERIES, KEYS), head_shards=1, q_seq_shards=ways)
+    blocks = np.asarray(info.block_mask)
+    return blocks.shape, str(blocks.tolist()).replace("[", "{ ").replace("]", " }")
+
+
+def kernel(
+    name: str,
+    results: str,
+    settings: dict[str, int],
+    ways: int = 1,
+    window: int | None = None,
+    made: str = "",
+) -> tuple[HloProgram, Computation]:
+    """A computation that ends in a kernel of a shard's queries: its part of the table is cut out of
+    a constant, or of what is `made` otherwise.
+
+    The mask's tables come first among the operands, as in the real kernels.
+    """
+    noted = ", ".join(rf"\"{key}\": {value}" for key, value in settings.items())
+    op = f"jit(_step)/while/body/jit(_splash_attention)/{name}/pallas_call"
+    rest = f'{METADATA % noted}, metadata={{op_name="{op}"}}'
+    sizes, values = table(name, ways, window)
+    heads, rows, columns = sizes
+    whole, part = (f"s8[{heads},{count},{columns}]" for count in (rows, rows // ways))
+    shard = LENGTH // ways
+    text = f"""HloModule m, num_partitions=1
+
+%cut (table: {whole}, at: s32[]) -> {part} {{
+  %table = {whole} parameter(0)
+  %at = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %slice = {part} dynamic-slice(%table, %zero, %at, %zero), dynamic_slice_sizes={{{part}}}
+}}
+
+ENTRY %main (device: s32[]) -> f32[] {{
+  %device = s32[] parameter(0)
+  %blocks = {whole} {made or f"constant({values})"}
+  %own_blocks = {part} fusion(%blocks, %device), kind=kLoop, calls=%cut
+  %places = {part} parameter(1)
+  %q = bf16[3,4,{shard},128] parameter(2)
+  %k = bf16[3,2,1024,128] parameter(3)
+  %v = bf16[3,2,1024,128] parameter(4)
+  %positions = s32[{shard},128] parameter(5)
+  ROOT %splash.1 = ({results}) custom-call({OPERANDS}), {TARGET}, {rest}
+}}
+"""
+    program = program_of(text)
+    return program, program.entry
+
+
+FORWARD = "bf16[3,4,512,128], f32[3,4,512]"
+BACKWARD = "bf16[3,2,1024,128], bf16[3,2,1024,128]"
+FUSED = f"bf16[3,2,4,512,128], {BACKWARD}"
+BLOCKS = {"block_q": QUERIES, "block_kv": KEYS}
+DQ_BLOCKS = {"block_q_dq": QUERIES, "block_kv_dq": KEYS}
+DKV_BLOCKS = {"block_q_dkv": QUERIES, "block_kv_dkv": KEYS}
+
+
+@pytest.mark.parametrize("window", [None, 100, 257, 700])
+@pytest.mark.parametrize("ways", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("name", "results", "settings", "per_pair"),
+    [
+        ("splash_mha_fwd_residuals", FORWARD, BLOCKS, 4),
+        ("splash_mha_fwd", FORWARD, BLOCKS, 4),
+        ("splash_mha_dq_no_residuals", FORWARD, DQ_BLOCKS, 6),
+        ("splash_mha_dkv_no_residuals", BACKWARD, DKV_BLOCKS, 8),
+        ("splash_mha_dkv_no_residuals", FUSED, DKV_BLOCKS, 10),
+    ],
+)
+def test_each_part_of_splash_attention_counts_what_its_mask_leaves(
+    name: str,
+    results: str,
+    settings: dict[str, int],
+    per_pair: int,
+    ways: int,
+    window: int | None,
+) -> None:
+    """Query heads and sequences x head dimension x visited pairs x FLOPs of a pair: with a window
+    and without, for a sequence in one piece and for shards in zigzag order.
+    """
+    program, where = kernel(name, results, settings, ways, window)
+    assert kernel_flops.is_kernel(where.root)
+    found = kernel_flops.kernel_flops(program, where, where.root)
+    assert found == 3 * HEADS * HEAD * brute_force(ways, window) * per_pair
+
+
+def test_a_kernel_without_a_formula_is_no_number() -> None:
+    """It is named instead."""
+    program, where = kernel("megablox_gmm", FORWARD, {})
+    assert kernel_flops.kernel_flops(program, where, where.root) is None
+    assert kernel_flops.kernel_name(where.root) == "splash"
+
+
+@pytest.mark.parametrize("made", ["constant({...})", "parameter(6)"])
+def test_a_mask_that_is_not_known_before_the_run_is_no_number(made: str) -> None:
+    """No block is made up."""
+    program, where = kernel("splash_mha_fwd", FORWARD, BLOCKS, made=made)
+    assert kernel_flops.kernel_flops(program, where, where.root) is None
+    assert kernel_flops.kernel_name(where.root) == "splash fwd"
+
+
+def test_a_kernel_that_hides_its_blocks_is_an_error() -> None:
+    """No block size is made up."""
+    program, where = kernel("splash_mha_fwd", FORWARD, {"block_q": QUERIES})
+    with pytest.raises(ValueError, match="block_kv"):
+        kernel_flops.kernel_flops(program, where, where.root)
