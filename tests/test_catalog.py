@@ -142,7 +142,8 @@ def tensors(model: Model) -> list[tuple[int, ...]]:
     """
     width, query, kv = model.d_model, model.heads * model.head_dim, model.kv_heads * model.head_dim
     attention: list[tuple[int, ...]] = [(width, query), (width, kv), (width, kv), (query, width)]
-    dense = mlp = [(width, model.d_ff), (width, model.d_ff), (model.d_ff, width)]
+    dense: list[tuple[int, ...]] = [(width, model.d_ff)] * 2 + [(model.d_ff, width)]
+    mlp = dense
     if latent := model.latent:
         heads = model.heads
         attention = [
@@ -153,7 +154,7 @@ def tensors(model: Model) -> list[tuple[int, ...]]:
         attention += [(query,), (kv,), (kv,), (width,), (model.heads,)]
     if model.moe:
         inner = model.moe.d_ff or model.d_ff
-        expert = [(width, inner), (width, inner), (inner, width)]
+        expert: list[tuple[int, ...]] = [(width, inner), (width, inner), (inner, width)]
         if model.moe.biases:
             expert += [(inner,), (inner,), (width,)]
         count = model.moe.experts + model.moe.shared_experts
