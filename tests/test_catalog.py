@@ -142,7 +142,7 @@ def tensors(model: Model) -> list[tuple[int, ...]]:
     """
     width, query, kv = model.d_model, model.heads * model.head_dim, model.kv_heads * model.head_dim
     attention: list[tuple[int, ...]] = [(width, query), (width, kv), (width, kv), (query, width)]
-    dense: list[tuple[int, ...]] = [(width, model.d_ff)] * 2 + [(model.d_ff, width)]
+    dense: list[tuple[int, ...]] = [(width, model.d_ff), (width, model.d_ff), (model.d_ff, width)]
     mlp = dense
     if latent := model.latent:
         heads = model.heads

@@ -27,6 +27,7 @@ QWEN_3 = ExpertKeys(
     EXPERTS
     | {
         "num_experts": "experts",
+        "num_local_experts": "experts",  # since transformers 5
         "moe_intermediate_size": "d_ff",
         "decoder_sparse_step": "every",
         "norm_topk_prob": "normalized",
