@@ -71,6 +71,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is {tokens:,}, must be at least one batch: {sequences:,} x {length:,} = {least:,}",
         "for example tokens: {least}",
     ),
+    "no-such-date": ("is {text}, must be a day of the calendar", "for example 2027-03-01"),
     "end-above-peak": (
         "is {end:g}, must be at most the peak_lr of {peak:g}",
         "for example end_lr: {lower:g}",
@@ -82,6 +83,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "data-path-unused": (
         "is given, must be left out for synthetic data",
         "remove it, or set kind: tokens",
+    ),
+    "no-weights": ("has no safetensors, must be a folder with the weights of a model", ""),
+    "other-model": (
+        "has weights of another model, must be this one's: {names} differ",
+        "for example model: {{huggingface: {config}}}",
     ),
     "no-such-tensor": (
         "is given, must be left out: the MLP of {model} is not gated",
