@@ -31,7 +31,7 @@ def score_screen(score: Score, next_command: str) -> Screen:
         [Title(left=f"{runs(summary.rows)} against their forecasts", right=score.learned_on)],
         indent(table(score)),
         indent(outliers(score)),
-        indent(totals(summary)),
+        indent(totals(score)),
         indent(software(score)),
         indent(retention(score)),
         goodput(score),
@@ -73,23 +73,38 @@ def outliers(score: Score) -> list[Part]:
     return [f"{name}: {', '.join(ids)}" for name, ids in groups.items() if ids]
 
 
-def totals(summary: Summary) -> list[Part]:
-    """Return the errors of the expected step time, next to those of a simple baseline."""
+def totals(score: Score) -> list[Part]:
+    """Return the errors of the expected step time, next to those of a simple baseline; where there
+    are both, dense models and mixtures of experts apart.
+    """
+    summary = score.summary
     if not summary.rows:
         return []
-    errors = (
-        summary.median_abs_error,
-        summary.mean_abs_error,
-        summary.p90_abs_error,
-        summary.worst_abs_error,
-    )
     baseline = (summary.baseline_median_abs_error, None, summary.baseline_p90_abs_error, None)
+    apart = {"dense models": score.dense, "mixtures of experts": score.mixtures}
+    named = {"this model": summary, **apart} if score.mixtures.rows else {"this model": summary}
     rows = [
-        ("error", "median", "mean", "p90", "worst"),
-        ("this model", *map(share, errors)),
-        ("baseline: one MFU per chip", *("" if one is None else share(one) for one in baseline)),
+        ("error", "runs", "median", "mean", "p90", "worst"),
+        *((name, str(one.rows), *errors(one)) for name, one in named.items()),
+        (
+            "baseline: one MFU per chip",
+            "",
+            *("" if one is None else share(one) for one in baseline),
+        ),
     ]
-    return [Table(rows=rows, columns="<>>>>", gap=3)]
+    return [Table(rows=rows, columns="<>>>>>", gap=3)]
+
+
+def errors(summary: Summary) -> tuple[str, ...]:
+    return tuple(
+        share(figure)
+        for figure in (
+            summary.median_abs_error,
+            summary.mean_abs_error,
+            summary.p90_abs_error,
+            summary.worst_abs_error,
+        )
+    )
 
 
 def share(fraction: float | None) -> str:

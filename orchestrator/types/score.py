@@ -21,6 +21,7 @@ class ScoredRow:
     kernel: str
     averages: str
     assumed: tuple[str, ...]
+    mixture: bool
     slices: int
     measured_step_s: float
     expected_step_s: float
@@ -106,8 +107,9 @@ class RecoveryScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """`learned_on` tells which rows the constants had seen. `goodput` and `recoveries` are empty
-    for rows of one's own.
+    """`learned_on` tells which rows the constants had seen: mixtures of experts are never among
+    them. `dense` and `mixtures` are the figures of these rows apart. `goodput` and `recoveries` are
+    empty for rows of one's own.
     """
 
     learned_on: str
@@ -116,5 +118,7 @@ class Score:
     retention: tuple[Retention, ...]
     software: tuple[SoftwareSummary, ...]
     summary: Summary
+    dense: Summary
+    mixtures: Summary
     goodput: tuple[GoodputScore, ...] = ()
     recoveries: tuple[RecoveryScore, ...] = ()
