@@ -81,6 +81,8 @@ def sure(found: Offers) -> str:
 
 def nothing_sure(found: Offers) -> str:
     if found.likeliest is None:
+        if any(one.days for one in found.offers):
+            return "no odds: what runs on such chips reach, or their price, is unknown"
         return "no slices that can be rented have a plan for this"
     nearest = in_words(found.likeliest)
     return f"no offer is {sure(found)}; the likeliest, at {odds_text(found.likeliest)}: {nearest}"
