@@ -19,6 +19,7 @@ LATENT_KEYS = ("kv_rank", "nope_dim", "rope_dim", "value_dim")
 # What latent attention does not have → what it is without.
 UNLIKE_LATENT = {"qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
 MIXTURE_KEYS = ("experts", "top_k", "groups", "top_groups", "dense_layers", "every")
+PATHS = ("run.storage", "experiment.data.path", "experiment.start.huggingface")
 PLUGINS = (
     ("run.trainer", "unknown-trainer", plugins.trainer_entry_point),
     ("cluster.backend", "unknown-backend", plugins.backend_entry_point),
@@ -64,6 +65,14 @@ def _data_has_its_path(spec: ResolvedSpec) -> None:
         spec.report("experiment.data.path", "data-path-missing")
     if kind == "synthetic" and path is not None:
         spec.report("experiment.data.path", "data-path-unused")
+
+
+def _paths_are_of_a_file_system(spec: ResolvedSpec) -> None:
+    """A bucket would be taken for a folder of that name, on each host another."""
+    for key in PATHS:
+        path = spec[key]
+        if isinstance(path, str) and "://" in path:
+            spec.report(key, "no-file-system")
 
 
 def _separator_is_a_token(spec: ResolvedSpec) -> None:
@@ -219,6 +228,7 @@ CHECKS: tuple[Check, ...] = (
     _tokens_fill_a_batch,
     _learning_rate_falls,
     _data_has_its_path,
+    _paths_are_of_a_file_system,
     _separator_is_a_token,
     _remat_names_tensors_of_the_model,
     _pods_are_in_order,
