@@ -160,7 +160,7 @@ def recompute(plan: Plan) -> RecomputeDifference:
 def renting(spec: Spec, plan: Plan) -> RentingDifference | None:
     """Why these chips cannot be rented, if they cannot."""
     chip = catalog.chip_of(plan)
-    obstacles = catalog.schedulable(chip, catalog.topology(chip, plan.topology), plan.pods)
+    obstacles = catalog.rental_warnings(chip, catalog.topology(chip, plan.topology), plan.pods)
     if not obstacles:
         return None
     pods = spec.resources.pods.max

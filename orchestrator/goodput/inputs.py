@@ -9,6 +9,7 @@ from math import exp, factorial, log2
 from orchestrator.catalog import Chip
 from orchestrator.catalog.chip import FailureRates, Quantity
 from orchestrator.catalog.recovery import RecoveryTime, recovery
+from orchestrator.formatting import DAY_S
 from orchestrator.goodput.uncertainty import changed, exactly, total
 from orchestrator.types.failure_options import FailureOptions
 from orchestrator.types.goodput import GoodputInputs, SaveCost, Uncertain
@@ -222,9 +223,6 @@ def recovery_of_slices(
         restarts=restarts,
         sources=(repair_source, known.reroute_s.source),
     )
-
-
-DAY_S = 86_400.0
 
 
 def no_spare(others_out: float, spare: int) -> float:

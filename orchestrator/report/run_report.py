@@ -42,9 +42,8 @@ def compare_run(run: Run, plan: Plan, steps: StepsByAttempt, proof: Proof | None
     same_plan = {one.number for one in run.attempts if one.plan_digest == run.plan_digest}
     counted = counted_steps(steps, same_plan)
     measured = measure(plan, counted)
-    not_compared: NotCompared | None = None
-    if run.rehearsal and not plan.chip_profile:
-        not_compared = "cpu_rehearsal"
+    has_no_forecast = run.rehearsal and not plan.chip_profile
+    not_compared: NotCompared | None = "cpu_rehearsal" if has_no_forecast else None
     compared = measured if not_compared is None else None
     return Report(
         schema=SCHEMA,
