@@ -147,7 +147,7 @@ def test_the_command_compares_two_files(orch: RunOrch) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
     _, _, last = done.stdout.rpartition("\n\n")
     verdict, _, next_command = last.replace("\n", " ").strip().rpartition(" Next: ")
-    assert verdict.startswith("The second is 2.6 times faster and costs 1.7 times as much.")
+    assert verdict.startswith("The second is 2.7 times faster and costs 1.7 times as much.")
     assert verdict.endswith("It is bound by ici tensor, not matmul.")
     assert next_command == f"orch plan {FOUR_PODS}"
     printed = json.loads(orch("plan", ONE_POD, FOUR_PODS, "--json").stdout)

@@ -53,6 +53,8 @@ ONE = (1, 1, 1, 1)
         ([(1, 4, 4, 1), ONE, ONE], "weights", V5P_AXIS, "fsdp x sequence closes the ring"),
         ([(1, 16, 1, 1), (1, 16, 1, 1), ONE], "weights", 2 * V5P_AXIS, "two rings add up"),
         ([(16, 1, 1, 1), ONE, ONE], "tensor", np.inf, "one device needs no link"),
+        ([(1, 4, 1, 4), (1, 4, 1, 4), ONE], "tensor", V5P_AXIS, "one ring through two lines"),
+        ([(1, 1, 1, 16), (1, 1, 1, 16), ONE], "tensor", V5P_AXIS, "one ring through two rings"),
     ],
 )
 def test_a_group_gets_what_its_spans_allow(
@@ -120,6 +122,24 @@ def test_hops_are_half_a_ring_or_a_whole_line() -> None:
     ]:
         result = group_hops(torus, dense([[factors, ONE, ONE]]), GROUPS[group])
         assert result[0] == hops
+
+
+def test_devices_that_pass_data_on_are_one_ring() -> None:
+    """Through 4 x 4 chips there is one closed way of 16 hops; through 3 x 5 there is none. Both
+    devices of a chip are neighbours in it.
+    """
+    four = (4, 1, 1, 4)
+    both = dense([[four, four, ONE]])
+    v5p, group = slice_of("v5p", "16x16x16"), ("tensor",)
+    assert group_hops(v5p, both, group)[0] == 8
+    assert group_hops(v5p, both, ("data",))[0] == 2 * 8
+    odd = dense([[(5, 1, 1, 3), (3, 1, 1, 5)]])
+    torus = Torus((TorusAxis("x", 15, True, 1.0), TorusAxis("y", 15, True, 1.0)), 1, False)
+    assert group_rate(torus, odd, group)[0] == 1 / 2
+    assert group_hops(torus, odd, group)[0] == 14
+    tpu7x = dense([[(2, 1, 1, 2), (2, 1, 1, 2), ONE, (1, 1, 1, 2)]])
+    assert group_rate(slice_of("tpu7x", "4x4x4"), tpu7x, group)[0] == V5P_AXIS
+    assert group_hops(slice_of("tpu7x", "4x4x4"), tpu7x, group)[0] == 2 + 1
 
 
 def test_spans_say_what_the_rates_are_made_of() -> None:

@@ -30,6 +30,7 @@ from orchestrator.api.planning import (
     is_study,
     known_proof,
     load,
+    offers,
     plan,
     plans,
     prove,
@@ -37,6 +38,7 @@ from orchestrator.api.planning import (
     prove_less_recompute,
     score,
     study,
+    write_offers,
     write_schedule,
 )
 from orchestrator.api.running import cancel, remove, resume, submit, submit_study
@@ -60,6 +62,7 @@ __all__ = [
     "known_proof",
     "load",
     "logs",
+    "offers",
     "plan",
     "plans",
     "prove",
@@ -77,6 +80,7 @@ __all__ = [
     "submit_study",
     "sync",
     "ui",
+    "write_offers",
     "write_report",
     "write_schedule",
 ]

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("path", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--list", "as_list", is_flag=True, help="List the examples that can be copied.")
-@click.option("--from", "example", metavar="NAME", help="Copy this example.")
-def init(path: Path | None, as_list: bool, example: str | None) -> None:
+@click.option("--from", "example", metavar="NAME", help="Copy this example, or the spec of a file.")
+@SET
+def init(path: Path | None, as_list: bool, example: str | None, overrides: tuple[str, ...]) -> None:
     """Write a small commented spec to start from. An existing file is never overwritten.
 
     The JSON Schema is written beside it, into .orch/, for editors.
@@ -29,6 +30,7 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
       orch init my-run.yaml
       orch init --list
       orch init --from llama3_70b_4pod my-pods.yaml
+      orch init --from my-pods.yaml --set resources.pods=2 my-two-pods.yaml
     """
     from orchestrator.spec.examples import create, examples
 
@@ -39,8 +41,10 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
         return
     if path is None and example is None:
         raise click.UsageError("name the file to write, for example my-run.yaml")
+    if overrides and example is None:
+        raise click.UsageError("--set goes with --from")
     path = path or Path(f"{example}.yaml")
-    create(path, example)
+    create(path, example, overrides)
     echo(f"wrote {path}\nNext: {spec_command('plan', path, ())}")
 
 

@@ -7,6 +7,7 @@ so one function serves a search over thousands and a single plan.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.catalog.chip import Chip, Topology
-from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
+from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, RING_AXES
 from orchestrator.types.plan import TorusSpan
 
 Ints = NDArray[np.int64]
@@ -24,6 +25,7 @@ Bools = NDArray[np.bool_]
 HOP_S = 1e-6  # one hop of one link, about
 HOP_SOURCE = "scaling-book-tpus"
 DIE_AXIS = "d"
+EXCHANGING = ("expert",)  # groups whose devices send each other different bytes
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,19 @@ def divisors(number: int) -> list[int]:
 
 def axis_sizes(factors: Ints) -> Ints:
     """Mesh axis sizes of each placement: rows x ICI_AXES."""
-    return np.asarray(factors.prod(axis=1))
+    return product(factors, 1)
+
+
+def product(numbers: Ints, axis: int) -> Ints:
+    """The product along a short axis, column by column: numpy's own is slow there."""
+    shape = numbers.shape[:axis] + numbers.shape[axis + 1 :]
+    return reduce(np.multiply, np.moveaxis(numbers, axis, 0), np.ones(shape, np.int64))
 
 
 def group_spans(factors: Ints, group: tuple[str, ...]) -> tuple[Ints, Ints]:
     """Size and stride of a group's span on each torus axis: rows x torus axes."""
     first, last = ICI_AXES.index(group[0]), ICI_AXES.index(group[-1])
-    size = factors[:, :, first : last + 1].prod(axis=2)
-    stride = factors[:, :, last + 1 :].prod(axis=2)
-    return size, stride
+    return product(factors[:, :, first : last + 1], 2), product(factors[:, :, last + 1 :], 2)
 
 
 def closes(slice_torus: Torus, size: Ints, stride: Ints) -> NDArray[np.bool_]:
@@ -116,9 +122,10 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
     """Bytes per second at which each device receives in a collective over the group.
 
     A ring gives an axis both its directions, an open line half of that; a stride of s shares every
-    link with s - 1 interleaved groups; spans on several axes add up. The devices of one chip share
-    its links, unless the group holds all of them: then the chip fetches each byte once. A group
-    within one chip runs at the die link. A group of one device has no need: infinite.
+    link with s - 1 interleaved groups; spans on several axes add up, but devices that pass data on
+    to the next are one ring through all spans. The devices of one chip share its links, unless the
+    group holds all of them: then the chip fetches each byte once. A group within one chip runs at
+    the die link. A group of one device has no need: infinite.
     """
     size, stride = group_spans(factors, group)
     shape = np.where(closes(slice_torus, size, stride), 1.0, 0.5)
@@ -128,9 +135,41 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
     on_die = np.array([axis.name == DIE_AXIS for axis in slice_torus.axes])
     die_rate = per_axis[:, on_die].sum(axis=1)
     share = np.where(die_rate > 0, 1.0, 1.0 / slice_torus.devices_per_chip)
-    torus_rate = per_axis[:, ~on_die].sum(axis=1) * share
+    on_torus = per_axis[:, ~on_die].sum(axis=1)
+    if is_ring(slice_torus, group):
+        several = goes_through_several(size[:, ~on_die])
+        on_torus = np.where(several, one_ring_rate(slice_torus, size, stride), on_torus)
+    torus_rate = on_torus * share
     rate = np.where(torus_rate > 0, torus_rate, die_rate)
     return np.where(rate > 0, rate, np.inf)
+
+
+def is_ring(slice_torus: Torus, group: tuple[str, ...]) -> bool:
+    """Whether the devices of a group pass data on to the next, link by link. Behind a switch every
+    device is a neighbour of all others.
+    """
+    return not slice_torus.switched and all(axis in RING_AXES for axis in group)
+
+
+def goes_through_several(chips: Ints) -> Bools:
+    """Whether a group's chips lie along more than one torus axis."""
+    return np.asarray((chips > 1).sum(axis=1) > 1)
+
+
+def one_ring_rate(slice_torus: Torus, size: Ints, stride: Ints) -> Floats:
+    """Bytes per second around one ring through several spans: of the slowest link, both ways.
+
+    A closed way exists where a span has an even number of chips; else the ring is an open line.
+    """
+    link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
+    on_torus = np.array([axis.name != DIE_AXIS for axis in slice_torus.axes])
+    slowest = np.where((size > 1) & on_torus, link / stride, np.inf).min(axis=1)
+    return np.asarray(slowest * np.where(has_closed_way(size[:, on_torus]), 1.0, 0.5))
+
+
+def has_closed_way(chips: Ints) -> Bools:
+    """Whether a way through all chips of several spans ends beside its start."""
+    return np.asarray((chips % 2 == 0).any(axis=1))
 
 
 def exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
@@ -153,13 +192,21 @@ def exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> 
 
 
 def group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
-    """Hops one collective needs: half way round a ring, to the far end of a line, in each span."""
+    """Hops one collective needs: half way round a ring, to the far end of a line, in each span; or
+    once through all chips, where they pass data on to the next.
+    """
     size, stride = group_spans(factors, group)
-    ring = closes(slice_torus, size, stride)
     if slice_torus.switched:
         return np.asarray((size > 1).any(axis=1).astype(float))
-    hops = np.where(ring, size // 2, size - 1) * stride
-    return np.asarray(hops.sum(axis=1).astype(float))
+    ring = closes(slice_torus, size, stride)
+    hops = (np.where(ring, size // 2, size - 1) * stride).sum(axis=1)
+    if is_ring(slice_torus, group):
+        on_torus = np.array([axis.name != DIE_AXIS for axis in slice_torus.axes])
+        chips = size[:, on_torus].prod(axis=1)
+        around = np.where(has_closed_way(size[:, on_torus]), chips // 2, chips - 1)
+        around = around + (size[:, ~on_torus] - 1).sum(axis=1)
+        hops = np.where(goes_through_several(size[:, on_torus]), around, hops)
+    return np.asarray(hops.astype(float))
 
 
 def group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
@@ -169,8 +216,8 @@ def group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Links:
-    """For each of GROUPS: bytes per second of a gather and of an all-to-all, hops of a collective,
-    torus axes in use.
+    """For each of GROUPS: bytes per second of a gather, hops of a collective, torus axes in use;
+    for EXCHANGING bytes per second of an all-to-all.
     """
 
     rates: dict[str, Any]
@@ -187,7 +234,9 @@ def find_links(slice_torus: Torus, factors: Ints) -> Links:
     groups = GROUPS.items()
     return Links(
         rates={name: group_rate(slice_torus, factors, axes) for name, axes in groups},
-        exchange_rates={name: exchange_rate(slice_torus, factors, axes) for name, axes in groups},
+        exchange_rates={
+            name: exchange_rate(slice_torus, factors, GROUPS[name]) for name in EXCHANGING
+        },
         hops={name: group_hops(slice_torus, factors, axes) for name, axes in groups},
         uses={name: group_uses(factors, axes) for name, axes in groups},
     )
@@ -201,6 +250,42 @@ def rows_of_links(links: Links, rows: Ints) -> Links:
         hops={name: hops[rows] for name, hops in links.hops.items()},
         uses={name: uses[rows] for name, uses in links.uses.items()},
     )
+
+
+def best_links(links: Links, key: Ints, keys: int) -> Links:
+    """Links that no placement with a key surpasses. The torus axes that a group keeps busy are then
+    shares: the fewest that it has on any placement, spread over all.
+    """
+
+    def of_all(extreme: np.ufunc, values: Floats, start: float) -> Floats:
+        found = np.full(keys, start)
+        extreme.at(found, key, values)
+        return found
+
+    def spread(uses: Bools) -> Floats:
+        fewest = of_all(np.minimum, uses.mean(axis=1), 1.0)
+        return np.repeat(fewest[:, None], uses.shape[1], axis=1)
+
+    return Links(
+        rates={name: of_all(np.maximum, one, 0.0) for name, one in links.rates.items()},
+        exchange_rates={
+            name: of_all(np.maximum, one, 0.0) for name, one in links.exchange_rates.items()
+        },
+        hops={name: of_all(np.minimum, one, np.inf) for name, one in links.hops.items()},
+        uses={name: spread(one) for name, one in links.uses.items()},
+    )
+
+
+def join_links(several: Sequence[Links]) -> Links:
+    """The links of placements of several slices with as many torus axes, one after another."""
+
+    def joined(name: str) -> dict[str, Any]:
+        return {
+            group: np.concatenate([getattr(links, name)[group] for links in several])
+            for group in getattr(several[0], name)
+        }
+
+    return Links(*map(joined, ("rates", "exchange_rates", "hops", "uses")))
 
 
 def plain_links(slice_torus: Torus, factors: Ints) -> Links:

@@ -9,6 +9,7 @@ from orchestrator.errors import NoSuchSlice, UnknownName
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.spec.resolved import ResolvedSpec
 from orchestrator.types.moe import MixtureOfExperts
+from orchestrator.types.spec import AUTO_TOPOLOGY
 
 Check = Callable[[ResolvedSpec], None]
 SHAPE_KEYS = ("heads", "kv_heads", "head_dim")
@@ -105,7 +106,7 @@ def check_topology(spec: ResolvedSpec, chip: Chip) -> None:
     """Add the problem of a slice that the chip does not have."""
     topology = spec["resources.topology"]
     try:
-        if topology is not None:
+        if topology not in (None, AUTO_TOPOLOGY):
             catalog.topology(chip, str(topology))
     except NoSuchSlice as error:
         fields = {"topology": topology, "reason": error.reason, "legal": error.help}

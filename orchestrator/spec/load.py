@@ -20,7 +20,7 @@ from orchestrator.spec.schema import KEYS_IN_FILES, field
 from orchestrator.spec.source import read
 from orchestrator.spec.validate import validate
 from orchestrator.types.model import Model
-from orchestrator.types.spec import Spec
+from orchestrator.types.spec import AUTO_TOPOLOGY, Spec
 
 HUGGINGFACE = "huggingface"
 CONFIG, CHIP_FILE = f"experiment.model.{HUGGINGFACE}", "resources.chip.file"
@@ -123,7 +123,7 @@ def _experiment(experiment: dict[str, Any], configured: Model | None) -> dict[st
 
 def _resources(resources: dict[str, Any]) -> dict[str, Any]:
     pods, mesh = resources.get("pods"), resources.get("mesh", "auto")
-    long_form: dict[str, Any] = {"topology": str(resources["topology"])}
+    long_form: dict[str, Any] = {"topology": str(resources.get("topology", AUTO_TOPOLOGY))}
     if isinstance(pods, int):
         long_form["pods"] = {"min": pods, "max": pods}
     long_form["mesh"] = {} if mesh == "auto" else {axis: _axis_size(n) for axis, n in mesh.items()}

@@ -14,7 +14,8 @@ EndState = Literal["succeeded", "failed", "cancelled"]
 LIVE: tuple[State, ...] = ("submitted", "pending", "starting", "running", "stopping")
 
 # Why an attempt ended. It is `lost` when its driver vanished before it could write the reason.
-AttemptReason = Literal["finished", "cancelled", "failure", "preemption", "hang"]
+# It is `resized` when it ended so that the next has all pods again.
+AttemptReason = Literal["finished", "cancelled", "failure", "preemption", "hang", "resized"]
 
 # Why a run is in its state.
 ReasonCode = Literal[

@@ -150,6 +150,7 @@ class TensorTreatments:
     up: Annotated[Treatment, about("The MLP's other projection.")] = "recompute"
 
 
+AUTO_TOPOLOGY = "auto"  # whoever reads the spec is to choose slices first
 Remat = str | TensorTreatments  # a policy by its name, or tensor by tensor
 
 
@@ -314,11 +315,11 @@ class Resources:
         str,
         about(
             "The shape of one pod (slice) in chips, such as 16x20x28, or its accelerator"
-            " type, such as v5p-128.",
+            " type, such as v5p-128. With auto, `orch plan` lists slices that can be rented.",
             "4x4x4",
             notation="topology",
         ),
-    ]
+    ] = AUTO_TOPOLOGY
     pods: Annotated[
         Pods,
         about(

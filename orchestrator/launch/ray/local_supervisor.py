@@ -5,10 +5,11 @@
 It reads one line, a `ClusterRequest`, starts the nodes, runs one Ray job and reports events, one
 line of JSON each. It leads a session of its own, so that a terminal's Ctrl-C reaches `orch` alone.
 When its input ends, because `orch` closed it or died, it kills all that the cluster started. If the
-supervisor itself is killed, its stand-in does so: a copy of it that only waits.
+supervisor itself is killed or stopped, its stand-in does so: a copy of it that only waits.
 """
 
 import os
+import select
 import sys
 import threading
 import time
@@ -28,6 +29,8 @@ from orchestrator.types import codec
 OBJECT_STORE_BYTES = 80 * 2**20  # a run moves no data through Ray
 POLL_S = 0.2
 AGENT_LIMIT_S = 60.0
+# A supervisor whose owner is gone ends the cluster in less.
+STOPPED_LIMIT_S = 30.0
 # Ray would otherwise wait 15 s for its agents to write their ports into a file, which is too short
 # on a busy machine.
 AGENT_PORTS = (
@@ -58,10 +61,21 @@ def _fork_stand_in(request: ClusterRequest) -> None:
     if os.fork():
         os.close(ended)  # `alive` stays open for as long as this process lives
         return
-    for inherited in (alive, sys.stdin.fileno(), sys.stdout.fileno()):
+    for inherited in (alive, sys.stdout.fileno()):
         os.close(inherited)
-    os.read(ended, 1)
+    wait_for_end(ended, sys.stdin.fileno())
     _clean_up(request)
+
+
+def wait_for_end(ended: int, owned: int) -> None:
+    """Wait until the supervisor has ended, or does nothing though its owner is gone: then it is
+    stopped. `ended` is a pipe that ends with the supervisor, `owned` one that ends with the owner.
+    """
+    waiting = select.poll()
+    waiting.register(ended, select.POLLIN)
+    waiting.register(owned, 0)  # of what comes there only the end
+    if ended not in dict(waiting.poll()):
+        select.select([ended], [], [], STOPPED_LIMIT_S)
 
 
 def _end_with_owner(request: ClusterRequest) -> None:
