@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.catalog.published_figures import figures
-from orchestrator.catalog.recovery import recovery
+from orchestrator.catalog.recovery_times import recovery
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
 from orchestrator.plan.plan_warnings import CRITICAL_SOURCE
 from orchestrator.plan.step_work import ICI_RATE_SOURCE

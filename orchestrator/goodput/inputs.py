@@ -8,7 +8,7 @@ from math import exp, factorial, log2
 
 from orchestrator.catalog import Chip
 from orchestrator.catalog.chip import FailureRates, Quantity
-from orchestrator.catalog.recovery import RecoveryTime, recovery
+from orchestrator.catalog.recovery_times import RecoveryTime, recovery
 from orchestrator.formatting import DAY_S
 from orchestrator.goodput.uncertainty import changed, exactly, total
 from orchestrator.types.failure_options import FailureOptions

@@ -8,8 +8,8 @@ from orchestrator.journal.counted_steps import StepsByAttempt, counted_steps
 from orchestrator.journal.run_journal import Clock, prediction_of
 from orchestrator.journal.step_table import StepTable, read_table
 from orchestrator.report import gap as gaps
-from orchestrator.report.goodput import goodput
 from orchestrator.report.measurement import measure, peak_hbm_bytes
+from orchestrator.report.where_time_went import goodput
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.report import MemoryReport, NotCompared, Report

@@ -8,7 +8,7 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times, tensor_pays
-from orchestrator.explain.inputs import axes_of, power_of_two
+from orchestrator.explain.derivation_inputs import axes_of, power_of_two
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.nearest_specs import nearest_batches
