@@ -1,7 +1,5 @@
 """The command line: commands parse arguments, call the API and print what it returns."""
 
-import errno
-import os
 import sys
 
 import click
@@ -17,9 +15,8 @@ from orchestrator.cli.arguments import as_typed
 from orchestrator.errors import Interrupted, OrchError, SpecError
 from orchestrator.lifecycle.interrupts import OperationInterrupted
 from orchestrator.render.screen_parts import fit
-from orchestrator.render.terminal import echo, is_live, show
+from orchestrator.render.terminal import echo, is_live, report_output, report_unwritable, show
 
-UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 GROUPS = {
     "Plan": ("init", "schema", "plan", "explain", "prove", "score", "import", "export"),
     "Run": ("submit", "runs", "status", "logs", "cancel", "resume", "rm"),
@@ -103,24 +100,8 @@ def report(error: OrchError) -> None:
     echo(text, err=True)
 
 
-def report_output(error: OSError) -> int:
-    """Report an output that takes no more; the exit code. Any other error is a bug."""
-    if error.filename or error.errno not in (errno.EPIPE, *UNWRITABLE):
-        raise error
-    # The interpreter must not complain at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if error.errno == errno.EPIPE:  # whoever read our output has read enough
-        return 0
-    report_unwritable(error.strerror)
-    return 1
-
-
 def report_json(error: OrchError) -> None:
     if "--json" in sys.argv:
         from orchestrator.lifecycle.error_reports import error_report
 
         show(error_report(error), as_json=True)
-
-
-def report_unwritable(why: str | None) -> None:
-    echo(f"standard output: nothing more can be written there: {why}", err=True)

@@ -18,7 +18,8 @@ def complete_key(_: object, __: object, typed: str) -> list[str]:
     return [key for key in keys if key.startswith(typed)]
 
 
-SPEC = click.argument("spec", type=click.Path(path_type=Path, dir_okay=False))
+FILE = click.Path(path_type=Path, dir_okay=False)
+SPEC = click.argument("spec", type=FILE)
 RUN_HELP = """RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's
 directory."""
 RUN = click.argument("run", shell_complete=complete_key)

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, STORAGE
+from orchestrator.cli.arguments import FILE, JSON, RUN, RUN_HELP, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
 from orchestrator.render.next_commands import run_command, storage_command
@@ -102,7 +102,7 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 @click.argument("run")
 @STORAGE
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "-o", "--out", type=FILE, metavar="FILE",
     help="Where the page goes, instead of report.html in RUN's directory.",
 )  # fmt: skip
 @JSON
@@ -150,8 +150,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     results = orch.sync(runs, storage, progress=Display())
     following = storage_command("ui", storage)
     show(results, lambda: sync_screen(results, str(storage), following), as_json=as_json)
-    if any(one.problem for one in results):
-        raise SystemExit(1)
+    raise SystemExit(1 if any(one.problem for one in results) else 0)
 
 
 @click.command()

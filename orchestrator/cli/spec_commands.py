@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import SET, SPEC
+from orchestrator.cli.arguments import FILE, SET, SPEC
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.next_commands import spec_command
 from orchestrator.render.terminal import echo, say
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("path", required=False, type=FILE)
 @click.option("--list", "as_list", is_flag=True, help="List the examples that can be copied.")
 @click.option("--from", "example", metavar="NAME", help="Copy this example, or the spec of a file.")
 @SET

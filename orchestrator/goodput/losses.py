@@ -1,7 +1,6 @@
 """The forecast of goodput: the share of time that trains, and what takes the rest."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf, sqrt
 
 from orchestrator.formatting import DAY_S
@@ -164,8 +163,3 @@ def recovery_line(inputs: GoodputInputs, rhythm: Rhythm, kind: LossKind) -> Good
         },
         sources=inputs.sources.get(f"{kind}_s", ()),
     )
-
-
-def with_every(inputs: GoodputInputs, every: int) -> GoodputInputs:
-    """The inputs with another interval between saves."""
-    return replace(inputs, every_steps=every)
