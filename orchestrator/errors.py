@@ -57,6 +57,8 @@ class UnknownName(SpecError):
 class NoTopology(SpecError):
     """A spec leaves its topology open, and something needs a plan."""
 
+    is_prose = True
+
     def __init__(self) -> None:
         super().__init__(
             "resources.topology is auto: choose slices first; `orch plan SPEC` lists them with what"

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.network import attention, mlp
-from orchestrator.network.decoder import BLOCK_INPUT, MODEL_KEYS, decoder, published_names
+from orchestrator.network.decoder import BLOCK_INPUT, MODEL_KEYS, decoder
 from orchestrator.network.mesh_axes import (
     AXES,
     GROUPS,
@@ -20,6 +20,7 @@ from orchestrator.network.mesh_axes import (
     SHARED_OVER_DCN,
 )
 from orchestrator.network.pattern import patterns
+from orchestrator.network.published import published_weights
 from orchestrator.network.rematerialization import POLICIES, policy, remat_of, text_of
 from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.collectives import Exchange, exchanges
@@ -166,7 +167,7 @@ def test_a_ring_repeats_parallel_matmuls_as_one() -> None:
 
 def test_weights_have_the_names_of_published_checkpoints() -> None:
     """Those of LlamaForCausalLM."""
-    names = set(published_names(decoder(model_of())).values())
+    names = {one.name for one in published_weights(decoder(model_of()), "llama")}
     layer = "model.layers.{layer}."
     assert names == {
         "model.embed_tokens.weight",

@@ -15,7 +15,7 @@ from orchestrator import catalog
 from orchestrator.errors import NoTopology, SpecError
 from orchestrator.plan.many_slices import best_of_slices
 from orchestrator.plan.odds import chance, odds_of
-from orchestrator.plan.offers import is_round
+from orchestrator.plan.offers import UnknownCost, is_round
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import search, search_request
@@ -392,6 +392,13 @@ def test_a_mesh_is_for_the_slices_that_it_was_requested_for() -> None:
     spec = replace(spec, resources=replace(spec.resources, mesh=mesh))
     found = api.offers(spec, by="30d", chips="v6e")
     assert all("resources.mesh=auto" in one.overrides for one in found.offers)
+
+
+def test_another_trainer_has_no_offers() -> None:
+    """The forecast is not about its program."""
+    spec = small_spec()
+    with pytest.raises(UnknownCost):
+        api.offers(replace(spec, run=replace(spec.run, trainer="mlp")), by="30d")
 
 
 def test_gpus_have_no_offers() -> None:

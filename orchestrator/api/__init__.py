@@ -41,7 +41,14 @@ from orchestrator.api.planning import (
     write_offers,
     write_schedule,
 )
-from orchestrator.api.running import cancel, remove, resume, submit, submit_study
+from orchestrator.api.running import (
+    cancel,
+    export_weights,
+    remove,
+    resume,
+    submit,
+    submit_study,
+)
 from orchestrator.errors import OrchError
 from orchestrator.types.submit_options import SubmitOptions
 
@@ -56,6 +63,7 @@ __all__ = [
     "doctor_run",
     "explain",
     "export",
+    "export_weights",
     "follow_logs",
     "import_maxtext",
     "is_study",

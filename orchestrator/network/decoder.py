@@ -28,7 +28,6 @@ MODEL_KEYS = {
     "embed": "d_model",
 }
 BLOCK_INPUT = "block_input"
-WHOLE_NAMES = (".bias", ".sinks", "_bias")  # the ends of names that are published without `.weight`
 LAYERS = "layers"  # the name of a stack in the trainer's tree
 LOCAL = "L"  # in a pattern of windows: a layer with the window
 PUBLISHED_LAYER = "model.layers.{layer}."  # the beginning of a block's names in a checkpoint
@@ -117,20 +116,3 @@ def segments(blocks: list[Block]) -> tuple[Segment, ...]:
         )
         for one in found
     )
-
-
-def published_names(network: Network) -> dict[tuple[str, ...], str]:
-    """Each weight's place in the trainer's tree → its name in a Hugging Face checkpoint.
-
-    Names of the blocks' weights have a place for the `layer`, which is one of its stack's layers.
-    """
-    names: dict[tuple[str, ...], str] = {}
-    for weight in (*network.tables, *network.norm.weights):
-        names[weight.name,] = weight.published
-    for stack in network.stacks:
-        for weight in stack.block.weights:
-            names[stack.name, weight.name] = PUBLISHED_LAYER + weight.published
-    return {
-        path: name if name.endswith(WHOLE_NAMES) else f"{name}.weight"
-        for path, name in names.items()
-    }

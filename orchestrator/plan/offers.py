@@ -10,6 +10,7 @@ from math import inf, prod
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
+from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S
 from orchestrator.plan import flops
 from orchestrator.plan.feasibility import batch_range, replicas_in_pod, sizes_by_name
@@ -26,7 +27,7 @@ from orchestrator.plan.many_slices import best_of_slices
 from orchestrator.plan.nearest_slices import rentable
 from orchestrator.plan.nearest_specs import all_meshes
 from orchestrator.plan.odds import odds_of
-from orchestrator.plan.plan_warnings import critical_batch_tokens, large_batch
+from orchestrator.plan.plan_warnings import LEDGER_TRAINER, critical_batch_tokens, large_batch
 from orchestrator.plan.search import Choice, SearchRequest, layout_of_choice, search_request
 from orchestrator.plan.spec_changes import (
     CHIP,
@@ -50,6 +51,13 @@ MOST_CHIPS = 50_944
 HORIZON_DAYS = 365.0  # without a date, nobody waits longer
 
 
+class UnknownCost(SpecError):
+    """Days and dollars of another trainer's program are unknown."""
+
+    def __init__(self, trainer: str) -> None:
+        super().__init__(f"run.trainer is {trainer}, whose cost is unknown: offers are about llama")
+
+
 @dataclass(frozen=True)
 class Candidate:
     """Slices that may be rented, the spec on them, and what leads to it."""
@@ -66,6 +74,8 @@ class Candidate:
 
 def make_offers(spec: Spec, wanted: OfferRequest) -> Offers:
     """Every offer for a spec: those with a plan by their days, then the others."""
+    if spec.run.trainer != LEDGER_TRAINER:
+        raise UnknownCost(spec.run.trainer)
     candidates = list(all_candidates(spec, wanted))
     horizon = horizon_days(candidates, wanted)
     made: dict[int, Offer] = {}

@@ -42,7 +42,7 @@ UNDIGESTED = {
     "digest", "name", "trainer", "ledger_describes_trainer", "run_steps", "overrides", "warnings",
     "search", "forecast",
 }  # fmt: skip
-DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile")
+DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile", "start")
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -88,6 +88,7 @@ def write_plan(
         precision=experiment.precision,
         remat=choice.remat,
         data=experiment.data,
+        start=experiment.start,
         seed=experiment.seed,
         compiler_options=compiler_options(request.chip, experiment),
         chip=request.chip.name,

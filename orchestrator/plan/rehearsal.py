@@ -223,6 +223,7 @@ def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps:
         remat=plan.remat,
         compiler_options={},
         data=full.data if same_vocab else DataSource(separator=_separator(full.data, model)),
+        start=full.start if _is_small(plan) else None,
     )
 
 
@@ -245,3 +246,5 @@ def _changes(plan: Plan, copy: Plan) -> Iterator[str]:
         yield "compiler_options are left out: the CPU compiler has none of them"
     if plan.data != copy.data:
         yield f"data: {plan.data.kind} became {copy.data.kind}: the vocabulary shrank too"
+    if plan.start and not copy.start:
+        yield f"{plan.start.huggingface} is not read: the model shrank"

@@ -133,14 +133,17 @@ def frontier(found: Offers, planned: Sequence[Offer]) -> list[Part]:
     return [title, *indent([Table(rows=rows, columns=COLUMNS)])]
 
 
+def choices(found: Offers) -> dict[str, Offer | None]:
+    """Return the offers that stand out, by what they are."""
+    first = ("cheapest", found.cheapest) if found.cheapest else ("likeliest", found.likeliest)
+    return dict([first, ("fastest", found.fastest)])
+
+
 def offer_row(one: Offer, found: Offers) -> tuple[str, ...]:
-    chosen = {"cheapest": found.cheapest, "fastest": found.fastest}
-    if found.cheapest is None:
-        chosen["likeliest"] = found.likeliest
-    marks = [name for name, best in chosen.items() if best == one]
+    marks = [name for name, best in choices(found).items() if best == one]
     return (
         one.chip, one.topology, count(one.pods), count(one.chips), *cells(one.days, in_days),
-        *cells(one.dollars, dollars), odds_text(one), "both" if len(marks) > 1 else "".join(marks),
+        *cells(one.dollars, dollars), odds_text(one), "best" if len(marks) > 1 else "".join(marks),
     )  # fmt: skip
 
 

@@ -35,7 +35,12 @@ KEYS = {field: key for key, (field, *_) in SIZES.items()}
 
 def model_of(path: Path, name: str | None) -> Model:
     """The model of a config.json; `SpecProblems` says why not."""
-    config = _Config(path)
+    return text_model(read(path), name)
+
+
+def text_model(source: SpecText, name: str | None) -> Model:
+    """The model of a config.json's text."""
+    config = _Config(source)
     family = config.family()
     config.enter(family.section)
     config.check_keys(family)
@@ -48,8 +53,7 @@ def model_of(path: Path, name: str | None) -> Model:
 class _Config:
     """One config.json: its values, the places of its keys, and its problems."""
 
-    def __init__(self, path: Path) -> None:
-        source = read(path)
+    def __init__(self, source: SpecText) -> None:
         self.values = _json(source)
         root, self.problems = parse(source)
         self._root = root if isinstance(root, Mapping) else Mapping(root.place)
@@ -176,15 +180,15 @@ class _Config:
             return {}
         said = {key: self.values[key] for key in family.experts if self.values.get(key) is not None}
         values = {**family.expert_defaults, **said}
+        keys = {family.experts[key]: key for key in values}  # one that is written comes last
         legal = {
-            family.experts[key]: value
-            for key, value in values.items()
-            if self._is_legal(key, family.experts[key], value, value, "MixtureOfExperts")
+            field: values[key]
+            for field, key in keys.items()
+            if self._is_legal(key, field, values[key], values[key], "MixtureOfExperts")
         }
-        if len(legal) < len(values):
+        if len(legal) < len(keys):
             return {}
         moe = MixtureOfExperts(**legal)
-        keys = {field: key for key, field in family.experts.items()}
         for field, code, figures in mixture_faults(moe, fields.get("layers")):
             self._report(keys.get(field, next(iter(values))), code, **figures)
         return {"moe": moe}

@@ -161,6 +161,7 @@ FAMILIES = (
         experts=EXPERTS
         | {
             "num_experts": "experts",
+            "num_local_experts": "experts",  # since transformers 5
             "moe_intermediate_size": "d_ff",
             "decoder_sparse_step": "every",
             "norm_topk_prob": "normalized",

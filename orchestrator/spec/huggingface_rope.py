@@ -31,7 +31,8 @@ SCALINGS: dict[str, dict[str, str]] = {
         "truncate": "truncate",
     },
 }
-NAMES = frozenset({"type", "rope_type", "rope_theta"})
+ROTARY_SHARE = "partial_rotary_factor"
+NAMES = frozenset({"type", "rope_type", "rope_theta", ROTARY_SHARE})
 # The newer form by kind of layer → the field of its base.
 BY_LAYER = {"full_attention": "rope_theta", "sliding_attention": "local_rope_theta"}
 
@@ -81,6 +82,10 @@ def of_all_layers(
         if not is_positive(theta):
             raise Unserved(key, rope)
         fields[base] = float(theta)
+    if (share := rope.get(ROTARY_SHARE)) is not None:
+        if not is_positive(share) or share > 1:
+            raise Unserved(key, rope)
+        fields["rotary_share"] = float(share)
     kind = rope.get("rope_type", rope.get("type", PLAIN))
     if kind == PLAIN and rope.keys() <= NAMES:
         return fields

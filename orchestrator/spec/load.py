@@ -18,6 +18,7 @@ from orchestrator.spec.problem import FileReference, Problem, SpecProblems, name
 from orchestrator.spec.resolved import ResolvedSpec, default
 from orchestrator.spec.schema import KEYS_IN_FILES, field
 from orchestrator.spec.source import read
+from orchestrator.spec.starting_weights import check_start
 from orchestrator.spec.validate import validate
 from orchestrator.types.model import Model
 from orchestrator.types.spec import AUTO_TOPOLOGY, Spec
@@ -66,7 +67,9 @@ def spec_of(
     if all_problems or chip is None:
         raise SpecProblems(all_problems)
     resolved.values["resources"] |= {"chip": chip.name, "chip_definition": definition}
-    return _spec(resolved.values, configured, overrides)
+    spec = _spec(resolved.values, configured, overrides)
+    check_start(spec, resolved, folder)
+    return spec
 
 
 def _chip(

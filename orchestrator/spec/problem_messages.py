@@ -83,6 +83,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is given, must be left out for synthetic data",
         "remove it, or set kind: tokens",
     ),
+    "no-weights": ("has no safetensors, must be a folder with the weights of a model", ""),
+    "other-model": (
+        "has weights of another model, must be this one's: {names} differ",
+        "for example model: {{huggingface: {config}}}",
+    ),
     "no-such-tensor": (
         "is given, must be left out: the MLP of {model} is not gated",
         "remove it",

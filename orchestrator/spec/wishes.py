@@ -33,6 +33,8 @@ ON_DEMAND = "on-demand"
 class WrongWish(SpecError):
     """A date, budget, chip or price makes no sense. `key` is the option."""
 
+    is_prose = True
+
     def __init__(self, key: str, given: object, must: str) -> None:
         self.key = key
         super().__init__(f"{key} is {given}, must be {must}")

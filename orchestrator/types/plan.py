@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from orchestrator.types.goodput import GoodputForecast
 from orchestrator.types.model import Model
-from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat
+from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat, StartingWeights
 
 Link = Literal["dcn", "ici"]
 CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
@@ -333,6 +333,7 @@ class Plan:
     precision: Precision
     remat: Remat
     data: DataSource
+    start: StartingWeights | None = None
     seed: int
     compiler_options: dict[str, bool | int | float | str]
     chip: str

@@ -183,6 +183,20 @@ class DataSource:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StartingWeights:
+    """Weights that training starts from."""
+
+    huggingface: Annotated[
+        Text,
+        about(
+            "The folder of a Hugging Face model (config.json and safetensors), relative to the"
+            " spec.",
+            "SmolLM2-135M",
+        ),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """The identity of a run: what is trained, on what, and how precisely."""
 
@@ -222,6 +236,13 @@ class Experiment:
         ),
     ] = field(default_factory=dict)
     data: DataSource = DataSource()
+    start: Annotated[
+        StartingWeights | None,
+        about(
+            "Weights that training starts from, in place of random ones. The model is theirs.",
+            {"huggingface": "SmolLM2-135M"},
+        ),
+    ] = None
     seed: Annotated[
         int,
         about("The seed of the initial weights and of the order of the data.", ge=0, le=2**31 - 1),

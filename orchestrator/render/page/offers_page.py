@@ -1,10 +1,13 @@
 """Show offers on a page: days against dollars as one picture, and the table of the frontier."""
 
-from orchestrator.formatting import dollars, lasting
+from math import ceil, floor, log10
+
+from orchestrator.formatting import dollars
 from orchestrator.render.offers_screen import (
-    COLUMNS,
     HEAD,
+    choices,
     headline,
+    in_days,
     in_words,
     nothing_sure,
     odds_text,
@@ -18,7 +21,6 @@ from orchestrator.types.offers import Offer, Offers
 from orchestrator.types.plan import Estimate
 
 KINDS = ("matmul", "hbm", "ici", "dcn", "host", "latency")  # colors, a chip each
-WORDS = COLUMNS.index(">")
 
 
 def offers_page(found: Offers) -> str:
@@ -34,7 +36,6 @@ def offers_page(found: Offers) -> str:
         picture=picture(found, planned) if any(one.dollars for one in planned) else None,
         head=HEAD,
         rows=[offer_row(one, found) for one in shown],
-        words=WORDS,
         overrides=chosen.overrides if chosen else (),
         planned=len(planned),
         offers=len(found.offers),
@@ -74,10 +75,18 @@ def picture(found: Offers, planned: list[Offer]) -> Plot:
         curves=[line, *limits, *curves],
         flags=[
             Flag(name=name, kind="measured", x=place(one)[0], y=place(one)[1])
-            for name, one in (("cheapest", found.cheapest), ("fastest", found.fastest))
+            for name, one in choices(found).items()
             if one is not None and one.dollars
         ],
+        x_ticks=round_days(days),
     )
+
+
+def round_days(days: list[float]) -> tuple[float, ...]:
+    """Return 1, 2 and 5 times the powers of ten between the least and the most."""
+    powers = range(floor(log10(min(days))), ceil(log10(max(days))) + 1)
+    rounded = (step * 10.0**power for power in powers for step in (1, 2, 5))
+    return tuple(one for one in rounded if min(days) <= one <= max(days))
 
 
 def limit_lines(found: Offers, priced: list[Offer]) -> list[Curve]:
@@ -88,7 +97,7 @@ def limit_lines(found: Offers, priced: list[Offer]) -> list[Curve]:
     lines = []
     if by is not None:
         points = ((by, min(cost)), (by, max(cost)))
-        lines.append(Curve(name=f"within {lasting(by)}", kind="ideal", points=points))
+        lines.append(Curve(name=f"within {in_days(by)} days", kind="ideal", points=points))
     if budget is not None:
         points = ((min(days), budget), (max(days), budget))
         lines.append(Curve(name=f"budget {dollars(budget)}", kind="expected", points=points))
