@@ -1,7 +1,5 @@
 """The arguments and options that commands share."""
 
-import shlex
-import sys
 from pathlib import Path
 
 import click
@@ -32,8 +30,3 @@ STORAGE = click.option(
     "--storage", type=click.Path(path_type=Path, file_okay=False), default=RUNS, show_default=True,
     metavar="DIR", help="Where the runs are: run.storage of their specs.",
 )  # fmt: skip
-
-
-def as_typed(*without: str) -> str:
-    """The command that was typed, without some of its words."""
-    return shlex.join(["orch", *(word for word in sys.argv[1:] if word not in without)])

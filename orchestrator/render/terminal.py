@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import TextIO
 
 from orchestrator.render.screen_parts import Screen, visible, visible_json
@@ -49,6 +50,11 @@ def show(value: object, screens: Callable[[], str | list[str]] = list, *, as_jso
     else:
         texts = screens()
         say(*([texts] if isinstance(texts, str) else texts))
+
+
+def aside(as_json: bool) -> AbstractContextManager[object]:
+    """Print everything on the error stream where the standard output is to hold JSON alone."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 def report_output(error: OSError) -> int:
