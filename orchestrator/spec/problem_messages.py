@@ -71,6 +71,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is {tokens:,}, must be at least one batch: {sequences:,} x {length:,} = {least:,}",
         "for example tokens: {least}",
     ),
+    "no-such-date": ("is {text}, must be a day of the calendar", "for example 2027-03-01"),
     "end-above-peak": (
         "is {end:g}, must be at most the peak_lr of {peak:g}",
         "for example end_lr: {lower:g}",
