@@ -13,7 +13,7 @@ from orchestrator.network.rotary import rotary
 from orchestrator.types.model import Model
 
 RESULT = "attention"  # of every kind of attention
-TENSORS = ("query", "key", "value", RESULT, "mlp_input")
+TENSORS = ("latent", "query", "key", "value", RESULT, "mlp_input")
 
 
 def grouped_query_attention(model: Model, residual_scale: float, window: int | None) -> Attention:

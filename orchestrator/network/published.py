@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
+from orchestrator.errors import SpecError
 from orchestrator.network.decoder import PUBLISHED_LAYER
-from orchestrator.network.description import Network, Stack, Weight
+from orchestrator.network.description import LatentAttention, Network, Stack, Weight
 from orchestrator.network.mixture import CHOICES, EXPERTS
 
 WHOLE_NAMES = (".bias", ".sinks", "_bias")  # the ends of names that are published without `.weight`
@@ -88,13 +89,30 @@ class PublishedWeight:
 
 
 def published_weights(network: Network, model_type: str) -> list[PublishedWeight]:
-    """Every weight of a network as checkpoints of that architecture store it."""
+    """Every weight of a network as checkpoints of that architecture store it; `SpecError` where
+    they put weights together in a way of their own.
+    """
+    if not is_readable(network):
+        raise SpecError(
+            "checkpoints with latent attention or biases of experts are neither read nor written"
+        )
     naming = NAMINGS.get(model_type, LLAMA)
     found = [_table(weight) for weight in network.tables]
     found += [_vector((weight.name,), weight) for weight in network.norm.weights]
     for stack in network.stacks:
         found += _joined(naming, list(_stack(naming, stack)))
     return found
+
+
+def is_readable(network: Network) -> bool:
+    """Whether checkpoints store its weights as matrices and vectors of one layer and expert. Those
+    of DeepSeek have keys and values of a head beside one another, those of gpt-oss all experts.
+    """
+    return not any(
+        isinstance(block.attention, LatentAttention)
+        or any(vector.dimensions[0].axis == EXPERTS for vector in block.vectors)
+        for block in network.blocks
+    )
 
 
 def _table(weight: Weight) -> PublishedWeight:

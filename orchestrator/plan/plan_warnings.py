@@ -61,6 +61,12 @@ def trainer_warnings(plan: Plan) -> Iterator[PlanWarning]:
         yield plan_warning("other_trainer", ledger=LEDGER_TRAINER, trainer=plan.trainer)
 
 
+def model_warnings(plan: Plan) -> Iterator[PlanWarning]:
+    """Layers that the model has and the plan leaves out."""
+    if plan.model.mtp_layers:
+        yield plan_warning("mtp_left_out", layers=plan.model.mtp_layers)
+
+
 def host_warnings(plan: Plan) -> Iterator[PlanWarning]:
     """The policy offloads to a host whose memory is unknown."""
     offloaded = plan.forecast.host_memory_bytes_per_chip

@@ -18,6 +18,7 @@ from orchestrator.plan.plan_warnings import (
     forecast_warnings,
     host_warnings,
     kernel_warnings,
+    model_warnings,
     recipe_warnings,
     search_warnings,
     trainer_warnings,
@@ -116,6 +117,7 @@ def write_plan(
     warnings = (
         *trainer_warnings(plan),
         *host_warnings(plan),
+        *model_warnings(plan),
         *search_warnings(spec, request, result),
         *accumulation_warnings(plan, request, result),
         *kernel_warnings(plan),

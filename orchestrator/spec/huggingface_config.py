@@ -74,8 +74,8 @@ def values_of(family: Family, model: Model) -> dict[str, Any]:
     if "hidden_activation" not in values and family.defaults.get("hidden_act"):
         values["hidden_activation"] = values["hidden_act"]
     values |= dict(rope_values(model)) | window_values(family, model)
-    if model.moe is not None:
-        known = {key: getattr(model.moe, field) for key, field in family.experts.items()}
+    if model.moe is not None and family.experts is not None:
+        known = {key: getattr(model.moe, field) for key, field in family.experts.keys.items()}
         values |= {key: value for key, value in known.items() if value is not None}
     return values
 
@@ -84,7 +84,7 @@ def value_of(key: str, field: str, model: Model) -> Any:
     value = getattr(model, field)
     if key == "hidden_act":
         meant = value or ("silu" if model.gated else "gelu")
-        return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == meant)
+        return next((theirs for theirs, ours in ACTIVATIONS.items() if ours == meant), None)
     if key == "query_pre_attn_scalar":
         scalar = model.head_dim if value is None else value**-2
         return round(scalar) if isclose(scalar, round(scalar)) else scalar

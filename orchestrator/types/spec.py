@@ -19,6 +19,7 @@ from orchestrator.types.spec_fields import (
     DType,
     MatmulType,
     Microbatches,
+    MomentType,
     Name,
     NonNegativeInteger,
     NonNegativeNumber,
@@ -66,9 +67,16 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """AdamW with linear warm-up."""
+    """The optimizer, with linear warm-up."""
 
-    name: Annotated[Literal["adamw"], about("The optimizer.")] = "adamw"
+    name: Annotated[
+        Literal["adamw", "adafactor", "muon"],
+        about(
+            "AdamW; Adafactor, with second moments of rows and columns alone, whose steps are in"
+            " proportion to its parameters; or Muon, with one moment that is made orthogonal for"
+            " matrices of layers, and AdamW for all else. Muon can be planned and not trained."
+        ),
+    ] = "adamw"
     peak_lr: Annotated[
         PositiveNumber,
         about("The highest learning rate, at the end of the warm-up."),
@@ -125,9 +133,13 @@ class Precision:
     gradients: Annotated[
         DType, about("The type in which devices send gradients to each other.")
     ] = "bf16"
-    optimizer: Annotated[DType, about("The type in which the optimizer's moments are stored.")] = (
-        "fp32"
-    )
+    optimizer: Annotated[
+        MomentType,
+        about(
+            "The type in which the optimizer's moments are stored. int8 has an fp32 scale for each"
+            " 256 of them: it can be planned and not trained. Adafactor's are always fp32."
+        ),
+    ] = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +151,9 @@ class TensorTreatments:
     block_input: Annotated[
         Literal["keep", "offload"], about("The residual stream at the block's begin.")
     ] = "keep"
+    latent: Annotated[
+        Treatment, about("Latent attention: what queries, keys and values are made from.")
+    ] = "recompute"
     query: Annotated[Treatment, about("Queries, after RoPE.")] = "recompute"
     key: Annotated[Treatment, about("Keys, after RoPE.")] = "recompute"
     value: Annotated[Treatment, about("Values.")] = "recompute"

@@ -25,6 +25,7 @@ from trainers.llama.mixture import Routed, router_metrics
 from trainers.llama.model import batch_loss
 from trainers.llama.runtime import DTYPES, Runtime
 
+TRAINED = ("adamw", "adafactor")  # optimizers
 Tree = Any
 Sums = tuple[Loss, Routed | None]
 TOKENS = P(BATCH, SEQUENCE)  # of every batch leaf [sequences, length]
@@ -63,7 +64,18 @@ def runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
 
 
 def check_precision(plan: Plan) -> None:
-    """Refuse types of matmuls that can be planned only."""
+    """Refuse types and optimizers that can be planned only."""
+    name, moments = plan.optimizer.name, plan.precision.optimizer
+    if name not in TRAINED:
+        raise SpecError(
+            f"experiment.optimizer.name {name} can be planned, not trained: trainer {plan.trainer}"
+            f" has {' and '.join(TRAINED)}"
+        )
+    if moments not in DTYPES:
+        raise SpecError(
+            f"experiment.precision.optimizer {moments} can be planned, not trained: trainer"
+            f" {plan.trainer} has moments in {' or '.join(DTYPES)}"
+        )
     compute = plan.precision.compute
     if compute not in DTYPES:
         raise SpecError(
