@@ -16,7 +16,7 @@ from orchestrator.lifecycle.ending import report, report_abort, report_json
 from orchestrator.render.terminal import report_output, report_unwritable
 
 GROUPS = {
-    "Plan": ("init", "schema", "plan", "explain", "prove", "score", "import", "export"),
+    "Plan": ("init", "schema", "plan", "explain", "prove", "score", "import", "export", "data"),
     "Run": ("submit", "runs", "status", "logs", "cancel", "resume", "rm"),
     "Look": ("report", "compare", "sync", "ui"),
     "Machine": ("doctor", "calibrate", "completion"),
