@@ -221,10 +221,16 @@ def score(
     `runs` is a CSV file with the columns of the project's own, which is the default. `without`
     learns the constants anew without each document, group or software, and scores what it left out.
     """
+    from dataclasses import replace
+
     from orchestrator.score import cross_validated, with_catalog_constants
+    from orchestrator.score.goodput_score import goodput_scores, recovery_scores
 
     path = Path(runs) if runs else None
-    return cross_validated(without, path) if without else with_catalog_constants(path)
+    made = cross_validated(without, path) if without else with_catalog_constants(path)
+    if path:
+        return made
+    return replace(made, goodput=goodput_scores(), recoveries=recovery_scores())
 
 
 def calibrate(*, progress: "Progress | None" = None) -> "StoredProfile":

@@ -1,7 +1,6 @@
 """Show a score: published runs against their forecasts, with totals and what was left out."""
 
 from collections import Counter
-from collections.abc import Sequence
 
 from orchestrator.formatting import counted, percent, seconds, signed_percent, signed_points, span
 from orchestrator.render.screen_parts import (
@@ -14,7 +13,14 @@ from orchestrator.render.screen_parts import (
     next_step,
     screen,
 )
-from orchestrator.types.score import Retention, Score, ScoredRow, SoftwareSummary, Summary
+from orchestrator.types.score import (
+    GoodputScore,
+    Retention,
+    Score,
+    ScoredRow,
+    SoftwareSummary,
+    Summary,
+)
 
 
 def score_screen(score: Score, next_command: str) -> Screen:
@@ -27,6 +33,7 @@ def score_screen(score: Score, next_command: str) -> Screen:
         indent(totals(score)),
         indent(software(score)),
         indent(retention(score)),
+        goodput(score),
         indent(assumptions(score)),
         indent(labelled("left out:", f"{one.id}: {one.reason}") for one in score.left_out),
         [verdict(summary), *next_step(next_command)],
@@ -133,6 +140,27 @@ def retention_row(one: Retention) -> tuple[str, ...]:
     return one.id, str(one.slices), percent(one.measured), percent(one.expected), points
 
 
+def goodput(score: Score) -> list[Part]:
+    """Return shares of effective time, and recoveries of the campaign of faults."""
+    if not score.goodput:
+        return []
+    head = ("share of time that trains", "predicted", "80 % interval", "reported")
+    rows = [head, *map(goodput_row, score.goodput)]
+    faults = ("seconds until a step was done again", "predicted", "recorded")
+    recoveries = [
+        (one.id, seconds(one.predicted_s), seconds(one.recorded_s)) for one in score.recoveries
+    ]
+    return indent(
+        [Table(rows=rows, columns="<>>>"), Table(rows=[faults, *recoveries], columns="<>>")]
+    )
+
+
+def goodput_row(one: GoodputScore) -> tuple[str, ...]:
+    interval = span(percent(one.predicted.low), percent(one.predicted.high))
+    above = "over " if one.reported_is == "at_least" else ""
+    return one.id, percent(one.predicted.value), interval, f"{above}{percent(one.reported)}"
+
+
 def assumptions(score: Score) -> list[Part]:
     """Return what the rows do not state of their software, and what was assumed instead."""
     given = {"software": "software", "kernel": "attention kernel", "averages": "averages"}
@@ -155,27 +183,4 @@ def verdict(summary: Summary) -> str:
         f"Score: {runs(summary.rows)}, median error {share(summary.median_abs_error)}, p90"
         f" {share(summary.p90_abs_error)}, {share(summary.inside_interval)} inside the 80 %"
         f" interval, {faster}, {out}."
-    )
-
-
-def score_markdown(scores: dict[str, Score]) -> str:
-    """Return the README's table: this model and the baseline, for each way of leaving rows out."""
-    head = ("learned without", "median", "p90", "inside 80 %", "one MFU: median", "p90")
-    return markdown([head, *(markdown_row(name, one.summary) for name, one in scores.items())])
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose first row is its head and whose first column is text."""
-    lines = [f"| {' | '.join(cells)} |" for cells in rows]
-    return "\n".join([lines[0], "|---|" + "---:|" * (len(rows[0]) - 1), *lines[1:]]) + "\n"
-
-
-def markdown_row(name: str, summary: Summary) -> tuple[str, ...]:
-    return (
-        name,
-        share(summary.median_abs_error),
-        share(summary.p90_abs_error),
-        share(summary.inside_interval),
-        share(summary.baseline_median_abs_error),
-        share(summary.baseline_p90_abs_error),
     )

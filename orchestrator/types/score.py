@@ -1,6 +1,9 @@
 """Score: predictions against published runs, row by row and in total. Plain values."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.types.goodput import Uncertain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +81,35 @@ class SoftwareSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GoodputScore:
+    """A published share of effective time, and the one predicted from its own rates.
+
+    `reported_is`: a source may give a share that the run was above.
+    """
+
+    id: str
+    source: str
+    predicted: Uncertain
+    reported: float
+    reported_is: Literal["at_least", "about"]
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryScore:
+    """A kind of fault of this project's campaign: median seconds until a step was done again."""
+
+    id: str
+    faults: int
+    predicted_s: float
+    recorded_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """`learned_on` tells which rows the constants had seen: mixtures of experts are never among
-    them. `dense` and `mixtures` are the figures of these rows apart.
+    them. `dense` and `mixtures` are the figures of these rows apart. `goodput` and `recoveries` are
+    empty for rows of one's own.
     """
 
     learned_on: str
@@ -91,3 +120,5 @@ class Score:
     summary: Summary
     dense: Summary
     mixtures: Summary
+    goodput: tuple[GoodputScore, ...] = ()
+    recoveries: tuple[RecoveryScore, ...] = ()
