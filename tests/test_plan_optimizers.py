@@ -1,6 +1,7 @@
 """Optimizers in the ledgers: what they hold, and what their update costs."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.trainer_plans import TINY, plan_of
 MODEL = replace(TINY, d_model=256, d_ff=512, head_dim=32, vocab=1024)
 
 
-def layout_for(name: str, moments: MomentType = "fp32", **mesh: int) -> Layout:
+def layout_for(name: str, moments: MomentType = "fp32", **mesh: Any) -> Layout:
     plan = plan_of(
         MODEL,
         optimizer=Optimizer(name=name),  # type: ignore[arg-type]
