@@ -168,7 +168,8 @@ def page() -> str:
         "Rows with a time were compiled with the trainer as it is now. Rows without one may be of",
         "a trainer that multiplied by queries, keys and values at once, and by gate and up, also",
         "where `tensor` is 1, and whose rings passed through several buffers. Of rows of",
-        "2026-11-20 only the peak is recorded.",
+        "2026-11-20 only the peak is recorded. Two rows of four layers, of which today's formula",
+        "gives 0.88 and 0.90 of that trainer's peaks, are left out until they are compiled again.",
         "",
         *(f"- {line}" for line in summary(rows)),
         "",
@@ -186,10 +187,12 @@ def summary(rows: list[Result]) -> list[str]:
     misses = [abs(row.memory - 1) for row in rows]
     agree = sum(row.agrees for row in rows)
     goals = f"memory {MEMORY_SHARE:.0%}, payload {PAYLOAD_SHARE:.0%} on every group of axes"
+    missing = len(ROWS) - len(rows)
     return [
         f"{agree} of {len(rows)} rows agree ({goals}, FLOPs {FLOPS_SHARE:.0%})",
         f"memory is off by {median(misses):.1%} in the median and by {max(misses):.1%} at most",
         f"nothing but what is planned crosses pods in {pure} of {len(several)} plans of several",
+        f"{missing} of the {len(ROWS)} plans of the bench are not compiled yet, or not again",
     ]
 
 
