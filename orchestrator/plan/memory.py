@@ -21,6 +21,7 @@ from orchestrator.plan.memory_lines import (
     split_ways,
     stream_bytes,
 )
+from orchestrator.plan.optimizers import other_moments
 from orchestrator.plan.tiles import tiled
 from orchestrator.types.plan import LedgerLine, MemoryPhase
 from orchestrator.types.spec_fields import Treatment
@@ -64,6 +65,7 @@ def resting_lines(layout: Layout) -> list[LedgerLine]:
     return [
         line("parameters", "parameters", "size x owned", size=parameter, owned=own),
         line("optimizer_state", "optimizer", "size x owned", size=moments, owned=own),
+        *other_moment_lines(layout),
         line("copied_heads", "copied kv heads", "size x copied",
              size=parameter + moments, copied=copied),
         line("vocab_padding", "vocabulary padding", "size x filled",
@@ -71,6 +73,14 @@ def resting_lines(layout: Layout) -> list[LedgerLine]:
         line("gradient_sums", "gradient sums", "size x elements",
              size=sums, elements=own + copied + filled),
     ]  # fmt: skip
+
+
+def other_moment_lines(layout: Layout) -> list[LedgerLine]:
+    """Moments that not every parameter has as many of."""
+    if layout.optimizer.name == "adamw":
+        return []
+    size, numbers = other_moments(layout)
+    return [line("optimizer_state", "other moments", "size x numbers", size=size, numbers=numbers)]
 
 
 def tensor_bytes(layout: Layout, tensor: Tensor) -> Number:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from orchestrator.network.description import MLP, Block, Mixture, Tensor
+from orchestrator.network.description import MLP, Attention, Block, LatentAttention, Mixture, Tensor
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory_lines import FP32_BYTES, line, named, split_ways, stream_bytes
 from orchestrator.types.plan import LedgerLine
@@ -164,6 +164,8 @@ def statistics_bytes(layout: Layout, block: Block) -> Number:
 def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
     """The attention's backward pass: q, the result and their gradients, that of q also in fp32.
 
+    Keys and values of latent attention are as many, and have gradients too.
+
     The gradients of the MLP's inputs wait for their product.
     """
     return [
@@ -175,5 +177,15 @@ def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
              products=len(block.mlp.inputs), product=product_bytes(layout, block)),
         line("working_activations", "attention", "size x heads",
              size=FP32_BYTES + 4 * layout.compute_bytes,
-             heads=layout.stored_tensor_elements(block.attention.result)),
+             heads=backward_heads(layout, block.attention)),
     ]  # fmt: skip
+
+
+def backward_heads(layout: Layout, attention: Attention) -> Number:
+    """Numbers of heads that are alive in four copies and once in fp32, as if all were queries."""
+    queries, result = map(layout.stored_tensor_elements, (attention.queries, attention.result))
+    compute = layout.compute_bytes
+    alive = (FP32_BYTES + 2 * compute) * queries + 2 * compute * result
+    if isinstance(attention, LatentAttention):
+        alive += 2 * compute * sum(map(layout.stored_tensor_elements, attention.whole))
+    return alive / (FP32_BYTES + 4 * compute)
