@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.explain import explain
 from orchestrator.goodput import goodput_forecast, odds_below
 from orchestrator.goodput.inputs import no_spare
 from orchestrator.goodput.renewal import Rhythm, first_order_share
@@ -301,3 +302,18 @@ def test_the_docs_have_these_figures() -> None:
             f"| {each.id} | {each.faults} | {each.predicted_s:.0f} | {each.recorded_s:.0f} |"
             in text
         )
+
+
+def test_explain_derives_the_same_goodput(four_pods: Plan) -> None:
+    """Its formulas with the plan's numbers give the plan's shares; outside numbers are cited."""
+    sheet, forecast = explain(load(FOUR_PODS)), four_pods.forecast.goodput
+    assert sheet.goodput
+    values = {line.symbol: line.computed.value for line in sheet.goodput.lines}
+    assert values["goodput"] == pytest.approx(forecast.expected)
+    assert values["M"] == pytest.approx(forecast.seconds_between_failures)
+    shares = {line.kind: line.share for line in forecast.lines}
+    assert values["saving"] == pytest.approx(shares["saving"])
+    recovering = sum(shares[kind] for kind in ("detection", "waiting", "restart", "restore"))
+    assert values["recovering"] == pytest.approx(recovering)
+    assert {"tpu-v4-fleet", "meta-reliability"} <= {one.key for one in sheet.sources}
+    assert explain(load(FOUR_PODS, ["resources.goodput=90%"])).goodput is None

@@ -1,5 +1,6 @@
 """The commands that write specs, or make another text of one: init, schema, import, export."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,4 +152,19 @@ def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | Non
     echo(yaml_text([found.values]), nl=False)
 
 
-COMMANDS = (init, schema, import_, export)
+@click.group()
+def data() -> None:
+    """Make token sets to train on."""
+
+
+@data.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def pack(arguments: tuple[str, ...]) -> None:
+    """Pack text, JSON lines or Parquet into a token set."""
+    sys.exit(orch.pack(arguments))
+
+
+COMMANDS = (data, init, schema, import_, export)

@@ -32,6 +32,7 @@ REASONS: dict[OfferReasonCode, str] = {
     "no_rate": "have no known rate in that compute type",
 }
 SIZES = "slices and pods in steps of 2^n and 3 x 2^n; sizes between them can be rented as well"
+LEAST_DAYS = 0.01
 SPOT = "spot slices can be taken away at any time: days do not count what that costs"
 
 
@@ -54,7 +55,7 @@ def headline(found: Offers) -> str:
     request = found.request
     wishes = [f"{scaled(found.tokens)} tokens"]
     if request.by_days is not None:
-        wishes.append(f"within {in_days(request.by_days)} days")
+        wishes.append(f"within {lasting(request.by_days)}")
     if request.budget_dollars is not None:
         wishes.append(f"for {dollars(request.budget_dollars)} at most")
     return f"{found.name}: {' '.join(wishes)}, {request.prices} prices"
@@ -81,6 +82,8 @@ def sure(found: Offers) -> str:
 
 def nothing_sure(found: Offers) -> str:
     if found.likeliest is None:
+        if any(one.days for one in found.offers):
+            return "no odds: what runs on such chips reach, or their price, is unknown"
         return "no slices that can be rented have a plan for this"
     nearest = in_words(found.likeliest)
     return f"no offer is {sure(found)}; the likeliest, at {odds_text(found.likeliest)}: {nearest}"
@@ -90,7 +93,7 @@ def in_words(one: Offer) -> str:
     """Return an offer as a sentence's part."""
     slices = f"{counted(one.pods, 'slice')} of {one.chip} {one.topology}"
     cost = f", {likely(one.dollars, dollars)}" if one.dollars else ""
-    return f"{slices}, {count(one.chips)} chips: {likely(one.days, lasting)}{cost}"
+    return f"{slices}, {counted(one.chips, 'chip')}: {likely(one.days, lasting)}{cost}"
 
 
 def likely(estimate: Estimate | None, show: Callable[[float], str]) -> str:
@@ -157,7 +160,8 @@ def cells(estimate: Estimate | None, show: Callable[[float], str]) -> tuple[str,
 
 
 def in_days(days: float) -> str:
-    return to_digits(days, 3)
+    """Return days as a number; a small part of one in its own unit."""
+    return to_digits(days, 3) if days >= LEAST_DAYS else lasting(days)
 
 
 def odds_text(one: Offer) -> str:

@@ -33,7 +33,7 @@ STORE = ROOT / ".mutants"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 COMMON = ("hypothesis", "numpy", "psutil", "click", "jinja2", "jsonschema", "yaml", "rich.console")
 # A machine that does other work too makes tests slower, but never by so much.
-SLOWER, START_S = 8.0, 20.0
+SLOWER, START_S = 3.0, 10.0
 LONGEST_S = 24 * 3600.0
 NOT_RUN = -2
 

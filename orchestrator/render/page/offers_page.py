@@ -2,12 +2,11 @@
 
 from math import ceil, floor, log10
 
-from orchestrator.formatting import dollars
+from orchestrator.formatting import dollars, lasting
 from orchestrator.render.offers_screen import (
     HEAD,
     choices,
     headline,
-    in_days,
     in_words,
     nothing_sure,
     odds_text,
@@ -53,18 +52,11 @@ def verdict(found: Offers) -> str:
 def picture(found: Offers, planned: list[Offer]) -> Plot:
     """Return every offer as a dot: days across, dollars up, the frontier as a line."""
     priced = [one for one in planned if one.dollars]
-    curves = [
-        Curve(name=chip, kind=KINDS[i % len(KINDS)], dots=True, joined=False,
-              points=tuple(place(one) for one in priced if one.chip == chip),
-              labels=tuple(label(one) for one in priced if one.chip == chip))
-        for i, chip in enumerate(dict.fromkeys(one.chip for one in priced))
-    ]  # fmt: skip
     best = tuple(place(one) for one in priced if one.on_frontier)
     line = Curve(name="no other is faster and cheaper", kind="measured", points=best)
-    limits = list(limit_lines(found, priced))
-    places = [place(one) for one in priced]
-    days = [x for x, _ in places] + [x for one in limits for x, _ in one.points]
-    cost = [y for _, y in places] + [y for one in limits for _, y in one.points]
+    limits = limit_lines(found, priced)
+    points = [place(one) for one in priced] + [point for one in limits for point in one.points]
+    days, cost = [x for x, _ in points], [y for _, y in points]
     return Plot(
         x=logarithmic(days, 1.1),
         y=logarithmic(cost, 1.2),
@@ -72,7 +64,7 @@ def picture(found: Offers, planned: list[Offer]) -> Plot:
         y_name="dollars, expected",
         show_x=lambda value: f"{value:g}",
         show_y=dollars,
-        curves=[line, *limits, *curves],
+        curves=[line, *limits, *dots(priced)],
         flags=[
             Flag(name=name, kind="measured", x=place(one)[0], y=place(one)[1])
             for name, one in choices(found).items()
@@ -80,6 +72,16 @@ def picture(found: Offers, planned: list[Offer]) -> Plot:
         ],
         x_ticks=round_days(days),
     )
+
+
+def dots(priced: list[Offer]) -> list[Curve]:
+    """Return the offers of each chip as dots of one color."""
+    return [
+        Curve(name=chip, kind=KINDS[i % len(KINDS)], dots=True, joined=False,
+              points=tuple(place(one) for one in priced if one.chip == chip),
+              labels=tuple(label(one) for one in priced if one.chip == chip))
+        for i, chip in enumerate(dict.fromkeys(one.chip for one in priced))
+    ]  # fmt: skip
 
 
 def round_days(days: list[float]) -> tuple[float, ...]:
@@ -97,7 +99,7 @@ def limit_lines(found: Offers, priced: list[Offer]) -> list[Curve]:
     lines = []
     if by is not None:
         points = ((by, min(cost)), (by, max(cost)))
-        lines.append(Curve(name=f"within {in_days(by)} days", kind="ideal", points=points))
+        lines.append(Curve(name=f"within {lasting(by)}", kind="ideal", points=points))
     if budget is not None:
         points = ((min(days), budget), (max(days), budget))
         lines.append(Curve(name=f"budget {dollars(budget)}", kind="expected", points=points))
