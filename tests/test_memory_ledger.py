@@ -148,14 +148,15 @@ def products(model: Model, **changes: Any) -> float:
 
 
 def test_gradients_of_the_mlps_inputs_take_their_place() -> None:
-    """Of a gated MLP, with the inner tensor three are alive, made again or not; around a ring too.
-    One input is differentiated in place.
+    """Where attention runs again before them, and around a ring: with the inner tensor three are
+    alive. Where its result is kept, five; one input is differentiated in place.
     """
     ungated = replace(MODEL, gated=False)
     ring = MeshRequest(data=1, fsdp=4, sequence=1, tensor=4)
-    assert [products(MODEL, remat=name) for name in ("full", "none")] == [3, 3]
-    assert products(MODEL, remat="full", mesh=ring) == 3
-    assert [products(ungated, remat=name) for name in ("full", "none")] == [2, 1]
+    policies = ("full", "keep_attention", "none")
+    assert [products(MODEL, remat=name) for name in policies] == [3, 5, 3]
+    assert products(MODEL, remat="keep_attention", mesh=ring) == 3
+    assert [products(ungated, remat=name) for name in policies] == [2, 2, 1]
 
 
 MIXTURE = replace(MODEL, moe=MixtureOfExperts(experts=8, top_k=2))

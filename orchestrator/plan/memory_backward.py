@@ -68,8 +68,7 @@ def mlp_lines(layout: Layout, block: Block) -> list[LedgerLine]:
     """The MLP's backward pass, with all that the attention's will need.
 
     The stream is alive in four stages, and where `tensor` goes round a ring, in four more that are
-    gathered. Of a gated MLP the inner tensor is alive beside its inputs, whose place their
-    gradients take; an activation function of one input is computed in place.
+    gathered.
     """
     ways = split_ways(layout)
     ring = ways > 1
@@ -88,12 +87,15 @@ def mlp_lines(layout: Layout, block: Block) -> list[LedgerLine]:
 def mlp_products(layout: Layout, block: Block) -> Number:
     """Inner tensors of the MLP that are alive at once in its backward pass.
 
-    The products of experts are parts of one, whose place their gradients do not take.
+    Made again, they are beside their gradients, but where attention runs again before them. The
+    products of experts are parts of one, whose place their gradients do not take.
     """
     inputs, away = len(block.mlp.inputs), inputs_away(layout, block.mlp)
     if isinstance(block.mlp, Mixture):
         return inputs + away
-    return np.where(split_ways(layout) > 1, inputs + 1, inputs + (1 if inputs > 1 else away))
+    again = layout.remat.share(block.attention.result.name, "recompute")
+    without_ring = inputs + away if inputs == 1 else inputs + 1 + away * (1 - again)
+    return np.where(split_ways(layout) > 1, inputs + 1, without_ring)
 
 
 def inputs_away(layout: Layout, mlp: MLP) -> Number:
