@@ -44,6 +44,7 @@ from orchestrator.api.planning import (
 from orchestrator.api.running import (
     cancel,
     export_weights,
+    pack,
     remove,
     resume,
     submit,
@@ -71,6 +72,7 @@ __all__ = [
     "load",
     "logs",
     "offers",
+    "pack",
     "plan",
     "plans",
     "prove",

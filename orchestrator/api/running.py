@@ -151,3 +151,13 @@ def export_weights(
     from orchestrator.lifecycle.weights import export_weights as export
 
     return export(run, Path(storage), Path(out), dtype, step, progress or silent)
+
+
+def pack(arguments: Sequence[str]) -> int:
+    """Make a token set as `orch data pack` does, and return its exit code. It prints."""
+    from orchestrator.extras import require
+
+    require("prove")
+    from orchestrator.lifecycle.pack import pack as pack_tokens
+
+    return pack_tokens(arguments)

@@ -1,12 +1,13 @@
 """The commands that write specs, or make another text of one: init, schema, import, export."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import JSON, RUN, SET, SPEC, STORAGE
+from orchestrator.cli.arguments import FILE, JSON, RUN, SET, SPEC, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
 from orchestrator.render.next_commands import spec_command
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("path", required=False, type=FILE)
 @click.option("--list", "as_list", is_flag=True, help="List the examples that can be copied.")
 @click.option("--from", "example", metavar="NAME", help="Copy this example, or the spec of a file.")
 @SET
@@ -151,4 +152,19 @@ def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | Non
     echo(yaml_text([found.values]), nl=False)
 
 
-COMMANDS = (init, schema, import_, export)
+@click.group()
+def data() -> None:
+    """Make token sets to train on."""
+
+
+@data.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def pack(arguments: tuple[str, ...]) -> None:
+    """Pack text, JSON lines or Parquet into a token set."""
+    sys.exit(orch.pack(arguments))
+
+
+COMMANDS = (data, init, schema, import_, export)

@@ -23,7 +23,10 @@ TASK = "weights"
 COMMAND = (sys.executable, "-m", "trainers.huggingface.write")
 PLAN, CHECKPOINTS = "plan.json", "checkpoints"  # of a run of `python -m trainers`
 # What goes with weights besides their config: the tokenizer, and how text is generated.
-COMPANIONS = ("tokenizer*", "special_tokens_map*", "vocab.*", "merges.txt", "generation_config*")
+COMPANIONS = (
+    "tokenizer*", "special_tokens_map*", "vocab.*", "merges.txt", "chat_template*",
+    "generation_config*",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -237,6 +237,7 @@ FIXED: dict[str, tuple[Any, str]] = {
 # Keys that do not change what is computed in pre-training.
 HARMLESS = frozenset(
     {
+        "_model_name_or_path",
         "_name_or_path",
         "_sliding_window_pattern",
         "architectures",
