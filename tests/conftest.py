@@ -54,6 +54,7 @@ LONGEST = (
     "test_multihost",
     "test_trainer_program",
     "test_trainer_contract",
+    "test_offers",
     "test_nearest_specs",
     "test_network",
     "test_own_trainer",

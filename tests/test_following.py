@@ -2,13 +2,14 @@
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 import pytest
 
+import orchestrator
 from orchestrator import journal, tracking
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog, liveness
@@ -19,12 +20,12 @@ from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.rehearse import RehearsalFollower
 from orchestrator.lifecycle.requests import Caller, Provenance
-from orchestrator.render import display, status_line
-from orchestrator.render import rehearsal_screen as render
+from orchestrator.render import display, run_lines, status_line
 from orchestrator.render.display import Display
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import FollowStarted, StopSent, TaskEnded, Tracked
 from orchestrator.types.submit_options import SubmitOptions
+from tests.conftest import RunOrch
 from tests.journals import Clock, reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
 
@@ -153,7 +154,7 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
         "compiled in 2 s, state ready in 1 s",
         "step 1 of 3",
     ]
-    expected = ["run: Ray starts the driver", "run: step 3 of 3"]
+    expected = ["run: the driver starts", "run: step 3 of 3"]
     assert list(dict.fromkeys(DrawnLine.texts)) == (expected if live else [])
     assert printed.err == ""
 
@@ -180,7 +181,7 @@ def test_after_the_last_step_no_other_is_waited_for(
 ) -> None:
     """A run has its last words to write then."""
     write_steps(recorded.path, journal.claim_run(recorded).start_attempt(tiny_plan()), range(done))
-    assert render.waiting_for(recorded.run()) == waits
+    assert run_lines.waiting_for(recorded.run()) == waits
 
 
 def test_a_dropped_connection_is_said_once_and_survived(
@@ -357,3 +358,17 @@ def test_a_resume_ends_the_jobs_that_the_run_had_before(recorded: journal.Journa
     cluster.end_earlier_jobs(cast(ClusterClient, jobs), run, 7)
     assert sorted(jobs.ended) == [cluster.job_name(run, event) for event in (1, 4)]
     cluster.end_earlier_jobs(cast(ClusterClient, FakeJobs(refuses=True)), run, 7)
+
+
+@pytest.mark.parametrize(("how", "code"), [("--detach", 0), ("--yes", 1)])
+def test_a_resume_that_is_not_followed_ends_well_once_it_is_submitted(
+    how: str,
+    code: int,
+    recorded: journal.Journal,
+    monkeypatch: pytest.MonkeyPatch,
+    orch: RunOrch,
+) -> None:
+    """The run is still lost then: its new driver has not come."""
+    lost = replace(recorded.run(), state="lost")
+    monkeypatch.setattr(orchestrator, "resume", lambda *_, **__: lost)
+    assert orch("resume", "it", how).returncode == code

@@ -1,18 +1,17 @@
 """The commands that start and end runs: submit, resume, cancel, rm."""
 
 import sys
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE, as_typed
+from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE
 from orchestrator.errors import SpecError
 from orchestrator.render.display import Display
-from orchestrator.render.next_commands import run_command, spec_command
-from orchestrator.render.terminal import say, show
+from orchestrator.render.next_commands import as_typed, run_command, spec_command
+from orchestrator.render.terminal import aside, say, show
 
 if TYPE_CHECKING:
     from orchestrator.lifecycle.requests import Confirm
@@ -123,11 +122,6 @@ def submit(
     finish(run, left=display.left, as_json=as_json)
 
 
-def aside(as_json: bool) -> AbstractContextManager[object]:
-    """Print everything on the error stream where the standard output is to hold JSON alone."""
-    return redirect_stdout(sys.stderr) if as_json else nullcontext()
-
-
 def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
     """A function that asks before chips are taken; None where nobody can answer."""
 
@@ -143,11 +137,12 @@ def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
     return confirm if yes or dry_run or sys.stdin.isatty() else None
 
 
-def finish(run: "Run", *, left: bool, as_json: bool) -> NoReturn:
+def finish(run: "Run", *, left: bool, as_json: bool, detached: bool = False) -> NoReturn:
+    """Show a run, and exit as it stands. One that was only submitted has no driver yet."""
     from orchestrator.lifecycle import exit_codes
 
     show(run, as_json=as_json)
-    raise SystemExit(exit_codes.of_run(run, left=left))
+    raise SystemExit(0 if detached else exit_codes.of_run(run, left=left))
 
 
 def finish_study(result: "StudyResult") -> NoReturn:
@@ -183,7 +178,7 @@ def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **ho
     display, confirm = Display(detach=detach), confirmation(yes=yes)
     with aside(as_json):
         run_now = orch.resume(run, storage, detach=detach, confirm=confirm, progress=display, **how)
-    finish(run_now, left=display.left, as_json=as_json)
+    finish(run_now, left=display.left, as_json=as_json, detached=detach)
 
 
 @click.command(epilog=RUN_HELP)

@@ -89,12 +89,10 @@ def _remat_names_tensors_of_the_model(spec: ResolvedSpec) -> None:
         return
     shape = asdict(catalog.model(model)) if isinstance(model, str) else model
     name = model if isinstance(model, str) else model.get("name", "the model")
-    for tensor, exists in (
-        ("gate", shape.get("gated", True)),
-        ("latent", shape.get("latent") is not None),
-    ):
-        if tensor in remat and not exists:
-            spec.report(f"experiment.remat.{tensor}", "no-such-tensor", model=name)
+    if "gate" in remat and not shape.get("gated", True):
+        spec.report("experiment.remat.gate", "no-such-tensor", model=name)
+    if remat.get("latent", "recompute") != "recompute" and shape.get("latent") is None:
+        spec.report("experiment.remat.latent", "no-latent", model=name)
 
 
 def _pods_are_in_order(spec: ResolvedSpec) -> None:

@@ -97,6 +97,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "has weights of another model, must be this one's: {names} differ",
         "for example model: {{huggingface: {config}}}",
     ),
+    "no-latent": (
+        "is given, must be left out: {model} has no latent attention",
+        "remove it",
+    ),
     "no-such-tensor": (
         "is given, must be left out: the MLP of {model} is not gated",
         "remove it",
