@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.prove.proof_folder import has_plan
-from orchestrator.render.next_commands import offer_command
-from orchestrator.render.offers_screen import offers_screen, to_take
 from orchestrator.render.plan_screen import plan_screen
-from orchestrator.types.offers import Offers
 from orchestrator.types.plan import Plan
+
+if TYPE_CHECKING:
+    from orchestrator.types.offers import Offers
 
 
 def plans_screen(plans: Sequence[Plan], next_command: str) -> str:
@@ -26,8 +27,11 @@ def _known_proof(plan: Plan) -> str:
     return proof_summary(known.proof, known.age_s or 0.0) if known else ""
 
 
-def wanted_offers_screen(found: Offers, spec: Path, overrides: Sequence[str]) -> str:
+def wanted_offers_screen(found: "Offers", spec: Path, overrides: Sequence[str]) -> str:
     """The offers for a spec; the next command plans the one that is proposed."""
+    from orchestrator.render.next_commands import offer_command  # noqa: PLC0415  plans have none
+    from orchestrator.render.offers_screen import offers_screen, to_take  # noqa: PLC0415
+
     chosen = to_take(found)
     following = offer_command(spec, overrides, chosen.overrides) if chosen else None
     return offers_screen(found, following)
