@@ -260,7 +260,9 @@ def test_a_run_grows_by_a_slice_that_it_could_use(
     attempt = ScriptedAttempt(slices=(used, replace(other, **change)))
     with watched(tmp_path, attempt) as (_, watch):
         assert not watch._can_grow()
-        watch.slices, watch.most_pods = SLICES[:1], 2
+        watch.most_pods = 2
+        assert not watch._can_grow()  # it has all that it wants
+        watch.slices = SLICES[:1]
         assert watch._can_grow() == grows
         attempt._slices = None
         assert not watch._can_grow()
