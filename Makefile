@@ -38,7 +38,7 @@ BROWSER := [ -z "$$CI" ] || command -v chromium >/dev/null || ! command -v apt-g
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-docs test-slow lint bench score bench-calibrate bench-proof \
-	bench-maxtext chaos chaos-train fuzz mutants lock clean
+	bench-huggingface bench-maxtext chaos chaos-train fuzz mutants lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
@@ -92,6 +92,15 @@ fuzz: setup  ## load 20,000 mutated specs
 
 score: setup  ## learn constants from published runs, score them on unseen runs
 	@$(BIN)/python -m tests.bench.score_table
+
+# torch is large, and needed for nothing else: it has an environment of its own.
+bench-huggingface: setup  ## logits of transformers for small models, and the trainer's beside them
+	@[ -e .venv-huggingface/ready ] || { $(PYTHON) -m venv .venv-huggingface && \
+		.venv-huggingface/bin/pip install -q torch transformers && touch .venv-huggingface/ready; }
+	@rm -rf build/huggingface
+	@$(BIN)/python -m tests.bench.huggingface_logits write build/huggingface
+	@.venv-huggingface/bin/python tests/bench/huggingface_logits.py logits build/huggingface
+	@$(BIN)/python -m pytest -m "slow or not slow" tests/test_huggingface_weights.py -k logits
 
 bench-proof: setup  ## compile 58 plans and write docs/proof-bench.md (four hours)
 	@$(BIN)/python -m tests.bench.proof_table

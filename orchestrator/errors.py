@@ -54,6 +54,18 @@ class UnknownName(SpecError):
         super().__init__(f"unknown {kind} {name!r}; known: {', '.join(known)}")
 
 
+class NoTopology(SpecError):
+    """A spec leaves its topology open, and something needs a plan."""
+
+    is_prose = True
+
+    def __init__(self) -> None:
+        super().__init__(
+            "resources.topology is auto: choose slices first; `orch plan SPEC` lists them with what"
+            " to paste"
+        )
+
+
 class NoSuchSlice(SpecError):
     """A chip does not have this topology. `legal` lists those that it has."""
 

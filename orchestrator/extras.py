@@ -11,8 +11,8 @@ from orchestrator.errors import MissingExtra
 
 # A package for each purpose of an extra; pyproject.toml lists all that it installs.
 PACKAGES = {
-    "prove": ("jax", "optax", "orbax"),
-    "run": ("jax", "optax", "orbax", "ray", "mlflow"),
+    "prove": ("jax", "optax", "orbax", "safetensors"),
+    "run": ("jax", "optax", "orbax", "safetensors", "ray", "mlflow"),
     "score": ("scipy",),
 }
 

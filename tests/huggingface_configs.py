@@ -265,6 +265,60 @@ QWEN_3_MOE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "use_sliding_window": False,
 }
+STRETCHED_40 = {
+    "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+    "original_max_position_embeddings": 4096, "type": "yarn",
+}  # fmt: skip
+DEEPSEEK: dict[str, Any] = {
+    "attention_bias": False, "attention_dropout": 0.0, "aux_loss_alpha": 0.001, "ep_size": 1,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV2Config"}, "hidden_act": "silu",
+    "initializer_range": 0.02, "kv_lora_rank": 512, "max_position_embeddings": 163_840,
+    "moe_layer_freq": 1, "pretraining_tp": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-6, "rope_scaling": STRETCHED_40, "rope_theta": 10_000, "seq_aux": True,
+    "tie_word_embeddings": False, "use_cache": True, "v_head_dim": 128,
+}  # fmt: skip
+DEEPSEEK_V2 = DEEPSEEK | {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
+    "first_k_dense_replace": 1, "n_shared_experts": 2, "norm_topk_prob": False,
+    "num_experts_per_tok": 6, "scoring_func": "softmax",
+}  # fmt: skip
+DEEPSEEK_V3 = (
+    DEEPSEEK
+    | shape(61, 7168, 18_432, 128, 128, 129_280)
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+        "first_k_dense_replace": 3, "moe_intermediate_size": 2048, "n_group": 8,
+        "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_experts_per_tok": 8, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+        "quantization_config": {"fmt": "e4m3", "quant_method": "fp8"},
+        "rope_scaling": STRETCHED_40 | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_group": 4,
+        "topk_method": "noaux_tc",
+    }
+)  # fmt: skip
+GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+    "eos_token_id": 200_002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
+    "initial_context_length": 4096, "initializer_range": 0.02, "max_position_embeddings": 131_072,
+    "model_type": "gpt_oss", "num_experts_per_tok": 4, "output_router_logits": False,
+    "pad_token_id": 199_999, "quantization_config": {"quant_method": "mxfp4"},
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+        "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False,
+    },
+    "rope_theta": 150_000, "router_aux_loss_coef": 0.9, "sliding_window": 128,
+    "swiglu_limit": 7.0, "tie_word_embeddings": False, "use_cache": True,
+}  # fmt: skip
+
+
+def gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+    """A config of gpt-oss, of so many layers and experts."""
+    kinds = ["sliding_attention", "full_attention"] * (layers // 2)
+    sizes: dict[str, Any] = {"num_local_experts": experts, "layer_types": kinds}
+    return {**GPT_OSS, **shape(layers, 2880, 2880, 64, 8, 201_088), **sizes}
+
+
 # Configs with experts, and their parameters in billions as published: all, and active.
 EXPERTS: dict[str, tuple[dict[str, Any], float, float]] = {
     "Mixtral-8x7B-v0.1": (MIXTRAL | shape(32, 4096, 14_336, 32, 8, 32_000), 46.70, 12.88),
@@ -279,4 +333,25 @@ EXPERTS: dict[str, tuple[dict[str, Any], float, float]] = {
         235.1,
         22.2,
     ),
-}
+    "DeepSeek-V2-Lite": (
+        DEEPSEEK_V2
+        | shape(27, 2048, 10_944, 16, 16, 102_400)
+        | {"moe_intermediate_size": 1408, "n_routed_experts": 64, "n_group": 1, "topk_group": 1,
+           "q_lora_rank": None, "routed_scaling_factor": 1.0, "topk_method": "greedy"},
+        15.71,
+        2.66,
+    ),
+    "DeepSeek-V2": (
+        DEEPSEEK_V2
+        | shape(60, 5120, 12_288, 128, 128, 102_400)
+        | {"moe_intermediate_size": 1536, "n_routed_experts": 160, "n_group": 8, "topk_group": 3,
+           "q_lora_rank": 1536, "routed_scaling_factor": 16.0,
+           "topk_method": "group_limited_greedy"},
+        235.7,
+        21.4,
+    ),
+    "DeepSeek-V3": (DEEPSEEK_V3, 671.0, 37.6),
+    # OpenAI's card has 3.61B and 5.13B active: it leaves out the embedding, of 0.58B.
+    "gpt-oss-20b": (gpt_oss(24, 32), 20.91, 3.61 + 0.58),
+    "gpt-oss-120b": (gpt_oss(36, 128), 116.83, 5.13 + 0.58),
+}  # fmt: skip

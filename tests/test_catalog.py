@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
+from orchestrator.catalog.goodput_runs import goodput_runs
 from orchestrator.catalog.published_figures import figures
 from orchestrator.catalog.recovery import recovery
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
@@ -31,7 +32,7 @@ DATASHEETS = {
     "v5e": (197e12, 16 * GIB, 0.819e12, 50e9, 3.125e9, 256, 1.20),
     "v5p": (459e12, 95 * GIB, 2.765e12, 100e9, 6.25e9, 8960, 4.20),
     "v6e": (918e12, 32 * GIB, 1.638e12, 100e9, 12.5e9, 256, 2.70),
-    "tpu7x": (2307e12, 192 * GIB, 7.38e12, 100e9, 12.5e9, 9216, None),
+    "tpu7x": (2307e12, 192 * GIB, 7.38e12, 100e9, 12.5e9, 9216, 12.00),
     "h100": (989.4e12, 80e9, 3.35e12, 450e9, 50e9, 8, 10.98),
     "h200": (989.4e12, 141e9, 4.8e12, 450e9, 50e9, 8, 10.84),
     "b200": (2250e12, 180e9, 8e12, 900e9, 50e9, 8, 11.28),
@@ -54,6 +55,8 @@ PARAMETERS = {
     "gemma3-27b": 27_009_346_304,  # as the text model of tests/huggingface_configs.py
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    "deepseek-v3": 671_026_419_200,
+    "gpt-oss-120b": 116_829_156_672,
 }
 
 WRAPS = [
@@ -135,20 +138,38 @@ def quantities(value: Any, path: str) -> Iterator[tuple[str, Quantity]]:
 
 
 def tensors(model: Model) -> list[tuple[int, ...]]:
-    """The shape of every tensor of a Llama, a mixture, a Qwen3 or a Gemma 3, written out."""
+    """The shape of every tensor of a Llama, a mixture, a Qwen3, a Gemma 3, a DeepSeek-V3 or a
+    gpt-oss, written out.
+    """
     width, query, kv = model.d_model, model.heads * model.head_dim, model.kv_heads * model.head_dim
     attention: list[tuple[int, ...]] = [(width, query), (width, kv), (width, kv), (query, width)]
-    mlp = [(width, model.d_ff), (width, model.d_ff), (model.d_ff, width)]
+    dense: list[tuple[int, ...]] = [(width, model.d_ff), (width, model.d_ff), (model.d_ff, width)]
+    mlp = dense
+    if latent := model.latent:
+        heads = model.heads
+        attention = [
+            (width, 1536), (1536,), (1536, heads * (128 + 64)), (width, 512 + 64), (512,),
+            (512, heads * (128 + 128)), (heads * latent.value_dim, width),
+        ]  # fmt: skip
+    if model.sinks:
+        attention += [(query,), (kv,), (kv,), (width,), (model.heads,)]
     if model.moe:
         inner = model.moe.d_ff or model.d_ff
-        expert = [(width, inner), (width, inner), (inner, width)]
-        mlp = [*expert * model.moe.experts, (width, model.moe.experts)]
+        expert: list[tuple[int, ...]] = [(width, inner), (width, inner), (inner, width)]
+        if model.moe.biases:
+            expert += [(inner,), (inner,), (width,)]
+        count = model.moe.experts + model.moe.shared_experts
+        mlp = [*expert * count, (width, model.moe.experts)]
+        if model.moe.balance_bias or model.moe.router_bias:
+            mlp += [(model.moe.experts,)]
     if model.qk_norm == "head":
         attention += [(model.head_dim,), (model.head_dim,)]
     norms = [(width,)] * (4 if model.norm_placement == "both" else 2)
-    layer = [*attention, *mlp, *norms]
+    first = model.moe.dense_layers if model.moe else 0
+    layers = [*attention, *mlp, *norms] * (model.layers - first)
+    layers += [*attention, *dense, *norms] * first
     vocabulary = [(model.vocab, width)] if model.tied else [(model.vocab, width)] * 2
-    return [*vocabulary, *layer * model.layers, (width,)]
+    return [*vocabulary, *layers, (width,)]
 
 
 @st.composite
@@ -202,6 +223,7 @@ def test_every_number_is_positive_and_of_its_unit(name: str) -> None:
         "flops_per_s": (1e13, 1e16),
         "bytes_per_s": (3e9, 1e13),
         "bytes": (1e10, 3e11),
+        "spot_dollars_per_hour": (0.1, 10),
         "dollars_per_hour": (0.5, 20),
         "chips": (8, 20_000),
         "matrix_unit": (128, 256),
@@ -270,6 +292,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         named |= {names.source for names in (chip.ray, chip.libtpu, chip.gke) if names}
         named |= {one.source for one in (chip.libtpu.options if chip.libtpu else {}).values()}
     named |= {one.source for one in vars(recovery()).values()}
+    named |= {one.source for one in goodput_runs()}
     named |= {"published-runs", CRITICAL_SOURCE, ICI_RATE_SOURCE} | {
         figure.source for figure in figures()
     }

@@ -153,7 +153,7 @@ def test_every_make_target_exists(document: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_fast_commands_do_what_the_document_says(document: Path, tmp_path: Path) -> None:
-    """Commands that plan, explain and score end with the stated status."""
+    """Commands that plan and explain end with the stated status."""
     fast = [one for one in commands_of(document) if FAST.match(one.text)]
     reader = project(tmp_path) if fast else tmp_path
     faults = [fault_of(command, reader) for command in fast]

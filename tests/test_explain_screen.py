@@ -189,6 +189,8 @@ def test_every_source_that_is_named_is_listed(key: str) -> None:
     listed = [citation.key for citation in sheet.sources]
     assert len(listed) == len(set(listed))
     named = {source for line in lines_of(sheet) for source in line.sources}
+    losses = sheet.goodput.lines if sheet.goodput else ()
+    named |= {source for line in losses for source in line.sources}
     named |= {entry.source for entry in sheet.inputs if entry.source}
     named |= {quote.source for entry in sheet.quotes for quote in entry.figures}
     named |= {sheet.expectation.source} if sheet.expectation else set()

@@ -2,13 +2,14 @@
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 import pytest
 
+import orchestrator
 from orchestrator import journal, tracking
 from orchestrator.errors import OrchError
 from orchestrator.journal import StepLog, liveness
@@ -25,6 +26,7 @@ from orchestrator.render.display import Display
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import FollowStarted, StopSent, TaskEnded, Tracked
 from orchestrator.types.submit_options import SubmitOptions
+from tests.conftest import RunOrch
 from tests.journals import Clock, reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
 
@@ -357,3 +359,17 @@ def test_a_resume_ends_the_jobs_that_the_run_had_before(recorded: journal.Journa
     cluster.end_earlier_jobs(cast(ClusterClient, jobs), run, 7)
     assert sorted(jobs.ended) == [cluster.job_name(run, event) for event in (1, 4)]
     cluster.end_earlier_jobs(cast(ClusterClient, FakeJobs(refuses=True)), run, 7)
+
+
+@pytest.mark.parametrize(("how", "code"), [("--detach", 0), ("--yes", 1)])
+def test_a_resume_that_is_not_followed_ends_well_once_it_is_submitted(
+    how: str,
+    code: int,
+    recorded: journal.Journal,
+    monkeypatch: pytest.MonkeyPatch,
+    orch: RunOrch,
+) -> None:
+    """The run is still lost then: its new driver has not come."""
+    lost = replace(recorded.run(), state="lost")
+    monkeypatch.setattr(orchestrator, "resume", lambda *_, **__: lost)
+    assert orch("resume", "it", how).returncode == code

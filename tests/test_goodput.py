@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.explain import explain
 from orchestrator.goodput import goodput_forecast, odds_below
 from orchestrator.goodput.inputs import no_spare
 from orchestrator.goodput.renewal import Rhythm, first_order_share
 from orchestrator.plan.planner import make_plan
+from orchestrator.score.goodput_score import goodput_scores, recovery_scores
 from orchestrator.spec.load import load
 from orchestrator.spec.spec_text import spec_text
 from orchestrator.types.failure_options import FailureOptions
@@ -263,3 +265,55 @@ def test_the_plan_is_whole_as_json(four_pods: Plan) -> None:
     assert {"expected", "low", "high", "lines", "every_steps", "inputs"} <= goodput.keys()
     named = [key for keys in goodput["inputs"]["sources"].values() for key in keys]
     assert set(named) <= catalog.sources().keys()
+
+
+def test_published_shares_are_inside_their_predicted_intervals() -> None:
+    """Each from its own rates; a share that a run was above is no higher than the interval."""
+    scores = {one.id: one for one in goodput_scores()}
+    assert len(scores) == 6
+    for one in scores.values():
+        low = 0.0 if one.reported_is == "at_least" else one.predicted.low - 0.03
+        assert low <= one.reported <= one.predicted.high + 0.03, one
+    llama = scores["Llama 3 405B, 16,384 H100"]
+    assert llama.predicted.value > llama.reported
+    storage, memory = (
+        scores[f"Gemini 1, 8 v4 pods, from {where}"] for where in ("storage", "memory")
+    )
+    assert memory.predicted.value - storage.predicted.value > 0.08
+
+
+def test_recoveries_of_the_campaign_are_the_drivers_own_times() -> None:
+    """Within a fifth of the recorded medians, for all kinds of faults."""
+    scores = recovery_scores()
+    assert sum(one.faults for one in scores) == 43
+    for one in scores:
+        assert one.predicted_s == pytest.approx(one.recorded_s, rel=0.2), one
+
+
+def test_the_docs_have_these_figures() -> None:
+    """Both tables, to the figures shown."""
+    text = (ROOT / "docs" / "goodput.md").read_text(encoding="utf-8")
+    for one in goodput_scores():
+        low, high = f"{one.predicted.low:.1%}", f"{one.predicted.high:.1%}"
+        row = f"| {one.id} | {one.predicted.value:.1%} | {low} to {high} |"
+        assert row.replace("%", " %") in text
+    for each in recovery_scores():
+        assert (
+            f"| {each.id} | {each.faults} | {each.predicted_s:.0f} | {each.recorded_s:.0f} |"
+            in text
+        )
+
+
+def test_explain_derives_the_same_goodput(four_pods: Plan) -> None:
+    """Its formulas with the plan's numbers give the plan's shares; outside numbers are cited."""
+    sheet, forecast = explain(load(FOUR_PODS)), four_pods.forecast.goodput
+    assert sheet.goodput
+    values = {line.symbol: line.computed.value for line in sheet.goodput.lines}
+    assert values["goodput"] == pytest.approx(forecast.expected)
+    assert values["M"] == pytest.approx(forecast.seconds_between_failures)
+    shares = {line.kind: line.share for line in forecast.lines}
+    assert values["saving"] == pytest.approx(shares["saving"])
+    recovering = sum(shares[kind] for kind in ("detection", "waiting", "restart", "restore"))
+    assert values["recovering"] == pytest.approx(recovering)
+    assert {"tpu-v4-fleet", "meta-reliability"} <= {one.key for one in sheet.sources}
+    assert explain(load(FOUR_PODS, ["resources.goodput=90%"])).goodput is None

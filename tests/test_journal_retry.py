@@ -181,6 +181,16 @@ def test_retries_without_progress_end(ends: list[End], failures: int, preemption
         assert stuck <= failures + preemptions
 
 
+def test_two_failures_in_a_row_before_the_first_step_end_no_run_that_has_started_before() -> None:
+    """On many chips machines fail during restarts too; a start that never worked is not retried."""
+    started, twice = End("failure", 7, "gone"), [End("failure", 0, "lost a rank")] * 2
+    generous = RetryLimits(failures=100)
+    assert decide_retry(run_after(started, *twice), generous).retry
+    assert not decide_retry(run_after(*twice), generous).retry
+    again = [End("failure", 7, "bad batch"), End("failure", 7, "bad batch")]
+    assert not decide_retry(run_after(started, *again), generous).retry
+
+
 def test_retries_are_decided_from_the_journal(tmp_path: Path) -> None:
     writer = claimed_run(tmp_path)
     for attempt in range(1, 4):

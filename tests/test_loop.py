@@ -30,6 +30,7 @@ from trainers import llama
 from trainers.contract import Program, build
 from trainers.data import pack
 from trainers.data.batch_source import batch_source
+from trainers.data.encoders import TokenArrays
 from trainers.data.manifest import FILE_NAME
 from trainers.loop import Assignment, run, train
 
@@ -195,7 +196,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 
 def token_plan(folder: Path, tokens: int) -> Plan:
     np.save(folder / "a.npy", np.arange(tokens) % 64)
-    tokenizer = pack.Tokenizer(name="x", vocab=64)
+    tokenizer = TokenArrays(name="x", vocab=64)
     pack.pack(folder / "set", [folder / "a.npy"], tokenizer)
     return toy_plan(data=DataSource(kind="tokens", path=str(folder / "set" / FILE_NAME)))
 

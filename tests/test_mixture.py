@@ -120,6 +120,22 @@ def test_fewer_rows_than_choices_compute_less() -> None:
     )
 
 
+def test_imbalance_is_work_beyond_the_mean() -> None:
+    """Where experts lie apart and none is dropped; it is no work of the model."""
+    apart = {"expert": 2, "fsdp": 2}
+    uneven, even = (layout_for(model_of(imbalance=one), **apart) for one in (1.5, 1.0))
+    routed = flops.matmul_flops(even, 6 * 4 * 3 * 64 * 96)
+    assert flops.expert_imbalance_flops(uneven) == pytest.approx(0.5 * 3 * routed)
+    assert flops.expert_imbalance_flops(even) == 0
+    together = layout_for(model_of(imbalance=1.5), fsdp=4)
+    assert flops.expert_imbalance_flops(together) == 0
+    dropping = model_of(imbalance=1.5, capacity_factor=1.25)
+    assert flops.expert_imbalance_flops(layout_for(dropping, **apart)) == 0
+    assert flops.model_flops_per_token(uneven.model, 32) == flops.model_flops_per_token(
+        even.model, 32
+    )
+
+
 SPEC = """
 name: mixture
 experiment:

@@ -138,7 +138,8 @@ def test_forever():
 
 def test_mutants_are_killed_by_tests_and_by_time(tmp_path: Path) -> None:
     """A line that only a child process executes is seen by the test that starts it."""
-    overlay = Overlay(tmp_path / "copy")
+    (tmp_path / "link").symlink_to(tmp_path)
+    overlay = Overlay(tmp_path / "link" / "copy")
     path, tests = "trainers/toy_mutant.py", ["tests/test_toy_mutant.py"]
     overlay.write(path, TOY)
     overlay.write(tests[0], TOY_TESTS.encode())

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.network import attention, mlp
-from orchestrator.network.decoder import BLOCK_INPUT, MODEL_KEYS, decoder, published_names
+from orchestrator.network.decoder import BLOCK_INPUT, MODEL_KEYS, decoder, split_sizes
 from orchestrator.network.mesh_axes import (
     AXES,
     GROUPS,
@@ -20,14 +20,17 @@ from orchestrator.network.mesh_axes import (
     SHARED_OVER_DCN,
 )
 from orchestrator.network.pattern import patterns
+from orchestrator.network.published import published_weights
 from orchestrator.network.rematerialization import POLICIES, policy, remat_of, text_of
+from orchestrator.plan import flops
 from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.collectives import Exchange, exchanges
 from orchestrator.plan.policy_arrays import all_policies
+from orchestrator.types.latent import LatentAttention
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
-from orchestrator.types.spec import MeshRequest, Precision, TensorTreatments
+from orchestrator.types.spec import MeshRequest, Optimizer, Precision, TensorTreatments
 from tests.census import count_collectives
 from tests.trainer_plans import TINY, plan_of
 from trainers.contract import load
@@ -80,15 +83,51 @@ def test_stacks_hold_every_layer_once() -> None:
     assert [stack.name for stack in decoder(model_of()).stacks] == ["layers"]
 
 
-def test_every_logical_axis_of_the_network_is_in_the_table() -> None:
+LATENT = {
+    "kv_heads": 8,
+    "latent": LatentAttention(query_rank=24, kv_rank=32, nope_dim=12, rope_dim=4, value_dim=20),
+}
+
+
+def test_latent_attention_has_its_weights() -> None:
+    """As the paper counts them; the stream's matmuls make the latents and the turned key."""
+    [block] = decoder(model_of(**LATENT)).blocks
+    sizes = {one.weight.name: one.weight.elements for one in block.attention.matmuls}
+    assert sizes == {
+        "query_down": 64 * 24, "kv_down": 64 * 32, "key_rope": 64 * 4, "query": 24 * 8 * 16,
+        "key": 32 * 8 * 12, "value": 32 * 8 * 20, "output": 8 * 20 * 64,
+    }  # fmt: skip
+    assert (block.attention.score_width, block.attention.width) == (8 * 16, 8 * 20)
+    assert block.attention.entering_width == 24 + 32 + 4
+    direct = replace(LATENT["latent"], query_rank=None)  # type: ignore[type-var]
+    [block] = decoder(model_of(**LATENT | {"latent": direct})).blocks
+    assert block.attention.entering_width == 64 + 32 + 4
+    assert [one.weight.name for one in block.attention.parallel[0]] == ["kv_down", "key_rope"]
+
+
+def test_latent_attention_costs_what_its_widths_cost() -> None:
+    """Scores along queries, values along theirs; the backward kernels 4 and 3 times."""
+    plan = plan_of(model_of(**LATENT), length=512)
+    layout = layout_of(plan, catalog.chip(plan.chip))
+    queries, values = 8 * 16, 8 * 20
+    assert flops.attention_flops_per_token(plan.model, 512) == 3 * 512 * (queries + values)
+    pairs = 3 * layout.step_tokens * 512  # blocks as long as sequences are computed whole
+    assert flops.attention_forward_flops(layout) == 2 * pairs * (queries + values)
+    assert flops.attention_backward_flops(layout) == 2 * pairs * (4 * queries + 3 * values)
+
+
+@pytest.mark.parametrize("changes", [{}, LATENT], ids=["grouped", "latent"])
+def test_every_logical_axis_of_the_network_is_in_the_table(changes: dict[str, Any]) -> None:
     """So is every key of a model that a mesh has to divide."""
-    [block] = decoder(model_of()).blocks
+    [block] = decoder(model_of(**changes)).blocks
     axes = {dimension.axis for weight in block.weights for dimension in weight.dimensions}
     axes |= {dimension.axis for tensor in block.tensors for dimension in tensor.dimensions}
     assert axes <= LOGICAL_AXES.keys()
     assert {tensor.positions for tensor in block.tensors} <= LOGICAL_AXES.keys()
     split = {axis for axis in axes if LOGICAL_AXES[axis]}
-    assert split | {"vocab"} == MODEL_KEYS.keys()
+    latents = {"query_rank", "kv_rank"} if changes else set()
+    assert split | {"vocab", "kv_heads"} == MODEL_KEYS.keys() | latents
+    assert split <= {axis for axis, *_ in split_sizes(model_of(**changes))}
 
 
 def test_mesh_axes_are_those_that_a_spec_may_request() -> None:
@@ -112,6 +151,8 @@ def test_mesh_axes_exchange_what_they_declare() -> None:
         moe = MixtureOfExperts(experts=8, top_k=2, capacity_factor=capacity)
         plan = plan_of(replace(TINY, moe=moe), **mesh, sequences=64)
         sent += exchanges(layout_of(plan, catalog.chip(plan.chip)))
+    muon = replace(plan, optimizer=Optimizer(name="muon"))
+    sent += exchanges(layout_of(muon, catalog.chip(plan.chip)))
     for axis in MESH_AXES:
         lines = {one.line for one in sent if axis.name in one.axes}
         assert lines == set(axis.exchanges), axis.name
@@ -131,7 +172,7 @@ def test_policies_name_the_tensors_of_the_block(gated: bool) -> None:
 
 def test_a_policy_is_a_name_or_a_mapping_of_all_tensors() -> None:
     """A mapping that is a named policy has its name; every other is written tensor by tensor."""
-    tensors = [tensor.name for tensor in decoder(model_of()).tensors]
+    tensors = [tensor.name for tensor in decoder(model_of(**LATENT)).tensors]
     assert sorted(tensors) == sorted(asdict(TensorTreatments()))
     for name, one in POLICIES.items():
         assert remat_of(one) == name
@@ -151,6 +192,9 @@ def test_the_search_goes_through_every_policy_but_mirror_images() -> None:
     ungated = all_policies(model_of(gated=False), offloads=True)
     assert set(POLICIES.values()) <= set(ungated)
     assert len(ungated) == 162
+    latent = all_policies(model_of(**LATENT), offloads=True)
+    assert len(latent) == len(set(latent)) == 3 * 324
+    assert set(POLICIES.values()) <= set(latent)
     without_host = all_policies(model_of(), offloads=False)
     assert len(without_host) == 24
     assert not any(one.needs_host for one in without_host)
@@ -166,7 +210,7 @@ def test_a_ring_repeats_parallel_matmuls_as_one() -> None:
 
 def test_weights_have_the_names_of_published_checkpoints() -> None:
     """Those of LlamaForCausalLM."""
-    names = set(published_names(decoder(model_of())).values())
+    names = {one.name for one in published_weights(decoder(model_of()), "llama")}
     layer = "model.layers.{layer}."
     assert names == {
         "model.embed_tokens.weight",
@@ -193,6 +237,7 @@ MIXTURES: list[dict[str, Any]] = [
     {},
     {"capacity_factor": 1.25},
     {"shared_experts": 1, "dense_layers": 1},
+    {"biases": True, "router_bias": True},
 ]
 SHARED_EXPERTS: dict[str, Any] = {
     "expert": 4, "fsdp": 2, "data": 2, "gradient_reduction": "per_layer"
@@ -225,6 +270,17 @@ def test_every_byte_of_a_mixture_is_in_the_ledger(changes: dict[str, Any]) -> No
     moe = MixtureOfExperts(**{"experts": 8, "top_k": 2, "d_ff": 64} | changes)
     for shape in (SHAPES[0], SHARED_EXPERTS):
         check_bytes(plan_of(replace(TINY, moe=moe), precision=BF16, **shape))
+
+
+@pytest.mark.parametrize("query_rank", [16, None])
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[5]], ids=str)
+def test_every_byte_of_latents_is_in_the_ledger(
+    shape: dict[str, Any], query_rank: int | None
+) -> None:
+    """Latents in place of the stream, the turned key, and gradients of what makes them."""
+    latent = LatentAttention(query_rank=query_rank, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=16)
+    model = replace(TINY, kv_heads=8, head_dim=12, latent=latent)
+    check_bytes(plan_of(model, precision=BF16, **shape))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

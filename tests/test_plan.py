@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator import catalog
+from orchestrator.catalog.tables import table
 from orchestrator.errors import SpecError, UnknownName
 from orchestrator.lifecycle.submit import check_trainable
 from orchestrator.plan.plan_warnings import LARGE_BATCH, critical_batch_tokens
@@ -284,8 +285,12 @@ def test_goodput_and_price_scale_days_and_dollars() -> None:
 
 
 def test_a_chip_without_a_price_has_no_dollars() -> None:
-    """tpu7x has no public price."""
-    plan = make_plan(spec_of("llama3-8b", sequences=128, chip="tpu7x", topology="4x4x4", pods=1))
+    """Nobody knows what a chip of one's own costs, unless its file says so."""
+    spec = spec_of("llama3-8b", sequences=128, chip="tpu7x", topology="4x4x4", pods=1)
+    definition = {**table("chips/tpu7x.toml")}
+    del definition["dollars_per_hour"]
+    own = replace(spec.resources, chip="mine", chip_definition=definition)
+    plan = make_plan(replace(spec, resources=own))
     assert plan.forecast.dollars is None
     assert plan.devices == 2 * plan.chips == 128
 

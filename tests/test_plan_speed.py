@@ -4,7 +4,9 @@ import subprocess
 import sys
 from functools import partial
 
+from orchestrator.plan.many_slices import best_of_slices
 from orchestrator.plan.search import search_request
+from orchestrator.plan.spec_changes import changed
 from tests.bench.plan_speed import (
     CASES,
     choose,
@@ -13,6 +15,7 @@ from tests.bench.plan_speed import (
     seconds_of_imports_and_plan,
 )
 from tests.conftest import ROOT
+from tests.example_specs import spec_of
 
 PLAN_AND_LIST_MODULES = """
 import sys
@@ -38,6 +41,19 @@ def test_the_search_prices_arrays_not_rows() -> None:
     together = min(seconds(partial(choose, request)) for _ in range(5))
     alone = min(seconds(partial(price_one_by_one, request, 400)) for _ in range(3))
     assert together < alone
+
+
+def test_slices_searched_together_cost_half_of_each_alone() -> None:
+    """Most meshes are never priced under all policies."""
+    spec = spec_of("llama3-70b", pods=1)
+    requests = [
+        search_request(changed(spec, {"resources.topology": shape, "resources.pods": pods}))
+        for shape in ("4x8x8", "8x8x8", "8x8x16")
+        for pods in (2, 4, 8)
+    ]
+    together = min(seconds(partial(best_of_slices, requests)) for _ in range(3))
+    alone = min(seconds(partial(list, map(choose, requests))) for _ in range(2))
+    assert together < alone / 2
 
 
 def test_planning_loads_no_framework() -> None:

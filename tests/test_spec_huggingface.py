@@ -1,6 +1,7 @@
 """Specs: models by their Hugging Face config.json."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,21 @@ from orchestrator import catalog
 from orchestrator.network.decoder import decoder
 from orchestrator.spec import Problem, SpecProblems
 from orchestrator.spec.load_study import load_study
+from orchestrator.types.latent import LatentAttention
 from orchestrator.types.model import Model, RopeScaling
 from orchestrator.types.moe import MixtureOfExperts
 from tests.conftest import HoldGolden
-from tests.huggingface_configs import EXACT, EXPERTS, LLAMA_3_1, QWEN_2, QWEN_3, REPORTED, shape
+from tests.huggingface_configs import (
+    DEEPSEEK_V3,
+    EXACT,
+    EXPERTS,
+    LLAMA_3_1,
+    QWEN_2,
+    QWEN_3,
+    REPORTED,
+    gpt_oss,
+    shape,
+)
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
 
 LLAMA: dict[str, Any] = {
@@ -131,6 +143,95 @@ def test_mixtures_have_their_published_parameters(name: str, tmp_path: Path) -> 
     network = decoder(model_of(tmp_path, config))
     assert network.parameters / 1e9 == pytest.approx(billions, rel=5e-4)
     assert network.active_parameters / 1e9 == pytest.approx(active, rel=2e-3)
+
+
+def test_deepseek_v3_has_the_parameters_of_its_checkpoint(tmp_path: Path) -> None:
+    """To the last one, without the layer that predicts further tokens."""
+    model = model_of(tmp_path, DEEPSEEK_V3)
+    assert decoder(model).parameters == 671_026_419_200
+    assert model.mtp_layers == 1
+    assert model.latent == LatentAttention(
+        query_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128
+    )
+    assert (model.head_dim, model.kv_heads, model.moe) == (
+        192,
+        128,
+        MixtureOfExperts(
+            experts=256, top_k=8, d_ff=2048, shared_experts=1, dense_layers=3, router="sigmoid",
+            scale=2.5, groups=8, top_groups=4, balance_loss=0.001, balance_bias=0.001,
+        ),
+    )  # fmt: skip
+
+
+def test_yarn_of_deepseek_grows_scores(tmp_path: Path) -> None:
+    """Shares of its growth: of turned numbers over that of all, and the latter twice in scores."""
+    model = model_of(tmp_path, DEEPSEEK_V3)
+    growth = 0.1 * math.log(40) + 1
+    assert model.attention_scale == pytest.approx(192**-0.5 * growth**2)
+    assert model.rope_scaling
+    assert model.rope_scaling.attention_factor == 1.0
+    uneven = DEEPSEEK_V3["rope_scaling"] | {"mscale": 0.707}
+    model = model_of(tmp_path, DEEPSEEK_V3 | {"rope_scaling": uneven})
+    turned = 0.0707 * math.log(40) + 1
+    assert model.rope_scaling
+    assert model.rope_scaling.attention_factor == pytest.approx(turned / growth)
+    plain = model_of(tmp_path, DEEPSEEK_V3 | {"rope_scaling": None})
+    assert plain.attention_scale is None
+
+
+def test_the_ways_of_deepseek_to_choose_experts(tmp_path: Path) -> None:
+    """Greedily, by groups, and by groups with a bias."""
+    lite, v2 = (model_of(tmp_path, EXPERTS[f"DeepSeek-V2{one}"][0]).moe for one in ("-Lite", ""))
+    assert lite
+    assert v2
+    assert (lite.groups, lite.router, lite.balance_bias, lite.normalized) == (
+        1, "softmax", None, False,
+    )  # fmt: skip
+    assert (v2.groups, v2.top_groups, v2.scale, v2.shared_experts) == (8, 3, 16.0, 2)
+    assert model_of(tmp_path, EXPERTS["DeepSeek-V2-Lite"][0]).latent == LatentAttention(
+        query_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128
+    )
+
+
+def test_gpt_oss_is_read(tmp_path: Path) -> None:
+    """Sinks, every second layer with a window, biases everywhere, and experts of their own kind."""
+    model = model_of(tmp_path, gpt_oss(36, 128))
+    assert (model.window, model.window_pattern, model.sinks) == (128, "LG", True)
+    assert (model.qkv_bias, model.output_bias, model.activation) == (True, True, "clamped_swiglu")
+    assert model.moe == MixtureOfExperts(
+        experts=128, top_k=4, balance_loss=0.9, biases=True, router_bias=True
+    )
+    assert model.rope_scaling == RopeScaling(
+        kind="yarn", factor=32.0, original_length=4096, truncate=False
+    )
+
+
+UNSERVED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "another choice": (DEEPSEEK_V3 | {"topk_method": "all"}, "topk_method", "config-fixed"),
+    "another frequency": (DEEPSEEK_V3 | {"moe_layer_freq": 2}, "moe_layer_freq", "config-fixed"),
+    "biases": (DEEPSEEK_V3 | {"attention_bias": True}, "attention_bias", "config-unknown"),
+    "an odd rotation": (DEEPSEEK_V3 | {"qk_rope_head_dim": 63}, "qk_rope_head_dim", "head-dim-odd"),
+    "grouped queries": (
+        DEEPSEEK_V3 | {"num_key_value_heads": 8}, "num_key_value_heads", "latent-kv-heads",
+    ),
+    "a rank of zero": (DEEPSEEK_V3 | {"kv_lora_rank": 0}, "kv_lora_rank", "illegal-value"),
+    "half a growth": (
+        DEEPSEEK_V3 | {"rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"mscale": None}},
+        "rope_scaling", "config-rope-scaled",
+    ),
+    "another clamp": (gpt_oss(36, 128) | {"swiglu_limit": 5.0}, "swiglu_limit", "config-fixed"),
+    "another activation": (gpt_oss(36, 128) | {"hidden_act": "gelu"}, "hidden_act", "config-fixed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_what_is_not_served_is_refused_at_its_key(name: str, tmp_path: Path) -> None:
+    """With the key, its line, and a code that says what can be."""
+    config, key, code = UNSERVED[name]
+    [problem] = problems_in(tmp_path, config)
+    assert (problem.key, problem.code) == (key, code)
+    lines = json.dumps(config, indent=2).splitlines()
+    assert lines[problem.place.line - 1].startswith(f'  "{key}"')
 
 
 @pytest.mark.parametrize("name", REPORTED)
@@ -255,8 +356,8 @@ def test_what_changes_nothing_is_let_through(name: str, tmp_path: Path) -> None:
 
 REFUSED = {
     "phi": changed(LLAMA, architectures=["PhiForCausalLM"], model_type="phi"),
-    "gpt-oss": changed(
-        MISTRAL, architectures=["GptOssForCausalLM"], model_type="gpt_oss", num_local_experts=128
+    "a gate of shared experts": changed(
+        MISTRAL, architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe", num_experts=64
     ),
     "more experts chosen than there are": changed(
         MISTRAL, architectures=["MixtralForCausalLM"], model_type="mixtral", num_experts_per_tok=9

@@ -48,6 +48,7 @@ CODES = {
     "clock": {"illegal-value"},
     "counts": {"illegal-value", "too-great"},
     "data_without_path": {"data-path-missing"},
+    "deadline": {"no-such-date"},
     "duplicate_keys": {"duplicate-key"},
     "empty_values": {"empty-value"},
     "learning_rate": {"end-above-peak", "illegal-value"},

@@ -1,14 +1,21 @@
 """Token sets: packed whole or not at all, checked, and shuffled: every token once an epoch."""
 
+import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from orchestrator.errors import DataUnusable
 from orchestrator.types.spec import DataSource
@@ -16,11 +23,12 @@ from tests.trainer_plans import TINY, plan_of
 from trainers.data import manifest as manifests
 from trainers.data import pack
 from trainers.data.batch_source import batch_source
+from trainers.data.encoders import Encoder, HuggingFaceTokenizer, TokenArrays
 from trainers.data.synthetic import Synthetic
 from trainers.data.tokens import ShuffledWindows, TokenSet
 from trainers.file_digest import file_digest
 
-COUNTING = pack.Tokenizer(name="counting", vocab=1 << 20)
+COUNTING = TokenArrays(name="counting", vocab=1 << 20)
 
 
 def counting_set(folder: Path, tokens: int, shard_tokens: int = 1 << 20) -> Path:
@@ -66,7 +74,7 @@ def test_packed_text_reads_back(
 def test_tokens_are_stored_in_the_smallest_type(vocab: int, dtype: str, tmp_path: Path) -> None:
     """The highest token of the vocabulary survives in it."""
     np.save(tmp_path / "a.npy", np.array([vocab - 1, 0]))
-    tokenizer = pack.Tokenizer(name="x", vocab=vocab)
+    tokenizer = TokenArrays(name="x", vocab=vocab)
     assert pack.pack(tmp_path / "set", [tmp_path / "a.npy"], tokenizer).dtype == dtype
     source = TokenSet.open(tmp_path / "set" / manifests.FILE_NAME)
     assert source.read(0, 2).tolist() == [vocab - 1, 0]
@@ -75,14 +83,14 @@ def test_tokens_are_stored_in_the_smallest_type(vocab: int, dtype: str, tmp_path
 def test_raw_arrays_are_read_in_the_type_of_the_set(tmp_path: Path) -> None:
     """A .bin file holds the tokens as the set will: little-endian, no header."""
     np.arange(1000, dtype="<u2").tofile(tmp_path / "a.bin")
-    tokenizer = pack.Tokenizer(name="x", vocab=1000)
+    tokenizer = TokenArrays(name="x", vocab=1000)
     pack.pack(tmp_path / "set", [tmp_path / "a.bin"], tokenizer)
     source = TokenSet.open(tmp_path / "set" / manifests.FILE_NAME)
     assert source.read(0, 1000).tolist() == list(range(1000))
 
 
-TEN = pack.Tokenizer(name="ten", vocab=10)
-BAD_INPUTS: dict[str, tuple[str, Any, pack.Tokenizer, str]] = {
+TEN = TokenArrays(name="ten", vocab=10)
+BAD_INPUTS: dict[str, tuple[str, Any, Encoder, str]] = {
     "too high": ("a.npy", np.array([1, 10]), TEN, "token 10, against 0 to 9"),
     "negative": ("a.npy", np.array([-1]), TEN, "token -1, against 0 to 9"),
     "two axes": ("a.npy", np.zeros((2, 2), int), TEN, "against a row of integers"),
@@ -217,7 +225,7 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
 def test_the_plan_names_its_batches(tmp_path: Path) -> None:
     """Synthetic text and token sets are found by the plan, and differ in their digests."""
     np.save(tmp_path / "a.npy", np.arange(5000) % TINY.vocab)
-    tokenizer = pack.Tokenizer(name="x", vocab=TINY.vocab)
+    tokenizer = TokenArrays(name="x", vocab=TINY.vocab)
     pack.pack(tmp_path / "set", [tmp_path / "a.npy"], tokenizer)
     data = DataSource(kind="tokens", path=str(tmp_path / "set" / manifests.FILE_NAME))
     sources = [batch_source(plan_of()), batch_source(replace(plan_of(), data=data))]
@@ -288,3 +296,94 @@ def test_a_manifest_is_plain_json(tmp_path: Path) -> None:
         "tokenizer": "counting",
         "vocab": 1 << 20,
     }
+
+
+# Text with a tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer of six words, as transformers saves one."""
+    folder = tmp_path_factory.mktemp("words")
+    words = {"<end>": 0, "<other>": 1, "one": 2, "two": 3, "three": 4, "four": 5}
+    made = Tokenizer(WordLevel(words, unk_token="<other>"))
+    made.pre_tokenizer = Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "<end>"}}')
+    return folder
+
+
+def write_gzip(path: Path, text: str) -> None:
+    path.write_bytes(gzip.compress(text.encode()))
+
+
+def write_parquet(path: Path, rows: list[str]) -> None:
+    parquet.write_table(pa.table({"id": range(len(rows)), "text": rows}), path)
+
+
+ROWS = ["one two", "three", "", "four two"]
+LINES = "".join(json.dumps({"text": row}) + "\n\n" for row in ROWS)
+PACKED = [2, 3, 0, 4, 0, 0, 5, 3, 0]
+
+
+def packed(folder: Path, *options: str) -> list[int]:
+    """The tokens of a set that the command makes of what is in the folder `in`."""
+    assert pack.main([str(folder / "set"), str(folder / "in"), *options]) == 0
+    source = TokenSet.open(folder / "set" / manifests.FILE_NAME, verify=True)
+    return [int(token) for token in source.read(0, source.manifest.tokens)]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "txt"])
+def test_text_is_packed_with_a_tokenizer(kind: str, tokenizer: Path, tmp_path: Path) -> None:
+    """A document ends with the tokenizer's end of text; rows are documents, other files are one."""
+    (tmp_path / "in").mkdir()
+    file = tmp_path / "in" / f"a.{kind}"
+    if kind == "jsonl.gz":
+        write_gzip(file, LINES)
+    elif kind == "parquet":
+        write_parquet(file, ROWS)
+    else:
+        file.write_text(LINES if kind == "jsonl" else "one two\nthree")
+    expected = [2, 3, 4, 0] if kind == "txt" else PACKED
+    assert packed(tmp_path, "--tokenizer", str(tokenizer)) == expected
+
+
+def test_the_set_knows_its_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("one")
+    file = str(tokenizer / "tokenizer.json")
+    assert packed(tmp_path, "--tokenizer", file, "--end", "four") == [2, 5]
+    manifest = manifests.read(tmp_path / "set" / manifests.FILE_NAME)
+    assert (manifest.tokenizer, manifest.vocab) == (tokenizer.name, 6)
+
+
+BAD_TEXTS: dict[str, tuple[str, bytes, tuple[str, ...], str]] = {
+    "no JSON": ("a.jsonl", b'{"text": "one"}\n{"text', (), "a.jsonl:2"),
+    "another key": ("a.jsonl", b'{"body": "one"}\n', (), "body"),
+    "no object": ("a.jsonl", b'"one"\n', (), "a.jsonl:1"),
+    "a number": ("a.jsonl", b'{"text": 1}\n', (), "a.jsonl:1"),
+    "not UTF-8": ("a.txt", b"one \xff", (), "byte 4"),
+    "no Parquet": ("a.parquet", b"garbage", (), "not Parquet"),
+    "no such token": ("a.txt", b"one", ("--end", "<none>"), "<none>"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TEXTS)
+def test_text_that_cannot_be_packed_is_said(
+    kind: str, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, content, options, reason = BAD_TEXTS[kind]
+    (tmp_path / name).write_bytes(content)
+    arguments = [str(tmp_path / "set"), str(tmp_path / name), "--tokenizer", str(tokenizer)]
+    assert pack.main([*arguments, *options]) == 2
+    assert reason in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+
+
+def test_a_tokenizer_without_an_end_has_to_be_told_one(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
+    with pytest.raises(DataUnusable, match="--end"):
+        HuggingFaceTokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataUnusable, match="not a tokenizer"):
+        HuggingFaceTokenizer(tmp_path / "tokenizer.json")

@@ -30,6 +30,14 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"expert": 4, "fsdp": 2, "microbatches": 2},
     ),
     "experts apart, dropless": ({"dense_layers": 1}, {"pods": 2, "expert": 2, "tensor": 2}),
+    "biases": (
+        {"biases": True, "router_bias": True, "shared_experts": 1},
+        {"expert": 2, "fsdp": 2, "tensor": 2},
+    ),
+    "biases with a capacity": (
+        {"biases": True, "router_bias": True, "capacity_factor": 1.0},
+        {"pods": 2, "expert": 2, "tensor": 2, "gradient_reduction": "per_layer"},
+    ),
     "scores as they are": ({"normalized": False, "groups": 2}, {"fsdp_dcn": 2, "fsdp": 2}),
 }
 
@@ -80,7 +88,7 @@ def test_a_balance_bias_moves_against_the_load() -> None:
     plan = plan_of(replace(TINY, layers=1, moe=moe), pods=2, fsdp=2, tensor=2)
     before = random_parameters(llama.program(plan, abstract_mesh_of(plan)))
     taken = take_step(plan)
-    moved = taken.parameters["layers"]["router_bias"] - before["layers"]["router_bias"]
+    moved = taken.parameters["layers"]["balance_bias"] - before["layers"]["balance_bias"]
     load = np.array([taken.metrics[f"expert_load/{e}"] for e in range(8)])
     assert np.allclose(moved[0], -0.01 * np.sign(load - 1), atol=1e-6)
-    assert not taken.gradients["layers"]["router_bias"].any()
+    assert not taken.gradients["layers"]["balance_bias"].any()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from orchestrator.network.rematerialization import POLICIES, text_of
+from orchestrator.types.latent import LatentAttention
 from orchestrator.types.model import RopeScaling
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat, TensorTreatments
@@ -141,6 +142,44 @@ def test_weights_of_copied_kv_heads_give_the_reference(kind: str) -> None:
     model = replace(TINY, **KINDS[kind])
     plan = plan_of(model, pods=2, tensor=8, gradient_reduction="per_layer")
     check_against_reference(plan, KIND_TOLERANCE)
+
+
+LATENT = LatentAttention(query_rank=16, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=16)
+LATENT_TINY = replace(TINY, kv_heads=8, head_dim=12, latent=LATENT)
+LATENT_KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "on every axis": (
+        LATENT_TINY,
+        {"fsdp": 2, "sequence": 2, "tensor": 4, "remat": TensorTreatments(latent="keep")},
+    ),
+    "alone": (LATENT_TINY, {}),
+    "queries from the stream": (
+        replace(LATENT_TINY, latent=replace(LATENT, query_rank=None), rope_scaling=YARN,
+                attention_scale=0.4, rope_theta=100.0),
+        {"pods": 2, "tensor": 2, "gradient_reduction": "per_layer"},
+    ),
+    "a window and sinks": (
+        replace(LATENT_TINY, window=9, window_pattern="LG", sinks=True, norm_placement="both"),
+        {"pods": 2, "data": 2, "sequence": 2, "tensor": 2, "remat": "none"},
+    ),
+    "over slices": (
+        LATENT_TINY,
+        {"fsdp_dcn": 2, "fsdp": 2, "tensor": 2, "microbatches": 2, "remat": "keep_qkv"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", few(LATENT_KINDS))
+def test_latent_attention_gives_the_reference(kind: str) -> None:
+    """Latents, keys with a shared part and narrower values, over each kind of axis."""
+    model, mesh = LATENT_KINDS[kind]
+    check_against_reference(plan_of(model, **mesh), KIND_TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [*ALONE, *MIXTURES], ids=named)
+def test_latent_attention_gives_the_reference_on_every_mesh(mesh: dict[str, Any]) -> None:
+    """Every axis alone and mixed."""
+    check_against_reference(plan_of(LATENT_TINY, **mesh), KIND_TOLERANCE)
 
 
 WINDOWS: dict[str, dict[str, Any]] = {

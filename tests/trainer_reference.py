@@ -42,7 +42,8 @@ def losses(
         layer = layer_of(params, model, i)
         is_local = model.window_pattern[i % len(model.window_pattern)] == "L"
         window = model.window if is_local else None
-        x = x + around(attention, "attention", x, layer, model, window, apart)
+        kind = latent_attention if model.latent else attention
+        x = x + around(kind, "attention", x, layer, model, window, apart)
         if "router" in layer:
             added, of_router = mixture(entering("mlp", x, layer, model), layer, model)
             x = x + leaving("mlp", added, layer, model)
@@ -116,10 +117,7 @@ def attention(
     x: jax.Array, layer: Tree, model: Model, window: int | None, apart: jax.Array
 ) -> jax.Array:
     """Every query head by itself, with the whole [S, S] matrix of scores."""
-    length = x.shape[1]
-    hidden = np.triu(np.ones((length, length), bool), k=1)
-    if window is not None:
-        hidden |= np.tril(np.ones((length, length), bool), k=-window)
+    hidden = unseen(x.shape[1], window)
     queries, keys, values = (projected(x, layer, name, model) for name in ("query", "key", "value"))
     scale, out = model.attention_scale or model.head_dim**-0.5, jnp.zeros_like(x)
     for n in range(model.heads):
@@ -134,11 +132,47 @@ def attention(
     return out + layer["output_bias"] if model.output_bias else out
 
 
+def unseen(length: int, window: int | None) -> np.ndarray:
+    """Which keys [S, S] a query does not see."""
+    hidden = np.triu(np.ones((length, length), bool), k=1)
+    if window is not None:
+        hidden |= np.tril(np.ones((length, length), bool), k=-window)
+    return hidden
+
+
+def latent_attention(
+    x: jax.Array, layer: Tree, model: Model, window: int | None, apart: jax.Array
+) -> jax.Array:
+    """As the paper writes it: every head has its own keys without positions, and all share one key
+    that is turned.
+    """
+    shape = model.latent
+    assert shape is not None
+    hidden, source = unseen(x.shape[1], window), x
+    if shape.query_rank:
+        source = norm(x @ layer["query_down"], layer, "query_latent_norm", model)
+    latent = norm(x @ layer["kv_down"], layer, "kv_latent_norm", model)
+    turned_key = rope(x @ layer["key_rope"], model, window)
+    scale, out = model.attention_scale or model.head_dim**-0.5, jnp.zeros_like(x)
+    for n in range(model.heads):
+        query = source @ layer["query"][:, n]
+        still, turning = query[..., : shape.nope_dim], query[..., shape.nope_dim :]
+        scores = still @ (latent @ layer["key"][:, n]).swapaxes(1, 2)
+        scores = scores + rope(turning, model, window) @ turned_key.swapaxes(1, 2)
+        scores = capped(scores * scale, model.attention_cap)
+        weights = jnp.exp(jnp.where(hidden | apart, -1e30, scores))
+        total = weights.sum(-1, keepdims=True)
+        if model.sinks:
+            total = total + jnp.exp(layer["sinks"][n])
+        out = out + weights / total @ (latent @ layer["value"][:, n]) @ layer["output"][n]
+    return out + layer["output_bias"] if model.output_bias else out
+
+
 def rope(x: jax.Array, model: Model, window: int | None) -> jax.Array:
     """Component i and component i + W/2, of the W that turn, are a complex number, turned by
     position x speed.
     """
-    width = int(model.head_dim * model.rotary_share)
+    width = model.latent.rope_dim if model.latent else int(model.head_dim * model.rotary_share)
     own = model.local_rope_theta if window is not None else None
     speeds = (own or model.rope_theta) ** -(np.arange(0, width, 2) / width)
     size = 1.0

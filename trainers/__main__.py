@@ -3,8 +3,8 @@
     python -m trainers SPEC RUN [--steps 200] [--emulate]
 
 SPEC is a spec, which `orch plan` plans first, or a plan as `orch plan --json` prints it. RUN is the
-directory of the run: checkpoints, traces, and one file of steps for each attempt. The same command
-again continues the run.
+directory of the run: its plan, checkpoints, traces, and one file of steps for each attempt. The
+same command again continues the run.
 """
 
 import argparse
@@ -102,6 +102,8 @@ def _train(plan: Plan, options: argparse.Namespace, losses: deque[float]) -> Out
     rehearsed = f"rehearsal of {plan.devices} x {plan.chip} on " if options.emulate else ""
     print(f"{plan.name}: {rehearsed}{len(jax.devices())} x {kind}, plan {codec.short(plan.digest)}")
     steps = options.steps or plan.total_steps
+    options.run.mkdir(parents=True, exist_ok=True)
+    (options.run / "plan.json").write_bytes(codec.to_json(plan))
     with _record_path(options.run).open("x", encoding="utf-8") as record:
         assignment = Assignment(
             directory=options.run,
@@ -119,7 +121,6 @@ def _train(plan: Plan, options: argparse.Namespace, losses: deque[float]) -> Out
 
 def _record_path(run: Path) -> Path:
     """The file for the steps of this attempt: the next free number."""
-    run.mkdir(parents=True, exist_ok=True)
     return run / f"steps-{len(list(run.glob('steps-*.jsonl'))):03d}.jsonl"
 
 

@@ -24,6 +24,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from orchestrator import plugins
 from orchestrator.errors import SpecError
+from orchestrator.network.published import PublishedWeight
 from orchestrator.types.plan import Plan
 from trainers.mesh import mesh_of
 
@@ -44,6 +45,9 @@ class Program:
              flat dict of replicated fp32 scalars with at least `METRICS`. Its gradient is of the
              mean loss over all tokens of the batch. `step.lower(state, batch)` on the shapes above
              is what is compiled ahead of time, with `plan.compiler_options`.
+    published
+             how a Hugging Face checkpoint of an architecture (the `model_type` of its config.json)
+             stores the leaves of `state["parameters"]`; None where the trainer does not say
     table_rows
              rows with a word, by the names of the leaves of `state` that may have more: these are
              zero, and as many as the mesh needs
@@ -59,6 +63,7 @@ class Program:
     init: Callable[[int], dict[str, Tree]]
     step: jax.stages.Wrapped
     model_flops_per_step: float
+    published: Callable[[str], Sequence[PublishedWeight]] | None = None
     table_rows: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -21,6 +21,7 @@ from trainers.checkpoint.save_log import SaveLog
 from trainers.contract import Program, build, load, place
 from trainers.data.batch_source import BatchSource, DataProgress, ResumedData, batch_source
 from trainers.data.prefetch import Prefetched
+from trainers.huggingface.read import new_state
 from trainers.meter import Meter
 from trainers.multihost import StopVote, barrier, listen_on_node_address
 from trainers.xprof_trace import XprofTrace
@@ -93,7 +94,7 @@ def run(program: Program, assignment: Assignment) -> Outcome:
     ):
         compiled, compile_s = _compiled(program)
         barrier("every process has compiled")
-        state, startup = _first_state(program, checkpoints, compile_s)
+        state, startup = _first_state(program, checkpoints, compile_s, assignment.folder)
         barrier("every process has its state")
         batches = _remaining_batches(batches, program.plan, progress, startup.steps_done)
         steps = range(startup.steps_done, max(startup.steps_done, assignment.steps))
@@ -166,12 +167,12 @@ def _compiled(program: Program) -> tuple[jax.stages.Compiled, float]:
 
 
 def _first_state(
-    program: Program, checkpoints: Checkpoints, compile_s: float
+    program: Program, checkpoints: Checkpoints, compile_s: float, folder: Path
 ) -> tuple[State, Startup]:
     """The newest whole state, or a new one if none was ever saved."""
     began = clock()
     restored = checkpoints.restore(program.state, program.table_rows)
-    state = restored.state if restored else program.init(program.plan.seed)
+    state = restored.state if restored else new_state(program, folder)
     jax.block_until_ready(state)
     startup = Startup(
         steps_done=restored.step if restored else 0,

@@ -30,6 +30,7 @@ from orchestrator.api.planning import (
     is_study,
     known_proof,
     load,
+    offers,
     plan,
     plans,
     prove,
@@ -37,9 +38,18 @@ from orchestrator.api.planning import (
     prove_less_recompute,
     score,
     study,
+    write_offers,
     write_schedule,
 )
-from orchestrator.api.running import cancel, remove, resume, submit, submit_study
+from orchestrator.api.running import (
+    cancel,
+    export_weights,
+    pack,
+    remove,
+    resume,
+    submit,
+    submit_study,
+)
 from orchestrator.errors import OrchError
 from orchestrator.types.submit_options import SubmitOptions
 
@@ -54,12 +64,15 @@ __all__ = [
     "doctor_run",
     "explain",
     "export",
+    "export_weights",
     "follow_logs",
     "import_maxtext",
     "is_study",
     "known_proof",
     "load",
     "logs",
+    "offers",
+    "pack",
     "plan",
     "plans",
     "prove",
@@ -77,6 +90,7 @@ __all__ = [
     "submit_study",
     "sync",
     "ui",
+    "write_offers",
     "write_report",
     "write_schedule",
 ]

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from orchestrator.errors import SpecError
 
 if TYPE_CHECKING:
+    from datetime import date
+
     from orchestrator.calibrate import StoredProfile
     from orchestrator.export import ManifestKind
     from orchestrator.lifecycle.progress import Progress
     from orchestrator.maxtext import ImportedSpec
     from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.explanation import Explanation
+    from orchestrator.types.offers import Offers
     from orchestrator.types.plan import Plan
     from orchestrator.types.plan_diff import PlanDiff
     from orchestrator.types.proof_diff import ProofDiff
@@ -63,6 +66,40 @@ def plans(
 
     measured = find(profile).profile
     return [with_own_profile(one, measured) for one in made]
+
+
+def offers(
+    spec: SpecSource,
+    overrides: Sequence[str] = (),
+    *,
+    by: "str | float | date | None" = None,
+    budget: str | float | None = None,
+    chips: str | Sequence[str] | None = None,
+    prices: str | None = None,
+) -> "Offers":
+    """What one may rent for a spec: each offer with its plan, days, dollars and odds.
+
+    `by` is a duration (`30d`, or a number of days) or a date, `budget` dollars (`2M`, or a number).
+    `chips` are names of TPUs; `prices` are `on-demand`, `reserved`, `spot`, or a YAML file.
+    """
+    from datetime import UTC, datetime
+
+    from orchestrator.plan.offers import make_offers
+    from orchestrator.spec.wishes import offer_request
+
+    loaded = _loaded(spec, overrides)
+    today = datetime.now(UTC).date()
+    wanted = offer_request(
+        loaded.resources, by=by, budget=budget, chips=chips, prices=prices, today=today
+    )
+    return make_offers(loaded, wanted)
+
+
+def write_offers(found: "Offers", path: str | Path) -> Path:
+    """Write the page of offers: the frontier as a picture, and the table."""
+    from orchestrator.lifecycle.pages import write_offers_page
+
+    return write_offers_page(found, Path(path))
 
 
 def diff(first: SpecSource, second: SpecSource) -> "PlanDiff":
@@ -184,10 +221,16 @@ def score(
     `runs` is a CSV file with the columns of the project's own, which is the default. `without`
     learns the constants anew without each document, group or software, and scores what it left out.
     """
+    from dataclasses import replace
+
     from orchestrator.score import cross_validated, with_catalog_constants
+    from orchestrator.score.goodput_score import goodput_scores, recovery_scores
 
     path = Path(runs) if runs else None
-    return cross_validated(without, path) if without else with_catalog_constants(path)
+    made = cross_validated(without, path) if without else with_catalog_constants(path)
+    if path:
+        return made
+    return replace(made, goodput=goodput_scores(), recoveries=recovery_scores())
 
 
 def calibrate(*, progress: "Progress | None" = None) -> "StoredProfile":

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.lifecycle.studies import StudyResult
     from orchestrator.types.run import Run
     from orchestrator.types.study import StudyStatus
+    from orchestrator.types.weights import ExportedWeights, WeightType
 
 
 def submit(
@@ -127,3 +128,36 @@ def remove(
     else:
         journal.remove_run(record)
     return target
+
+
+def export_weights(
+    run: str,
+    out: str | Path,
+    storage: str | Path = RUNS,
+    *,
+    dtype: "WeightType | None" = None,
+    step: int | None = None,
+    progress: "Progress | None" = None,
+) -> "ExportedWeights":
+    """Write the weights of a run's newest checkpoint as a new folder that `transformers` loads.
+
+    `run` may also be a directory of `python -m trainers`. `dtype` is that of the parameters where
+    it is None, `step` that of another checkpoint.
+    """
+    from orchestrator.extras import require
+
+    require("prove")
+    from orchestrator.lifecycle.progress import silent
+    from orchestrator.lifecycle.weights import export_weights as export
+
+    return export(run, Path(storage), Path(out), dtype, step, progress or silent)
+
+
+def pack(arguments: Sequence[str]) -> int:
+    """Make a token set as `orch data pack` does, and return its exit code. It prints."""
+    from orchestrator.extras import require
+
+    require("prove")
+    from orchestrator.lifecycle.pack import pack as pack_tokens
+
+    return pack_tokens(arguments)

@@ -109,6 +109,8 @@ class Chip:
     instead of a torus, and `ici_link_bytes_per_s` is then all its links together.
     `host_bytes` is the memory of a host over its chips.
     `die_link_bytes_per_s` joins the devices of a chip that is more than one device.
+    `dollars_per_hour` is on demand, reserved that with a commitment of one year; spot slices can be
+    taken away at any time.
     A slice of up to `single_host_chips` has one host; the hosts of a larger one have
     `chips_per_host` each. `layout_source` holds for both, for `devices` and for `torus_axes`.
     `device_kinds` are what JAX calls its devices, by one version or another; `ray`, `libtpu` and
@@ -138,6 +140,8 @@ class Chip:
     host_link_bytes_per_s: Quantity | None = None
     host_bytes: Quantity | None = None
     dollars_per_hour: Quantity | None = None
+    reserved_dollars_per_hour: Quantity | None = None
+    spot_dollars_per_hour: Quantity | None = None
     pod_chips: Quantity
     largest_slice: Shape
     largest_slice_source: Name

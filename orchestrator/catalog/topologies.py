@@ -7,8 +7,9 @@ from itertools import zip_longest
 from math import ceil, log, prod
 
 from orchestrator.catalog.chip import Chip, Topology
-from orchestrator.errors import NoSuchSlice
+from orchestrator.errors import NoSuchSlice, NoTopology
 from orchestrator.types.plan import PlanWarning, plan_warning
+from orchestrator.types.spec import AUTO_TOPOLOGY
 
 Shape = tuple[int, ...]
 
@@ -19,6 +20,8 @@ NEAREST = 3
 
 def topology(chip: Chip, text: str) -> Topology:
     """The slice that a shape (16x20x28) or an accelerator type (v5p-128) means."""
+    if text == AUTO_TOPOLOGY:
+        raise NoTopology
     if SHAPE.fullmatch(text):
         shape = tuple(map(int, text.split("x")))
         fault = _fault(chip, shape)

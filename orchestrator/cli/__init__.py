@@ -21,7 +21,7 @@ from orchestrator.render.terminal import echo, is_live, show
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 GROUPS = {
-    "Plan": ("init", "schema", "plan", "explain", "prove", "score", "import", "export"),
+    "Plan": ("init", "schema", "plan", "explain", "prove", "score", "import", "export", "data"),
     "Run": ("submit", "runs", "status", "logs", "cancel", "resume", "rm"),
     "Look": ("report", "compare", "sync", "ui"),
     "Machine": ("doctor", "calibrate", "completion"),

@@ -9,11 +9,12 @@ import orchestrator as orch
 from orchestrator.cli.arguments import JSON, SET, SPEC
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
-from orchestrator.render.next_commands import spec_command
-from orchestrator.render.terminal import show
+from orchestrator.render.next_commands import offer_command, spec_command
+from orchestrator.render.terminal import echo, show
 
 if TYPE_CHECKING:
     from orchestrator.types.plan import Plan
+    from orchestrator.types.spec import Spec
 
 
 @click.command()
@@ -29,15 +30,26 @@ if TYPE_CHECKING:
     "--profile", metavar="DIGEST",
     help="Forecast with the rates that `orch calibrate` measured on these chips.",
 )  # fmt: skip
+@click.option("--by", metavar="WHEN", help="Offers that end within 30d or 6w, or by a date.")
+@click.option("--budget", metavar="DOLLARS", help="Offers that cost at most 2M, or 500k.")
+@click.option("--chips", metavar="NAMES", help="Offers of these chips: v5e,v6e,v5p,tpu7x.")
+@click.option("--prices", metavar="KIND", help="on-demand, reserved, spot, or a file of yours.")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Also write the offers as a page, with a picture.",
+)  # fmt: skip
 @interruptible("planning")
 def plan(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool,
-    alternatives: int, profile: str | None,
+    alternatives: int, profile: str | None, html: Path | None, **wishes: str | None,
 ) -> None:  # fmt: skip
     """Find the fastest realizable plan of SPEC. It has memory, time and cost.
 
     With OTHER, compare both plans, line by line; --set then changes OTHER alone. With a study, plan
     every trial and show the predicted scaling; exit 2 if a trial has no plan.
+
+    With --by, --budget, --chips or --prices, or with resources.topology: auto, show which slices to
+    rent: days, dollars and odds of each.
 
     \b
     Example:
@@ -46,9 +58,12 @@ def plan(
       orch plan specs/tiny_2pod.yaml specs/tiny_2pod.yaml --set resources.pods=4
       orch plan specs/studies/llama3_70b_pods.yaml
       orch plan my-h200.yaml --profile 3f9a1c07
+      orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x
     """
     is_study = orch.is_study(spec)
-    for option, given in (("--alternatives", alternatives), ("--profile", profile)):
+    options = {"--alternatives": alternatives, "--profile": profile, "--html": html}
+    options |= {f"--{name}": value for name, value in wishes.items()}
+    for option, given in options.items():
         if given and (other or is_study):
             raise click.UsageError(f"{option} goes with the plan of one spec")
     if other:
@@ -56,10 +71,47 @@ def plan(
     elif is_study:
         show_study(spec, overrides, as_json=as_json)
     else:
-        plans = orch.plans(spec, 1 + alternatives, overrides, profile=profile)
-        following = spec_command("explain", spec, overrides)
-        found = plans if alternatives else plans[0]
-        show(found, lambda: plans_screen(plans, following), as_json=as_json)
+        show_plan(
+            spec, overrides, wishes, alternatives=alternatives, profile=profile, html=html,
+            as_json=as_json,
+        )  # fmt: skip
+
+
+def show_plan(
+    spec: Path, overrides: tuple[str, ...], wishes: dict[str, str | None], *, alternatives: int,
+    profile: str | None, html: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Show the plan of a spec, or offers: where they are asked for, or its slices are open."""
+    from orchestrator.types.spec import AUTO_TOPOLOGY
+
+    loaded = orch.load(spec, overrides)
+    wished = html or any(value is not None for value in wishes.values())
+    if wished or loaded.resources.topology == AUTO_TOPOLOGY:
+        if alternatives or profile:
+            raise click.UsageError("--alternatives and --profile go with the plan of chosen slices")
+        show_offers(spec, loaded, wishes, html, as_json=as_json)
+        return
+    plans = orch.plans(loaded, 1 + alternatives, profile=profile)
+    following = spec_command("explain", spec, overrides)
+    found = plans if alternatives else plans[0]
+    show(found, lambda: plans_screen(plans, following), as_json=as_json)
+
+
+def show_offers(
+    path: Path, spec: "Spec", wishes: dict[str, str | None], html: Path | None, *, as_json: bool
+) -> None:
+    from orchestrator.lifecycle import exit_codes
+    from orchestrator.render.offers_screen import offers_screen, to_take
+
+    by, budget, chips, prices = (wishes[name] for name in ("by", "budget", "chips", "prices"))
+    found = orch.offers(spec, by=by, budget=budget, chips=chips, prices=prices)
+    chosen = to_take(found)
+    following = offer_command(path, spec.overrides, chosen.overrides) if chosen else None
+    show(found, lambda: offers_screen(found, following), as_json=as_json)
+    if html:
+        echo(f"wrote {orch.write_offers(found, html)}", err=as_json)
+    if code := exit_codes.of_offers(found):
+        raise SystemExit(code)
 
 
 def plans_screen(plans: "list[Plan]", following: str) -> str:

@@ -143,11 +143,12 @@ def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
     return confirm if yes or dry_run or sys.stdin.isatty() else None
 
 
-def finish(run: "Run", *, left: bool, as_json: bool) -> NoReturn:
+def finish(run: "Run", *, left: bool, as_json: bool, detached: bool = False) -> NoReturn:
+    """Show a run, and exit as it stands. One that was only submitted has no driver yet."""
     from orchestrator.lifecycle import exit_codes
 
     show(run, as_json=as_json)
-    raise SystemExit(exit_codes.of_run(run, left=left))
+    raise SystemExit(0 if detached else exit_codes.of_run(run, left=left))
 
 
 def finish_study(result: "StudyResult") -> NoReturn:
@@ -183,7 +184,7 @@ def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **ho
     display, confirm = Display(detach=detach), confirmation(yes=yes)
     with aside(as_json):
         run_now = orch.resume(run, storage, detach=detach, confirm=confirm, progress=display, **how)
-    finish(run_now, left=display.left, as_json=as_json)
+    finish(run_now, left=display.left, as_json=as_json, detached=detach)
 
 
 @click.command(epilog=RUN_HELP)

@@ -1,25 +1,29 @@
 """The commands that write specs, or make another text of one: init, schema, import, export."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import SET, SPEC
+from orchestrator.cli.arguments import JSON, RUN, SET, SPEC, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
+from orchestrator.render.display import Display
 from orchestrator.render.next_commands import spec_command
-from orchestrator.render.terminal import echo, say
+from orchestrator.render.terminal import echo, say, show
 
 if TYPE_CHECKING:
     from orchestrator.export import ManifestKind
+    from orchestrator.types.weights import WeightType
 
 
 @click.command()
 @click.argument("path", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--list", "as_list", is_flag=True, help="List the examples that can be copied.")
-@click.option("--from", "example", metavar="NAME", help="Copy this example.")
-def init(path: Path | None, as_list: bool, example: str | None) -> None:
+@click.option("--from", "example", metavar="NAME", help="Copy this example, or the spec of a file.")
+@SET
+def init(path: Path | None, as_list: bool, example: str | None, overrides: tuple[str, ...]) -> None:
     """Write a small commented spec to start from. An existing file is never overwritten.
 
     The JSON Schema is written beside it, into .orch/, for editors.
@@ -29,6 +33,7 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
       orch init my-run.yaml
       orch init --list
       orch init --from llama3_70b_4pod my-pods.yaml
+      orch init --from my-pods.yaml --set resources.pods=2 my-two-pods.yaml
     """
     from orchestrator.spec.examples import create, examples
 
@@ -39,8 +44,10 @@ def init(path: Path | None, as_list: bool, example: str | None) -> None:
         return
     if path is None and example is None:
         raise click.UsageError("name the file to write, for example my-run.yaml")
+    if overrides and example is None:
+        raise click.UsageError("--set goes with --from")
     path = path or Path(f"{example}.yaml")
-    create(path, example)
+    create(path, example, overrides)
     echo(f"wrote {path}\nNext: {spec_command('plan', path, ())}")
 
 
@@ -56,26 +63,62 @@ def schema(of_study: bool) -> None:
     echo(study_schema_text() if of_study else schema_text(), nl=False)
 
 
-@click.command()
-@click.argument("kind", type=click.Choice(["ray", "rayjob", "jobset"]))
-@SPEC
-@SET
-@interruptible("planning")
-def export(kind: "ManifestKind", spec: Path, overrides: tuple[str, ...]) -> None:
-    """Print the plan of SPEC as a Kubernetes manifest.
+@click.group()
+def export() -> None:
+    """Print Kubernetes manifests, or write weights.
 
-    `ray` is a RayCluster of the plan's slices of GKE, for `orch submit --address`. `rayjob` is a
-    RayJob, which makes such a cluster, submits SPEC on it and takes it down. `jobset` is a JobSet
-    that runs SPEC without Ray. cluster.kubernetes of SPEC has the image, the queue and more.
+    cluster.kubernetes of a SPEC has the image, the queue and more of its manifests.
 
     \b
     Example:
       orch export ray specs/llama3_70b_4pod.yaml > cluster.yaml
       orch export rayjob my-run.yaml --set cluster.kubernetes.queue=tpus | kubectl apply -f -
+      orch export huggingface my-run weights/
     """
-    from orchestrator.spec.spec_text import yaml_text
 
-    echo(yaml_text(orch.export(kind, spec, overrides)), nl=False)
+
+def manifest_command(kind: "ManifestKind", about: str) -> click.Command:
+    """The command that prints one kind of manifest."""
+
+    @SPEC
+    @SET
+    @interruptible("planning")
+    def command(spec: Path, overrides: tuple[str, ...]) -> None:
+        from orchestrator.spec.spec_text import yaml_text
+
+        echo(yaml_text(orch.export(kind, spec, overrides)), nl=False)
+
+    return click.command(kind, help=about)(command)
+
+
+export.add_command(manifest_command("ray", "Print a RayCluster for orch submit --address."))
+export.add_command(manifest_command("rayjob", "Print a RayJob: a cluster that runs SPEC and ends."))
+export.add_command(manifest_command("jobset", "Print a JobSet that runs SPEC without Ray."))
+
+
+@export.command()
+@RUN
+@click.argument("out", type=click.Path(path_type=Path))
+@STORAGE
+@click.option("--type", "dtype", type=click.Choice(["fp32", "bf16"]), help="Default: as trained.")
+@click.option("--step", type=int, metavar="N", help="The checkpoint of this step, not the newest.")
+@JSON
+@interruptible("writing the weights", "nothing is left of them")
+def huggingface(
+    run: str, out: Path, storage: Path, dtype: "WeightType | None", step: int | None, as_json: bool
+) -> None:
+    """Write the weights of RUN for transformers.
+
+    OUT is a new folder: config.json, safetensors, and the tokenizer if the run had one.
+
+    \b
+    Example:
+      orch export huggingface my-run weights/ --type bf16
+    """
+    from orchestrator.render.weights_screen import weights_screen
+
+    written = orch.export_weights(run, out, storage, dtype=dtype, step=step, progress=Display())
+    show(written, lambda: weights_screen(written), as_json=as_json)
 
 
 @click.group("import")
@@ -109,4 +152,19 @@ def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | Non
     echo(yaml_text([found.values]), nl=False)
 
 
-COMMANDS = (init, schema, import_, export)
+@click.group()
+def data() -> None:
+    """Make token sets to train on."""
+
+
+@data.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def pack(arguments: tuple[str, ...]) -> None:
+    """Pack text, JSON lines or Parquet into a token set."""
+    sys.exit(orch.pack(arguments))
+
+
+COMMANDS = (data, init, schema, import_, export)

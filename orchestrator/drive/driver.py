@@ -1,14 +1,14 @@
 """The driver of a run: it starts attempt after attempt until the run has ended."""
 
 import sys
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from orchestrator import tracking
 from orchestrator.drive import select_slices
+from orchestrator.drive.clock import Clock
 from orchestrator.drive.evict import end_ranks, evict
-from orchestrator.drive.monitor import Monitor
+from orchestrator.drive.monitor import Monitor, ReadHeartbeats
 from orchestrator.drive.worker import redirect_output
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, OrchError, Superseded
 from orchestrator.journal import (
@@ -18,6 +18,7 @@ from orchestrator.journal import (
     claim_run,
     decide_retry,
 )
+from orchestrator.journal.heartbeat import read_heartbeats
 from orchestrator.journal.run_status import cancel_reason
 from orchestrator.launch.backend import AttemptHandle, AttemptSpec, Backend, Slice, WorkerArgs
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
@@ -78,6 +79,8 @@ class Driver:
     backend: Backend
     pods: int | None = None
     worker: str = WORKER
+    clock: Clock = field(default_factory=Clock)
+    read: ReadHeartbeats = read_heartbeats
 
     def __post_init__(self) -> None:
         self.journal = self.writer.journal
@@ -110,10 +113,10 @@ class Driver:
         wait_s = min(FIRST_WAIT_S * 2 ** (losses - 1), LONGEST_WAIT_S)
         detail = f"{lost}; tried again in {wait_s:.0f} s ({losses} of {limit})"
         self.writer.record_pending(StateReason(code="joining_again", detail=detail))
-        deadline = time.monotonic() + wait_s
-        while time.monotonic() < deadline:
+        deadline = self.clock.now_s() + wait_s
+        while self.clock.now_s() < deadline:
             self._check_not_cancelled()
-            time.sleep(POLL_S)
+            self.clock.sleep(POLL_S)
 
     def _check_not_cancelled(self) -> None:
         if cancel := self.writer.heartbeat():
@@ -138,7 +141,16 @@ class Driver:
                 saves=self.writer.newest_saves(self.spec.run.checkpoint.keep + MORE_SAVES),
             )
             attempt.start(args, slices)
-            monitor = Monitor(self.writer, attempt, args, slices, hang_limit_s)
+            monitor = Monitor(
+                self.writer,
+                attempt,
+                args,
+                slices,
+                hang_limit_s,
+                most_pods=self._pods().max,
+                clock=self.clock,
+                read=self.read,
+            )
             end = monitor.wait_for_end()
         end_ranks(self.journal, number)
         monitor.read_heartbeats()  # a last checkpoint may have become whole
@@ -147,7 +159,7 @@ class Driver:
 
     def _wait_for_slices(self, attempt: AttemptHandle) -> tuple[Plan, tuple[str, ...]]:
         """Wait until enough slices are free, and plan for as many; note what the run waits for."""
-        started_s, run = time.monotonic(), self.writer.run()
+        started_s, run = self.clock.now_s(), self.writer.run()
         previous = run.attempts[-1].slices if run.attempts else ()
         request = select_slices.SliceRequest(
             pods=self._pods(),
@@ -167,7 +179,7 @@ class Driver:
                 slices, ahead = event.slices, event.ahead
             if slices is None:
                 continue
-            waited_s = time.monotonic() - started_s
+            waited_s = self.clock.now_s() - started_s
             if not ahead and (chosen := select_slices.select(slices, request, previous, waited_s)):
                 return plan_on(self.spec, self.first_plan, len(chosen)), chosen
             if waited_s > PENDING_AFTER_S:

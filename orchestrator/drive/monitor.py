@@ -1,18 +1,21 @@
 """Watches one attempt: how it ends, why, and which rank died first."""
 
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from orchestrator.journal import Writer, heartbeat, liveness
-from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor
+from orchestrator.drive.clock import Clock
+from orchestrator.journal import Writer, liveness
+from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor, read_heartbeats
 from orchestrator.launch.backend import AttemptEvent, AttemptHandle, Slice, WorkerArgs
 from orchestrator.types.recovery import poll_interval_s, settling_s
 from orchestrator.types.run import AttemptReason
 
 # The process that carries out an attempt may be stopped when its ranks end.
 DONE_LIMIT_S = 30.0
+
+ReadHeartbeats = Callable[[Path, int], dict[int, Heartbeat]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +37,14 @@ class Monitor:
     args: WorkerArgs
     slices: Sequence[str]
     hang_limit_s: float
+    most_pods: int = 0
+    clock: Clock = field(default_factory=Clock)
+    read: ReadHeartbeats = read_heartbeats
 
     def __post_init__(self) -> None:
-        self.heartbeats = HeartbeatMonitor(time.monotonic())
+        self.heartbeats = HeartbeatMonitor(self.clock.now_s())
         self.hosts = self.writer.journal.plan(self.args.plan_digest).hosts
+        self.new_save = False
         self.stopping = False
         self.poll_s = poll_interval_s(self.args.heartbeat_s)
 
@@ -54,6 +61,8 @@ class Monitor:
                 return AttemptEnd(reason="hang", error=hang.detail, first_dead_rank=hang.rank)
             if self._must_stop():
                 return AttemptEnd(reason="cancelled")
+            if self.new_save and self._can_grow():
+                return AttemptEnd(reason="resized")
 
     def _is_done(self, now_s: float) -> bool:
         """Whether all ranks did their work a while ago, and the backend does not say so."""
@@ -62,13 +71,22 @@ class Monitor:
 
     def read_heartbeats(self) -> float:
         """Take in the newest heartbeats, and record the checkpoint that they report; the time."""
-        now_s = time.monotonic()
-        beats = heartbeat.read_heartbeats(self.writer.journal.path, self.args.attempt)
+        now_s = self.clock.now_s()
+        beats = self.read(self.writer.journal.path, self.args.attempt)
         self.heartbeats.update(beats, now_s)
+        self.new_save = False
         for saved in (one.saved for one in beats.values() if one.saved):
             if (saved.claim, saved.attempt) == (self.writer.number, self.args.attempt):
-                self.writer.record_checkpoint(saved.step, saved.sha256)
+                recorded = self.writer.record_checkpoint(saved.step, saved.sha256)
+                self.new_save = self.new_save or recorded
         return now_s
+
+    def _can_grow(self) -> bool:
+        """Whether a run that lost pods would get all of them, now that hardly a step is unsaved."""
+        if len(self.slices) >= self.most_pods or (slices := self.attempt.slices()) is None:
+            return False
+        usable = [one for one in slices if one.whole and one.settled]
+        return sum(one.free or one.name in self.slices for one in usable) >= self.most_pods
 
     def _is_cancelled(self) -> bool:
         return self.writer.run().cancel_requested_at_s is not None
@@ -94,8 +112,8 @@ class Monitor:
         if event and event.error:
             print(event.error, file=sys.stderr, flush=True)
         until_s = seen_s + settling_s(self.args.heartbeat_s)
-        while time.monotonic() < until_s and self._is_unclear(seen_s):
-            time.sleep(min(self.poll_s, self.args.heartbeat_s))
+        while self.clock.now_s() < until_s and self._is_unclear(seen_s):
+            self.clock.sleep(min(self.poll_s, self.args.heartbeat_s))
             self.read_heartbeats()
         first_dead = self.heartbeats.first_dead(seen_s)
         error = event.error if event else None

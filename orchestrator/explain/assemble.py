@@ -7,6 +7,7 @@ from orchestrator.catalog import Efficiency, LearnedConstant
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times
 from orchestrator.explain.derivation import DerivationResult, derive
+from orchestrator.explain.goodput_derivation import goodput_section
 from orchestrator.explain.inputs import MFU
 from orchestrator.explain.plan_differences import differences, planned
 from orchestrator.explain.published import published_figures
@@ -16,6 +17,7 @@ from orchestrator.types.explanation import (
     Citation,
     ComputedValue,
     Constant,
+    DerivationSection,
     ExpectedPart,
     ExpectedStep,
     Explanation,
@@ -25,13 +27,14 @@ from orchestrator.types.explanation import (
 from orchestrator.types.plan import LedgerLine, LineKind, Plan
 from orchestrator.types.spec import Spec
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 def explain(spec: Spec, mfu: float = MFU) -> Explanation:
     """The book's derivation for a spec, figures published about it, and what the plan does."""
     derived, quotes, plan = derive(spec, mfu), published_figures(spec), planned(spec)
     expected = expectation(plan) if isinstance(plan, Plan) else None
+    goodput = goodput_section(plan) if isinstance(plan, Plan) else None
     return Explanation(
         schema=SCHEMA,
         name=spec.name,
@@ -48,17 +51,21 @@ def explain(spec: Spec, mfu: float = MFU) -> Explanation:
         plan_digest=plan.digest if isinstance(plan, Plan) else None,
         differences=differences(spec, plan, derived.numbers) if isinstance(plan, Plan) else None,
         expectation=expected,
+        goodput=goodput,
         no_plan=None if isinstance(plan, Plan) else str(plan),
-        sources=cited(derived, quotes, expected),
+        sources=cited(derived, quotes, expected, goodput),
         summary=summary(derived, plan),
     )
 
 
 def cited(
-    derived: DerivationResult, quotes: tuple[QuotedFigures, ...], expected: ExpectedStep | None
+    derived: DerivationResult,
+    quotes: tuple[QuotedFigures, ...],
+    expected: ExpectedStep | None,
+    goodput: DerivationSection | None,
 ) -> tuple[Citation, ...]:
     """Every source that the explanation names, in order."""
-    return tuple(map(citation, dict.fromkeys(named(derived, quotes, expected))))
+    return tuple(map(citation, dict.fromkeys(named(derived, quotes, expected, goodput))))
 
 
 def citation(key: str) -> Citation:
@@ -70,10 +77,13 @@ def citation(key: str) -> Citation:
 
 
 def named(
-    derived: DerivationResult, quotes: tuple[QuotedFigures, ...], expected: ExpectedStep | None
+    derived: DerivationResult,
+    quotes: tuple[QuotedFigures, ...],
+    expected: ExpectedStep | None,
+    goodput: DerivationSection | None,
 ) -> Iterator[str]:
     yield from (entry.source for entry in derived.inputs if entry.source is not None)
-    for section in derived.sections:
+    for section in (*derived.sections, *([goodput] if goodput else [])):
         for line in section.lines:
             yield from line.sources
     yield from (figure.source for entry in quotes for figure in entry.figures)

@@ -4,7 +4,7 @@ import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import ceil, floor, log2, sqrt
+from math import ceil, exp, floor, log2, sqrt
 from typing import Any
 
 from orchestrator.types.explanation import (
@@ -24,6 +24,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 FUNCTIONS: dict[str, Callable[..., float]] = {
     "ceil": ceil,
+    "exp": exp,
     "floor": floor,
     "log2": log2,
     "max": max,

@@ -94,6 +94,7 @@ def shape_of(model: Model) -> tuple[Input, ...]:
         ("H", model.head_dim, "head dim"),
         ("V", model.vocab, "vocabulary"),
         ("S_win", model.window, "positions in a window"),
+        *latent_sizes(model),
         *expert_sizes(model),
     )
     return tuple(
@@ -101,6 +102,20 @@ def shape_of(model: Model) -> tuple[Input, ...]:
         for symbol, value, meaning in letters
         if value is not None
     )
+
+
+def latent_sizes(model: Model) -> list[tuple[str, int | None, str]]:
+    """Those of latent attention."""
+    latent = model.latent
+    if latent is None:
+        return []
+    return [
+        ("R_q", latent.query_rank, "latent of queries"),
+        ("R_kv", latent.kv_rank, "latent of keys and values"),
+        ("H_nope", latent.nope_dim, "head dim without positions"),
+        ("H_rope", latent.rope_dim, "head dim that RoPE turns"),
+        ("H_v", latent.value_dim, "head dim of values"),
+    ]
 
 
 def expert_sizes(model: Model) -> list[tuple[str, int | None, str]]:

@@ -20,6 +20,13 @@ LETTERS = {
     "expert_embed": "D",
     "experts": "E",
     "routed_experts": "E",
+    "value_dim": "H_v",
+    "nope_dim": "H_nope",
+    "rope_dim": "H_rope",
+    "query_rank": "R_q",
+    "query_latent": "R_q",
+    "kv_rank": "R_kv",
+    "kv_latent": "R_kv",
 }
 ACTIVE = LETTERS | {"experts": "k"}  # of experts, a token is multiplied by so many
 FORWARD_AND_BACKWARD = 3
@@ -39,7 +46,13 @@ def parameter_formulas(network: Network) -> list[Formula]:
         active = "P_act"
         multiplied = in_all_layers(network, lambda block: active_matrices(block.mlp))
         experts = [Formula("FFW of one token", active, multiplied, unit)]
-        used = [Formula("used by one token", "P_used", "P_act + P_att + P_voc + P_norm", unit)]
+        vectors = "P_norm"
+        if any(is_of_experts(one) for block in network.blocks for one in block.vectors):
+            vectors = "P_norm_act"
+            met = in_all_layers(network, lambda block: elements(block.vectors, ACTIVE))
+            met = f"{met} + {elements(network.norm.weights)}"
+            experts.append(Formula("norms and biases of one token", vectors, met, unit))
+        used = [Formula("used by one token", "P_used", f"P_act + P_att + P_voc + {vectors}", unit)]
     return [
         Formula("FFW", "P_ffw", ffw, unit),
         *experts,
@@ -50,6 +63,10 @@ def parameter_formulas(network: Network) -> list[Formula]:
         *used,
         Formula("multiplied by every token", "P_mat", f"{active} + P_att + {head(network)}", unit),
     ]
+
+
+def is_of_experts(weight: Weight) -> bool:
+    return weight.dimensions[0].axis == "experts"
 
 
 def flop_formulas(network: Network) -> list[Formula]:
@@ -95,9 +112,14 @@ def matrices(part: Sublayer) -> str:
 
 def attention_flops(block: Block) -> str:
     """Forward and backward FLOPs of a token's attention in one layer."""
-    width = product(dimension.axis for dimension in block.attention.result.dimensions)
+    scores, values = (
+        [dimension.axis for dimension in tensor.dimensions]
+        for tensor in (block.attention.queries, block.attention.result)
+    )
     seen = "S" if block.attention.scores.window is None else "(2 * S_loc - S_loc * S_loc / S)"
-    return f"{FORWARD_AND_BACKWARD} * {CAUSAL_PRODUCTS} * {seen} * {width}"
+    if scores == values:
+        return f"{FORWARD_AND_BACKWARD} * {CAUSAL_PRODUCTS} * {seen} * {product(values)}"
+    return f"{FORWARD_AND_BACKWARD} * {seen} * ({product(scores)} + {product(values)})"
 
 
 def in_all_layers(network: Network, text_of: Callable[[Block], str]) -> str:

@@ -18,7 +18,7 @@ from orchestrator.types.goodput import (
 
 DEFAULT_EVERY = 200  # steps, where nothing is known to fail and the best interval is wanted
 # The inputs that are uncertain, of a recovery and of all else.
-RECOVERY: tuple[LossKind, ...] = ("detection", "waiting", "restart", "restore", "fewer_pods")
+RECOVERY: tuple[LossKind, ...] = ("detection", "waiting", "restart", "restore")
 OTHERS = ("failures_per_day", "blocking_s", "write_s")
 
 
@@ -62,6 +62,7 @@ def rhythm_of(inputs: GoodputInputs, instead: dict[str, float]) -> Rhythm:
         recovery_s=sum(value(kind, recovery_part(inputs, kind)) for kind in RECOVERY),
         blocking_s=value("blocking_s", inputs.save.blocking_s),
         write_s=value("write_s", inputs.save.write_s),
+        missing=value("missing_pods", inputs.missing_pods),
     )
 
 
@@ -73,7 +74,10 @@ def recovery_part(inputs: GoodputInputs, kind: LossKind) -> Uncertain:
 def ends(inputs: GoodputInputs, every_s: float, run_s: float) -> Iterator[tuple[float, float]]:
     """The share at both ends of each uncertain input, and of how many failures happen to strike."""
     numbers: dict[str, Uncertain] = {kind: recovery_part(inputs, kind) for kind in RECOVERY}
-    numbers["failures_per_day"] = inputs.failures_per_day
+    numbers["failures_per_day"], numbers["missing_pods"] = (
+        inputs.failures_per_day,
+        inputs.missing_pods,
+    )
     numbers["blocking_s"], numbers["write_s"] = inputs.save.blocking_s, inputs.save.write_s
     numbers["chance"] = by_chance(inputs.failures_per_day.value, run_s)
     for name, number in numbers.items():
@@ -105,15 +109,15 @@ def best_every(rhythm: Rhythm, step_s: float, steps: int) -> int:
 def lines(inputs: GoodputInputs, rhythm: Rhythm, every_s: float) -> Iterator[GoodputLine]:
     """All losses. With the share that trains they are one."""
     per_day = inputs.failures_per_day.value
-    saving, share = rhythm.saving_share(every_s), rhythm.share(every_s)
+    saving, share = rhythm.saving_share(every_s), rhythm.stepping_share(every_s)
     blocks_s = rhythm.blocks_s(every_s)
     yield GoodputLine(
         kind="saving",
         share=saving,
         each_s=blocks_s,
         per_day=share * DAY_S / every_s,
-        formula="goodput x blocking / every",
-        inputs={"goodput": share, "blocking": blocks_s, "every": every_s},
+        formula="stepping x blocking / every",
+        inputs={"stepping": share, "blocking": blocks_s, "every": every_s},
     )
     if not per_day:
         return
@@ -129,6 +133,16 @@ def lines(inputs: GoodputInputs, rhythm: Rhythm, every_s: float) -> Iterator[Goo
         inputs={"every": every_s, "write": rhythm.write_s},
         sources=inputs.sources["storage_bytes_per_s"],
     )
+    if missing := inputs.missing_pods.value:
+        yield GoodputLine(
+            kind="fewer_pods",
+            share=share * missing,
+            each_s=share * missing * DAY_S / struck,
+            per_day=struck,
+            formula="stepping x missing",
+            inputs={"stepping": share, "missing": missing},
+            sources=inputs.sources["waiting_s"],
+        )
     for kind in RECOVERY:
         each_s = recovery_part(inputs, kind).value
         if each_s:

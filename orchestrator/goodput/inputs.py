@@ -75,7 +75,7 @@ def goodput_inputs(machines: Machines, run: RunOptions, state: State) -> Goodput
         waiting_s=waits.waiting_s,
         restart_s=changed(restart, lambda s: s * waits.restarts),
         restore_s=changed(restore, lambda s: s * waits.restarts),
-        fewer_pods_s=waits.fewer_pods_s,
+        missing_pods=waits.missing_pods,
         save=save,
         pods=machines.pods,
         spare=resources.pods.spare,
@@ -193,7 +193,7 @@ class SliceRecovery:
     """
 
     waiting_s: Uncertain
-    fewer_pods_s: Uncertain
+    missing_pods: Uncertain
     restarts: float
     sources: tuple[str, ...]
 
@@ -209,19 +209,29 @@ def recovery_of_slices(
     out = daily.slices.value / failures.value if failures.value else 0.0
     missing = out * no_spare(daily.slices.value * repair.value / DAY_S, pods.spare)
     reroute = changed(_uncertain(known.reroute_s), lambda s: s * (1 - out))
-    if pods.min == pods.max or repair.value <= SPARE_WAIT_S:
+    if not missing or pods.min == pods.max or repair.value <= SPARE_WAIT_S:
         waiting, fewer, restarts = changed(repair, lambda s: s * missing), exactly(0.0), 1.0
     else:
         waiting, restarts = exactly(missing * SPARE_WAIT_S), 1.0 + missing
         fewer = changed(
-            repair, lambda s: missing * max(s - SPARE_WAIT_S - restart_s, 0.0) / machines.pods
+            repair,
+            lambda s: _share_out(
+                daily.slices.value * missing / out / machines.pods,
+                max(s - SPARE_WAIT_S - restart_s, 0.0),
+            ),
         )
     return SliceRecovery(
         waiting_s=total((waiting, reroute)),
-        fewer_pods_s=fewer,
+        missing_pods=fewer,
         restarts=restarts,
         sources=(repair_source, known.reroute_s.source),
     )
+
+
+def _share_out(per_day: float, out_s: float) -> float:
+    """The share of time that a pod is out which fails so often, but not while it is out."""
+    fails = per_day * out_s / DAY_S
+    return fails / (1 + fails)
 
 
 DAY_S = 86_400.0

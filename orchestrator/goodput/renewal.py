@@ -21,12 +21,16 @@ ITERATIONS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Rhythm:
-    """Seconds: between failures, of a recovery, that a save blocks, and until it counts."""
+    """Seconds: between failures, of a recovery, that a save blocks, and until it counts.
+
+    `missing` is the share of pods that a run goes on without, on average: a step then takes longer.
+    """
 
     between_failures_s: float
     recovery_s: float
     blocking_s: float
     write_s: float
+    missing: float = 0.0
 
     def blocks_s(self, interval_s: float) -> float:
         """How long steps wait for a save: also for the one before, where that is still written."""
@@ -34,6 +38,10 @@ class Rhythm:
 
     def share(self, interval_s: float) -> float:
         """The share of time that trains, with that many seconds of steps between saves."""
+        return max(self.stepping_share(interval_s) * (1 - self.missing), LEAST_SHARE)
+
+    def stepping_share(self, interval_s: float) -> float:
+        """The share of time in steps that count, on however many pods."""
         blocks_s, between_s = self.blocks_s(interval_s), self.between_failures_s
         if between_s == inf:
             return interval_s / (interval_s + blocks_s)
@@ -45,7 +53,7 @@ class Rhythm:
 
     def saving_share(self, interval_s: float) -> float:
         """The share of time in which steps that count wait for saves."""
-        return self.share(interval_s) * self.blocks_s(interval_s) / interval_s
+        return self.stepping_share(interval_s) * self.blocks_s(interval_s) / interval_s
 
     def recovering_share(self) -> float:
         """The share of time in recoveries, those that fail again included."""

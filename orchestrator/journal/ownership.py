@@ -102,16 +102,18 @@ class Writer:
             )
         return number
 
-    def record_checkpoint(self, step: int, sha256: str) -> None:
+    def record_checkpoint(self, step: int, sha256: str) -> bool:
         """Record that the attempt saved a checkpoint after so many steps. The same again, or none
-        that is newer, writes nothing.
+        that is newer, writes nothing. Returns whether it was recorded.
         """
         self._check_owner()
         open_attempt = self._state.open_attempt
-        if open_attempt and step > (open_attempt.saved_steps or 0):
-            attempt = open_attempt.number
-            saved = SavedCheckpoint(claim=self.number, attempt=attempt, step=step, sha256=sha256)
-            self._append(CheckpointSaved(at_s=self._clock(), checkpoint=saved))
+        if open_attempt is None or step <= (open_attempt.saved_steps or 0):
+            return False
+        attempt = open_attempt.number
+        saved = SavedCheckpoint(claim=self.number, attempt=attempt, step=step, sha256=sha256)
+        self._append(CheckpointSaved(at_s=self._clock(), checkpoint=saved))
+        return True
 
     def newest_saves(self, most: int) -> tuple[SavedCheckpoint, ...]:
         """The checkpoints that count, so many at most, the newest last."""

@@ -26,8 +26,10 @@ def decide_retry(run: Run, retries: RetryLimits, *, repeats: bool = False) -> De
 
     Failures and hangs count against one budget and preemptions against another, each since the
     last attempt that got further than all before it. The same error at the same step would come
-    back forever, so it ends the run whatever the budgets are. An attempt that was lost with its
-    driver costs nothing: its cause is unknown.
+    back forever, so it ends the run whatever the budgets are; not so before the first step of an
+    attempt whose plan has done steps before: on many chips two failures in a row strike there. An
+    attempt that was lost with its driver costs nothing: its cause is unknown. Nor does one that
+    gave way to another with more pods.
     """
     attempts = run.attempts
     if not attempts or attempts[-1].reason is None:
@@ -42,7 +44,7 @@ def decide_retry(run: Run, retries: RetryLimits, *, repeats: bool = False) -> De
         return _decision(False, "repeated_error", f"{ending}; every attempt would end so")
     if previous := _previous_occurrence(attempts):
         return _decision(False, "repeated_error", _repetition(previous, last))
-    if last.reason == "lost":
+    if last.reason in ("lost", "resized"):
         return _decision(True, "retried", ending)
     return _within_budget(run, retries, ending)
 
@@ -78,7 +80,14 @@ def _previous_occurrence(attempts: Sequence[Attempt]) -> Attempt | None:
     previous, last = failures[-2:]
     if not last.error:
         return None  # two unexplained deaths may have two causes
+    if not last.steps_done and _has_started(attempts[: attempts.index(previous)], last):
+        return None
     return previous if _fingerprint(previous) == _fingerprint(last) else None
+
+
+def _has_started(earlier: Sequence[Attempt], last: Attempt) -> bool:
+    """Whether the plan of an attempt has done steps before: nothing in it stops every start."""
+    return any(one.steps_done for one in earlier if one.plan_digest == last.plan_digest)
 
 
 def _fingerprint(attempt: Attempt) -> tuple[object, ...]:

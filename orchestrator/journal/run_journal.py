@@ -25,6 +25,7 @@ from orchestrator.journal.events import (
     decode_event,
     decode_request,
 )
+from orchestrator.journal.run_outlook import outlook_of
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_state import RunState, apply, initial
 from orchestrator.journal.run_status import Observation, StepSummary, build_run, first_line
@@ -64,13 +65,14 @@ class Journal:
     def status(self) -> Status:
         """The run with the forecast of its plan."""
         run = self.run()
-        forecast, problems = None, (*run.problems, *self.spec_problems())
+        forecast, left, problems = None, None, (*run.problems, *self.spec_problems())
         try:
-            forecast = prediction_of(self.plan(run.plan_digest))
+            plan = self.plan(run.plan_digest)
+            forecast, left = prediction_of(plan), outlook_of(run, plan, self.deadline())
         except JournalUnreadable as error:
             problems = (*problems, first_line(str(error)))
         fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
-        return Status(**fields | {"problems": problems}, forecast=forecast)
+        return Status(**fields | {"problems": problems}, forecast=forecast, outlook=left)
 
     def steps(self, run: Run) -> list[TimedStep]:
         """Every step of the run in order; the last attempt at a step counts."""
@@ -87,6 +89,13 @@ class Journal:
     def spec(self) -> Spec:
         """The spec; `JournalDamaged` when it is not what was submitted."""
         return self._original(self.paths.spec, Spec)
+
+    def deadline(self) -> str | None:
+        """When the run should end by its spec; None where that cannot be read."""
+        try:
+            return self.spec().run.deadline
+        except JournalUnreadable:
+            return None
 
     def spec_problems(self) -> tuple[str, ...]:
         """What is wrong with the spec."""

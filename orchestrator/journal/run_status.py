@@ -27,6 +27,7 @@ UNCLAIMED_S = 600.0
 ATTEMPT_ENDS: dict[AttemptReason, str] = {
     "failure": "failed",
     "preemption": "was preempted",
+    "resized": "gave way to one with more pods",
     "hang": "hung",
     "finished": "finished",
     "cancelled": "was stopped",

@@ -3,6 +3,7 @@
 from orchestrator.errors import Interrupted, SpecError
 from orchestrator.lifecycle.studies import Outcome
 from orchestrator.lifecycle.submit import ProofFailed
+from orchestrator.types.offers import Offers
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import LIVE, Run
 from orchestrator.types.study import StudyForecast
@@ -29,3 +30,8 @@ def of_proofs(*proofs: Proof) -> int:
 def of_forecast(study: StudyForecast) -> int:
     """Whether every trial has a plan."""
     return SpecError.exit_code if any(one.infeasible for one in study.trials) else 0
+
+
+def of_offers(offers: Offers) -> int:
+    """Whether any offer has a plan."""
+    return 0 if any(one.days for one in offers.offers) else SpecError.exit_code

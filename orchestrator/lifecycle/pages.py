@@ -8,9 +8,10 @@ from pathlib import Path
 from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.journal import Journal, StudyJournal, boundary
 from orchestrator.lifecycle.recording import record_files
-from orchestrator.render.page import RunPage, run_page, schedule_page, study_page
+from orchestrator.render.page import RunPage, offers_page, run_page, schedule_page, study_page
 from orchestrator.report import report_and_steps
 from orchestrator.study import make_study_report, read_trial_runs
+from orchestrator.types.offers import Offers
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.report import Report
@@ -59,6 +60,11 @@ def write_schedule_page(plan: Plan, proof: Proof, out: Path) -> Path:
     if proof.schedule is None:
         raise OrchError(f"--html: no schedule: the catalog has no clock_hz for {plan.chip}")
     return _write(out, schedule_page(plan, proof))
+
+
+def write_offers_page(found: Offers, out: Path) -> Path:
+    """Write the page of offers."""
+    return _write(out, offers_page(found))
 
 
 def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:

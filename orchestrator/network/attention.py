@@ -14,7 +14,7 @@ from orchestrator.network.sublayer import norms_around
 from orchestrator.types.model import Model
 
 RESULT = "attention"  # of every kind of attention
-TENSORS = ("query", "key", "value", RESULT, "mlp_input")
+TENSORS = ("latent", "query", "key", "value", RESULT, "mlp_input")
 
 
 def grouped_query_attention(model: Model, residual_scale: float, window: int | None) -> Attention:

@@ -1,10 +1,12 @@
 """The decoder-only transformer of a model."""
 
+from collections.abc import Callable
 from functools import cache
 from itertools import count
 
 from orchestrator.network.attention import grouped_query_attention
 from orchestrator.network.description import (
+    Attention,
     Block,
     Dimension,
     Network,
@@ -13,6 +15,7 @@ from orchestrator.network.description import (
     Tensor,
     Weight,
 )
+from orchestrator.network.latent_attention import latent_attention
 from orchestrator.network.mixture import EXPERTS, is_mixture, mixture
 from orchestrator.network.mlp import mlp
 from orchestrator.network.norm import norm
@@ -28,7 +31,6 @@ MODEL_KEYS = {
     "embed": "d_model",
 }
 BLOCK_INPUT = "block_input"
-WHOLE_NAMES = (".bias", ".sinks", "_bias")  # the ends of names that are published without `.weight`
 LAYERS = "layers"  # the name of a stack in the trainer's tree
 LOCAL = "L"  # in a pattern of windows: a layer with the window
 PUBLISHED_LAYER = "model.layers.{layer}."  # the beginning of a block's names in a checkpoint
@@ -38,6 +40,10 @@ def split_sizes(model: Model) -> list[tuple[str, str, int]]:
     """What a mesh may split: the logical axis, the key of the model, and the size."""
     split = [(axis, key, getattr(model, key)) for axis, key in MODEL_KEYS.items()]
     split.append((EXPERTS, "moe.experts", model.moe.experts if model.moe else 1))
+    if model.latent is not None:
+        split.append(("kv_rank", "latent.kv_rank", model.latent.kv_rank))
+        if model.latent.query_rank is not None:
+            split.append(("query_rank", "latent.query_rank", model.latent.query_rank))
     if model.moe is None or model.moe.d_ff is None:
         return split
     if all(is_mixture(model, layer) for layer in range(model.layers)):
@@ -74,10 +80,15 @@ def block_of_kind(model: Model, window: int | None, has_experts: bool) -> Block:
     residual_scale = (2 * model.layers) ** -0.5
     return Block(
         input=stream,
-        attention=grouped_query_attention(model, residual_scale, window),
+        attention=attention_of(model)(model, residual_scale, window),
         mlp=(mixture if has_experts else mlp)(model, stream, residual_scale),
         kind=kind_of(model, window, has_experts),
     )
+
+
+def attention_of(model: Model) -> Callable[[Model, float, int | None], Attention]:
+    """The kind of attention of a model."""
+    return grouped_query_attention if model.latent is None else latent_attention
 
 
 def window_of(model: Model, layer: int) -> int | None:
@@ -117,20 +128,3 @@ def segments(blocks: list[Block]) -> tuple[Segment, ...]:
         )
         for one in found
     )
-
-
-def published_names(network: Network) -> dict[tuple[str, ...], str]:
-    """Each weight's place in the trainer's tree → its name in a Hugging Face checkpoint.
-
-    Names of the blocks' weights have a place for the `layer`, which is one of its stack's layers.
-    """
-    names: dict[tuple[str, ...], str] = {}
-    for weight in (*network.tables, *network.norm.weights):
-        names[weight.name,] = weight.published
-    for stack in network.stacks:
-        for weight in stack.block.weights:
-            names[stack.name, weight.name] = PUBLISHED_LAYER + weight.published
-    return {
-        path: name if name.endswith(WHOLE_NAMES) else f"{name}.weight"
-        for path, name in names.items()
-    }

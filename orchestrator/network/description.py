@@ -129,6 +129,21 @@ class Sublayer:
         """Matrix elements that one token is multiplied by."""
         return sum(matmul.active_elements for matmul in self.matmuls)
 
+    @property
+    def active_vector_elements(self) -> int:
+        """Elements of norms and biases that one token meets."""
+        return sum(vector.elements for vector in self.vectors)
+
+    @property
+    def stream_width(self) -> int:
+        """Numbers of a position in the stream."""
+        return prod(dimension.size for dimension in self.output.output.dimensions)
+
+    @property
+    def entering_width(self) -> int:
+        """Numbers of a position that a `tensor` group gathers for its matmuls."""
+        return self.stream_width
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -177,9 +192,65 @@ class Attention(Sublayer):
         return (*super().vectors, *((self.sinks,) if self.sinks else ()))
 
     @property
+    def queries(self) -> Tensor:
+        return self.inputs[0].output
+
+    @property
+    def score_width(self) -> int:
+        """Numbers of all query heads, which scores are products of."""
+        return prod(dimension.size for dimension in self.queries.dimensions)
+
+    @property
     def width(self) -> int:
-        """Numbers of all query heads."""
+        """Numbers of all heads of the result."""
         return prod(dimension.size for dimension in self.result.dimensions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention(Attention):
+    """Attention whose keys and values, and often queries, are made from narrow latents.
+
+    `latents` are the matmuls from the stream: the queries' latent if they have one, that of keys
+    and values, and the part of keys that RoPE turns, which all heads share. The first `nope`
+    numbers of a head of queries or keys have no positions.
+    """
+
+    latents: tuple[Matmul, ...]
+    query_latent_norm: Norm | None
+    kv_latent_norm: Norm
+
+    @property
+    def keys(self) -> Matmul:
+        return self.inputs[1]
+
+    @property
+    def turned_width(self) -> int:
+        """Numbers of the key that all heads share; nothing is multiplied by them."""
+        return self.latents[-1].output.dimensions[0].size
+
+    @property
+    def nope(self) -> int:
+        return self.keys.weight.dimensions[-1].size
+
+    @property
+    def parallel(self) -> tuple[tuple[Matmul, ...], ...]:
+        queries, *keys_and_values = self.inputs
+        return self.latents, (queries,), tuple(keys_and_values), (self.output,)
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        inside = (self.before, self.query_latent_norm, self.kv_latent_norm, self.after)
+        return tuple(norm for norm in inside if norm)
+
+    @property
+    def latent_width(self) -> int:
+        """Numbers of a position's latents."""
+        return sum(prod(d.size for d in matmul.output.dimensions) for matmul in self.latents)
+
+    @property
+    def entering_width(self) -> int:
+        """The latents, and the stream where queries are made from it."""
+        return self.latent_width + (0 if self.query_latent_norm else self.stream_width)
 
 
 @dataclass(frozen=True)
@@ -195,11 +266,24 @@ class MLP(Sublayer):
 class Mixture(MLP):
     """Many MLPs, of which a router chooses some for each token; `shared` is there for all tokens.
 
-    Weights of experts have a dimension of experts first.
+    Weights of experts have a dimension of experts first. `balance` is what the choice of experts
+    adds to scores.
     """
 
     router: Matmul
+    balance: Weight | None
     shared: MLP | None
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return (*super().vectors, *((self.balance,) if self.balance else ()))
+
+    @property
+    def active_vector_elements(self) -> int:
+        """All, but for the biases of experts that a token does not go to."""
+        biases = [one for one in self.matmuls if one.bias and one.share < 1]
+        idle = sum((1 - one.share) * one.bias.elements for one in biases if one.bias)
+        return super().active_vector_elements - round(idle)
 
     @property
     def parallel(self) -> tuple[tuple[Matmul, ...], ...]:
@@ -239,7 +323,7 @@ class Block:
     def tensors(self) -> tuple[Tensor, ...]:
         """What a policy decides about, in the order in which the block makes it."""
         outputs = [matmul.output for matmul in self.matmuls if matmul.output != self.input]
-        outputs.insert(len(self.attention.inputs), self.attention.result)
+        outputs.insert(len(self.attention.matmuls) - 1, self.attention.result)
         return self.input, *outputs
 
     @property
@@ -346,7 +430,11 @@ class Network:
     @property
     def active_parameters(self) -> int:
         """Those that one token uses: of its experts alone, and all of the tables and norms."""
-        return self.active_matrices + self.table_parameters + self.vector_parameters
+        vectors = sum(
+            layers * sum(part.active_vector_elements for part in block.sublayers)
+            for block, layers in self.kinds
+        ) + sum(vector.elements for vector in self.norm.weights)
+        return self.active_matrices + self.table_parameters + vectors
 
     @property
     def active_matrices(self) -> int:

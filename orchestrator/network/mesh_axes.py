@@ -29,6 +29,7 @@ WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
     "weight_gather",
     "gradient_scatter",
     "gradient_reduction",
+    "moment_exchange",  # of Muon alone
 )
 
 # With a capacity tokens go to their experts; without one, all tokens are gathered for them.
@@ -47,7 +48,12 @@ MESH_AXES = (
     Parallelism(
         "tensor",
         links=("ici",),
-        exchanges=("activation_gather", "activation_scatter", "gradient_reduction"),
+        exchanges=(
+            "activation_gather",
+            "activation_scatter",
+            "gradient_reduction",
+            "moment_exchange",
+        ),
         ring=True,
     ),
 )
@@ -68,10 +74,18 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "experts": ("expert",),  # an expert's weights stay where they are stored
     "expert_embed": ("fsdp", "sequence", "fsdp_dcn"),  # d_model of these
     "routed_experts": (),  # the outputs of a router
+    # Latents: d_in of the matrices that make heads from them, and what the stream is multiplied to.
+    "query_rank": ("expert", "fsdp", "sequence", "fsdp_dcn"),
+    "kv_rank": ("expert", "fsdp", "sequence", "fsdp_dcn"),
+    "query_latent": (),
+    "kv_latent": (),
+    "rope_dim": (),
+    "nope_dim": (),
     # both
     "heads": ("tensor",),
     "kv_heads": ("tensor",),  # copied where `tensor` has more devices than there are kv heads
     "head_dim": (),
+    "value_dim": (),  # of a head of values, where it is not that of queries
     "ff": ("tensor",),
     "expert_ff": ("tensor",),
     "shared_ff": ("tensor",),
@@ -79,10 +93,11 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
 }
 GATHERED = "embed"
 GATHERED_OF_EXPERTS = "expert_embed"
+GATHERED_AXES = (GATHERED, GATHERED_OF_EXPERTS, "query_rank", "kv_rank")  # one of each matrix
 COPIED = "kv_heads"
 PADDED = "vocab"  # filled up with rows that no token has, where the mesh does not divide it
 PADDED_TO = 128  # rows on each device, of which a padded table has a multiple
-HEAD = "head_dim"
+HEADS = ("head_dim", "value_dim")
 
 AXES = tuple(axis.name for axis in MESH_AXES)
 DCN_AXES = tuple(axis.name for axis in MESH_AXES if axis.links == ("dcn",))
@@ -131,6 +146,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "sequence": LOGICAL_AXES["length"],
     "tensor": LOGICAL_AXES["heads"],
     "replicas": in_slice(PARAMETER_AXES),
+    "expert_replicas": tuple(
+        axis for axis in in_slice(PARAMETER_AXES) if axis not in LOGICAL_AXES["experts"]
+    ),
 }
 
 

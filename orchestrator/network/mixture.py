@@ -14,7 +14,7 @@ from orchestrator.types.moe import MixtureOfExperts
 
 CHOICES = "choices"  # logical axis of the experts that a token goes to
 EXPERTS = "experts"
-BALANCE_BIAS = "router_bias"  # no gradient moves it, but the load of its expert
+BALANCE_BIAS = "balance_bias"  # no gradient moves it, but the load of its expert
 
 
 def is_mixture(model: Model, layer: int) -> bool:
@@ -57,10 +57,16 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
             "router", (Dimension(GATHERED, model.d_model), outputs), model.d_model**-0.5, "mlp.gate"
         ),
         Tensor("router", "length", (outputs,)),
-        bias=None
-        if moe.balance_bias is None
-        else Weight(BALANCE_BIAS, (outputs,), None, "mlp.gate.e_score_correction_bias", start=0.0),
+        bias=Weight("router_bias", (outputs,), None, "mlp.gate.bias", start=0.0)
+        if moe.router_bias
+        else None,
     )
+
+    def bias(name: str, to: Dimension) -> Weight | None:
+        published = f"mlp.experts.{{expert}}.{name}_proj.bias"
+        one = Weight(f"expert_{name}_bias", (experts, to), None, published, start=0.0)
+        return one if moe.biases else None
+
     before, after = norms_around(model, "mlp")
     return Mixture(
         before=before,
@@ -71,6 +77,7 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
                        f"mlp.experts.{{expert}}.{name}_proj"),
                 Tensor(name, "length", (choices, ff)),
                 share,
+                bias(name, ff),
             )
             for name in inputs_of(model)
         ),
@@ -79,9 +86,13 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
                    "mlp.experts.{expert}.down_proj"),
             stream,
             share,
+            bias("down", Dimension("residual", model.d_model)),
         ),
         activation=activation_of(model),
         router=router,
+        balance=None
+        if moe.balance_bias is None
+        else Weight(BALANCE_BIAS, (outputs,), None, "mlp.gate.e_score_correction_bias", start=0.0),
         shared=shared_experts(model, moe, stream, residual_scale),
     )  # fmt: skip
 

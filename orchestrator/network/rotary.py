@@ -14,5 +14,9 @@ def rotary(model: Model, window: int | None) -> Rotary:
 
 
 def rotated_width(model: Model) -> int:
-    """Numbers of a head that turn, the first of them; whole pairs."""
+    """Numbers of a head that turn, the first of them; whole pairs. Of latent attention they are a
+    part of their own.
+    """
+    if model.latent is not None:
+        return model.latent.rope_dim
     return 2 * int(model.head_dim * model.rotary_share / 2)

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from orchestrator.network.description import Block, Mixture, Stack, Weight
+from orchestrator.network.description import Block, LatentAttention, Stack, Weight
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
@@ -21,6 +21,7 @@ from orchestrator.network.mesh_axes import (
     in_use,
     link_of,
 )
+from orchestrator.network.mixture import EXPERTS
 from orchestrator.plan.kernel_constants import TILE
 from orchestrator.plan.layout import (
     DTYPE_BYTES,
@@ -30,6 +31,7 @@ from orchestrator.plan.layout import (
     gathered_axis,
     is_of_experts,
 )
+from orchestrator.plan.optimizers import ORTHOGONAL_BYTES
 from orchestrator.types.plan import Collective, CollectiveKind, LineKind
 from orchestrator.types.spec_fields import DType
 
@@ -41,7 +43,10 @@ ALL_TO_ALL: CollectiveKind = "all-to-all"
 # Attention and MLP each gather their input over `tensor` and scatter their output; backward they
 # gather the output's gradient and scatter the input's. The gathered input is not kept: gradients
 # of the weights need it gathered again.
-STREAM_GATHERS, STREAM_SCATTERS = 3, 2
+INPUT_GATHERS, OUTPUT_GATHERS = 2, 1
+INPUT_SCATTERS, OUTPUT_SCATTERS = 1, 1
+STREAM_GATHERS = INPUT_GATHERS + OUTPUT_GATHERS
+STREAM_SCATTERS = INPUT_SCATTERS + OUTPUT_SCATTERS
 # Rows go to experts and come back; backward they go again, and the gradients of both ways.
 ROW_EXCHANGES = 5
 ENDS = 2  # the embedding and the unembedding
@@ -119,33 +124,52 @@ def exchanges(layout: Layout) -> list[Exchange]:
         *expert_exchanges(layout),
         *key_value_exchanges(layout),
         *gradient_exchanges(layout),
+        *moment_exchanges(layout),
     ]
 
 
 def stream_exchanges(layout: Layout) -> list[Exchange]:
-    """The residual stream, split by position over `tensor`: around sublayers and at both ends."""
+    """The residual stream, split by position over `tensor`: around sublayers and at both ends.
 
-    def of_block(block: Block) -> Number:
-        again = sum(layout.repeats_output(part) for part in block.sublayers)
-        return STREAM_SCATTERS * len(block.sublayers) + again
+    Latents go in place of the stream to what is made from them.
+    """
+    axes, d_model = GROUPS["tensor"], layout.model.d_model
+
+    def kept(block: Block) -> Number:
+        """Inputs that the backward pass does not gather again, over the width of the stream."""
+        attention = block.attention
+        if not isinstance(attention, LatentAttention):
+            return 0
+        return (1 - layout.recomputed(attention.keys)) * attention.turned_width / d_model
+
+    def again(block: Block) -> Number:
+        return sum(layout.repeats_output(part) for part in block.sublayers)
+
+    def entering(block: Block) -> float:
+        """Inputs of the block, over the width of the stream."""
+        return sum(part.entering_width for part in block.sublayers) / d_model
 
     sublayers = layout.over_layers(lambda block: len(block.sublayers))
-    gathers = STREAM_GATHERS * sublayers * layout.microbatches
-    scatters = layout.over_layers(of_block) * layout.microbatches
-    ends = ENDS * layout.microbatches
-    stream = layout.tokens * layout.model.d_model * layout.compute_bytes
+    repeated, inputs = layout.over_layers(again), layout.over_layers(entering)
+    stream = layout.tokens * d_model * layout.compute_bytes
 
-    def exchange(line: LineKind, name: str, kind: CollectiveKind, calls: Number) -> Exchange:
-        axes = GROUPS["tensor"]
+    def exchange(
+        line: LineKind, name: str, kind: CollectiveKind, of_inputs: int, of_outputs: Number,
+        spared: Number = 0,
+    ) -> Exchange:  # fmt: skip
+        calls = (of_inputs * sublayers + of_outputs + ENDS) * layout.microbatches
+        streams = (of_inputs * inputs + of_outputs - spared + ENDS) * layout.microbatches
         return Exchange(
-            line, name, kind, axes, "tokens x d_model", layout.devices_along(axes), calls + ends,
-            (Part(stream, calls + ends),), layout.activation_type,
+            line, name, kind, axes, "tokens x d_model", layout.devices_along(axes), calls,
+            (Part(stream, streams),), layout.activation_type,
         )  # fmt: skip
 
+    scatters = OUTPUT_SCATTERS * sublayers + repeated
     return [
-        exchange("activation_gather", "residual gather", GATHER, gathers),
-        exchange("activation_scatter", "residual scatter", SCATTER, scatters),
-    ]
+        exchange("activation_gather", "residual gather", GATHER, INPUT_GATHERS,
+                 OUTPUT_GATHERS * sublayers, layout.over_layers(kept)),
+        exchange("activation_scatter", "residual scatter", SCATTER, INPUT_SCATTERS, scatters),
+    ]  # fmt: skip
 
 
 def weight_exchanges(layout: Layout) -> list[Exchange]:
@@ -308,8 +332,8 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     return [
         exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
                  copied_gradients(layout), layout.copies),
-        *(exchange("router gradients", REDUCE, GROUPS["tensor"], "routers", routers)
-          for routers in [router_gradients(layout)] if routers),
+        *(exchange("router gradients", REDUCE, GROUPS["tensor"], "routers, latents", whole)
+          for whole in [unsplit_gradients(layout)] if whole),
         exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms",
                  vector_gradients(layout, is_repeated)),
         exchange(f"norm gradients{OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms",
@@ -318,6 +342,19 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
         exchange("data scatter", SCATTER, GROUPS["data"], payload, whole),
         exchange("data gather", GATHER, GROUPS["data"], payload, whole),
         exchange("pods", REDUCE, (SLICE_REPLICAS,), f"{payload} / data", shares),
+    ]  # fmt: skip
+
+
+def moment_exchanges(layout: Layout) -> list[Exchange]:
+    """Moments of Muon: matrices go to devices that have them whole, and come back orthogonal."""
+    if layout.optimizer.name != "muon":
+        return []
+    volume = ORTHOGONAL_BYTES * layout.stored_layer_elements
+    part = (Part(volume, 2, serial=2),)
+    return [
+        Exchange("moment_exchange", f"moments{suffix}", ALL_TO_ALL, axes, "owned matrices",
+                 layout.devices_along(axes), 2, part, "bf16")
+        for suffix, axes in (("", GROUPS["replicas"]), (OVER_DCN, SHARED_OVER_DCN))
     ]  # fmt: skip
 
 
@@ -353,7 +390,21 @@ def is_repeated(weight: Weight) -> bool:
 
 
 def is_split(weight: Weight) -> bool:
-    return not is_repeated(weight) and not is_copied(weight)
+    return not (is_repeated(weight) or is_copied(weight) or is_bias_of_experts(weight))
+
+
+def is_bias_of_experts(weight: Weight) -> bool:
+    return weight.dimensions[0].axis == EXPERTS
+
+
+def is_inner_bias(weight: Weight) -> bool:
+    """Of experts, and split over `tensor`."""
+    return is_bias_of_experts(weight) and is_split_over_tensor(weight)
+
+
+def is_outer_bias(weight: Weight) -> bool:
+    """Of experts, and on every device of a `tensor` group."""
+    return is_bias_of_experts(weight) and not is_split_over_tensor(weight)
 
 
 def is_copied(weight: Weight) -> bool:
@@ -361,15 +412,22 @@ def is_copied(weight: Weight) -> bool:
     return any(dimension.axis == COPIED for dimension in weight.dimensions)
 
 
-def router_gradients(layout: Layout) -> tuple[Part, ...]:
-    """Gradients of routers, which every device of a `tensor` group holds."""
+def unsplit_gradients(layout: Layout) -> tuple[Part, ...]:
+    """Gradients of matrices that every device of a `tensor` group holds: of routers, and those that
+    make latents.
+    """
     size = layout.gradient_bytes / layout.ways(GATHERED)
     return tuple(
-        Part(layers * size * layout.elements(stack.block.mlp.router.weight), times, serial=1)
+        Part(layers * size * layout.elements(matmul.weight), times, serial=1)
         for stack in layout.network.stacks
-        if isinstance(stack.block.mlp, Mixture)
         for layers, times in [reduced_at_a_time(layout, stack)]
+        for matmul in stack.block.matmuls
+        if not is_split_over_tensor(matmul.weight)
     )
+
+
+def is_split_over_tensor(weight: Weight) -> bool:
+    return any(set(GROUPS["tensor"]) & {*LOGICAL_AXES[one.axis]} for one in weight.dimensions)
 
 
 def vector_gradients(layout: Layout, chosen: Callable[[Weight], bool]) -> tuple[Part, ...]:
@@ -390,17 +448,20 @@ def vector_gradients(layout: Layout, chosen: Callable[[Weight], bool]) -> tuple[
 
 def split_vector_exchanges(layout: Layout, exchange: Callable[..., Exchange]) -> list[Exchange]:
     """Gradients of norms and biases of heads and of d_ff, which `tensor` splits; where kv heads are
-    copied, over the copies too.
+    copied, over the copies too. Those of experts lie where their experts do.
     """
-    ways = layout.devices_along(GROUPS["weights"])
+    inside, apart, outer = (GROUPS[name] for name in ("weights", "experts", "expert_replicas"))
+    ways, copies = layout.devices_along(inside), layout.copies
     return [
         exchange(f"{name}{suffix}", REDUCE, axes, "biases", parts, devices)
-        for name, chosen, of_slice in (
-            ("bias gradients", is_split, ways),
-            ("kv bias gradients", is_copied, ways * layout.copies),
+        for name, chosen, group, of_slice in (
+            ("bias gradients", is_split, inside, ways),
+            ("kv bias gradients", is_copied, inside, ways * copies),
+            ("expert bias gradients", is_inner_bias, apart, layout.devices_along(apart)),
+            ("expert output bias gradients", is_outer_bias, outer, layout.devices_along(outer)),
         )
         for suffix, axes, devices in (
-            ("", GROUPS["weights"], of_slice),
+            ("", group, of_slice),
             (OVER_DCN, SHARED_OVER_DCN, layout.devices_along(SHARED_OVER_DCN)),
         )
         if (parts := vector_gradients(layout, chosen))

@@ -20,7 +20,7 @@ from orchestrator.network.mesh_axes import (
     ways,
 )
 from orchestrator.network.mixture import EXPERTS
-from orchestrator.plan.torus import Bools, Ints, Torus, factor_rows
+from orchestrator.plan.torus import Bools, Ints, Torus, axis_sizes, factor_rows
 from orchestrator.types.model import Model
 from orchestrator.types.refusal import ReasonCode
 from orchestrator.types.spec import Batch, MeshRequest
@@ -151,12 +151,12 @@ def placements(
         old = np.repeat(factors, len(parts), axis=0)
         new = np.tile(parts, (len(factors), 1))[:, None, :]
         factors = np.concatenate([old, new], axis=1)
-        sizes = sizes_by_name(factors.prod(axis=1))
+        sizes = sizes_by_name(axis_sizes(factors))
         keep = partly_realizable(rules, mesh, sizes, most_replicas)
         if twin := last_twin(slice_torus, i):
             keep &= rank(factors[:, i], axis.length) <= rank(factors[:, i - twin], axis.length)
         factors = factors[keep]
-    sizes = sizes_by_name(factors.prod(axis=1))
+    sizes = sizes_by_name(axis_sizes(factors))
     return factors[realizable(rules, mesh, sizes) & requested(mesh, sizes)]
 
 

@@ -5,13 +5,14 @@ recomputes, whole attention blocks, and copied heads.
 """
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, prod
+from typing import NamedTuple
 
 from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Attention, Block, Matmul, Mixture, Sublayer
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK, grouped_tile
-from orchestrator.plan.layout import Layout, Number
+from orchestrator.plan.layout import Layout, Number, is_of_experts
 from orchestrator.types.model import Model
 from orchestrator.types.plan import PlannedBatch
 
@@ -20,9 +21,19 @@ MFU_DEFINITION = (
     " over peak FLOP/s in the compute type"
 )
 BACKWARD_OVER_FORWARD = 2  # a matmul's backward is two matmuls: of the input, of the weight
-# The splash kernel's forward has two matmuls. Its backward is two kernels, one for the queries with
-# three and one for keys and values with four: both compute the scores and their gradients again.
-ATTENTION_BACKWARD_OVER_FORWARD = 7 / 2
+
+
+class Products(NamedTuple):
+    """Matmuls of an attention kernel: along the width of queries, and along that of values."""
+
+    queries: int
+    values: int
+
+
+# The splash kernel's forward makes scores and values. Its backward is two kernels, one for the
+# queries and one for keys and values: both compute the scores (queries) and their gradients
+# (values) again; then come the gradients of queries and keys, and those of values.
+FORWARD, BACKWARD = Products(1, 1), Products(4, 3)
 
 
 # --- of the model
@@ -44,7 +55,10 @@ def attention_flops_per_token(model: Model, length: int) -> float:
     Half of the full 4 S N H; less with a window. Backward takes twice as much.
     """
     return sum(
-        layers * 4.0 * seen_positions(length, block.attention.scores.window) * block.attention.width
+        layers
+        * 2.0
+        * seen_positions(length, block.attention.scores.window)
+        * (block.attention.score_width + block.attention.width)
         for block, layers in decoder(model).kinds
     )
 
@@ -114,6 +128,22 @@ def expert_padding_flops(layout: Layout) -> Number:
     return 2 * layout.microbatches * rows * (experts - 1) / experts * routed
 
 
+def expert_imbalance_flops(layout: Layout) -> Number:
+    """What the busiest devices of `expert` multiply beyond the mean, forward and backward: all wait
+    for them. With a capacity every expert has as many rows.
+    """
+    moe = layout.model.moe
+    if moe is None or moe.capacity_factor is not None:
+        return 0.0
+    apart = layout.ways("experts") > 1
+
+    def routed(block: Block) -> Number:
+        return sum(layout.multiplied_elements(one) for one in block.matmuls if is_of_experts(one))
+
+    passes = 1 + BACKWARD_OVER_FORWARD
+    return passes * (moe.imbalance - 1) * apart * matmul_flops(layout, layout.over_layers(routed))
+
+
 def copied_heads_flops(layout: Layout) -> Number:
     """The part of these that projects keys and values which another device projects as well."""
     return matmul_flops(layout, layout.layer_elements_of_a_head) * layout.copied_heads
@@ -139,18 +169,27 @@ def repeated_elements(layout: Layout, part: Sublayer, parallel: Sequence[Matmul]
     return layout.repeated_elements(parallel, in_ring=not isinstance(part, Mixture))
 
 
-def attention_forward_flops(layout: Layout) -> Number:
-    """Causal scores and values of all layers: 2 S H for a query head and token, by whole blocks.
+def attention_flops(layout: Layout, products: Products) -> Number:
+    """A kernel's causal products of all layers, by whole blocks: each 2 S H for a query head and
+    token.
 
     Positions lie in zigzag over `sequence`, so every device has the mean.
     """
 
     def of_block(block: Block) -> Number:
-        heads, head_dim = block.attention.result.dimensions
-        width = layout.size(heads) * layout.size(head_dim)
-        return 4 * layout.step_tokens * computed_positions(layout, block.attention) * width
+        queries, values = (
+            prod(layout.size(dimension) for dimension in tensor.dimensions)
+            for tensor in (block.attention.queries, block.attention.result)
+        )
+        width = products.queries * queries + products.values * values
+        return 2 * layout.step_tokens * computed_positions(layout, block.attention) * width
 
     return layout.over_layers(of_block)
+
+
+def attention_forward_flops(layout: Layout) -> Number:
+    """Scores and values."""
+    return attention_flops(layout, FORWARD)
 
 
 def computed_positions(layout: Layout, attention: Attention) -> float:
@@ -170,7 +209,8 @@ def computed_positions(layout: Layout, attention: Attention) -> float:
 
 
 def attention_backward_flops(layout: Layout) -> Number:
-    return ATTENTION_BACKWARD_OVER_FORWARD * attention_forward_flops(layout)
+    """Those of both backward kernels: 7/2 forward where all heads have one width."""
+    return attention_flops(layout, BACKWARD)
 
 
 def attention_recompute_flops(layout: Layout) -> Number:

@@ -6,6 +6,7 @@ from math import ceil
 from typing import Any
 
 from orchestrator import catalog
+from orchestrator.catalog.chip import Chip
 from orchestrator.catalog.efficiency import OTHER, REFERENCE
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput import Machines, State, goodput_forecast, goodput_inputs, over_share
@@ -18,7 +19,7 @@ from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import phases
 from orchestrator.plan.step_work import step_work
 from orchestrator.plan.time import StepTime, device_peak, step_time, time_lines
-from orchestrator.types.goodput import GoodputInputs
+from orchestrator.types.goodput import GoodputForecast, GoodputInputs
 from orchestrator.types.plan import (
     Estimate,
     Extrapolation,
@@ -28,7 +29,7 @@ from orchestrator.types.plan import (
     MemoryPhase,
     SoftwareRuns,
 )
-from orchestrator.types.spec import Spec
+from orchestrator.types.spec import Resources, Spec
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,7 @@ def forecast(layout: Layout, spec: Spec) -> Forecast:
     lines = time_lines(layout)
     time = step_time(layout, lines)
     step_s = step_bounds(layout, lines, time)
-    listed = layout.chip.dollars_per_hour
-    stated = resources.dollars_per_chip_hour
-    price = stated if stated is not None else listed.value if listed else None
+    price = price_of(layout.chip, resources)
     return write_forecast(
         layout,
         Terms(spec.experiment.tokens, run_goodput(layout, spec), price),
@@ -60,6 +59,13 @@ def forecast(layout: Layout, spec: Spec) -> Forecast:
         expected_time=expected_ledger(layout, lines, time),
         extrapolated=extrapolated(layout, lines, step_s),
     )
+
+
+def price_of(chip: Chip, resources: Resources) -> float | None:
+    """Dollars of a chip-hour: as the spec states, or as the catalog lists."""
+    if resources.dollars_per_chip_hour is not None:
+        return resources.dollars_per_chip_hour
+    return chip.dollars_per_hour.value if chip.dollars_per_hour else None
 
 
 def write_forecast(
@@ -78,11 +84,7 @@ def write_forecast(
     peak_bytes, usable_bytes = max(p.bytes for p in memory), layout.chip.hbm_usable_bytes.value
     on_host_bytes, host = plain(host_bytes(layout)), layout.chip.host_bytes
     tokens = tokens_per_step(layout)
-    goodput = goodput_forecast(terms.goodput, typical(step_s), ceil(terms.tokens / tokens))
-    total_s = over_share(scale(step_s, terms.tokens / tokens), goodput)
-    chips = int(layout.devices) // layout.chip.devices
-    chip_hours = scale(total_s, chips / HOUR_S * terms.goodput.rented)
-    price = terms.dollars_per_chip_hour
+    goodput, days, chip_hours, dollars = time_and_money(layout, step_s, terms)
     return Forecast(
         memory_bytes_per_device=peak_bytes,
         hbm_bytes_per_device=usable_bytes,
@@ -102,14 +104,29 @@ def write_forecast(
         mfu_6p=mfu_of(layout, step_s, flops.simple_flops_per_token(layout.model)),
         tokens_per_s=rates(step_s, tokens),
         goodput=goodput,
-        days=scale(total_s, 1 / DAY_S),
+        days=days,
         chip_hours=chip_hours,
-        dollars=scale(chip_hours, price) if price is not None else None,
-        dollars_per_chip_hour=price,
+        dollars=dollars,
+        dollars_per_chip_hour=terms.dollars_per_chip_hour,
         expected_time=expected_time,
         extrapolations=extrapolated,
         learned_from=learned_from(layout) if step_s.expected is not None else None,
     )
+
+
+def time_and_money(
+    layout: Layout, step_s: Estimate, terms: Terms
+) -> tuple[GoodputForecast, Estimate, Estimate, Estimate | None]:
+    """The goodput, and with it days, chip-hours and dollars of all tokens; no dollars where the
+    price is unknown.
+    """
+    steps = terms.tokens / tokens_per_step(layout)
+    goodput = goodput_forecast(terms.goodput, typical(step_s), ceil(steps))
+    total_s = over_share(scale(step_s, steps), goodput)
+    chips, price = int(layout.devices) // layout.chip.devices, terms.dollars_per_chip_hour
+    chip_hours = scale(total_s, chips / HOUR_S * terms.goodput.rented)
+    dollars = scale(chip_hours, price) if price is not None else None
+    return goodput, scale(total_s, 1 / DAY_S), chip_hours, dollars
 
 
 def run_goodput(layout: Layout, spec: Spec) -> GoodputInputs:

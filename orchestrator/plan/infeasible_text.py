@@ -24,8 +24,9 @@ SENTENCES: dict[ReasonCode, str] = {
         " slices share weights (resources.mesh.fsdp_dcn)"
     ),
     "largest_domain": (
-        "an NVLink domain of {chip} has {most:,} GPUs; each domain holds the whole model, unless"
-        " domains share weights (resources.mesh.fsdp_dcn)"
+        "clusters of {chip} are planned as NVLink domains of {most:,} GPUs that each hold the whole"
+        " model, or share weights over the network (resources.mesh.fsdp_dcn); pipelines are not"
+        " planned yet, and runs are launched on TPUs alone"
     ),
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
     "sequences_not_whole": (

@@ -26,8 +26,9 @@ from orchestrator.network.description import (
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
+    GATHERED_AXES,
     GATHERED_OF_EXPERTS,
-    HEAD,
+    HEADS,
     LOGICAL_AXES,
     PADDED,
     padded,
@@ -43,9 +44,10 @@ from orchestrator.types.spec_fields import DType
 
 Number = Any  # a plain number, or a numpy array of them
 
-GATHERED_AXES = (GATHERED, GATHERED_OF_EXPERTS)
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
-MOMENTS = {"adamw": 2}  # numbers that an optimizer holds for each parameter
+# Numbers that an optimizer holds for each parameter; `optimizers` has those of some parameters.
+MOMENTS = {"adamw": 2, "adafactor": 0, "muon": 1}
+MOMENT_BYTES = DTYPE_BYTES | {"int8": 1 + 4 / 256}  # an fp32 scale for 256 of them
 
 
 def activation_type(precision: Precision) -> DType:
@@ -53,9 +55,9 @@ def activation_type(precision: Precision) -> DType:
     return "fp32" if precision.compute == "fp32" else "bf16"
 
 
-def moment_bytes(optimizer: Optimizer, precision: Precision) -> int:
+def moment_bytes(optimizer: Optimizer, precision: Precision) -> float:
     """Bytes of optimizer state for each parameter."""
-    return MOMENTS[optimizer.name] * DTYPE_BYTES[precision.optimizer]
+    return MOMENTS[optimizer.name] * MOMENT_BYTES[precision.optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class Layout:
         return DTYPE_BYTES[self.precision.parameters]
 
     @property
-    def moment_bytes(self) -> int:
+    def moment_bytes(self) -> float:
         """Bytes of optimizer state for each parameter."""
         return moment_bytes(self.optimizer, self.precision)
 
@@ -305,7 +307,7 @@ class Layout:
         minor dimension there, so that a head of 64 takes as much as one of 128.
         """
         minor = tensor.dimensions[-1]
-        if minor.axis != HEAD:
+        if minor.axis not in HEADS:
             return self.tensor_elements(tensor)
         return self.tensor_elements(tensor) * whole(minor.size, self.tile[1]) / minor.size
 

@@ -9,10 +9,11 @@ from math import prod
 
 import numpy as np
 
-from orchestrator.network.description import Block, Mixture, Tensor
+from orchestrator.network.description import Attention, Block, LatentAttention, Mixture, Tensor
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, REPLICA_AXES
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES, LOSS_CHUNK_TOKENS
 from orchestrator.plan.layout import Layout, Number
+from orchestrator.plan.optimizers import other_moments
 from orchestrator.plan.tiles import tiled
 from orchestrator.types.plan import LedgerLine, LineKind, MemoryPhase
 from orchestrator.types.spec_fields import Treatment
@@ -69,6 +70,7 @@ def resting_lines(layout: Layout) -> list[LedgerLine]:
     return [
         line("parameters", "parameters", "size x owned", size=parameter, owned=own),
         line("optimizer_state", "optimizer", "size x owned", size=moments, owned=own),
+        *other_moment_lines(layout),
         line("copied_heads", "copied kv heads", "size x copied",
              size=parameter + moments, copied=copied),
         line("vocab_padding", "vocabulary padding", "size x filled",
@@ -76,6 +78,14 @@ def resting_lines(layout: Layout) -> list[LedgerLine]:
         line("gradient_sums", "gradient sums", "size x elements",
              size=sums, elements=own + copied + filled),
     ]  # fmt: skip
+
+
+def other_moment_lines(layout: Layout) -> list[LedgerLine]:
+    """Moments that not every parameter has as many of."""
+    if layout.optimizer.name == "adamw":
+        return []
+    size, numbers = other_moments(layout)
+    return [line("optimizer_state", "other moments", "size x numbers", size=size, numbers=numbers)]
 
 
 def tensor_bytes(layout: Layout, tensor: Tensor) -> Number:
@@ -279,6 +289,8 @@ def attention_bytes(layout: Layout, block: Block) -> Number:
 def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
     """The attention's backward pass: q, the result and their gradients, that of q also in fp32.
 
+    Keys and values of latent attention are as many, and have gradients too.
+
     The gradients of the MLP's inputs wait for their product.
     """
     return [
@@ -290,8 +302,18 @@ def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
              products=len(block.mlp.inputs), product=product_bytes(layout, block)),
         line("working_activations", "attention", "size x heads",
              size=FP32_BYTES + 4 * layout.compute_bytes,
-             heads=layout.stored_tensor_elements(block.attention.result)),
+             heads=backward_heads(layout, block.attention)),
     ]  # fmt: skip
+
+
+def backward_heads(layout: Layout, attention: Attention) -> Number:
+    """Numbers of heads that are alive in four copies and once in fp32, as if all were queries."""
+    queries, result = map(layout.stored_tensor_elements, (attention.queries, attention.result))
+    compute = layout.compute_bytes
+    alive = (FP32_BYTES + 2 * compute) * queries + 2 * compute * result
+    if isinstance(attention, LatentAttention):
+        alive += 2 * compute * sum(map(layout.stored_tensor_elements, attention.whole))
+    return alive / (FP32_BYTES + 4 * compute)
 
 
 # --- the end of a step

@@ -52,4 +52,6 @@ def device_groups(request: SearchRequest, choice: Choice, layout: Layout) -> dic
         )
     if layout.model.moe is None:
         del groups["expert"], groups["experts"]
+    if layout.model.moe is None or not layout.model.moe.biases:
+        del groups["expert_replicas"]
     return {name: group for name, group in groups.items() if group.size > 1}

@@ -61,6 +61,12 @@ def trainer_warnings(plan: Plan) -> Iterator[PlanWarning]:
         yield plan_warning("other_trainer", ledger=LEDGER_TRAINER, trainer=plan.trainer)
 
 
+def model_warnings(plan: Plan) -> Iterator[PlanWarning]:
+    """Layers that the model has and the plan leaves out."""
+    if plan.model.mtp_layers:
+        yield plan_warning("mtp_left_out", layers=plan.model.mtp_layers)
+
+
 def host_warnings(plan: Plan) -> Iterator[PlanWarning]:
     """The policy offloads to a host whose memory is unknown."""
     offloaded = plan.forecast.host_memory_bytes_per_chip
@@ -84,14 +90,19 @@ def recipe_warnings(plan: Plan) -> Iterator[PlanWarning]:
         yield plan_warning("few_steps", steps=steps)
     if warmup > steps:
         yield plan_warning("long_warmup", warmup_steps=warmup, steps=steps)
-    critical = critical_batch_tokens(plan.tokens)
-    if plan.batch.tokens > LARGE_BATCH * critical:
+    yield from large_batch(plan.batch.tokens, plan.tokens)
+
+
+def large_batch(batch_tokens: int, tokens: int) -> Iterator[PlanWarning]:
+    """The batch is beyond what the field trains with, for a run of that many tokens."""
+    critical = critical_batch_tokens(tokens)
+    if batch_tokens > LARGE_BATCH * critical:
         yield plan_warning(
             "large_batch",
-            batch_tokens=plan.batch.tokens,
+            batch_tokens=batch_tokens,
             critical_tokens=critical,
-            tokens=plan.tokens,
-            token_factor=1 + CRITICAL_OVERHEAD * plan.batch.tokens / critical,
+            tokens=tokens,
+            token_factor=1 + CRITICAL_OVERHEAD * batch_tokens / critical,
             source=CRITICAL_SOURCE,
         )
 

@@ -18,6 +18,7 @@ from orchestrator.plan.plan_warnings import (
     forecast_warnings,
     host_warnings,
     kernel_warnings,
+    model_warnings,
     recipe_warnings,
     search_warnings,
     trainer_warnings,
@@ -42,7 +43,7 @@ UNDIGESTED = {
     "digest", "name", "trainer", "ledger_describes_trainer", "run_steps", "overrides", "warnings",
     "search", "forecast",
 }  # fmt: skip
-DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile")
+DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile", "start")
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -88,6 +89,7 @@ def write_plan(
         precision=experiment.precision,
         remat=choice.remat,
         data=experiment.data,
+        start=experiment.start,
         seed=experiment.seed,
         compiler_options=compiler_options(request.chip, experiment),
         chip=request.chip.name,
@@ -115,6 +117,7 @@ def write_plan(
     warnings = (
         *trainer_warnings(plan),
         *host_warnings(plan),
+        *model_warnings(plan),
         *search_warnings(spec, request, result),
         *accumulation_warnings(plan, request, result),
         *kernel_warnings(plan),

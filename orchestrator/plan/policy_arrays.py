@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from orchestrator.catalog import Chip
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Block, Network, Tensor
+from orchestrator.network.description import Block, LatentAttention, Network, Tensor
 from orchestrator.network.rematerialization import AUTO, POLICIES, Policy, policy
 from orchestrator.plan.host import knows_host
 from orchestrator.types.model import Model
@@ -59,18 +59,21 @@ def searched_policies(chip: Chip, experiment: Experiment) -> tuple[Policy, ...]:
 def all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
     """Every way to treat the tensors of a block, but for two that come to nothing new.
 
-    Queries, keys and values are treated alike: keys and values are small. Of the MLP's inputs,
-    which are of one size, the first is never treated better than the next.
+    Queries, keys and values are treated alike: keys and values are small. So are all latents. Of
+    the MLP's inputs, which are of one size, the first is never treated better than the next.
     """
     network = decoder(model)
     treatments = [one for one in TREATMENTS if offloads or one != "offload"]
     inputs = [one for one in treatments if one != "recompute"]
-    *groups, of_mlp = tensor_groups(network)
+    first, *others, of_mlp = tensor_groups(network)
+    groups = [first, *others]
     mlp = list(combinations_with_replacement(treatments[::-1], len(of_mlp)))
     groups += [(name,) for name in of_mlp]
     found = (
-        policy_of(groups, (*chosen, *inside))
-        for *chosen, inside in product(inputs, treatments, treatments, treatments, mlp[::-1])
+        policy_of(groups, (of_input, *chosen, *inside))
+        for of_input in inputs
+        for chosen in product(treatments, repeat=len(others))
+        for inside in mlp[::-1]
     )
     # An MLP without a gate has fewer tensors, and policies with the names of those with one.
     names = {treatments_of(known, network): known for known in POLICIES.values()}
@@ -83,8 +86,9 @@ def treatments_of(one: Policy, network: Network) -> tuple[Treatment, ...]:
 
 
 def tensor_groups(network: Network) -> list[tuple[str, ...]]:
-    """Tensors of blocks that are treated alike: the input, the inputs of attention, its result, the
-    stream after it; and the inputs of the MLP, each of which is treated for itself.
+    """Tensors of blocks that are treated alike: the input, the latents if attention has them, its
+    inputs, its result, the stream after it; and the inputs of the MLP, each of which is treated for
+    itself.
     """
     alike = zip(*map(tensors_by_place, network.blocks), strict=True)
     return [tuple(dict.fromkeys(one.name for one in chain(*groups))) for groups in alike]
@@ -92,8 +96,10 @@ def tensor_groups(network: Network) -> list[tuple[str, ...]]:
 
 def tensors_by_place(block: Block) -> list[list[Tensor]]:
     attention, mlp = block.attention, block.mlp
+    latents = attention.latents if isinstance(attention, LatentAttention) else ()
     return [
         [block.input],
+        *([[one.output for one in latents]] if latents else []),
         [one.output for one in attention.inputs],
         [attention.result],
         [attention.output.output],

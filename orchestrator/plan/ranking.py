@@ -8,6 +8,7 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.network.mesh_axes import ICI_AXES, LOGICAL_AXES
 from orchestrator.plan.expected import expected_s
+from orchestrator.plan.layout import Layout
 from orchestrator.plan.search import Candidates, Choice, SearchRequest, layout_of_rows
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import Bools, Floats, Ints, axis_sizes
@@ -99,15 +100,25 @@ def meshes_alike(request: SearchRequest, candidates: Candidates, row: int, same:
 
 def best_row(request: SearchRequest, candidates: Candidates, among: Bools) -> int:
     """The row that RULE picks; of equal rows the cheapest, then the first enumerated."""
+    rows = contenders(request, candidates, among)
+    return pick(candidates, rows, expected_s_per_token(request, candidates, rows))
+
+
+def contenders(request: SearchRequest, candidates: Candidates, among: Bools) -> Ints:
+    """The rows between which the expected time decides."""
     cost = candidates.cost_s_per_token
     on_chip = among & ~candidates.offloads
     if cost[on_chip].min(initial=np.inf) <= cost[among].min() * (1 + OFFLOAD_GAIN):
         among = on_chip
     rows = np.flatnonzero(among & (cost <= cost[among].min() * (1 + TIE)))
-    rows = least(rows, np.abs(candidates.sequences[rows] - request.experiment.batch.sequences))
-    rows = least(rows, expected_s_per_token(request, candidates, rows), SAME)
+    return least(rows, np.abs(candidates.sequences[rows] - request.experiment.batch.sequences))
+
+
+def pick(candidates: Candidates, rows: Ints, expected: Floats) -> int:
+    """Of contenders the best, with the expected seconds per token of each."""
+    rows = least(rows, expected, SAME)
     rows = least(rows, (axis_sizes(candidates.factors[rows]) > 1).sum(axis=1))
-    return int(rows[np.argmin(cost[rows])])
+    return int(rows[np.argmin(candidates.cost_s_per_token[rows])])
 
 
 def least(rows: Ints, values: Floats | Ints, within: float = 0.0) -> Ints:
@@ -117,10 +128,16 @@ def least(rows: Ints, values: Floats | Ints, within: float = 0.0) -> Ints:
 
 def expected_s_per_token(request: SearchRequest, candidates: Candidates, rows: Ints) -> Floats:
     """What a run is expected to take; the same for all rows where no such run is known."""
-    efficiency = catalog.efficiency(request.chip.name)
-    if efficiency is None:
+    if catalog.efficiency(request.chip.name) is None:
         return np.ones(len(rows))
-    layout = layout_of_rows(request, candidates, rows)
+    return expected_s_of(layout_of_rows(request, candidates, rows))
+
+
+def expected_s_of(layout: Layout) -> Floats:
+    """The same for layouts."""
+    efficiency = catalog.efficiency(layout.chip.name)
+    if efficiency is None:
+        return np.ones(len(layout.sequences))
     lines = time_lines(layout)
     seconds = expected_s(layout, lines, step_time(layout, lines), efficiency)
     return np.asarray(seconds / (layout.sequences * layout.length))

@@ -14,6 +14,7 @@ from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, ways
 from orchestrator.network.mixture import expert_d_ff
 from orchestrator.plan.planner import make_plan
+from orchestrator.types.latent import LatentAttention
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
@@ -157,6 +158,7 @@ def _model(plan: Plan, mesh: dict[str, int]) -> Model:
         "head_dim": HEAD_DIM,
         "vocab": _multiple(full.vocab * scale, lcm(ways(mesh, "vocab"), 64)),
         "name": f"{full.name[:LONGEST_NAME]}{SMALLER}",
+        "latent": full.latent and _latent(full, full.latent, d_model, mesh),
         "moe": full.moe and _moe(full, full.moe, mesh),
     }
     return Model(**(same | shrunk))
@@ -172,6 +174,23 @@ def _pattern_layers(full: Model) -> int:
 def _window(plan: Plan, window: int) -> int:
     """The window as the same share of a sequence."""
     return max(window * min(plan.batch.length, LENGTH) // plan.batch.length, 1)
+
+
+def _latent(
+    full: Model, latent: LatentAttention, d_model: int, mesh: dict[str, int]
+) -> LatentAttention:
+    """Latents that are as narrow beside the stream, of heads in two equal parts."""
+
+    def rank(whole: int) -> int:
+        return _multiple(whole * d_model / full.d_model, lcm(ways(mesh, "kv_rank"), 8))
+
+    return LatentAttention(
+        query_rank=latent.query_rank and rank(latent.query_rank),
+        kv_rank=rank(latent.kv_rank),
+        nope_dim=HEAD_DIM // 2,
+        rope_dim=HEAD_DIM // 2,
+        value_dim=HEAD_DIM,
+    )
 
 
 def _moe(full: Model, moe: MixtureOfExperts, mesh: dict[str, int]) -> MixtureOfExperts:
@@ -223,6 +242,7 @@ def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps:
         remat=plan.remat,
         compiler_options={},
         data=full.data if same_vocab else DataSource(separator=_separator(full.data, model)),
+        start=full.start if _is_small(plan) else None,
     )
 
 
@@ -245,3 +265,5 @@ def _changes(plan: Plan, copy: Plan) -> Iterator[str]:
         yield "compiler_options are left out: the CPU compiler has none of them"
     if plan.data != copy.data:
         yield f"data: {plan.data.kind} became {copy.data.kind}: the vocabulary shrank too"
+    if plan.start and not copy.start:
+        yield f"{plan.start.huggingface} is not read: the model shrank"

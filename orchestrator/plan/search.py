@@ -1,7 +1,9 @@
 """The search: prices every realizable way to run, and chooses the fastest."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -104,6 +106,18 @@ class Candidates:
         """Whether a row offloads anything to the host."""
         return np.array([one.needs_host for one in self.policies], bool)[self.remat]
 
+    def rows(self, rows: Ints) -> "Candidates":
+        """Some of the rows, in that order."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in ROWS})
+
+    @staticmethod
+    def join(several: Sequence["Candidates"]) -> "Candidates":
+        """The rows of several searches with the same policies, one after another."""
+        joined: dict[str, Any] = {
+            name: np.concatenate([getattr(one, name) for one in several]) for name in ROWS
+        }
+        return replace(several[0], **joined)
+
     def choice(self, row: int) -> Choice:
         return Choice(
             factors=tuple(tuple(int(f) for f in axis) for axis in self.factors[row]),
@@ -111,6 +125,9 @@ class Candidates:
             microbatches=int(self.microbatches[row]),
             remat=remat_of(self.policies[self.remat[row]]),
         )
+
+
+ROWS = tuple(one.name for one in fields(Candidates) if one.name != "policies")
 
 
 @dataclass(frozen=True)
@@ -211,7 +228,8 @@ def search(request: SearchRequest) -> SearchResult:
     )  # fmt: skip
     if request.pods % prod(sharing(request.mesh).values()):
         realizable = realizable[:0]
-    factors, batch = with_batches(request, realizable)
+    rows, batch = with_batches(request, realizable)
+    factors = realizable[rows]
     auto = experiment.remat == AUTO
     margin = MEMORY_MARGIN if auto else 0.0
     candidates, least = price(request, factors, batch, margin)
@@ -221,7 +239,7 @@ def search(request: SearchRequest) -> SearchResult:
     count = count_placements(request.torus, usable_axes(experiment.model))
     return SearchResult(
         enumerated=count,
-        realizable=len(np.unique(factors, axis=0)),
+        realizable=len(np.unique(rows)),
         smallest_bytes=least.hbm_bytes,
         smallest_host_bytes=least.host_bytes,
         margin=margin,
@@ -241,12 +259,13 @@ def multiple_of(request: SearchRequest, sizes: Sizes) -> Ints:
 
 
 def with_batches(request: SearchRequest, factors: Ints) -> tuple[Ints, Ints]:
-    """Each placement with each batch that it would take."""
+    """Places of placements, each with each batch that it would take."""
     multiples = multiple_of(request, sizes_by_name(axis_sizes(factors)))
     below, above = batches_next_to(request.experiment.batch, multiples)
     batch = np.concatenate([below, above])
     exists = batch > 0
-    return np.concatenate([factors, factors])[exists], batch[exists]
+    places = np.arange(len(factors))
+    return np.concatenate([places, places])[exists], batch[exists]
 
 
 def price(
@@ -255,7 +274,7 @@ def price(
     """Each row under the policies, and with the microbatches, that may be its fastest."""
     policies = searched_policies(request.chip, request.experiment)
     keys, key_of_row = meshes_with_batch(factors, batch)
-    key, microbatches = splits(request, keys)
+    key, microbatches = splits(request, keys, request.pods)
     treated = policy_array(policies, request.experiment.model)
     ways, least = fastest_ways(
         make_layout(
@@ -282,12 +301,12 @@ def meshes_with_batch(factors: Ints, batch: Ints) -> tuple[Ints, Ints]:
     return keys, key_of_row.reshape(-1)
 
 
-def splits(request: SearchRequest, keys: Ints) -> tuple[Ints, Ints]:
+def splits(request: SearchRequest, keys: Ints, pods: Number) -> tuple[Ints, Ints]:
     """Every number of microbatches of each mesh and batch, or the requested one, ascending; first
     the place of its key.
     """
     requested = request.experiment.batch.microbatches
-    per_replica = keys[:, -1] // (request.pods * replicas_in_pod(sizes_by_name(keys)))
+    per_replica = keys[:, -1] // (pods * replicas_in_pod(sizes_by_name(keys)))
     counts = {
         int(k): [requested] if requested else divisors(int(k)) for k in np.unique(per_replica)
     }

@@ -160,9 +160,9 @@ def is_legal(spec: Spec) -> bool:
     )
 
 
-def state_bytes(experiment: Experiment) -> int:
+def state_bytes(experiment: Experiment) -> float:
     """Parameters and optimizer state of one copy: no plan needs less."""
-    each = DTYPE_BYTES[experiment.precision.parameters]
+    each: float = DTYPE_BYTES[experiment.precision.parameters]
     each += moment_bytes(experiment.optimizer, experiment.precision)
     return each * flops.parameters(experiment.model)
 

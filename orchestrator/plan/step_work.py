@@ -11,10 +11,11 @@ from math import prod
 
 import numpy as np
 
-from orchestrator.network.description import MLP, Block, Mixture
+from orchestrator.network.description import MLP, Block, LatentAttention, Mixture
 from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, SHARED_OVER_DCN
 from orchestrator.plan.host import Transfers, transfers
 from orchestrator.plan.layout import Layout, Number
+from orchestrator.plan.tiles import whole
 from orchestrator.types.plan import LedgerLine, LineKind
 
 ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
@@ -76,12 +77,11 @@ class StepWork:
 def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
     """The lines of a ledger by kind, with the passes that it leaves out."""
     attention_s = total(line.value for line in lines if line.kind in ATTENTION)
-    head = np.minimum(layout.model.head_dim / LANES, 1.0)
     links = [line for line in lines if line.resource not in ALONE]
     hidden = [line for line in links if line.kind not in (*TENSOR, *WHOLE)]
     return StepWork(
         matmul_s=total(line.value for line in lines if line.resource == "mxu") - attention_s,
-        attention_s=attention_s / head,
+        attention_s=attention_s / filled_lanes(layout),
         hbm_s=total(line.value for line in lines if line.resource == "hbm"),
         passes_s=pass_bytes(layout) / hbm_rate(layout),
         host=transfers(layout),
@@ -95,6 +95,16 @@ def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
         reductions_by_layer=layout.model.layers * crosses(layout),
         slices=layout.devices_along(DCN_AXES),
     )
+
+
+def filled_lanes(layout: Layout) -> float:
+    """The share of the attention kernel's products that is not padding of heads to whole lanes."""
+    widths = [
+        one.dimensions[-1].size
+        for block in layout.network.blocks[:1]
+        for one in (block.attention.queries, block.attention.result)
+    ]
+    return float(sum(widths) / sum(whole(one, LANES) for one in widths))
 
 
 def total(seconds: Iterable[Number]) -> Number:
@@ -140,6 +150,8 @@ def touched_elements(layout: Layout, block: Block) -> Number:
     if isinstance(mlp, Mixture):
         hidden += ROUTED_TOUCHES * layout.buffer_of_token * layout.model.d_model
         hidden += hidden_elements(layout, mlp.shared) if mlp.shared else 0
+    if isinstance(attention, LatentAttention):
+        stream += NORM_TOUCHES * attention.latent_width / layout.devices_along(GROUPS["tensor"])
     heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
     inside = NORM_TOUCHES * (attention.query_norm is not None)
     rotated = (ROTATION_TOUCHES + inside) * layout.model.head_dim * heads

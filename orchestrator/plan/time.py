@@ -16,7 +16,8 @@ from orchestrator.network.mesh_axes import DCN_AXES, link_of
 from orchestrator.plan import flops
 from orchestrator.plan.collectives import ALL_TO_ALL, ENDS, Exchange, exchanges
 from orchestrator.plan.layout import Layout, Number
-from orchestrator.plan.memory import activation_bytes
+from orchestrator.plan.memory import ACCUMULATION_BYTES, activation_bytes
+from orchestrator.plan.optimizers import GRADIENT_READS, orthogonalization_flops
 from orchestrator.plan.torus import HOP_S, HOP_SOURCE
 from orchestrator.types.plan import LedgerLine, LineKind
 
@@ -51,7 +52,8 @@ def activation_peak(layout: Layout) -> float:
 
 
 # What multiplies in the compute type.
-OF_BLOCKS: tuple[LineKind, ...] = ("matmul", "copied_heads", "expert_padding", "matmul_recompute")
+OF_BLOCKS: tuple[LineKind, ...] = ("matmul", "copied_heads", "expert_padding", "expert_imbalance",
+                                  "matmul_recompute")  # fmt: skip
 
 
 def math_lines(layout: Layout) -> list[LedgerLine]:
@@ -74,15 +76,19 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
         line("copied_heads", "copied kv heads", "3 forward", passes * copies),
         line("expert_padding", "empty rows of experts", "forward and backward",
              flops.expert_padding_flops(layout)),
+        line("expert_imbalance", "imbalance of experts", "3 forward of what is beyond the mean",
+             flops.expert_imbalance_flops(layout)),
         line("unembedding", "unembedding", "3 forward",
              passes * flops.unembedding_forward_flops(layout)),
         line("vocab_padding", "vocabulary padding", "3 forward",
              passes * flops.padding_forward_flops(layout)),
-        line("attention", "attention", "9/2 forward", attention),
+        line("attention", "attention", "forward and backward", attention),
         line("matmul_recompute", "recompute", "matmuls that the policy repeats",
              flops.blocks_recompute_flops(layout)),
         line("attention_recompute", "attention recompute", "forward",
              flops.attention_recompute_flops(layout)),
+        line("orthogonalization", "orthogonalization", "5 steps of Newton and Schulz",
+             orthogonalization_flops(layout)),
     ]  # fmt: skip
 
 
@@ -93,7 +99,8 @@ def hbm_lines(layout: Layout) -> list[LedgerLine]:
     # Two gathers write the weights and matmuls read them; their gradient is written and read.
     touched = 4 * layout.compute_bytes + 2 * layout.gradient_bytes
     # The update reads and writes parameters and moments, and reads the fp32 gradient.
-    update = 2 * (layout.parameter_bytes + layout.moment_bytes) + 4
+    reads = GRADIENT_READS[layout.optimizer.name] * ACCUMULATION_BYTES
+    update = 2 * (layout.parameter_bytes + layout.moment_bytes) + reads
 
     def line(kind: LineKind, name: str, formula: str, moved: Number) -> LedgerLine:
         return rated_line(layout, kind, name, formula, "hbm", moved, rate)

@@ -7,6 +7,7 @@ so one function serves a search over thousands and a single plan.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -24,6 +25,7 @@ Bools = NDArray[np.bool_]
 HOP_S = 1e-6  # one hop of one link, about
 HOP_SOURCE = "scaling-book-tpus"
 DIE_AXIS = "d"
+EXCHANGING = ("expert",)  # groups whose devices send each other different bytes
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,19 @@ def divisors(number: int) -> list[int]:
 
 def axis_sizes(factors: Ints) -> Ints:
     """Mesh axis sizes of each placement: rows x ICI_AXES."""
-    return np.asarray(factors.prod(axis=1))
+    return product(factors, 1)
+
+
+def product(numbers: Ints, axis: int) -> Ints:
+    """The product along a short axis, column by column: numpy's own is slow there."""
+    shape = numbers.shape[:axis] + numbers.shape[axis + 1 :]
+    return reduce(np.multiply, np.moveaxis(numbers, axis, 0), np.ones(shape, np.int64))
 
 
 def group_spans(factors: Ints, group: tuple[str, ...]) -> tuple[Ints, Ints]:
     """Size and stride of a group's span on each torus axis: rows x torus axes."""
     first, last = ICI_AXES.index(group[0]), ICI_AXES.index(group[-1])
-    size = factors[:, :, first : last + 1].prod(axis=2)
-    stride = factors[:, :, last + 1 :].prod(axis=2)
-    return size, stride
+    return product(factors[:, :, first : last + 1], 2), product(factors[:, :, last + 1 :], 2)
 
 
 def closes(slice_torus: Torus, size: Ints, stride: Ints) -> NDArray[np.bool_]:
@@ -210,8 +216,8 @@ def group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Links:
-    """For each of GROUPS: bytes per second of a gather and of an all-to-all, hops of a collective,
-    torus axes in use.
+    """For each of GROUPS: bytes per second of a gather, hops of a collective, torus axes in use;
+    for EXCHANGING bytes per second of an all-to-all.
     """
 
     rates: dict[str, Any]
@@ -228,7 +234,9 @@ def find_links(slice_torus: Torus, factors: Ints) -> Links:
     groups = GROUPS.items()
     return Links(
         rates={name: group_rate(slice_torus, factors, axes) for name, axes in groups},
-        exchange_rates={name: exchange_rate(slice_torus, factors, axes) for name, axes in groups},
+        exchange_rates={
+            name: exchange_rate(slice_torus, factors, GROUPS[name]) for name in EXCHANGING
+        },
         hops={name: group_hops(slice_torus, factors, axes) for name, axes in groups},
         uses={name: group_uses(factors, axes) for name, axes in groups},
     )
@@ -242,6 +250,42 @@ def rows_of_links(links: Links, rows: Ints) -> Links:
         hops={name: hops[rows] for name, hops in links.hops.items()},
         uses={name: uses[rows] for name, uses in links.uses.items()},
     )
+
+
+def best_links(links: Links, key: Ints, keys: int) -> Links:
+    """Links that no placement with a key surpasses. The torus axes that a group keeps busy are then
+    shares: the fewest that it has on any placement, spread over all.
+    """
+
+    def of_all(extreme: np.ufunc, values: Floats, start: float) -> Floats:
+        found = np.full(keys, start)
+        extreme.at(found, key, values)
+        return found
+
+    def spread(uses: Bools) -> Floats:
+        fewest = of_all(np.minimum, uses.mean(axis=1), 1.0)
+        return np.repeat(fewest[:, None], uses.shape[1], axis=1)
+
+    return Links(
+        rates={name: of_all(np.maximum, one, 0.0) for name, one in links.rates.items()},
+        exchange_rates={
+            name: of_all(np.maximum, one, 0.0) for name, one in links.exchange_rates.items()
+        },
+        hops={name: of_all(np.minimum, one, np.inf) for name, one in links.hops.items()},
+        uses={name: spread(one) for name, one in links.uses.items()},
+    )
+
+
+def join_links(several: Sequence[Links]) -> Links:
+    """The links of placements of several slices with as many torus axes, one after another."""
+
+    def joined(name: str) -> dict[str, Any]:
+        return {
+            group: np.concatenate([getattr(links, name)[group] for links in several])
+            for group in getattr(several[0], name)
+        }
+
+    return Links(*map(joined, ("rates", "exchange_rates", "hops", "uses")))
 
 
 def plain_links(slice_torus: Torus, factors: Ints) -> Links:

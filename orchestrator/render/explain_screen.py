@@ -49,6 +49,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
         *(quotes(entry) for entry in sheet.quotes),
         realized(sheet),
         expected(sheet.expectation) if sheet.expectation else [],
+        section(sheet.goodput) if sheet.goodput else [],
         sources(sheet.sources),
         [text("", summary_text(sheet.summary)), *next_step(next_command)],
     )

@@ -17,6 +17,13 @@ def spec_command(name: str, spec: Path, overrides: Sequence[str], *more: str) ->
     return shlex.join(["orch", name, str(spec), *settings, *more])
 
 
+def offer_command(spec: Path, overrides: Sequence[str], chosen: Sequence[str]) -> str:
+    """The command that plans an offer, whose overrides take the place of those for other slices."""
+    keys = {one.partition("=")[0] for one in chosen}
+    others = [one for one in overrides if one.partition("=")[0] not in keys]
+    return spec_command("plan", spec, (*others, *chosen))
+
+
 def run_command(name: str, run: str, storage: Path, *more: str) -> str:
     """A command about a run."""
     return shlex.join(["orch", name, run, *storage_option(storage), *more])

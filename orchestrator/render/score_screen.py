@@ -14,7 +14,14 @@ from orchestrator.render.screen_parts import (
     next_step,
     screen,
 )
-from orchestrator.types.score import Retention, Score, ScoredRow, SoftwareSummary, Summary
+from orchestrator.types.score import (
+    GoodputScore,
+    Retention,
+    Score,
+    ScoredRow,
+    SoftwareSummary,
+    Summary,
+)
 
 
 def score_screen(score: Score, next_command: str) -> Screen:
@@ -24,9 +31,10 @@ def score_screen(score: Score, next_command: str) -> Screen:
         [Title(left=f"{runs(summary.rows)} against their forecasts", right=score.learned_on)],
         indent(table(score)),
         indent(outliers(score)),
-        indent(totals(summary)),
+        indent(totals(score)),
         indent(software(score)),
         indent(retention(score)),
+        goodput(score),
         indent(assumptions(score)),
         indent(labelled("left out:", f"{one.id}: {one.reason}") for one in score.left_out),
         [verdict(summary), *next_step(next_command)],
@@ -65,23 +73,38 @@ def outliers(score: Score) -> list[Part]:
     return [f"{name}: {', '.join(ids)}" for name, ids in groups.items() if ids]
 
 
-def totals(summary: Summary) -> list[Part]:
-    """Return the errors of the expected step time, next to those of a simple baseline."""
+def totals(score: Score) -> list[Part]:
+    """Return the errors of the expected step time, next to those of a simple baseline; where there
+    are both, dense models and mixtures of experts apart.
+    """
+    summary = score.summary
     if not summary.rows:
         return []
-    errors = (
-        summary.median_abs_error,
-        summary.mean_abs_error,
-        summary.p90_abs_error,
-        summary.worst_abs_error,
-    )
     baseline = (summary.baseline_median_abs_error, None, summary.baseline_p90_abs_error, None)
+    apart = {"dense models": score.dense, "mixtures of experts": score.mixtures}
+    named = {"this model": summary, **apart} if score.mixtures.rows else {"this model": summary}
     rows = [
-        ("error", "median", "mean", "p90", "worst"),
-        ("this model", *map(share, errors)),
-        ("baseline: one MFU per chip", *("" if one is None else share(one) for one in baseline)),
+        ("error", "runs", "median", "mean", "p90", "worst"),
+        *((name, str(one.rows), *errors(one)) for name, one in named.items()),
+        (
+            "baseline: one MFU per chip",
+            "",
+            *("" if one is None else share(one) for one in baseline),
+        ),
     ]
-    return [Table(rows=rows, columns="<>>>>", gap=3)]
+    return [Table(rows=rows, columns="<>>>>>", gap=3)]
+
+
+def errors(summary: Summary) -> tuple[str, ...]:
+    return tuple(
+        share(figure)
+        for figure in (
+            summary.median_abs_error,
+            summary.mean_abs_error,
+            summary.p90_abs_error,
+            summary.worst_abs_error,
+        )
+    )
 
 
 def share(fraction: float | None) -> str:
@@ -116,6 +139,27 @@ def retention(score: Score) -> list[Part]:
 def retention_row(one: Retention) -> tuple[str, ...]:
     points = signed_points(one.expected - one.measured)
     return one.id, str(one.slices), percent(one.measured), percent(one.expected), points
+
+
+def goodput(score: Score) -> list[Part]:
+    """Return shares of effective time, and recoveries of the campaign of faults."""
+    if not score.goodput:
+        return []
+    head = ("share of time that trains", "predicted", "80 % interval", "reported")
+    rows = [head, *map(goodput_row, score.goodput)]
+    faults = ("seconds until a step was done again", "predicted", "recorded")
+    recoveries = [
+        (one.id, seconds(one.predicted_s), seconds(one.recorded_s)) for one in score.recoveries
+    ]
+    return indent(
+        [Table(rows=rows, columns="<>>>"), Table(rows=[faults, *recoveries], columns="<>>")]
+    )
+
+
+def goodput_row(one: GoodputScore) -> tuple[str, ...]:
+    interval = span(percent(one.predicted.low), percent(one.predicted.high))
+    above = "over " if one.reported_is == "at_least" else ""
+    return one.id, percent(one.predicted.value), interval, f"{above}{percent(one.reported)}"
 
 
 def assumptions(score: Score) -> list[Part]:

@@ -6,6 +6,7 @@ from orchestrator.formatting import count, counted, elapsed, percent, seconds
 from orchestrator.journal.run_logs import list_logs
 from orchestrator.journal.run_status import first_line, last_attempt_text
 from orchestrator.render.next_commands import run_command
+from orchestrator.render.outlook_text import outlook_rows
 from orchestrator.render.runs_screen import mfu
 from orchestrator.render.screen_parts import (
     Part,
@@ -47,6 +48,7 @@ def facts(status: Status) -> list[Part]:
         ("pods", pods(status)),
         ("step time", step_time(status)),
         ("MFU", mfu_and_forecast(status)),
+        *(outlook_rows(status.outlook) if status.outlook else []),
         ("forecast", forecast_source(status)),
         ("driver", driver(status)),
         ("cancel", cancel_request(status)),

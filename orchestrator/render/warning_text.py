@@ -8,6 +8,10 @@ from orchestrator.formatting import count, counted, in_memory, scaled, seconds, 
 from orchestrator.types.plan import PlanWarning, WarningCode
 
 SENTENCES: dict[WarningCode, str] = {
+    "mtp_left_out": (
+        "the model has {layers} layer(s) that predict further tokens (multi-token prediction): the"
+        " plan leaves them out, and so does the trainer"
+    ),
     "slice_not_rented": (
         "Google Cloud schedules at most {most_chips:,} {chip} chips as one slice"
         " ({largest_slice}); {topology} is {chips:,}"

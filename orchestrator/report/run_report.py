@@ -6,6 +6,7 @@ from dataclasses import replace
 from orchestrator.journal import Journal
 from orchestrator.journal.counted_steps import StepsByAttempt, counted_steps
 from orchestrator.journal.run_journal import Clock, prediction_of
+from orchestrator.journal.run_outlook import outlook_of
 from orchestrator.journal.step_table import StepTable, read_table
 from orchestrator.report import gap as gaps
 from orchestrator.report.goodput import goodput
@@ -15,7 +16,7 @@ from orchestrator.types.proof import Proof
 from orchestrator.types.report import MemoryReport, NotCompared, Report
 from orchestrator.types.run import Run
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 def make_report(journal: Journal, clock: Clock = time.time) -> Report:
@@ -34,10 +35,16 @@ def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report
         problems += more
     run = replace(run, problems=tuple(dict.fromkeys([*run.problems, *problems])))
     plan, proof = journal.plan(run.plan_digest), journal.proof(run.plan_digest)
-    return compare_run(run, plan, steps, proof), counted_steps(steps)
+    return compare_run(run, plan, steps, proof, journal.deadline()), counted_steps(steps)
 
 
-def compare_run(run: Run, plan: Plan, steps: StepsByAttempt, proof: Proof | None = None) -> Report:
+def compare_run(
+    run: Run,
+    plan: Plan,
+    steps: StepsByAttempt,
+    proof: Proof | None = None,
+    deadline: str | None = None,
+) -> Report:
     """The report of a run with these steps, compared with the plan of its newest attempt."""
     same_plan = {one.number for one in run.attempts if one.plan_digest == run.plan_digest}
     counted = counted_steps(steps, same_plan)
@@ -73,6 +80,7 @@ def compare_run(run: Run, plan: Plan, steps: StepsByAttempt, proof: Proof | None
         inside_interval=gaps.inside_interval(plan, compared) if compared else None,
         gap=gaps.gap(plan, compared) if compared else None,
         goodput=goodput(run, steps),
+        outlook=outlook_of(run, plan, deadline, measured.step_s.median if measured else None),
         memory=_memory(run, plan, counted, proof),
         problems=run.problems,
     )

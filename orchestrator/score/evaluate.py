@@ -1,7 +1,7 @@
 """Compares predictions with published runs, by the catalog's constants or by cross-validation."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,16 @@ from orchestrator.catalog import Efficiency
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.plan.torus import Floats
-from orchestrator.score.learn import baseline, by_document, by_group, by_software, held_out, learn
+from orchestrator.score.learn import (
+    Key,
+    baseline,
+    by_document,
+    by_group,
+    by_software,
+    held_out,
+    learn,
+)
+from orchestrator.score.mixture_rows import MIXTURES
 from orchestrator.score.published_runs import OTHER_SOFTWARE, PUBLISHED, read
 from orchestrator.score.samples import Sample, samples
 from orchestrator.types.score import (
@@ -40,13 +49,22 @@ Runs = tuple[list[Sample], list[SkippedRow]]
 
 @cache
 def published() -> Runs:
-    """The project's own files, read once."""
+    """The project's own files of dense models, read once: what constants are learned from."""
     return samples([row for path in OWN for row in read(path)])
 
 
+@cache
+def published_mixtures() -> Runs:
+    """Its file of mixtures of experts, read once. No constant has seen them."""
+    return samples(read(MIXTURES))
+
+
 def runs_of(path: Path | None) -> Runs:
-    """The runs of a file; without one, the project's own."""
-    return samples(read(path)) if path else published()
+    """The runs of a file; without one, all of the project's own."""
+    if path:
+        return samples(read(path))
+    dense, mixtures = published(), published_mixtures()
+    return [*dense[0], *mixtures[0]], [*dense[1], *mixtures[1]]
 
 
 def with_catalog_constants(path: Path | None = None) -> Score:
@@ -73,7 +91,10 @@ def catalog_efficiency(chip: str) -> Efficiency:
 
 
 def cross_validated(hold_out: HeldOut, path: Path | None = None) -> Score:
-    """Every row of a file by constants from its rows of other documents, groups or software."""
+    """Every row of a file by constants from its rows of other documents, groups or software.
+
+    They are learned from dense models alone, where the file has any.
+    """
     usable, skipped = runs_of(path)
     tpus = [sample for sample in usable if catalog.chip(sample.run.chip).matrix_unit]
     others = [
@@ -82,19 +103,33 @@ def cross_validated(hold_out: HeldOut, path: Path | None = None) -> Score:
         if not catalog.chip(s.run.chip).matrix_unit
     ]
     key = KEYS[hold_out]
-    if len(set(map(key, tpus))) < 2:
+    dense = [sample for sample in tpus if not sample.run.model.moe] or tpus
+    if len(set(map(key, dense))) < 2:
         raise SpecError(
             f"{path or PUBLISHED}: nothing to learn from: all its runs are of one {hold_out}"
         )
     rows: dict[str, ScoredRow] = {}
-    for fold in held_out(tpus, key):
-        constants = learn(fold.train, LEARNED_BY[hold_out])
-        baseline_s = baseline(fold.train)
-        for sample in fold.test:
+    for train, test in folds(tpus, dense, key):
+        constants = learn(train, LEARNED_BY[hold_out])
+        baseline_s = baseline(train)
+        for sample in test:
             efficiency = constants.efficiency(sample.run.chip)
             rows[sample.run.id] = scored(sample, efficiency, baseline_s(sample))
     in_order = [rows[sample.run.id] for sample in tpus]
     return score_of(tpus, in_order, [*skipped, *others], LEARNED_ON[hold_out])
+
+
+def folds(
+    every: list[Sample], dense: list[Sample], key: Key
+) -> Iterator[tuple[list[Sample], list[Sample]]]:
+    """For each key, the dense rows without it and all rows with it; keys that no dense row has
+    learn from all of these, as one.
+    """
+    known = set(map(key, dense))
+    for fold in held_out(dense, key):
+        yield fold.train, [sample for sample in every if key(sample) == fold.key]
+    if others := [sample for sample in every if key(sample) not in known]:
+        yield dense, others
 
 
 def scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> ScoredRow:
@@ -110,6 +145,7 @@ def scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> ScoredR
         kernel=software.kernel,
         averages=software.averages,
         assumed=software.assumed,
+        mixture=sample.run.model.moe is not None,
         slices=sample.run.slices,
         measured_step_s=sample.measured_s,
         expected_step_s=expected,
@@ -133,6 +169,8 @@ def score_of(
         retention=tuple(retentions(samples, rows)),
         software=tuple(software_summaries(rows)),
         summary=summary(rows, len(skipped)),
+        dense=summary([row for row in rows if not row.mixture], 0),
+        mixtures=summary([row for row in rows if row.mixture], 0),
     )
 
 

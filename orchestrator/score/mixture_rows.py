@@ -3,8 +3,11 @@
 A file with a column `experts` has these columns; its other cells are read as those of all runs.
 """
 
+import re
+
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.score.cells import Unscorable, positive, whole
+from orchestrator.types.latent import LatentAttention
 from orchestrator.types.moe import MixtureOfExperts
 
 MIXTURES = FOLDER / "mixture_runs.csv"
@@ -20,6 +23,9 @@ OWN = (
     "experts", "top_k", "d_ff_expert", "shared_experts", "dense_layers", "routing",
     "capacity_factor", "attention", "ep",
 )  # fmt: skip
+# Of d_model and of an expert's width: `wi_tile_…` and `wo_tile_…` of MaxText's base.yml, 1,024 in
+# both. What does not fill a tile of megablox is multiplied all the same.
+MEGABLOX_TILE = 1024
 BESIDES = " ("  # after a value: whether it is a default, or assumed
 
 
@@ -44,8 +50,6 @@ def mixture_of(row: dict[str, str]) -> MixtureOfExperts | None:
     """The mixture of a row; None where its model is dense. `Unscorable` says what it lacks."""
     if not row.get("experts"):
         return None
-    if row["attention"].startswith("MLA"):
-        raise Unscorable("its attention has latent keys and values: plans have none")
     return MixtureOfExperts(
         experts=whole(row, "experts"),
         top_k=whole(row, "top_k"),
@@ -56,9 +60,33 @@ def mixture_of(row: dict[str, str]) -> MixtureOfExperts | None:
     )
 
 
+LATENT = re.compile(
+    r"MLA: (?:no q lora|q lora (?P<query_rank>\d+)), kv lora (?P<kv_rank>\d+),"
+    r" nope (?P<nope_dim>\d+) \+ rope (?P<rope_dim>\d+), v (?P<value_dim>\d+)"
+)
+
+
+def latent_of(row: dict[str, str]) -> LatentAttention | None:
+    """The latent attention of a row; None where its heads are plain."""
+    attention = row.get("attention", "")
+    if not attention.startswith("MLA"):
+        return None
+    sizes = LATENT.match(attention)
+    if sizes is None:
+        raise Unscorable(f"the sizes of its latent attention are not stated: {attention!r}")
+    numbers = {name: int(size) for name, size in sizes.groupdict().items() if size}
+    return LatentAttention(**numbers)
+
+
 def dispatches_by_matmuls(row: dict[str, str]) -> bool:
     """Whether tokens go to their experts, and come back, by products with masks."""
     return "dense matmuls" in row.get("routing", "")
+
+
+def expert_tile_of(row: dict[str, str]) -> int | None:
+    """Elements of both widths that the row's grouped matmul takes at a time, where it is known."""
+    routing = row.get("routing", "")
+    return MEGABLOX_TILE if "megablox" in routing and "megablox False" not in routing else None
 
 
 def capacity_of(row: dict[str, str]) -> float | None:

@@ -75,6 +75,7 @@ class PublishedRun:
     software: RunSoftware
     attention_block: int | None
     dispatch_matmuls: bool
+    expert_tile: int | None
     convention: str
     step_s: float | None
     flops_per_chip_s: float | None
@@ -164,6 +165,7 @@ def run_of(row: dict[str, str]) -> PublishedRun:
         software=stated,
         attention_block=whole(row, "attention_block") if row["attention_block"] else None,
         dispatch_matmuls=mixture_rows.dispatches_by_matmuls(row),
+        expert_tile=mixture_rows.expert_tile_of(row),
         convention=row["flop_convention"],
         step_s=positive(row, "step_time_s"),
         flops_per_chip_s=positive(row, "tflops_per_chip", 1e12),
@@ -237,7 +239,9 @@ def model_of(row: dict[str, str]) -> Model:
     shape["kv_heads"] = whole(row, "n_kv_heads", shape["heads"])
     shape["head_dim"] = whole(row, "head_dim", max(shape["d_model"] // shape["heads"], 1))
     gated = row["gated_mlp"] not in {"0", "false", "False"}
-    shape["moe"] = mixture_rows.mixture_of(row)
+    shape["moe"], shape["latent"] = mixture_rows.mixture_of(row), mixture_rows.latent_of(row)
+    if shape["latent"] is not None:
+        shape["head_dim"] = shape["latent"].head_dim
     either = [Model(name=row["model"], gated=gated, tied=tied, **shape) for tied in (True, False)]
     if "tied embeddings" in row["notes"] or "gemma" in row["model"]:
         return either[0]

@@ -7,6 +7,7 @@ matmuls, and goes through HBM.
 from dataclasses import replace
 
 from orchestrator.network.attention import RESULT
+from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
@@ -17,7 +18,7 @@ from orchestrator.types.plan import LedgerLine, LineKind
 
 ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
 # One backward kernel computes the scores and their gradients once; two kernels, once each.
-FUSED_BACKWARD = 5 / 2
+FUSED_BACKWARD = flops.Products(3, 2)
 FUSED_BLOCK = 2048  # every published recipe with one backward kernel takes so many at a time
 # Without a kernel, forward passes over the passes of one square: forward and backward, and the
 # scores again; or all of the forward pass again.
@@ -45,8 +46,18 @@ def kernel_line(run: PublishedRun, line: LedgerLine) -> LedgerLine:
     """A line of attention, scaled from the trainer's kernel to the run's."""
     factor = computed_share(run)
     if line.kind == "attention" and run.software.kernel == "splash-fused":
-        factor *= (1 + FUSED_BACKWARD) / (1 + flops.ATTENTION_BACKWARD_OVER_FORWARD)
+        factor *= fused_share(run)
     return scaled(line, factor)
+
+
+def fused_share(run: PublishedRun) -> float:
+    """Products of forward and one backward kernel, over those with two backward kernels."""
+    attention = decoder(run.model).blocks[0].attention
+    fused, apart = (
+        (1 + products.queries) * attention.score_width + (1 + products.values) * attention.width
+        for products in (FUSED_BACKWARD, flops.BACKWARD)
+    )
+    return fused / apart
 
 
 def scaled(line: LedgerLine, factor: float) -> LedgerLine:

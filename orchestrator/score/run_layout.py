@@ -14,24 +14,26 @@ from orchestrator import catalog
 from orchestrator.catalog import Chip, Topology
 from orchestrator.errors import OrchError
 from orchestrator.network import maxtext_policies
+from orchestrator.network.description import Block, Weight
 from orchestrator.network.maxtext_policies import NAMED
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import Policy
+from orchestrator.plan import flops
 from orchestrator.plan.feasibility import placements, sizes_by_name
 from orchestrator.plan.host import transfers
-from orchestrator.plan.layout import Layout
+from orchestrator.plan.layout import Layout, Number, is_of_experts
 from orchestrator.plan.search import SearchRequest, make_layout
-from orchestrator.plan.time import matmul_line, step_time, time_lines
+from orchestrator.plan.tiles import whole
+from orchestrator.plan.time import device_peak, matmul_line, step_time, time_lines
 from orchestrator.plan.torus import Ints, Links, axis_sizes, find_links, make_torus, plain_links
 from orchestrator.score.cells import Unscorable
 from orchestrator.score.flop_counts import extra_parameters_per_layer
 from orchestrator.score.published_runs import PublishedRun
 from orchestrator.score.run_attention import attention_as_run, scaled
 from orchestrator.types.plan import LedgerLine, LineKind
-from orchestrator.types.spec import Batch, Experiment, MeshRequest, Precision
+from orchestrator.types.spec import Batch, Experiment, MeshRequest, Optimizer, Precision
 
 DISPATCH_PRODUCTS = 6
-GRADIENT_BYTES = 4  # fp32, as the ledger counts them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,7 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
         model=run.model,
         tokens=run.sequences * run.length,
         batch=Batch(sequences=run.sequences, length=run.length),
+        optimizer=Optimizer(name=run.optimizer),
         precision=Precision(parameters=run.parameters, compute=run.compute),
     )
     request = SearchRequest(chip, topology, slice_torus, experiment, mesh, run.slices)
@@ -170,11 +173,11 @@ def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
         "matmul": wider,
         "matmul_recompute": wider,
     }
-    if run.optimizer == "adafactor":
-        factors["optimizer_update"] = adafactor_share(layout)
     if run.parallel_block:  # one gather and one scatter serve attention and MLP together
         factors |= {"activation_gather": 0.5, "activation_scatter": 0.5}
     dispatch = [dispatch_line(layout)] if run.dispatch_matmuls else []
+    if run.expert_tile is not None:
+        dispatch.append(tiles_line(layout, run.expert_tile))
     lines = dispatch + [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
     return attention_as_run(run, layout, lines)
 
@@ -193,7 +196,35 @@ def dispatch_line(layout: Layout) -> LedgerLine:
     return matmul_line(layout, "dispatch by matmuls", formula, count)
 
 
-def adafactor_share(layout: Layout) -> float:
-    """Bytes of its update over those of AdamW. It has no moments, and reads each gradient twice."""
-    parameter, moments = 2 * layout.parameter_bytes, 2 * layout.moment_bytes
-    return (parameter + 2 * GRADIENT_BYTES) / (parameter + moments + GRADIENT_BYTES)
+def tiles_line(layout: Layout, tile: int) -> LedgerLine:
+    """What grouped matmuls compute beyond the widths of experts, in whole tiles: forward, backward,
+    and again where the policy keeps no product.
+    """
+    passes = 1 + flops.BACKWARD_OVER_FORWARD
+
+    def beyond(block: Block) -> Number:
+        return sum(
+            (passes + layout.recomputed(one) * (one in block.mlp.inputs))
+            * layout.multiplied_elements(one)
+            * (in_whole_tiles(one.weight, tile) - 1)
+            for one in block.mlp.matmuls
+            if is_of_experts(one)
+        )
+
+    rate = device_peak(layout)
+    count = flops.matmul_flops(layout, layout.over_layers(beyond))
+    return LedgerLine(
+        kind="expert_padding",
+        name="tiles of experts",
+        value=count / rate,
+        unit="s",
+        formula="routed matmul flops x (whole tiles / widths - 1) / rate",
+        inputs={"flops": count, "rate": rate},
+        resource="mxu",
+    )
+
+
+def in_whole_tiles(weight: Weight, tile: int) -> float:
+    """The widths of an expert's matrix in whole tiles, over its widths."""
+    sizes = [one.size for one in weight.dimensions[1:]]
+    return float(prod(whole(size, min(tile, size)) / size for size in sizes))

@@ -1,6 +1,7 @@
 """Checks how fields must go together, which the schema of single fields cannot say."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 from orchestrator import catalog, plugins
@@ -8,10 +9,15 @@ from orchestrator.catalog import Chip
 from orchestrator.errors import NoSuchSlice, UnknownName
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.spec.resolved import ResolvedSpec
+from orchestrator.types.latent import LatentAttention
 from orchestrator.types.moe import MixtureOfExperts
+from orchestrator.types.spec import AUTO_TOPOLOGY
 
 Check = Callable[[ResolvedSpec], None]
 SHAPE_KEYS = ("heads", "kv_heads", "head_dim")
+LATENT_KEYS = ("kv_rank", "nope_dim", "rope_dim", "value_dim")
+# What latent attention does not have → what it is without.
+UNLIKE_LATENT = {"qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
 MIXTURE_KEYS = ("experts", "top_k", "groups", "top_groups", "dense_layers", "every")
 PLUGINS = (
     ("run.trainer", "unknown-trainer", plugins.trainer_entry_point),
@@ -70,13 +76,16 @@ def _separator_is_a_token(spec: ResolvedSpec) -> None:
 
 def _remat_names_tensors_of_the_model(spec: ResolvedSpec) -> None:
     model, remat = spec["experiment.model"], spec["experiment.remat"]
-    if not isinstance(remat, dict) or "gate" not in remat or model is None:
+    if not isinstance(remat, dict) or model is None:
         return
-    named = isinstance(model, str)
-    gated = catalog.model(model).gated if named else model.get("gated", True)
-    if not gated:
-        name = model if named else model.get("name", "the model")
-        spec.report("experiment.remat.gate", "no-such-tensor", model=name)
+    shape = asdict(catalog.model(model)) if isinstance(model, str) else model
+    name = model if isinstance(model, str) else model.get("name", "the model")
+    for tensor, exists in (
+        ("gate", shape.get("gated", True)),
+        ("latent", shape.get("latent") is not None),
+    ):
+        if tensor in remat and not exists:
+            spec.report(f"experiment.remat.{tensor}", "no-such-tensor", model=name)
 
 
 def _pods_are_in_order(spec: ResolvedSpec) -> None:
@@ -105,7 +114,7 @@ def check_topology(spec: ResolvedSpec, chip: Chip) -> None:
     """Add the problem of a slice that the chip does not have."""
     topology = spec["resources.topology"]
     try:
-        if topology is not None:
+        if topology not in (None, AUTO_TOPOLOGY):
             catalog.topology(chip, str(topology))
     except NoSuchSlice as error:
         fields = {"topology": topology, "reason": error.reason, "legal": error.help}
@@ -131,6 +140,45 @@ def shape_faults(
         fields = {"head_dim": head_dim, "even": head_dim + 1}
         faults.append(("head_dim", "head-dim-odd", fields))
     return faults
+
+
+def _latent_is_consistent(spec: ResolvedSpec) -> None:
+    key, model = "experiment.model.latent", spec["experiment.model"]
+    if not isinstance(model, dict) or not isinstance(model.get("latent"), dict):
+        return
+    sizes = {name: spec[f"{key}.{name}"] for name in LATENT_KEYS}
+    if None in sizes.values():
+        return
+    latent = LatentAttention(**sizes)
+    for name, code, fields in latent_faults(latent):
+        spec.report(f"{key}.{name}", code, **fields)
+    heads, key_heads, width = (model.get(name) for name in SHAPE_KEYS)
+    if heads and key_heads and heads != key_heads:
+        fields = {"kv_heads": key_heads, "heads": heads, "name": "kv_heads"}
+        spec.report("experiment.model.kv_heads", "latent-kv-heads", **fields)
+    if width and width != latent.head_dim:
+        fields = {"head_dim": width, "nope": latent.nope_dim, "rope": latent.rope_dim,
+                  "sum": latent.head_dim}  # fmt: skip
+        spec.report("experiment.model.head_dim", "latent-head-dim", **fields)
+    for name, usual in UNLIKE_LATENT.items():
+        if model.get(name, usual) != usual:
+            spec.report(f"experiment.model.{name}", "not-with-latent", name=name)
+
+
+def latent_faults(latent: LatentAttention) -> list[tuple[str, str, dict[str, Any]]]:
+    """What is wrong with the sizes of latent attention."""
+    if latent.rope_dim % 2 == 0:
+        return []
+    fields = {"head_dim": latent.rope_dim, "even": latent.rope_dim + 1, "name": "rope_dim"}
+    return [("rope_dim", "head-dim-odd", fields)]
+
+
+def _activation_has_its_gate(spec: ResolvedSpec) -> None:
+    model = spec["experiment.model"]
+    if not isinstance(model, dict) or model.get("activation") != "clamped_swiglu":
+        return
+    if not model.get("gated", True):
+        spec.report("experiment.model.activation", "activation-needs-gate")
 
 
 def _mixture_is_consistent(spec: ResolvedSpec) -> None:
@@ -176,5 +224,7 @@ CHECKS: tuple[Check, ...] = (
     _pods_are_in_order,
     _pods_share_weights_evenly,
     _shape_is_consistent,
+    _latent_is_consistent,
+    _activation_has_its_gate,
     _mixture_is_consistent,
 )

@@ -4,16 +4,21 @@ A new spec gets the JSON Schema beside it, and names it by a relative path: edit
 offline, in every checkout and on every machine that the folder is copied to.
 """
 
+import os
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
 from orchestrator.errors import OrchError, SpecError, UnknownName
 from orchestrator.resources import resource
 from orchestrator.spec.expectations import is_legal, must
+from orchestrator.spec.load import load
 from orchestrator.spec.nodes import NO_NAMES
 from orchestrator.spec.scalars import ambiguous
 from orchestrator.spec.schema import field, schema_text, study_schema_text
+from orchestrator.spec.spec_text import spec_text
 
 STARTER = "starter.yaml"
 SCHEMA, STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
@@ -25,12 +30,18 @@ def examples() -> dict[str, str]:
     return {path.stem: _summary(path) for path in sorted(resource("examples").glob("*.yaml"))}
 
 
-def create(path: Path, example: str | None = None) -> None:
-    """Write the starter or an example as a spec of that name, with its schema beside it.
+def create(path: Path, example: str | None = None, overrides: Sequence[str] = ()) -> None:
+    """Write the starter, an example or another spec as a spec of that name, with its schema beside
+    it. With overrides its text is made anew: it has them, and no comments.
 
     An existing spec is never overwritten.
     """
-    text = starter(path) if example is None else _example(example, path)
+    if example is None:
+        text = starter(path)
+    elif overrides or example not in examples():
+        text = _changed(_source(example), path, overrides)
+    else:
+        text = _example(example, path)
     try:
         write_schema(path.parent)
         with path.open("x", encoding="utf-8") as file:
@@ -60,6 +71,28 @@ def _example(name: str, path: Path) -> str:
         raise UnknownName("example", name, list(examples()))
     text = resource("examples", f"{name}.yaml").read_text(encoding="utf-8")
     return _named(text, path).replace(f"specs/{name}.yaml", str(path))
+
+
+def _source(example: str) -> Path:
+    """The file of an example, or of another spec."""
+    if example in examples():
+        return resource("examples", f"{example}.yaml")
+    if not example.endswith((".yaml", ".yml")):
+        raise UnknownName("example", example, list(examples()))
+    return Path(example)
+
+
+def _changed(source: Path, path: Path, overrides: Sequence[str]) -> str:
+    """The text of a spec with overrides. What it names by a path is found from its new place."""
+    spec = load(source, overrides)
+    data = spec.experiment.data
+    if data.path is not None and not Path(data.path).is_absolute():
+        there = Path(os.path.relpath(source.parent / data.path, path.parent))
+        moved = replace(data, path=there.as_posix())
+        spec = replace(spec, experiment=replace(spec.experiment, data=moved))
+    made_by = " ".join(["from", source.name, *(f"--set {one}" for one in overrides)])
+    head = f"# yaml-language-server: $schema={SCHEMA}\n# {made_by}\n"
+    return head + _named(spec_text(spec), path)
 
 
 def _named(text: str, path: Path) -> str:

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orchestrator.spec.checks import SHAPE_KEYS, mixture_faults, shape_faults
+from orchestrator.spec.checks import SHAPE_KEYS, latent_faults, mixture_faults, shape_faults
 from orchestrator.spec.expectations import example, must
 from orchestrator.spec.huggingface_families import (
     ACTIVATIONS,
@@ -20,6 +20,7 @@ from orchestrator.spec.huggingface_families import (
     SIZES,
     Family,
 )
+from orchestrator.spec.huggingface_latent import LATENT_KEYS, latent_values, scale_of_scores
 from orchestrator.spec.huggingface_rope import ROPE_KEYS, Unserved, rope_of
 from orchestrator.spec.huggingface_windows import LAYER_TYPES, window_pattern
 from orchestrator.spec.nodes import MOST_DEPTH, Mapping, parse
@@ -27,6 +28,7 @@ from orchestrator.spec.problem import Correction, SpecPosition, SpecProblems, Sp
 from orchestrator.spec.scalars import Value, as_written
 from orchestrator.spec.schema import Schema, definition, member, validator
 from orchestrator.spec.source import read
+from orchestrator.types.latent import LatentAttention
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 
@@ -35,7 +37,12 @@ KEYS = {field: key for key, (field, *_) in SIZES.items()}
 
 def model_of(path: Path, name: str | None) -> Model:
     """The model of a config.json; `SpecProblems` says why not."""
-    config = _Config(path)
+    return text_model(read(path), name)
+
+
+def text_model(source: SpecText, name: str | None) -> Model:
+    """The model of a config.json's text."""
+    config = _Config(source)
     family = config.family()
     config.enter(family.section)
     config.check_keys(family)
@@ -48,8 +55,7 @@ def model_of(path: Path, name: str | None) -> Model:
 class _Config:
     """One config.json: its values, the places of its keys, and its problems."""
 
-    def __init__(self, path: Path) -> None:
-        source = read(path)
+    def __init__(self, source: SpecText) -> None:
         self.values = _json(source)
         root, self.problems = parse(source)
         self._root = root if isinstance(root, Mapping) else Mapping(root.place)
@@ -87,12 +93,19 @@ class _Config:
         values = self._values(family)
         heads = values.get("num_attention_heads")
         values.setdefault("num_key_value_heads", heads)
-        if values.get("head_dim") is None:
+        latent = self._latent(family)
+        if latent is not None:
+            values["head_dim"] = latent.head_dim
+        elif values.get("head_dim") is None:
             values["head_dim"] = self._quotient(values.get("hidden_size"), heads)
         fields = self._fields(family, values)
-        for key, code, figures in shape_faults(*(fields.get(key) for key in SHAPE_KEYS)):
+        sizes = {key: fields.get(key) for key in SHAPE_KEYS}
+        if latent is not None:
+            sizes["head_dim"] = None  # the sum of two keys
+        for key, code, figures in shape_faults(*sizes.values()):
             self._report(KEYS[key], code, name=KEYS[key], **figures)
-        fields |= self._windows(family, values) | self._rope() | self._experts(family, fields)
+        fields |= self._windows(family, values) | self._rope(family) | self._experts(family, fields)
+        fields |= self._latent_fields(latent, fields)
         if fields.get("activation") == DEFAULTS["hidden_act"]:
             del fields["activation"]  # a gated MLP has it by default
         return family.own | fields
@@ -145,7 +158,7 @@ class _Config:
     def _is_legal(
         self, key: str, name: str, value: Any, meant: Any, section: str = "Model"
     ) -> bool:
-        schema: Schema = member(definition(section), name) or {}
+        schema = schema_of(section, name)
         if validator().evolve(schema=schema).is_valid(meant):
             return True
         right = Correction("example", f"{_shown(key)}: {_shown(example(schema))}")
@@ -172,27 +185,65 @@ class _Config:
 
     def _experts(self, family: Family, fields: dict[str, Any]) -> dict[str, Any]:
         """The mixture of experts, where the family has one."""
-        if not family.experts:
+        kind = family.experts
+        if kind is None:
             return {}
-        said = {key: self.values[key] for key in family.experts if self.values.get(key) is not None}
-        values = {**family.expert_defaults, **said}
+        known = {*kind.keys, *kind.choices}
+        said = {key: self.values[key] for key in known if self.values.get(key) is not None}
+        values, chosen = {**kind.defaults, **said}, dict[str, Any]()
+        for key, words in kind.choices.items():
+            word = values.pop(key)
+            if not isinstance(word, str) or word not in words:
+                self._report_fixed(key, word, " or ".join(map(_shown, words)), "no other is known")
+                return {}
+            chosen |= words[word]
+        keys = {kind.keys[key]: key for key in values}  # one that is written comes last
+        for key, field in kind.keys.items():
+            if field not in keys and schema_of("MixtureOfExperts", field).get("default") is None:
+                keys[field], values[key] = key, None  # reported as missing
         legal = {
-            family.experts[key]: value
-            for key, value in values.items()
-            if self._is_legal(key, family.experts[key], value, value, "MixtureOfExperts")
+            field: values[key]
+            for field, key in keys.items()
+            if self._is_legal(key, field, values[key], values[key], "MixtureOfExperts")
         }
-        if len(legal) < len(values):
+        if len(legal) < len(keys):
             return {}
-        moe = MixtureOfExperts(**legal)
-        keys = {field: key for key, field in family.experts.items()}
+        moe = MixtureOfExperts(**{**kind.own, **legal, **chosen})
         for field, code, figures in mixture_faults(moe, fields.get("layers")):
             self._report(keys.get(field, next(iter(values))), code, **figures)
         return {"moe": moe}
 
-    def _rope(self) -> dict[str, Any]:
+    def _latent(self, family: Family) -> LatentAttention | None:
+        """Latent attention, where the family has it; None where a size is wrong."""
+        if not family.latent:
+            return None
+        values = latent_values(self.values)
+        fields = {
+            LATENT_KEYS[key]: value
+            for key, value in values.items()
+            if value is None or self._is_legal(key, LATENT_KEYS[key], value, value, LATENT)
+        }
+        return LatentAttention(**fields) if len(fields) == len(values) else None
+
+    def _latent_fields(
+        self, latent: LatentAttention | None, fields: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Latent attention, and the scale of its scores where YaRN changes it."""
+        if latent is None:
+            return {}
+        for key, code, figures in latent_faults(latent):
+            self._report(KEYS_OF_LATENT[key], code, **figures)
+        heads, key_heads = fields.get("heads"), fields.get("kv_heads")
+        if heads and key_heads and heads != key_heads:
+            figures = {"kv_heads": key_heads, "heads": heads, "name": "num_key_value_heads"}
+            self._report("num_key_value_heads", "latent-kv-heads", **figures)
+        scale = scale_of_scores(latent, self.values) if "rope_scaling" in fields else None
+        return {"latent": latent} | ({"attention_scale": scale} if scale else {})
+
+    def _rope(self, family: Family) -> dict[str, Any]:
         """How RoPE is stretched, and bases that a newer config has elsewhere."""
         try:
-            return rope_of(self.values)
+            return rope_of(self.values, scales_scores=family.latent)
         except Unserved as refusal:
             fields: dict[str, Any] = {"value": _shown(refusal.value), "expected": refusal.expected}
             self._report(refusal.key, "config-rope-scaled", name=refusal.key, **fields)
@@ -200,10 +251,13 @@ class _Config:
 
     def check_keys(self, family: Family) -> None:
         """Report every key that asks for something that is not served."""
-        known = {*SIZES, *family.keys, *family.experts, *HARMLESS, *ROPE_KEYS, "layer_types"}
+        known = {*SIZES, *family.keys, *HARMLESS, *family.harmless, *ROPE_KEYS, "layer_types"}
+        known |= {*family.experts.keys, *family.experts.choices} if family.experts else set()
+        known |= LATENT_KEYS.keys() if family.latent else set()
+        fixed = FIXED | family.fixed
         for key, value in self.values.items():
-            if key in FIXED and value is not None:
-                only, why = FIXED[key]
+            if key in fixed and value is not None:
+                only, why = fixed[key]
                 if value != only:
                     self._report_fixed(key, value, _shown(only), why)
             elif key not in known and value not in (None, False):
@@ -221,7 +275,14 @@ class _Config:
         self.problems.append(place.problem(code, key, suggestion, **fields))
 
 
+LATENT = LatentAttention.__name__
+KEYS_OF_LATENT = {field: key for key, field in LATENT_KEYS.items()}
 OPTIONAL = ("num_key_value_heads", "head_dim")  # reported with the sizes that they follow from
+
+
+def schema_of(section: str, name: str) -> Schema:
+    """The schema of a field."""
+    return member(definition(section), name) or {}
 
 
 def _is_positive(value: Any) -> bool:

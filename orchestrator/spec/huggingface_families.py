@@ -7,6 +7,15 @@ what its architecture computes whatever its config says.
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.spec.huggingface_experts import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GPT_OSS,
+    MIXTRAL,
+    QWEN_3,
+    ExpertKeys,
+)
+
 # Keys of the config → the fields of Model that they give. All families have these.
 SIZES = {
     "num_hidden_layers": ("layers",),
@@ -38,7 +47,6 @@ ACTIVATIONS = {
 }
 Keys = dict[str, tuple[str, ...]]
 BIASES: Keys = {"attention_bias": ("qkv_bias", "output_bias")}
-EXPERTS = {"num_experts_per_tok": "top_k", "router_aux_loss_coef": "balance_loss"}
 # The layers that have the family's window: all, or those that the config lists.
 NO_WINDOW = ""
 
@@ -61,14 +69,23 @@ class Family:
     # Keys that choose the layers with the window: a switch, and the first layer that has it.
     window_switch: str = ""
     window_first: str = ""
-    # Keys of experts → the fields of MixtureOfExperts that they give, and what leaving them out
-    # means. Without them the family has no experts.
-    experts: dict[str, str] = field(default_factory=dict)
-    expert_defaults: dict[str, Any] = field(default_factory=dict)
+    experts: ExpertKeys | None = None  # where the family has experts
+    latent: bool = False  # whether its attention has latents
+    # Keys of which it has one value alone, and the reason.
+    fixed: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    harmless: frozenset[str] = frozenset()  # keys that change nothing, in this family alone
     # The section of the config that describes the text model, where it describes another as well.
     section: str = ""
 
 
+# Weights are published in a narrow type, which says nothing of training.
+STORED = frozenset({"quantization_config"})
+DEEPSEEK: dict[str, Any] = {
+    "keys": {"num_nextn_predict_layers": ("mtp_layers",)},
+    "latent": True,
+    # A sum of two other keys, and the order of the columns that RoPE turns.
+    "harmless": STORED | {"qk_head_dim", "rope_interleave"},
+}
 GEMMA = {"norm_offset": True, "embedding_scale": True}
 GEMMA_DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh"}
 BOTH = {"norm_placement": "both"}
@@ -150,28 +167,14 @@ FAMILIES = (
         "mixtral",
         defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
         window_pattern="L",
-        experts=EXPERTS | {"num_local_experts": "experts"},
-        expert_defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+        experts=MIXTRAL,
     ),
     Family(
         "Qwen3MoeForCausalLM",
         "qwen3_moe",
         own={"qk_norm": "head"},
         keys=BIASES,
-        experts=EXPERTS
-        | {
-            "num_experts": "experts",
-            "moe_intermediate_size": "d_ff",
-            "decoder_sparse_step": "every",
-            "norm_topk_prob": "normalized",
-        },
-        expert_defaults={
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-            "decoder_sparse_step": 1,
-            "norm_topk_prob": False,
-        },
+        experts=QWEN_3,
         **QWEN | {"defaults": QWEN["defaults"] | {"num_key_value_heads": 4}},
     ),
     Family(
@@ -181,12 +184,35 @@ FAMILIES = (
         keys=BIASES,
         defaults={"rms_norm_eps": 1e-5},
     ),
+    Family("DeepseekV2ForCausalLM", "deepseek_v2", experts=DEEPSEEK_V2, **DEEPSEEK),
+    Family("DeepseekV3ForCausalLM", "deepseek_v3", experts=DEEPSEEK_V3, **DEEPSEEK),
+    Family(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        own={"sinks": True, "activation": "clamped_swiglu"},
+        keys=BIASES,
+        defaults={
+            "attention_bias": True,
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "sliding_window": 128,
+        },
+        window_pattern="LG",
+        experts=GPT_OSS,
+        harmless=STORED,
+        fixed={
+            "hidden_act": ("silu", "its experts have a clamped SwiGLU"),
+            "swiglu_limit": (7.0, "the clamp of its SwiGLU is 7"),
+            "swiglu_alpha": (1.702, "the gain of its SwiGLU is 1.702"),
+        },
+    ),
 )
 # What other architectures compute that is not served.
 OTHER_FAMILIES = {
-    "deepseek_v2": "its attention has latent keys and values",
-    "deepseek_v3": "its attention has latent keys and values",
-    "gpt_oss": "its experts have biases and an activation function of their own",
+    "deepseek_v32": "its attention chooses the positions that it sees",
+    "kimi_k2": "it computes what deepseek_v3 does: write that as its model_type",
     "qwen2_moe": "its shared expert has a gate",
     "phi": "its attention and MLP work on one norm's result, and its head has a bias",
     "gpt2": "it has learned positions",
@@ -203,12 +229,15 @@ FIXED: dict[str, tuple[Any, str]] = {
     "embd_pdrop": (0, "the trainer has no dropout"),
     "rope_interleaved": (False, "the trainer turns halves of heads, not neighbours"),
     "router_jitter_noise": (0, "the trainer's routers have no noise"),
+    "moe_layer_freq": (1, "every layer after the dense ones has experts"),
+    "seq_aux": (True, "the load-balancing loss is of a sequence"),
     "mlp_only_layers": ([], "layers without experts come first or in turn"),
     "use_bidirectional_attention": (False, "the trainer's attention is causal"),
 }
 # Keys that do not change what is computed in pre-training.
 HARMLESS = frozenset(
     {
+        "_model_name_or_path",
         "_name_or_path",
         "_sliding_window_pattern",
         "architectures",
@@ -218,6 +247,9 @@ HARMLESS = frozenset(
         "cache_implementation",
         "dtype",
         "eoi_token_index",
+        "ep_size",  # how a trainer spreads experts
+        "experts_per_token",  # num_experts_per_tok again
+        "initial_context_length",  # rope_scaling has it
         "eos_token_id",
         "hidden_activation",
         "image_token_index",

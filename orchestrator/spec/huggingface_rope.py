@@ -2,6 +2,7 @@
 (`rope_parameters`).
 """
 
+from math import log
 from typing import Any
 
 import msgspec
@@ -30,7 +31,9 @@ SCALINGS: dict[str, dict[str, str]] = {
         "truncate": "truncate",
     },
 }
-NAMES = frozenset({"type", "rope_type", "rope_theta"})
+GROWTH = ("mscale", "mscale_all_dim")  # of turned numbers, and of all numbers of a head
+ROTARY_SHARE = "partial_rotary_factor"
+NAMES = frozenset({"type", "rope_type", "rope_theta", ROTARY_SHARE})
 # The newer form by kind of layer → the field of its base.
 BY_LAYER = {"full_attention": "rope_theta", "sliding_attention": "local_rope_theta"}
 
@@ -43,8 +46,11 @@ class Unserved(Exception):
         self.expected = f"null or one of {', '.join(SCALINGS)} with their own keys"
 
 
-def rope_of(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a Model that say how positions turn."""
+def rope_of(values: dict[str, Any], *, scales_scores: bool = False) -> dict[str, Any]:
+    """The fields of a Model that say how positions turn.
+
+    Where attention `scales_scores` itself, YaRN may have a share of its growth for all numbers.
+    """
     fields: dict[str, Any] = {}
     for key in ROPE_KEYS:
         rope = values.get(key)
@@ -55,8 +61,26 @@ def rope_of(values: dict[str, Any]) -> dict[str, Any]:
         if rope.keys() and rope.keys() <= BY_LAYER.keys():
             fields |= by_layer(key, rope)
         else:
-            fields |= of_all_layers(key, rope, "rope_theta", values)
+            plain = without_growth(key, rope) if scales_scores else rope
+            fields |= of_all_layers(key, plain, "rope_theta", values)
     return fields
+
+
+def without_growth(key: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """YaRN's shares of growth as one factor of turned vectors: that of them over that of all."""
+    shares, factor = [rope.get(name) for name in GROWTH], rope.get("factor")
+    if shares == [None, None]:
+        return rope
+    others = {name: value for name, value in rope.items() if name not in GROWTH}
+    if not all(map(is_positive, [*shares, factor])) or "attention_factor" in rope:
+        raise Unserved(key, rope)
+    turned, every = (magnitude(float(factor or 1), float(share or 0)) for share in shares)
+    return others | {"attention_factor": turned / every}
+
+
+def magnitude(factor: float, share: float) -> float:
+    """YaRN's growth of vectors with the length of sequences, a share of it."""
+    return 0.1 * share * log(factor) + 1 if factor > 1 else 1.0
 
 
 def by_layer(key: str, rope: dict[str, Any]) -> dict[str, Any]:
@@ -80,6 +104,10 @@ def of_all_layers(
         if not is_positive(theta):
             raise Unserved(key, rope)
         fields[base] = float(theta)
+    if (share := rope.get(ROTARY_SHARE)) is not None:
+        if not is_positive(share) or share > 1:
+            raise Unserved(key, rope)
+        fields["rotary_share"] = float(share)
     kind = rope.get("rope_type", rope.get("type", PLAIN))
     if kind == PLAIN and rope.keys() <= NAMES:
         return fields

@@ -18,9 +18,10 @@ from orchestrator.spec.problem import FileReference, Problem, SpecProblems, name
 from orchestrator.spec.resolved import ResolvedSpec, default
 from orchestrator.spec.schema import KEYS_IN_FILES, field
 from orchestrator.spec.source import read
+from orchestrator.spec.starting_weights import check_start
 from orchestrator.spec.validate import validate
 from orchestrator.types.model import Model
-from orchestrator.types.spec import Spec
+from orchestrator.types.spec import AUTO_TOPOLOGY, Spec
 
 HUGGINGFACE = "huggingface"
 CONFIG, CHIP_FILE = f"experiment.model.{HUGGINGFACE}", "resources.chip.file"
@@ -66,7 +67,9 @@ def spec_of(
     if all_problems or chip is None:
         raise SpecProblems(all_problems)
     resolved.values["resources"] |= {"chip": chip.name, "chip_definition": definition}
-    return _spec(resolved.values, configured, overrides)
+    spec = _spec(resolved.values, configured, overrides)
+    check_start(spec, resolved, folder)
+    return spec
 
 
 def _chip(
@@ -123,7 +126,7 @@ def _experiment(experiment: dict[str, Any], configured: Model | None) -> dict[st
 
 def _resources(resources: dict[str, Any]) -> dict[str, Any]:
     pods, mesh = resources.get("pods"), resources.get("mesh", "auto")
-    long_form: dict[str, Any] = {"topology": str(resources["topology"])}
+    long_form: dict[str, Any] = {"topology": str(resources.get("topology", AUTO_TOPOLOGY))}
     if isinstance(pods, int):
         long_form["pods"] = {"min": pods, "max": pods}
     long_form["mesh"] = {} if mesh == "auto" else {axis: _axis_size(n) for axis, n in mesh.items()}

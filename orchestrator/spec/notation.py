@@ -6,6 +6,7 @@ its forms.
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from datetime import date
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -60,6 +61,16 @@ def _duration(seconds: float | None) -> str | None:
         return None
     unit = max((u for u, s in SECONDS.items() if seconds % s == 0), key=lambda u: SECONDS[u])
     return f"{seconds / SECONDS[unit]:g}{unit}"
+
+
+def _deadline(text: str) -> str:
+    """The text itself, where it names a day of the calendar or a duration."""
+    if "-" in text:
+        try:
+            date.fromisoformat(text)
+        except ValueError:
+            raise Misread("no-such-date", text=text) from None
+    return text
 
 
 def _auto(_: object) -> str:
@@ -124,6 +135,19 @@ NOTATIONS = {
         title="a duration above 0 with its unit, such as 90s, 10m or 2h",
         meaning=_seconds,
         written=_duration,
+    ),
+    "deadline": Notation(
+        (
+            Annotated[
+                str,
+                Meta(
+                    pattern="^(20[0-9]{2}-[0-9]{2}-[0-9]{2}"
+                    "|(?=.*[1-9])[0-9]{1,6}([.][0-9]{1,9})?[hd])$"
+                ),
+            ],
+        ),
+        title="a date such as 2027-03-01, or a duration such as 30d or 36h",
+        meaning=_deadline,
     ),
     "option": Notation(
         (

@@ -71,6 +71,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is {tokens:,}, must be at least one batch: {sequences:,} x {length:,} = {least:,}",
         "for example tokens: {least}",
     ),
+    "no-such-date": ("is {text}, must be a day of the calendar", "for example 2027-03-01"),
     "end-above-peak": (
         "is {end:g}, must be at most the peak_lr of {peak:g}",
         "for example end_lr: {lower:g}",
@@ -82,6 +83,15 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "data-path-unused": (
         "is given, must be left out for synthetic data",
         "remove it, or set kind: tokens",
+    ),
+    "weights-not-read": (
+        "has latent attention or biases of experts, must be without: such checkpoints are not read",
+        "leave out experiment.start to train from the seed",
+    ),
+    "no-weights": ("has no safetensors, must be a folder with the weights of a model", ""),
+    "other-model": (
+        "has weights of another model, must be this one's: {names} differ",
+        "for example model: {{huggingface: {config}}}",
     ),
     "no-such-tensor": (
         "is given, must be left out: the MLP of {model} is not gated",
@@ -118,6 +128,22 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "no-mixture": (
         "is {dense_layers}, which leaves no mixture among {layers} layers with every {every}",
         "lower dense_layers or every",
+    ),
+    "latent-kv-heads": (
+        "is {kv_heads}, must be the {heads} heads: latent attention has keys and values for each",
+        "for example {name}: {heads}",
+    ),
+    "latent-head-dim": (
+        "is {head_dim}, must be nope_dim + rope_dim: {nope} + {rope}",
+        "for example head_dim: {sum}",
+    ),
+    "not-with-latent": (
+        "goes with grouped-query attention alone, must be left out with latent attention",
+        "leave out {name}, or latent",
+    ),
+    "activation-needs-gate": (
+        "is a function of gate and up, must have gated: true",
+        "for example gated: true",
     ),
     "head-dim-odd": ("is {head_dim}, must be even: RoPE turns pairs", "for example {name}: {even}"),
     "is-a-study": (

@@ -172,7 +172,8 @@ class Explanation:
     """Everything `orch explain` says. Without a plan, `no_plan` says why there is none, and there
     are no `differences`.
 
-    `expectation` is None without a plan, and for chips of which no run was ever published here.
+    `expectation` is None without a plan, and for chips of which no run was ever published here;
+    `goodput` without a plan, where the spec states it, and where nothing is known to fail.
     """
 
     schema: int
@@ -190,6 +191,7 @@ class Explanation:
     plan_digest: str | None
     differences: PlanDifferences | None
     expectation: ExpectedStep | None
+    goodput: DerivationSection | None
     no_plan: str | None
     sources: tuple[Citation, ...]
     summary: ExplanationSummary

@@ -40,7 +40,8 @@ class GoodputInputs:
 
     `every_steps` is None where the best interval is wanted. `stated` is the goodput of the spec.
     `spare` pods are rented besides those that train.
-    Times are for each failure. `fewer_pods_s` is what the run does not do meanwhile, as time.
+    Times are for each failure. `missing_pods` is the share of pods that the run goes on without, on
+    average.
     `sources` are keys of the catalog, by field. `assumed`: the rates are those of other machines.
     """
 
@@ -49,7 +50,7 @@ class GoodputInputs:
     waiting_s: Uncertain
     restart_s: Uncertain
     restore_s: Uncertain
-    fewer_pods_s: Uncertain
+    missing_pods: Uncertain
     save: SaveCost
     pods: int
     spare: int

@@ -6,10 +6,11 @@ Docstrings, descriptions, bounds and examples are published in the JSON Schema o
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from orchestrator.types.latent import LatentAttention
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.spec_fields import Name, PositiveInteger, PositiveNumber, about
 
-Activation = Literal["silu", "gelu", "gelu_exact", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_exact", "relu2", "clamped_swiglu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,8 @@ class Model:
         Activation | None,
         about(
             "The activation function of the MLP; when left out, silu where it is gated (SwiGLU) and"
-            " gelu where it is not. gelu is the tanh approximation.",
+            " gelu where it is not. gelu is the tanh approximation; clamped_swiglu is gpt-oss's, of"
+            " gate and up together.",
             "silu",
         ),
     ] = None
@@ -197,7 +199,25 @@ class Model:
             max_length=1000,
         ),
     ] = "L"
+    latent: Annotated[
+        LatentAttention | None,
+        about(
+            "Multi-head latent attention in place of grouped-query attention. `kv_heads` is then"
+            " `heads`, and `head_dim` the sum of `nope_dim` and `rope_dim`.",
+            {"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128},
+        ),
+    ] = None
     moe: Annotated[
         MixtureOfExperts | None,
         about("The mixture of experts in place of the MLP.", {"experts": 8, "top_k": 2}),
     ] = None
+    mtp_layers: Annotated[
+        int,
+        about(
+            "The number of layers that predict further tokens (multi-token prediction). They are"
+            " neither planned nor trained, and a plan says so.",
+            1,
+            ge=0,
+            le=100,
+        ),
+    ] = 0

@@ -76,6 +76,20 @@ class MixtureOfExperts:
         NonNegativeNumber,
         about("The weight of the router's z-loss: the squared logarithm of its denominator."),
     ] = 0.0
+    imbalance: Annotated[
+        float,
+        about(
+            "The load of the busiest devices of the mesh axis `expert` over the mean, where none is"
+            " dropped: the others wait for them. It is planned, and changes no training.",
+            1.2,
+            ge=1,
+            le=1000,
+        ),
+    ] = 1.0
+    biases: Annotated[bool, about("Whether the matrices of experts have biases.")] = False
+    router_bias: Annotated[
+        bool, about("Whether the router has a trained bias, besides a `balance_bias`.")
+    ] = False
     capacity_factor: Annotated[
         PositiveNumber | None,
         about(

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from orchestrator.types.goodput import GoodputForecast
 from orchestrator.types.model import Model
-from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat
+from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat, StartingWeights
 
 Link = Literal["dcn", "ici"]
 CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
@@ -32,6 +32,9 @@ LineKind = Literal[
     "unembedding",
     "matmul_recompute",
     "expert_padding",
+    "expert_imbalance",
+    "orthogonalization",
+    "moment_exchange",
     "attention",
     "attention_recompute",
     "elementwise",
@@ -71,6 +74,7 @@ WarningCode = Literal[
     "attention_positions",
     "bf16_parameters",
     "host_memory_unknown",
+    "mtp_left_out",
     "other_trainer",
     "few_steps",
     "long_warmup",
@@ -333,6 +337,7 @@ class Plan:
     precision: Precision
     remat: Remat
     data: DataSource
+    start: StartingWeights | None = None
     seed: int
     compiler_options: dict[str, bool | int | float | str]
     chip: str

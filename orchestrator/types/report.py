@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.types.outlook import Outlook
 from orchestrator.types.run import Prediction, State, StateReason
 
 PredictionKind = Literal["lower", "expected", "unoverlapped"]
@@ -157,6 +158,7 @@ class Report:
     inside_interval: bool | None
     gap: Gap | None
     goodput: Goodput | None
+    outlook: Outlook | None
     memory: MemoryReport
     problems: tuple[str, ...] = ()
 

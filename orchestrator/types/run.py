@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from orchestrator.types.outlook import Outlook
 from orchestrator.types.plan import Estimate
 
 # `lost` is a run that has not ended and that no process drives any more.
@@ -14,7 +15,8 @@ EndState = Literal["succeeded", "failed", "cancelled"]
 LIVE: tuple[State, ...] = ("submitted", "pending", "starting", "running", "stopping")
 
 # Why an attempt ended. It is `lost` when its driver vanished before it could write the reason.
-AttemptReason = Literal["finished", "cancelled", "failure", "preemption", "hang"]
+# It is `resized` when it ended so that the next has all pods again.
+AttemptReason = Literal["finished", "cancelled", "failure", "preemption", "hang", "resized"]
 
 # Why a run is in its state.
 ReasonCode = Literal[
@@ -281,6 +283,9 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Status(Run):
-    """A run with the forecast of its plan; None where the plan cannot be read."""
+    """A run with the forecast of its plan, and what is left of it; None where the plan cannot be
+    read. `outlook` is also None where the run has ended, or nothing says how long a step takes.
+    """
 
     forecast: Prediction | None
+    outlook: Outlook | None

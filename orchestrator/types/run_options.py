@@ -85,6 +85,15 @@ class RunOptions:
             notation="duration",
         ),
     ] = 600.0
+    deadline: Annotated[
+        str | None,
+        about(
+            "When the run should have ended: a date (00:00 UTC), or the time since its submission."
+            " `orch status` says how likely that is; none when left out.",
+            "30d",
+            notation="deadline",
+        ),
+    ] = None
     secrets: Annotated[
         tuple[Variable, ...],
         about(

@@ -1,6 +1,9 @@
 """Score: predictions against published runs, row by row and in total. Plain values."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.types.goodput import Uncertain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +21,7 @@ class ScoredRow:
     kernel: str
     averages: str
     assumed: tuple[str, ...]
+    mixture: bool
     slices: int
     measured_step_s: float
     expected_step_s: float
@@ -77,8 +81,36 @@ class SoftwareSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GoodputScore:
+    """A published share of effective time, and the one predicted from its own rates.
+
+    `reported_is`: a source may give a share that the run was above.
+    """
+
+    id: str
+    source: str
+    predicted: Uncertain
+    reported: float
+    reported_is: Literal["at_least", "about"]
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryScore:
+    """A kind of fault of this project's campaign: median seconds until a step was done again."""
+
+    id: str
+    faults: int
+    predicted_s: float
+    recorded_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Score:
-    """`learned_on` tells which rows the constants had seen."""
+    """`learned_on` tells which rows the constants had seen: mixtures of experts are never among
+    them. `dense` and `mixtures` are the figures of these rows apart. `goodput` and `recoveries` are
+    empty for rows of one's own.
+    """
 
     learned_on: str
     rows: tuple[ScoredRow, ...]
@@ -86,3 +118,7 @@ class Score:
     retention: tuple[Retention, ...]
     software: tuple[SoftwareSummary, ...]
     summary: Summary
+    dense: Summary
+    mixtures: Summary
+    goodput: tuple[GoodputScore, ...] = ()
+    recoveries: tuple[RecoveryScore, ...] = ()

@@ -19,6 +19,7 @@ from orchestrator.types.spec_fields import (
     DType,
     MatmulType,
     Microbatches,
+    MomentType,
     Name,
     NonNegativeInteger,
     NonNegativeNumber,
@@ -66,9 +67,16 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """AdamW with linear warm-up."""
+    """The optimizer, with linear warm-up."""
 
-    name: Annotated[Literal["adamw"], about("The optimizer.")] = "adamw"
+    name: Annotated[
+        Literal["adamw", "adafactor", "muon"],
+        about(
+            "AdamW; Adafactor, with second moments of rows and columns alone, whose steps are in"
+            " proportion to its parameters; or Muon, with one moment that is made orthogonal for"
+            " matrices of layers, and AdamW for all else. Muon can be planned and not trained."
+        ),
+    ] = "adamw"
     peak_lr: Annotated[
         PositiveNumber,
         about("The highest learning rate, at the end of the warm-up."),
@@ -125,9 +133,13 @@ class Precision:
     gradients: Annotated[
         DType, about("The type in which devices send gradients to each other.")
     ] = "bf16"
-    optimizer: Annotated[DType, about("The type in which the optimizer's moments are stored.")] = (
-        "fp32"
-    )
+    optimizer: Annotated[
+        MomentType,
+        about(
+            "The type in which the optimizer's moments are stored. int8 has an fp32 scale for each"
+            " 256 of them: it can be planned and not trained. Adafactor's are always fp32."
+        ),
+    ] = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +151,9 @@ class TensorTreatments:
     block_input: Annotated[
         Literal["keep", "offload"], about("The residual stream at the block's begin.")
     ] = "keep"
+    latent: Annotated[
+        Treatment, about("Latent attention: what queries, keys and values are made from.")
+    ] = "recompute"
     query: Annotated[Treatment, about("Queries, after RoPE.")] = "recompute"
     key: Annotated[Treatment, about("Keys, after RoPE.")] = "recompute"
     value: Annotated[Treatment, about("Values.")] = "recompute"
@@ -150,6 +165,7 @@ class TensorTreatments:
     up: Annotated[Treatment, about("The MLP's other projection.")] = "recompute"
 
 
+AUTO_TOPOLOGY = "auto"  # whoever reads the spec is to choose slices first
 Remat = str | TensorTreatments  # a policy by its name, or tensor by tensor
 
 
@@ -179,6 +195,20 @@ class DataSource:
             128_001,
         ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingWeights:
+    """Weights that training starts from."""
+
+    huggingface: Annotated[
+        Text,
+        about(
+            "The folder of a Hugging Face model (config.json and safetensors), relative to the"
+            " spec.",
+            "SmolLM2-135M",
+        ),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +251,13 @@ class Experiment:
         ),
     ] = field(default_factory=dict)
     data: DataSource = DataSource()
+    start: Annotated[
+        StartingWeights | None,
+        about(
+            "Weights that training starts from, in place of random ones. The model is theirs.",
+            {"huggingface": "SmolLM2-135M"},
+        ),
+    ] = None
     seed: Annotated[
         int,
         about("The seed of the initial weights and of the order of the data.", ge=0, le=2**31 - 1),
@@ -314,11 +351,11 @@ class Resources:
         str,
         about(
             "The shape of one pod (slice) in chips, such as 16x20x28, or its accelerator"
-            " type, such as v5p-128.",
+            " type, such as v5p-128. With auto, `orch plan` lists slices that can be rented.",
             "4x4x4",
             notation="topology",
         ),
-    ]
+    ] = AUTO_TOPOLOGY
     pods: Annotated[
         Pods,
         about(

@@ -11,12 +11,12 @@ from statistics import median
 
 from orchestrator.catalog.efficiency import LEARNED
 from orchestrator.catalog.tables import FOLDER
-from orchestrator.formatting import signed_percent
+from orchestrator.formatting import seconds, signed_percent
 from orchestrator.plan import flops
 from orchestrator.render import score_screen as render
 from orchestrator.score import PUBLISHED, cross_validated, with_catalog_constants
 from orchestrator.score.constants_file import text
-from orchestrator.score.evaluate import HeldOut, published, summary
+from orchestrator.score.evaluate import HeldOut, published, software_summaries, summary
 from orchestrator.score.learn import learn
 from orchestrator.score.published_runs import read
 from orchestrator.types.score import Score, SoftwareSummary, Summary
@@ -26,6 +26,7 @@ from tests.conftest import ROOT
 README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "score.md"
 MARK, SOFTWARE_MARK = "make score", "make score: software"
+MIXTURE_MARK = "make score: mixtures"
 SEEN, DOCUMENTS, GROUPS, SOFTWARE = (
     "nothing: all rows seen",
     "a document of runs",
@@ -43,7 +44,7 @@ def learned() -> str:
 
 def scores(say: Callable[[str], None] = lambda _: None) -> dict[str, Score]:
     """The scores by what was left out when the constants were learned."""
-    by_name = {SEEN: with_catalog_constants()}
+    by_name = {SEEN: with_catalog_constants()}  # of dense models and of mixtures
     keys: tuple[tuple[str, HeldOut], ...] = (
         (DOCUMENTS, "document"),
         (GROUPS, "group"),
@@ -53,6 +54,30 @@ def scores(say: Callable[[str], None] = lambda _: None) -> dict[str, Score]:
         say(f"learning without {name}, one after another …")
         by_name[name] = cross_validated(key)
     return by_name
+
+
+def dense(scored: Score) -> Score:
+    """The part of a score that is about dense models."""
+    rows = [row for row in scored.rows if not row.mixture]
+    return replace(
+        scored,
+        rows=tuple(rows),
+        software=tuple(software_summaries(rows)),
+        summary=scored.dense,
+    )
+
+
+def mixtures(by_name: dict[str, Score]) -> str:
+    """The third table of docs/score.md: runs of mixtures, and their totals."""
+    head = ("mixture of experts", "measured", "expected", "error", "without its source and chip")
+    rows: list[tuple[str, ...]] = [head]
+    ways = [by_name[name] for name in (SEEN, GROUPS)]
+    for one, other in zip(*([r for r in way.rows if r.mixture] for way in ways), strict=True):
+        times = seconds(one.measured_step_s), seconds(one.expected_step_s)
+        rows.append((one.id, *times, signed_percent(one.error), signed_percent(other.error)))
+    medians = (share(way.mixtures.median_abs_error) for way in ways)
+    rows.append(("median of absolute errors", "", "", *medians))
+    return render.markdown(rows)
 
 
 def goals(by_name: dict[str, Score]) -> str:
@@ -116,7 +141,9 @@ def retained(scored: Score) -> str:
 
 def tables(by_name: dict[str, Score]) -> list[tuple[Path, str, str]]:
     """Each table with its page and its mark."""
+    every, by_name = by_name, {name: dense(one) for name, one in by_name.items()}
     return [
+        (DOCUMENT, MIXTURE_MARK, mixtures(every)),
         (README, MARK, render.score_markdown(by_name)),
         (DOCUMENT, MARK, goals(by_name)),
         (DOCUMENT, SOFTWARE_MARK, by_software(by_name)),

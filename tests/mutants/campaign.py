@@ -33,8 +33,9 @@ STORE = ROOT / ".mutants"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 COMMON = ("hypothesis", "numpy", "psutil", "click", "jinja2", "jsonschema", "yaml", "rich.console")
 # A machine that does other work too makes tests slower, but never by so much.
-SLOWER, START_S = 8.0, 20.0
+SLOWER, START_S = 3.0, 10.0
 LONGEST_S = 24 * 3600.0
+NOT_RUN = -2
 
 
 @dataclass(frozen=True)
@@ -112,21 +113,25 @@ PACKAGES = (
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a mutant: killed by a test, by the time limit, or not at all."""
+    """What became of a mutant: killed by a test, by the time limit, or not at all.
+
+    It was not run where no quick test executes its line.
+    """
 
     key: str
     package: str
     operator: str
     digest: str
     tests_digest: str
-    fate: str  # killed, timed out, survived
+    fate: str  # killed, timed out, survived, not run
     seconds: float
     at: str
 
     def counts(self, mutant: Mutant, tests_digest: str) -> bool:
         """Whether it says what would happen now."""
         unchanged = self.digest == mutant.digest
-        return unchanged and (self.fate != "survived" or self.tests_digest == tests_digest)
+        noticed = self.fate in ("killed", "timed out")
+        return unchanged and (noticed or self.tests_digest == tests_digest)
 
 
 def known_results(store: Path = STORE) -> dict[str, Result]:
@@ -249,6 +254,9 @@ class Campaign:
         if source[mutant.start : mutant.stop] != mutant.before.encode():
             raise RuntimeError(f"{mutant.path} changed during the campaign: start it again")
         tests = coverage.tests_of(mutant.path, mutant.line)
+        if not tests:
+            self._note(mutant, NOT_RUN, 0.0, print_to)
+            return
         limit_s = START_S + SLOWER * sum(coverage.seconds[test] for test in tests)
         changed = mutant.applied(source)
         began_s = time.monotonic()
@@ -271,7 +279,7 @@ class Campaign:
             operator=mutant.operator,
             digest=mutant.digest,
             tests_digest=self.tests_digest,
-            fate={0: "survived", TIMED_OUT: "timed out"}.get(code, "killed"),
+            fate={0: "survived", TIMED_OUT: "timed out", NOT_RUN: "not run"}.get(code, "killed"),
             seconds=round(taken_s, 1),
             at=time.strftime("%Y-%m-%d", time.gmtime()),
         )
@@ -293,15 +301,15 @@ def table(results: dict[str, Result]) -> str:
     """What became of the mutants, for docs/promises.md."""
     listed = equivalents()
     lines = [
-        "| package | mutants | tried | killed | killed by time | equivalent | survived |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| package | mutants | tried | killed | killed by time | equivalent | survived | not run |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for package in PACKAGES:
         tried = standing(results, package)
         fates = Counter(result.fate for _, result in tried)
         equivalent = sum(one.key in listed and r.fate == "survived" for one, r in tried)
         counts = (len(all_mutants(package)), len(tried), fates["killed"], fates["timed out"])
-        cells = (*counts, equivalent, fates["survived"] - equivalent)
+        cells = (*counts, equivalent, fates["survived"] - equivalent, fates["not run"])
         lines.append(f"| {package.name} | {' | '.join(f'{cell:,}' for cell in cells)} |")
     return "\n".join(lines)
 

@@ -76,9 +76,7 @@ class ForkedSession:
             if code is None or len(code.co_freevars) != len(function.__code__.co_freevars):
                 return False
             function.__code__ = code
-        return bool(functions) or not any(
-            getattr(module, "__file__", None) == file for module in list(sys.modules.values())
-        )
+        return bool(functions) or path.removesuffix(".py").replace("/", ".") not in sys.modules
 
 
 def _is_of(one: object, file: str, name: str) -> bool:

@@ -50,6 +50,7 @@ class Overlay:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()  # a module knows its file without links
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         ignored = shutil.ignore_patterns("__pycache__")

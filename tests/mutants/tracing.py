@@ -31,13 +31,13 @@ class Coverage(msgspec.Struct, frozen=True):
     failed: list[str]
 
     def tests_of(self, path: str, line: int, most_s: float = MOST_S) -> list[str]:
-        """The tests that execute a line, the quickest first; all tests when none is known to.
+        """The tests that execute a line, the quickest first.
 
         A line that nearly all tests execute meets only as many as take so long together.
         """
         sound = [one for one in self.seconds if one not in self.failed]
         seen = [test for test in sound if line in self.lines.get(test, {}).get(path, ())]
-        quickest = sorted(seen or sound, key=lambda test: self.seconds[test])
+        quickest = sorted(seen, key=lambda test: self.seconds[test])
         ends = accumulate(self.seconds[test] for test in quickest)
         return [test for test, end in zip(quickest, ends, strict=True) if end <= most_s] or quickest
 

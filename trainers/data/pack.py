@@ -1,10 +1,12 @@
-"""The command that makes a token set.
+"""The command that makes a token set; `orch data pack` runs it.
 
-    python -m trainers.data.pack OUT INPUTS... [--glob '*.py'] [--tokenizer bytes]
+    orch data pack OUT INPUTS... [--glob '*.jsonl'] [--tokenizer tokenizer.json]
 
 An input is a file or a directory (every file below it that matches the glob, in order of name).
 The tokenizer `bytes` is built in: it reads any file, a token is a byte and 256 ends a document.
-With any other name the inputs are arrays of its tokens: .npy, or .bin in the type of the set.
+With a tokenizer.json, or a folder that has one, JSON lines and Parquet have a document in each row,
+any other file is one document. With the name of any other tokenizer and its --vocab, inputs are
+arrays of its tokens: .npy, or .bin in the type of the set.
 """
 
 import argparse
@@ -13,8 +15,8 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -22,33 +24,19 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.errors import DataUnusable
+from orchestrator.errors import DataUnusable, Interrupted
 from orchestrator.types import codec
+from trainers.data.documents import FIELD
+from trainers.data.encoders import Bytes, Encoder, HuggingFaceTokenizer, TokenArrays, dtype_of
 from trainers.data.manifest import FILE_NAME, Manifest, Shard
 
-PIECE = 1 << 24
-END_OF_TEXT = 256
-BYTES_VOCAB = 257
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tokenizer:
-    """A tokenizer's name, for the manifest, and the number of its tokens."""
-
-    name: str
-    vocab: int
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The smallest type that holds every token."""
-        return np.dtype("<u2" if self.vocab <= 1 << 16 else "<u4")
-
-
-BYTES = Tokenizer(name="bytes", vocab=BYTES_VOCAB)
+BYTES = Bytes()
+TOKENIZER = "tokenizer.json"
+SHOW_EVERY_S = 2.0
 
 
 def pack(
-    out: Path, inputs: list[Path], tokenizer: Tokenizer = BYTES, *, shard_tokens: int = 1 << 27
+    out: Path, inputs: list[Path], encoder: Encoder = BYTES, *, shard_tokens: int = 1 << 27
 ) -> Manifest:
     """Write a new token set at `out`, whole or not at all."""
     if out.exists():
@@ -56,7 +44,7 @@ def pack(
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        manifest = _write(partial, inputs, tokenizer, shard_tokens)
+        manifest = _write(partial, inputs, encoder, shard_tokens)
         partial.chmod(0o755)
         partial.rename(out)
     except BaseException:
@@ -86,22 +74,34 @@ def _is_hidden(part: str) -> bool:
     return part.startswith(".") or part == "__pycache__"
 
 
-def _write(folder: Path, inputs: list[Path], tokenizer: Tokenizer, shard_tokens: int) -> Manifest:
-    pieces = (piece for path in inputs for piece in _pieces(path, tokenizer))
+def _write(folder: Path, inputs: list[Path], encoder: Encoder, shard_tokens: int) -> Manifest:
+    dtype = dtype_of(encoder)
+    pieces = _counted(piece for path in inputs for piece in encoder.pieces(path))
     shards = tuple(
-        _write_shard(folder / f"tokens-{number:05d}.bin", (part for _, part in parts), tokenizer)
+        _write_shard(folder / f"tokens-{number:05d}.bin", (part for _, part in parts), dtype)
         for number, parts in groupby(_cut(pieces, shard_tokens), key=itemgetter(0))
     )
     if not shards:
         raise DataUnusable(f"no token in {', '.join(map(str, inputs))}")
     manifest = Manifest(
-        tokenizer=tokenizer.name,
-        vocab=tokenizer.vocab,
-        dtype="uint16" if tokenizer.dtype.itemsize == 2 else "uint32",
+        tokenizer=encoder.name,
+        vocab=encoder.vocab,
+        dtype="uint16" if dtype.itemsize == 2 else "uint32",
         shards=shards,
     )
     (folder / FILE_NAME).write_text(codec.to_pretty_json(manifest))
     return manifest
+
+
+def _counted(pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """The pieces; on the error stream, now and then, how many tokens they have."""
+    tokens, shown_at_s = 0, time.monotonic()
+    for piece in pieces:
+        tokens += len(piece)
+        if time.monotonic() - shown_at_s > SHOW_EVERY_S:
+            print(f"packing: {tokens:,} tokens", file=sys.stderr, flush=True)
+            shown_at_s = time.monotonic()
+        yield piece
 
 
 def _cut(pieces: Iterator[np.ndarray], shard_tokens: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -116,11 +116,11 @@ def _cut(pieces: Iterator[np.ndarray], shard_tokens: int) -> Iterator[tuple[int,
             count += len(part)
 
 
-def _write_shard(path: Path, parts: Iterator[np.ndarray], tokenizer: Tokenizer) -> Shard:
+def _write_shard(path: Path, parts: Iterator[np.ndarray], dtype: np.dtype[Any]) -> Shard:
     digest, tokens = hashlib.sha256(), 0
     with path.open("wb") as file:
         for part in parts:
-            data = part.astype(tokenizer.dtype).tobytes()
+            data = part.astype(dtype).tobytes()
             file.write(data)
             digest.update(data)
             tokens += len(part)
@@ -129,77 +129,59 @@ def _write_shard(path: Path, parts: Iterator[np.ndarray], tokenizer: Tokenizer) 
     return Shard(file=path.name, tokens=tokens, sha256=digest.hexdigest())
 
 
-def _pieces(path: Path, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """The tokens of a file, a bounded number at a time."""
-    if tokenizer == BYTES:
-        yield from _text_pieces(path)
-        return
-    tokens = _token_array(path, tokenizer)
-    for start in range(0, len(tokens), PIECE):
-        piece = tokens[start : start + PIECE]
-        low, high = int(piece.min()), int(piece.max())
-        if low < 0 or high >= tokenizer.vocab:
-            wrong = low if low < 0 else high
-            raise DataUnusable(f"{path}: token {wrong}, against 0 to {tokenizer.vocab - 1}")
-        yield piece
-
-
-def _text_pieces(path: Path) -> Iterator[np.ndarray]:
-    if path.suffix in (".npy", ".bin"):
-        raise DataUnusable(f"{path}: an array of tokens; name the tokenizer that made it")
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            yield np.frombuffer(piece, np.uint8)
-    yield np.array([END_OF_TEXT])
-
-
-def _token_array(path: Path, tokenizer: Tokenizer) -> np.ndarray:
-    try:
-        tokens = _mapped(path, tokenizer.dtype)
-    except (EOFError, OSError, ValueError) as error:
-        raise DataUnusable(f"{path}: not an array of tokens: {error}") from error
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise DataUnusable(f"{path}: {tokens.dtype}{list(tokens.shape)}, against a row of integers")
-    return tokens
-
-
-def _mapped(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
-    if path.suffix == ".npy":
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        return array
-    if path.suffix == ".bin":
-        return np.memmap(path, dtype=dtype, mode="r")
-    raise ValueError("its name ends in neither .npy nor .bin")
+def encoder_of(options: argparse.Namespace) -> Encoder:
+    """What makes tokens of the inputs."""
+    named = Path(options.tokenizer)
+    if options.vocab is not None:
+        return TokenArrays(name=options.tokenizer, vocab=options.vocab)
+    if options.tokenizer == BYTES.name:
+        return BYTES
+    file = named / TOKENIZER if named.is_dir() else named
+    if not file.is_file():
+        raise DataUnusable(
+            f"{file}: no such tokenizer; give a tokenizer.json, its folder, or {BYTES.name!r}; or"
+            " --vocab with the name of the one that made arrays of tokens"
+        )
+    return HuggingFaceTokenizer(file, options.end, options.field)
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m trainers.data.pack", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="orch data pack",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("out", type=Path, help="directory to make; must not exist")
     parser.add_argument("inputs", type=Path, nargs="+", help="files or directories")
     parser.add_argument("--glob", default="*", help="which files below a directory")
-    parser.add_argument("--tokenizer", default=BYTES.name, help="bytes, or what made the arrays")
-    parser.add_argument("--vocab", type=int, help="how many tokens the tokenizer has")
-    parser.add_argument("--shard-tokens", type=int, default=1 << 27)
-    arguments = parser.parse_args(argv)
-    if (arguments.tokenizer == BYTES.name) != (arguments.vocab is None):
-        parser.error(f"--vocab belongs to every tokenizer but {BYTES.name!r}, and to those alone")
-    return arguments
+    parser.add_argument("--tokenizer", default=BYTES.name, help="bytes, a file, or a name")
+    parser.add_argument("--vocab", type=int, help="inputs are arrays of so many different tokens")
+    parser.add_argument("--end", metavar="TOKEN", help="ends a document; default: end of text")
+    parser.add_argument("--field", default=FIELD, help="of JSON lines and Parquet; default: text")
+    parser.add_argument("--shard-tokens", type=int, default=1 << 27, help="tokens of a file")
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str]) -> int:
-    """Pack, and print one line about the result."""
+    """Pack, and print what there is and how a spec names it."""
     options = _arguments(argv)
-    tokenizer = Tokenizer(name=options.tokenizer, vocab=options.vocab) if options.vocab else BYTES
     try:
+        encoder = encoder_of(options)
         inputs = files_of(options.inputs, options.glob)
-        manifest = pack(options.out, inputs, tokenizer, shard_tokens=options.shard_tokens)
+        manifest = pack(options.out, inputs, encoder, shard_tokens=options.shard_tokens)
     except DataUnusable as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("error: packing was interrupted; nothing is left of it", file=sys.stderr)
+        return Interrupted.exit_code
+    path = options.out / FILE_NAME
     print(
-        f"{options.out / FILE_NAME}: {manifest.tokens:,} tokens of {len(inputs):,} files in"
+        f"{path}: {manifest.tokens:,} tokens of {len(inputs):,} files in"
         f" {len(manifest.shards)} shards, vocabulary {manifest.vocab:,}"
     )
+    end = f", separator: {encoder.end}" if isinstance(encoder, HuggingFaceTokenizer) else ""
+    print(f"Next: experiment.data of a spec: {{kind: tokens, path: {path}{end}}}")
     return 0
 
 

@@ -29,8 +29,8 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None, Documents 
 def attention(platform: str, compute: jnp.dtype, length: int, ways: int, kind: Scores) -> Attend:
     """The kernel for a platform and compute type, for sequences of `length` in `ways` shards.
 
-    cuDNN has no fp32, no mask for a shard in zigzag order, no cap, no sinks and no documents;
-    NVIDIA then uses `blockwise`.
+    cuDNN has no fp32, no mask for a shard in zigzag order, no cap, no sinks, no documents, and only
+    heads of one width; NVIDIA then uses `blockwise`.
     """
     if platform == "tpu":
         return splash(length, ways, kind)
@@ -50,7 +50,7 @@ def cudnn(
     documents: Documents | None,
 ) -> jax.Array:
     """cuDNN's flash attention. Its log-sum-exp has no name that a policy could keep."""
-    if sinks is not None or documents is not None:
+    if sinks is not None or documents is not None or q.shape[-1] != v.shape[-1]:
         return otherwise(q, k, v, sinks, documents)
     window = None if kind.window is None else (kind.window - 1, 0)
     return jax.nn.dot_product_attention(

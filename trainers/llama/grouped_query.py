@@ -17,12 +17,23 @@ from trainers.llama.ring import in_arrival_order, in_order, matmul_reduce_scatte
 from trainers.llama.rotary import rotate
 from trainers.llama.runtime import Runtime
 
+QueriesKeysValues = tuple[jax.Array, jax.Array, jax.Array]
+
 
 def grouped_query_attention(
     runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array
 ) -> jax.Array:
     """The attention's addition to the stream. y [b, S/(s Y), D]"""
-    q, k, v = queries_keys_values(runtime, kind, layer, y)
+    return attended(runtime, kind, layer, queries_keys_values(runtime, kind, layer, y))
+
+
+def attended(
+    runtime: Runtime, kind: Attention, layer: Parameters, heads: QueriesKeysValues
+) -> jax.Array:
+    """What the output projection makes of the attention of queries, keys and values, by the names
+    that a policy knows.
+    """
+    q, k, v = map(checkpoint_name, heads, ("query", "key", "value"))
     sinks = layer[kind.sinks.name] if kind.sinks else None
     attend = runtime.kernels[kind.scores]
     y = attend(
@@ -36,7 +47,7 @@ def grouped_query_attention(
 
 def queries_keys_values(
     runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> QueriesKeysValues:
     """All positions of the tensor group: [b, S/s, N/Y, H], [b, S/s, K/Y, H] twice."""
     shards = [layer[matmul.weight.name] for matmul in kind.inputs]  # [D/X, heads of each, H]
     products = with_biases(kind.inputs, layer, runtime.products(y, shards))
@@ -44,7 +55,7 @@ def queries_keys_values(
     positions = zigzag.own_positions(runtime.plan.batch.length, runtime.ways)
     q = rotate(kind.rotary, head_norm(kind.query_norm, layer, q, "heads"), positions)
     k = rotate(kind.rotary, head_norm(kind.key_norm, layer, k, "kv_heads"), positions)
-    return checkpoint_name(q, "query"), checkpoint_name(k, "key"), checkpoint_name(v, "value")
+    return q, k, v
 
 
 def head_norm(kind: Norm | None, layer: Parameters, x: jax.Array, heads: str) -> jax.Array:

@@ -11,14 +11,14 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from orchestrator.network.description import MLP, Mixture
+from orchestrator.network.description import MLP, Matmul, Mixture
 from orchestrator.network.mesh_axes import ICI_AXES
-from orchestrator.network.mixture import expert_rows
+from orchestrator.network.mixture import BALANCE_BIAS, expert_rows
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
 from trainers.llama.axes import COPIES, EXPERT, MESH, TENSOR
 from trainers.llama.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from trainers.llama.experts import dropless_rows, limited_rows, multiply, through_experts
+from trainers.llama.experts import Multiply, dropless_rows, limited_rows, multiply, through_experts
 from trainers.llama.grouped import Grouped
 from trainers.llama.mlp import activate
 from trainers.llama.parameters import Parameters
@@ -56,7 +56,9 @@ def mixture_part(
     x = all_gather(y, TENSOR, 1)  # [b, S/s, D]
     router = gather.gather_matrix(layer["router"], 0)  # [D, E]
     logits = jnp.einsum("bsd,de->bse", x, router, preferred_element_type=jnp.float32)
-    routing = route(moe, logits, layer.get("router_bias"))
+    if kind.router.bias is not None:
+        logits = logits + layer[kind.router.bias.name]
+    routing = route(moe, logits, layer.get(BALANCE_BIAS))
     out, dropped = routed_part(gather, kind, moe, layer, x, routing)
     if kind.shared is not None:
         out = out + shared_part(gather, kind.shared, layer, x)
@@ -124,10 +126,24 @@ def experts_part(
     product = multiply(gather.grouped, sizes, layer["expert_down"].shape[0])
     names = [matmul.weight.name for matmul in kind.inputs]
     matrices = gathered_side_by_side(gather.gather_experts, layer, names)
-    products = [product(rows, one) for one in matrices]  # [rows, F/Y]
+    ones = jnp.ones_like(weights, rows.dtype)
+    products = [
+        product(rows, one) + biased(product, matmul, layer, ones)
+        for one, matmul in zip(matrices, kind.inputs, strict=True)
+    ]  # [rows, F/Y]
     hidden = activate(kind, products) * weights
     down = gather.gather_experts(layer[kind.output.weight.name], 2)
-    return product(hidden.astype(rows.dtype), down)
+    share = (weights / jax.lax.axis_size(TENSOR)).astype(rows.dtype)  # every chip adds the bias
+    return product(hidden.astype(rows.dtype), down) + biased(product, kind.output, layer, share)
+
+
+def biased(
+    product: Multiply, matmul: Matmul, layer: Parameters, times: jax.Array
+) -> jax.Array | float:
+    """So many `times` [rows, 1] the bias of each row's expert, as one more product."""
+    if matmul.bias is None:
+        return 0.0
+    return product(times, layer[matmul.bias.name][:, None].astype(times.dtype))
 
 
 def gathered_side_by_side(gather: Gather, layer: Parameters, names: list[str]) -> list[jax.Array]:

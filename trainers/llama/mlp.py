@@ -21,6 +21,14 @@ ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+CLAMP, GAIN = 7.0, 1.702  # of gpt-oss
+
+
+def clamped_swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    gate, up = jnp.minimum(gate, CLAMP), jnp.clip(up, -CLAMP, CLAMP)
+    return gate * jax.nn.sigmoid(GAIN * gate) * (up + 1)
+
+
 def mlp(runtime: Runtime, kind: MLP, layer: Parameters, y: jax.Array) -> jax.Array:
     """The MLP's addition to the stream. y [b, S/(s Y), D]"""
     products = runtime.products(y, [layer[matmul.weight.name] for matmul in kind.inputs])
@@ -47,5 +55,7 @@ def activate(kind: MLP, products: Sequence[jax.Array]) -> jax.Array:
         checkpoint_name(part, matmul.output.name)
         for part, matmul in zip(products, kind.inputs, strict=True)
     )
+    if kind.activation == "clamped_swiglu":
+        return clamped_swiglu(first, *others)
     inner = ACTIVATIONS[kind.activation](first)
     return inner * others[0] if others else inner

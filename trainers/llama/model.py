@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from orchestrator.network.decoder import BLOCK_INPUT
-from orchestrator.network.description import Block, Mixture, Segment, Stack
+from orchestrator.network.description import Block, LatentAttention, Mixture, Segment, Stack
 from trainers.llama import zigzag
 from trainers.llama.axes import TENSOR
 from trainers.llama.checkpoint_policy import policy
@@ -26,6 +26,7 @@ from trainers.llama.collectives import (
 )
 from trainers.llama.embedding import lookup
 from trainers.llama.grouped_query import grouped_query_attention
+from trainers.llama.latent_attention import latent_attention
 from trainers.llama.loss import Logits, Loss, token_loss
 from trainers.llama.mixture import Routed, mixture_part
 from trainers.llama.mlp import mlp
@@ -102,8 +103,11 @@ def block(
 ) -> tuple[jax.Array, Routed | None]:
     """One transformer block. x [b, S/(s Y), D], layer: one layer's shards."""
     x = checkpoint_name(x, BLOCK_INPUT)
-    attention = kind.attention
-    added = grouped_query_attention(runtime, attention, layer, norm(attention.before, layer, x))
+    attention, y = kind.attention, norm(kind.attention.before, layer, x)
+    if isinstance(attention, LatentAttention):
+        added = latent_attention(runtime, attention, layer, y)
+    else:
+        added = grouped_query_attention(runtime, attention, layer, y)
     x = x + norm(attention.after, layer, added)
     x = checkpoint_name(x, attention.output.output.name)
     y, moe, routed = norm(kind.mlp.before, layer, x), runtime.plan.model.moe, None

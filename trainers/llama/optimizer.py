@@ -1,4 +1,4 @@
-"""AdamW on each chip's own shards, inside the body.
+"""The optimizer on each chip's own shards, inside the body: AdamW, or Adafactor.
 
 Matrices decay, the two vocabulary tables among them; norms and biases do not.
 """
@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from orchestrator.network.mixture import BALANCE_BIAS
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Optimizer
+from trainers.llama import adafactor
 from trainers.llama.axes import COPY
 from trainers.llama.collectives import all_reduce, replicated_axes
 from trainers.llama.parameters import Parameters, matrices, shardings
@@ -50,12 +51,16 @@ def adamw(plan: Plan) -> optax.GradientTransformation:
 
 
 def start(plan: Plan, parameters: Parameters, dtype: jnp.dtype) -> Tree:
-    """The state before the first step: both moments in `dtype`."""
+    """The state before the first step: both moments of AdamW in `dtype`."""
+    if plan.optimizer.name == "adafactor":
+        return adafactor.start(plan)
     return adamw(plan).init(jax.tree.map(lambda p: p.astype(dtype), parameters))
 
 
 def state_shardings(plan: Plan, state: Tree) -> Tree:
     """Moments lie as their parameters do; counts are everywhere."""
+    if plan.optimizer.name == "adafactor":
+        return adafactor.shardings(plan)
     return optax.tree.map_params(
         adamw(plan),
         lambda _, sharding: sharding,
@@ -88,9 +93,27 @@ def update(
         shrink = jnp.minimum(1.0, plan.optimizer.clip_norm / jnp.maximum(size, 1e-30))
         gradients = jax.tree.map(lambda g: g * shrink, gradients)
     wide = jax.tree.map(lambda p: p.astype(jnp.float32), parameters)
-    changes, new_state = adamw(plan).update(gradients, state, wide)
+    changes, new_state = changes_of(plan, gradients, state, wide)
     new = balanced(plan, optax.apply_updates(wide, changes), loads)
     return _typed(new, parameters), _typed(new_state, state), size
+
+
+def changes_of(
+    plan: Plan, gradients: Parameters, state: Tree, parameters: Parameters
+) -> tuple[Parameters, Tree]:
+    """What a step adds to the parameters, and the optimizer's state after it."""
+    if plan.optimizer.name == "adamw":
+        changes, after = adamw(plan).update(gradients, state, parameters)
+        return changes, after
+    wanted, moments = adafactor.update(plan, gradients, state, parameters)
+    rate, decay = learning_rate(plan)(state.steps), plan.optimizer.weight_decay
+    changes = jax.tree.map(
+        lambda change, p, is_matrix: -rate * (change + decay * is_matrix * p),
+        wanted,
+        parameters,
+        matrices(plan.model),
+    )
+    return changes, moments
 
 
 def without_loads(gradients: Parameters) -> Parameters:

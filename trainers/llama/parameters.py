@@ -31,6 +31,7 @@ class Parameter:
     sharding: P
     deviation: float | None
     start: float
+    axes: tuple[str, ...]  # the logical axis of each dimension
 
     @property
     def is_matrix(self) -> bool:
@@ -62,6 +63,7 @@ def parameter(mesh: Mesh, weight: Weight, *stacked: Dimension) -> Parameter:
         P(*(entry(dimension) for dimension in dimensions)),
         weight.deviation,
         weight.start,
+        tuple(dimension.axis for dimension in dimensions),
     )
 
 

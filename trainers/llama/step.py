@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
+from orchestrator.network.published import published_weights
 from orchestrator.plan import flops
 from orchestrator.types.plan import Plan
 from trainers.contract import Program
@@ -24,6 +25,7 @@ from trainers.llama.mixture import Routed, router_metrics
 from trainers.llama.model import batch_loss
 from trainers.llama.runtime import DTYPES, Runtime
 
+TRAINED = ("adamw", "adafactor")  # optimizers
 Tree = Any
 Sums = tuple[Loss, Routed | None]
 TOKENS = P(BATCH, SEQUENCE)  # of every batch leaf [sequences, length]
@@ -34,14 +36,7 @@ ONCE = {"xla_backend_optimization_level": "0"}
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     """The program of a plan on a mesh."""
     mesh = with_copies(mesh, plan.model.kv_heads)
-    ways = plan.mesh[SEQUENCE]
     check_precision(plan)
-    compute = DTYPES[plan.precision.compute]
-    platform = _platform(mesh)
-    kernel = partial(attention, platform, compute, plan.batch.length, ways)
-    kinds = {block.attention.scores for block in decoder(plan.model).blocks}
-    kernels = {kind: kernel(kind) for kind in kinds}
-    runtime = Runtime(plan, kernels, grouped_matmul(platform))
     start = partial(_start, plan)
     state = _placed(mesh, jax.eval_shape(start, 0), _state_specs(plan))
     shape = (plan.batch.sequences, plan.batch.length)
@@ -51,16 +46,36 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         mesh=mesh,
         state=state,
         batch=dict.fromkeys(batch_leaves(plan), tokens),
-        arrange=partial(arrange, ways, plan.data.separator),
+        arrange=partial(arrange, plan.mesh[SEQUENCE], plan.data.separator),
         init=jax.jit(start, out_shardings=_shardings(state), compiler_options=ONCE),
-        step=_jitted(runtime, mesh, state),
+        step=_jitted(runtime_of(plan, mesh), mesh, state),
+        published=partial(published_weights, decoder(plan.model)),
         table_rows={table.name: plan.model.vocab for table in decoder(plan.model).tables},
         model_flops_per_step=flops.model_flops_per_step(plan.model, plan.batch),
     )
 
 
+def runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
+    """A plan with the kernels of the platform that its mesh is of."""
+    compute, platform = DTYPES[plan.precision.compute], _platform(mesh)
+    kernel = partial(attention, platform, compute, plan.batch.length, plan.mesh[SEQUENCE])
+    kinds = {block.attention.scores for block in decoder(plan.model).blocks}
+    return Runtime(plan, {kind: kernel(kind) for kind in kinds}, grouped_matmul(platform))
+
+
 def check_precision(plan: Plan) -> None:
-    """Refuse types of matmuls that can be planned only."""
+    """Refuse types and optimizers that can be planned only."""
+    name, moments = plan.optimizer.name, plan.precision.optimizer
+    if name not in TRAINED:
+        raise SpecError(
+            f"experiment.optimizer.name {name} can be planned, not trained: trainer {plan.trainer}"
+            f" has {' and '.join(TRAINED)}"
+        )
+    if moments not in DTYPES:
+        raise SpecError(
+            f"experiment.precision.optimizer {moments} can be planned, not trained: trainer"
+            f" {plan.trainer} has moments in {' or '.join(DTYPES)}"
+        )
     compute = plan.precision.compute
     if compute not in DTYPES:
         raise SpecError(

@@ -4,13 +4,13 @@ Splash attention takes blocks of queries x keys. Its second operand is a table o
 visits, which the mask made: 0 for a block that none of its queries may see, and a column for each
 place of its grid. The table is a constant of the program, also where a device takes its own part of
 it: then the count is the mean over devices. A visited block is computed whole, with its masked
-part. With H the head dimension, for each pair of a query and a key in visited blocks, and each
-head:
+part. With H the width of a head of queries and V that of values, for each pair of a query and a key
+in visited blocks, and each head:
 
-    forward   4 H    scores, and values weighted by them
-    dq        6 H    scores again, their gradient, the queries' gradient
-    dkv       8 H    scores again, their gradient, the keys' and the values' gradients
-    dkv      10 H    where it makes the queries' gradient too
+    forward   2 H + 2 V    scores, and values weighted by them
+    dq        4 H + 2 V    scores again, their gradient, the queries' gradient
+    dkv       4 H + 4 V    scores again, their gradient, the keys' and the values' gradients
+    dkv       6 H + 4 V    where it makes the queries' gradient too
 """
 
 import re
@@ -21,14 +21,14 @@ from orchestrator.prove.hlo.op_flops import MULTIPLY_AND_ADD
 from orchestrator.prove.hlo.program import Computation, HloProgram, Instruction
 
 KERNEL = re.compile(r"/splash_(?:mha|mqa)_(fwd|dq|dkv)\w*/pallas_call")
-PER_PAIR = {"fwd": 4, "dq": 6, "dkv": 8}
-FUSED_PER_PAIR = 10
+PER_PAIR = {"fwd": (2, 2), "dq": (4, 2), "dkv": (4, 4)}  # of each number of a query, of a value
+FUSED_PER_PAIR = 6, 4
 METADATA = "ragged-dot-metadata"  # which rows a grouped matmul visits for which expert
 GROUPED = re.compile(r"ragged-dot-none|jit\(tgmm\)")
 BLOCKS = {"fwd": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq")}
 BLOCKS |= {"dkv": ("block_q_dkv", "block_kv_dkv")}
 VISITED_BLOCKS = 1  # the operand with the table
-QUERIES = 0  # among the operands of floats; those of whole numbers are the mask's tables
+QUERIES, VALUES = 0, 2  # among the operands of floats; those of whole numbers are the mask's tables
 PARTS = frozenset({"dynamic-slice"})  # a device's own part of a table
 
 
@@ -68,7 +68,8 @@ def splash_flops(
     pairs = blocks * prod(int(_setting(kernel, key)) for key in BLOCKS[part])
     # The queries' gradients by blocks of keys, to be added up later, have one dimension more.
     fused = any(len(array.dimensions) > len(tensors[QUERIES]) for array in kernel.arrays)
-    return prod(heads) * pairs * head * (FUSED_PER_PAIR if fused else PER_PAIR[part])
+    of_query, of_value = FUSED_PER_PAIR if fused else PER_PAIR[part]
+    return prod(heads) * pairs * (of_query * head + of_value * tensors[VALUES][-1])
 
 
 def visited_blocks(program: HloProgram, where: Computation, kernel: Instruction) -> float | None:

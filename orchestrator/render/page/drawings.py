@@ -176,12 +176,16 @@ class BarChart:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Points joined by a line, with or without dots; `name` stands in the key."""
+    """Points joined by a line, with or without dots; `name` stands in the key. `labels` replace the
+    values that a dot shows.
+    """
 
     name: str
     kind: str
     points: tuple[Point, ...]
     dots: bool = False
+    joined: bool = True
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +246,10 @@ class Plot:
         upper = [(x, high) for x, _, high in band.points]
         return self.line([*upper, *((x, low) for x, low, _ in reversed(band.points))])
 
-    def dot_label(self, curve: Curve, point: Point) -> str:
+    def dot_label(self, curve: Curve, number: int) -> str:
+        if curve.labels:
+            return curve.labels[number]
+        point = curve.points[number]
         return f"{curve.name}: {self.show_x(point[0])}, {self.show_y(point[1])}"
 
     def placed_flags(self) -> Iterator[PlacedFlag]:

@@ -3,7 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.formatting import count, elapsed, percent, scaled, seconds, span, to_digits
+from orchestrator.formatting import (
+    count,
+    elapsed,
+    lasting,
+    percent,
+    scaled,
+    seconds,
+    span,
+    to_digits,
+)
 from orchestrator.journal.step_table import StepTable
 from orchestrator.render.page import run_charts
 from orchestrator.render.page.roofline import roofline
@@ -91,6 +100,12 @@ def figures(report: Report) -> Iterator[tuple[str, str, str]]:
     if report.goodput:
         total = f"of {elapsed(report.goodput.total_s)}"
         yield "goodput", percent(report.goodput.goodput), total
+    if report.outlook:
+        days = report.outlook.days_left
+        interval = span(lasting(days.low), lasting(days.high))
+        yield "left", lasting(days.value), f"80 % interval {interval}"
+        if report.outlook.odds is not None:
+            yield "deadline", percent(report.outlook.odds), "likely to hold"
     if report.first_loss is not None and report.last_loss is not None:
         yield "loss", f"{report.last_loss:.3f}", f"from {report.first_loss:.3f}"
 

@@ -1,0 +1,188 @@
+"""Show offers: the two to choose from, the frontier as a table, and why others are not there."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from orchestrator.formatting import count, counted, dollars, lasting, scaled, to_digits
+from orchestrator.render.screen_parts import (
+    Command,
+    Part,
+    Screen,
+    Table,
+    Text,
+    heading,
+    indent,
+    next_step,
+    screen,
+    warning,
+)
+from orchestrator.render.warning_text import warning_texts
+from orchestrator.types.offers import Offer, OfferReasonCode, Offers
+from orchestrator.types.plan import Estimate, PlanWarning, plan_warning
+
+HEAD = ("chip", "topology", "pods", "chips", "days", "80 %", "dollars", "80 %", "odds", "")
+COLUMNS = "<<>>>>>>><"
+REASONS: dict[OfferReasonCode, str] = {
+    "too_slow": "would take longer even at the peak of their chips",
+    "memory": "cannot hold the model",
+    "too_few_sequences": "have more replicas than the batch has sequences",
+    "batch_not_divisible": "do not divide the batch (experiment.batch.tolerance lets it move)",
+    "no_mesh": "have no mesh that divides what its axes split",
+    "no_price": "have no known price",
+    "no_rate": "have no known rate in that compute type",
+}
+SIZES = "slices and pods in steps of 2^n and 3 x 2^n; sizes between them can be rented as well"
+LEAST_DAYS = 0.01
+SPOT = "spot slices can be taken away at any time: days do not count what that costs"
+
+
+def offers_screen(found: Offers, next_command: str | None) -> Screen:
+    """Return the offers on one screen."""
+    planned = [one for one in found.offers if one.days]
+    return screen(
+        [heading(headline(found))],
+        indent([*choice(found), *commands(found)]),
+        indent(frontier(found, planned)),
+        indent(left_out(found, planned)),
+        [warning(text) for text in warning_texts([*found.warnings, *of_choice(found)])],
+        [warning(SPOT)] if found.request.prices == "spot" else [],
+        next_step(next_command),
+    )
+
+
+def headline(found: Offers) -> str:
+    """Return what was asked for."""
+    request = found.request
+    wishes = [f"{scaled(found.tokens)} tokens"]
+    if request.by_days is not None:
+        wishes.append(f"within {lasting(request.by_days)}")
+    if request.budget_dollars is not None:
+        wishes.append(f"for {dollars(request.budget_dollars)} at most")
+    return f"{found.name}: {' '.join(wishes)}, {request.prices} prices"
+
+
+def choice(found: Offers) -> list[Part]:
+    """Return the two offers to choose from, or how near one comes."""
+    request = found.request
+    is_limited = request.by_days is not None or request.budget_dollars is not None
+    rows = []
+    if found.cheapest:
+        label = f"cheapest, {sure(found)}" if is_limited else "cheapest"
+        rows.append((label, in_words(found.cheapest)))
+    if found.fastest:
+        in_budget = f", {sure(found)} of the budget" if request.budget_dollars is not None else ""
+        rows.append((f"fastest{in_budget}", in_words(found.fastest)))
+    parts: list[Part] = [Table(rows=rows, columns="<w")] if rows else []
+    return parts if found.cheapest else [nothing_sure(found), *parts]
+
+
+def sure(found: Offers) -> str:
+    return f"{found.request.sure * 100:.0f} % sure"
+
+
+def nothing_sure(found: Offers) -> str:
+    if found.likeliest is None:
+        if any(one.days for one in found.offers):
+            return "no odds: what runs on such chips reach, or their price, is unknown"
+        return "no slices that can be rented have a plan for this"
+    nearest = in_words(found.likeliest)
+    return f"no offer is {sure(found)}; the likeliest, at {odds_text(found.likeliest)}: {nearest}"
+
+
+def in_words(one: Offer) -> str:
+    """Return an offer as a sentence's part."""
+    slices = f"{counted(one.pods, 'slice')} of {one.chip} {one.topology}"
+    cost = f", {likely(one.dollars, dollars)}" if one.dollars else ""
+    return f"{slices}, {counted(one.chips, 'chip')}: {likely(one.days, lasting)}{cost}"
+
+
+def likely(estimate: Estimate | None, show: Callable[[float], str]) -> str:
+    assert estimate
+    if estimate.expected is None:
+        return f"at least {show(estimate.lower)}"
+    return show(estimate.expected)
+
+
+def commands(found: Offers) -> list[Part]:
+    """Return what to paste for the offer to take."""
+    chosen = to_take(found)
+    if chosen is None:
+        return []
+    return [Command(text=" ".join(f"--set {one}" for one in chosen.overrides))]
+
+
+def to_take(found: Offers) -> Offer | None:
+    """Return the offer that is proposed."""
+    return found.cheapest or found.likeliest or found.fastest
+
+
+def of_choice(found: Offers) -> list[PlanWarning]:
+    """Return where the proposed offer leaves the range of published runs."""
+    chosen = to_take(found)
+    return [
+        plan_warning("extrapolation", axis=one.axis, value=one.value, low=one.low, high=one.high)
+        for one in (chosen.extrapolations if chosen else ())
+    ]
+
+
+def frontier(found: Offers, planned: Sequence[Offer]) -> list[Part]:
+    """Return a row for each offer that no other undercuts in days and dollars."""
+    shown = [one for one in planned if one.on_frontier] or list(planned)
+    if not shown:
+        return []
+    rows = [HEAD, *(offer_row(one, found) for one in shown)]
+    named = " that no other undercuts" if any(one.on_frontier for one in shown) else ""
+    title = f"{counted(len(shown), 'offer')}{named}:"
+    return [title, *indent([Table(rows=rows, columns=COLUMNS)])]
+
+
+def choices(found: Offers) -> dict[str, Offer | None]:
+    """Return the offers that stand out, by what they are."""
+    first = ("cheapest", found.cheapest) if found.cheapest else ("likeliest", found.likeliest)
+    return dict([first, ("fastest", found.fastest)])
+
+
+def offer_row(one: Offer, found: Offers) -> tuple[str, ...]:
+    marks = [name for name, best in choices(found).items() if best == one]
+    return (
+        one.chip, one.topology, count(one.pods), count(one.chips), *cells(one.days, in_days),
+        *cells(one.dollars, dollars), odds_text(one), "best" if len(marks) > 1 else "".join(marks),
+    )  # fmt: skip
+
+
+def cells(estimate: Estimate | None, show: Callable[[float], str]) -> tuple[str, str]:
+    """Return what is expected and its interval."""
+    if estimate is None:
+        return "-", ""
+    if estimate.expected is None or estimate.low is None or estimate.high is None:
+        return likely(estimate, show), ""
+    return show(estimate.expected), f"{show(estimate.low)}-{show(estimate.high)}"
+
+
+def in_days(days: float) -> str:
+    """Return days as a number; a small part of one in its own unit."""
+    return to_digits(days, 3) if days >= LEAST_DAYS else lasting(days)
+
+
+def odds_text(one: Offer) -> str:
+    if one.odds is None or one.odds.both is None:
+        return "-"
+    percent = one.odds.both * 100
+    if percent < 1 or percent > 99:
+        return "< 1 %" if percent < 1 else "> 99 %"
+    return f"{percent:.0f} %"
+
+
+def left_out(found: Offers, planned: Sequence[Offer]) -> list[Part]:
+    """Return how many offers there are, and why some have no plan."""
+    chips = ", ".join(found.request.chips)
+    total = f"{count(len(planned))} of {counted(len(found.offers), 'offer')} planned, of {chips}"
+    rows = reasons(found)
+    parts: list[Part] = [Text(text=f"{total}; {SIZES}", hang=2)]
+    return [*parts, *indent([Table(rows=rows, columns=">w")])] if rows else parts
+
+
+def reasons(found: Offers) -> list[tuple[str, str]]:
+    """Return how many offers have no plan, for each reason."""
+    why = Counter(one.reason.code for one in found.offers if one.reason)
+    return [(count(number), REASONS[code]) for code, number in why.most_common()]

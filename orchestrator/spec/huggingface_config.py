@@ -1,0 +1,117 @@
+"""Writes a Model as a Hugging Face config.json: the inverse of `huggingface`.
+
+Each architecture is tried, and the first one is taken whose config, read again, is the same
+network.
+"""
+
+import json
+from collections.abc import Iterator
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import SpecError
+from orchestrator.network.decoder import LOCAL, decoder
+from orchestrator.spec.huggingface import text_model
+from orchestrator.spec.huggingface_families import ACTIVATIONS, FAMILIES, SIZES, Family
+from orchestrator.spec.huggingface_rope import SCALINGS
+from orchestrator.spec.huggingface_windows import LAYER_TYPES
+from orchestrator.spec.problem import SpecProblems, SpecText
+from orchestrator.spec.source import read
+from orchestrator.spec.starting_weights import CONFIG
+from orchestrator.types.model import Model
+
+TYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def config_of(model: Model, length: int, dtype: str) -> dict[str, Any]:
+    """The config of a model that was trained with sequences of that length."""
+    for family in FAMILIES:
+        if family.section:
+            continue  # it describes more than a text model
+        config = {
+            "architectures": [family.architecture],
+            "model_type": family.model_type,
+            "max_position_embeddings": length,
+            "torch_dtype": TYPES[dtype],
+            **values_of(family, model),
+        }
+        if is_of(config, model):
+            return config
+    raise SpecError(
+        f"{model.name}: no architecture of Hugging Face that is known computes the same"
+    )
+
+
+def same_config(folder: Path, model: Model) -> dict[str, Any] | None:
+    """The config.json of a folder if it describes this model; it may say more than ours."""
+    try:
+        source = read(folder / CONFIG)
+        if decoder(text_model(source, model.name)) != decoder(model):
+            return None
+    except SpecProblems:
+        return None
+    config: dict[str, Any] = json.loads("\n".join(source.lines))
+    return config
+
+
+def is_of(config: dict[str, Any], model: Model) -> bool:
+    """Whether a config describes the same network."""
+    text = SpecText("config.json", tuple(json.dumps(config, indent=2).split("\n")))
+    try:
+        return decoder(text_model(text, model.name)) == decoder(model)
+    except SpecProblems:
+        return False
+
+
+def values_of(family: Family, model: Model) -> dict[str, Any]:
+    """The keys of a family with the values of a model."""
+    values = {
+        key: value
+        for key, (field, *_) in {**SIZES, **family.keys}.items()
+        if (value := value_of(key, field, model)) is not None
+    }
+    if "hidden_activation" not in values and family.defaults.get("hidden_act"):
+        values["hidden_activation"] = values["hidden_act"]
+    values |= dict(rope_values(model)) | window_values(family, model)
+    if model.moe is not None and family.experts is not None:
+        known = {key: getattr(model.moe, field) for key, field in family.experts.keys.items()}
+        values |= {key: value for key, value in known.items() if value is not None}
+    return values
+
+
+def value_of(key: str, field: str, model: Model) -> Any:
+    value = getattr(model, field)
+    if key == "hidden_act":
+        meant = value or ("silu" if model.gated else "gelu")
+        return next((theirs for theirs, ours in ACTIVATIONS.items() if ours == meant), None)
+    if key == "query_pre_attn_scalar":
+        scalar = model.head_dim if value is None else value**-2
+        return round(scalar) if isclose(scalar, round(scalar)) else scalar
+    return value
+
+
+def rope_values(model: Model) -> Iterator[tuple[str, Any]]:
+    """How RoPE is stretched, in the form that every release reads."""
+    scaling = model.rope_scaling
+    if scaling is not None:
+        keys = SCALINGS[scaling.kind].items()
+        known = {theirs: getattr(scaling, ours) for theirs, ours in keys}
+        given = {key: value for key, value in known.items() if value is not None}
+        yield "rope_scaling", {"rope_type": scaling.kind, **given}
+
+
+def window_values(family: Family, model: Model) -> dict[str, Any]:
+    """The window and its layers; without one, what switches a family's own window off."""
+    if not family.window_pattern:
+        return {}
+    if model.window is None:
+        return {"sliding_window": None}
+    windows = {"sliding_window": model.window}
+    if family.window_pattern == LOCAL and not family.window_switch:
+        return windows  # on every layer, whatever a list says
+    names = {letter: kind for kind, letter in LAYER_TYPES.items()}
+    pattern = model.window_pattern
+    kinds = [names[pattern[layer % len(pattern)]] for layer in range(model.layers)]
+    switch = {family.window_switch: True} if family.window_switch else {}
+    return {**windows, "layer_types": kinds, **switch}

@@ -1,0 +1,106 @@
+"""Small models of every architecture that is served, as Hugging Face folders with random weights.
+
+Weights follow from their names, so that any program makes the same ones.
+"""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from orchestrator.network.decoder import decoder
+from orchestrator.network.published import PublishedWeight, published_weights
+from orchestrator.spec.huggingface import model_of
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "rope_theta": 10_000.0, "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+# By name: the architecture, its model_type, and what its config has besides the sizes.
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "llama", {}),
+    "llama3.1": (
+        "LlamaForCausalLM", "llama", {"rope_scaling": LLAMA3, "tie_word_embeddings": True},
+    ),
+    "mistral": ("MistralForCausalLM", "mistral", {"sliding_window": 32}),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2", {}),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3", {}),
+    "gemma": ("GemmaForCausalLM", "gemma", {"tie_word_embeddings": True}),
+    "gemma2": (
+        "Gemma2ForCausalLM", "gemma2",
+        {"query_pre_attn_scalar": 24, "sliding_window": 32, "tie_word_embeddings": True},
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM", "gemma3_text",
+        {"query_pre_attn_scalar": 24, "sliding_window": 32, "num_hidden_layers": 6,
+         "tie_word_embeddings": True, "rope_local_base_freq": 1000.0},
+    ),
+    "phi3": (
+        "Phi3ForCausalLM", "phi3",
+        {"hidden_size": 128, "head_dim": None, "original_max_position_embeddings": 512},
+    ),
+    "olmo2": ("Olmo2ForCausalLM", "olmo2", {}),
+    "mixtral": ("MixtralForCausalLM", "mixtral", {"num_local_experts": 4, "sliding_window": None}),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM", "qwen3_moe",
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "norm_topk_prob": True},
+    ),
+}  # fmt: skip
+SMALL_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def config_of(name: str) -> dict[str, Any]:
+    architecture, model_type, own = FAMILIES[name]
+    config = {**SIZES, **SMALL_TOKENS, **own}
+    known = {key: value for key, value in config.items() if key != "head_dim" or value}
+    return {"architectures": [architecture], "model_type": model_type, **known}
+
+
+def write_model(folder: Path, config: dict[str, Any], *, parts: int = 1) -> Path:
+    """A folder with that config and random weights, in several files if asked for."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    network = decoder(model_of(folder / "config.json", None))
+    weights = published_weights(network, config["model_type"])
+    arrays = dict(sorted(random_arrays(weights).items()))
+    if parts == 1:
+        save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+    files = {name: f"model-{n % parts}.safetensors" for n, name in enumerate(arrays)}
+    for file in set(files.values()):
+        mine = {name: array for name, array in arrays.items() if files[name] == file}
+        save_file(mine, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def random_arrays(weights: list[PublishedWeight]) -> dict[str, np.ndarray]:
+    """Norms are near one, but for those that are offsets, and all else is near zero."""
+    return {
+        name: random_array(name, weight.published_shape)
+        for weight in weights
+        for index in np.ndindex(*weight.stacked)
+        for name in [weight.name_at(index)]
+    }
+
+
+def random_array(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    middle = 1.0 if "norm" in name else 0.0
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    return (middle + 0.08 * random.standard_normal(shape)).astype(np.float32)
+
+
+def tokens_of(name: str, count: int = 512) -> np.ndarray:
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    return random.integers(3, SIZES["vocab_size"], (1, count))

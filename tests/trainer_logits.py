@@ -1,0 +1,44 @@
+"""Logits of the built-in trainer on a mesh, in the order of the words."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from trainers.contract import Program, place
+from trainers.llama import parameters, zigzag
+from trainers.llama.axes import BATCH, MESH, SEQUENCE, TENSOR
+from trainers.llama.collectives import all_gather
+from trainers.llama.model import residual_stream
+from trainers.llama.norm import norm
+from trainers.llama.runtime import Runtime
+from trainers.llama.step import TOKENS
+
+
+def logits_of(program: Program, runtime: Runtime, weights: Any, tokens: np.ndarray) -> np.ndarray:
+    """Logits [sequences, length, vocab] of tokens [sequences, length + 1], but for the last."""
+    network, plan = runtime.network, program.plan
+
+    def of_chip(weights: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        x, _ = residual_stream(runtime, weights, batch["inputs"])
+        x = all_gather(norm(network.norm, weights, x), TENSOR, 1)
+        table = runtime.gather_matrix(weights[network.head.name], 1)
+        logits = jnp.einsum("bsd,vd->bsv", x, table, precision="highest")
+        cap = network.logit_cap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+    body = jax.shard_map(
+        of_chip,
+        mesh=program.mesh,
+        in_specs=(parameters.shardings(plan.model), TOKENS),
+        out_specs=P(BATCH, SEQUENCE, TENSOR),
+        axis_names=set(MESH),
+        check_vma=False,
+    )
+    batch = place(program, lambda start, stop: tokens[start:stop])
+    stored = np.asarray(jax.jit(body)(weights, batch))[..., : plan.model.vocab]
+    natural = np.empty_like(stored)
+    natural[:, zigzag.order(plan.batch.length, plan.mesh[SEQUENCE])] = stored
+    return natural

@@ -1,0 +1,1 @@
+"""Weights as Hugging Face has them: read into a plan's shards, written from a checkpoint."""

@@ -1,0 +1,156 @@
+"""Writes the weights of a checkpoint as Hugging Face has them.
+
+    python -m trainers.huggingface.write < REQUEST
+
+The request is a WeightsRequest as JSON on one line. The answer is a WeightsResult as JSON, the last
+of several lines; those before it say how many parameters are written.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+
+from orchestrator.errors import CheckpointFailed, OrchError, SpecError
+from orchestrator.network.published import PublishedWeight
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
+from orchestrator.types.weights import WeightsRequest, WeightsResult
+from trainers.checkpoint import step_folders
+from trainers.contract import load
+from trainers.huggingface.checkpoint_arrays import CheckpointArray, Region
+from trainers.huggingface.folder import CONFIG, INDEX, ONE_FILE
+from trainers.huggingface.safetensors_file import NewFile, Shape, new_file
+from trainers.mesh import abstract_mesh_of
+
+DTYPES: dict[str, Any] = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
+MOST_BYTES = 5 * 10**9  # of a file, as transformers has them
+
+
+def write(request: WeightsRequest, plan: Plan) -> WeightsResult:
+    """Make the folder, whole or not at all."""
+    out, checkpoint = Path(request.out), Path(request.checkpoint)
+    if fault := step_folders.fault(checkpoint, sha256=request.sha256):
+        raise CheckpointFailed(f"{checkpoint}: not whole: {fault}")
+    if out.exists():
+        raise SpecError(f"{out}: already exists; weights are never overwritten")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        result = _fill(partial, request, checkpoint, weights_of(plan, request.config))
+        partial.chmod(0o755)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
+    return result
+
+
+def weights_of(plan: Plan, config: Mapping[str, Any]) -> Sequence[PublishedWeight]:
+    """How a config's architecture stores the parameters of a plan's trainer."""
+    program = load(plan.trainer).program(plan, abstract_mesh_of(plan))
+    if program.published is None:
+        raise SpecError(f"trainer {plan.trainer} does not say how checkpoints store its parameters")
+    return program.published(str(config["model_type"]))
+
+
+def _fill(
+    folder: Path, request: WeightsRequest, checkpoint: Path, weights: Sequence[PublishedWeight]
+) -> WeightsResult:
+    dtype = DTYPES[request.dtype]
+    shapes = {
+        weight.name_at(index): weight.published_shape
+        for weight in weights
+        for index in np.ndindex(*weight.stacked)
+    }
+    files = list(_files(folder, shapes, dtype))
+    arrays = {name: array for file in files for name, array in file.arrays.items()}
+    for done, weight in enumerate(weights):
+        print(json.dumps({"done": done, "total": len(weights)}), flush=True)
+        _copy(CheckpointArray(checkpoint, weight.path), weight, arrays)
+    if len(files) > 1:
+        _write_index(folder, files)
+    (folder / CONFIG).write_text(json.dumps(request.config, indent=2) + "\n", encoding="utf-8")
+    for path in map(Path, request.copies):
+        shutil.copyfile(path, folder / path.name)
+    parameters = sum(prod(shape) for shape in shapes.values())
+    return WeightsResult(parameters=parameters, files=len(files))
+
+
+def _files(folder: Path, shapes: Mapping[str, Shape], dtype: Any) -> Iterator[NewFile]:
+    """Files of at most five gigabytes, but for an array that is larger."""
+    groups: list[dict[str, Shape]] = [{}]
+    size = 0
+    for name, shape in shapes.items():
+        of_array = prod(shape) * np.dtype(dtype).itemsize
+        if groups[-1] and size + of_array > MOST_BYTES:
+            groups.append({})
+            size = 0
+        groups[-1][name] = shape
+        size += of_array
+    for number, group in enumerate(groups, 1):
+        name = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        yield new_file(folder / (name if len(groups) > 1 else ONE_FILE), group, dtype)
+
+
+def _write_index(folder: Path, files: Sequence[NewFile]) -> None:
+    names = {name: file.path.name for file in files for name in file.arrays}
+    total = sum(array.nbytes for file in files for array in file.arrays.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _copy(
+    source: CheckpointArray, weight: PublishedWeight, arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Copy a parameter, without the rows that no token has."""
+    depth = len(weight.stacked)
+    for region, piece in source.pieces():
+        inner = _within(region[depth:], weight.shape)
+        kept = piece[(slice(None),) * depth + tuple(slice(s.stop - s.start) for s in inner)]
+        for place in np.ndindex(*piece.shape[:depth]):
+            index = tuple(part.start + at for part, at in zip(region, place, strict=False))
+            target = in_tree_order(weight, arrays[weight.name_at(index)])
+            target[inner] = kept[place].astype(target.dtype)
+
+
+def _within(region: Region, shape: Shape) -> Region:
+    return tuple(
+        slice(min(part.start, size), min(part.stop, size))
+        for part, size in zip(region, shape, strict=True)
+    )
+
+
+def in_tree_order(weight: PublishedWeight, array: np.ndarray) -> np.ndarray:
+    """A published array with the dimensions of the trainer's tree; it shares its memory."""
+    order = weight.rows + weight.columns
+    own = array[weight.first_row : weight.first_row + weight.row_count]
+    split = own.reshape([weight.shape[place] for place in order])
+    return split.transpose(np.argsort(order))
+
+
+def main() -> int:
+    """Answer the request on standard input."""
+    request = codec.from_json(sys.stdin.readline().encode(), WeightsRequest)
+    try:
+        result = write(request, codec.from_json(request.plan.encode(), Plan))
+    except OSError as error:
+        print(f"error: {request.out}: {error.strerror or error}", file=sys.stderr)
+        return OrchError.exit_code
+    except OrchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps({"result": msgspec.to_builtins(result)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
