@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog
-from orchestrator.maxtext import read_recipe
 from orchestrator.types.schedule import SliceTorus
 from tests import programs
 from tests.bench import maxtext_table
@@ -42,8 +41,6 @@ def test_runs_are_of_several_chips_sizes_and_ways_to_share() -> None:
     assert any(row.slices > 1 for row in ROWS)
     assert any("tensor" in str(row) for row in ROWS)
     assert any("max_target_length=65536" in row.words for row in ROWS)
-    for row in ROWS:
-        assert read_recipe([("words", " ".join(row.words))])
 
 
 @pytest.mark.parametrize("devices_per_chip", [1, 2])

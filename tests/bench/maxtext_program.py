@@ -32,7 +32,7 @@ ALONE = (
 
 
 def main(folder: Path, words: list[str]) -> None:
-    train_compile = import_module("maxtext.trainers.pre_train.train_compile")
+    train_compile: Any = import_module("maxtext.trainers.pre_train.train_compile")
     compile_step = train_compile.jit_and_compile
 
     def compile_and_leave(*arguments: Any, **others: Any) -> None:
