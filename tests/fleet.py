@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from orchestrator.drive.clock import Clock
 from orchestrator.drive.driver import Driver
-from orchestrator.goodput.inputs import DAY_S
+from orchestrator.formatting import DAY_S
 from orchestrator.journal.events import (
     AnyEvent,
     AttemptEnded,

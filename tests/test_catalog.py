@@ -16,7 +16,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Quantity
 from orchestrator.catalog.goodput_runs import goodput_runs
 from orchestrator.catalog.published_figures import figures
-from orchestrator.catalog.recovery import recovery
+from orchestrator.catalog.recovery_times import recovery
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
 from orchestrator.plan.plan_warnings import CRITICAL_SOURCE
 from orchestrator.plan.step_work import ICI_RATE_SOURCE
@@ -425,7 +425,7 @@ def test_the_whole_pod_and_the_largest_slice_exist(name: str) -> None:
 def test_more_than_google_cloud_rents_is_legal_with_a_warning() -> None:
     """Four whole v5p pods exceed both the largest slice and Multislice."""
     chip = catalog.chip("v5p")
-    one_slice, multislice = catalog.schedulable(chip, catalog.topology(chip, "16x20x28"), 4)
+    one_slice, multislice = catalog.rental_warnings(chip, catalog.topology(chip, "16x20x28"), 4)
     assert one_slice.code == "slice_not_rented"
     assert one_slice.figures == {
         "chip": "v5p",
@@ -444,7 +444,7 @@ def test_only_what_exceeds_a_known_limit_has_a_warning(
 ) -> None:
     """The limit itself is within the limit, and a limit that nobody published warns of nothing."""
     chip = catalog.chip(name)
-    assert len(catalog.schedulable(chip, catalog.topology(chip, text), pods)) == warnings
+    assert len(catalog.rental_warnings(chip, catalog.topology(chip, text), pods)) == warnings
 
 
 def test_small_slices_have_one_host_and_large_ones_one_for_every_four_tpus() -> None:

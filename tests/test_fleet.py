@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from orchestrator.drive import driver
+from orchestrator.formatting import DAY_S
 from orchestrator.goodput import goodput_forecast
-from orchestrator.goodput.inputs import DAY_S
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.planner import make_plan
 from orchestrator.spec.load import load

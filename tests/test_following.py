@@ -20,8 +20,7 @@ from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.rehearse import RehearsalFollower
 from orchestrator.lifecycle.requests import Caller, Provenance
-from orchestrator.render import display, status_line
-from orchestrator.render import rehearsal_screen as render
+from orchestrator.render import display, run_lines, status_line
 from orchestrator.render.display import Display
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import FollowStarted, StopSent, TaskEnded, Tracked
@@ -155,7 +154,7 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
         "compiled in 2 s, state ready in 1 s",
         "step 1 of 3",
     ]
-    expected = ["run: Ray starts the driver", "run: step 3 of 3"]
+    expected = ["run: the driver starts", "run: step 3 of 3"]
     assert list(dict.fromkeys(DrawnLine.texts)) == (expected if live else [])
     assert printed.err == ""
 
@@ -182,7 +181,7 @@ def test_after_the_last_step_no_other_is_waited_for(
 ) -> None:
     """A run has its last words to write then."""
     write_steps(recorded.path, journal.claim_run(recorded).start_attempt(tiny_plan()), range(done))
-    assert render.waiting_for(recorded.run()) == waits
+    assert run_lines.waiting_for(recorded.run()) == waits
 
 
 def test_a_dropped_connection_is_said_once_and_survived(

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.explain import explain
 from orchestrator.goodput import goodput_forecast, odds_below
 from orchestrator.goodput.inputs import no_spare
-from orchestrator.goodput.renewal import Rhythm, first_order_share
+from orchestrator.goodput.renewal import Rhythm
 from orchestrator.plan.planner import make_plan
 from orchestrator.score.goodput_score import goodput_scores, recovery_scores
 from orchestrator.spec.load import load
@@ -55,6 +55,12 @@ def test_the_share_is_that_of_dice(between_s: float, write_s: float) -> None:
         expected = simulated(rhythm, interval_s, 40_000, seed=1)
         if rhythm.blocks_s(interval_s) == rhythm.blocking_s:
             assert rhythm.share(interval_s) == pytest.approx(expected, abs=0.01)
+
+
+def first_order_share(rhythm: Rhythm, interval_s: float) -> float:
+    """Meta's estimate of the same share, for losses that are small."""
+    lost_s = rhythm.recovery_s + rhythm.write_s + interval_s / 2
+    return (1 - lost_s / rhythm.between_failures_s) / (1 + rhythm.blocking_s / interval_s)
 
 
 def test_small_losses_are_metas_estimate() -> None:

@@ -10,6 +10,7 @@ from orchestrator.network.rematerialization import POLICIES
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, fewest_elements
 from orchestrator.types.model import Model
+from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import MemoryPhase, Plan
 from orchestrator.types.spec import MeshRequest, Precision
 from tests.bench import proof_table
@@ -127,21 +128,49 @@ def test_an_all_gather_over_a_whole_3d_slice_brings_it_as_needed() -> None:
     assert unembedding(plan_of(chip="v5p", topology="4x4x4", mesh=mesh)) == 2 + 4
 
 
-def test_tensors_that_are_not_kept_wait_in_the_backward_pass() -> None:
-    """Gate and up, q, k, v, the attention's result, and its log-sum-exp in whole lanes of fp32."""
-    full, none = (phases(plan_of(remat=name))["mlp backward"] for name in ("full", "none"))
-    tokens = 4 * 2048
-    gate_and_up, rows = 2 * tokens * 8192 * 2, tokens * 16 * 128 * 4
-    working = [total(phase, "working_activations") for phase in (full, none)]
-    assert working[0] - working[1] == gate_and_up + rows
+def working(phase: MemoryPhase, name: str) -> float:
+    return sum(line.value for line in phase.lines if line.name == name)
 
 
-def test_one_input_of_the_mlp_is_differentiated_in_place() -> None:
-    """A gated MLP has five products alive at once, another has two."""
+def test_a_log_sum_exp_waits_in_whole_lanes_where_attention_runs_again() -> None:
+    """Once while the MLP is differentiated, twice while the kernel runs; beside its gradient."""
+    again, kept = (phases(plan_of(remat=name)) for name in ("full", "keep_attention"))
+    rows, heads = 4 * 2048 * 16 * 128 * 4, 4 * 2048 * 16 * 128 * 2
+    wait, runs = "mlp backward", "attention again backward"
+    assert working(again[wait], "attention") - working(kept[wait], "attention") == rows
+    assert working(again[runs], "attention") == working(again[wait], "attention") + rows + heads
+    assert working(kept[runs], "attention") == working(kept[wait], "attention")
+
+
+def products(model: Model, **changes: Any) -> float:
+    lines = phases(plan_of(model, **changes))["mlp backward"].lines
+    return next(line.inputs["products"] for line in lines if line.name == "mlp")
+
+
+def test_gradients_of_the_mlps_inputs_take_their_place() -> None:
+    """Where attention runs again before them, and around a ring: with the inner tensor three are
+    alive. Where its result is kept, five; one input is differentiated in place.
+    """
     ungated = replace(MODEL, gated=False)
-    works = [phases(plan_of(model, remat="full"))["mlp backward"] for model in (MODEL, ungated)]
-    products = [line.inputs["products"] for p in works for line in p.lines if line.name == "mlp"]
-    assert products == [5, 2]
+    ring = MeshRequest(data=1, fsdp=4, sequence=1, tensor=4)
+    policies = ("full", "keep_attention", "none")
+    assert [products(MODEL, remat=name) for name in policies] == [3, 5, 3]
+    assert products(MODEL, remat="keep_attention", mesh=ring) == 3
+    assert [products(ungated, remat=name) for name in policies] == [2, 2, 1]
+
+
+MIXTURE = replace(MODEL, moe=MixtureOfExperts(experts=8, top_k=2))
+
+
+def test_matrices_of_experts_are_turned_before_the_first_product() -> None:
+    """Joined, parted and turned, they are there three times beside one product; then once beside
+    four products, and the last matrix is gone.
+    """
+    found = phases(plan_of(MIXTURE, remat="full", mesh=MeshRequest(data=1, expert=1, fsdp=16)))
+    first, product = 2 * 8 * 2048 * 8192 * 2, 2 * 4 * 2048 * 8192 * 2
+    turned, then = found["turned experts backward"], found["mlp backward"]
+    assert [working(phase, "gathered weights") / first for phase in (turned, then)] == [3, 1]
+    assert [working(phase, "mlp") / product for phase in (turned, then)] == [1, 4]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -104,7 +104,7 @@ def test_capacity_costs_its_empty_rows() -> None:
     assert flops.expert_padding_flops(layout) == pytest.approx(3 * 0.5 * routed)
     assert flops.blocks_forward_flops(layout) == flops.blocks_forward_flops(dropless)
     rows = [
-        next(line.value for phase in phases(one) for line in phase.lines
+        next(line.inputs["rows"] for phase in phases(one) for line in phase.lines
              if line.kind == "routed_rows")
         for one in (layout, dropless)
     ]  # fmt: skip

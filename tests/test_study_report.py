@@ -12,13 +12,13 @@ from click.testing import CliRunner
 
 from orchestrator import journal
 from orchestrator.cli import orch as command
-from orchestrator.cli.arguments import as_typed
 from orchestrator.errors import SpecError
 from orchestrator.formatting import percent
 from orchestrator.journal import StudyRequest
 from orchestrator.lifecycle import recording, rehearse
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import study_report_screen
+from orchestrator.render.next_commands import as_typed
 from orchestrator.render.page import study_page
 from orchestrator.report.gap import reference
 from orchestrator.study import make_study_report, read_trial_runs

@@ -13,6 +13,7 @@ from orchestrator import plugins
 from orchestrator.calibrate import profile_store
 from orchestrator.calibrate.processes import own_cores, run
 from orchestrator.calibrate.profile_store import StoredProfile
+from orchestrator.formatting import GIB
 from orchestrator.plan.calibrated import shape_digest
 from orchestrator.types.chip_profile import (
     STEADY_SPREAD,
@@ -23,7 +24,6 @@ from orchestrator.types.chip_profile import (
 )
 from orchestrator.types.plan import Plan
 
-GIB = 2**30
 PACKAGES = ("jax", "jaxlib")
 
 

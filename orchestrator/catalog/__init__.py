@@ -4,7 +4,7 @@ from orchestrator.catalog.chip import Chip, Quantity, Topology, chip, chip_of, c
 from orchestrator.catalog.efficiency import Efficiency, LearnedConstant, Range, efficiency
 from orchestrator.catalog.networks import model, model_source, models
 from orchestrator.catalog.sources import sources
-from orchestrator.catalog.topologies import hosts, schedulable, topologies, topology
+from orchestrator.catalog.topologies import hosts, rental_warnings, topologies, topology
 
 __all__ = [
     "Chip",
@@ -22,7 +22,7 @@ __all__ = [
     "model",
     "model_source",
     "models",
-    "schedulable",
+    "rental_warnings",
     "sources",
     "topologies",
     "topology",

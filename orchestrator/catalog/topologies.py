@@ -150,7 +150,7 @@ def _text(shape: Shape) -> str:
 # --- slices of Google Cloud: fewer than exist
 
 
-def schedulable(chip: Chip, topology: Topology, pods: int) -> tuple[PlanWarning, ...]:
+def rental_warnings(chip: Chip, topology: Topology, pods: int) -> tuple[PlanWarning, ...]:
     """Why so many slices of that topology cannot be rented; empty if they can be."""
     return (*_one_slice(chip, topology), *_multislice(chip, topology, pods))
 
@@ -169,7 +169,7 @@ def _one_slice(chip: Chip, topology: Topology) -> Iterator[PlanWarning]:
             "slice_not_rented",
             chip=chip.name,
             most_chips=most,
-            largest_slice="x".join(map(str, chip.largest_slice)),
+            largest_slice=_text(chip.largest_slice),
             topology=str(topology),
             chips=topology.chips,
         )

@@ -1,7 +1,5 @@
 """The command line: commands parse arguments, call the API and print what it returns."""
 
-import errno
-import os
 import sys
 
 import click
@@ -13,13 +11,10 @@ from orchestrator.cli import (
     run_commands,
     spec_commands,
 )
-from orchestrator.cli.arguments import as_typed
-from orchestrator.errors import Interrupted, OrchError, SpecError
-from orchestrator.lifecycle.interrupts import OperationInterrupted
-from orchestrator.render.screen_parts import fit
-from orchestrator.render.terminal import echo, is_live, show
+from orchestrator.errors import OrchError, SpecError
+from orchestrator.lifecycle.ending import report, report_abort, report_json
+from orchestrator.render.terminal import report_output, report_unwritable
 
-UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 GROUPS = {
     "Plan": ("init", "schema", "plan", "explain", "prove", "score", "import", "export", "data"),
     "Run": ("submit", "runs", "status", "logs", "cancel", "resume", "rm"),
@@ -82,45 +77,3 @@ def main() -> None:
         raise SystemExit(error.exit_code) from None
     except OSError as error:
         raise SystemExit(report_output(error)) from None
-
-
-def report_abort(*, interrupted: bool) -> int:
-    """Report Ctrl-C, or an answer of no, which click has shown; the exit code."""
-    if interrupted:
-        echo("interrupted", err=True)
-    report_json(Interrupted("interrupted" if interrupted else "not confirmed"))
-    return Interrupted.exit_code
-
-
-def report(error: OrchError) -> None:
-    """Print the message; with --json also the error as a value, on stdout."""
-    if isinstance(error, OperationInterrupted):
-        over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
-        print(over_mark, end="", file=sys.stderr, flush=True)
-        error.next_command = error.next_command or as_typed()
-    report_json(error)
-    text = fit(str(error), whole=error.quoted) if error.is_prose else str(error)
-    echo(text, err=True)
-
-
-def report_output(error: OSError) -> int:
-    """Report an output that takes no more; the exit code. Any other error is a bug."""
-    if error.filename or error.errno not in (errno.EPIPE, *UNWRITABLE):
-        raise error
-    # The interpreter must not complain at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if error.errno == errno.EPIPE:  # whoever read our output has read enough
-        return 0
-    report_unwritable(error.strerror)
-    return 1
-
-
-def report_json(error: OrchError) -> None:
-    if "--json" in sys.argv:
-        from orchestrator.lifecycle.error_reports import error_report
-
-        show(error_report(error), as_json=True)
-
-
-def report_unwritable(why: str | None) -> None:
-    echo(f"standard output: nothing more can be written there: {why}", err=True)

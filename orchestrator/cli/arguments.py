@@ -1,7 +1,5 @@
 """The arguments and options that commands share."""
 
-import shlex
-import sys
 from pathlib import Path
 
 import click
@@ -18,7 +16,8 @@ def complete_key(_: object, __: object, typed: str) -> list[str]:
     return [key for key in keys if key.startswith(typed)]
 
 
-SPEC = click.argument("spec", type=click.Path(path_type=Path, dir_okay=False))
+FILE = click.Path(path_type=Path, dir_okay=False)
+SPEC = click.argument("spec", type=FILE)
 RUN_HELP = """RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's
 directory."""
 RUN = click.argument("run", shell_complete=complete_key)
@@ -31,8 +30,3 @@ STORAGE = click.option(
     "--storage", type=click.Path(path_type=Path, file_okay=False), default=RUNS, show_default=True,
     metavar="DIR", help="Where the runs are: run.storage of their specs.",
 )  # fmt: skip
-
-
-def as_typed(*without: str) -> str:
-    """The command that was typed, without some of its words."""
-    return shlex.join(["orch", *(word for word in sys.argv[1:] if word not in without)])

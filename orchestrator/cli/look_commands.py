@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, STORAGE
+from orchestrator.cli.arguments import FILE, JSON, RUN, RUN_HELP, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
-from orchestrator.render.display import Display
+from orchestrator.render.display import Display, say_end
 from orchestrator.render.next_commands import run_command, storage_command
 from orchestrator.render.terminal import echo, echo_json, say, show
 
@@ -65,7 +65,7 @@ def logs(
 
     alone, echo_line = rank is not None, echo_json if as_json else echo
     if follows:
-        for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=show_end):
+        for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=say_end):
             echo_line(log_line(line, as_json=as_json, alone=alone))
         return
     found = orch.logs(run, storage, rank=rank, attempt=attempt)
@@ -73,13 +73,6 @@ def logs(
         echo(note, err=True)
     for text in log_lines(found.tails, as_json=as_json, titled=not alone):
         echo_line(text)
-
-
-def show_end(event: object) -> None:
-    from orchestrator.types.progress_events import RunUpdate
-
-    if isinstance(event, RunUpdate):
-        echo(f"{event.run.run}: {event.run.state}", err=True)
 
 
 @click.command(epilog=RUN_HELP)
@@ -102,7 +95,7 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 @click.argument("run")
 @STORAGE
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "-o", "--out", type=FILE, metavar="FILE",
     help="Where the page goes, instead of report.html in RUN's directory.",
 )  # fmt: skip
 @JSON
@@ -150,8 +143,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     results = orch.sync(runs, storage, progress=Display())
     following = storage_command("ui", storage)
     show(results, lambda: sync_screen(results, str(storage), following), as_json=as_json)
-    if any(one.problem for one in results):
-        raise SystemExit(1)
+    raise SystemExit(1 if any(one.problem for one in results) else 0)
 
 
 @click.command()

@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import JSON, SET, SPEC
+from orchestrator.cli.arguments import FILE, JSON, SET, SPEC
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
-from orchestrator.render.next_commands import offer_command, spec_command
+from orchestrator.render.next_commands import spec_command
 from orchestrator.render.terminal import echo, show
 
 if TYPE_CHECKING:
-    from orchestrator.types.plan import Plan
     from orchestrator.types.spec import Spec
 
 
 @click.command()
 @SPEC
-@click.argument("other", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("other", required=False, type=FILE)
 @SET
 @JSON
 @click.option(
@@ -34,10 +33,7 @@ if TYPE_CHECKING:
 @click.option("--budget", metavar="DOLLARS", help="Offers that cost at most 2M, or 500k.")
 @click.option("--chips", metavar="NAMES", help="Offers of these chips: v5e,v6e,v5p,tpu7x.")
 @click.option("--prices", metavar="KIND", help="on-demand, reserved, spot, or a file of yours.")
-@click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Also write the offers as a page, with a picture.",
-)  # fmt: skip
+@click.option("--html", type=FILE, metavar="FILE", help="Also write the offers as a page.")
 @interruptible("planning")
 def plan(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool,
@@ -82,11 +78,11 @@ def show_plan(
     profile: str | None, html: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show the plan of a spec, or offers: where they are asked for, or its slices are open."""
-    from orchestrator.types.spec import AUTO_TOPOLOGY
+    from orchestrator.lifecycle.plan_screens import plans_screen
 
     loaded = orch.load(spec, overrides)
     wished = html or any(value is not None for value in wishes.values())
-    if wished or loaded.resources.topology == AUTO_TOPOLOGY:
+    if wished or loaded.resources.has_open_topology:
         if alternatives or profile:
             raise click.UsageError("--alternatives and --profile go with the plan of chosen slices")
         show_offers(spec, loaded, wishes, html, as_json=as_json)
@@ -101,28 +97,13 @@ def show_offers(
     path: Path, spec: "Spec", wishes: dict[str, str | None], html: Path | None, *, as_json: bool
 ) -> None:
     from orchestrator.lifecycle import exit_codes
-    from orchestrator.render.offers_screen import offers_screen, to_take
+    from orchestrator.lifecycle.plan_screens import wanted_offers_screen
 
-    by, budget, chips, prices = (wishes[name] for name in ("by", "budget", "chips", "prices"))
-    found = orch.offers(spec, by=by, budget=budget, chips=chips, prices=prices)
-    chosen = to_take(found)
-    following = offer_command(path, spec.overrides, chosen.overrides) if chosen else None
-    show(found, lambda: offers_screen(found, following), as_json=as_json)
+    found = orch.offers(spec, (), **wishes)
+    show(found, lambda: wanted_offers_screen(found, path, spec.overrides), as_json=as_json)
     if html:
         echo(f"wrote {orch.write_offers(found, html)}", err=as_json)
-    if code := exit_codes.of_offers(found):
-        raise SystemExit(code)
-
-
-def plans_screen(plans: "list[Plan]", following: str) -> str:
-    from orchestrator.render.plan_screen import plan_screen
-
-    compiled = ""
-    if known := orch.known_proof(plans[0]):
-        from orchestrator.render.proof_screen import proof_summary
-
-        compiled = proof_summary(known.proof, known.age_s or 0.0)
-    return plan_screen(plans[0], following, compiled, plans[1:])
+    exit_codes.leave(exit_codes.of_offers(found))
 
 
 def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
@@ -141,8 +122,7 @@ def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
     code = exit_codes.of_forecast(found)
     following = "" if code else spec_command("submit", spec, overrides)
     show(found, lambda: study_screen(found, following), as_json=as_json)
-    if code:
-        raise SystemExit(code)
+    exit_codes.leave(code)
 
 
 @click.command()
@@ -168,7 +148,7 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 
 @click.command()
 @SPEC
-@click.argument("other", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("other", required=False, type=FILE)
 @SET
 @JSON
 @click.option(
@@ -180,13 +160,13 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
     help="Keep the compiled program's text in DIR. Compiles even if a proof is cached.",
 )  # fmt: skip
 @click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "--html", type=FILE, metavar="FILE",
     help="Write a page: one layer's schedule in time, and a flame graph by line.",
 )  # fmt: skip
 @click.option(
     "--search-remat",
     is_flag=True,
-    help="Also compile policies that recompute less, until one fits.",
+    help="Also compile policies that recompute less, up to one that fits.",
 )
 @interruptible("proving")
 def prove(
@@ -231,8 +211,7 @@ def prove(
     proofs = [found.proof, *(one.proof for one in others)] if others else found.proof
     following = spec_command("submit", spec, overrides)
     show(proofs, lambda: proof_screens(found, others, following), as_json=as_json)
-    if code := exit_codes.of_proofs(found.proof):
-        raise SystemExit(code)
+    exit_codes.leave(exit_codes.of_proofs(found.proof))
 
 
 def show_proof_diff(
@@ -243,14 +222,11 @@ def show_proof_diff(
 
     found = orch.prove_diff(first, orch.load(second, overrides), progress=Display())
     show(found, lambda: proof_diff_screen(found, (first.stem, second.stem)), as_json=as_json)
-    if code := exit_codes.of_proofs(*found.proofs):
-        raise SystemExit(code)
+    exit_codes.leave(exit_codes.of_proofs(*found.proofs))
 
 
 @click.command()
-@click.argument(
-    "runs", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUNS.csv]"
-)
+@click.argument("runs", required=False, type=FILE, metavar="[RUNS.csv]")
 @click.option(
     "--without", type=click.Choice(["document", "group", "software"]),
     help="Learn anew without each document, source and chip, or software; score what was left out.",

@@ -1,18 +1,17 @@
 """The commands that start and end runs: submit, resume, cancel, rm."""
 
 import sys
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE, as_typed
+from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE
 from orchestrator.errors import SpecError
 from orchestrator.render.display import Display
-from orchestrator.render.next_commands import run_command, spec_command
-from orchestrator.render.terminal import say, show
+from orchestrator.render.next_commands import as_typed, run_command, spec_command
+from orchestrator.render.terminal import aside, say, show
 
 if TYPE_CHECKING:
     from orchestrator.lifecycle.requests import Confirm
@@ -121,11 +120,6 @@ def submit(
     with aside(as_json):
         run = orch.submit(spec, overrides, options, confirm=confirm, progress=display)
     finish(run, left=display.left, as_json=as_json)
-
-
-def aside(as_json: bool) -> AbstractContextManager[object]:
-    """Print everything on the error stream where the standard output is to hold JSON alone."""
-    return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import JSON, RUN, SET, SPEC, STORAGE
+from orchestrator.cli.arguments import FILE, JSON, RUN, SET, SPEC, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
 from orchestrator.render.next_commands import spec_command
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("path", required=False, type=FILE)
 @click.option("--list", "as_list", is_flag=True, help="List the examples that can be copied.")
 @click.option("--from", "example", metavar="NAME", help="Copy this example, or the spec of a file.")
 @SET

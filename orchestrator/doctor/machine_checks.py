@@ -16,10 +16,10 @@ import psutil
 
 from orchestrator import extras
 from orchestrator.errors import install_command
+from orchestrator.formatting import GIB
 from orchestrator.types.health import Finding
 from orchestrator.types.tracking import Destination
 
-GIB = 2**30
 DEVICES_LIMIT_S = 120
 CONNECT_LIMIT_S = 5
 PORTS = {"http": 80, "https": 443}

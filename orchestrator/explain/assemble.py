@@ -7,9 +7,9 @@ from orchestrator.catalog import Efficiency, LearnedConstant
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times
 from orchestrator.explain.derivation import DerivationResult, derive
+from orchestrator.explain.derivation_inputs import MFU
+from orchestrator.explain.differences import differences, planned
 from orchestrator.explain.goodput_derivation import goodput_section
-from orchestrator.explain.inputs import MFU
-from orchestrator.explain.plan_differences import differences, planned
 from orchestrator.explain.published import published_figures
 from orchestrator.plan.expected import SOURCE
 from orchestrator.plan.flops import MFU_DEFINITION

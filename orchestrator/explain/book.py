@@ -6,8 +6,8 @@ Formulas are data. They use the symbols of `inputs` and of the formulas before t
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from orchestrator.explain.derivation_inputs import AxisCounts, power_of_two
 from orchestrator.explain.formula import Formula, Worksheet
-from orchestrator.explain.inputs import AxisCounts, power_of_two
 from orchestrator.types.explanation import DerivationSection, QuestionCode, Verdict
 
 TOKENS = "tokens a chip"

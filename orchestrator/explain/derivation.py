@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.explain import book
-from orchestrator.explain.formula import Worksheet
-from orchestrator.explain.inputs import (
+from orchestrator.explain.derivation_inputs import (
     AxisCounts,
     Rates,
     all_inputs,
@@ -15,6 +14,7 @@ from orchestrator.explain.inputs import (
     book_rates,
     vendor_rates,
 )
+from orchestrator.explain.formula import Worksheet
 from orchestrator.explain.network_formulas import flop_formulas, head, parameter_formulas
 from orchestrator.network.decoder import decoder
 from orchestrator.plan.layout import DTYPE_BYTES, activation_type

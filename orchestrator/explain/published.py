@@ -12,8 +12,8 @@ from orchestrator.catalog.published_figures import (
     questions,
 )
 from orchestrator.explain.derivation import derive
+from orchestrator.explain.derivation_inputs import MFU, vendor_rates
 from orchestrator.explain.formula import compute
-from orchestrator.explain.inputs import MFU, vendor_rates
 from orchestrator.types.explanation import Agreement, QuotedFigure, QuotedFigures, Remark
 from orchestrator.types.model import Model
 from orchestrator.types.spec import Batch, Experiment, Pods, Resources, Spec

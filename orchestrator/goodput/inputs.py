@@ -8,7 +8,8 @@ from math import exp, factorial, log2
 
 from orchestrator.catalog import Chip
 from orchestrator.catalog.chip import FailureRates, Quantity
-from orchestrator.catalog.recovery import RecoveryTime, recovery
+from orchestrator.catalog.recovery_times import RecoveryTime, recovery
+from orchestrator.formatting import DAY_S
 from orchestrator.goodput.uncertainty import changed, exactly, total
 from orchestrator.types.failure_options import FailureOptions
 from orchestrator.types.goodput import GoodputInputs, SaveCost, Uncertain
@@ -232,9 +233,6 @@ def _share_out(per_day: float, out_s: float) -> float:
     """The share of time that a pod is out which fails so often, but not while it is out."""
     fails = per_day * out_s / DAY_S
     return fails / (1 + fails)
-
-
-DAY_S = 86_400.0
 
 
 def no_spare(others_out: float, spare: int) -> float:

@@ -6,7 +6,7 @@ Both are numbers whose logarithms are normal. Their mean is weighted by how sure
 from dataclasses import dataclass
 from math import erf, exp, hypot, log, sqrt
 
-from orchestrator.goodput.inputs import DAY_S
+from orchestrator.formatting import DAY_S
 from orchestrator.goodput.odds import DEVIATIONS
 from orchestrator.types.goodput import GoodputForecast, Uncertain
 from orchestrator.types.outlook import Outlook

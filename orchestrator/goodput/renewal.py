@@ -75,9 +75,3 @@ class Rhythm:
                 break
             x -= value / slope
         return max(x * between_s, self.write_s)
-
-
-def first_order_share(rhythm: Rhythm, interval_s: float) -> float:
-    """Meta's estimate of the same share, for losses that are small."""
-    lost_s = rhythm.recovery_s + rhythm.write_s + interval_s / 2
-    return (1 - lost_s / rhythm.between_failures_s) / (1 + rhythm.blocking_s / interval_s)

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from orchestrator.goodput.inputs import DAY_S
+from orchestrator.formatting import DAY_S
 from orchestrator.goodput.outlook import SoFar, outlook
 from orchestrator.types.outlook import Outlook
 from orchestrator.types.plan import Plan

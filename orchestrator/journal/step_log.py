@@ -138,16 +138,6 @@ def written_steps(run: Path, attempt: int) -> WrittenSteps:
     return _sum_lines(RunPaths(run).steps(attempt), None)
 
 
-def begins_whole(run: Path, attempt: Attempt) -> bool:
-    """Whether the file of an attempt begins with the steps that its end counted.
-
-    A process that was still alive somewhere may have written more, after the attempt ended.
-    """
-    if attempt.written is None:
-        return False
-    return _sum_lines(RunPaths(run).steps(attempt.number), attempt.written.bytes) == attempt.written
-
-
 def _sum_lines(path: Path, size: int | None) -> WrittenSteps:
     """The sum of the whole lines of a file, or of so many bytes of it."""
     summed, lines, end = hashlib.sha256(), 0, 0

@@ -16,6 +16,12 @@ OF_STUDY: dict[Outcome, int] = {
 }
 
 
+def leave(code: int) -> None:
+    """End the command, unless it succeeded."""
+    if code:
+        raise SystemExit(code)
+
+
 def of_run(run: Run, *, left: bool) -> int:
     """A live run is a success, unless an interrupt ended the following."""
     if left or run.state == "cancelled":

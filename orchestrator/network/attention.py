@@ -8,9 +8,8 @@ from orchestrator.network.description import (
     Tensor,
     Weight,
 )
-from orchestrator.network.norm import query_key_norms
+from orchestrator.network.norms import norms_around, query_key_norms
 from orchestrator.network.rotary import rotary
-from orchestrator.network.sublayer import norms_around
 from orchestrator.types.model import Model
 
 RESULT = "attention"  # of every kind of attention

@@ -18,7 +18,7 @@ from orchestrator.network.description import (
 from orchestrator.network.latent_attention import latent_attention
 from orchestrator.network.mixture import EXPERTS, is_mixture, mixture
 from orchestrator.network.mlp import mlp
-from orchestrator.network.norm import norm
+from orchestrator.network.norms import norm
 from orchestrator.network.pattern import patterns
 from orchestrator.types.model import Model
 

@@ -14,9 +14,8 @@ from orchestrator.network.description import (
     Weight,
 )
 from orchestrator.network.mesh_axes import GATHERED
-from orchestrator.network.norm import norm
+from orchestrator.network.norms import norm, norms_around
 from orchestrator.network.rotary import rotary
-from orchestrator.network.sublayer import norms_around
 from orchestrator.types import latent
 from orchestrator.types.model import Model
 

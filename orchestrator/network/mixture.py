@@ -8,7 +8,7 @@ from math import ceil
 from orchestrator.network.description import MLP, Dimension, Matmul, Mixture, Tensor, Weight
 from orchestrator.network.mesh_axes import GATHERED, GATHERED_OF_EXPERTS
 from orchestrator.network.mlp import activation_of, inputs_of
-from orchestrator.network.sublayer import norms_around
+from orchestrator.network.norms import norms_around
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 

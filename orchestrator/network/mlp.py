@@ -1,7 +1,7 @@
 """The MLP of a block: matmuls to d_ff, an activation function, and a matmul back."""
 
 from orchestrator.network.description import MLP, Dimension, Matmul, Tensor, Weight
-from orchestrator.network.sublayer import norms_around
+from orchestrator.network.norms import norms_around
 from orchestrator.types.model import Activation, Model
 
 TENSORS = ("gate", "up")

@@ -24,13 +24,14 @@ from orchestrator.plan.plan_warnings import (
     unknown_rates,
 )
 from orchestrator.plan.planner import plan_digest
-from orchestrator.plan.step_work import ATTENTION, FORWARD_AND_BACKWARD, pass_bytes
+from orchestrator.plan.step_work import FORWARD_AND_BACKWARD, pass_bytes
 from orchestrator.plan.time import device_peak
 from orchestrator.plan.torus import NO_LINKS
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import ChipProfile, Operation, Timing
 from orchestrator.types.goodput import GoodputInputs
 from orchestrator.types.plan import (
+    ATTENTION_LINES,
     Estimate,
     Forecast,
     LedgerLine,
@@ -216,7 +217,7 @@ def hidden_transfers_s(plan: Plan, profile: ChipProfile, layout: Layout, between
 
 def measured_line(line: LedgerLine, plan: Plan, profile: ChipProfile) -> LedgerLine:
     """A line at the measured rate of its operation."""
-    operation = "attention" if line.kind in ATTENTION else OPERATIONS[line.resource]
+    operation = "attention" if line.kind in ATTENTION_LINES else OPERATIONS[line.resource]
     rate = timing_of(profile, operation, plan).per_s
     unit = "flops" if "flops" in line.inputs else "bytes"
     amount = line.inputs[unit]

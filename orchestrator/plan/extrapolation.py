@@ -22,7 +22,7 @@ STANDARD_DEVIATIONS = 1.28  # standard deviations that hold 80 % of a normal dis
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uncertain:
+class UnsurePart:
     """A part of the step, and the axes whose range decides whether published runs show it."""
 
     axes: tuple[str, ...]
@@ -74,14 +74,14 @@ def overhead_s(_work: StepWork, efficiency: Efficiency) -> float:
 
 
 UNCERTAIN = (
-    Uncertain(axes=("tokens",), seconds=matmul_s),
-    Uncertain(axes=("length", "attention_share", "sequence"), seconds=attention_s),
-    Uncertain(axes=("microbatches",), seconds=accumulated_s),
-    Uncertain(axes=("data", "fsdp_dcn", "tensor", "links_share"), seconds=hidden_s),
-    Uncertain(axes=("host_share",), seconds=transfers_s),
-    Uncertain(axes=("chips",), seconds=exposed_s),
-    Uncertain(axes=("slices",), seconds=waits_s),
-    Uncertain(axes=("step_s",), seconds=overhead_s),
+    UnsurePart(axes=("tokens",), seconds=matmul_s),
+    UnsurePart(axes=("length", "attention_share", "sequence"), seconds=attention_s),
+    UnsurePart(axes=("microbatches",), seconds=accumulated_s),
+    UnsurePart(axes=("data", "fsdp_dcn", "tensor", "links_share"), seconds=hidden_s),
+    UnsurePart(axes=("host_share",), seconds=transfers_s),
+    UnsurePart(axes=("chips",), seconds=exposed_s),
+    UnsurePart(axes=("slices",), seconds=waits_s),
+    UnsurePart(axes=("step_s",), seconds=overhead_s),
 )
 AXES = tuple(axis for part in UNCERTAIN for axis in part.axes)
 # Fewer tokens, shorter sequences and shorter steps than in any run are as little known as more of

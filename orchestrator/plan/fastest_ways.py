@@ -16,7 +16,8 @@ from orchestrator.network.mesh_axes import GROUPS
 from orchestrator.plan import flops
 from orchestrator.plan.host import host_bytes, host_limit_bytes, transfers
 from orchestrator.plan.layout import Layout, Number
-from orchestrator.plan.memory import peak_bytes, stream_bytes
+from orchestrator.plan.memory import peak_bytes
+from orchestrator.plan.memory_lines import stream_bytes
 from orchestrator.plan.step_work import crosses, hbm_rate
 from orchestrator.plan.time import activation_peak, activation_traffic_bytes, device_peak
 from orchestrator.plan.torus import Bools, Floats, Ints

@@ -29,7 +29,7 @@ from orchestrator.plan.search import (
     price_layouts,
     splits,
 )
-from orchestrator.plan.slices_table import Table, make_table
+from orchestrator.plan.slices_table import SlicesTable, make_table
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import NO_LINKS, Floats, Ints, Links, rows_of_links
 from orchestrator.types.spec_fields import Treatment
@@ -108,7 +108,9 @@ class SlicesSearch:
     `best` are those of the best way yet of each slice.
     """
 
-    def __init__(self, requests: Sequence[SearchRequest], table: Table, margin: float) -> None:
+    def __init__(
+        self, requests: Sequence[SearchRequest], table: SlicesTable, margin: float
+    ) -> None:
         self.requests, self.table, self.margin = requests, table, margin
         request = requests[0]
         self.policies = searched_policies(request.chip, request.experiment)

@@ -5,23 +5,26 @@ the peak is the largest phase, not the sum of all lines.
 """
 
 from functools import partial
-from math import prod
 
 import numpy as np
 
-from orchestrator.network.description import Attention, Block, LatentAttention, Mixture, Tensor
+from orchestrator.network.description import Block, Tensor
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, REPLICA_AXES
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES, LOSS_CHUNK_TOKENS
 from orchestrator.plan.layout import Layout, Number
+from orchestrator.plan.memory_backward import backward_lines
+from orchestrator.plan.memory_lines import (
+    ACCUMULATION_BYTES,
+    FP32_BYTES,
+    line,
+    named,
+    split_ways,
+    stream_bytes,
+)
 from orchestrator.plan.optimizers import other_moments
 from orchestrator.plan.tiles import tiled
-from orchestrator.types.plan import LedgerLine, LineKind, MemoryPhase
+from orchestrator.types.plan import LedgerLine, MemoryPhase
 from orchestrator.types.spec_fields import Treatment
-
-FP32_BYTES = 4
-ACCUMULATION_BYTES = FP32_BYTES  # gradients add up in fp32, whatever travels
-# Rows of experts that are alive at once: those sent, those that come back, and their gradients.
-ROUTED_STAGES = 3
 
 
 def phases(layout: Layout) -> tuple[MemoryPhase, ...]:
@@ -49,14 +52,6 @@ def peak_bytes(layout: Layout) -> Number:
 
 def phase(name: str, lines: list[LedgerLine]) -> MemoryPhase:
     return MemoryPhase(name=name, lines=tuple(lines), bytes=sum(line.value for line in lines))
-
-
-def line(kind: LineKind, name: str, formula: str, **inputs: Number) -> LedgerLine:
-    """A line that is the product of its inputs."""
-    value = prod(inputs.values())
-    return LedgerLine(
-        kind=kind, name=name, value=value, unit="bytes", formula=formula, inputs=inputs
-    )
 
 
 def resting_lines(layout: Layout) -> list[LedgerLine]:
@@ -129,16 +124,6 @@ def saved_lines(layout: Layout) -> list[LedgerLine]:
     ]  # fmt: skip
 
 
-def named(block: Block, what: str) -> str:
-    """Something of a block, with the block's kind where the network has several."""
-    return f"{block.kind} {what}" if block.kind else what
-
-
-def stream_bytes(layout: Layout) -> Number:
-    """The residual stream of a microbatch, gathered over `tensor`."""
-    return layout.tokens * layout.model.d_model * layout.compute_bytes
-
-
 # --- the loss
 
 
@@ -190,9 +175,6 @@ def loss_lines(layout: Layout) -> list[LedgerLine]:
     ]
 
 
-# --- the backward pass of a layer
-
-
 def gradient_lines(layout: Layout) -> list[LedgerLine]:
     """Gradients of the layers and of the unembedding.
 
@@ -209,111 +191,6 @@ def gradient_lines(layout: Layout) -> list[LedgerLine]:
     blocks = np.where(from_message, in_order, layout.stored_layer_elements)
     elements = blocks + layout.stored_elements(layout.network.head)
     return [line("gradients", "gradients", "size x elements", size=size, elements=elements)]
-
-
-def backward_lines(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLine]], ...]:
-    """The phases of a block's backward pass, by name."""
-    return (
-        (named(block, "mlp"), mlp_lines(layout, block)),
-        (named(block, "attention"), attention_lines(layout, block)),
-    )
-
-
-def mlp_lines(layout: Layout, block: Block) -> list[LedgerLine]:
-    """The MLP's backward pass, with all that the attention's will need.
-
-    The stream is alive in four stages, and where `tensor` goes round a ring, in four more that are
-    gathered. Without a ring the MLP's inputs and the gradients of its inner tensors are alive at
-    once; an activation function of one input is computed in place. Round a ring the gradients take
-    the place of the inputs, part by part.
-    """
-    ways = split_ways(layout)
-    inputs, ring = len(block.mlp.inputs), ways > 1
-    away = sum(1 - layout.remat.share(one.output.name, "keep") for one in block.mlp.inputs)
-    at_once = away + inputs + (inputs > 1)
-    return [
-        line("gathered_weights", "gathered weights", "size x block",
-             size=layout.compute_bytes, block=layout.block_elements(block)),
-        line("working_activations", "stream", "stages x stream",
-             stages=4 * ring + 4 / ways, stream=stream_bytes(layout)),
-        line("working_activations", "mlp", "products x product",
-             products=np.where(ring, inputs + 1, at_once), product=product_bytes(layout, block)),
-        *routed_lines(layout, block),
-        line("working_activations", "attention", "size", size=attention_bytes(layout, block)),
-    ]  # fmt: skip
-
-
-def routed_lines(layout: Layout, block: Block) -> list[LedgerLine]:
-    """Rows of a mixture's experts: sent and come back, with the gradients of both."""
-    if not isinstance(block.mlp, Mixture):
-        return []
-    return [
-        line(
-            "routed_rows",
-            "rows of experts",
-            "stages x rows x stream",
-            stages=ROUTED_STAGES,
-            rows=layout.buffer_of_token,
-            stream=stream_bytes(layout),
-        )
-    ]
-
-
-def split_ways(layout: Layout) -> Number:
-    """The devices between which the positions of the stream are split outside of matmuls."""
-    return layout.ways("residual_length") / layout.ways("length")
-
-
-def product_bytes(layout: Layout, block: Block) -> Number:
-    """The result of one of the MLP's first matmuls."""
-    first = block.mlp.inputs[0].output
-    return layout.compute_bytes * layout.tensor_elements(first)
-
-
-def attention_bytes(layout: Layout, block: Block) -> Number:
-    """What the attention kernel reads and writes in one layer, keys and values of all positions.
-
-    Its log-sum-exp comes as a whole row of fp32 lanes for each query and head.
-    """
-    attention = block.attention
-    read = sum(layout.stored_tensor_elements(matmul.output) for matmul in attention.inputs)
-    whole = sum(layout.stored_tensor_elements(tensor) for tensor in attention.whole)
-    written = layout.stored_tensor_elements(attention.result)
-    others = whole * (layout.ways("length") - 1)
-    tensors = layout.compute_bytes * (read + others + written)
-    rows = Tensor("", attention.result.positions, attention.result.statistics)
-    statistics = FP32_BYTES * layout.tile[1] * layout.tensor_elements(rows)
-    return tensors + layout.remat.share(attention.result.name, "recompute") * statistics
-
-
-def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
-    """The attention's backward pass: q, the result and their gradients, that of q also in fp32.
-
-    Keys and values of latent attention are as many, and have gradients too.
-
-    The gradients of the MLP's inputs wait for their product.
-    """
-    return [
-        line("gathered_weights", "gathered weights", "size x attention",
-             size=layout.compute_bytes, attention=layout.total_elements(block.attention.matmuls)),
-        line("working_activations", "stream", "stages x stream",
-             stages=3, stream=stream_bytes(layout)),
-        line("working_activations", "mlp", "products x product",
-             products=len(block.mlp.inputs), product=product_bytes(layout, block)),
-        line("working_activations", "attention", "size x heads",
-             size=FP32_BYTES + 4 * layout.compute_bytes,
-             heads=backward_heads(layout, block.attention)),
-    ]  # fmt: skip
-
-
-def backward_heads(layout: Layout, attention: Attention) -> Number:
-    """Numbers of heads that are alive in four copies and once in fp32, as if all were queries."""
-    queries, result = map(layout.stored_tensor_elements, (attention.queries, attention.result))
-    compute = layout.compute_bytes
-    alive = (FP32_BYTES + 2 * compute) * queries + 2 * compute * result
-    if isinstance(attention, LatentAttention):
-        alive += 2 * compute * sum(map(layout.stored_tensor_elements, attention.whole))
-    return alive / (FP32_BYTES + 4 * compute)
 
 
 # --- the end of a step

@@ -30,7 +30,7 @@ def search_warnings(
     spec: Spec, request: SearchRequest, result: SearchResult
 ) -> Iterator[PlanWarning]:
     """About the request and the result of its search."""
-    yield from catalog.schedulable(request.chip, request.topology, request.pods)
+    yield from catalog.rental_warnings(request.chip, request.topology, request.pods)
     if spec.experiment.remat == "auto" and result.margin == 0:
         yield plan_warning("no_memory_margin")
     if spec.experiment.precision.parameters == "bf16":

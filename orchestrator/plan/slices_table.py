@@ -59,7 +59,7 @@ class SlicePart:
 
 
 @dataclass(frozen=True)
-class Table(SlicePart):
+class SlicesTable(SlicePart):
     """The same of many slices, with their placements and links."""
 
     factors: Ints
@@ -67,7 +67,7 @@ class Table(SlicePart):
     best_links: Links
 
 
-def make_table(requests: Sequence[SearchRequest]) -> Table:
+def make_table(requests: Sequence[SearchRequest]) -> SlicesTable:
     """All meshes of the requests with the batches that they would take."""
     meshes: dict[tuple[int, ...], tuple[Meshes, int, int]] = {}
     parts: list[SlicePart] = []
@@ -86,7 +86,7 @@ def make_table(requests: Sequence[SearchRequest]) -> Table:
         one.name: np.concatenate([getattr(part, one.name) for part in parts])
         for one in fields(SlicePart)
     }
-    return Table(
+    return SlicesTable(
         **columns,
         factors=np.concatenate([mesh.factors for mesh in every]),
         links=join_links([mesh.links for mesh in every]),

@@ -16,9 +16,8 @@ from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, SHARED_OVER_DCN
 from orchestrator.plan.host import Transfers, transfers
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.tiles import whole
-from orchestrator.types.plan import LedgerLine, LineKind
+from orchestrator.types.plan import ATTENTION_LINES, LedgerLine, LineKind
 
-ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
 ALONE = frozenset({"mxu", "hbm", "host"})  # what a device keeps busy without its links
 # Matmuls wait for these: the compiler can only send piece by piece what is multiplied piece by
 # piece. Keys and values of other devices are needed whole, and so are tokens of experts.
@@ -76,7 +75,7 @@ class StepWork:
 
 def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
     """The lines of a ledger by kind, with the passes that it leaves out."""
-    attention_s = total(line.value for line in lines if line.kind in ATTENTION)
+    attention_s = total(line.value for line in lines if line.kind in ATTENTION_LINES)
     links = [line for line in lines if line.resource not in ALONE]
     hidden = [line for line in links if line.kind not in (*TENSOR, *WHOLE)]
     return StepWork(

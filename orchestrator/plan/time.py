@@ -16,7 +16,8 @@ from orchestrator.network.mesh_axes import DCN_AXES, link_of
 from orchestrator.plan import flops
 from orchestrator.plan.collectives import ALL_TO_ALL, ENDS, Exchange, exchanges
 from orchestrator.plan.layout import Layout, Number
-from orchestrator.plan.memory import ACCUMULATION_BYTES, activation_bytes
+from orchestrator.plan.memory import activation_bytes
+from orchestrator.plan.memory_lines import ACCUMULATION_BYTES
 from orchestrator.plan.optimizers import GRADIENT_READS, orthogonalization_flops
 from orchestrator.plan.torus import HOP_S, HOP_SOURCE
 from orchestrator.types.plan import LedgerLine, LineKind

@@ -3,10 +3,11 @@
 from collections import defaultdict
 from dataclasses import asdict, replace
 
+from orchestrator.formatting import GIB
 from orchestrator.plan.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.prove.compiled import PRODUCTS, REPEATED, Compiled, CompiledCollective
 from orchestrator.prove.dcn_check import SCALARS_BYTES, carries_gradients_alone, crossings, faults
-from orchestrator.types.plan import LedgerLine, LineKind, Link, Plan
+from orchestrator.types.plan import ATTENTION_LINES, LedgerLine, LineKind, Link, Plan
 from orchestrator.types.proof import (
     ComparedCollective,
     Comparison,
@@ -19,7 +20,7 @@ from orchestrator.types.proof import (
 SCHEMA = 4
 
 # A Forecast agrees within these; for memory, within the larger of the two.
-MEMORY_SHARE, MEMORY_BYTES = 0.05, 0.5 * 2**30
+MEMORY_SHARE, MEMORY_BYTES = 0.05, 0.5 * GIB
 PAYLOAD_SHARE = FLOPS_SHARE = 0.02
 
 # The Forecast's lines of memory → classes of buffers of the compiled program.
@@ -34,7 +35,6 @@ WORKING = "working set"
 # Lines of parameters beside the model's own, and what counts their elements.
 STORED: dict[LineKind, str] = {"copied_heads": "copied", "vocab_padding": "filled"}
 KERNELS = "attention kernels"
-ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
 
 Key = tuple[tuple[str, ...], Link, str, str]  # axes, link, kind, dtype
 
@@ -258,7 +258,7 @@ def _change(one: CompiledCollective) -> str:
 def compared_flops(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
     """Matrix products, those that the compiler itself repeats, and kernels."""
     counted = [line for line in plan.forecast.time if "flops" in line.inputs]
-    attention = sum(line.inputs["flops"] for line in counted if line.kind in ATTENTION)
+    attention = sum(line.inputs["flops"] for line in counted if line.kind in ATTENTION_LINES)
     products = sum(line.inputs["flops"] for line in counted) - attention
     flops = dict(compiled.summary.flops)
     lines = [

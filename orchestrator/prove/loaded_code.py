@@ -142,15 +142,15 @@ def _data_file(name: str) -> Path | None:
 
 def _loaded_digest(path: Path) -> str:
     """The digest of a file that this process has read; of no file if it was edited since."""
-    return "" if path.stat().st_mtime > STARTED_S else _require(path)
+    return "" if path.stat().st_mtime > STARTED_S else _file_digest(path)
 
 
 def _digest(path: Path | None) -> str | None:
     try:
-        return _require(path) if path else None
+        return _file_digest(path) if path else None
     except OSError:
         return None
 
 
-def _require(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -2,9 +2,8 @@
 
 A file's name begins with the plan's digest. What follows is a digest of the compiler's other input:
 the trainer, the topology as the compiler names it, the rates that price its schedule, and the
-versions of the compiler. An entry is
-valid while the code that the compile process loaded is the same. The Forecast is not cached: a
-program is compared with the current one.
+versions of the compiler. An entry is valid while the code that the compile process loaded is the
+same. The Forecast is not cached: a program is compared with the current one.
 """
 
 import tempfile

@@ -65,7 +65,7 @@ def least_recompute(
 
 
 def _compile(plan: Plan, on_stage: OnStage, hlo: Path | None) -> Proof:
-    target(plan)
+    target(plan)  # raises for a chip that the compiler lacks, before anything starts
     require("prove")
     if util.find_spec("libtpu") is None:
         raise no_compiler(sys.platform, platform.machine())

@@ -59,3 +59,11 @@ class Display:
         if not self.status.live and time.monotonic() - self.counted_at_s >= COUNT_EVERY_S:
             echo(self.text.count(event), err=True)
             self.counted_at_s = time.monotonic()
+
+
+def say_end(event: object) -> None:
+    """The end of a run whose logs are followed, beside its lines."""
+    from orchestrator.types.progress_events import RunUpdate  # noqa: PLC0415  slow
+
+    if isinstance(event, RunUpdate):
+        echo(f"{event.run.run}: {event.run.state}", err=True)

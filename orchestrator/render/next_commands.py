@@ -1,6 +1,7 @@
 """The commands that a message proposes to type next."""
 
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,3 +44,8 @@ def storage_of(run: "Run") -> Path:
     """Where a run is stored, relative to the working directory where that is shorter."""
     path, here = Path(run.journal).parent, Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def as_typed(*without: str) -> str:
+    """The command that was typed, without some of its words."""
+    return shlex.join(["orch", *(word for word in sys.argv[1:] if word not in without)])

@@ -4,6 +4,7 @@ import time
 
 from orchestrator.render import launch_screen as launch
 from orchestrator.render import rehearsal_screen as rehearsal
+from orchestrator.render import run_lines
 from orchestrator.render import study_screen as study
 from orchestrator.render.next_commands import run_command, storage_command, storage_of
 from orchestrator.render.plan_screen import plan_screen
@@ -114,11 +115,11 @@ class ProgressText:
             case progress_events.FollowStarted(task=task, attempts=attempts):
                 self.task, self.attempt, self.state = task, attempts, ("", "")
                 self.started_s, self.shown_at_s = time.monotonic(), 0.0
-                self.status = f"{task}: {rehearsal.WAITING_FOR_DRIVER}"
+                self.status = f"{task}: {run_lines.WAITING_FOR_DRIVER}"
             case progress_events.NodesUp(up=up, total=total):
                 return [f"node {up} of {total} is up"]
             case progress_events.RunUpdate(run=run, steps=steps):
-                self.status = f"{self.task}: {rehearsal.waiting_for(run)}"
+                self.status = f"{self.task}: {run_lines.waiting_for(run)}"
                 return [*self._new_state(run), *self._new_attempt(run), *self._new(steps, run)]
             case progress_events.StopSent(how=how):
                 return [STOPPING[how]]
@@ -137,17 +138,17 @@ class ProgressText:
             return []
         ended = run.attempts[before - 1]
         is_shown = ended.number >= run.resumed_at
-        return [rehearsal.new_attempt_line(ended, run.attempts[-1])] if is_shown else []
+        return [run_lines.new_attempt_line(ended, run.attempts[-1])] if is_shown else []
 
     def _new(self, steps: tuple[Step, ...], run: Run) -> list[str]:
         """The lines of new steps: one in two seconds, and always the last."""
         lines = []
         for step in steps:
-            if line := rehearsal.startup_line(step):
+            if line := run_lines.startup_line(step):
                 lines.append(line)
             is_last = step.index + 1 == run.steps
             if is_last or time.monotonic() - self.shown_at_s >= SHOW_EVERY_S:
-                lines.append(rehearsal.step_line(step, run.steps))
+                lines.append(run_lines.step_line(step, run.steps))
                 self.shown_at_s = time.monotonic()
         return lines
 

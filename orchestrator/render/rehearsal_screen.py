@@ -21,19 +21,11 @@ from orchestrator.render.screen_parts import (
 from orchestrator.render.warning_text import warning_text
 from orchestrator.types.codec import short
 from orchestrator.types.plan import Plan
-from orchestrator.types.run import Attempt, RecentSteps, Run, State, Step
+from orchestrator.types.run import RecentSteps, Run
 
 OF_MACHINE = {"unsteady_profile"}  # warnings about a rehearsal's own forecast
 LARGEST = 4  # lines of a forecast that are named
 CLOSE = 0.25  # how far the forecast of an idle machine may be off
-WAITING_FOR_DRIVER = "Ray starts the driver"
-WAITING: dict[State, str] = {
-    "submitted": WAITING_FOR_DRIVER,
-    "pending": "waiting for slices",
-    "starting": "processes start and compile the step",
-    "running": "all steps are done; the run ends",
-    "stopping": "writing a last checkpoint",
-}
 BUSY = "Other work on this machine changes either; orch calibrate measures it again"
 
 
@@ -129,36 +121,6 @@ def model(plan: Plan) -> str:
 
 def batch(plan: Plan) -> str:
     return f"{count(plan.batch.sequences)} x {count(plan.batch.length)} tokens"
-
-
-def step_line(one: Step, steps: int) -> str:
-    width = len(str(steps))
-    return f"step {one.index + 1:{width}} of {steps}  loss {one.loss:.4f}  {seconds(one.step_s)}"
-
-
-def startup_line(one: Step) -> str | None:
-    """Return what came before the first step of an attempt."""
-    if one.startup is None:
-        return None
-    compiled, state = seconds(one.startup.compile_s), seconds(one.startup.state_s)
-    done = one.startup.steps_done
-    restored = f", {count(done)} steps restored" if done else ""
-    return f"compiled in {compiled}, state ready in {state}{restored}"
-
-
-def waiting_for(run: Run) -> str:
-    """Return what a run waits for while it shows nothing new."""
-    if run.state == "running" and run.steps_done < run.steps:
-        return f"step {count(run.steps_done + 1)} of {count(run.steps)}"
-    return WAITING.get(run.state, "")
-
-
-def new_attempt_line(ended: Attempt, started: Attempt) -> str:
-    """Return why another attempt starts, and on how many pods if that changed."""
-    other = f" on {counted(started.pods, 'pod')}" if started.pods != ended.pods else ""
-    error = first_line(ended.error)
-    why = f"attempt {ended.number} ended: {ended.reason}" + (f": {error}" if error else "")
-    return f"new attempt{other}; {why}"
 
 
 def rehearsal_result(run: Run, plan: Plan, record: str, next_command: str) -> Screen:

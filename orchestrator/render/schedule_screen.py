@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from orchestrator.formatting import count, percent, seconds
 from orchestrator.render.screen_parts import Part, Table, indent, section
-from orchestrator.types.plan import LineKind, Plan
+from orchestrator.types.plan import ATTENTION_LINES, Plan
 from orchestrator.types.schedule import (
     Schedule,
     ScheduledCollective,
@@ -15,7 +15,6 @@ from orchestrator.types.schedule import (
 MOST = 3  # rows of each table; --json has all
 SMALL = 0.002  # of a step: what takes less is left to --json
 LOW_SHARE = 0.75  # of the peak: products below it are shown
-ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
 KINDS = (
     ("products", "products_s"),
     ("kernels", "kernels_s"),
@@ -67,7 +66,7 @@ def ledger_s(plan: Plan) -> dict[str, float]:
     by_kind: dict[str, float] = defaultdict(float)
     for line in plan.forecast.time:
         name = {"mxu": "products", "hbm": "other"}.get(line.resource or "", "exposed")
-        by_kind["kernels" if line.kind in ATTENTION else name] += line.value
+        by_kind["kernels" if line.kind in ATTENTION_LINES else name] += line.value
     return dict(by_kind)
 
 

@@ -1,7 +1,6 @@
 """Show a score: published runs against their forecasts, with totals and what was left out."""
 
 from collections import Counter
-from collections.abc import Sequence
 
 from orchestrator.formatting import counted, percent, seconds, signed_percent, signed_points, span
 from orchestrator.render.screen_parts import (
@@ -184,27 +183,4 @@ def verdict(summary: Summary) -> str:
         f"Score: {runs(summary.rows)}, median error {share(summary.median_abs_error)}, p90"
         f" {share(summary.p90_abs_error)}, {share(summary.inside_interval)} inside the 80 %"
         f" interval, {faster}, {out}."
-    )
-
-
-def score_markdown(scores: dict[str, Score]) -> str:
-    """Return the README's table: this model and the baseline, for each way of leaving rows out."""
-    head = ("learned without", "median", "p90", "inside 80 %", "one MFU: median", "p90")
-    return markdown([head, *(markdown_row(name, one.summary) for name, one in scores.items())])
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose first row is its head and whose first column is text."""
-    lines = [f"| {' | '.join(cells)} |" for cells in rows]
-    return "\n".join([lines[0], "|---|" + "---:|" * (len(rows[0]) - 1), *lines[1:]]) + "\n"
-
-
-def markdown_row(name: str, summary: Summary) -> tuple[str, ...]:
-    return (
-        name,
-        share(summary.median_abs_error),
-        share(summary.p90_abs_error),
-        share(summary.inside_interval),
-        share(summary.baseline_median_abs_error),
-        share(summary.baseline_p90_abs_error),
     )

@@ -1,13 +1,16 @@
 """Print texts, screens and JSON, on a terminal or into a pipe."""
 
+import errno
 import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import TextIO
 
 from orchestrator.render.screen_parts import Screen, visible, visible_json
 
+UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 WIDEST = 120  # columns of a screen on a wide terminal
 
 
@@ -47,3 +50,24 @@ def show(value: object, screens: Callable[[], str | list[str]] = list, *, as_jso
     else:
         texts = screens()
         say(*([texts] if isinstance(texts, str) else texts))
+
+
+def aside(as_json: bool) -> AbstractContextManager[object]:
+    """Print everything on the error stream where the standard output is to hold JSON alone."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+def report_output(error: OSError) -> int:
+    """Report an output that takes no more; the exit code. Any other error is a bug."""
+    if error.filename or error.errno not in (errno.EPIPE, *UNWRITABLE):
+        raise error
+    # The interpreter must not complain at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:  # whoever read our output has read enough
+        return 0
+    report_unwritable(error.strerror)
+    return 1
+
+
+def report_unwritable(why: str | None) -> None:
+    echo(f"standard output: nothing more can be written there: {why}", err=True)

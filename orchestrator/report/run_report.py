@@ -9,8 +9,8 @@ from orchestrator.journal.run_journal import Clock, prediction_of
 from orchestrator.journal.run_outlook import outlook_of
 from orchestrator.journal.step_table import StepTable, read_table
 from orchestrator.report import gap as gaps
-from orchestrator.report.goodput import goodput
 from orchestrator.report.measurement import measure, peak_hbm_bytes
+from orchestrator.report.where_time_went import goodput
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.report import MemoryReport, NotCompared, Report
@@ -49,9 +49,8 @@ def compare_run(
     same_plan = {one.number for one in run.attempts if one.plan_digest == run.plan_digest}
     counted = counted_steps(steps, same_plan)
     measured = measure(plan, counted)
-    not_compared: NotCompared | None = None
-    if run.rehearsal and not plan.chip_profile:
-        not_compared = "cpu_rehearsal"
+    has_no_forecast = run.rehearsal and not plan.chip_profile
+    not_compared: NotCompared | None = "cpu_rehearsal" if has_no_forecast else None
     compared = measured if not_compared is None else None
     return Report(
         schema=SCHEMA,

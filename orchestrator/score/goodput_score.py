@@ -10,8 +10,8 @@ from orchestrator.catalog.goodput_runs import (
     campaign,
     goodput_runs,
 )
-from orchestrator.catalog.recovery import recovery
-from orchestrator.goodput.inputs import DAY_S
+from orchestrator.catalog.recovery_times import recovery
+from orchestrator.formatting import DAY_S
 from orchestrator.goodput.renewal import Rhythm
 from orchestrator.goodput.uncertainty import with_causes
 from orchestrator.types.goodput import Uncertain

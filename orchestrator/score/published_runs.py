@@ -84,21 +84,7 @@ class PublishedRun:
 
 def read(path: Path) -> list[dict[str, str]]:
     """The rows of a file, as text, each with every column of COLUMNS."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            table = csv.DictReader(file, restval="")
-            table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
-            columns = table.fieldnames
-            apart = mixture_rows.has_mixtures(columns)
-            columns += ["d_ff"] if apart else []
-            rows = [
-                named(mixture_rows.translated(row) if apart else row, table.line_num)
-                for row in table
-            ]
-    except OSError as error:
-        raise Unscorable(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise Unscorable(f"{path}: is no CSV in UTF-8: {error}", file=str(path)) from None
+    columns, rows = _columns_and_rows(path)
     if not rows:
         why = "holds no runs; `orch score` alone scores the project's own file"
         raise Unscorable(f"{path}: {why}", file=str(path))
@@ -113,6 +99,24 @@ def read(path: Path) -> list[dict[str, str]]:
             f"{path}: {reason}", file=str(path), line=reason.line, column=reason.column
         ) from None
     return rows
+
+
+def _columns_and_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file, restval="")
+            table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
+            columns = table.fieldnames
+            apart = mixture_rows.has_mixtures(columns)
+            columns += ["d_ff"] if apart else []
+            return columns, [
+                named(mixture_rows.translated(row) if apart else row, table.line_num)
+                for row in table
+            ]
+    except OSError as error:
+        raise Unscorable(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise Unscorable(f"{path}: is no CSV in UTF-8: {error}", file=str(path)) from None
 
 
 def named(row: dict[str, str], line: int) -> dict[str, str]:

@@ -14,9 +14,8 @@ from orchestrator.plan.layout import Layout
 from orchestrator.plan.time import matmul_line, rated_line
 from orchestrator.score.flop_counts import attention_share
 from orchestrator.score.published_runs import PublishedRun
-from orchestrator.types.plan import LedgerLine, LineKind
+from orchestrator.types.plan import ATTENTION_LINES, LedgerLine
 
-ATTENTION: tuple[LineKind, ...] = ("attention", "attention_recompute")
 # One backward kernel computes the scores and their gradients once; two kernels, once each.
 FUSED_BACKWARD = flops.Products(3, 2)
 FUSED_BLOCK = 2048  # every published recipe with one backward kernel takes so many at a time
@@ -36,10 +35,10 @@ def attention_as_run(
     run: PublishedRun, layout: Layout, lines: list[LedgerLine]
 ) -> list[LedgerLine]:
     """The ledger with the attention of the run's own kernel."""
-    others = [line for line in lines if line.kind not in ATTENTION]
+    others = [line for line in lines if line.kind not in ATTENTION_LINES]
     if run.software.kernel == "none":
         return [*others, square_line(layout), scores_line(layout)]
-    return [*others, *(kernel_line(run, line) for line in lines if line.kind in ATTENTION)]
+    return [*others, *(kernel_line(run, line) for line in lines if line.kind in ATTENTION_LINES)]
 
 
 def kernel_line(run: PublishedRun, line: LedgerLine) -> LedgerLine:

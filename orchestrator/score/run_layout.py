@@ -106,23 +106,7 @@ def custom(text: str) -> Policy:
 def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
     """The fastest way to lay the run's mesh on the torus."""
     slice_torus = make_torus(chip, topology)
-    tensor, sequence = run.mesh["tensor"] or 1, run.mesh["sequence"] or 1
-    expert = run.mesh["expert"] or 1
-    rest, over = divmod(slice_torus.devices, tensor * sequence * expert)
-    fsdp = run.mesh["fsdp"] or rest
-    if over or rest % fsdp:
-        raise Unscorable(
-            f"{slice_torus.devices} devices are not fsdp {fsdp} x sequence {sequence} x tensor"
-            f" {tensor} and whole replicas"
-        )
-    mesh = MeshRequest(
-        data=rest // fsdp,
-        expert=expert,
-        fsdp=fsdp,
-        sequence=sequence,
-        tensor=tensor,
-        fsdp_dcn=run.mesh["fsdp_dcn"],
-    )
+    mesh = mesh_as_run(run, slice_torus.devices)
     experiment = Experiment(
         model=run.model,
         tokens=run.sequences * run.length,
@@ -131,13 +115,35 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
         precision=Precision(parameters=run.parameters, compute=run.compute),
     )
     request = SearchRequest(chip, topology, slice_torus, experiment, mesh, run.slices)
-    divisible = 2 * tensor * sequence  # other trainers need not split the stream by position
+    # Other trainers need not split the stream by position.
+    divisible = 2 * (mesh.tensor or 1) * (mesh.sequence or 1)
     factors = placements(slice_torus, run.model, divisible, mesh, run.sequences // run.slices or 1)
     if not len(factors):
         raise Unscorable(
             f"its mesh {mesh_text(mesh)} does not divide its model or lie on {topology}"
         )
     return least_time(request, factors, run)
+
+
+def mesh_as_run(run: PublishedRun, devices: int) -> MeshRequest:
+    """The run's mesh of one slice: devices that its axes leave are replicas."""
+    tensor, sequence = run.mesh["tensor"] or 1, run.mesh["sequence"] or 1
+    expert = run.mesh["expert"] or 1
+    rest, over = divmod(devices, tensor * sequence * expert)
+    fsdp = run.mesh["fsdp"] or rest
+    if over or rest % fsdp:
+        raise Unscorable(
+            f"{devices} devices are not fsdp {fsdp} x sequence {sequence} x tensor"
+            f" {tensor} and whole replicas"
+        )
+    return MeshRequest(
+        data=rest // fsdp,
+        expert=expert,
+        fsdp=fsdp,
+        sequence=sequence,
+        tensor=tensor,
+        fsdp_dcn=run.mesh["fsdp_dcn"],
+    )
 
 
 def mesh_text(mesh: MeshRequest) -> str:

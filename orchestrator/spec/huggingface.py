@@ -25,7 +25,7 @@ from orchestrator.spec.huggingface_rope import ROPE_KEYS, Unserved, rope_of
 from orchestrator.spec.huggingface_windows import LAYER_TYPES, window_pattern
 from orchestrator.spec.nodes import MOST_DEPTH, Mapping, parse
 from orchestrator.spec.problem import Correction, SpecPosition, SpecProblems, SpecText, shortened
-from orchestrator.spec.scalars import Value, as_written
+from orchestrator.spec.scalars import Value, as_written, is_positive
 from orchestrator.spec.schema import Schema, definition, member, validator
 from orchestrator.spec.source import read
 from orchestrator.types.latent import LatentAttention
@@ -143,7 +143,7 @@ class _Config:
             known: dict[str, Any] = {"expected": ", ".join(ACTIVATIONS)}
             self._report(key, "config-activation", value=_shown(value), **known)
             return None
-        if key == "query_pre_attn_scalar" and _is_positive(value):
+        if key == "query_pre_attn_scalar" and is_positive(value):
             return value**-0.5
         return "" if value is None else value  # nothing is illegal for each of these keys
 
@@ -283,10 +283,6 @@ OPTIONAL = ("num_key_value_heads", "head_dim")  # reported with the sizes that t
 def schema_of(section: str, name: str) -> Schema:
     """The schema of a field."""
     return member(definition(section), name) or {}
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _whole(known: dict[str, tuple[str, ...]], key: str, value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.spec.scalars import is_positive
 from orchestrator.types.model import RopeScaling
 
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
@@ -129,7 +130,3 @@ def scaling_of(key: str, rope: dict[str, Any], kind: Any, values: dict[str, Any]
         return msgspec.convert({"kind": kind, **fields}, RopeScaling)
     except msgspec.ValidationError:
         raise Unserved(key, rope) from None
-
-
-def is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

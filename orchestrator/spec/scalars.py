@@ -97,3 +97,8 @@ def _durations(text: str) -> Iterator[str]:
         days = match[2] == "d"
         yield f"{int(match[1]) * 24}h" if days else f"{match[1]}{match[2]}"
     yield f"{text}s"
+
+
+def is_positive(value: object) -> bool:
+    """Whether a value of JSON is a number above zero; `true` is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

@@ -15,7 +15,7 @@ from orchestrator.spec.problem import SpecProblems
 from orchestrator.spec.scalars import NUMBER
 from orchestrator.spec.source import read
 from orchestrator.types.offers import OfferRequest
-from orchestrator.types.spec import AUTO_TOPOLOGY, Resources
+from orchestrator.types.spec import Resources
 
 DAYS = {"h": Fraction(1, 24), "d": Fraction(1), "w": Fraction(7)}
 DURATION = re.compile(r"([0-9]{1,6}([.][0-9]{1,6})?)([hdw])")
@@ -73,7 +73,7 @@ def chip_named(name: str, resources: Resources) -> Chip:
 
 def chips_of(resources: Resources) -> tuple[str, ...]:
     """The chips where none is named: the spec's own, or every TPU with published runs."""
-    if resources.topology != AUTO_TOPOLOGY:
+    if not resources.has_open_topology:
         return tuple(one for one in catalog.chips() if catalog.efficiency(one))
     if catalog.chip_of(resources).switched:
         raise SpecError(

@@ -63,7 +63,7 @@ LineKind = Literal[
     "layers",
     "outside_layers",
 ]
-
+ATTENTION_LINES: tuple[LineKind, ...] = ("attention", "attention_recompute")  # what kernels run
 
 # What a person should know before paying for a plan.
 WarningCode = Literal[

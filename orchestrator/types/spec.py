@@ -390,6 +390,11 @@ class Resources:
         ),
     ] = None
 
+    @property
+    def has_open_topology(self) -> bool:
+        """Whether slices are to be chosen before there is a plan."""
+        return self.topology == AUTO_TOPOLOGY
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:

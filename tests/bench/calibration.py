@@ -22,13 +22,12 @@ from orchestrator.formatting import percent, seconds
 from orchestrator.network.rematerialization import text_of
 from orchestrator.plan import calibrated
 from orchestrator.plan.planner import make_plan
-from orchestrator.render.score_screen import markdown
 from orchestrator.render.screen_parts import Table, screen
 from orchestrator.types.chip_profile import ChipProfile
 from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Batch, Experiment, MeshRequest, Pods, Precision, Resources, Spec
-from tests.bench.marked_block import with_block
+from tests.bench.marked_block import markdown, with_block
 from tests.conftest import ROOT
 
 LIMIT = 0.25

@@ -20,7 +20,7 @@ from orchestrator.score.evaluate import HeldOut, published, software_summaries, 
 from orchestrator.score.learn import learn
 from orchestrator.score.published_runs import read
 from orchestrator.types.score import Score, SoftwareSummary, Summary
-from tests.bench.marked_block import with_block
+from tests.bench.marked_block import markdown, with_block
 from tests.conftest import ROOT
 
 README = ROOT / "README.md"
@@ -77,7 +77,7 @@ def mixtures(by_name: dict[str, Score]) -> str:
         rows.append((one.id, *times, signed_percent(one.error), signed_percent(other.error)))
     medians = (share(way.mixtures.median_abs_error) for way in ways)
     rows.append(("median of absolute errors", "", "", *medians))
-    return render.markdown(rows)
+    return markdown(rows)
 
 
 def goals(by_name: dict[str, Score]) -> str:
@@ -92,7 +92,7 @@ def goals(by_name: dict[str, Score]) -> str:
         ("models up to 1.5B within 20 %", *(share(worst_of_small(s)) for s in ways)),
         ("retention within 2 points", *map(retained, ways)),
     ]
-    return render.markdown(rows)
+    return markdown(rows)
 
 
 def of_file(scored: Score, path: Path) -> Score:
@@ -117,7 +117,7 @@ def by_software(by_name: dict[str, Score]) -> str:
         rows.append((one.software, str(one.rows), *figures, signed_percent(other.median_error)))
     total = figures_of(by_name[DOCUMENTS].summary), figures_of(by_name[SOFTWARE].summary)
     rows.append(("all", str(by_name[SOFTWARE].summary.rows), *map(share, sum(total, ())), ""))
-    return render.markdown(rows)
+    return markdown(rows)
 
 
 def figures_of(of: SoftwareSummary | Summary) -> tuple[float | None, ...]:
@@ -126,6 +126,23 @@ def figures_of(of: SoftwareSummary | Summary) -> tuple[float | None, ...]:
 
 def share(fraction: float | None) -> str:
     return render.share(fraction)
+
+
+def score_markdown(scores: dict[str, Score]) -> str:
+    """Return the README's table: this model and the baseline, for each way of leaving rows out."""
+    head = ("learned without", "median", "p90", "inside 80 %", "one MFU: median", "p90")
+    return markdown([head, *(markdown_row(name, one.summary) for name, one in scores.items())])
+
+
+def markdown_row(name: str, summary: Summary) -> tuple[str, ...]:
+    return (
+        name,
+        share(summary.median_abs_error),
+        share(summary.p90_abs_error),
+        share(summary.inside_interval),
+        share(summary.baseline_median_abs_error),
+        share(summary.baseline_p90_abs_error),
+    )
 
 
 def worst_of_small(scored: Score) -> float:
@@ -144,7 +161,7 @@ def tables(by_name: dict[str, Score]) -> list[tuple[Path, str, str]]:
     every, by_name = by_name, {name: dense(one) for name, one in by_name.items()}
     return [
         (DOCUMENT, MIXTURE_MARK, mixtures(every)),
-        (README, MARK, render.score_markdown(by_name)),
+        (README, MARK, score_markdown(by_name)),
         (DOCUMENT, MARK, goals(by_name)),
         (DOCUMENT, SOFTWARE_MARK, by_software(by_name)),
     ]

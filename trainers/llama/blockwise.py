@@ -64,11 +64,11 @@ def _forward(
         return (new_top, total, out * shrink[..., None] + added), None
 
     top = jnp.full((b, kv, g, t), LEAST)
-    total, sum_of_none = jnp.zeros((b, kv, g, t), jnp.float32), (b, kv, g, t, v.shape[-1])
+    total = jnp.zeros((b, kv, g, t), jnp.float32)
     if sinks is not None:
         top = jnp.broadcast_to(_by_group(sinks, kv), top.shape)
         total = jnp.ones_like(total)
-    start = (top, total, jnp.zeros(sum_of_none, jnp.float32))
+    start = (top, total, jnp.zeros((b, kv, g, t, v.shape[-1]), jnp.float32))
     (top, total, out), _ = jax.lax.scan(step, start, _blocks(k, v, documents))
     out = (out / total[..., None]).transpose(0, 3, 1, 2, 4)
     out = out.reshape(*q.shape[:-1], v.shape[-1]).astype(q.dtype)

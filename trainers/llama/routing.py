@@ -52,9 +52,8 @@ def in_best_groups(moe: MixtureOfExperts, preference: jax.Array) -> jax.Array:
     A group is as good as its best expert, and with a sigmoid as its two best together.
     """
     grouped = preference.reshape(*preference.shape[:-1], moe.groups, -1)
-    best = jax.lax.top_k(grouped, min(2, grouped.shape[-1]) if moe.router == "sigmoid" else 1)[
-        0
-    ].sum(-1)
+    counted = min(2, grouped.shape[-1]) if moe.router == "sigmoid" else 1
+    best = jax.lax.top_k(grouped, counted)[0].sum(-1)
     chosen = jax.lax.top_k(best, moe.top_groups)[1]
     is_chosen = jax.nn.one_hot(chosen, moe.groups, dtype=bool).any(-2)
     return jnp.where(is_chosen[..., None], grouped, -jnp.inf).reshape(preference.shape)

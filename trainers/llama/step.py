@@ -214,12 +214,10 @@ def _mean_loss(
     runtime: Runtime, tokens: jax.Array | int, weights: Tree, batch: dict[str, jax.Array]
 ) -> tuple[jax.Array, Sums]:
     loss, routed = batch_loss(runtime, weights, batch)
-    if routed is None:
-        return loss.objective / tokens, (loss, routed)
-    return loss.objective / tokens + routed.penalty.sum() / runtime.plan.batch.tokens, (
-        loss,
-        routed,
-    )
+    mean = loss.objective / tokens
+    if routed is not None:
+        mean += routed.penalty.sum() / runtime.plan.batch.tokens
+    return mean, (loss, routed)
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:

@@ -33,13 +33,11 @@ class CollectivePayload:
     name: str
     kind: str
     axes: tuple[str, ...]
-    link: str
     dtype: str
     payload_bytes: float
     executed_kind: str
     executed_bytes: float
     times: int
-    values: tuple[Value, ...]
 
 
 def sent_bytes(kind: str, volume: float, ways: int) -> float:
@@ -70,13 +68,11 @@ def logical_payloads(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator
             name=instruction.name,
             kind=logical,
             axes=mesh.axes_of(group),
-            link="ici",
             dtype=array.dtype,
             payload_bytes=sent_bytes(PERMUTE if runs == PERMUTE else logical, unpadded, len(group)),
             executed_kind=runs,
             executed_bytes=sent_bytes(runs, volume, len(group)),
             times=times,
-            values=(given, result),
         )
 
 

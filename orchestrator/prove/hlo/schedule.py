@@ -38,9 +38,9 @@ PRODUCTS = {"dot", "convolution"}
 RELAYOUTS = {"copy", "transpose", "reshape", "concatenate", "pad", "slice", "dynamic-slice"}
 RELAYOUTS |= {"dynamic-update-slice", "reverse", "gather"}
 NOTHING = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "iota", "broadcast"}
-# What it moves inside a fusion with a product.
-MOVED_IN = {"concatenate", "pad", "copy", "transpose", "maximum"}
 NOTHING |= {"fusion", "convert", "maximum", "select", "compare", "after-all"}
+# Beside a product in its fusion, these are named: they can slow it down.
+MOVED_IN = {"concatenate", "pad", "copy", "transpose", "maximum"}
 DONE = "-done"
 
 

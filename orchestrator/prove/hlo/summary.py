@@ -27,6 +27,7 @@ from orchestrator.prove.hlo.slice_links import SliceLinks
 from orchestrator.prove.hlo.transfers import TransferReader
 from orchestrator.types.schedule import Schedule, ScheduleRates
 
+DTYPES = {"f32": "fp32"}  # as the Plan calls them
 AGAIN = ".remat"  # in the names of what the compiler itself computes twice, to save memory
 
 
@@ -36,9 +37,6 @@ class Pricing:
 
     rates: ScheduleRates
     places: tuple[tuple[int, ...], ...]
-
-
-DTYPES = {"f32": "fp32"}  # as the Plan calls them
 
 
 def summarize(

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.errors import JournalUnreadable
+from orchestrator.formatting import GIB
 from orchestrator.journal import Journal, boundary, files
 from orchestrator.journal.run_logs import list_logs
 from orchestrator.journal.run_status import first_line, last_attempt_text
@@ -134,7 +135,7 @@ def note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
     if proof:
         peak, allowed = proof.peak_hbm_bytes_per_device, proof.hbm_bytes_per_device
         verdict = "fits" if proof.fits else "does not fit"
-        lines.append(f"Compiled: {verdict}, {peak / 2**30:.2f} of {allowed / 2**30:.2f} GiB.")
+        lines.append(f"Compiled: {verdict}, {peak / GIB:.2f} of {allowed / GIB:.2f} GiB.")
     lines.append(f"Journal: `{run.journal}`, shown by `orch status {run.run}`")
     return "\n\n".join(lines)
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from orchestrator.formatting import GIB
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.report import Badput, PredictionKind, Report
 from orchestrator.types.run import Attempt, TimedStep
 
-GIB = 2**30
 # MLflow takes no other characters in a name.
 NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
 

@@ -8,7 +8,7 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.explain.book import mixed_times, tensor_pays
-from orchestrator.explain.inputs import axes_of, power_of_two
+from orchestrator.explain.derivation_inputs import axes_of, power_of_two
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.nearest_specs import nearest_batches
@@ -160,7 +160,7 @@ def recompute(plan: Plan) -> RecomputeDifference:
 def renting(spec: Spec, plan: Plan) -> RentingDifference | None:
     """Why these chips cannot be rented, if they cannot."""
     chip = catalog.chip_of(plan)
-    obstacles = catalog.schedulable(chip, catalog.topology(chip, plan.topology), plan.pods)
+    obstacles = catalog.rental_warnings(chip, catalog.topology(chip, plan.topology), plan.pods)
     if not obstacles:
         return None
     pods = spec.resources.pods.max

@@ -1,10 +1,9 @@
 """The forecast of goodput: the share of time that trains, and what takes the rest."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf, sqrt
 
-from orchestrator.goodput.inputs import DAY_S
+from orchestrator.formatting import DAY_S
 from orchestrator.goodput.odds import DEVIATIONS
 from orchestrator.goodput.renewal import Rhythm
 from orchestrator.goodput.uncertainty import exactly, with_causes
@@ -144,23 +143,23 @@ def lines(inputs: GoodputInputs, rhythm: Rhythm, every_s: float) -> Iterator[Goo
             sources=inputs.sources["waiting_s"],
         )
     for kind in RECOVERY:
-        each_s = recovery_part(inputs, kind).value
-        if each_s:
-            yield GoodputLine(
-                kind=kind,
-                share=recovering * each_s / rhythm.recovery_s,
-                each_s=each_s,
-                per_day=per_day,
-                formula="(1 - exp(-recovery / between_failures)) x each / recovery",
-                inputs={
-                    "recovery": rhythm.recovery_s,
-                    "between_failures": rhythm.between_failures_s,
-                    "each": each_s,
-                },
-                sources=inputs.sources.get(f"{kind}_s", ()),
-            )
+        if recovery_part(inputs, kind).value:
+            yield recovery_line(inputs, rhythm, kind)
 
 
-def with_every(inputs: GoodputInputs, every: int) -> GoodputInputs:
-    """The inputs with another interval between saves."""
-    return replace(inputs, every_steps=every)
+def recovery_line(inputs: GoodputInputs, rhythm: Rhythm, kind: LossKind) -> GoodputLine:
+    """What one part of all recoveries takes."""
+    each_s = recovery_part(inputs, kind).value
+    return GoodputLine(
+        kind=kind,
+        share=rhythm.recovering_share() * each_s / rhythm.recovery_s,
+        each_s=each_s,
+        per_day=inputs.failures_per_day.value,
+        formula="(1 - exp(-recovery / between_failures)) x each / recovery",
+        inputs={
+            "recovery": rhythm.recovery_s,
+            "between_failures": rhythm.between_failures_s,
+            "each": each_s,
+        },
+        sources=inputs.sources.get(f"{kind}_s", ()),
+    )

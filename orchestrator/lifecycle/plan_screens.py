@@ -1,0 +1,33 @@
+"""The screens of plans and of offers, with the commands that follow from them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.prove.proof_folder import has_plan
+from orchestrator.render.next_commands import offer_command
+from orchestrator.render.offers_screen import offers_screen, to_take
+from orchestrator.render.plan_screen import plan_screen
+from orchestrator.types.offers import Offers
+from orchestrator.types.plan import Plan
+
+
+def plans_screen(plans: Sequence[Plan], next_command: str) -> str:
+    """The first plan with its proof, if that is known, then what runners-up lose."""
+    return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:])
+
+
+def _known_proof(plan: Plan) -> str:
+    if not has_plan(plan):
+        return ""
+    from orchestrator.prove.verdict import cached  # noqa: PLC0415  most plans have no proof
+    from orchestrator.render.proof_screen import proof_summary  # noqa: PLC0415
+
+    known = cached(plan)
+    return proof_summary(known.proof, known.age_s or 0.0) if known else ""
+
+
+def wanted_offers_screen(found: Offers, spec: Path, overrides: Sequence[str]) -> str:
+    """The offers for a spec; the next command plans the one that is proposed."""
+    chosen = to_take(found)
+    following = offer_command(spec, overrides, chosen.overrides) if chosen else None
+    return offers_screen(found, following)

@@ -1,0 +1,193 @@
+"""The ledger of bytes in the backward pass of a layer."""
+
+import numpy as np
+
+from orchestrator.network.description import MLP, Attention, Block, LatentAttention, Mixture, Tensor
+from orchestrator.plan.layout import Layout, Number
+from orchestrator.plan.memory_lines import FP32_BYTES, line, named, split_ways, stream_bytes
+from orchestrator.types.plan import LedgerLine
+
+# Rows of experts that are alive at once: those sent, those that come back, and the gradients of
+# both. Dropless: those sent, and the gradients of those that come back.
+ROUTED_STAGES, DROPLESS_STAGES = 4, 2
+# First matrices of experts that are alive at once before the backward pass: joined and gathered,
+# parted, and turned for the gradients of their rows.
+TURNED_STAGES = 3
+
+
+def backward_lines(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLine]], ...]:
+    """The phases of a block's backward pass, by name."""
+    attention = (named(block, "attention"), attention_lines(layout, block))
+    if isinstance(block.mlp, Mixture) and is_dropless(layout):
+        experts = dropless_phases(layout, block, block.mlp)
+        return (*((named(block, name), lines) for name, lines in experts), attention)
+    return (
+        (named(block, "mlp"), mlp_lines(layout, block)),
+        (named(block, "attention again"), again_lines(layout, block)),
+        attention,
+    )
+
+
+def is_dropless(layout: Layout) -> bool:
+    return layout.model.moe is not None and layout.model.moe.capacity_factor is None
+
+
+def dropless_phases(
+    layout: Layout, block: Block, mixture: Mixture
+) -> tuple[tuple[str, list[LedgerLine]], ...]:
+    """The backward pass of experts whose rows lie in groups of any size.
+
+    A kernel reads matrices in one order alone, so those for the gradients of rows are copies, made
+    before the first product. Then the products are made again, and their gradients, after that of
+    the last matrix, which is not needed any more. Where experts lie apart, which no compiled
+    program has shown yet, one more of each is counted.
+    """
+    apart = np.where(layout.ways("experts") > 1, 1, 0)
+    products = mlp_products(layout, block)
+    first = sum(layout.elements(one.weight) for one in mixture.inputs)
+    return tuple(
+        (
+            name,
+            [
+                line("gathered_weights", "gathered weights", "size x stages x first",
+                     size=layout.compute_bytes, stages=stages, first=first),
+                line("working_activations", "stream", "stages x stream",
+                     stages=4, stream=stream_bytes(layout)),
+                line("working_activations", "mlp", "products x product",
+                     products=alive + apart, product=product_bytes(layout, block)),
+                routed_line(layout, DROPLESS_STAGES + apart),
+                line("working_activations", "attention", "size",
+                     size=attention_bytes(layout, block)),
+            ],
+        )
+        for name, stages, alive in (("turned experts", TURNED_STAGES, 1), ("mlp", 1, products))
+    )  # fmt: skip
+
+
+def mlp_lines(layout: Layout, block: Block) -> list[LedgerLine]:
+    """The MLP's backward pass, with all that the attention's will need.
+
+    The stream is alive in four stages, and where `tensor` goes round a ring, in four more that are
+    gathered.
+    """
+    ways = split_ways(layout)
+    ring = ways > 1
+    return [
+        line("gathered_weights", "gathered weights", "size x block",
+             size=layout.compute_bytes, block=layout.block_elements(block)),
+        line("working_activations", "stream", "stages x stream",
+             stages=4 * ring + 4 / ways, stream=stream_bytes(layout)),
+        line("working_activations", "mlp", "products x product",
+             products=mlp_products(layout, block), product=product_bytes(layout, block)),
+        *([routed_line(layout, ROUTED_STAGES)] if isinstance(block.mlp, Mixture) else []),
+        line("working_activations", "attention", "size", size=attention_bytes(layout, block)),
+    ]  # fmt: skip
+
+
+def mlp_products(layout: Layout, block: Block) -> Number:
+    """Inner tensors of the MLP that are alive at once in its backward pass.
+
+    Made again, they are beside their gradients, but where attention runs again before them. The
+    products of experts are parts of one, whose place their gradients do not take.
+    """
+    inputs, away = len(block.mlp.inputs), inputs_away(layout, block.mlp)
+    if isinstance(block.mlp, Mixture):
+        return inputs + away
+    again = layout.remat.share(block.attention.result.name, "recompute")
+    without_ring = inputs + away if inputs == 1 else inputs + 1 + away * (1 - again)
+    return np.where(split_ways(layout) > 1, inputs + 1, without_ring)
+
+
+def inputs_away(layout: Layout, mlp: MLP) -> Number:
+    """How many of an MLP's inner tensors have to come back for the backward pass."""
+    return sum(1 - layout.remat.share(one.output.name, "keep") for one in mlp.inputs)
+
+
+def again_lines(layout: Layout, block: Block) -> list[LedgerLine]:
+    """The attention kernel where the backward pass runs it again: its log-sum-exp is copied, the
+    gradient of its result is there, and inner tensors of the MLP wait for their products.
+    """
+    attention, attended = block.attention, block.attention.result
+    again = layout.remat.share(attended.name, "recompute")
+    gradient = layout.compute_bytes * layout.stored_tensor_elements(attended)
+    more = again * (gradient + statistics_bytes(layout, block))
+    return [
+        line("gathered_weights", "gathered weights", "size x output",
+             size=layout.compute_bytes, output=layout.elements(attention.output.weight)),
+        line("working_activations", "stream", "stages x stream",
+             stages=4 / split_ways(layout), stream=stream_bytes(layout)),
+        line("working_activations", "mlp", "products x product",
+             products=mlp_products(layout, block), product=product_bytes(layout, block)),
+        line("working_activations", "attention", "size",
+             size=attention_bytes(layout, block) + more),
+    ]  # fmt: skip
+
+
+def routed_line(layout: Layout, stages: Number) -> LedgerLine:
+    """Rows of a mixture's experts, sent or come back, and their gradients."""
+    return line(
+        "routed_rows",
+        "rows of experts",
+        "stages x rows x stream",
+        stages=stages,
+        rows=layout.buffer_of_token,
+        stream=stream_bytes(layout),
+    )
+
+
+def product_bytes(layout: Layout, block: Block) -> Number:
+    """The result of one of the MLP's first matmuls."""
+    first = block.mlp.inputs[0].output
+    return layout.compute_bytes * layout.tensor_elements(first)
+
+
+def attention_bytes(layout: Layout, block: Block) -> Number:
+    """What the attention kernel reads and writes in one layer, keys and values of all positions.
+
+    Its log-sum-exp comes as a whole row of fp32 lanes for each query and head.
+    """
+    attention = block.attention
+    read = sum(layout.stored_tensor_elements(matmul.output) for matmul in attention.inputs)
+    whole = sum(layout.stored_tensor_elements(tensor) for tensor in attention.whole)
+    written = layout.stored_tensor_elements(attention.result)
+    others = whole * (layout.ways("length") - 1)
+    tensors = layout.compute_bytes * (read + others + written)
+    again = layout.remat.share(attention.result.name, "recompute")
+    return tensors + again * statistics_bytes(layout, block)
+
+
+def statistics_bytes(layout: Layout, block: Block) -> Number:
+    """The attention's log-sum-exp as its kernel writes it."""
+    attended = block.attention.result
+    rows = Tensor("", attended.positions, attended.statistics)
+    return FP32_BYTES * layout.tile[1] * layout.tensor_elements(rows)
+
+
+def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
+    """The attention's backward pass: q, the result and their gradients, that of q also in fp32.
+
+    Keys and values of latent attention are as many, and have gradients too.
+
+    The gradients of the MLP's inputs wait for their product.
+    """
+    return [
+        line("gathered_weights", "gathered weights", "size x attention",
+             size=layout.compute_bytes, attention=layout.total_elements(block.attention.matmuls)),
+        line("working_activations", "stream", "stages x stream",
+             stages=3, stream=stream_bytes(layout)),
+        line("working_activations", "mlp", "products x product",
+             products=len(block.mlp.inputs), product=product_bytes(layout, block)),
+        line("working_activations", "attention", "size x heads",
+             size=FP32_BYTES + 4 * layout.compute_bytes,
+             heads=backward_heads(layout, block.attention)),
+    ]  # fmt: skip
+
+
+def backward_heads(layout: Layout, attention: Attention) -> Number:
+    """Numbers of heads that are alive in four copies and once in fp32, as if all were queries."""
+    queries, result = map(layout.stored_tensor_elements, (attention.queries, attention.result))
+    compute = layout.compute_bytes
+    alive = (FP32_BYTES + 2 * compute) * queries + 2 * compute * result
+    if isinstance(attention, LatentAttention):
+        alive += 2 * compute * sum(map(layout.stored_tensor_elements, attention.whole))
+    return alive / (FP32_BYTES + 4 * compute)
