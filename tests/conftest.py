@@ -39,7 +39,6 @@ LONGEST = (
     "test_launch",
     "test_trainer_numbers",
     "test_prove_compiler",
-    "test_huggingface_weights",
     "test_hosts_backend",
     "test_driver",
     "test_tracking_faults",

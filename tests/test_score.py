@@ -9,6 +9,7 @@ from orchestrator.catalog.efficiency import REFERENCE
 from orchestrator.network.mesh_axes import AXES
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.score.cells import Unscorable
+from orchestrator.score.mixture_rows import MIXTURES
 from orchestrator.score.published_runs import OTHER_SOFTWARE, read, run_of
 from orchestrator.score.run_layout import lay_out
 from orchestrator.types.score import Score
@@ -164,7 +165,9 @@ def test_json_has_the_promised_keys(orch: RunOrch) -> None:
     for key in ("median_abs_error", "p90_abs_error", "inside_interval", "below_lower_bound"):
         assert found["summary"][key] is not None
     assert found["summary"]["below_lower_bound"] == 0
-    assert len(found["rows"]) + len(found["left_out"]) == len(ROWS) + len(read(OTHER_SOFTWARE))
+    files = len(ROWS), len(read(OTHER_SOFTWARE)), len(read(MIXTURES))
+    assert len(found["rows"]) + len(found["left_out"]) == sum(files)
+    assert found["dense"]["rows"] + found["mixtures"]["rows"] == found["summary"]["rows"]
 
 
 def test_a_file_of_ones_own_is_scored(orch: RunOrch, tmp_path: Path) -> None:

@@ -184,11 +184,26 @@ def test_a_path_of_data_stays_as_it_is_written(tmp_path: Path) -> None:
     assert one.experiment.data == DataSource(kind="tokens", path="../sets/m.json")
 
 
-@pytest.mark.parametrize("path", ["/mnt/sets/m.json", "gs://bucket/m.json"])
-def test_a_path_of_data_that_is_absolute_stays(path: str, tmp_path: Path) -> None:
-    """Absolute paths and addresses mean the same everywhere."""
+def test_a_path_of_data_that_is_absolute_stays(tmp_path: Path) -> None:
+    """Absolute paths mean the same everywhere."""
+    path = "/mnt/sets/m.json"
     text = MINIMAL.replace("  tokens", f"  data: {{kind: tokens, path: '{path}'}}\n  tokens")
     assert load_text(tmp_path, text).experiment.data.path == path
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "run.storage=gs://bucket/runs",
+        "experiment.data={kind: tokens, path: 's3://bucket/manifest.json'}",
+        "experiment.start.huggingface=gs://bucket/model",
+    ],
+)
+def test_a_bucket_is_no_folder(override: str, tmp_path: Path) -> None:
+    """Nothing that runs would find it, and each host would make a folder of that name."""
+    with pytest.raises(SpecProblems) as caught:
+        spec.load(write(tmp_path, MINIMAL), [override])
+    assert [problem.code for problem in caught.value.problems] == ["no-file-system"]
 
 
 def test_the_known_version_may_be_named(tmp_path: Path) -> None:

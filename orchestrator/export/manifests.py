@@ -2,7 +2,6 @@
 
 from typing import Literal, get_args
 
-from orchestrator.errors import SpecError
 from orchestrator.export.jobset_manifest import job_set
 from orchestrator.export.ray_manifests import ray_cluster, ray_job
 from orchestrator.export.slice_pods import Manifest, gke
@@ -15,16 +14,9 @@ KINDS: tuple[ManifestKind, ...] = get_args(ManifestKind)
 
 def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> list[Manifest]:
     """The objects of that kind, in the order in which they are created."""
-    check_storage(spec)
     gke(plan)
     if kind == "ray":
         return ray_cluster(spec, plan)
     if kind == "rayjob":
         return ray_job(spec, plan, spec_text)
     return job_set(spec, plan, spec_text)
-
-
-def check_storage(spec: Spec) -> None:
-    """Refuse a storage that no volume is."""
-    if "://" in spec.run.storage:
-        raise SpecError(f"run.storage: {spec.run.storage} is no folder that a volume is mounted at")

@@ -25,7 +25,8 @@ Bools = NDArray[np.bool_]
 HOP_S = 1e-6  # one hop of one link, about
 HOP_SOURCE = "scaling-book-tpus"
 DIE_AXIS = "d"
-EXCHANGING = ("expert",)  # groups whose devices send each other different bytes
+# Groups whose devices send each other different bytes: rows of experts, and matrices of Muon.
+EXCHANGING = ("expert", "replicas")
 
 
 @dataclass(frozen=True)

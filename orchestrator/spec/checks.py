@@ -19,6 +19,7 @@ LATENT_KEYS = ("kv_rank", "nope_dim", "rope_dim", "value_dim")
 # What latent attention does not have → what it is without.
 UNLIKE_LATENT = {"qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
 MIXTURE_KEYS = ("experts", "top_k", "groups", "top_groups", "dense_layers", "every")
+PATHS = ("run.storage", "experiment.data.path", "experiment.start.huggingface")
 PLUGINS = (
     ("run.trainer", "unknown-trainer", plugins.trainer_entry_point),
     ("cluster.backend", "unknown-backend", plugins.backend_entry_point),
@@ -66,6 +67,14 @@ def _data_has_its_path(spec: ResolvedSpec) -> None:
         spec.report("experiment.data.path", "data-path-unused")
 
 
+def _paths_are_of_a_file_system(spec: ResolvedSpec) -> None:
+    """A bucket would be taken for a folder of that name, on each host another."""
+    for key in PATHS:
+        path = spec[key]
+        if isinstance(path, str) and "://" in path:
+            spec.report(key, "no-file-system")
+
+
 def _separator_is_a_token(spec: ResolvedSpec) -> None:
     separator, model = spec["experiment.data.separator"], spec["experiment.model"]
     vocab = catalog.model(model).vocab if isinstance(model, str) else (model or {}).get("vocab")
@@ -80,12 +89,10 @@ def _remat_names_tensors_of_the_model(spec: ResolvedSpec) -> None:
         return
     shape = asdict(catalog.model(model)) if isinstance(model, str) else model
     name = model if isinstance(model, str) else model.get("name", "the model")
-    for tensor, exists in (
-        ("gate", shape.get("gated", True)),
-        ("latent", shape.get("latent") is not None),
-    ):
-        if tensor in remat and not exists:
-            spec.report(f"experiment.remat.{tensor}", "no-such-tensor", model=name)
+    if "gate" in remat and not shape.get("gated", True):
+        spec.report("experiment.remat.gate", "no-such-tensor", model=name)
+    if remat.get("latent", "recompute") != "recompute" and shape.get("latent") is None:
+        spec.report("experiment.remat.latent", "no-latent", model=name)
 
 
 def _pods_are_in_order(spec: ResolvedSpec) -> None:
@@ -219,6 +226,7 @@ CHECKS: tuple[Check, ...] = (
     _tokens_fill_a_batch,
     _learning_rate_falls,
     _data_has_its_path,
+    _paths_are_of_a_file_system,
     _separator_is_a_token,
     _remat_names_tensors_of_the_model,
     _pods_are_in_order,

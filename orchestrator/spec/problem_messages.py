@@ -80,6 +80,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is missing, must be the manifest of the token set",
         "for example path: tokens/manifest.json",
     ),
+    "no-file-system": (
+        "is an address, must be a path: buckets are not served",
+        "mount a file system on all hosts, for example /mnt/shared",
+    ),
     "data-path-unused": (
         "is given, must be left out for synthetic data",
         "remove it, or set kind: tokens",
@@ -92,6 +96,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "other-model": (
         "has weights of another model, must be this one's: {names} differ",
         "for example model: {{huggingface: {config}}}",
+    ),
+    "no-latent": (
+        "is given, must be left out: {model} has no latent attention",
+        "remove it",
     ),
     "no-such-tensor": (
         "is given, must be left out: the MLP of {model} is not gated",

@@ -1,0 +1,91 @@
+"""Optimizers in the ledgers: what they hold, and what their update costs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator import catalog
+from orchestrator.plan import optimizers
+from orchestrator.plan.calibrated import layout_of
+from orchestrator.plan.layout import Layout
+from orchestrator.plan.memory import resting_lines
+from orchestrator.plan.planner import make_plan
+from orchestrator.plan.time import hbm_lines
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Optimizer, Precision
+from orchestrator.types.spec_fields import MomentType
+from tests.example_specs import spec_of
+from tests.trainer_plans import TINY, plan_of
+
+MODEL = replace(TINY, d_model=256, d_ff=512, head_dim=32, vocab=1024)
+
+
+def layout_for(name: str, moments: MomentType = "fp32", **mesh: Any) -> Layout:
+    plan = plan_of(
+        MODEL,
+        optimizer=Optimizer(name=name),  # type: ignore[arg-type]
+        precision=Precision(optimizer=moments),
+        **mesh,
+    )
+    return layout_of(plan, catalog.chip(plan.chip))
+
+
+def held(layout: Layout) -> float:
+    return float(sum(one.value for one in resting_lines(layout) if one.kind == "optimizer_state"))
+
+
+def updated(layout: Layout) -> float:
+    [line] = [one for one in hbm_lines(layout) if one.kind == "optimizer_update"]
+    return float(line.inputs["bytes"]) / float(layout.owned_elements)
+
+
+def test_moments_take_what_their_type_takes() -> None:
+    """Two of fp32, of bf16, and of a byte with an fp32 scale for 256."""
+    wide = layout_for("adamw")
+    assert held(layout_for("adamw", "bf16")) == held(wide) / 2
+    assert held(layout_for("adamw", "int8")) == pytest.approx(held(wide) * (1 + 1 / 64) / 4)
+    assert updated(wide) == 2 * (4 + 8) + 4
+
+
+def test_adafactor_holds_rows_and_columns() -> None:
+    """Of each matrix, on two ways of `fsdp` half of the rows; whole moments of vectors."""
+    layout = layout_for("adafactor", fsdp=2)
+    matrices = (256 + 256) + 2 * (256 + 128) + (256 + 256) + 3 * (256 + 512)
+    split = matrices - 7 * 256 + 7 * 128  # the rows of seven matrices lie on two devices
+    tables = 2 * (128 + 1024)
+    vectors = 2 * 2 * 256 + 256
+    assert optimizers.factored_elements(layout) == 2 * split + tables + vectors
+    assert held(layout) == 4 * optimizers.factored_elements(layout)
+    assert updated(layout) == 2 * 4 + 2 * 4  # its gradient is read twice
+
+
+def test_muon_holds_one_moment_of_matrices() -> None:
+    """And two of tables and vectors; each matrix is made orthogonal on one device."""
+    alone, four = layout_for("muon"), layout_for("muon", fsdp=4)
+    others = alone.stored_parameter_elements - alone.stored_layer_elements
+    assert held(alone) == 4 * (alone.stored_parameter_elements + others)
+    square, wide, narrow = (
+        2 * 5 * (2 * short**2 * long + short**3)
+        for short, long in ((256, 256), (256, 512), (128, 256))
+    )
+    assert optimizers.orthogonalization_flops(alone) == 2 * (2 * square + 3 * wide + 2 * narrow)
+    assert optimizers.orthogonalization_flops(four) == 2 * square + 3 * wide + 2 * narrow
+    assert optimizers.orthogonalization_flops(layout_for("adamw")) == 0
+
+
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
+def test_a_plan_has_its_lines(name: str) -> None:
+    """From a spec, through the search."""
+    spec = spec_of()
+    optimizer = Optimizer(name=name)  # type: ignore[arg-type]
+    changed = replace(spec, experiment=replace(spec.experiment, optimizer=optimizer))
+    usual, plan = make_plan(spec), make_plan(changed)
+    assert kept(plan) < kept(usual)
+    kinds = {line.kind for line in plan.forecast.time if line.value}
+    assert ({"orthogonalization", "moment_exchange"} <= kinds) == (name == "muon")
+
+
+def kept(plan: Plan) -> float:
+    lines = plan.forecast.memory[0].lines
+    return sum(line.value for line in lines if line.kind == "optimizer_state")
