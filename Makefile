@@ -5,6 +5,7 @@
 PYTHON ?= python3
 FAULTS ?= 500
 MUTANTS ?= 5000
+MAXTEXT := .venv-maxtext
 BIN := .venv/bin
 READY := .venv/ready
 LOCK_COMMAND := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest \
@@ -37,7 +38,7 @@ BROWSER := [ -z "$$CI" ] || command -v chromium >/dev/null || ! command -v apt-g
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-docs test-slow lint bench score bench-calibrate bench-proof \
-	bench-huggingface chaos chaos-train fuzz mutants lock clean
+	bench-huggingface bench-maxtext chaos chaos-train fuzz mutants lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
@@ -104,12 +105,22 @@ bench-huggingface: setup  ## logits of transformers for small models, and the tr
 bench-proof: setup  ## compile 58 plans and write docs/proof-bench.md (four hours)
 	@$(BIN)/python -m tests.bench.proof_table
 
+bench-maxtext: setup $(MAXTEXT)/ready  ## compile nine runs of MaxText's beside ours: docs/maxtext-bench.md (hours)
+	@$(BIN)/python -m tests.bench.maxtext_table --python $(MAXTEXT)/bin/python
+
+# MaxText asks for a newer Python and a newer JAX than it needs for these runs.
+$(MAXTEXT)/ready: tests/bench/maxtext_requirements.txt
+	@$(PYTHON) -m venv $(MAXTEXT)
+	@$(MAXTEXT)/bin/python -m pip install --quiet --no-input --disable-pip-version-check --no-deps \
+		--ignore-requires-python -r $<
+	@touch $@
+
 lock: setup  ## rewrite requirements.lock; UPGRADE=1 for newer versions
 	@$(LOCK_COMMAND) $(if $(UPGRADE),--upgrade)
 	@echo "requirements.lock: $$(grep -c '^[a-z].*==' requirements.lock) packages"
 
 clean:  ## remove .venv and every cache; runs/ stays
-	@rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache \
+	@rm -rf .venv .venv-maxtext build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache \
 		.ruff_cache
 	@find orchestrator trainers tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

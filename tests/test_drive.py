@@ -227,3 +227,16 @@ def test_an_error_of_a_program_repeats(repeats: bool) -> None:
     dead = beat(0, error="ProgramFailed: it raised", error_repeats=repeats)
     assert explain_failure(dead, "worker died", (), None).repeats is repeats
     assert not explain_failure(None, "worker died", (), None).repeats
+
+
+def test_a_step_has_a_peak_where_the_forecast_is_for_these_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On chips, and on measured devices; not on a laptop that stands for chips."""
+    plan = tiny_plan()
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert worker._peak_flops_per_s(plan) is None
+    measured = replace(plan, chip_profile="0123abcd")
+    assert worker._peak_flops_per_s(measured) == plan.forecast.peak_flops_per_s
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
+    assert worker._peak_flops_per_s(plan) == plan.forecast.peak_flops_per_s

@@ -4,8 +4,9 @@ import queue
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -17,7 +18,7 @@ from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
 from orchestrator.types import recovery
-from orchestrator.types.run import StateReason
+from orchestrator.types.run import SavedCheckpoint, StateReason
 from tests.journals import claimed_run, tiny_plan, write_steps
 from tests.process_backend import ProcessBackend
 
@@ -223,3 +224,45 @@ def test_a_stopped_run_notes_who_stopped_it_and_what_is_saved(
         )
     run = writer.run()
     assert (run.state, run.detail) == ("cancelled", why)
+
+
+def test_a_checkpoint_of_this_claim_and_attempt_is_recorded_once(tmp_path: Path) -> None:
+    """And none that a superseded claim, or an attempt before, reports."""
+    with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0) as rank:
+
+        def is_new() -> bool:
+            watch.read_heartbeats()
+            return watch.new_save
+
+        mine = SavedCheckpoint(claim=writer.number, attempt=1, step=5, sha256="0" * 64)
+        for other in (replace(mine, claim=writer.number - 1), replace(mine, attempt=2)):
+            rank.report_saved(other)
+            assert not is_new()
+        rank.report_saved(mine)
+        assert [is_new(), is_new()] == [True, False]
+    assert writer.newest_saves(3) == (mine,)
+
+
+@pytest.mark.parametrize(
+    ("change", "grows"),
+    [
+        ({"free": True}, True),
+        ({"free": False}, False),  # another run has it
+        ({"free": True, "settled": False}, False),
+        ({"free": True, "hosts": 0}, False),
+    ],
+    ids=["free", "taken", "not settled", "not whole"],
+)
+def test_a_run_grows_by_a_slice_that_it_could_use(
+    change: dict[str, Any], grows: bool, tmp_path: Path
+) -> None:
+    used, other = WHOLE
+    attempt = ScriptedAttempt(slices=(used, replace(other, **change)))
+    with watched(tmp_path, attempt) as (_, watch):
+        assert not watch._can_grow()
+        watch.most_pods = 2
+        assert not watch._can_grow()  # it has all that it wants
+        watch.slices = SLICES[:1]
+        assert watch._can_grow() == grows
+        attempt._slices = None
+        assert not watch._can_grow()

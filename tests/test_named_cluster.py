@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,9 +185,7 @@ def test_a_cancelled_run_goes_on_with_fewer_pods(four: RunningCluster, tmp_path:
 
 @pytest.mark.chaos
 def test_a_resume_ends_a_driver_that_is_stopped(four: RunningCluster, tmp_path: Path) -> None:
-    """With the process that holds its slices, and before another driver comes: it might be on
-    another machine, where it could not end them. The run then has all its slices again.
-    """
+    """With the process that holds its slices. The run then has all its slices again."""
     submit = four.submit(tmp_path, *THREE, "--yes", "--detach", "--steps", "3000", "--key", "it")
     assert four.orch(*submit).returncode == 0
     eventually(lambda: only_run(tmp_path).steps_done > 3, LIMIT_S)
@@ -199,14 +197,20 @@ def test_a_resume_ends_a_driver_that_is_stopped(four: RunningCluster, tmp_path: 
     eventually(lambda: only_run(tmp_path).state == "lost", LIMIT_S)
     done = four.orch("resume", str(tmp_path / "it"), "--yes", "--detach")
     assert done.returncode == 0, done.stderr
-    eventually(lambda: not any(map(psutil.pid_exists, old)), LIMIT_S)
-    assert only_run(tmp_path).driver == driver
+    eventually(lambda: not any(map(lives, old)), LIMIT_S)
     eventually(lambda: len(only_run(tmp_path).attempts) == 2, LIMIT_S)
     before = only_run(tmp_path).attempts[0].steps_done
     eventually(lambda: only_run(tmp_path).steps_done > before + 3, LIMIT_S)
     assert [one.pods for one in only_run(tmp_path).attempts] == [3, 3]
     assert four.orch("cancel", str(tmp_path / "it"), "--now").returncode == 0
     eventually(lambda: only_run(tmp_path).ended_at_s, LIMIT_S)
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there. Zombies are not."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def files_below(folder: Path) -> list[Path]:

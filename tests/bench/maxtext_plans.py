@@ -1,0 +1,64 @@
+"""The runs that `make bench-maxtext` compiles with both trainers."""
+
+from dataclasses import dataclass
+
+# What published recipes for v6e set for runs without tensor parallelism (tpu-recipes,
+# training/trillium).
+TRILLIUM = (
+    "--xla_tpu_scoped_vmem_limit_kib=98304",
+    "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+    "--xla_tpu_megacore_fusion_allow_ags=false",
+    "--xla_enable_async_collective_permute=true",
+    "--xla_tpu_enable_ag_backward_pipelining=true",
+    "--xla_tpu_enable_data_parallel_all_reduce_opt=true",
+    "--xla_tpu_data_parallel_opt_different_sized_ops=true",
+    "--xla_tpu_enable_async_collective_fusion=true",
+    "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+    "--xla_tpu_overlap_compute_collective_tc=true",
+    "--xla_enable_async_all_gather=true",
+)
+
+
+@dataclass(frozen=True)
+class MaxTextPlan:
+    """A run in MaxText's words: model, batch, sharding and policy are equal in both programs.
+
+    `flags` are the compiler's, of its recipe; ours are the plan's own.
+    """
+
+    device: str
+    slices: int
+    words: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.slices} x {self.device}: {' '.join(self.words)}"
+
+
+def run(device: str, words: str, flags: tuple[str, ...] = (), slices: int = 1) -> MaxTextPlan:
+    return MaxTextPlan(device, slices, tuple(words.split()), flags)
+
+
+EIGHT = "model_name=llama3.1-8b max_target_length=8192 attention=flash"
+SEVENTY = "model_name=llama3.1-70b max_target_length=8192 attention=flash"
+SIXTEEN = (
+    "base_emb_dim=6144 base_num_query_heads=24 base_num_kv_heads=24 base_mlp_dim=24576"
+    " base_num_decoder_layers=32 head_dim=256 vocab_size=32768 mlp_activations=['gelu']"
+    " max_target_length=2048 attention=flash"
+)
+FULL = "remat_policy=full"
+ROWS = (
+    run("v6e-8", f"{EIGHT} per_device_batch_size=3 {FULL} ici_fsdp_parallelism=8", TRILLIUM),
+    run("v6e-256", f"{EIGHT} per_device_batch_size=3 {FULL} ici_fsdp_parallelism=256", TRILLIUM),
+    run("v6e-256", f"{SEVENTY} per_device_batch_size=1 {FULL} ici_fsdp_parallelism=256", TRILLIUM),
+    run("v6e-256", f"{EIGHT} per_device_batch_size=3 {FULL} ici_fsdp_parallelism=256"
+        " dcn_data_parallelism=2", TRILLIUM, slices=2),
+    run("v5e-256", f"{SIXTEEN} per_device_batch_size=6 {FULL} ici_fsdp_parallelism=256"),
+    run("v5p-256", f"{SEVENTY} per_device_batch_size=2 {FULL} ici_fsdp_parallelism=16"
+        " ici_tensor_parallelism=8"),
+    run("v5p-1024", "model_name=llama3.1-405b max_target_length=8192 attention=flash"
+        f" per_device_batch_size=1 {FULL} ici_fsdp_parallelism=64 ici_tensor_parallelism=8"),
+    run("v5p-128", "model_name=llama3.1-8b max_target_length=65536 attention=flash"
+        f" per_device_batch_size=1 {FULL} ici_fsdp_parallelism=64"),
+    run("tpu7x-128", f"{SEVENTY} per_device_batch_size=2 {FULL} ici_fsdp_parallelism=128"),
+)  # fmt: skip

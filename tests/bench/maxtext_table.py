@@ -1,0 +1,246 @@
+"""`make bench-maxtext`: our program beside MaxText's for the runs of maxtext_plans.
+
+Both are compiled by the same TPU compiler for the same topology, and read in the same way: bytes at
+the peak, FLOPs, and the seconds that the compiler schedules. Equal are model, batch, sharding and
+recomputation; MaxText's program has the compiler flags of its recipe, ours those of its plan. What
+is found is recorded, row by row, in compiled_maxtext.json; docs/maxtext-bench.md shows it.
+
+    python -m tests.bench.maxtext_table --python MAXTEXT/bin/python --only v6e-8
+    python -m tests.bench.maxtext_table --only ""         # no row: write the page again
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import orchestrator as orch
+from orchestrator.errors import OrchError
+from orchestrator.formatting import GIB
+from orchestrator.prove.compile_client import compile_plan, compile_request
+from orchestrator.prove.compiled import ProgramSummary
+from orchestrator.prove.hlo.program import program_of
+from orchestrator.prove.hlo.replica_groups import DeviceMesh
+from orchestrator.prove.hlo.summary import Pricing, summarize
+from orchestrator.prove.schedule_rates import schedule_rates
+from orchestrator.prove.targets import environment
+from orchestrator.spec.spec_text import yaml_text
+from orchestrator.types import codec
+from orchestrator.types.plan import Plan
+from tests.bench.maxtext_plans import ROWS, MaxTextPlan
+from tests.conftest import ROOT
+
+PAGE = ROOT / "docs" / "maxtext-bench.md"
+RECORD = Path(__file__).with_name("compiled_maxtext.json")
+OUTERMOST = "data"  # MaxText's mesh axis that joins slices
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledStep:
+    """A step of one device. Seconds are the compiler's estimates and the links' rates."""
+
+    date: str
+    compile_s: float
+    peak_bytes: float
+    flops: float
+    dcn_bytes: float
+    total_s: float
+    products_s: float
+    kernels_s: float
+    copies_s: float
+    other_s: float
+    exposed_s: float
+    unpriced: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    ours: CompiledStep
+    maxtext: CompiledStep
+
+
+def plan_of_run(row: MaxTextPlan) -> Plan:
+    """The plan of the same run."""
+    found = orch.import_maxtext([" ".join(row.words)], device=row.device, slices=row.slices)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "spec.yaml"
+        path.write_text(yaml_text([found.values]), encoding="utf-8")
+        return orch.plan(path)
+
+
+def step_of(summary: ProgramSummary, peak_bytes: float, compile_s: float) -> CompiledStep:
+    schedule = summary.schedule
+    assert schedule is not None
+    return CompiledStep(
+        date=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
+        compile_s=compile_s,
+        peak_bytes=peak_bytes,
+        flops=sum(summary.flops.values()),
+        dcn_bytes=sum(one.payload_bytes for one in summary.sends),
+        total_s=schedule.total_s,
+        products_s=schedule.products_s,
+        kernels_s=schedule.kernels_s,
+        copies_s=schedule.copies_s,
+        other_s=schedule.other_s,
+        exposed_s=schedule.exposed_s,
+        unpriced=schedule.unpriced,
+    )
+
+
+def our_step(plan: Plan) -> CompiledStep:
+    """Ours, also where the chip's memory cannot hold it."""
+    request = replace(compile_request(plan), beyond_hbm=True)
+    result = compile_plan(request, lambda _: None)
+    if result.compiled is None:
+        assert result.failure
+        raise OrchError(result.failure.message)
+    compiled = result.compiled
+    return step_of(compiled.summary, compiled.memory.peak, compiled.compile_s)
+
+
+def maxtext_step(row: MaxTextPlan, plan: Plan, python: str) -> CompiledStep:
+    """MaxText's, by a process in its own environment."""
+    words = (
+        f"compile_topology={row.device}", f"compile_topology_num_slices={row.slices}", *row.words,
+        *([f"compile_xla_flags={' '.join(row.flags)}"] if row.flags else []),
+    )  # fmt: skip
+    with TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [python, "-m", "tests.bench.maxtext_program", folder, *words],
+            cwd=ROOT, env=environment(os.environ), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise OrchError(f"MaxText did not compile:\n{done.stderr[-3000:]}")
+        text = (Path(folder) / "program.txt").read_text(encoding="utf-8")
+        found = json.loads((Path(folder) / "program.json").read_bytes())
+    return step_of(
+        maxtext_summary(text, found, row.slices, plan), found["peak_bytes"], found["compile_s"]
+    )
+
+
+def maxtext_summary(text: str, found: dict, slices: int, plan: Plan) -> ProgramSummary:  # type: ignore[type-arg]
+    """MaxText's program read as ours is. Slices are the outer part of its first axis."""
+    in_slice = {**found["axes"], OUTERMOST: found["axes"][OUTERMOST] // slices}
+    rates = schedule_rates(plan)
+    assert rates is not None
+    dimensions = len(rates.torus.lengths)
+    shared = rates.torus.devices_per_chip > 1
+    places = tuple(
+        tuple([*at[: dimensions - 1], at[-1]] if shared else at[:dimensions])
+        for at in found["places"]
+    )
+    return summarize(
+        program_of(text),
+        DeviceMesh(in_slice),
+        DeviceMesh({"pods": slices}),
+        plan.model.layers,
+        Pricing(rates, places),
+    )
+
+
+# --- the record and the page
+
+
+def read_record() -> dict[str, Pair]:
+    return codec.from_json(RECORD.read_bytes(), dict[str, Pair]) if RECORD.exists() else {}
+
+
+def compile_row(row: MaxTextPlan, python: str) -> Pair:
+    plan = plan_of_run(row)
+    pair = Pair(ours=our_step(plan), maxtext=maxtext_step(row, plan, python))
+    record = {**read_record(), str(row): pair}
+    ordered = {str(one): record[str(one)] for one in ROWS if str(one) in record}
+    RECORD.write_text(codec.to_pretty_json(ordered), encoding="utf-8")
+    return pair
+
+
+COLUMNS: tuple[tuple[str, Callable[[CompiledStep], str]], ...] = (
+    ("peak GiB", lambda step: f"{step.peak_bytes / GIB:.2f}"),
+    ("TFLOP", lambda step: f"{step.flops / 1e12:,.0f}"),
+    ("products s", lambda step: f"{step.products_s:.3f}"),
+    ("kernels s", lambda step: f"{step.kernels_s:.3f}"),
+    ("copies s", lambda step: f"{step.copies_s:.3f}"),
+    ("other s", lambda step: f"{step.other_s:.3f}"),
+    ("exposed s", lambda step: f"{step.exposed_s:.3f}"),
+    ("DCN GB", lambda step: f"{step.dcn_bytes / 1e9:.3f}"),
+    ("scheduled s", lambda step: f"{step.total_s:.3f}"),
+)
+
+
+def cells(pair: Pair) -> list[str]:
+    """Ours / MaxText's, and what ours takes longer or needs more."""
+    both = [f"{show(pair.ours)} / {show(pair.maxtext)}" for _, show in COLUMNS]
+    time, memory = ratios(pair)
+    return [*both, f"{time - 1:+.1%}", f"{memory - 1:+.1%}"]
+
+
+def ratios(pair: Pair) -> tuple[float, float]:
+    """Ours over MaxText's: scheduled seconds, bytes at the peak."""
+    ours, theirs = pair.ours, pair.maxtext
+    return ours.total_s / theirs.total_s, ours.peak_bytes / theirs.peak_bytes
+
+
+def page() -> str:
+    """docs/maxtext-bench.md."""
+    record = read_record()
+    head = ("run", "compiled", *(name for name, _ in COLUMNS), "time", "memory")
+    lines = [
+        "# Our program beside MaxText's",
+        "",
+        "Written by `make bench-maxtext`: MaxText 0.2.5 and the trainer `llama`, compiled for the",
+        "same TPU slice by the same compiler and read in the same way. Model, batch, sharding and",
+        "recomputation are equal. MaxText has the compiler flags of its recipe, ours those of the",
+        "plan. Cells are ours / MaxText's, of one device and step; seconds are those of the",
+        "compiler's schedule ([proof.md](proof.md#the-schedule)), which promises no step time.",
+        "",
+        *summary(record),
+        "",
+        f"| {' | '.join(head)} |",
+        "|" + "---|" * len(head),
+        *(f"| {' | '.join([row, pair.ours.date, *cells(pair)])} |" for row, pair in record.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def summary(record: dict[str, Pair]) -> list[str]:
+    """How far the goal is: no row slower, none with more memory."""
+    if not record:
+        return [f"- 0 of {len(ROWS)} runs are compiled"]
+    times, memories = zip(*map(ratios, record.values()), strict=True)
+    unpriced = sorted({name for p in record.values() for name in p.ours.unpriced})
+    theirs = sorted({name for p in record.values() for name in p.maxtext.unpriced})
+    faster, smaller = (sum(one <= 1 for one in ones) for ones in (times, memories))
+    kernels = f"ours {', '.join(unpriced) or 'none'}; MaxText's {', '.join(theirs) or 'none'}"
+    return [
+        f"- {len(record)} of {len(ROWS)} runs are compiled",
+        f"- ours is not slower in {faster}, {median(times) - 1:+.1%} in the median",
+        f"- ours needs no more memory in {smaller}",
+        f"- without a price: {kernels}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", default=sys.executable, help="of an environment with MaxText")
+    parser.add_argument("--only", metavar="TEXT", help="rows whose description contains the text")
+    options = parser.parse_args()
+    chosen = ROWS if options.only is None else [r for r in ROWS if options.only in str(r)]
+    for row in chosen if options.only != "" else ():
+        try:
+            pair = compile_row(row, options.python)
+        except OrchError as error:
+            print(f"{row}: {error}", file=sys.stderr, flush=True)
+            continue
+        print(row, *cells(pair), sep="  ", flush=True)
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
