@@ -1,6 +1,7 @@
 """Parameters, model FLOPs and MFU, against the figures of "How To Scale Your Model", Part 6."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
 from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
+from orchestrator.types.model import Model
 from tests.trainer_plans import plan_of
 
 
@@ -88,3 +90,17 @@ def test_mfu_of_a_published_run() -> None:
     assert step_flops / 12.2 / 64 == pytest.approx(1207.05e12, rel=0.01)
     peak = catalog.chip("tpu7x").peak_flops_per_s["bf16"].value
     assert flops.mfu(step_flops, 12.2, 64, peak) == pytest.approx(0.523, abs=5e-3)
+
+
+@pytest.mark.parametrize(("norm", "heads"), [("none", 0), ("head", 12), ("heads", 12)])
+def test_queries_and_keys_before_their_norm_are_made_again(norm: Any, heads: int) -> None:
+    """What is kept is what the norm makes; its backward pass needs what came in: the products of 8
+    query heads and 4 key heads, in two layers. Values are kept as they are.
+    """
+    model = Model(
+        name="m", layers=2, d_model=64, d_ff=128, heads=8, kv_heads=4, head_dim=16, vocab=256,
+        qk_norm=norm,
+    )  # fmt: skip
+    layout = layout_of(plan_of(model, sequences=2, length=32, remat="none"), catalog.chip("v5e"))
+    again = flops.matmul_flops(layout, 2 * 64 * heads * 16)
+    assert flops.blocks_recompute_flops(layout) == again

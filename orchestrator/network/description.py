@@ -188,6 +188,12 @@ class Attention(Sublayer):
         return tuple(norm for norm in inside if norm)
 
     @property
+    def normalized(self) -> tuple[Matmul, ...]:
+        """The matmuls whose results are normalized: the backward pass makes them again."""
+        norms = (self.query_norm, self.key_norm, None)
+        return tuple(one for one, norm in zip(self.inputs, norms, strict=True) if norm)
+
+    @property
     def vectors(self) -> tuple[Weight, ...]:
         return (*super().vectors, *((self.sinks,) if self.sinks else ()))
 

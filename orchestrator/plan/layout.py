@@ -195,8 +195,17 @@ class Layout:
         return prod((positions, *(self.size(dimension) for dimension in tensor.dimensions)))
 
     def recomputed(self, matmul: Matmul) -> Number:
-        """One if the policy recomputes the result of a matmul, else zero."""
-        return self.remat.share(matmul.output.name, "recompute")
+        """One if the backward pass makes the result of a matmul again, else zero: where the policy
+        says so, and where a norm follows, of which the policy keeps what comes out.
+        """
+        name = matmul.output.name
+        return self.remat.share(name, "recompute") | (name in self.normalized)
+
+    @cached_property
+    def normalized(self) -> frozenset[str]:
+        """The results of matmuls that are normalized before they have their name."""
+        blocks = self.network.blocks
+        return frozenset(one.output.name for block in blocks for one in block.attention.normalized)
 
     def repeats_output(self, part: Sublayer) -> Number:
         """One if the backward pass makes a sublayer's result again: also where a norm follows,
