@@ -93,7 +93,7 @@ def test_a_study_on_a_cluster_asks_once(tmp_path: Path, monkeypatch: pytest.Monk
     code, text = cluster.submit("--steps", "4", "--dry-run")
     assert (code, cluster.seen, cluster.taken) == (0, [2], [])
     assert "two: 2 runs, one after another, on the cluster there:1" in text
-    assert "at most 8 v5e chips, 2 runs, 8 steps, less than 1 s, " in text
+    assert "at most 8 v5e chips, 2 runs, 8 steps, less than 1 s" in text
     assert "Nothing was submitted: --dry-run." in text
     assert not (tmp_path / "runs").exists()
     with pytest.raises(SpecError, match="needs --yes where nobody can be asked"):

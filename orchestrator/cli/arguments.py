@@ -9,11 +9,9 @@ from orchestrator.render.next_commands import RUNS
 
 def complete_key(_: object, __: object, typed: str) -> list[str]:
     """The runs and studies of the folder at hand that begin so, for the shell to complete."""
-    from orchestrator import journal
+    from orchestrator.journal import keys_in
 
-    studies, runs = journal.list_studies(RUNS), journal.list_runs(RUNS)[0]
-    keys = [*(one.key for one in studies), *(one.run for one in runs)]
-    return [key for key in keys if key.startswith(typed)]
+    return [key for key in keys_in(RUNS) if key.startswith(typed)]
 
 
 FILE = click.Path(path_type=Path, dir_okay=False)

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     "--alternatives", type=click.IntRange(0, 50), default=0, metavar="N",
     help="Also show N runners-up and what each one loses.",
 )  # fmt: skip
-@click.option(
-    "--profile", metavar="DIGEST",
-    help="Forecast with the rates that `orch calibrate` measured on these chips.",
-)  # fmt: skip
+@click.option("--profile", metavar="DIGEST", help="Forecast with rates that were measured.")
 @click.option("--by", metavar="WHEN", help="Offers that end within 30d or 6w, or by a date.")
 @click.option("--budget", metavar="DOLLARS", help="Offers that cost at most 2M, or 500k.")
 @click.option("--chips", metavar="NAMES", help="Offers of these chips: v5e,v6e,v5p,tpu7x.")
@@ -163,11 +160,7 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
     "--html", type=FILE, metavar="FILE",
     help="Write a page: one layer's schedule in time, and a flame graph by line.",
 )  # fmt: skip
-@click.option(
-    "--search-remat",
-    is_flag=True,
-    help="Also compile policies that recompute less, up to one that fits.",
-)
+@click.option("--search-remat", is_flag=True, help="Also compile policies that recompute less.")
 @interruptible("proving")
 def prove(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, trainer: str | None,

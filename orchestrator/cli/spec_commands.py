@@ -111,9 +111,7 @@ def huggingface(
 
     OUT is a new folder: config.json, safetensors, and the tokenizer if the run had one.
 
-    \b
-    Example:
-      orch export huggingface my-run weights/ --type bf16
+    Example: orch export huggingface my-run weights/ --type bf16
     """
     from orchestrator.render.weights_screen import weights_screen
 
@@ -157,10 +155,7 @@ def data() -> None:
     """Make token sets to train on."""
 
 
-@data.command(
-    context_settings={"ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
-)
+@data.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def pack(arguments: tuple[str, ...]) -> None:
     """Pack text, JSON lines or Parquet into a token set."""

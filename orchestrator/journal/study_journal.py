@@ -241,6 +241,12 @@ def _is_study(path: Path) -> bool:
     return True
 
 
+def keys_in(storage: Path) -> list[str]:
+    """The keys of all studies and runs."""
+    studies, runs = list_studies(storage), list_journals(storage)
+    return [*(study.key for study in studies), *(run.key for run in runs)]
+
+
 def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:
     """The run or study with that key, the only one whose key begins so, or that in a folder.
 

@@ -15,6 +15,8 @@ from types import CodeType, FunctionType
 
 import pytest
 
+from tests.mutants.overlay import forked
+
 NO_CODE = 4  # the new code does not fit the function: another process must import it
 BROKEN = 3
 Run = Callable[[Sequence[str], str, bytes, str], int]
@@ -42,7 +44,7 @@ class ForkedSession:
 
     def fork(self, tests: Sequence[str], path: str, function: str, source: bytes) -> int:
         """The process that runs these tests until one fails."""
-        child = os.fork()
+        child = forked()
         if child == 0:
             status = BROKEN
             try:

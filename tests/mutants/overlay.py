@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,13 @@ def preload(modules: Sequence[str]) -> None:
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+
+
+def forked() -> int:
+    """Fork. JAX warns of it wherever it is loaded; a child here computes nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return os.fork()
 
 
 @dataclass
@@ -84,7 +92,7 @@ class Overlay:
         """The exit code of pytest on these tests, in a child; `TIMED_OUT` after the limit."""
         sys.stdout.flush()
         sys.stderr.flush()
-        child = os.fork()
+        child = forked()
         if child == 0:
             status = 3
             try:
