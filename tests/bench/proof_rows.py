@@ -98,7 +98,7 @@ def published(name: str, config: dict[str, Any]) -> Model:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-        return model_of(path, name.lower())
+        return model_of(path, name.lower().replace(".", "-"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,12 +78,16 @@ def pattern_of_blocks(
 ) -> tuple[jax.Array, list[Routed]]:
     """The layers of a segment: a loop over the repeats of its pattern."""
 
+    # In a loop over single layers there is nothing to be merged with. In a pattern the compiler would
+    # make what is recomputed of all its layers at once, and hold it.
+    several = len(segment.stacks) > 1
+
     def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, list[Routed]]:
         every = []
         for stack, layer in zip(segment.stacks, repeat, strict=True):
             one = partial(block_of_stack, runtime, stack)
             remat = policy(runtime.plan.remat)
-            x, routed = jax.checkpoint(one, prevent_cse=False, policy=remat)(x, layer)
+            x, routed = jax.checkpoint(one, prevent_cse=several, policy=remat)(x, layer)
             every += [routed] if routed else []
         return x, every
 
