@@ -78,8 +78,7 @@ def pattern_of_blocks(
 ) -> tuple[jax.Array, list[Routed]]:
     """The layers of a segment: a loop over the repeats of its pattern."""
 
-    # In a loop over single layers there is nothing to be merged with. In a pattern the compiler would
-    # make what is recomputed of all its layers at once, and hold it.
+    # Without it the compiler recomputes all layers of a pattern at once, and holds the results.
     several = len(segment.stacks) > 1
 
     def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, list[Routed]]:
