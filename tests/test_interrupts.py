@@ -7,9 +7,11 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
+from orchestrator import lifecycle
 from orchestrator.cli import main
 from orchestrator.launch.ray import process_tree
 from tests.clusters import eventually
@@ -24,6 +26,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from orchestrator.cli import main
 main()
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """A module first imported while a test replaces a name would hold what replaced it for good."""
+    for one in iter_modules(lifecycle.__path__, "orchestrator.lifecycle."):
+        import_module(one.name)
 
 
 @pytest.mark.parametrize(
