@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from orchestrator.types.health import HealthReport, RunHealth
     from orchestrator.types.report import Report
     from orchestrator.types.run import Run, Status
-    from orchestrator.types.study import StudyReport, StudyStatus
+    from orchestrator.types.scaling import ScalingReport
+    from orchestrator.types.study import StudyStatus
+    from orchestrator.types.sweep import SweepReport
     from orchestrator.types.tracking import SyncResult
 
 
@@ -86,7 +88,7 @@ def follow_logs(
     return follow(journal.find_run(Path(storage), run), selection, progress or silent)
 
 
-def report(run: str, storage: str | Path = RUNS) -> "Report | StudyReport":
+def report(run: str, storage: str | Path = RUNS) -> "Report | ScalingReport | SweepReport":
     """A run, or a study, measured against predicted."""
     from orchestrator import journal
     from orchestrator.lifecycle.pages import report_of_study
