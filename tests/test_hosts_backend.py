@@ -25,8 +25,8 @@ from orchestrator.launch.backend import (
     RunNeeds,
     WorkerArgs,
 )
-from orchestrator.launch.hosts import hosts_attempt
 from orchestrator.launch.hosts.host_process import environment
+from orchestrator.launch.hosts.hosts_attempt import GONE_S
 from orchestrator.launch.hosts.hosts_backend import HostsBackend, MeetingClient, end, start_host
 from orchestrator.launch.hosts.meeting import VARIABLE, HostName, HostState, Meeting, Order
 from orchestrator.plan.planner import make_plan
@@ -263,14 +263,14 @@ def test_a_host_that_goes_between_choice_and_start_ends_the_attempt(
     """No rank is started: those that are left would wait for the one that is not there."""
     first = driver(tmp_path)
     plan, now_s = first.first_plan, [0.0]
-    monkeypatch.setattr(hosts_attempt.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr("orchestrator.launch.hosts.hosts_attempt.time.monotonic", lambda: now_s[0])
     meeting.mkdir()
     spec_ = AttemptSpec(run=str(first.journal.path), claim=2, worker=WORKER)
     attempt = HostsBackend().attempt(spec_)
     for beat in range(2):
         join_without_processes(meeting, plan, beat)
         attempt.slices()
-    now_s[0] = hosts_attempt.GONE_S + 1
+    now_s[0] = GONE_S + 1
     left = [number for number in range(plan.hosts) if number not in gone]
     join_without_processes(meeting, plan, 3, left)
     args = WorkerArgs(run=spec_.run, claim=2, attempt=1, plan_digest=plan.digest, heartbeat_s=0.25)
