@@ -268,7 +268,7 @@ def test_both_limits_hold_as_often_as_the_rarer() -> None:
     assert odds_of(days, dollars, None, None).both is None
 
 
-# --- wishes
+# --- options
 
 
 @pytest.mark.parametrize(
@@ -466,17 +466,17 @@ def test_what_the_command_proposes_can_be_pasted(orch: RunOrch, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (("--by", "yesterday"), "wrong_wish"),
-        (("--by", ""), "wrong_wish"),
-        (("--budget", "-3"), "wrong_wish"),
-        (("--chips", "v9"), "wrong_wish"),
+        (("--by", "yesterday"), "wrong_option"),
+        (("--by", ""), "wrong_option"),
+        (("--budget", "-3"), "wrong_option"),
+        (("--chips", "v9"), "wrong_option"),
         (("--prices", "nowhere.yaml"), "unreadable"),
         (("--by", "30d", "--alternatives", "2"), "usage"),
         (("--html", "x.html", "--profile", "1234"), "usage"),
         (("specs/tiny_2pod.yaml", "--by", "30d"), "usage"),
     ],
 )
-def test_wrong_wishes_end_in_their_code(
+def test_wrong_optiones_end_in_their_code(
     orch: RunOrch, arguments: tuple[str, ...], code: str
 ) -> None:
     done = orch("plan", SPEC, *arguments, "--json")
