@@ -334,6 +334,14 @@ def test_the_page_and_json_of_a_sweep(orch: RunOrch, done: StudyJournal, tmp_pat
     assert "scaling" not in shown
 
 
+def test_orch_compare_takes_a_sweep(orch: RunOrch, done: StudyJournal) -> None:
+    at = ("--storage", str(done.storage))
+    found = json.loads(orch("compare", done.key, *at, "--json").stdout)
+    assert [one["last_loss"] for one in found] == [5.0, 4.0, 6.0, 8.0, 3.0]
+    text = orch("compare", done.key, *at).stdout
+    assert "trial-5.1 ends with the lowest loss, 3.000" in " ".join(text.split())
+
+
 def test_the_shipped_sweep_is_one() -> None:
     study = load_study(ROOT / TINY)
     assert (study.kind, len(study.trials), study.stop) == (

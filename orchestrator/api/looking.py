@@ -112,12 +112,12 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
 
 
 def compare(runs: Sequence[str], storage: str | Path = RUNS) -> "list[Report]":
-    """The reports of several runs; one that is named twice has one report."""
+    """The reports of several runs, or of those of a study; one that is named twice has one."""
     from orchestrator import journal
     from orchestrator.report import make_report
 
-    found = {one.key: one for one in (journal.find_run(Path(storage), run) for run in runs)}
-    return [make_report(one) for one in found.values()]
+    found = [one for run in runs for one in journal.find_runs(Path(storage), run)]
+    return [make_report(one) for one in {one.key: one for one in found}.values()]
 
 
 def sync(

@@ -275,6 +275,14 @@ def keys_in(storage: Path) -> list[str]:
     return [*(study.key for study in studies), *(run.key for run in runs)]
 
 
+def find_runs(storage: Path, name: str) -> list[Journal]:
+    """The run with that name, or the runs of the study."""
+    found = find_run_or_study(storage, name)
+    if isinstance(found, Journal):
+        return [found]
+    return [found.trial_journal(one) for one in found.trial_starts() if found.trial_run(one)]
+
+
 def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:
     """The run or study with that key, the only one whose key begins so, or that in a folder.
 
