@@ -49,7 +49,7 @@ def test_each_step_is_recorded_once(storage: Path) -> None:
     assert points(storage, metrics.LOSS)[7] == (7, 9.0 / 8)
     warm = [index for index in range(20) if index != 0]
     assert [at for at, _ in points(storage, metrics.MFU)] == warm
-    assert [at for at, _ in points(storage, metrics.MFU_PREDICTED)] == list(range(20))
+    assert [at for at, _ in points(storage, metrics.MFU_ROOFLINE)] == list(range(20))
     assert points(storage, metrics.MEASURED_HBM) == [(0, 3.0)]
     assert duplicate_points(storage) == []
 

@@ -32,7 +32,8 @@ Row = tuple[str, ...]
 @dataclass(frozen=True, kw_only=True)
 class RunPage:
     """What the page of a run shows. `plan` is the one that ran, `rehearsed` the plan for chips of
-    which it is a small copy; `proof` is of the plan for chips.
+    which it is a small copy; `proof` is of the plan for chips, and
+    `mlflow` where the MLflow UI shows the run.
     """
 
     run: Run
@@ -41,6 +42,7 @@ class RunPage:
     rehearsed: Plan | None
     proof: Proof | None
     steps: StepTable
+    mlflow: str | None = None
 
     @property
     def full(self) -> Plan:
@@ -64,6 +66,7 @@ def run_page(page: RunPage) -> str:
         verdict=run_verdict(report),
         headline=headline(page.full),
         run=page.run,
+        mlflow=page.mlflow,
         report=report,
         plan=page.plan,
         full=page.full,
