@@ -277,7 +277,7 @@ def test_a_hostile_recipe_is_refused(tmp_path: Path, name: str) -> None:
     """What would grow, never end or be no number, in each kind of file."""
     file = tmp_path / name
     file.write_text(HOSTILE[name])
-    sources = ["--model-name=a", file] if name.endswith(".py") else [file]
+    sources: list[str | Path] = ["--model-name=a", file] if name.endswith(".py") else [file]
     with pytest.raises(RecipeProblems) as refused:
         api.import_maxtext(sources, device="v6e-8")
     assert len(str(refused.value)) < 4_000

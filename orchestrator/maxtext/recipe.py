@@ -112,9 +112,9 @@ def _check_bounded(text: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"line {event.start_mark.line + 1}: aliases are not served")
+            raise ValueError(f"the alias *{event.anchor} is not served")
         if depth > DEEPEST:
-            raise ValueError(f"line {event.start_mark.line + 1}: deeper than {DEEPEST} levels")
+            raise ValueError(f"it has more than {DEEPEST} levels")
 
 
 def _read_words(recipe: Recipe, name: str, text: str) -> None:
@@ -157,10 +157,9 @@ def _read_benchmark(recipe: Recipe, name: str, text: str) -> None:
     known = {}
     for call in calls:
         words = {word.arg: word.value for word in call.keywords}
-        called = words.get("model_name")
-        is_named = isinstance(called, ast.Constant) and isinstance(called.value, str)
-        if is_named and {"model_type", "tuning_params"} <= set(words):
-            known[_plain(called.value)] = words
+        match words.get("model_name"):
+            case ast.Constant(value=str(called)) if {"model_type", "tuning_params"} <= set(words):
+                known[_plain(called)] = words
     if recipe.benchmark is None or _plain(recipe.benchmark) not in known:
         names = ", ".join(known)
         raise RecipeProblems([f"{name}: benchmark {recipe.benchmark}: known are {names}"])
