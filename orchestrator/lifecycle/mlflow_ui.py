@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
@@ -84,7 +85,8 @@ def readable_copy(
         copy = shutil.copyfile(database, Path(folder) / database.name)
         shown = f"sqlite:///{copy}"
         if places[0].artifacts:
-            mend(Path(copy), places[0].artifacts)
+            with suppress(sqlite3.DatabaseError):  # MLflow says what is wrong with it
+                mend(Path(copy), places[0].artifacts)
         yield shown, [replace(one, uri=shown) for one in places], Path(folder)
 
 
