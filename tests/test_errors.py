@@ -21,6 +21,7 @@ from tests.journals import claimed_run
 from tests.score_rows import LLAMA, write_rows
 
 TINY = "specs/tiny_2pod.yaml"
+UNEVEN = ("plan", "specs/llama3_70b_4pod.yaml", "--set", "experiment.batch.tolerance=0")
 FIELDS = {
     "code", "message", "key", "file", "line", "column", "suggestions", "exit_code", "problems",
     "reasons",
@@ -169,9 +170,8 @@ def codes_in_the_code() -> set[str]:
         ("export huggingface --frob", "orch export huggingface --help"),
         ("plan specs/tiny_2pod.yaml --set resources.chips=v5p", "orch schema"),
         (
-            "plan specs/llama3_70b_4pod.yaml --set experiment.batch.tolerance=0",
-            "orch plan specs/llama3_70b_4pod.yaml --set experiment.batch.tolerance=0"
-            " --set experiment.batch.sequences=980",
+            " ".join(UNEVEN),
+            f"orch {' '.join(UNEVEN)} --set experiment.batch.sequences=980",
         ),
     ],
 )
