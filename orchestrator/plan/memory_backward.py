@@ -116,7 +116,7 @@ def ring_phases(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLin
     stages = np.where(ways > LOOPLESS_WAYS, 4 + 5 / ways, 3 + 3 / ways)
     products = inputs + 1 + (inputs if inputs > 1 else 0)
     moment = (np.where(ways > 1, *both) for both in zip((stages, products), before, strict=True))
-    return (("mlp gradients", mlp_lines(layout, block, *moment)),)
+    return (("mlp ring", mlp_lines(layout, block, *moment)),)
 
 
 def mlp_products(layout: Layout, block: Block) -> Number:
