@@ -39,6 +39,7 @@ from orchestrator.journal.events import (
     encode,
 )
 from orchestrator.journal.heartbeat import primary_heartbeat
+from orchestrator.journal.relative_uri import as_meant, as_stored
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_state import RunState, apply, violation
 from orchestrator.journal.run_status import HEARTBEAT_S, process_name
@@ -329,7 +330,9 @@ def track(journal: Journal, tracking: TrackedRun, *, instead: bool = False) -> T
 
     `instead` replaces the earlier note, for a record that the tracker no longer has.
     """
+    storage = journal.path.parent
+    stored = codec.to_json(as_stored(tracking, storage))
     if instead:
-        files.replace(journal.paths.tracking, codec.to_json(tracking))
-    files.write_once(journal.paths.tracking, codec.to_json(tracking))
-    return codec.from_json(files.read(journal.paths.tracking), TrackedRun)
+        files.replace(journal.paths.tracking, stored)
+    files.write_once(journal.paths.tracking, stored)
+    return as_meant(codec.from_json(files.read(journal.paths.tracking), TrackedRun), storage)

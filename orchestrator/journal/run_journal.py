@@ -25,6 +25,7 @@ from orchestrator.journal.events import (
     decode_event,
     decode_request,
 )
+from orchestrator.journal.relative_uri import as_meant
 from orchestrator.journal.run_outlook import outlook_of
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_state import RunState, apply, initial
@@ -221,7 +222,8 @@ class Journal:
     def _tracking(self) -> tuple[TrackedRun | None, list[str]]:
         path = self.paths.tracking
         try:
-            return codec.from_json(files.read(path), TrackedRun), []
+            stored = codec.from_json(files.read(path), TrackedRun)
+            return as_meant(stored, self.path.parent), []
         except FileNotFoundError:
             return None, []
         except (msgspec.DecodeError, JournalUnreadable) as error:
