@@ -106,7 +106,7 @@ PACKAGES = (
         ("orchestrator/tracking/*.py", "orchestrator/tracking/mlflow/*.py"),
         (
             *("tests/test_tracking.py", "tests/test_tracking_limits.py"),
-            *("tests/test_boundary.py", "tests/test_views.py"),
+            *("tests/test_boundary.py", "tests/test_views.py", "tests/test_tracking_corners.py"),
         ),
         modules=("mlflow", "mlflow.tracking", "sqlalchemy"),
     ),
