@@ -84,6 +84,8 @@ def show_plan(
             raise click.UsageError("--alternatives and --profile go with the plan of chosen slices")
         show_offers(spec, loaded, wishes, html, as_json=as_json)
         return
+    if alternatives and loaded.experiment.stages:
+        raise click.UsageError("--alternatives goes with the plan of a spec without stages")
     plans = orch.plans(loaded, 1 + alternatives, profile=profile)
     following = spec_command("explain", spec, overrides)
     found = plans if alternatives else plans[0]

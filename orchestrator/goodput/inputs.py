@@ -100,6 +100,8 @@ def nothing_fails(inputs: GoodputInputs) -> GoodputInputs:
     return replace(
         inputs,
         failures_per_day=never,
+        restart_s=never,
+        restore_s=never,
         save=free,
         failures_known=True,
         assumed=False,

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 def plans_screen(plans: Sequence[Plan], next_command: str) -> str:
     """The first plan with its proof, if that is known, then what runners-up lose."""
+    if plans[0].stages:
+        from orchestrator.render.stages_screen import stages_screen  # noqa: PLC0415  few have any
+
+        known = (_known_proof(one) for one in plans[0].stages)
+        return stages_screen(plans[0], next_command, [text for text in known if text])
     return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:])
 
 

@@ -5,8 +5,9 @@ from typing import Literal
 
 # Where time goes that trains nothing. `fewer_pods`: what a run on fewer pods does not do meanwhile.
 LossKind = Literal[
-    "saving", "lost_steps", "detection", "waiting", "restart", "restore", "fewer_pods"
-]
+    "saving", "lost_steps", "detection", "waiting", "restart", "restore", "fewer_pods",
+    "stage_changes",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
