@@ -1,6 +1,6 @@
 """The forms in which a spec names another file: a model's config, a chip of one's own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from msgspec import Meta
@@ -85,5 +85,5 @@ class StageEntry:
     length: Annotated[
         Length | None, about("The number of tokens in a sequence; as before when left out.", 8192)
     ] = None
-    optimizer: Optimizer = Optimizer()
-    data: DataSource = DataSource()
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    data: DataSource = field(default_factory=DataSource)

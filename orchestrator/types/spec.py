@@ -255,7 +255,7 @@ class Experiment:
         tuple[TrainingStage, ...],
         about(
             "Parts of the training, one after another. What a stage leaves out is as in the stage"
-            " before it, and in the first as in the experiment. When left out, all steps are alike.",
+            " before it, and in the first as in the experiment. When left out, steps are alike.",
             [{"tokens": "252M", "batch": 1024, "length": 4096}, {"tokens": "15T", "batch": 2048}],
             notation="stages",
         ),
