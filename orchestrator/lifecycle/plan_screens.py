@@ -9,17 +9,21 @@ from orchestrator.render.plan_screen import plan_screen
 from orchestrator.types.plan import Plan
 
 if TYPE_CHECKING:
-    from orchestrator.types.offers import Offers
+    from orchestrator.types.offers import DeadlineOdds, Offers
 
 
-def plans_screen(plans: Sequence[Plan], next_command: str) -> str:
-    """The first plan with its proof, if that is known, then what runners-up lose."""
+def plans_screen(
+    plans: Sequence[Plan], next_command: str, odds: "DeadlineOdds | None" = None
+) -> str:
+    """The first plan with its proof, if that is known, then what runners-up lose. `odds` are those
+    of the spec's deadline.
+    """
     if plans[0].stages:
         from orchestrator.render.stages_screen import stages_screen  # noqa: PLC0415  few have any
 
         known = (_known_proof(one) for one in plans[0].stages)
-        return stages_screen(plans[0], next_command, [text for text in known if text])
-    return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:])
+        return stages_screen(plans[0], next_command, [text for text in known if text], odds)
+    return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:], odds)
 
 
 def _known_proof(plan: Plan) -> str:

@@ -36,6 +36,7 @@ from orchestrator.render.screen_parts import (
 )
 from orchestrator.render.warning_text import warning_texts
 from orchestrator.types.codec import short
+from orchestrator.types.offers import DeadlineOdds
 from orchestrator.types.plan import (
     Estimate,
     Forecast,
@@ -63,7 +64,11 @@ LOSS_RULE = (
 
 
 def plan_screen(
-    plan: Plan, next_command: str | None, compiled: str = "", runners_up: Sequence[Plan] = ()
+    plan: Plan,
+    next_command: str | None,
+    compiled: str = "",
+    runners_up: Sequence[Plan] = (),
+    odds: DeadlineOdds | None = None,
 ) -> Screen:
     """Return what will be done, what it should cost, and what to do next.
 
@@ -80,7 +85,7 @@ def plan_screen(
         [*memory(plan), *([f"    {compiled}"] if compiled else [])],
         time(plan),
         goodput_part(plan),
-        indent(figures(plan)),
+        indent([*figures(plan), *deadline_text(odds)]),
         runners_up_table([plan, *runners_up]) if runners_up else [],
         [warning(text) for text in warning_texts(others)],
         [verdict(plan), *next_step(next_command)],
@@ -289,6 +294,16 @@ def shorter_run(plan: Plan) -> list[Part]:
     steps = f"{count(plan.run_steps or 0)} of {count(plan.total_steps)} steps"
     takes = ", ".join(time_and_cost(plan.forecast, plan.run_share))
     return [f"run.steps ends the run after {steps}: {takes}"]
+
+
+def deadline_text(odds: DeadlineOdds | None) -> list[Part]:
+    """Return how likely the deadline holds."""
+    if odds is None:
+        return []
+    within = "" if odds.deadline == f"{odds.days:g}d" else f", in {lasting(odds.days)}"
+    if odds.odds is None:
+        return [f"deadline {odds.deadline}{within}: how likely is unknown, nothing is expected"]
+    return [f"deadline {odds.deadline}{within}: {percent(odds.odds)} likely, if it begins now"]
 
 
 def time_and_cost(forecast: Forecast, share: float) -> list[str]:

@@ -17,6 +17,7 @@ from orchestrator.network.rematerialization import summary_of
 from orchestrator.render.goodput_part import goodput_part
 from orchestrator.render.plan_screen import (
     INTERVAL,
+    deadline_text,
     estimate_cells,
     headline,
     in_microbatches,
@@ -38,13 +39,19 @@ from orchestrator.render.screen_parts import (
 )
 from orchestrator.render.warning_text import warning_texts
 from orchestrator.types.codec import short
+from orchestrator.types.offers import DeadlineOdds
 from orchestrator.types.plan import Estimate, Plan
 
 HEAD = ("", "tokens", "steps", "batch", "length", "step", "MFU", "days", "dollars")
 MESH_HEAD = ("", "mesh inside a pod", "batch", "remat", "memory", "bound")
 
 
-def stages_screen(plan: Plan, next_command: str | None, compiled: Sequence[str] = ()) -> Screen:
+def stages_screen(
+    plan: Plan,
+    next_command: str | None,
+    compiled: Sequence[str] = (),
+    odds: DeadlineOdds | None = None,
+) -> Screen:
     """Return what each stage is and takes, and what the run takes. `compiled` are the summaries of
     earlier proofs, a line each.
     """
@@ -56,7 +63,7 @@ def stages_screen(plan: Plan, next_command: str | None, compiled: Sequence[str] 
         ),
         [f"    {line}" for line in compiled],
         goodput_part(plan),
-        indent(totals(plan)),
+        indent([*totals(plan), *deadline_text(odds)]),
         [warning(text) for text in warning_texts(plan.warnings)],
         [verdict(plan), *next_step(next_command)],
     )
