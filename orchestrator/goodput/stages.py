@@ -27,7 +27,8 @@ def change_s(goodput: GoodputForecast) -> float:
     inputs = goodput.inputs
     if goodput.stated:
         return 0.0
-    return inputs.save.write_s.value + inputs.restart_s.value + inputs.restore_s.value
+    start_s = (inputs.restart_s.value + inputs.restore_s.value) / inputs.starts
+    return inputs.save.write_s.value + start_s
 
 
 def over_stages(parts: Sequence[StagePart]) -> GoodputForecast:
@@ -82,7 +83,7 @@ def _changes(changes: Sequence[float], total_s: float) -> list[GoodputLine]:
             share=lost_s / total_s,
             each_s=each_s,
             per_day=len(changes) / total_s * DAY_S,
-            formula="changes x (write + restart + restore) / total",
+            formula="changes x (write + start) / total",
             inputs={"changes": len(changes), "each": each_s, "total": total_s},
         )
     ]
