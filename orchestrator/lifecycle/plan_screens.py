@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.prove.proof_folder import has_plan
 from orchestrator.render.plan_screen import plan_screen
+from orchestrator.render.screen_parts import Detail
 from orchestrator.types.plan import Plan
 
 if TYPE_CHECKING:
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def plans_screen(
-    plans: Sequence[Plan], next_command: str, odds: "DeadlineOdds | None" = None
+    plans: Sequence[Plan],
+    next_command: str,
+    detail: Detail = "usual",
+    odds: "DeadlineOdds | None" = None,
 ) -> str:
     """The first plan with its proof, if that is known, then what runners-up lose. `odds` are those
     of the spec's deadline.
@@ -21,9 +25,9 @@ def plans_screen(
     if plans[0].stages:
         from orchestrator.render.stages_screen import stages_screen  # noqa: PLC0415  few have any
 
-        known = (_known_proof(one) for one in plans[0].stages)
-        return stages_screen(plans[0], next_command, [text for text in known if text], odds)
-    return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:], odds)
+        known = [text for one in plans[0].stages if (text := _known_proof(one))]
+        return stages_screen(plans[0], next_command, known, detail, odds)
+    return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:], detail, odds)
 
 
 def _known_proof(plan: Plan) -> str:

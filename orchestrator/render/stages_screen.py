@@ -15,24 +15,25 @@ from orchestrator.formatting import (
 from orchestrator.network.mesh_axes import in_use
 from orchestrator.network.rematerialization import summary_of
 from orchestrator.render.goodput_part import goodput_part
-from orchestrator.render.plan_screen import (
-    INTERVAL,
+from orchestrator.render.plan_screen import estimate_cells, model, unsaid
+from orchestrator.render.plan_text import INTERVAL, headline, of_trainer
+from orchestrator.render.plan_verdict import (
+    cost_text,
     deadline_text,
-    estimate_cells,
-    headline,
-    in_microbatches,
-    model,
-    of_trainer,
     shorter_run,
+    time_text,
     verdict,
 )
+from orchestrator.render.runners_up import in_microbatches
 from orchestrator.render.screen_parts import (
+    Detail,
     Part,
     Screen,
     Table,
     Title,
     indent,
     next_step,
+    paragraph,
     screen,
     section,
     warning,
@@ -50,27 +51,46 @@ def stages_screen(
     plan: Plan,
     next_command: str | None,
     compiled: Sequence[str] = (),
+    detail: Detail = "usual",
     odds: DeadlineOdds | None = None,
 ) -> Screen:
-    """Return what each stage is and takes, and what the run takes. `compiled` are the summaries of
+    """Return what the run takes, then what each stage is and takes. `compiled` are the summaries of
     earlier proofs, a line each.
     """
-    return screen(
+    top: list[list[Part]] = [
         [Title(left=headline(plan), right=f"plan {short(plan.digest)}")],
-        indent([Table(rows=[("model", model(plan)), *overrides(plan)], columns="<w")]),
-        section(
-            f"stages{of_trainer(plan)}", [stages_table(plan), meshes_table(plan), *schedules(plan)]
-        ),
-        [f"    {line}" for line in compiled],
-        goodput_part(plan),
-        indent([*totals(plan), *deadline_text(odds)]),
+        indent(whole_lines(plan, odds)),
+        section(f"stages{of_trainer(plan)}", [stages_table(plan)]),
+    ]
+    if detail == "brief":
+        return screen(*top, [*unsaid(plan.warnings), *next_step(next_command)])
+    return screen(
+        *top,
+        indent([meshes_table(plan), *schedules(plan), *compiled], 4),
+        goodput_part(plan, full=detail == "full"),
+        indent(totals(plan)),
         [warning(text) for text in warning_texts(plan.warnings)],
-        [verdict(plan), *next_step(next_command)],
+        [paragraph(verdict(plan), "bold"), *next_step(next_command)],
     )
 
 
-def overrides(plan: Plan) -> list[tuple[str, str]]:
-    return [("set", " ".join(plan.overrides))] if plan.overrides else []
+def whole_lines(plan: Plan, odds: DeadlineOdds | None) -> list[Part]:
+    """Return the verdict on the run: whether all stages fit, and what they take together."""
+    forecast = plan.forecast
+    rows = [("model", model(plan))]
+    if plan.ledger_describes_trainer:
+        rows += [
+            ("fits", "yes, every stage" if forecast.fits else "no"),
+            ("time", time_text(plan)),
+            ("cost", cost_text(forecast)),
+        ]
+    if odds:
+        rows.append(("deadline", deadline_text(odds)))
+    if plan.run_share < 1:
+        rows.append(("this run", shorter_run(plan)))
+    if plan.overrides:
+        rows.append(("set", " ".join(plan.overrides)))
+    return [Table(rows=rows, columns="<w")]
 
 
 def stages_table(plan: Plan) -> Part:
@@ -153,5 +173,4 @@ def totals(plan: Plan) -> list[Part]:
     known = forecast.days.expected is not None
     columns = ("lower bound", "expected", INTERVAL, "unoverlapped") if known else ("at best",)
     head = ("all stages", *columns)
-    table = Table(rows=[head, *rows], columns="<" + ">" * (len(head) - 1))
-    return [table, *shorter_run(plan)]
+    return [Table(rows=[head, *rows], columns="<" + ">" * (len(head) - 1))]

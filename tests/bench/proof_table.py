@@ -32,11 +32,9 @@ PAGE = ROOT / "docs" / "proof-bench.md"
 RECORD = Path(__file__).with_name("compiled_plans.json")
 MEMORY_SHARE, PAYLOAD_SHARE, FLOPS_SHARE = 0.05, 0.02, 0.02
 SCALARS_BYTES = 4096
-# Rows whose memory the forecast is known to miss.
-MISSED = (
-    "llama3-405b v6e 2 x 16x16 1.256.1.1.2, 512 x 8192, offload_input",
-    "Qwen2-7B v5p 4x4x4 1.16.1.4, 128 x 8192, full",
-)
+# Rows whose memory the forecast is known to miss: on tpu7x arrays of a ring of 16 are turned beside
+# other work, and are there in both orders.
+MISSED = ("llama3-70b tpu7x 2 x 8x8x8 1.64.1.16, 256 x 8192, keep_attention",)
 
 
 @dataclass(frozen=True, kw_only=True)
