@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.plan.planner import make_plan
 from orchestrator.spec import load
@@ -53,7 +54,7 @@ def toy_stages() -> Plan:
             schedule_steps=TOY_STEPS,
             first_token=sum(one.total_steps * one.batch.tokens for one in stages),
         )
-        plan = plan_of(sequences=sequences, length=length, **mesh)
+        plan = plan_of(sequences=sequences, length=length, **dict[str, Any](mesh))
         plan = replace(plan, trainer="tests.toy", optimizer=Optimizer(peak_lr=rate))
         stages.append(replace(plan, stage=span, digest=f"{number}" * 64))
     tokens = sum(one.total_steps * one.batch.tokens for one in stages)

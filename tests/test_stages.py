@@ -120,6 +120,7 @@ def test_time_and_money_add_up(plan: Plan) -> None:
     [change] = [one for one in plan.forecast.goodput.lines if one.kind == "stage_changes"]
     of_stages = [one.forecast.days.expected or 0 for one in plan.stages]
     assert days.expected == pytest.approx(sum(of_stages) + 2 * change.each_s / 86_400)
+    assert days.expected
     assert days.lower == pytest.approx(sum(one.forecast.days.lower for one in plan.stages))
     assert dollars
     assert dollars.expected == pytest.approx(days.expected * 24 * 8 * 1.2)

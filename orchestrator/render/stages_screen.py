@@ -16,7 +16,7 @@ from orchestrator.network.mesh_axes import in_use
 from orchestrator.network.rematerialization import summary_of
 from orchestrator.render.goodput_part import goodput_part
 from orchestrator.render.plan_screen import estimate_cells, model, unsaid
-from orchestrator.render.plan_text import INTERVAL, headline, of_trainer
+from orchestrator.render.plan_text import INTERVAL, headline, in_microbatches, of_trainer
 from orchestrator.render.plan_verdict import (
     cost_text,
     deadline_text,
@@ -24,7 +24,6 @@ from orchestrator.render.plan_verdict import (
     time_text,
     verdict,
 )
-from orchestrator.render.runners_up import in_microbatches
 from orchestrator.render.screen_parts import (
     Detail,
     Part,
