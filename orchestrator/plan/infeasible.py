@@ -51,7 +51,8 @@ class Infeasible(SpecError):
         )
 
     def __str__(self) -> str:
-        return infeasible_text(self.refusal)
+        following = f"\n\nNext: {self.next_command}" if self.next_command else ""
+        return infeasible_text(self.refusal) + following
 
     @property
     def message(self) -> str:
