@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from orchestrator.errors import SpecError
-
 if TYPE_CHECKING:
     from datetime import date
 
@@ -202,14 +200,12 @@ def import_maxtext(
 
 def _source(source: str | Path) -> tuple[str, str]:
     """The name and the text of a file, or of words."""
-    path = Path(source)
     if isinstance(source, str) and ("=" in source or "\n" in source):
         return "words", source
-    try:
-        return str(path), path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise SpecError(f"{path}: cannot be read: {reason}") from error
+    from orchestrator.spec.source import read
+
+    path = Path(source)
+    return str(path), "\n".join(read(path).lines)
 
 
 def score(

@@ -45,7 +45,7 @@ class Machines:
 class State:
     """What a save holds: its bytes, and those that one chip sends to its host."""
 
-    bytes: float
+    bytes: int
     bytes_per_chip: float
 
 

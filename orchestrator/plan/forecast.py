@@ -142,7 +142,7 @@ def run_goodput(layout: Layout, spec: Spec) -> GoodputInputs:
     )
     size = layout.parameter_bytes + layout.moment_bytes
     state = State(
-        bytes=size * flops.parameters(layout.model),
+        bytes=round(size * flops.parameters(layout.model)),
         bytes_per_chip=plain(size * layout.stored_parameter_elements) * chip.devices,
     )
     return goodput_inputs(machines, spec.run, state)

@@ -45,7 +45,8 @@ class Infeasible(SpecError):
         self.spec, self.reasons = spec, reasons
 
     def __str__(self) -> str:
-        return infeasible_text(self.refusal)
+        following = f"\n\nNext: {self.next_command}" if self.next_command else ""
+        return infeasible_text(self.refusal) + following
 
     @property
     def message(self) -> str:

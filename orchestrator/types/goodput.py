@@ -26,7 +26,7 @@ class SaveCost:
     It counts once the storage has it, which takes `write_s` more and costs no step.
     """
 
-    bytes: float
+    bytes: int
     host_bytes_per_chip: float
     host_link_bytes_per_s: float | None
     storage_bytes_per_s: Uncertain

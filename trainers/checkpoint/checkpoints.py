@@ -14,6 +14,7 @@ import jax
 import msgspec
 
 from orchestrator.errors import CheckpointFailed
+from orchestrator.types import codec
 from orchestrator.types.run import SkippedCheckpoint
 from trainers.checkpoint import step_folders, summed_orbax
 from trainers.checkpoint.save_log import ListedSaves, RecordedSave, SaveLog
@@ -158,7 +159,10 @@ class Checkpoints:
             partial.rename(self._identity_file)
 
     def _check_identity(self, identity: Identity) -> None:
-        saved = msgspec.json.decode(self._identity_file.read_bytes(), type=dict[str, str | int])
+        try:
+            saved = codec.from_json(self._identity_file.read_bytes(), dict[str, str | int])
+        except msgspec.DecodeError as error:
+            raise CheckpointFailed(f"{self._identity_file}: cannot be read: {error}") from error
         for name in sorted({*saved, *identity}):
             was, now = saved.get(name), identity.get(name)
             if was != now:
