@@ -9,7 +9,7 @@ from typing import Any
 import mlflow.tracking
 import pytest
 
-from orchestrator.tracking.mlflow import export, limits, metadata, store
+from orchestrator.tracking.mlflow import export, limits, metadata, metrics, store
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.types.run import RecentSteps
 from tests.journals import reason, tiny_plan
@@ -87,7 +87,7 @@ def test_batches_are_no_larger_than_a_server_takes(
     writer = start_tracked_run(tmp_path)
     train_steps(writer, range(8))
     run = writer.run()
-    per_step = len(export.of_step(writer.journal.steps(run)[-1], tiny_plan()))
+    per_step = len(metrics.of_step(writer.journal.steps(run)[-1], tiny_plan()))
     monkeypatch.setattr(export, "MOST_POINTS", 2 * per_step)
     store_: Any = None  # it sends nothing here
     sizes = [len(points) for points, _ in export.RunExport(writer.journal, store_)._batches(run)]

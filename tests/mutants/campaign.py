@@ -259,6 +259,7 @@ class Campaign:
             self._note(mutant, NOT_RUN, 0.0, print_to)
             return
         limit_s = START_S + SLOWER * sum(coverage.seconds[test] for test in tests)
+        limit_s *= max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # others work here too
         changed = mutant.applied(source)
         began_s = time.monotonic()
         overlay.write(mutant.path, changed)
