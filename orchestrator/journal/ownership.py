@@ -98,10 +98,16 @@ class Writer:
                     plan_digest=plan.digest,
                     pods=plan.pods,
                     slices=slices,
-                    plan_sha256=event_chain.digest(_text(plan)),
+                    plan_sha256=self._sum_of(plan),
                 )
             )
         return number
+
+    def _sum_of(self, plan: Plan) -> str:
+        """The sha256 of the plan's file: one that was there before stays as it was written."""
+        paths = self.journal.paths
+        known = self.journal.sums(self._state).get(paths.name_of(paths.plan(plan.digest)))
+        return known or event_chain.digest(_text(plan))
 
     def record_checkpoint(self, step: int, sha256: str) -> bool:
         """Record that the attempt saved a checkpoint after so many steps. The same again, or none

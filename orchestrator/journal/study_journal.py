@@ -97,7 +97,7 @@ class StudyJournal:
         """The runs that were started, in order; a record that cannot be read is left out."""
         starts = []
         for text in event_log.read(self.trials).contents.values():
-            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            with suppress(msgspec.DecodeError):
                 start = codec.from_json(text, TrialStart)
                 if Path(start.run).name == start.run:  # no run elsewhere
                     starts.append(start)
