@@ -109,11 +109,11 @@ def our_step(plan: Plan) -> CompiledStep:
 def maxtext_words(row: MaxTextPlan, plan: Plan) -> tuple[str, ...]:
     """What `orch export maxtext` says of the plan, with the compiler flags of the row's recipe."""
     run = run_of(plan)
-    flags = (*run.options, *row.flags)
+    flags = {flag.partition("=")[0]: flag for flag in (*run.options, *row.flags)}
     return (
         *run.words,
         f"compile_topology={run.topology}", f"compile_topology_num_slices={run.slices}",
-        *([f"compile_xla_flags={' '.join(flags)}"] if flags else []),
+        *([f"compile_xla_flags={' '.join(flags.values())}"] if flags else []),
     )  # fmt: skip
 
 
