@@ -52,8 +52,14 @@ MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek")
 # They are about DeepSeek's mixtures alone.
 OF_DEEPSEEK = ("shared_experts", "first_num_dense_layers", "n_routing_groups", "topk_routing_group")
 # They are about rope_type=yarn alone.
-YARN: tuple[str, ...] = ("rope_factor", "beta_fast", "beta_slow", "rope_truncate", "rope_attention_scaling")
-YARN += ("original_max_position_embeddings",)
+YARN = (
+    "rope_factor",
+    "beta_fast",
+    "beta_slow",
+    "rope_truncate",
+    "rope_attention_scaling",
+    "original_max_position_embeddings",
+)
 
 
 def model_of(keys: UsedKeys) -> dict[str, Any]:
