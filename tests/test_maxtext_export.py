@@ -21,6 +21,8 @@ SPECS = sorted((ROOT / "specs").glob("*.yaml"))
 # MaxText has neither fewer heads than parts, nor our token sets, nor such a mixture.
 REFUSED = {
     "llama3_405b_8pod": {"resources.mesh.tensor"},
+    "llama3_405b_stages": {"experiment.stages", "resources.mesh.tensor"},
+    "tiny_stages": {"experiment.stages"},
     "llama3_70b_3slice": {"resources.mesh.tensor"},
     "llama3_70b_4pod": {"resources.mesh.tensor"},
     "own_sources": {"experiment.data.kind"},

@@ -23,6 +23,7 @@ from orchestrator.api.looking import (
 )
 from orchestrator.api.planning import (
     calibrate,
+    deadline_odds,
     diff,
     explain,
     export,
@@ -37,6 +38,7 @@ from orchestrator.api.planning import (
     prove,
     prove_diff,
     prove_less_recompute,
+    prove_stages,
     score,
     study,
     write_offers,
@@ -60,6 +62,7 @@ __all__ = [
     "calibrate",
     "cancel",
     "compare",
+    "deadline_odds",
     "diff",
     "doctor",
     "doctor_run",
@@ -80,6 +83,7 @@ __all__ = [
     "prove",
     "prove_diff",
     "prove_less_recompute",
+    "prove_stages",
     "remove",
     "report",
     "resume",

@@ -94,8 +94,8 @@ def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
     page = RunPage(
         run=run,
         report=found,
-        plan=journal.plan(run.plan_digest),
-        rehearsed=journal.plan(run.rehearses) if run.rehearses else None,
+        plan=journal.current_plan(run),
+        rehearsed=journal.full_plan(run) if run.rehearses else None,
         proof=proof,
         steps=steps,
     )
@@ -106,7 +106,7 @@ def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
     """The proof of a run's plan, if there is one, or why it cannot be read."""
     run = journal.run()
     try:
-        return journal.proof(run.rehearses or run.plan_digest), None
+        return journal.proof(journal.full_plan(run).digest), None
     except JournalUnreadable as error:
         return None, str(error)
 

@@ -117,12 +117,15 @@ def _sizes(keys: UsedKeys, link: str, devices: int) -> dict[str, int]:
     """Each axis as the product of MaxText's; one of theirs may be -1, which is what is left."""
     theirs = {one: f"{link}_{one}_parallelism" for names in AXES.values() for one in names}
     given = {one: keys.whole(key, 1) for one, key in theirs.items()}
+    for one, size in given.items():
+        if size < 1 and size != -1:
+            keys.refuse(theirs[one], "must be at least 1, or -1")
     open_axes = [one for one, size in given.items() if size == -1]
     known = prod(size for size in given.values() if size != -1)
     if len(open_axes) > 1:
         keys.refuse(theirs[open_axes[1]], "only one axis may be -1")
     elif open_axes:
-        given[open_axes[0]] = max(devices // known, 1)
+        given[open_axes[0]] = max(devices // max(known, 1), 1)
     if prod(max(size, 1) for size in given.values()) != devices:
         shown = " x ".join(f"{one} {size}" for one, size in given.items() if size != 1)
         keys.problems.append(f"{link} parallelism: {shown or '1'} is not {devices}")

@@ -103,6 +103,8 @@ def _not_for_maxtext(plan: Plan) -> Iterator[Unsaid]:
     if plan.chip not in CHIPS.values():
         known = ", ".join(dict.fromkeys(CHIPS.values()))
         yield Unsaid("resources.chip", plan.chip, f"MaxText's chips are {known}")
+    if plan.stages:
+        yield Unsaid("experiment.stages", str(len(plan.stages)), "a run of MaxText has one stage")
     if plan.data.kind != "synthetic":
         yield Unsaid("experiment.data.kind", plan.data.kind, "MaxText reads no such token set")
     if plan.start is not None:

@@ -64,7 +64,7 @@ YARN = (
 
 def model_of(keys: UsedKeys) -> dict[str, Any]:
     """The model; what no spec can say is refused by its key."""
-    block = keys["decoder_block"]
+    block = keys.word("decoder_block")
     if block not in BLOCKS:
         keys.refuse("decoder_block", f"must be one of {', '.join(BLOCKS)}")
         block = "llama2"
@@ -83,7 +83,7 @@ def model_of(keys: UsedKeys) -> dict[str, Any]:
         model |= _latent(keys, model)
     model |= {key: value for key, value in BLOCKS[block].items() if key != "window_pattern"}
     if (block, sizes["layers"]) in SCALED_BY_WIDTH:
-        model["attention_scale"] = (sizes["d_model"] / sizes["heads"]) ** -0.5
+        model["attention_scale"] = (sizes["d_model"] / max(sizes["heads"], 1)) ** -0.5
     for key in ("use_post_attn_norm", "use_post_ffw_norm"):
         if keys.is_on(key) and BLOCKS[block].get("norm_placement") != "both":
             keys.refuse(key, f"is not served in a {block} block")
@@ -208,8 +208,8 @@ def _rotary(keys: UsedKeys) -> dict[str, Any]:
     said: dict[str, Any] = {}
     if keys.is_on("local_rope_max_timescale"):
         said["local_rope_theta"] = float(keys.number("local_rope_max_timescale"))
-    linear = keys["rope_linear_scaling_factor"]
-    if linear not in (None, 1, 1.0):
+    linear = keys.number("rope_linear_scaling_factor", 1.0)
+    if linear != 1:
         said["rope_scaling"] = {"kind": "linear", "factor": float(linear)}
     kind = keys["rope_type"]
     if kind == "llama3.1":
@@ -217,10 +217,10 @@ def _rotary(keys: UsedKeys) -> dict[str, Any]:
     elif kind == "yarn":
         said["rope_scaling"] = {
             "kind": "yarn",
-            "factor": float(keys["rope_factor"] or 40),
+            "factor": float(keys.number("rope_factor", 40)),
             "original_length": keys.whole("original_max_position_embeddings", 4096),
-            "beta_fast": float(keys["beta_fast"] or 32),
-            "beta_slow": float(keys["beta_slow"] or 1),
+            "beta_fast": float(keys.number("beta_fast", 32)),
+            "beta_slow": float(keys.number("beta_slow", 1)),
             "truncate": keys["rope_truncate"] is not False,
         }
         if not keys.is_on("rope_attention_scaling"):
@@ -245,8 +245,8 @@ def _latent(keys: UsedKeys, model: dict[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {"latent": latent, "head_dim": width, "kv_heads": model["heads"]}
     original = keys.whole("original_max_position_embeddings", 4096)
     if keys.whole("max_position_embeddings", 163_840) > original:
-        growth = 0.1 * float(keys["mscale"] or 1) * log(float(keys["rope_factor"] or 40)) + 1
-        said["attention_scale"] = width**-0.5 * growth**2
+        growth = 0.1 * keys.number("mscale", 1) * log(max(keys.number("rope_factor", 40), 1)) + 1
+        said["attention_scale"] = max(width, 1) ** -0.5 * growth**2
     return said
 
 
@@ -256,7 +256,7 @@ def _mixture(keys: UsedKeys, block: str) -> dict[str, Any]:
         "top_k": keys.whole("num_experts_per_tok"),
         "normalized": block != "deepseek" or keys["routed_score_func"] == "sigmoid",
         "scale": float(keys.number("routed_scaling_factor")),
-        "balance_loss": float(keys["load_balance_loss_weight"] or 0.0),
+        "balance_loss": float(keys.number("load_balance_loss_weight", 0.0)),
     }
     for ours, theirs, off in (
         ("d_ff", "base_moe_mlp_dim", -1),
@@ -277,9 +277,10 @@ def _mixture(keys: UsedKeys, block: str) -> dict[str, Any]:
     if block == "gpt_oss":
         mixture |= {"biases": keys.is_on("mlp_bias"), "router_bias": keys.is_on("routed_bias")}
     elif keys.is_on("routed_bias"):
-        mixture["balance_bias"] = float(keys["routed_bias_update_rate"] or 0.001)
-    if keys.number("capacity_factor") > 0:
-        mixture["capacity_factor"] = float(keys["capacity_factor"])
+        mixture["balance_bias"] = float(keys.number("routed_bias_update_rate", 0.001))
+    capacity = keys.number("capacity_factor")
+    if capacity > 0:
+        mixture["capacity_factor"] = float(capacity)
     if keys.is_on("use_random_routing"):
         keys.note("use_random_routing: the plan takes loads as its router gives them")
     return mixture

@@ -45,7 +45,7 @@ def training_of(keys: UsedKeys, steps: Steps) -> dict[str, Any]:
         "beta2": float(keys.number("adam_b2")),
         "epsilon": float(keys.number("adam_eps")),
         "weight_decay": float(keys.number("adam_weight_decay")),
-        "z_loss": float(keys["z_loss_multiplier"] or 0.0),
+        "z_loss": float(keys.number("z_loss_multiplier", 0.0)),
     }
     clip = keys.number("gradient_clipping_threshold")
     if clip > 0:
@@ -57,7 +57,7 @@ def training_of(keys: UsedKeys, steps: Steps) -> dict[str, Any]:
 
 def _schedule(keys: UsedKeys, steps: Steps) -> dict[str, Any]:
     """How the learning rate rises and falls, over all steps of the schedule."""
-    rate, kind = float(keys.number("learning_rate")), keys["lr_schedule_type"]
+    rate, kind = float(keys.number("learning_rate")), keys.word("lr_schedule_type")
     last = float(f"{rate * keys.number(_final_fraction(keys)):.{DIGITS}g}")
     warmup = int(steps.planned * keys.number("warmup_steps_fraction"))
     said = {"peak_lr": rate, "end_lr": last, "warmup_steps": warmup}
@@ -102,9 +102,10 @@ def _compute(keys: UsedKeys) -> str:
 
 
 def _type(keys: UsedKeys, key: str) -> str:
-    if keys[key] not in TYPES:
+    name = keys.word(key)
+    if name not in TYPES:
         keys.refuse(key, f"must be one of {', '.join(TYPES)}")
-    return TYPES.get(keys[key], "bf16")
+    return TYPES.get(name, "bf16")
 
 
 def remat_of_keys(keys: UsedKeys, *, latent: bool, gated: bool) -> Any:
@@ -119,7 +120,7 @@ def remat_of_keys(keys: UsedKeys, *, latent: bool, gated: bool) -> Any:
 
 
 def _policy(keys: UsedKeys) -> Policy:
-    name = keys["remat_policy"]
+    name = keys.word("remat_policy")
     tensors = {one: keys[one] for one in maxtext_policies.TENSORS if keys[one] is not None}
     if name == "custom":
         return _custom(keys, tensors)

@@ -39,6 +39,8 @@ def output_schema(name: str) -> Schema:
     [reference], sections = msgspec.json.schema_components([kind], ref_template=DEFS + "{name}")
     defs = {key: _section(section) for key, section in sections.items()}
     top = defs.pop(reference["$ref"].removeprefix(DEFS))
+    if reference["$ref"] in json.dumps([top, defs]):  # a value of values of its kind
+        defs[reference["$ref"].removeprefix(DEFS)] = top
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:orch:output:{name}",
