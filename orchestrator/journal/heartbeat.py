@@ -105,6 +105,11 @@ class HeartbeatWriter:
         """Count a step of the main thread."""
         self._heartbeat = replace(self._heartbeat, steps=self._heartbeat.steps + 1)
 
+    def start_again(self) -> None:
+        """No step is done while another stage is compiled, as at a start."""
+        self._heartbeat = replace(self._heartbeat, steps=0)
+        self._write()
+
     def report_saved(self, saved: SavedCheckpoint) -> None:
         """Report a whole checkpoint at once: it counts when the driver has recorded it."""
         self._heartbeat = replace(self._heartbeat, saved=saved)

@@ -69,7 +69,8 @@ class Journal:
         forecast, left, problems = None, None, (*run.problems, *self.spec_problems())
         try:
             plan = self.plan(run.plan_digest)
-            forecast, left = prediction_of(plan), outlook_of(run, plan, self.deadline())
+            forecast = prediction_of(plan.stage_of(max(run.steps_done - 1, 0)))
+            left = outlook_of(run, plan, self.deadline())
         except JournalUnreadable as error:
             problems = (*problems, first_line(str(error)))
         fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
@@ -114,6 +115,17 @@ class Journal:
         not what was written.
         """
         return self._original(self.paths.plan(digest), Plan)
+
+    def current_plan(self, run: Run) -> Plan:
+        """The plan of the newest attempt, or of the stage that its newest step was of."""
+        return self.plan(run.plan_digest).stage_of(max(run.steps_done - 1, 0))
+
+    def full_plan(self, run: Run) -> Plan:
+        """The same; of a rehearsal the plan that it copies, or that stage of it."""
+        current = self.current_plan(run)
+        if run.rehearses is None:
+            return current
+        return self.plan(run.rehearses).each_stage[current.stage.number - 1 if current.stage else 0]
 
     def sums(self, state: RunState) -> dict[str, str]:
         """The sha256 of each file that an event has it of; a file stays as it was first written."""

@@ -25,6 +25,7 @@ LOSSES: dict[LossKind, str] = {
     "restart": "starting processes",
     "restore": "restoring",
     "fewer_pods": "running on fewer pods",
+    "stage_changes": "changes of stages",
 }
 
 
